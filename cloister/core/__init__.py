@@ -1,0 +1,1 @@
+"""The leaf everything else stands on: errors, checks, configuration, plugins, arrays, cohorts."""

@@ -1,0 +1,156 @@
+"""Named arrays and the messages they travel in, without copies.
+
+Flower serialises every array on the way into a message and parses it on the way out. Inside one process both are
+waste, and a server that only reads needs no second copy of what arrived: `Array` holds an ndarray and serialises it
+when somebody asks for bytes; `view` looks into the bytes that came over the network.
+"""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord
+from numpy.typing import DTypeLike, NDArray
+
+from cloister.core.errors import FederationError
+
+NUMPY = "numpy.ndarray"
+
+
+class Array(FlowerArray):
+    """A Flower array over an ndarray: the same bytes and object id once serialised, no copy before that.
+
+    The class keeps Flower's name because Flower writes the name of the class on the wire.
+    """
+
+    def __init__(self, ndarray: NDArray) -> None:
+        held = np.ascontiguousarray(ndarray).reshape(ndarray.shape).view()
+        held.flags.writeable = False
+        self.__dict__.update(dtype=str(held.dtype), shape=held.shape, stype=NUMPY, _held=held)
+
+    @property  # type: ignore[override]
+    def data(self) -> bytes:
+        """The array in NumPy's `.npy` format, made on first use."""
+        if "_data" not in self.__dict__:
+            buffer = io.BytesIO()
+            np.save(buffer, self.__dict__["_held"], allow_pickle=False)
+            self.__dict__["_data"] = buffer.getvalue()
+        data: bytes = self.__dict__["_data"]
+        return data
+
+    def numpy(self) -> NDArray:
+        """The array itself, read-only."""
+        held: NDArray = self.__dict__["_held"]
+        return held
+
+
+def view(array: FlowerArray) -> NDArray:
+    """A read-only ndarray over what `array` holds; copies only what is not plain `.npy` in C order.
+
+    Raises:
+        ValueError: the bytes are not a pickle-free `.npy` file of the dtype and shape they are labelled with.
+    """
+    if isinstance(array, Array):
+        return array.numpy()
+    header = _npy_header(array.dtype, tuple(array.shape))
+    count = int(np.prod(array.shape))
+    if array.data.startswith(header) and len(array.data) == len(header) + count * np.dtype(array.dtype).itemsize:
+        return np.frombuffer(array.data, array.dtype, count, len(header)).reshape(array.shape)
+    parsed = np.load(io.BytesIO(array.data), allow_pickle=False)
+    if parsed.shape != tuple(array.shape) or str(parsed.dtype) != array.dtype:
+        raise ValueError("the array's bytes are not of the dtype and shape they are labelled with")
+    return parsed
+
+
+@lru_cache(maxsize=4096)
+def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """What `np.save` writes before the numbers of a C-ordered array.
+
+    Raises:
+        ValueError: the dtype or the shape is none that an array of numbers can have.
+    """
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise ValueError("the array's dtype is unknown") from error
+    if kind.kind not in "fiub" or any(extent < 0 for extent in shape):
+        raise ValueError("the array's dtype or shape is not that of an array of numbers")
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        buffer, {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+    )
+    return buffer.getvalue()
+
+
+def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
+    """An `ArrayRecord` over the arrays, which must not be changed afterwards."""
+    record = ArrayRecord()
+    for name, array in arrays.items():
+        record[name] = Array(np.asarray(array))
+    return record
+
+
+def from_record(record: ArrayRecord) -> dict[str, NDArray]:
+    """The arrays of a record by name, read-only."""
+    return {name: view(array) for name, array in record.items()}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named array of a model lies in the flat vector of its p parameters.
+
+    Attributes:
+        names, shapes, dtypes: of the arrays, in the model's order.
+        offsets: of length `len(names) + 1`; array i is `vector[offsets[i]:offsets[i + 1]]`.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    offsets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray]) -> "Layout":
+        """The layout of a model's arrays.
+
+        Raises:
+            FederationError: there are none, or one does not hold floats, which cannot carry noise.
+        """
+        if not arrays:
+            raise FederationError("the model has no arrays")
+        for name, array in arrays.items():
+            if array.dtype.kind != "f":
+                raise FederationError(f"array {name!r} has dtype {array.dtype}; only float arrays can be federated")
+        sizes = [array.size for array in arrays.values()]
+        return cls(
+            tuple(arrays),
+            tuple(array.shape for array in arrays.values()),
+            tuple(str(array.dtype) for array in arrays.values()),
+            (0, *(int(end) for end in np.cumsum(sizes))),
+        )
+
+    @property
+    def size(self) -> int:
+        """p, the number of parameters."""
+        return self.offsets[-1]
+
+    @property
+    def dtype(self) -> DTypeLike:
+        """What arithmetic on the flat vector is done in: float32, or float64 where an array has it."""
+        return np.result_type(np.float32, *self.dtypes)
+
+    def rows(self, arrays: Mapping[str, NDArray]) -> "Row":
+        """The arrays as one flat piece each, in the layout's order; views where memory allows."""
+        return tuple(np.ravel(arrays[name]) for name in self.names)
+
+    def named(self, row: "Row") -> dict[str, NDArray]:
+        """The inverse of `rows`, with the model's own dtypes."""
+        pieces = zip(self.names, row, self.dtypes, self.shapes, strict=True)
+        return {name: piece.astype(dtype, copy=False).reshape(shape) for name, piece, dtype, shape in pieces}
+
+
+Row = tuple[NDArray, ...]
+"""One vector of p parameters, as one flat array per named array of the model."""

@@ -1,0 +1,139 @@
+"""The contributions of one round, as one matrix of updates that is never written down.
+
+The matrix U has a row per reply and a column per parameter: U[i] = trained_i - sent. Stages bound it, measure it and
+sum it. At a thousand clients and a million parameters it would take gigabytes, so it is made block by block, small
+enough to stay in the processor's cache, from the arrays as they arrived.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.arrays import Layout, Row
+
+BLOCK = 1 << 15
+"""Parameters in a block: 128 KiB of float32."""
+DOT = 1 << 10
+"""Numbers that one float32 dot product adds up before float64 takes over."""
+ROWS_AT_ONCE = 4
+"""Full blocks that stay in a core's cache together."""
+NORM_ERROR = 2.0**-18
+"""Bound on the relative error of a norm: float32 subtraction, and sums of `DOT` float32 squares."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The parameters `start` to `stop` of array number `layer`."""
+
+    layer: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """What n clients sent back, relative to what they were sent, and what bounds it.
+
+    Attributes:
+        layout: of the model's p parameters.
+        sent: the global model of this round.
+        rows: each client's trained model.
+        norms: ‖U[i]‖₂ of each update as it arrived, shape (n,).
+        factors: what each update counts with, shape (n,); 1 until a stage bounds it.
+        l2_bound: largest L2 norm of one client's contribution `factors[i] * U[i]`; infinite until a stage bounds it.
+    """
+
+    layout: Layout
+    sent: Row
+    rows: tuple[Row, ...]
+    norms: NDArray[np.float64]
+    factors: NDArray[np.float64]
+    l2_bound: float = math.inf
+
+    @classmethod
+    def of(cls, layout: Layout, sent: Row, rows: tuple[Row, ...]) -> "Cohort":
+        """The unbounded cohort of these replies."""
+        empty = cls(layout, sent, rows, np.zeros(len(rows)), np.ones(len(rows)))
+        return replace(empty, norms=np.sqrt(_squared_norms(empty)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, indices: NDArray[np.intp]) -> "Cohort":
+        """The cohort of some of the replies."""
+        return replace(
+            self,
+            rows=tuple(self.rows[i] for i in indices),
+            norms=self.norms[indices],
+            factors=self.factors[indices],
+        )
+
+
+def spans(layout: Layout, width: int = BLOCK) -> Iterator[Span]:
+    """Every parameter once, array by array, in blocks of at most `width`."""
+    for layer in range(len(layout.names)):
+        yield from layer_spans(layout, layer, width)
+
+
+def layer_spans(layout: Layout, layer: int, width: int) -> Iterator[Span]:
+    """The parameters of one array, in blocks of at most `width`."""
+    size = layout.offsets[layer + 1] - layout.offsets[layer]
+    for start in range(0, size, width):
+        yield Span(layer, start, min(start + width, size))
+
+
+def updates(rows: Sequence[Row], sent: Row, span: Span, out: NDArray) -> NDArray:
+    """The columns in `span` of U for these rows, unscaled, in the front of the flat buffer `out`: shape (rows, span)."""
+    width = span.stop - span.start
+    block = out[: len(rows) * width].reshape(len(rows), width)
+    base = sent[span.layer][span.start : span.stop]
+    for row, target in zip(rows, block, strict=True):
+        np.subtract(row[span.layer][span.start : span.stop], base, out=target)
+    return block
+
+
+def blocks(cohort: Cohort, span: Span, scratch: NDArray) -> Iterator[tuple[slice, NDArray]]:
+    """The columns of U in `span`, a few rows at a time, as many as `scratch` holds; each block overwrites the last."""
+    at_once = max(1, len(scratch) // (span.stop - span.start))
+    for first in range(0, len(cohort), at_once):
+        which = slice(first, first + at_once)
+        yield which, updates(cohort.rows[which], cohort.sent, span, scratch)
+
+
+def weighted_sum(cohort: Cohort, span: Span, weights: NDArray, scratch: NDArray) -> NDArray:
+    """Σ weights[i] · U[i] over the columns in `span`."""
+    total = np.zeros(span.stop - span.start, scratch.dtype)
+    for which, block in blocks(cohort, span, scratch):
+        total += weights[which] @ block
+    return total
+
+
+def scratch_for(layout: Layout) -> NDArray:
+    """Room for the rows that one block takes at a time."""
+    return np.empty(ROWS_AT_ONCE * BLOCK, layout.dtype)
+
+
+def _squared_norms(cohort: Cohort) -> NDArray[np.float64]:
+    """‖U[i]‖₂² for each i, not finite where U[i] is not. Relative error below `NORM_ERROR`."""
+    scratch = scratch_for(cohort.layout)
+    totals = np.zeros(len(cohort))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for span in spans(cohort.layout):
+            for which, block in blocks(cohort, span, scratch):
+                totals[which] += _row_squares(block)
+    return totals
+
+
+def _row_squares(block: NDArray) -> NDArray[np.float64]:
+    """Σ_j block[i, j]² for each row i: float32 adds at most `DOT` terms, float64 the rest."""
+    rows, width = block.shape
+    whole = width - width % DOT
+    tail = block[:, whole:]
+    squares = np.vecdot(tail, tail).astype(np.float64)
+    if whole:
+        body = block[:, :whole].reshape(rows, whole // DOT, DOT)
+        squares += np.vecdot(body, body).sum(axis=1, dtype=np.float64)
+    return squares

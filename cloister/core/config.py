@@ -1,0 +1,267 @@
+"""The run configuration: dotted keys, parsed once into frozen, typed sections.
+
+Flower hands over one flat mapping of scalars (`[tool.flwr.app.config]` and the overrides of `flwr run`). Everything
+after `parse` works with `RunConfig`. A value that is not given is `"auto"` where the task or the strategy decides.
+"""
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cloister.core.errors import ConfigError
+
+Scalar = str | int | float | bool
+Auto = Literal["auto"]
+Count = Annotated[int, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class Section(BaseModel):
+    """A frozen group of keys that refuses what it does not know."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, alias_generator=_kebab, populate_by_name=True, allow_inf_nan=False
+    )
+
+
+class TaskConfig(Section):
+    """`task.*`: the learning problem and how its examples are dealt out to simulated clients."""
+
+    name: str = "digits"
+    model: str = "auto"
+    data_path: str = ""
+    partition: Literal["auto", "iid", "shards", "dirichlet", "natural", "table"] = "auto"
+    alpha: Positive = 0.5
+    shards_per_client: Count = 2
+    table: str = ""
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+
+    @model_validator(mode="after")
+    def _agree(self) -> "TaskConfig":
+        """Refuse a partition's setting where another partition is asked for."""
+        for name, partition in (("alpha", "dirichlet"), ("shards_per_client", "shards"), ("table", "table")):
+            if self.partition != partition and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"task.{_kebab(name)} = {getattr(self, name)!r} has no effect with task.partition = "
+                    f"{self.partition!r}; it belongs to {partition!r}"
+                )
+        return self
+
+
+class StrategyConfig(Section):
+    """`strategy.*`: aggregation and sampling; keys not named here are options of the named strategy."""
+
+    name: str = "fedavg"
+    fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0
+    fraction_evaluate: Fraction = 1.0
+    min_nodes: Count = 2
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    weighting: Literal["auto", "examples", "uniform"] = "auto"
+    options: dict[str, Scalar] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_options(cls, values: Any) -> Any:
+        """Move what only the strategy itself can judge into `options`; `auto` means: not given."""
+        if not isinstance(values, Mapping) or isinstance(values.get("options"), Mapping):
+            return values
+        known = {name for field in set(cls.model_fields) - {"options"} for name in (field, _kebab(field))}
+        options = {key: value for key, value in values.items() if key not in known and value != "auto"}
+        return {key: value for key, value in values.items() if key in known} | {"options": options}
+
+
+class ClientConfig(Section):
+    """`client.*`: local training; `auto` takes the task's recipe."""
+
+    local_epochs: Count | Auto = "auto"
+    batch_size: Count | Auto = "auto"
+    learning_rate: Positive | Auto = "auto"
+    optimizer: str = "auto"
+
+
+class PrivacyConfig(Section):
+    """`privacy.*`: what is done to what leaves, on the server."""
+
+    server: Literal["none", "global-dp", "metric"] = "metric"
+    noise_multiplier: NonNegative = 0.05
+    clipping_norm: Positive = 2.0
+    placement: Literal["update", "model"] = "update"
+    distance: str = "mean-layer-frobenius"
+    distance_release: Literal["exact"] = "exact"
+    distance_direction: Literal["divide", "multiply"] = "divide"
+    distance_clip: Literal["after", "before"] = "after"
+    min_distance: Positive = 1e-3
+    max_distance: NonNegative = 0.0
+    noise_seed: Annotated[int, Field(ge=-1)] = -1
+
+    @model_validator(mode="after")
+    def _agree(self) -> "PrivacyConfig":
+        """Refuse a setting that would silently do nothing."""
+        defaults = PrivacyConfig.model_construct()
+        idle = {"none": set(type(self).model_fields) - {"server"}, "global-dp": _METRIC_ONLY, "metric": set()}
+        lines = [
+            f"privacy.{_kebab(name)} = {getattr(self, name)!r} has no effect with privacy.server = "
+            f"{self.server!r}; remove it or choose another privacy.server"
+            for name in sorted(idle[self.server])
+            if getattr(self, name) != getattr(defaults, name)
+        ]
+        if lines:
+            raise ValueError("\n".join(lines))
+        if self.max_distance and self.max_distance < self.min_distance:
+            raise ValueError(
+                f"privacy.max-distance = {self.max_distance} must be at least privacy.min-distance = "
+                f"{self.min_distance}, or 0 for no limit"
+            )
+        return self
+
+
+_METRIC_ONLY = {"distance", "distance_release", "distance_direction", "distance_clip", "min_distance", "max_distance"}
+
+
+class EvaluationConfig(Section):
+    """`evaluation.*`: who scores the global model. `auto` asks the clients only when no privacy is on."""
+
+    central: bool = True
+    federated: Literal["auto", "on", "off"] = "auto"
+
+
+class RunConfig(Section):
+    """One run, complete: the top-level keys and the sections."""
+
+    num_rounds: Count = 10
+    seed: Annotated[int, Field(ge=-1, lt=2**31)] = -1
+    output_dir: Annotated[str, Field(min_length=1)] = "runs"
+    run_name: str = ""
+    round_timeout: Positive = 600.0
+    node_timeout: Positive = 120.0
+    keep_checkpoints: Annotated[int, Field(ge=0)] = 3
+    tensorboard: bool = True
+    task: TaskConfig = Field(default_factory=TaskConfig)
+    strategy: StrategyConfig = Field(default_factory=StrategyConfig)
+    client: ClientConfig = Field(default_factory=ClientConfig)
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether any mechanism is on; then clients send no counts and no metrics unless asked to."""
+        return self.privacy.server != "none"
+
+    @property
+    def weights_by_examples(self) -> bool:
+        """Whether replies are weighted by their example counts."""
+        if self.strategy.weighting == "auto":
+            return not self.is_private
+        return self.strategy.weighting == "examples"
+
+    @property
+    def evaluates_on_clients(self) -> bool:
+        """Whether clients score the global model on their own held-out examples."""
+        if self.strategy.fraction_evaluate == 0 or self.task.test_fraction == 0:
+            return False
+        return self.evaluation.federated == "on" or (self.evaluation.federated == "auto" and not self.is_private)
+
+    @model_validator(mode="after")
+    def _agree(self) -> "RunConfig":
+        if self.is_private and self.strategy.weighting == "examples":
+            raise ValueError(
+                "strategy.weighting = 'examples' contradicts privacy.server = "
+                f"{self.privacy.server!r}: one client's weight is unbounded and leaks its size; use 'uniform'"
+            )
+        return self
+
+    def flat(self) -> dict[str, Scalar]:
+        """The configuration as the dotted keys it was read from."""
+        return flatten(self.model_dump(by_alias=True))
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical dotted keys: equal for equal configurations."""
+        return hashlib.sha256(json.dumps(self.flat(), sort_keys=True).encode()).hexdigest()
+
+
+SECTIONS = ("task", "strategy", "client", "privacy", "evaluation")
+
+
+def parse(flat: Mapping[str, Scalar]) -> RunConfig:
+    """Turn Flower's flat mapping into a `RunConfig`.
+
+    Raises:
+        ConfigError: naming each bad key, the value found and what is valid.
+    """
+    _refuse_unknown(flat)
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        section, _, name = key.partition(".")
+        if name:
+            nested.setdefault(section, {})[name] = value
+        else:
+            nested[key] = value
+    try:
+        return RunConfig.model_validate(nested)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(error.errors()))) from None
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
+    """Dotted keys of a nested mapping; `strategy.options.x` is written `strategy.x`."""
+    flat: dict[str, Scalar] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, prefix if key == "options" else f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def known_keys() -> list[str]:
+    """Every key outside the options of strategies, dotted and sorted."""
+    return sorted(RunConfig().flat())
+
+
+def suggestion(key: str, valid: Collection[str]) -> str:
+    """`; did you mean ...?` where a valid key looks like `key`."""
+    close = difflib.get_close_matches(_kebab(key), valid, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+_OPTION = re.compile(r"strategy\.[A-Za-z0-9-]+")
+"""Any option: which of them a strategy has, only the strategy knows."""
+
+
+def _refuse_unknown(flat: Mapping[str, Scalar]) -> None:
+    known = known_keys()
+    unknown = [key for key in flat if key not in known and not _OPTION.fullmatch(key)]
+    if unknown:
+        meant = [*known, *(_kebab(key) for key in unknown if _OPTION.fullmatch(_kebab(key)))]
+        lines = [f"unknown key {key!r}{suggestion(key, meant)}" for key in unknown]
+        raise ConfigError("\n".join([*lines, f"valid keys: {', '.join(known)}, strategy.<option>"]))
+
+
+def _explain(errors: Iterable[Any]) -> list[str]:
+    """One line for each bad key: the dotted key, what was found, what is valid."""
+    lines: dict[str, str] = {}
+    for item in errors:
+        if item["type"] == "value_error":
+            lines[str(item["ctx"]["error"])] = str(item["ctx"]["error"])
+            continue
+        parts = [str(part) for part in item["loc"]]
+        key = _kebab(".".join(parts[:2]) if parts[0] in SECTIONS else parts[0])
+        valid = item["msg"].replace("Input should", "it must")
+        # A key of several types (a number, or "auto") has one error for each of them.
+        lines[key] = (
+            f"{lines[key]} or {valid.removeprefix('it must be ')}"
+            if key in lines
+            else f"{key} = {item['input']!r} is not valid: {valid}"
+        )
+    return list(lines.values())

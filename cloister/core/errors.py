@@ -1,0 +1,41 @@
+"""Every error a user of Cloister can meet, in one tree.
+
+    CloisterError
+    ├── ConfigError             a key of the run configuration is unknown, mistyped or contradicts another
+    ├── PluginError             a plugin name is unknown, claimed twice or does not load
+    ├── DataError               a data file is absent or is not what its task reads
+    ├── FederationError         too few nodes, or arrays that do not belong to this run's model
+    └── PrivacyError            a privacy guarantee would be broken
+        └── UnboundedSensitivity    noise was asked for before anything bounded a contribution
+
+Messages name keys, shapes and counts. They never carry values of examples, weights or updates: an error may
+cross the network.
+"""
+
+
+class CloisterError(Exception):
+    """Base of all errors raised on purpose; its text is safe to show to the other side."""
+
+
+class ConfigError(CloisterError):
+    """A key of the run configuration is unknown, mistyped or contradicts another."""
+
+
+class PluginError(CloisterError):
+    """A plugin name is unknown, claimed twice or does not load."""
+
+
+class DataError(CloisterError):
+    """A data file is absent or is not what its task reads."""
+
+
+class FederationError(CloisterError):
+    """Too few nodes, or arrays that do not belong to this run's model."""
+
+
+class PrivacyError(CloisterError):
+    """A privacy guarantee would be broken."""
+
+
+class UnboundedSensitivity(PrivacyError):
+    """Noise was asked for before anything bounded a contribution."""

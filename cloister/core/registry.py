@@ -1,0 +1,55 @@
+"""Plugins by name: a table of built-ins in the code, and entry points of installed packages beside it.
+
+The built-ins stand in the code because a node that receives the app over the network has no entry points of ours.
+"""
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from cloister.core.errors import PluginError
+
+
+class Registry:
+    """The plugins of one kind, loaded on first use.
+
+    Args:
+        kind: what a plugin of this registry is, in the singular (for messages).
+        group: the entry-point group that other packages register under.
+        builtin: name -> "module:attribute".
+    """
+
+    def __init__(self, kind: str, group: str, builtin: Mapping[str, str]) -> None:
+        self.kind = kind
+        self.group = group
+        self._builtin = dict(builtin)
+
+    def table(self) -> dict[str, str]:
+        """Every known name with the object it stands for.
+
+        Raises:
+            PluginError: two different objects claim one name.
+        """
+        table = dict(self._builtin)
+        for point in entry_points(group=self.group):
+            if table.setdefault(point.name, point.value) != point.value:
+                raise PluginError(f"{self.kind} {point.name!r} is claimed twice: {table[point.name]} and {point.value}")
+        return table
+
+    def names(self) -> list[str]:
+        """Every known name, sorted."""
+        return sorted(self.table())
+
+    def load(self, name: str) -> Any:
+        """The object that `name` stands for.
+
+        Raises:
+            PluginError: the name is unknown, or its module does not import.
+        """
+        table = self.table()
+        if name not in table:
+            raise PluginError(f"unknown {self.kind} {name!r}; known: {', '.join(sorted(table))}")
+        try:
+            return EntryPoint(name, table[name], self.group).load()
+        except (ImportError, AttributeError) as error:
+            raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load: {error}") from error

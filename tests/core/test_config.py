@@ -1,0 +1,383 @@
+"""The run configuration: its defaults, and one clear line for everything that is wrong with one."""
+
+import inspect
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from cloister.core.config import PrivacyConfig, RunConfig, StrategyConfig, flatten, known_keys, parse
+from cloister.core.errors import ConfigError, PluginError
+from cloister.server.build import named_strategy
+from cloister.strategies import STRATEGIES
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def shipped():
+    """`[tool.flwr.app.config]` as Flower hands it over."""
+    return flatten(tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"])
+
+
+def options_of(name):
+    """The keyword options of a built-in strategy, as they are written in a configuration."""
+    parameters = inspect.signature(STRATEGIES.load(name)).parameters.values()
+    return {p.name.replace("_", "-") for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def refusal(**keys):
+    """What is said about a bad configuration; dots and dashes of the keys are written `__` and `_`."""
+    flat = {key.replace("__", ".").replace("_", "-"): value for key, value in keys.items()}
+    with pytest.raises(ConfigError) as caught:
+        parse(flat)
+    return str(caught.value)
+
+
+# Defaults.
+
+
+def test_the_shipped_defaults_are_the_parsed_ones_and_the_other_way_round():
+    options = {key for key in shipped() if key not in known_keys()}
+    assert {key: value for key, value in shipped().items() if key not in options} == RunConfig().flat()
+    assert parse(shipped()) == parse({}) == RunConfig()
+
+
+def test_every_shipped_default_has_the_type_that_is_parsed():
+    # 1 == 1.0 == True in Python; Flower decides by the type of the default what an override may be.
+    parsed = RunConfig().flat()
+    assert {key: type(value) for key, value in shipped().items() if key in parsed} == {
+        key: type(value) for key, value in parsed.items()
+    }
+
+
+def test_the_shipped_options_of_strategies_are_those_of_the_built_in_ones():
+    # Flower refuses to override a key that is not in pyproject.toml: an option missing there cannot be used.
+    shipped_options = {key.removeprefix("strategy.") for key in shipped() if key not in known_keys()}
+    assert shipped_options == set().union(*map(options_of, STRATEGIES.names()))
+    assert {shipped()[f"strategy.{option}"] for option in shipped_options} == {"auto"}
+
+
+@pytest.mark.parametrize("name", STRATEGIES.names())
+def test_every_strategy_starts_from_the_shipped_defaults(name):
+    assert named_strategy(parse(shipped() | {"strategy.name": name})) is not None
+
+
+# Refusals. Each names the key, what was found and what is valid, in one line.
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("num-round", "num-rounds"),
+        ("privacy.noise-multiplyer", "privacy.noise-multiplier"),
+        ("task.data_path", "task.data-path"),
+        ("strategy.fraction_train", "strategy.fraction-train"),
+        ("strategy.proximal_mu", "strategy.proximal-mu"),
+        ("client.epochs", "client.local-epochs"),
+        ("task", "task.name"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_a_suggestion_and_the_valid_keys(key, meant):
+    with pytest.raises(ConfigError) as caught:
+        parse({key: 1})
+    first, second = str(caught.value).splitlines()
+    assert first == f"unknown key {key!r}; did you mean {meant!r}?"
+    assert all(known in second for known in known_keys())
+    assert second.endswith("strategy.<option>")
+
+
+@pytest.mark.parametrize("key", ["", ".", "x", "privacy.", "strategy.", "strategy.a.b", "privacy.noise-multiplier.x"])
+def test_a_key_that_resembles_nothing_is_refused_too(key):
+    with pytest.raises(ConfigError, match="unknown key"):
+        parse({key: 1})
+
+
+def test_every_unknown_key_has_a_line_of_its_own():
+    lines = refusal(foo=1, num_round=1).splitlines()
+    assert lines[0].startswith("unknown key 'foo'") and lines[1].startswith("unknown key 'num-round'")
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "choices"),
+    [
+        ("task.partition", ("auto", "iid", "shards", "dirichlet", "natural", "table")),
+        ("strategy.sampling", ("fixed", "poisson")),
+        ("strategy.weighting", ("auto", "examples", "uniform")),
+        ("privacy.server", ("none", "global-dp", "metric")),
+        ("privacy.placement", ("update", "model")),
+        ("privacy.distance-release", ("exact",)),
+        ("privacy.distance-direction", ("divide", "multiply")),
+        ("privacy.distance-clip", ("after", "before")),
+        ("evaluation.federated", ("auto", "on", "off")),
+    ],
+)
+def test_an_unknown_value_is_refused_with_the_choices(key, choices):
+    with pytest.raises(ConfigError) as caught:
+        parse({key: "nonsense"})
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"{key} = 'nonsense' is not valid: it must be ")
+    assert all(repr(choice) in line for choice in choices)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "valid"),
+    [
+        ("num-rounds", "3", "a valid integer"),
+        ("num-rounds", True, "a valid integer"),
+        ("num-rounds", 2.0, "a valid integer"),
+        ("client.local-epochs", "two", "a valid integer or 'auto'"),
+        ("client.local-epochs", True, "a valid integer or 'auto'"),
+        ("client.batch-size", 8.5, "a valid integer or 'auto'"),
+        ("client.learning-rate", "fast", "a valid number or 'auto'"),
+        ("client.learning-rate", False, "a valid number or 'auto'"),
+        ("task.alpha", True, "a valid number"),
+        ("tensorboard", 1, "a valid boolean"),
+        ("evaluation.central", "true", "a valid boolean"),
+        ("task.name", 5, "a valid string"),
+        ("privacy.distance", 1.0, "a valid string"),
+    ],
+)
+def test_a_wrong_type_is_refused(key, value, valid):
+    with pytest.raises(ConfigError) as caught:
+        parse({key: value})
+    assert str(caught.value) == f"{key} = {value!r} is not valid: it must be {valid}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "valid"),
+    [
+        ("num-rounds", 0, "greater than 0"),
+        ("seed", -2, "greater than or equal to -1"),
+        ("seed", 2**31, f"less than {2**31}"),
+        ("keep-checkpoints", -1, "greater than or equal to 0"),
+        ("round-timeout", 0.0, "greater than 0"),
+        ("strategy.fraction-train", 0.0, "greater than 0"),
+        ("strategy.fraction-train", 1.1, "less than or equal to 1"),
+        ("strategy.fraction-evaluate", -0.1, "greater than or equal to 0"),
+        ("strategy.min-nodes", 0, "greater than 0"),
+        ("client.local-epochs", 0, "greater than 0 or 'auto'"),
+        ("client.learning-rate", -0.1, "greater than 0 or 'auto'"),
+        ("task.test-fraction", 1.0, "less than 1"),
+        ("privacy.noise-multiplier", -1.0, "greater than or equal to 0"),
+        ("privacy.noise-multiplier", float("nan"), "a finite number"),
+        ("privacy.clipping-norm", float("inf"), "a finite number"),
+        ("privacy.clipping-norm", 0.0, "greater than 0"),
+        ("privacy.min-distance", 0.0, "greater than 0"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(key, value, valid):
+    with pytest.raises(ConfigError) as caught:
+        parse({key: value})
+    assert str(caught.value) == f"{key} = {value!r} is not valid: it must be {valid}"
+
+
+def test_an_empty_output_dir_is_refused():
+    assert refusal(output_dir="").startswith("output-dir = '' is not valid: ")
+
+
+def test_every_bad_key_has_a_line_of_its_own():
+    lines = refusal(num_rounds=0, client__local_epochs="x", privacy__server="y").splitlines()
+    assert [line.split(" = ")[0] for line in lines] == ["num-rounds", "client.local-epochs", "privacy.server"]
+
+
+# Contradictions.
+
+SETTINGS = {
+    "noise-multiplier": 1.0,
+    "clipping-norm": 1.0,
+    "placement": "model",
+    "distance": "l2",
+    "distance-direction": "multiply",
+    "distance-clip": "before",
+    "min-distance": 0.5,
+    "max-distance": 9.0,
+    "noise-seed": 3,
+}
+METRIC_ONLY = [key for key in SETTINGS if "distance" in key]
+
+
+def test_the_settings_tried_here_are_all_there_are():
+    fields = {name.replace("_", "-") for name in PrivacyConfig.model_fields}
+    assert fields - set(SETTINGS) == {"server", "distance-release"}  # the latter has one value only
+
+
+@pytest.mark.parametrize(
+    ("server", "key"),
+    [("none", key) for key in SETTINGS] + [("global-dp", key) for key in METRIC_ONLY],
+)
+def test_a_privacy_setting_that_would_do_nothing_is_refused(server, key):
+    with pytest.raises(ConfigError) as caught:
+        parse({"privacy.server": server, f"privacy.{key}": SETTINGS[key]})
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"privacy.{key} = {SETTINGS[key]!r} has no effect with privacy.server = {server!r}; ")
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_every_privacy_setting_has_an_effect_somewhere(key):
+    assert parse({"privacy.server": "metric", f"privacy.{key}": SETTINGS[key]})
+
+
+def test_every_idle_setting_is_named():
+    lines = refusal(privacy__server="none", privacy__noise_multiplier=1.0, privacy__clipping_norm=1.0).splitlines()
+    assert [line.split(" = ")[0] for line in lines] == ["privacy.clipping-norm", "privacy.noise-multiplier"]
+
+
+def test_a_largest_distance_below_the_smallest_is_refused():
+    message = refusal(privacy__min_distance=2.0, privacy__max_distance=1.0)
+    assert message == "privacy.max-distance = 1.0 must be at least privacy.min-distance = 2.0, or 0 for no limit"
+    assert parse({"privacy.min-distance": 2.0, "privacy.max-distance": 0.0})
+    assert parse({"privacy.min-distance": 2.0, "privacy.max-distance": 2.0})
+
+
+@pytest.mark.parametrize("server", ["global-dp", "metric"])
+def test_weights_of_clients_are_refused_under_privacy(server):
+    message = refusal(privacy__server=server, strategy__weighting="examples")
+    assert message.startswith(f"strategy.weighting = 'examples' contradicts privacy.server = {server!r}")
+    assert message.endswith("use 'uniform'")
+
+
+@pytest.mark.parametrize(
+    ("server", "weighting", "weighted"),
+    [("none", "auto", True), ("none", "examples", True), ("none", "uniform", False), ("metric", "auto", False)],
+)
+def test_auto_weighting_is_by_examples_only_without_privacy(server, weighting, weighted):
+    config = parse({"privacy.server": server, "strategy.weighting": weighting})
+    assert config.weights_by_examples is weighted
+
+
+@pytest.mark.parametrize(
+    ("keys", "asked"),
+    [
+        ({}, False),
+        ({"evaluation.federated": "on"}, True),
+        ({"privacy.server": "none"}, True),
+        ({"privacy.server": "none", "evaluation.federated": "off"}, False),
+        ({"privacy.server": "none", "strategy.fraction-evaluate": 0.0}, False),
+        ({"evaluation.federated": "on", "task.test-fraction": 0.0}, False),
+    ],
+)
+def test_auto_evaluation_asks_clients_only_without_privacy(keys, asked):
+    assert parse(keys).evaluates_on_clients is asked
+
+
+# Options of strategies.
+
+
+def test_options_go_to_the_strategy_and_auto_means_not_given():
+    config = parse({"strategy.proximal-mu": 0.25, "strategy.tau": "auto", "strategy.min-nodes": 3})
+    assert config.strategy.options == {"proximal-mu": 0.25}
+    assert config.strategy.min_nodes == 3
+
+
+def test_an_option_cannot_hide_behind_the_name_of_the_group():
+    with pytest.raises(ConfigError, match=r"strategy.options = 3 is not an option of 'fedavg'"):
+        named_strategy(parse({"strategy.options": 3}))
+
+
+def test_a_section_made_in_code_keeps_its_options():
+    section = StrategyConfig(name="fedprox", options={"proximal-mu": 1.0})
+    assert section.options == {"proximal-mu": 1.0}
+    assert RunConfig(strategy=section) == parse({"strategy.name": "fedprox", "strategy.proximal-mu": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "said"),
+    [
+        ("fedavg", "proximal-mu", 0.5, "strategy.proximal-mu = 0.5 is not an option of 'fedavg'; its options: none"),
+        ("fedprox", "tau", 0.5, "strategy.tau = 0.5 is not an option of 'fedprox'; its options: strategy.proximal-mu"),
+        (
+            "fedavgm",
+            "momentun",
+            0.5,
+            "strategy.momentun = 0.5 is not an option of 'fedavgm'; did you mean 'momentum'?; "
+            "its options: strategy.momentum, strategy.server-learning-rate",
+        ),
+        (
+            "fedavg",
+            "fraction-trian",
+            0.5,
+            "strategy.fraction-trian = 0.5 is not an option of 'fedavg'; did you mean 'fraction-train'?; "
+            "its options: none",
+        ),
+        (
+            "fedprox",
+            "proximal-mu",
+            "big",
+            "strategy.proximal-mu = 'big' is not valid: expected float, such as 0.5",
+        ),
+        ("fedprox", "proximal-mu", True, "strategy.proximal-mu = True is not valid: expected float, such as 0.5"),
+        ("krum", "num-malicious", 1.0, "strategy.num-malicious = 1.0 is not valid: expected int, such as 0"),
+        ("fedopt", "server-optimizer", 1, "strategy.server-optimizer = 1 is not valid: expected str, such as 'sgd'"),
+    ],
+)
+def test_an_option_the_strategy_does_not_have_or_cannot_read_is_refused(name, key, value, said):
+    with pytest.raises(ConfigError) as caught:
+        named_strategy(parse({"strategy.name": name, f"strategy.{key}": value}))
+    assert str(caught.value) == said
+
+
+def test_a_whole_number_will_do_for_a_float_option():
+    assert named_strategy(parse({"strategy.name": "fedprox", "strategy.proximal-mu": 1})).proximal_mu == 1.0
+
+
+def test_a_missing_strategy_lists_the_known_ones():
+    with pytest.raises(PluginError, match="unknown strategy 'fedavh'; known: fedadagrad, fedadam"):
+        named_strategy(parse({"strategy.name": "fedavh"}))
+
+
+# The configuration as a value.
+
+configurations = st.fixed_dictionaries(
+    {},
+    optional={
+        "num-rounds": st.integers(1, 1000),
+        "seed": st.integers(-1, 2**31 - 1),
+        "run-name": st.text(max_size=5),
+        "tensorboard": st.booleans(),
+        "round-timeout": st.floats(0.5, 1e6),
+        "strategy.fraction-train": st.floats(0.01, 1.0),
+        "strategy.sampling": st.sampled_from(["fixed", "poisson"]),
+        "strategy.tau": st.floats(1e-9, 1.0) | st.just("auto"),
+        "strategy.server-optimizer": st.sampled_from(["sgd", "adam", "auto"]),
+        "client.local-epochs": st.integers(1, 50) | st.just("auto"),
+        "client.learning-rate": st.floats(1e-6, 10.0) | st.integers(1, 3) | st.just("auto"),
+        "privacy.noise-multiplier": st.floats(0.0, 10.0),
+        "privacy.noise-seed": st.integers(-1, 2**40),
+    },
+)
+
+
+@given(configurations)
+@settings(max_examples=60, deadline=None)
+def test_flat_keys_round_trip(flat):
+    config = parse(flat)
+    assert parse(config.flat()) == config
+    assert parse(config.flat()).flat() == config.flat()
+    assert all(isinstance(value, str | int | float | bool) for value in config.flat().values())
+
+
+@given(configurations, configurations)
+@settings(max_examples=60, deadline=None)
+def test_digests_are_equal_exactly_for_equal_configurations(one, other):
+    first, second = parse(one), parse(other)
+    assert (first.digest() == second.digest()) == (first == second)
+
+
+def test_the_digest_does_not_depend_on_the_order_of_keys_or_on_how_a_number_is_written():
+    assert parse({"seed": 1, "num-rounds": 2}).digest() == parse({"num-rounds": 2, "seed": 1}).digest()
+    assert parse({"privacy.clipping-norm": 1}).digest() == parse({"privacy.clipping-norm": 1.0}).digest()
+    assert parse({"strategy.tau": "auto"}).digest() == parse({}).digest()
+    assert parse({"seed": 1}).digest() != parse({"seed": 2}).digest()
+    assert parse({"strategy.tau": 0.5}).digest() != parse({}).digest()
+
+
+def test_a_configuration_is_frozen():
+    config = parse({})
+    for section, name in ((config, "num_rounds"), (config.privacy, "clipping_norm"), (config.task, "name")):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(section, name, getattr(section, name))
+    assert hash(config.task) == hash(parse({}).task)

@@ -1,0 +1,193 @@
+"""A malformed reply is rejected by itself, named with a reason, and the round goes on with the others."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
+
+from cloister.core.arrays import to_record
+from cloister.core.decorator import Screened
+from cloister.core.replies import MOST_EXAMPLES
+from cloister.local.grid import LocalGrid
+from cloister.privacy.decorators import GlobalDP, MetricDP
+from cloister.privacy.noise import GaussianNoise
+
+GOOD = random_models(3, 0.1, seed=5)
+NPY = FlowerArray(np.zeros(3, np.float32)).data
+
+
+def changed(**arrays):
+    return content({**GOOD[0], **arrays})
+
+
+def counted(count):
+    return content(GOOD[0], count)
+
+
+def relabelled(data):
+    """A reply whose array `bias` claims to be three float32 numbers."""
+    record = to_record({"kernel": GOOD[0]["kernel"]})
+    record["bias"] = FlowerArray(dtype="float32", shape=(3,), stype="numpy.ndarray", data=data)
+    return RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 10})})
+
+
+BAD = {
+    "nan": (changed(bias=np.array([0, np.nan, 0], np.float32)), "non-finite"),
+    "inf": (changed(bias=np.array([0, np.inf, 0], np.float32)), "non-finite"),
+    "minus inf": (changed(bias=np.array([0, -np.inf, 0], np.float32)), "non-finite"),
+    "beyond float32 norms": (changed(bias=np.full(3, 3e38, np.float32)), "non-finite"),
+    "wrong shape": (changed(bias=np.zeros((1, 3), np.float32)), "shape"),
+    "broadcastable shape": (changed(bias=np.zeros(1, np.float32)), "shape"),
+    "missing array": (content({"kernel": GOOD[0]["kernel"]}), "missing-array"),
+    "renamed array": (content({"kernel": GOOD[0]["kernel"], "bais": GOOD[0]["bias"]}), "missing-array"),
+    "extra array": (changed(more=np.zeros(1, np.float32)), "extra-array"),
+    "integer array": (changed(bias=np.zeros(3, np.int32)), "dtype"),
+    "other float": (changed(bias=np.zeros(3, np.float64)), "dtype"),
+    "negative count": (counted(-5), "weight"),
+    "zero count": (counted(0), "weight"),
+    "huge count": (counted(MOST_EXAMPLES + 1), "weight"),
+    "nan count": (counted(math.nan), "weight"),
+    "infinite count": (counted(math.inf), "weight"),
+    "list of counts": (counted([1, 2]), "weight"),
+    "no arrays": (RecordDict({"metrics": MetricRecord({"num-examples": 1})}), "record"),
+    "two records": (RecordDict({"arrays": to_record(GOOD[0]), "more": to_record(GOOD[0])}), "record"),
+    "empty record": (RecordDict({"arrays": ArrayRecord()}), "missing-array"),
+    "garbage bytes": (relabelled(b"\x00" * len(NPY)), "bytes"),
+    "truncated bytes": (relabelled(NPY[:-1]), "bytes"),
+    "no bytes": (relabelled(b""), "bytes"),
+    "bytes of another shape": (relabelled(FlowerArray(np.zeros(4, np.float32)).data), "bytes"),
+    "bytes of another dtype": (relabelled(FlowerArray(np.zeros(3, np.int32)).data), "bytes"),
+}
+DECORATORS = {
+    "none": lambda: Screened(all_nodes()),
+    "global-dp": lambda: GlobalDP(all_nodes(), noise_multiplier=0.0, clipping_norm=9.0, noise=GaussianNoise(1)),
+    "metric": lambda: MetricDP(all_nodes(), noise_multiplier=0.0, clipping_norm=9.0, noise=GaussianNoise(1)),
+}
+every_decorator = pytest.mark.parametrize("decorator", DECORATORS)
+
+
+@every_decorator
+@pytest.mark.parametrize("kind", BAD)
+def test_it_is_rejected_by_itself(kind, decorator):
+    bad, code = BAD[kind]
+    strategy = DECORATORS[decorator]()
+    arrays, _ = one_round(strategy, grid_of(lambda node, _: bad if node == 1 else content(GOOD[node - 1]), 3), zeros())
+    (rejection,) = strategy.measured.rejected
+    assert (rejection.node_id, rejection.code) == (1, code)
+    assert strategy.measured.accepted == 2
+    others = sum(np.concatenate([a.ravel() for a in model.values()]) for model in GOOD[1:])
+    # Privately the divisor stays the public cohort of three; otherwise it is the two that count.
+    np.testing.assert_allclose(flat(arrays), others / (2 if decorator == "none" else 3), atol=1e-6)
+
+
+@every_decorator
+def test_an_error_reply(decorator):
+    def answer(node, _):
+        if node == 2:
+            raise RuntimeError("disk full")
+        return content(GOOD[node - 1])
+
+    strategy = DECORATORS[decorator]()
+    arrays, _ = one_round(strategy, grid_of(answer, 3), zeros())
+    assert strategy.measured.rejected[0].code == "error"
+    assert np.isfinite(flat(arrays)).all()
+
+
+@every_decorator
+def test_an_unchanged_model_is_a_legal_update(decorator):
+    strategy = DECORATORS[decorator]()
+    arrays, _ = one_round(strategy, grid_of(lambda node, sent: content(sent), 3), GOOD[0])
+    assert strategy.measured.accepted == 3 and not strategy.measured.rejected
+    np.testing.assert_array_equal(flat(arrays), np.concatenate([a.ravel() for a in GOOD[0].values()]))
+
+
+class Misdelivering(LocalGrid):
+    """Loses, repeats or invents replies on their way."""
+
+    def __init__(self, how):
+        good = grid_of(lambda node, _: content(GOOD[node - 1]), 3)
+        super().__init__(good._client_app, {}, [{}] * 3)
+        self.how = how
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return self.how(list(super().send_and_receive(messages, timeout=timeout)))
+
+
+@every_decorator
+def test_a_reply_that_never_comes(decorator):
+    strategy = DECORATORS[decorator]()
+    one_round(strategy, Misdelivering(lambda replies: replies[1:]), zeros())
+    (rejection,) = strategy.measured.rejected
+    assert rejection.code == "missing" and strategy.measured.accepted == 2
+
+
+@every_decorator
+def test_a_second_reply_of_one_node(decorator):
+    strategy = DECORATORS[decorator]()
+    one_round(strategy, Misdelivering(lambda replies: [*replies, replies[0]]), zeros())
+    (rejection,) = strategy.measured.rejected
+    assert rejection.code == "duplicate" and strategy.measured.accepted == 3
+
+
+@every_decorator
+def test_a_reply_of_a_node_that_was_not_asked(decorator):
+    def invent(replies):
+        stranger = Message(replies[0].content, reply_to=replies[0])
+        stranger.metadata.__dict__["_src_node_id"] = 77
+        return [*replies, stranger]
+
+    strategy = DECORATORS[decorator]()
+    one_round(strategy, Misdelivering(invent), zeros())
+    assert [(r.node_id, r.code) for r in strategy.measured.rejected] == [(77, "unsolicited")]
+
+
+def test_replies_may_come_in_any_order_and_as_a_generator():
+    strategy = Screened(all_nodes())
+    straight, _ = one_round(strategy, Misdelivering(lambda replies: replies), zeros())
+    turned, _ = one_round(strategy, Misdelivering(lambda replies: (reply for reply in reversed(replies))), zeros())
+    np.testing.assert_array_equal(flat(straight), flat(turned))
+
+
+def test_reasons_never_quote_values():
+    secret = 1234567.0
+    strategy = Screened(all_nodes())
+    bad = content({**GOOD[0], "bias": np.array([secret, np.nan, 0], np.float32)}, secret)
+    one_round(strategy, grid_of(lambda node, _: bad if node == 1 else content(GOOD[node - 1]), 3), zeros())
+    assert "1234567" not in str(strategy.measured)
+
+
+def test_without_any_good_reply_nothing_is_aggregated():
+    arrays, metrics = one_round(Screened(all_nodes()), grid_of(lambda node, _: BAD["nan"][0], 2), zeros())
+    assert arrays is None and metrics is None
+
+
+class TestEvaluationReplies:
+    @staticmethod
+    def aggregate(*metrics):
+        strategy = Screened(all_nodes())
+        grid = grid_of(lambda node, _: RecordDict({"metrics": MetricRecord(metrics[node - 1])}), len(metrics))
+        messages = strategy.configure_train(1, to_record(zeros()), ConfigRecord(), grid)
+        return strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
+
+    def test_the_weighted_mean(self):
+        found = self.aggregate(
+            {"num-examples": 1, "loss": 1.0}, {"num-examples": 1, "loss": 2.0}, {"num-examples": 2, "loss": 4.0}
+        )
+        assert found["loss"] == pytest.approx(2.75)
+
+    @pytest.mark.parametrize(
+        "odd",
+        [
+            {"num-examples": 1, "loss": 9.0, "extra": 1.0},
+            {"num-examples": -1, "loss": 9.0},
+            {"num-examples": 1, "loss": math.nan},
+            {"num-examples": 1, "loss": [9.0]},
+            {"loss": 9.0},
+        ],
+    )
+    def test_one_odd_reply_does_not_kill_the_run(self, odd):
+        found = self.aggregate(odd, {"num-examples": 1, "loss": 2.0}, {"num-examples": 1, "loss": 4.0})
+        assert dict(found) == {"loss": pytest.approx(3.0)}

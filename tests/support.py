@@ -1,0 +1,60 @@
+"""Small federations for tests: models, replies, and clients that misbehave."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Strategy
+
+from cloister.core.arrays import from_record, to_record
+from cloister.local.grid import LocalGrid
+from cloister.strategies.averaging import FedAvg
+from cloister.strategies.sampling import Sampling
+
+Arrays = dict[str, np.ndarray]
+ClientFunction = Callable[[int, Arrays], Any]
+
+
+def zeros(width: int = 6) -> Arrays:
+    return {"kernel": np.zeros((width, 2), np.float32), "bias": np.zeros(3, np.float32)}
+
+
+def random_models(count: int, scale: float = 1.0, seed: int = 0, like: Arrays | None = None) -> list[Arrays]:
+    rng = np.random.default_rng(seed)
+    shapes = like or zeros()
+    return [
+        {name: (scale * rng.standard_normal(array.shape)).astype(array.dtype) for name, array in shapes.items()}
+        for _ in range(count)
+    ]
+
+
+def all_nodes(**options: Any) -> FedAvg:
+    return FedAvg(train=Sampling(min_nodes=1, timeout=0), **options)
+
+
+def content(model: Arrays, examples: Any = 10, **metrics: float) -> RecordDict:
+    return RecordDict({"arrays": to_record(model), "metrics": MetricRecord({"num-examples": examples, **metrics})})
+
+
+def grid_of(answer: ClientFunction, nodes: int) -> LocalGrid:
+    """Nodes 1 to n; `answer(node id, global model)` gives a reply's content, or raises."""
+
+    def client(message: Message, context: Context) -> Message:
+        sent = from_record(message.content.array_records["arrays"])
+        return Message(answer(context.node_id, sent), reply_to=message)
+
+    return LocalGrid(client, {}, [{} for _ in range(nodes)])
+
+
+def one_round(
+    strategy: Strategy, grid: LocalGrid, sent: Arrays, server_round: int = 1
+) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    """A training round as the round loop runs it."""
+    messages = strategy.configure_train(server_round, to_record(sent), ConfigRecord(), grid)
+    replies: Iterable[Message] = grid.send_and_receive(messages)
+    return strategy.aggregate_train(server_round, replies)
+
+
+def flat(record: ArrayRecord) -> np.ndarray:
+    return np.concatenate([array.ravel() for array in from_record(record).values()])
