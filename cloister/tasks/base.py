@@ -1,0 +1,176 @@
+"""What a task is: a dataset, a model, and how they are trained and scored when the user does not say."""
+
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.config import TaskConfig
+from cloister.core.errors import ConfigError, DataError
+
+NamedArrays = Mapping[str, NDArray]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs x of shape (n, ...) and integer labels y of shape (n,)."""
+
+    x: NDArray
+    y: NDArray
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise DataError(f"{len(self.x)} inputs but {len(self.y)} labels")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, indices: NDArray) -> "Examples":
+        """The examples at `indices`, in that order."""
+        return Examples(self.x[indices], self.y[indices])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A benchmark's examples: `train` is dealt out to the clients, `test` stays with the server.
+
+    `groups` names the natural owner of each training example (a hospital, a writer), from 0 on; None where
+    the dataset has no natural owners.
+    """
+
+    train: Examples
+    test: Examples
+    groups: NDArray | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a task trains when `client.*` does not say."""
+
+    local_epochs: int
+    batch_size: int
+    learning_rate: float
+    optimizer: str = "sgd"
+
+
+class Model(Protocol):
+    """A model as the federation sees it: named float arrays that can be read, replaced, scored and saved."""
+
+    kind: str
+    suffix: str
+
+    def initialise(self, seed: int) -> None:
+        """New initial weights, the same for the same seed."""
+        ...
+
+    def arrays(self) -> dict[str, NDArray]:
+        """A copy of every weight, by name, in a fixed order."""
+        ...
+
+    def assign(self, arrays: NamedArrays) -> None:
+        """Replace every weight; names and shapes must be those of `arrays()`."""
+        ...
+
+    def predict(self, x: NDArray) -> NDArray:
+        """Class probabilities of shape (n, classes)."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write the model so that it can be loaded without Cloister."""
+        ...
+
+
+class Task(ABC):
+    """One learning problem. Subclasses are plugins, found by name.
+
+    Attributes:
+        recipe: training defaults.
+        partition: how the training examples are dealt out when `task.partition` is `auto`.
+        classes: number of classes.
+        input_shape: of one example, as the model takes it.
+        models: the names `task.model` may take, the default first.
+    """
+
+    recipe: ClassVar[Recipe]
+    partition: ClassVar[str] = "iid"
+    classes: ClassVar[int]
+    input_shape: ClassVar[tuple[int, ...]]
+    models: ClassVar[tuple[str, ...]]
+
+    def __init__(self, config: TaskConfig) -> None:
+        self.config = config
+        self.model_name = self.models[0] if config.model == "auto" else config.model
+        if self.model_name not in self.models:
+            raise ConfigError(
+                f"task.model must be one of {', '.join(self.models)} for task {config.name!r}; got {config.model!r}"
+            )
+
+    @abstractmethod
+    def load(self) -> Dataset:
+        """The benchmark data, for a simulation. Deterministic.
+
+        Raises:
+            DataError: the data is not on this machine; the message says how to get it.
+        """
+
+    def read(self, path: Path) -> Examples:
+        """A node's own data, in a deployment: an `.npz` file with arrays `x` and `y` in the task's units.
+
+        Raises:
+            DataError: the file is absent or is not what the task reads.
+        """
+        return self.checked(read_npz(path), path)
+
+    def checked(self, examples: Examples, path: Path) -> Examples:
+        """The examples, if this task's model can take them.
+
+        Raises:
+            DataError: inputs are of another shape than the benchmark's, are not finite, or labels are no classes.
+        """
+        if examples.x.shape[1:] != self.input_shape:
+            raise DataError(
+                f"data-path: {path} must hold inputs of shape {self.input_shape}, found {examples.x.shape[1:]}"
+            )
+        if not np.isfinite(examples.x).all():
+            raise DataError(f"data-path: {path} holds inputs that are NaN or infinite")
+        if len(examples) and not (examples.y.min() >= 0 and examples.y.max() < self.classes):
+            raise DataError(f"data-path: {path} must hold labels from 0 to {self.classes - 1}")
+        return Examples(examples.x.astype(np.float32), examples.y.astype(np.int64))
+
+    @abstractmethod
+    def build(self) -> Model:
+        """A new, untrained model."""
+
+    def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
+        """Named figures of merit of class probabilities `scores` (n, classes) against labels `y` (n,)."""
+        return {"loss": cross_entropy(y, scores), "accuracy": float(np.mean(scores.argmax(axis=1) == y))}
+
+
+def cross_entropy(y: NDArray, scores: NDArray) -> float:
+    """Mean negative log-likelihood, in nats; probabilities are floored at 1e-7, as Keras does."""
+    chosen = np.take_along_axis(scores, y.astype(np.int64)[:, None], axis=1)
+    return float(-np.log(np.maximum(chosen, 1e-7)).mean())
+
+
+def read_npz(path: Path) -> Examples:
+    """Read `x` and `y` from an `.npz` file, without pickles.
+
+    Raises:
+        DataError: the file is absent or holds no such arrays. What is in it is not quoted.
+    """
+    expected = "an .npz file with arrays x (numbers) and y (integer labels)"
+    if not path.is_file():
+        raise DataError(f"data-path: no file at {path}; expected {expected}")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            x, y = archive["x"], archive["y"]
+    except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile):
+        raise DataError(f"data-path: {path} must be {expected}") from None
+    if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu" or y.ndim != 1:
+        raise DataError(f"data-path: {path} must be {expected}; found x of {x.dtype} and y of {y.dtype} {y.shape}")
+    return Examples(x, y)

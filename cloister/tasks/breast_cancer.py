@@ -1,0 +1,134 @@
+"""Breast cancer in Wisconsin: 569 tumours measured under the microscope, shipped with scikit-learn."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.errors import DataError
+from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
+from cloister.tasks.partition import holdout
+from cloister.tasks.scores import binary_auc
+
+if TYPE_CHECKING:
+    import pandas
+
+SPLIT_SEED = 0
+"""Fixed here, not configured: every run of every strategy is scored on the same tumours."""
+
+# Published with the dataset. Ranges measured on a client's own examples would leak them, and would give the same
+# number another meaning on each client.
+RANGES = {
+    "mean radius": (6.981, 28.11),
+    "mean texture": (9.71, 39.28),
+    "mean perimeter": (43.79, 188.5),
+    "mean area": (143.5, 2501.0),
+    "mean smoothness": (0.053, 0.163),
+    "mean compactness": (0.019, 0.345),
+    "mean concavity": (0.0, 0.427),
+    "mean concave points": (0.0, 0.201),
+    "mean symmetry": (0.106, 0.304),
+    "mean fractal dimension": (0.05, 0.097),
+    "radius error": (0.112, 2.873),
+    "texture error": (0.36, 4.885),
+    "perimeter error": (0.757, 21.98),
+    "area error": (6.802, 542.2),
+    "smoothness error": (0.002, 0.031),
+    "compactness error": (0.002, 0.135),
+    "concavity error": (0.0, 0.396),
+    "concave points error": (0.0, 0.053),
+    "symmetry error": (0.008, 0.079),
+    "fractal dimension error": (0.001, 0.03),
+    "worst radius": (7.93, 36.04),
+    "worst texture": (12.02, 49.54),
+    "worst perimeter": (50.41, 251.2),
+    "worst area": (185.2, 4254.0),
+    "worst smoothness": (0.071, 0.223),
+    "worst compactness": (0.027, 1.058),
+    "worst concavity": (0.0, 1.252),
+    "worst concave points": (0.0, 0.291),
+    "worst symmetry": (0.156, 0.664),
+    "worst fractal dimension": (0.055, 0.208),
+}
+"""Smallest and largest value of each feature, in the order of x."""
+
+
+class BreastCancer(Task):
+    """Malignant (0) or benign (1); x is float32 of shape (n, 30), each feature from about 0 to about 1."""
+
+    recipe = Recipe(local_epochs=5, batch_size=16, learning_rate=0.5)
+    classes = 2
+    input_shape = (len(RANGES),)
+    models = ("softmax",)
+
+    def load(self) -> Dataset:
+        """Four fifths of each class to train on and one fifth to test on."""
+        from sklearn.datasets import load_breast_cancer
+
+        features, labels = load_breast_cancer(return_X_y=True)
+        examples = Examples(_scale(features), labels.astype(np.int64))
+        train, test = holdout(examples.y, 0.2, np.random.default_rng(SPLIT_SEED))
+        return Dataset(examples.take(train), examples.take(test))
+
+    def read(self, path: Path) -> Examples:
+        """A node's own data: an `.npz` file in the units above, or a `.csv` file in the units of `RANGES`.
+
+        A `.csv` file has the 30 columns of `RANGES` and `target` (0 or 1), in any order; others are ignored.
+
+        Raises:
+            DataError: the file is absent or is not what the task reads.
+        """
+        return _read_csv(path) if path.suffix.lower() == ".csv" else super().read(path)
+
+    def build(self) -> Model:
+        """Softmax regression."""
+        from cloister.tasks.softmax import SoftmaxRegression
+
+        return SoftmaxRegression(features=len(RANGES), classes=2)
+
+    def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
+        """Loss, accuracy, and AUC where both classes are there."""
+        return super().metrics(y, scores) | binary_auc(y, scores)
+
+
+def _scale(features: NDArray) -> NDArray[np.float32]:
+    low, high = np.array(list(RANGES.values())).T
+    scaled: NDArray[np.float32] = ((features - low) / (high - low)).astype(np.float32)
+    return scaled
+
+
+def _read_csv(path: Path) -> Examples:
+    if not path.is_file():
+        raise DataError(f"data-path: no file at {path}; expected a .csv file with 30 features and target")
+    import pandas
+
+    try:
+        frame = pandas.read_csv(path)
+    except (ValueError, OSError):
+        # Not chained, here and below: pandas quotes the cells it cannot read, which are a patient's.
+        raise DataError(f"data-path: {path} must be a .csv file with a header") from None
+    return _examples(frame, path)
+
+
+def _examples(frame: "pandas.DataFrame", path: Path) -> Examples:
+    missing = [name for name in (*RANGES, "target") if name not in frame]
+    if missing:
+        raise DataError(f"data-path: {path} lacks the columns {', '.join(missing)}")
+    if frame.empty:
+        raise DataError(f"data-path: {path} has no rows below its header")
+    labels = _numbers(frame, "target", path)
+    if not np.isin(labels, (0, 1)).all():
+        raise DataError(f"data-path: {path}: column target must hold 0 (malignant) or 1 (benign) only")
+    features = np.stack([_numbers(frame, name, path) for name in RANGES], axis=1)
+    return Examples(_scale(features), labels.astype(np.int64))
+
+
+def _numbers(frame: "pandas.DataFrame", name: str, path: Path) -> NDArray[np.float64]:
+    try:
+        values: NDArray[np.float64] = frame[name].to_numpy(dtype=np.float64)
+    except ValueError:
+        raise DataError(f"data-path: {path}: column {name} must hold numbers only") from None
+    if not np.isfinite(values).all():
+        raise DataError(f"data-path: {path}: column {name} has empty or infinite cells; every cell needs a number")
+    return values

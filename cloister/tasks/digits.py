@@ -1,0 +1,55 @@
+"""Handwritten digits of 8×8 pixels: 1,797 images that ship with scikit-learn, for a first run on any machine."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
+from cloister.tasks.partition import holdout
+
+if TYPE_CHECKING:
+    import keras
+
+SPLIT_SEED = 0
+"""Fixed here, not configured: every run of every strategy is scored on the same images."""
+
+
+class Digits(Task):
+    """Ten classes; x is float32 of shape (n, 64), grey values from 0 to 1."""
+
+    recipe = Recipe(local_epochs=5, batch_size=16, learning_rate=0.3)
+    classes = 10
+    input_shape = (64,)
+    models = ("mlp", "softmax")
+
+    def load(self) -> Dataset:
+        """Four fifths of each class to train on and one fifth to test on."""
+        from sklearn.datasets import load_digits
+
+        pixels, labels = load_digits(return_X_y=True)
+        examples = Examples((pixels / 16).astype(np.float32), labels.astype(np.int64))
+        train, test = holdout(examples.y, 0.2, np.random.default_rng(SPLIT_SEED))
+        return Dataset(examples.take(train), examples.take(test))
+
+    def build(self) -> Model:
+        """A network with one hidden layer, or softmax regression, which needs no TensorFlow."""
+        if self.model_name == "softmax":
+            from cloister.tasks.softmax import SoftmaxRegression
+
+            return SoftmaxRegression(features=64, classes=10)
+        from cloister.tasks.keras_model import KerasModel
+
+        return KerasModel(_mlp)
+
+
+def _mlp() -> "keras.Model":
+    import keras
+
+    return keras.Sequential(
+        [
+            keras.Input((64,), name="pixels"),
+            keras.layers.Dense(64, activation="relu", name="hidden"),
+            keras.layers.Dense(10, activation="softmax", name="output"),
+        ],
+        name="mlp",
+    )

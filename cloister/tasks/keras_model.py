@@ -1,0 +1,98 @@
+"""A Keras model as the federation sees it. Importing this module does not import Keras; making a model does."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.errors import FederationError
+from cloister.core.files import atomic_path
+from cloister.tasks.base import NamedArrays
+from cloister.tasks.softmax import check_same
+
+PREDICT_BATCH = 1024
+
+
+class KerasModel:
+    """A classifier whose weights travel by Keras' variable paths, not by position.
+
+    Args:
+        build: makes the uncompiled model; its last layer gives class probabilities.
+
+    Attributes:
+        keras: the Keras model.
+        variables: its weights by path, trainable or not, in Keras' order.
+
+    Raises:
+        FederationError: two weights have the same path.
+    """
+
+    kind = "keras"
+    suffix = ".keras"
+
+    def __init__(self, build: Callable[[], Any]) -> None:
+        self._build = build
+        self.keras = _fresh(build)
+        self.variables = {weight.path: weight for weight in self.keras.weights}
+        if len(self.variables) != len(self.keras.weights):
+            raise FederationError("two weights of the model have the same path; give its layers different names")
+        self._forward: Callable[[Any], Any] | None = None
+
+    def initialise(self, seed: int) -> None:
+        """New initial weights, the same for the same seed."""
+        import keras
+
+        keras.utils.set_random_seed(seed)
+        self.keras.set_weights(_fresh(self._build).get_weights())
+
+    def arrays(self) -> dict[str, NDArray]:
+        """A copy of every weight, by path."""
+        return {path: np.array(variable.numpy()) for path, variable in self.variables.items()}
+
+    def assign(self, arrays: NamedArrays) -> None:
+        """Replace every weight.
+
+        Raises:
+            FederationError: names or shapes are not this model's.
+        """
+        check_same(arrays, self.variables)
+        for path, variable in self.variables.items():
+            variable.assign(arrays[path])
+
+    def reseed(self, seed: int) -> None:
+        """Set what dropout and its like draw from, so that a round does not depend on the rounds before it."""
+        owned = {id(weight) for weight in self.keras.weights}
+        states = [variable for variable in self.keras.variables if id(variable) not in owned]
+        for number, state in enumerate(states):
+            if state.dtype == "uint32":
+                state.assign(np.array([seed % 2**32, number], np.uint32))
+
+    def predict(self, x: NDArray) -> NDArray:
+        """Class probabilities of shape (n, classes)."""
+        if self._forward is None:
+            self._forward = self._compile_forward()
+        pieces = [self._forward(x[start : start + PREDICT_BATCH]).numpy() for start in range(0, len(x), PREDICT_BATCH)]
+        return np.concatenate(pieces)
+
+    def _compile_forward(self) -> Callable[[Any], Any]:
+        import tensorflow as tf
+
+        (spec,) = self.keras.inputs
+        shape = tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+        forward: Callable[[Any], Any] = tf.function(lambda x: self.keras(x, training=False), input_signature=[shape])
+        return forward
+
+    def save(self, path: Path) -> None:
+        """Write the model in Keras' own format."""
+        with atomic_path(path) as partial:
+            self.keras.save(partial)
+
+
+def _fresh(build: Callable[[], Any]) -> Any:
+    """A new model whose automatic names do not depend on what this process built before."""
+    import keras
+
+    keras.utils.clear_session(free_memory=False)
+    return build()

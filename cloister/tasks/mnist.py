@@ -1,0 +1,104 @@
+"""MNIST: 70,000 handwritten digits of 28×28 pixels, read from this machine and never downloaded."""
+
+import os
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.errors import DataError
+from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
+
+if TYPE_CHECKING:
+    import keras
+
+REMEDY = (
+    "set task.data-path to an mnist.npz file in Keras' layout or to its folder, or run "
+    "keras.datasets.mnist.load_data() once on a machine with a network"
+)
+
+
+class Mnist(Task):
+    """Ten classes; x is float32 of shape (n, 28, 28, 1), grey values from 0 to 1."""
+
+    recipe = Recipe(local_epochs=10, batch_size=10, learning_rate=0.03)
+    classes = 10
+    input_shape = (28, 28, 1)
+    models = ("mlp", "cnn")
+
+    def load(self) -> Dataset:
+        """The published split: 60,000 images to train on and 10,000 to test on."""
+        return _read(_find(self.config.data_path))
+
+    def build(self) -> Model:
+        """A network with 1,000 hidden units (795,010 parameters), or with two convolutions (1,663,370)."""
+        from cloister.tasks.keras_model import KerasModel
+
+        return KerasModel(_cnn if self.model_name == "cnn" else _mlp)
+
+
+def _find(data_path: str) -> Path:
+    """The file that `task.data-path` means; when it is empty, the one that Keras keeps."""
+    if data_path:
+        given = Path(data_path).expanduser()
+        path = given / "mnist.npz" if given.is_dir() else given
+    else:
+        home = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser()
+        path = home / "datasets" / "mnist.npz"
+    if not path.is_file():
+        raise DataError(f"task.data-path = {data_path!r}: no file at {path}; {REMEDY}")
+    return path
+
+
+def _read(path: Path) -> Dataset:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            train = _examples(archive["x_train"], archive["y_train"])
+            test = _examples(archive["x_test"], archive["y_test"])
+    except (KeyError, ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"task.data-path: {path} must be an .npz file with x_train, y_train, x_test and y_test as Keras "
+            "publishes them: images of 28 by 28 bytes, labels from 0 to 9"
+        ) from error
+    return Dataset(train, test)
+
+
+def _examples(images: NDArray, labels: NDArray) -> Examples:
+    """Raises ValueError for what are not MNIST's images and labels."""
+    if images.shape[1:] != (28, 28) or images.dtype != np.uint8 or not np.isin(labels, range(10)).all():
+        raise ValueError("not MNIST")
+    return Examples(images[..., None].astype(np.float32) / np.float32(255), labels.astype(np.int64))
+
+
+def _mlp() -> "keras.Model":
+    import keras
+
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1), name="pixels"),
+            keras.layers.Flatten(name="flatten"),
+            keras.layers.Dense(1000, activation="relu", name="hidden"),
+            keras.layers.Dense(10, activation="softmax", name="output"),
+        ],
+        name="mlp",
+    )
+
+
+def _cnn() -> "keras.Model":
+    import keras
+
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1), name="pixels"),
+            keras.layers.Conv2D(32, 5, padding="same", activation="relu", name="conv1"),
+            keras.layers.MaxPooling2D(2, name="pool1"),
+            keras.layers.Conv2D(64, 5, padding="same", activation="relu", name="conv2"),
+            keras.layers.MaxPooling2D(2, name="pool2"),
+            keras.layers.Flatten(name="flatten"),
+            keras.layers.Dense(512, activation="relu", name="hidden"),
+            keras.layers.Dense(10, activation="softmax", name="output"),
+        ],
+        name="cnn",
+    )

@@ -1,0 +1,215 @@
+"""Dealing the examples of a benchmark to simulated clients.
+
+Every way to deal returns one index array per client. No example goes to two clients, and each array is in rising
+order, so that the deal depends on the seed alone and no client receives its examples class by class.
+"""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core import check
+from cloister.core.config import TaskConfig
+from cloister.core.errors import ConfigError
+from cloister.tasks.base import Dataset
+
+Indices = NDArray[np.intp]
+
+DRAWS = 100
+"""How often `dirichlet` draws before it gives up on reaching every client."""
+WHOLE = re.compile("[0-9]{1,9}")
+"""A count in `task.table`: nine digits, so that sums of counts stay far from the largest integer."""
+
+
+def deal(config: TaskConfig, default: str, dataset: Dataset, clients: int, classes: int, seed: int) -> list[Indices]:
+    """Deal the training examples as `task.partition` says.
+
+    Args:
+        config: of the task.
+        default: what `task.partition = "auto"` means.
+        dataset: with n training examples, labelled 0 to `classes` - 1.
+        clients: how many parts to make, 1 to n.
+        classes: number of classes.
+        seed: ≥ 0; the same seed deals the same parts.
+
+    Returns:
+        One array of training indices per client.
+
+    Raises:
+        ConfigError: naming the key that asks for what the data cannot give.
+    """
+    check.positive(clients=clients)
+    check.non_negative(seed=seed)
+    _refuse_more_clients_than(len(dataset.train), clients)
+    labels, rng = dataset.train.y, np.random.default_rng(seed)
+    match default if config.partition == "auto" else config.partition:
+        case "iid":
+            return iid(labels, clients, rng)
+        case "shards":
+            return shards(labels, clients, config.shards_per_client, rng)
+        case "dirichlet":
+            return dirichlet(labels, clients, config.alpha, rng)
+        case "natural":
+            return natural(_owners(dataset, config.name), clients)
+        case "table":
+            return table(labels, parse_table(config.table, clients, classes), rng)
+        case unknown:
+            raise ConfigError(f"task.partition must be one of iid, shards, dirichlet, natural, table; got {unknown!r}")
+
+
+def iid(labels: NDArray, clients: int, rng: np.random.Generator) -> list[Indices]:
+    """Shuffled equal parts; sizes differ by at most one."""
+    return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
+
+
+def shards(labels: NDArray, clients: int, shards_per_client: int, rng: np.random.Generator) -> list[Indices]:
+    """Sort by label, cut into equal shards, deal `shards_per_client` of them to each client at random.
+
+    Raises:
+        ConfigError: there are more shards than examples.
+
+    Source: McMahan et al. (2017), arXiv:1602.05629, §3.
+    """
+    total = clients * shards_per_client
+    if total > len(labels):
+        raise ConfigError(
+            f"task.shards-per-client = {shards_per_client} for {clients} clients makes {total} shards, but there are "
+            f"only {len(labels)} training examples; use at most {len(labels) // clients}"
+        )
+    pieces = np.array_split(np.argsort(labels, kind="stable"), total)
+    hands = rng.permutation(total).reshape(clients, shards_per_client)
+    return [np.sort(np.concatenate([pieces[piece] for piece in hand])) for hand in hands]
+
+
+def dirichlet(labels: NDArray, clients: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
+    """Split each class by proportions drawn from a symmetric Dirichlet(`alpha`), until every client has an example.
+
+    Raises:
+        ConfigError: `DRAWS` draws left a client without examples.
+
+    Source: Hsu et al. (2019), arXiv:1909.06335.
+    """
+    for _ in range(DRAWS):
+        parts = _dirichlet_once(labels, clients, alpha, rng)
+        if all(part.size for part in parts):
+            return parts
+    raise ConfigError(
+        f"task.alpha = {alpha} leaves one of {clients} clients without any of the {len(labels)} training examples in "
+        f"each of {DRAWS} draws; raise task.alpha or use fewer clients"
+    )
+
+
+def natural(groups: NDArray, clients: int) -> list[Indices]:
+    """Client i gets what the i-th owner has; owners after the last client are left out.
+
+    Raises:
+        ConfigError: there are more clients than owners.
+    """
+    owners = np.unique(groups)
+    if clients > owners.size:
+        raise ConfigError(
+            f"task.partition = 'natural' has {owners.size} owners for {clients} clients; use at most {owners.size} "
+            "clients or another task.partition"
+        )
+    return [np.flatnonzero(groups == owner) for owner in owners[:clients]]
+
+
+def table(labels: NDArray, counts: NDArray[np.intp], rng: np.random.Generator) -> list[Indices]:
+    """Draw exactly `counts[i, c]` examples of class c for client i, without replacement; the rest stays unused.
+
+    Raises:
+        ConfigError: a class has fewer examples than the table asks for.
+    """
+    hands = [_draw(labels, label, column, rng) for label, column in enumerate(counts.T)]
+    return [np.sort(np.concatenate(parts)) for parts in zip(*hands, strict=True)]
+
+
+def parse_table(text: str, clients: int, classes: int) -> NDArray[np.intp]:
+    """Read `task.table`: a row per client, set apart by `;`, and in it a count per class, set apart by `,`.
+
+    Returns:
+        Counts of shape (clients, classes); every client has at least one example.
+
+    Raises:
+        ConfigError: saying which row is wrong and how.
+    """
+    if not text.strip():
+        raise ConfigError("task.table is empty; task.partition = 'table' needs a row per client, such as '10,20;30,0'")
+    rows = text.split(";")
+    if len(rows) != clients:
+        raise ConfigError(f"task.table has {len(rows)} rows; the federation has {clients} clients, one row each")
+    return np.array([_parse_row(number, row, classes) for number, row in enumerate(rows, 1)], dtype=np.intp)
+
+
+def holdout(labels: NDArray, fraction: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """Split one client's examples into train and test, class by class.
+
+    Args:
+        labels: of the client's examples, shape (n,).
+        fraction: share of each class that is held out, in [0, 1), rounded to whole examples.
+        rng: decides which examples.
+
+    Returns:
+        Indices (train, test), together all n. Every class keeps an example in train, so that a class of one example
+        is never tested on; test may be empty.
+    """
+    test = [_held_out(np.flatnonzero(labels == label), fraction, rng) for label in np.unique(labels)]
+    held = np.zeros(len(labels), dtype=bool)
+    held[np.concatenate([np.empty(0, dtype=np.intp), *test])] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def _refuse_more_clients_than(examples: int, clients: int) -> None:
+    if clients > examples:
+        raise ConfigError(
+            f"{clients} clients cannot share {examples} training examples; use at most {examples} clients"
+        )
+
+
+def _owners(dataset: Dataset, name: str) -> NDArray:
+    if dataset.groups is None:
+        raise ConfigError(
+            f"task.partition = 'natural' needs examples with owners, and task.name = {name!r} has none; "
+            "valid are iid, shards, dirichlet, table"
+        )
+    return dataset.groups
+
+
+def _dirichlet_once(labels: NDArray, clients: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
+    hands = []
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        ends = np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * members.size
+        hands.append(np.split(members, ends.astype(np.intp)))
+    return [np.sort(np.concatenate(parts)) for parts in zip(*hands, strict=True)]
+
+
+def _draw(labels: NDArray, label: int, counts: NDArray[np.intp], rng: np.random.Generator) -> list[Indices]:
+    """Disjoint random draws of `counts[i]` examples of one class."""
+    members = rng.permutation(np.flatnonzero(labels == label))
+    asked = int(counts.sum())
+    if asked > members.size:
+        raise ConfigError(
+            f"task.table asks for {asked} training examples of class {label}; the task has {members.size}"
+        )
+    return np.split(members[:asked], np.cumsum(counts)[:-1])
+
+
+def _parse_row(number: int, row: str, classes: int) -> Sequence[int]:
+    cells = [cell.strip() for cell in row.split(",")]
+    if len(cells) != classes:
+        raise ConfigError(f"task.table row {number} has {len(cells)} numbers; the task has {classes} classes")
+    for cell in cells:
+        if not WHOLE.fullmatch(cell):
+            raise ConfigError(f"task.table row {number} holds {cell!r}; a count is a whole number from 0 to 999999999")
+    counts = [int(cell) for cell in cells]
+    if not any(counts):
+        raise ConfigError(f"task.table row {number} is all zeros; every client needs at least one example")
+    return counts
+
+
+def _held_out(members: Indices, fraction: float, rng: np.random.Generator) -> Indices:
+    count = min(round(fraction * members.size), members.size - 1)
+    return rng.permutation(members)[:count]

@@ -1,0 +1,264 @@
+"""Partitions: exact counts, disjointness, determinism, and refusals that say what is wrong."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloister.core.config import TaskConfig
+from cloister.core.errors import ConfigError
+from cloister.tasks import partition
+from cloister.tasks.base import Dataset, Examples
+
+ALZHEIMER = (724, 49, 2566, 1781)
+"""Class totals of the 5120 training images."""
+HOMOGENEOUS = "181,12,641,446; 181,12,642,445; 181,12,642,445; 181,13,641,445"
+NON_IID = "280,16,881,615; 107,13,368,280; 257,17,1054,720; 80,3,263,166"
+ATTACK = "120,9,1122,496; 180,11,894,506; 524,29,550,779"
+
+many_labels = st.lists(st.integers(0, 4), min_size=1, max_size=120).map(lambda labels: np.array(labels))
+seeds = st.integers(0, 2**31 - 1)
+
+
+def generator(seed=7):
+    return np.random.default_rng(seed)
+
+
+def labels_of(totals, seed=3):
+    return generator(seed).permutation(np.repeat(np.arange(len(totals)), totals))
+
+
+def dataset(labels, groups=None):
+    examples = Examples(np.zeros((len(labels), 1), np.float32), labels)
+    return Dataset(examples, examples, groups)
+
+
+def deal(labels, clients, classes=4, seed=7, groups=None, **config):
+    return partition.deal(TaskConfig(**config), "iid", dataset(labels, groups), clients, classes, seed)
+
+
+def counts_of(labels, parts, classes):
+    return np.array([np.bincount(labels[part], minlength=classes) for part in parts])
+
+
+def assert_disjoint(parts, total):
+    for part in parts:
+        assert part.dtype == np.intp
+        assert (np.diff(part) > 0).all()
+    joined = np.concatenate(parts)
+    assert np.unique(joined).size == joined.size
+    assert ((joined >= 0) & (joined < total)).all()
+
+
+def assert_complete(parts, total):
+    assert_disjoint(parts, total)
+    assert sum(part.size for part in parts) == total
+
+
+@given(many_labels, st.integers(1, 12), seeds)
+def test_iid_deals_everything_in_equal_parts(labels, clients, seed):
+    parts = partition.iid(labels, clients, generator(seed))
+    assert len(parts) == clients
+    assert_complete(parts, len(labels))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(many_labels, st.integers(1, 6), st.integers(1, 3), seeds)
+def test_shards_deal_everything_in_nearly_equal_parts(labels, clients, each, seed):
+    if clients * each > len(labels):
+        with pytest.raises(ConfigError, match=r"task\.shards-per-client"):
+            partition.shards(labels, clients, each, generator(seed))
+        return
+    parts = partition.shards(labels, clients, each, generator(seed))
+    assert len(parts) == clients
+    assert_complete(parts, len(labels))
+    assert max(map(len, parts)) - min(map(len, parts)) <= each
+
+
+@settings(max_examples=50)
+@given(many_labels, st.integers(1, 5), st.floats(0.05, 100), seeds)
+def test_dirichlet_deals_everything_and_leaves_nobody_out_or_refuses(labels, clients, alpha, seed):
+    try:
+        parts = partition.dirichlet(labels, clients, alpha, generator(seed))
+    except ConfigError as error:
+        assert "task.alpha" in str(error)
+        return
+    assert len(parts) == clients
+    assert_complete(parts, len(labels))
+    assert all(part.size for part in parts)
+
+
+@given(many_labels, st.lists(st.lists(st.integers(0, 30), min_size=5, max_size=5), min_size=1, max_size=5), seeds)
+def test_tables_are_dealt_exactly_or_refused(labels, rows, seed):
+    counts = np.array(rows, dtype=np.intp)
+    if (counts.sum(axis=0) > np.bincount(labels, minlength=5)).any():
+        with pytest.raises(ConfigError, match=r"task\.table asks for \d+ training examples of class"):
+            partition.table(labels, counts, generator(seed))
+        return
+    parts = partition.table(labels, counts, generator(seed))
+    assert_disjoint(parts, len(labels))
+    assert np.array_equal(counts_of(labels, parts, 5), counts)
+
+
+@given(many_labels, st.floats(0, 0.99), seeds)
+def test_a_holdout_is_stratified_and_never_takes_a_whole_class(labels, fraction, seed):
+    train, test = partition.holdout(labels, fraction, generator(seed))
+    assert_complete([train, test], len(labels))
+    for label, total in zip(*np.unique(labels, return_counts=True), strict=True):
+        held = int((labels[test] == label).sum())
+        assert held == min(round(fraction * total), total - 1)
+
+
+@pytest.mark.parametrize("how", ["iid", "shards", "dirichlet", "natural", "table"])
+def test_the_same_seed_deals_the_same_parts(how):
+    labels = labels_of((40, 40, 40, 40))
+    groups = np.arange(160) % 3
+
+    def parts(seed):
+        table = {"table": "10,10,10,10;5,5,5,5"} if how == "table" else {}
+        return deal(labels, 2, seed=seed, groups=groups, partition=how, **table)
+
+    assert all(map(np.array_equal, parts(1), parts(1)))
+    assert how == "natural" or not all(map(np.array_equal, parts(1), parts(2)))
+
+
+@pytest.mark.parametrize(("text", "clients"), [(HOMOGENEOUS, 4), (NON_IID, 4)], ids=["homogeneous", "non-i.i.d."])
+def test_the_published_alzheimer_tables_use_every_image(text, clients):
+    labels = labels_of(ALZHEIMER)
+    parts = deal(labels, clients, partition="table", table=text)
+    assert_complete(parts, 5120)
+    expected = np.array([[int(cell) for cell in row.split(",")] for row in text.split(";")])
+    assert np.array_equal(counts_of(labels, parts, 4), expected)
+
+
+def test_the_published_attack_table_asks_for_more_than_the_training_images():
+    """The three clients add up to 5220 images: 100 of class 0 beyond the 724 that the training set has."""
+    with pytest.raises(ConfigError, match="824 training examples of class 0; the task has 724"):
+        deal(labels_of(ALZHEIMER), 3, partition="table", table=ATTACK)
+
+
+def test_the_published_attack_table_is_dealt_exactly_where_the_images_suffice():
+    labels = labels_of((824, *ALZHEIMER[1:]))
+    parts = deal(labels, 3, partition="table", table=ATTACK)
+    assert [part.size for part in parts] == [1747, 1591, 1882]
+    assert counts_of(labels, parts, 4)[2].tolist() == [524, 29, 550, 779]
+
+
+def test_two_of_200_shards_of_300_hold_at_most_two_of_ten_equal_classes():
+    labels = labels_of((6000,) * 10)
+    parts = partition.shards(labels, 100, 2, generator())
+    assert_complete(parts, 60_000)
+    assert {part.size for part in parts} == {600}
+    assert max((row > 0).sum() for row in counts_of(labels, parts, 10)) == 2
+
+
+def test_two_shards_hold_at_most_four_of_mnist_s_classes():
+    """A shard of 300 spans at most two classes, because every class has more than 300 images."""
+    labels = labels_of((5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949))
+    parts = partition.shards(labels, 100, 2, generator())
+    assert {part.size for part in parts} == {600}
+    assert max((row > 0).sum() for row in counts_of(labels, parts, 10)) <= 4
+
+
+def test_a_small_alpha_gives_uneven_classes_and_a_large_one_even_classes():
+    labels = labels_of((1000,) * 4)
+    uneven, even = (counts_of(labels, partition.dirichlet(labels, 4, alpha, generator()), 4) for alpha in (0.1, 1000.0))
+    assert uneven.max() > 600
+    assert 200 < even.min() <= even.max() < 300
+
+
+def test_dirichlet_gives_up_when_a_client_stays_without_examples():
+    with pytest.raises(ConfigError, match=r"task\.alpha = 1e-06 leaves one of 10 clients"):
+        deal(labels_of((50, 50)), 10, partition="dirichlet", alpha=1e-6)
+
+
+def test_natural_clients_are_the_owners_in_order():
+    groups = np.array([0, 0, 2, 1, 1, 2, 0])
+    labels = np.zeros(7, int)
+    assert [part.tolist() for part in partition.natural(groups, 3)] == [[0, 1, 6], [3, 4], [2, 5]]
+    parts = deal(labels, 2, groups=groups, partition="natural")
+    assert [part.tolist() for part in parts] == [[0, 1, 6], [3, 4]]
+
+
+def test_auto_takes_the_task_s_default():
+    labels, groups = labels_of((10, 10)), np.arange(20) % 2
+    parts = partition.deal(TaskConfig(), "natural", dataset(labels, groups), 2, 2, 0)
+    assert np.array_equal(parts[1], np.flatnonzero(groups))
+
+
+def test_a_table_is_read_with_blanks_and_kept_as_a_matrix():
+    counts = partition.parse_table(" 1, 2 ;3,4", 2, 2)
+    assert counts.dtype == np.intp
+    assert counts.tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "task.table is empty"),
+        ("1,2", "task.table has 1 rows; the federation has 2 clients"),
+        ("1,2;3,4;", "task.table has 3 rows; the federation has 2 clients"),
+        ("1,2;3", "task.table row 2 has 1 numbers; the task has 2 classes"),
+        ("1,2;3,4,5", "task.table row 2 has 3 numbers; the task has 2 classes"),
+        ("1,-2;3,4", "task.table row 1 holds '-2'; a count is a whole number"),
+        ("1,2;3,4.5", "task.table row 2 holds '4.5'; a count is a whole number"),
+        ("1,two;3,4", "task.table row 1 holds 'two'; a count is a whole number"),
+        ("1,;3,4", "task.table row 1 holds ''; a count is a whole number"),
+        ("1,1_0;3,4", "task.table row 1 holds '1_0'; a count is a whole number"),
+        ("1,٣;3,4", "task.table row 1 holds '٣'; a count is a whole number"),
+        ("1,2;3,9999999999", "task.table row 2 holds '9999999999'; a count is a whole number"),
+        ("1,2;0,0", "task.table row 2 is all zeros"),
+    ],
+)
+def test_a_wrong_table_is_refused(text, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        partition.parse_table(text, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("clients", "config", "message"),
+    [
+        (21, {}, "21 clients cannot share 20 training examples; use at most 20 clients"),
+        (0, {}, "clients must be > 0, got 0"),
+        (2, {"seed": -1}, "seed must be >= 0, got -1"),
+        (3, {"partition": "natural"}, "'natural' has 2 owners for 3 clients; use at most 2 clients"),
+        (
+            2,
+            {"partition": "natural", "groups": None, "name": "digits"},
+            "task.partition = 'natural' needs examples with owners, and task.name = 'digits' has none",
+        ),
+        (
+            5,
+            {"partition": "shards", "shards_per_client": 5},
+            "task.shards-per-client = 5 for 5 clients makes 25 shards, but there are only 20 training examples; "
+            "use at most 4",
+        ),
+        (2, {"partition": "table", "table": "6,5;5,5"}, "11 training examples of class 0; the task has 10"),
+        (2, {"partition": "table"}, "task.table is empty"),
+    ],
+)
+def test_a_deal_that_cannot_be_made_is_refused(clients, config, message):
+    labels = labels_of((10, 10))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        deal(labels, clients, classes=2, **({"groups": np.arange(20) % 2} | config))
+
+
+def test_an_unknown_default_is_refused():
+    with pytest.raises(ConfigError, match=r"task\.partition must be one of iid, shards, .*; got 'odd'"):
+        partition.deal(TaskConfig(), "odd", dataset(labels_of((3, 3))), 2, 2, 0)
+
+
+def test_a_class_of_one_example_stays_in_train():
+    train, test = partition.holdout(np.array([0, 1, 1, 1, 1, 1]), 0.9, generator())
+    assert 0 in train
+    assert test.size == 4
+
+
+@pytest.mark.parametrize("labels", [np.array([], int), np.zeros(1, int), np.arange(5)])
+def test_a_holdout_of_little_is_empty(labels):
+    train, test = partition.holdout(labels, 0.5, generator())
+    assert train.size == len(labels)
+    assert test.size == 0
+    assert test.dtype == np.intp
