@@ -1,0 +1,1 @@
+"""Mechanisms: what bounds a contribution, what noises a sum, and the decorators that put both around a strategy."""

@@ -1,0 +1,114 @@
+"""How far the models of a round lie apart: the number that scales metric-aware noise.
+
+A distance of a cohort is the largest distance of any pair of clients. Distances are plugins: a function from a cohort
+to an n x n matrix of pair distances. All of ours come from Gram matrices, G = U·Uᵀ per array, in float64, made block
+by block: one pass over memory whatever the number of pairs.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.cohort import Cohort, Span, layer_spans, updates
+from cloister.core.registry import Registry
+
+Matrix = NDArray[np.float64]
+Distance = Callable[[Cohort], Matrix]
+
+DISTANCES = Registry(
+    "distance",
+    "cloister.distances",
+    {
+        "mean-layer-frobenius": "cloister.privacy.distance:mean_layer_frobenius",
+        "l2": "cloister.privacy.distance:l2",
+        "cosine": "cloister.privacy.distance:cosine",
+    },
+)
+
+GRAM_BYTES = 16 << 20
+"""Scratch for one block of the Gram matrices."""
+
+
+def largest_distance(cohort: Cohort, pairwise: Distance) -> float:
+    """The largest distance between two clients; 0 where there are fewer than two.
+
+    A Gram matrix loses digits where clients nearly agree. It only has to find the pair, though: for two clients
+    alone, centred at their mean, nothing cancels, so the winning pair is measured again by itself.
+    """
+    if len(cohort) < 2:
+        return 0.0
+    matrix = pairwise(cohort)
+    if len(cohort) == 2:
+        return float(matrix[0, 1])
+    upper = np.triu_indices(len(cohort), k=1)
+    winner = int(np.argmax(matrix[upper]))
+    return largest_distance(cohort.take(np.array([upper[0][winner], upper[1][winner]])), pairwise)
+
+
+def mean_layer_frobenius(cohort: Cohort) -> Matrix:
+    """(1/L) Σ_ℓ ‖w_i(ℓ) - w_j(ℓ)‖_F over the L arrays of the model, weights and biases alike.
+
+    Source: Sáinz-Pardo Díaz et al. (2026), Algorithm 1.
+    """
+    total = np.zeros((len(cohort), len(cohort)))
+    for gram in layer_grams(cohort):
+        total += np.sqrt(_squared_distances(gram))
+    return total / len(cohort.layout.names)
+
+
+def l2(cohort: Cohort) -> Matrix:
+    """‖w_i - w_j‖₂ over all parameters together."""
+    total = np.zeros((len(cohort), len(cohort)))
+    for gram in layer_grams(cohort):
+        total += _squared_distances(gram)
+    return np.sqrt(total)
+
+
+def cosine(cohort: Cohort) -> Matrix:
+    """1 - cos(U[i], U[j]) of the updates: 0 where clients agree on a direction, 2 where they oppose each other.
+
+    An update of norm 0 has no direction; its distance to any other is 1, and to another such update 0.
+    """
+    gram = sum(layer_grams(cohort, centred=False), np.zeros((len(cohort), len(cohort))))
+    norms = np.sqrt(np.diag(gram))
+    still = norms == 0
+    unit = np.where(still, 1.0, norms)
+    distances = 1 - gram / np.outer(unit, unit)
+    distances[np.ix_(still, still)] = 0.0
+    return np.clip(distances, 0.0, 2.0)
+
+
+def layer_grams(cohort: Cohort, centred: bool = True) -> Iterator[Matrix]:
+    """The Gram matrix of the bounded updates, array by array, in float64.
+
+    Args:
+        cohort: of n updates; each counts with its factor.
+        centred: subtract the mean update first. Differences stay the same and lose fewer digits.
+    """
+    width = max(256, GRAM_BYTES // (8 * max(1, len(cohort))))
+    raw = np.empty(width * len(cohort), cohort.layout.dtype)
+    block = np.empty(width * len(cohort))
+    for layer in range(len(cohort.layout.names)):
+        gram = np.zeros((len(cohort), len(cohort)))
+        for span in layer_spans(cohort.layout, layer, width):
+            columns = _bounded(cohort, span, raw, block)
+            if centred:
+                columns -= columns.mean(axis=0)
+            gram += columns @ columns.T
+        yield gram
+
+
+def _bounded(cohort: Cohort, span: Span, raw: NDArray, out: NDArray) -> NDArray:
+    """factors[i] · U[i] over the columns in `span`, in float64."""
+    block = updates(cohort.rows, cohort.sent, span, raw)
+    columns = out[: block.size].reshape(block.shape)
+    np.copyto(columns, block)
+    columns *= cohort.factors[:, None]
+    return columns
+
+
+def _squared_distances(gram: Matrix) -> Matrix:
+    """‖u_i - u_j‖² = G_ii + G_jj - 2 G_ij, never below 0."""
+    norms = np.diag(gram)
+    return np.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0.0)

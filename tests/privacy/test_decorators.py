@@ -1,0 +1,248 @@
+"""The decorators over a whole round: what leaves is noised as configured, in both placements, whatever is inside."""
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+from flwr.serverapp import strategy as flower
+from statistics_of_noise import is_normal, std_is
+from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
+from test_distance import GOLDEN
+
+from cloister.core.arrays import to_record
+from cloister.core.decorator import Screened
+from cloister.core.errors import ConfigError, FederationError
+from cloister.privacy.decorators import GlobalDP, MetricDP
+from cloister.privacy.noise import GaussianNoise
+from cloister.strategies.fedopt import FedAvgM, FedYogi
+from cloister.strategies.robust import FedMedian
+from cloister.strategies.sampling import Sampling
+
+WIDTH = 100_000
+PLACEMENTS = ["update", "model"]
+
+
+def decorated(kind, z, placement="update", inner=None, clip=1.0, **options):
+    inner = inner or all_nodes()
+    return kind(inner, noise_multiplier=z, clipping_norm=clip, placement=placement, noise=GaussianNoise(7), **options)
+
+
+def released(strategy, models, sent):
+    arrays, _ = one_round(strategy, grid_of(lambda node, _: content(models[node - 1]), len(models)), sent)
+    return flat(arrays)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_golden_standard_deviation(placement):
+    sent = {name: np.zeros_like(array) for name, array in GOLDEN[0].items()}
+    strategy = decorated(MetricDP, 0.7, placement, clip=2.5, measure="before")
+    released(strategy, GOLDEN, sent)
+    assert strategy.measured.noise_std == pytest.approx(0.0822735334, rel=1e-8)
+    assert strategy.measured.distance == pytest.approx(7.0901699437, rel=1e-10)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("kind", [GlobalDP, MetricDP])
+def test_the_noise_of_a_whole_round(kind, placement):
+    sent, *models = random_models(5, 0.1, like=zeros(WIDTH))
+    noisy = decorated(kind, 3.0, placement)
+    noise = released(noisy, models, sent) - released(decorated(kind, 0.0, placement), models, sent)
+    expected = 3.0 * 1.0 / 4
+    if kind is MetricDP:
+        expected /= noisy.measured.distance
+    assert noisy.measured.noise_std == pytest.approx(expected)
+    assert std_is(noise, expected) and is_normal(noise, expected)
+    assert not std_is(noise, expected * 2 / 3)
+    assert not std_is(noise, expected * 3 / 2)
+
+
+def test_without_noise_the_release_is_the_mean_of_the_clipped_updates():
+    sent, *models = random_models(5, 10.0)
+    vector = np.concatenate([np.concatenate([a.ravel() for a in model.values()])[None] for model in models])
+    origin = np.concatenate([array.ravel() for array in sent.values()])
+    updates = vector - origin
+    updates *= np.minimum(1, 1 / np.linalg.norm(updates, axis=1, keepdims=True))
+    for placement in PLACEMENTS:
+        found = released(decorated(GlobalDP, 0.0, placement), models, sent)
+        np.testing.assert_allclose(found, origin + updates.mean(axis=0), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [GlobalDP, MetricDP])
+def test_the_wrapped_optimizer_gets_the_noised_update_and_only_that(kind):
+    """FedAvgM at rate 0.1 scales a release it is given by 0.1; noise after it would not be scaled."""
+    sent, *models = random_models(5, 0.1, like=zeros(WIDTH))
+    inner = [FedAvgM(train=Sampling(min_nodes=1), server_learning_rate=0.1, momentum=0.0) for _ in range(2)]
+    noisy = decorated(kind, 3.0, inner=inner[0])
+    noise = released(noisy, models, sent) - released(decorated(kind, 0.0, inner=inner[1]), models, sent)
+    assert std_is(noise, 0.1 * noisy.measured.noise_std)
+
+
+def test_rounds_draw_new_noise():
+    sent, *models = random_models(3)
+    strategy = decorated(GlobalDP, 1.0)
+    assert not np.allclose(released(strategy, models, sent), released(strategy, models, sent), atol=1e-3)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_reported_example_counts_do_not_move_a_private_release(placement):
+    sent, *models = random_models(4)
+    even = released(decorated(GlobalDP, 0.0, placement), models, sent)
+    counts = [1, 10**9, 5]
+    grid = grid_of(lambda node, _: content(models[node - 1], counts[node - 1]), 3)
+    arrays, _ = one_round(decorated(GlobalDP, 0.0, placement), grid, sent)
+    np.testing.assert_array_equal(flat(arrays), even)
+
+
+def test_dropouts_neither_lower_the_noise_nor_change_the_divisor():
+    sent, *models = random_models(5, 0.1, like=zeros(WIDTH))
+
+    def half(node, _):
+        if node > 2:
+            raise RuntimeError("gone")
+        return content(models[node - 1])
+
+    strategy = decorated(GlobalDP, 3.0)
+    arrays, _ = one_round(strategy, grid_of(half, 4), sent)
+    silent = decorated(GlobalDP, 0.0)
+    calm, _ = one_round(silent, grid_of(half, 4), sent)
+    assert std_is(flat(arrays) - flat(calm), 3.0 / 4)
+    assert (strategy.measured.accepted, strategy.measured.asked) == (2, 4)
+    assert strategy.measured.sensitivity == 1.0 / 4
+
+
+def test_a_round_in_which_everybody_fails_still_releases_noise():
+    """Otherwise the release would tell whether the one client that could have replied did."""
+
+    def gone(node, _):
+        raise RuntimeError("gone")
+
+    arrays, _ = one_round(decorated(GlobalDP, 2.0), grid_of(gone, 2), zeros(WIDTH))
+    assert std_is(flat(arrays), 2.0 / 2)
+
+
+def test_fewer_replies_than_asked_for_mean_more_noise_in_placement_model():
+    sent, *models = random_models(5)
+
+    def half(node, _):
+        if node > 2:
+            raise RuntimeError("gone")
+        return content(models[node - 1])
+
+    strategy = decorated(GlobalDP, 3.0, "model")
+    one_round(strategy, grid_of(half, 4), sent)
+    assert strategy.measured.noise_std == pytest.approx(3.0 / 2)
+
+
+class TestMetricNoise:
+    def test_directions(self):
+        sent, *models = random_models(4, 0.1)
+        divided, multiplied = decorated(MetricDP, 1.0), decorated(MetricDP, 1.0, direction="multiply")
+        released(divided, models, sent)
+        released(multiplied, models, sent)
+        distance = divided.measured.distance
+        assert divided.measured.noise_multiplier == pytest.approx(1 / distance)
+        assert multiplied.measured.noise_multiplier == pytest.approx(distance)
+
+    def test_before_and_after_the_clip(self):
+        sent, *models = random_models(4, 100.0)
+        before, after = decorated(MetricDP, 1.0, measure="before"), decorated(MetricDP, 1.0, measure="after")
+        released(before, models, sent)
+        released(after, models, sent)
+        assert before.measured.distance > 100 > 2 >= after.measured.distance
+
+    def test_one_distant_client_cannot_switch_the_noise_off(self):
+        """The published form (distance before the clip) is the control: there it can."""
+        sent, *models = random_models(5, 0.01)
+        hostile = [*models[:-1], {name: array + 1000 for name, array in models[-1].items()}]
+        stds = {}
+        for measure in ("after", "before"):
+            strategy = decorated(MetricDP, 1.0, measure=measure)
+            released(strategy, hostile, sent)
+            stds[measure] = strategy.measured.noise_std
+        # After clipping, the mean over L arrays of a pair's distance is at most 2C/√L.
+        assert stds["after"] >= 1.0 / 4 / (2 / np.sqrt(2)) > 1e-3 > stds["before"]
+
+    @pytest.mark.parametrize("replies", [1, 3])
+    def test_equal_clients_get_the_floor(self, replies):
+        model = random_models(1, 0.01)[0]
+        strategy = decorated(MetricDP, 1.0, min_distance=0.5)
+        released(strategy, [model] * replies, zeros())
+        assert strategy.measured.noise_multiplier == pytest.approx(2.0)
+
+    def test_the_ceiling(self):
+        strategy = decorated(MetricDP, 1.0, max_distance=0.01)
+        released(strategy, random_models(3, 5.0), zeros())
+        assert strategy.measured.noise_multiplier == pytest.approx(100.0)
+
+
+class TestClaims:
+    def test_global_dp_before_the_optimizer_is_sound(self):
+        strategy = GlobalDP(FedYogi(), noise_multiplier=1.0, clipping_norm=1.0)
+        assert strategy.claim().status == "sound"
+
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            ({"placement": "model"}, "placement"),
+            ({"noise": GaussianNoise(1)}, "seeded"),
+            ({"noise_multiplier": 0.0}, "no noise"),
+        ],
+    )
+    def test_what_weakens_it_is_named(self, options, reason):
+        strategy = GlobalDP(all_nodes(), **({"noise_multiplier": 1.0, "clipping_norm": 1.0} | options))
+        claim = strategy.claim()
+        assert claim.status == "heuristic" and reason in " ".join(claim.reasons)
+
+    def test_a_stateful_strategy_is_no_mean(self):
+        strategy = GlobalDP(FedYogi(), noise_multiplier=1.0, clipping_norm=1.0, placement="model")
+        assert "FedYogi is none" in strategy.claim().reasons[0]
+
+    def test_metric_noise_is_heuristic_and_says_why(self):
+        claim = decorated(MetricDP, 1.0).claim()
+        assert claim.status == "heuristic"
+        assert any("distance" in reason for reason in claim.reasons)
+
+
+class TestBadUse:
+    @pytest.mark.parametrize("kind", [GlobalDP, MetricDP])
+    def test_a_median_of_one_release_is_refused(self, kind):
+        with pytest.raises(ConfigError, match=r"privacy.placement = 'update'.*FedMedian.*'model'"):
+            kind(FedMedian(), noise_multiplier=1.0, clipping_norm=1.0)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"noise_multiplier": -1.0},
+            {"clipping_norm": 0.0},
+            {"placement": "sideways"},
+            {"direction": "up"},
+            {"measure": "never"},
+            {"min_distance": 0.0},
+            {"max_distance": -1.0},
+        ],
+    )
+    def test_parameters_out_of_range(self, options):
+        (name,) = options
+        with pytest.raises(
+            ConfigError, match=name.replace("direction", "distance_direction").replace("measure", "distance_clip")
+        ):
+            MetricDP(all_nodes(), **({"noise_multiplier": 1.0, "clipping_norm": 1.0} | options))
+
+    def test_replies_to_a_model_that_was_never_sent(self):
+        with pytest.raises(FederationError, match="before configure_train"):
+            decorated(GlobalDP, 1.0).aggregate_train(1, [])
+
+    def test_a_model_with_integers_cannot_carry_noise(self):
+        sent = {"steps": np.zeros(3, np.int64)}
+        with pytest.raises(FederationError, match="'steps' has dtype int64"):
+            one_round(decorated(GlobalDP, 1.0), grid_of(lambda node, sent: content(sent), 1), sent)
+
+
+@pytest.mark.parametrize("wrap", [lambda s: Screened(s), lambda s: decorated(GlobalDP, 0.01, inner=s)])
+@pytest.mark.parametrize("inner", [flower.FedAvg, flower.FedAvgM, flower.FedAdam, flower.FedYogi, flower.FedProx])
+def test_flowers_own_loop_drives_a_decorator_around_flowers_own_strategy(wrap, inner):
+    models = random_models(3, 0.1)
+    grid = grid_of(lambda node, _: content(models[node - 1]), 3)
+    strategy = wrap(inner(fraction_evaluate=0.0))
+    result = strategy.start(grid, to_record(zeros()), num_rounds=2, train_config=ConfigRecord())
+    assert np.isfinite(flat(result.arrays)).all()
+    assert strategy.measured.accepted == 3

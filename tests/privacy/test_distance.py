@@ -1,0 +1,103 @@
+"""Distances: the paper's golden example, brute force, and digits that do not cancel."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import random_models, zeros
+from test_clipping import cohort_of
+
+from cloister.core.errors import PluginError
+from cloister.privacy.clipping import clip
+from cloister.privacy.distance import DISTANCES, cosine, l2, largest_distance, layer_grams, mean_layer_frobenius
+
+GOLDEN = [
+    {"kernel": np.array([[3, 4], [0, 0]], np.float32), "bias": np.array([1, 2, 0], np.float32)},
+    {"kernel": np.array([[0, 0], [6, 8]], np.float32), "bias": np.array([2, 0, 2], np.float32)},
+    {"kernel": np.array([[-3, 0], [0, 4]], np.float32), "bias": np.array([0, -1, 3], np.float32)},
+]
+
+
+def brute_force(name, models, sent):
+    layers = list(sent)
+
+    def pair(a, b):
+        if name == "mean-layer-frobenius":
+            return np.mean([np.linalg.norm(a[k].astype(float) - b[k].astype(float)) for k in layers])
+        u, v = (np.concatenate([(m[k].astype(float) - sent[k].astype(float)).ravel() for k in layers]) for m in (a, b))
+        if name == "l2":
+            return np.linalg.norm(u - v)
+        return 1 - u @ v / (np.linalg.norm(u) * np.linalg.norm(v))
+
+    return max(pair(a, b) for i, a in enumerate(models) for b in models[:i])
+
+
+def test_the_golden_example():
+    matrix = mean_layer_frobenius(cohort_of(GOLDEN))
+    np.testing.assert_allclose(
+        [matrix[0, 1], matrix[0, 2], matrix[1, 2]], [7.0901699437, 6.3025551, 5.1298697], rtol=1e-7
+    )
+    assert largest_distance(cohort_of(GOLDEN), mean_layer_frobenius) == pytest.approx(7.0901699437, rel=1e-10)
+
+
+@pytest.mark.parametrize("name", ["mean-layer-frobenius", "l2", "cosine"])
+@settings(max_examples=25, deadline=None)
+@given(count=st.integers(2, 9), seed=st.integers(0, 999), width=st.integers(1, 3000))
+def test_against_a_loop_over_pairs(name, count, seed, width):
+    sent, *models = random_models(count + 1, 1.0, seed, zeros(width))
+    found = largest_distance(cohort_of(models, sent), DISTANCES.load(name))
+    # The cohort subtracts in float32, as the models are; that is the whole difference.
+    assert found == pytest.approx(brute_force(name, models, sent), rel=3e-6)
+
+
+@pytest.mark.parametrize("name", ["mean-layer-frobenius", "l2"])
+def test_near_clients_lose_no_digits(name):
+    """Updates of norm 1000 that differ by 1e-4: a plain Gram matrix would have no digit left."""
+    base = random_models(1, 1000.0, like=zeros(2000))[0]
+    models = [{k: v.astype(np.float64) + 1e-4 * i for k, v in base.items()} for i in range(4)]
+    sent = {k: np.zeros_like(v, np.float64) for k, v in base.items()}
+    found = largest_distance(cohort_of(models, sent), DISTANCES.load(name))
+    assert found == pytest.approx(brute_force(name, models, sent), rel=1e-9)
+
+
+def test_the_distance_after_clipping_is_bounded_by_the_clip():
+    models = [*random_models(3), {k: 1000 * np.ones_like(v) for k, v in zeros().items()}]
+    raw = cohort_of(models)
+    assert largest_distance(raw, l2) > 100
+    assert largest_distance(clip(raw, 0.5), l2) <= 1.0
+    assert largest_distance(clip(raw, 0.5), mean_layer_frobenius) <= 2 * 0.5 / np.sqrt(2) + 1e-9
+
+
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("name", ["mean-layer-frobenius", "l2", "cosine"])
+def test_fewer_than_two_clients_are_no_distance_apart(count, name):
+    cohort = cohort_of(random_models(2)).take(np.arange(count))
+    assert largest_distance(cohort, DISTANCES.load(name)) == 0.0
+
+
+@pytest.mark.parametrize("name", ["mean-layer-frobenius", "l2"])
+def test_equal_clients_are_no_distance_apart(name):
+    assert largest_distance(cohort_of([GOLDEN[0]] * 3), DISTANCES.load(name)) == 0.0
+
+
+def test_cosine_of_an_update_without_direction():
+    matrix = cosine(cohort_of([zeros(), zeros(), *random_models(1)]))
+    assert matrix[0, 1] == 0.0 and matrix[0, 2] == 1.0
+
+
+def test_opposed_updates_are_two_apart():
+    model = random_models(1)[0]
+    opposed = {name: -array for name, array in model.items()}
+    assert largest_distance(cohort_of([model, opposed]), cosine) == pytest.approx(2.0)
+
+
+def test_layer_grams_are_those_of_the_bounded_updates():
+    clipped = clip(cohort_of(random_models(4, 10.0, like=zeros(500))), 1.0)
+    rows = np.array([np.concatenate(row) for row in clipped.rows], np.float64) * clipped.factors[:, None]
+    total = sum(layer_grams(clipped, centred=False))
+    np.testing.assert_allclose(total, rows @ rows.T, rtol=1e-10, atol=1e-12)
+
+
+def test_an_unknown_distance_lists_the_known():
+    with pytest.raises(PluginError, match="unknown distance 'l3'; known: cosine, l2, mean-layer-frobenius"):
+        DISTANCES.load("l3")

@@ -1,0 +1,98 @@
+"""The noise source: normal, independent, never repeated, from entropy unless asked otherwise."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from statistics_of_noise import FALSE_ALARM, is_normal, std_is
+
+from cloister.core.errors import ConfigError
+from cloister.privacy import noise
+from cloister.privacy.noise import GaussianNoise
+
+DTYPES = [np.float32, np.float64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("std", [1e-6, 0.3, 7.0, 1e4])
+def test_the_standard_deviation_is_right_and_no_other_would_do(dtype, std):
+    sample = np.zeros(200_000, dtype)
+    GaussianNoise(seed=1).add(sample, std)
+    assert std_is(sample, std)
+    assert not std_is(sample, std * 2 / 3)
+    assert not std_is(sample, std * 3 / 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_distribution_is_normal(dtype):
+    sample = GaussianNoise(seed=2).standard_normal(500_000, dtype)
+    assert is_normal(sample, 1.0)
+    assert not is_normal(np.random.default_rng(0).laplace(scale=2**-0.5, size=500_000), 1.0)
+    assert abs(stats.kurtosis(sample)) < 6 * np.sqrt(24 / sample.size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_tail_is_not_cut(dtype):
+    """P(|z| > 4.5) is 6.8e-6: 2e6 numbers hold about 13.6 such; Poisson bounds at a false alarm of 1e-9."""
+    count = int((np.abs(GaussianNoise(seed=3).standard_normal(2_000_000, dtype)) > 4.5).sum())
+    low, high = stats.poisson.ppf([FALSE_ALARM, 1 - FALSE_ALARM], 2e6 * 2 * stats.norm.sf(4.5))
+    assert low <= count <= high
+
+
+def test_the_two_numbers_of_a_pair_and_neighbours_are_uncorrelated():
+    sample = GaussianNoise(seed=4).standard_normal(10 * noise.BLOCK).reshape(10, noise.BLOCK)
+    for lag in (1, noise.HALF, noise.HALF + 1):
+        a, b = sample[:, :-lag].ravel(), sample[:, lag:].ravel()
+        assert abs(np.corrcoef(a, b)[0, 1]) < 6 / np.sqrt(a.size)
+        assert abs(np.corrcoef(a**2, b**2)[0, 1]) < 6 / np.sqrt(a.size)
+
+
+def test_points_lie_evenly_on_the_circle():
+    sample = GaussianNoise(seed=5).standard_normal(noise.BLOCK * 8, np.float64).reshape(8, 2, noise.HALF)
+    angles = np.arctan2(sample[:, 1], sample[:, 0]).ravel()
+    assert stats.kstest(angles, stats.uniform(-np.pi, 2 * np.pi).cdf).pvalue > FALSE_ALARM
+
+
+def test_blocks_never_repeat():
+    source = GaussianNoise()
+    first, second = source.standard_normal(noise.BLOCK), source.standard_normal(noise.BLOCK)
+    assert not np.intersect1d(first[:100], second).size > 5
+    assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(noise.BLOCK)
+
+
+def test_two_sources_differ_and_seeded_ones_agree():
+    assert not np.array_equal(GaussianNoise().standard_normal(64), GaussianNoise().standard_normal(64))
+    assert np.array_equal(GaussianNoise(seed=9).standard_normal(64), GaussianNoise(seed=9).standard_normal(64))
+    assert not np.array_equal(GaussianNoise(seed=9).standard_normal(64), GaussianNoise(seed=10).standard_normal(64))
+    assert GaussianNoise(seed=9).seeded and not GaussianNoise().seeded
+
+
+def test_global_seeds_do_not_reach_the_noise():
+    np.random.seed(0)
+    first = GaussianNoise().standard_normal(64)
+    np.random.seed(0)
+    assert not np.array_equal(first, GaussianNoise().standard_normal(64))
+
+
+def test_noise_is_added_to_what_is_there():
+    target = np.full(100_000, 5.0)
+    GaussianNoise(seed=1).add(target, 0.1)
+    assert std_is(target - 5.0, 0.1)
+
+
+def test_every_number_gets_noise_whatever_the_length():
+    for length in (1, noise.HALF, noise.BLOCK - 1, noise.BLOCK + 1):
+        target = np.zeros(length)
+        GaussianNoise(seed=1).add(target, 1.0)
+        assert (target != 0).all()
+
+
+def test_no_noise_is_no_noise():
+    target = np.ones(10)
+    GaussianNoise().add(target, 0.0)
+    assert (target == 1).all()
+
+
+@pytest.mark.parametrize("std", [-1.0, float("nan"), float("inf")])
+def test_a_deviation_that_is_none_is_refused(std):
+    with pytest.raises(ConfigError, match="std must be >= 0"):
+        GaussianNoise().add(np.zeros(3), std)

@@ -1,0 +1,111 @@
+"""One client never moves a release further than its noise was calibrated for; Flower's own wrapper shows the test bites."""
+
+import numpy as np
+import pytest
+from flwr.serverapp import strategy as flower
+from support import random_models, zeros
+
+from cloister.core.config import parse
+from cloister.privacy.audits.sensitivity import leave_one_out
+from cloister.privacy.decorators import GlobalDP, MetricDP
+from cloister.server.build import named_strategy
+from cloister.strategies import STRATEGIES
+
+CLIP = 0.5
+ROBUST = ["fedmedian", "fedtrimmedavg", "krum"]
+FINALIZED = [name for name in STRATEGIES.names() if name not in ROBUST]
+
+
+def cohorts():
+    """Twenty cohorts: random ones of several scales, and those an adversary would choose. (sent, models, counts)"""
+    rng = np.random.default_rng(0)
+    for number in range(10):
+        sent, *models = random_models(int(rng.integers(4, 12)), 10.0 ** rng.integers(-3, 4), number, zeros(200))
+        yield sent, models, rng.integers(1, 1000, len(models)).astype(float)
+    sent, *base = random_models(8, 0.1, 99, zeros(200))
+    direction = {name: np.ones_like(array) for name, array in sent.items()}
+
+    def moved(by):
+        return {name: sent[name] + np.float32(by) * direction[name] for name in sent}
+
+    def sparse(index):
+        model = {name: array.copy() for name, array in sent.items()}
+        model["kernel"].flat[index] += 1e3
+        return model
+
+    adversarial = [
+        [moved(1000), *base],
+        [moved(-1000), *[moved(1000)] * 6],
+        [moved(1e-6), *[moved(0)] * 5],
+        [sent] * 4,
+        [sparse(0), *base],
+        [sparse(i) for i in range(7)],
+        [moved(1e3), moved(-1e3)],
+        [moved(1e10), *base],
+        [base[0]] * 7,
+        [moved(CLIP), moved(2 * CLIP), moved(4 * CLIP)],
+    ]
+    for models in adversarial:
+        yield sent, models, np.array([1e9, *[1.0] * (len(models) - 1)])
+
+
+COHORTS = list(cohorts())
+
+
+def ours(kind, name):
+    config = parse({"strategy.name": name, "strategy.min-nodes": 1})
+    return lambda: kind(named_strategy(config), noise_multiplier=0.0, clipping_norm=CLIP)
+
+
+@pytest.mark.parametrize("cohort", range(len(COHORTS)))
+@pytest.mark.parametrize("name", FINALIZED)
+@pytest.mark.parametrize("kind", [GlobalDP, MetricDP])
+def test_one_client_moves_a_release_no_further_than_calibrated(kind, name, cohort):
+    sent, models, counts = COHORTS[cohort]
+    finding = leave_one_out(ours(kind, name), sent, models, counts, absent=0)
+    assert finding.calibrated == CLIP / len(models)
+    assert finding.sound, finding
+
+
+def test_the_calibration_is_reached():
+    """A bound nobody comes near would pass every test above: a far client moves the release by all of C/n."""
+    sent, models, counts = COHORTS[10]
+    finding = leave_one_out(ours(GlobalDP, "fedavg"), sent, models, counts, absent=0)
+    assert finding.moved == pytest.approx(finding.calibrated, rel=1e-3)
+
+
+def flowers_wrapper(inner, clients):
+    """Flower's fixed clipping around a strategy, its noise too small to matter."""
+    return flower.DifferentialPrivacyServerSideFixedClipping(
+        inner(min_train_nodes=1, min_available_nodes=1, fraction_evaluate=0.0), 1e-12, CLIP, clients
+    )
+
+
+def test_the_audit_catches_noise_after_a_server_optimizer():
+    """Positive control: Flower's wrapper around FedAdam noises FedAdam's output as if it were a mean."""
+    caught = 0
+    for sent, models, _ in COHORTS[:10]:
+        findings = leave_one_out(
+            lambda n=len(models): flowers_wrapper(flower.FedAdam, n),
+            sent,
+            models,
+            np.ones(len(models)),
+            absent=0,
+            calibrated=CLIP / len(models),
+        )
+        caught += not findings.sound
+    assert caught == 10
+
+
+def test_the_audit_catches_weights_that_nobody_bounds():
+    """Positive control: Flower's wrapper around FedAvg lets one client's example count take over the mean."""
+    sent, models, counts = COHORTS[10]
+    finding = leave_one_out(
+        lambda: flowers_wrapper(flower.FedAvg, len(models)),
+        sent,
+        models,
+        counts,
+        absent=0,
+        calibrated=CLIP / len(models),
+    )
+    assert not finding.sound
