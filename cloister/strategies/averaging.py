@@ -1,0 +1,130 @@
+"""FedAvg, and what every strategy here shares with it: sampling that is what it says, and one pass over memory."""
+
+from collections.abc import Iterable
+from logging import INFO
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower
+from flwr.supercore import log
+
+from cloister.core import check
+from cloister.core.arrays import Layout, from_record, to_record
+from cloister.core.cohort import Cohort, scratch_for, spans, weighted_sum
+from cloister.core.replies import ARRAYS, CONFIG, EXAMPLES
+from cloister.strategies.sampling import Draw, Sampling
+
+ROUND = "server-round"
+
+
+class Sampled(flower.FedAvg):
+    """Flower's FedAvg with our sampling: the base of every strategy here.
+
+    Args:
+        train: how the nodes of a training round are drawn.
+        evaluate: the same for federated evaluation; None switches it off.
+
+    Attributes:
+        expected_cohort: the public number of nodes the last training round was drawn for.
+    """
+
+    def __init__(self, train: Sampling | None = None, evaluate: Sampling | None = None) -> None:
+        super().__init__()
+        self.train_sampling = Sampling() if train is None else train
+        self.evaluate_sampling = evaluate
+        self.expected_cohort: float = 0
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the nodes of this round and address the model to them."""
+        draw = self.train_sampling.draw(grid)
+        self.expected_cohort = draw.expected
+        return _addressed(draw, MessageType.TRAIN, server_round, arrays, config)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the nodes that score this round's model, if any do."""
+        if self.evaluate_sampling is None:
+            return []
+        return _addressed(self.evaluate_sampling.draw(grid), MessageType.EVALUATE, server_round, arrays, config)
+
+    def summary(self) -> None:
+        """Log how nodes are drawn."""
+        how = self.train_sampling
+        log(INFO, "%s: %s sampling of %g of the nodes", type(self).__name__, how.kind, how.fraction)
+
+
+def _addressed(draw: Draw, kind: str, server_round: int, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
+    config[ROUND] = server_round
+    record = RecordDict({ARRAYS: arrays, CONFIG: config})
+    return [Message(record, node, kind) for node in draw.nodes]
+
+
+class FedAvg(Sampled):
+    """Federated averaging: the mean of the clients' models, weighted by their example counts.
+
+    Source: McMahan et al. (2017), arXiv:1602.05629.
+    """
+
+    is_uniform_mean = True
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The weighted mean. One reply is its own mean and is passed on untouched, without a copy."""
+        contents = [message.content for message in replies if not message.has_error()]
+        if not contents:
+            return None, None
+        metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+        if len(contents) == 1:
+            return contents[0].array_records[ARRAYS], metrics
+        return _mean(contents), metrics
+
+
+def _mean(contents: list[RecordDict]) -> ArrayRecord:
+    """Σ w_i·θ_i / Σ w_i, block by block. The first model is the origin: only differences are averaged."""
+    models = [from_record(content.array_records[ARRAYS]) for content in contents]
+    weights = np.array([_weight(content) for content in contents])
+    weights /= weights.sum()
+    layout = Layout.of(models[0])
+    rows = tuple(layout.rows(model) for model in models)
+    cohort = Cohort(layout, rows[0], rows, np.zeros(len(rows)), weights)
+    scratch = scratch_for(layout)
+    mean = tuple(np.empty(piece.size, scratch.dtype) for piece in rows[0])
+    for span in spans(layout):
+        origin = rows[0][span.layer][span.start : span.stop]
+        total = weighted_sum(cohort, span, weights.astype(scratch.dtype), scratch)
+        np.add(origin, total, out=mean[span.layer][span.start : span.stop])
+    return to_record(layout.named(mean))
+
+
+def _weight(content: RecordDict) -> float:
+    (metrics,) = content.metric_records.values()
+    return float(metrics[EXAMPLES])  # type: ignore[arg-type]
+
+
+class FedProx(FedAvg):
+    """FedAvg whose clients add μ/2·‖w - w_global‖² to what they minimise.
+
+    Args:
+        proximal_mu: μ ≥ 0. 0.5 in Sáinz-Pardo Díaz et al. (2026).
+        sampling: as in `Sampled`.
+
+    Source: Li et al. (2020), arXiv:1812.06127.
+    """
+
+    def __init__(self, *, proximal_mu: float = 0.5, **sampling: Any) -> None:
+        super().__init__(**sampling)
+        check.non_negative(**{"strategy.proximal-mu": proximal_mu})
+        self.proximal_mu = proximal_mu
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As FedAvg; the clients are told μ."""
+        config["proximal-mu"] = self.proximal_mu
+        return super().configure_train(server_round, arrays, config, grid)

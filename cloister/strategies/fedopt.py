@@ -1,0 +1,146 @@
+"""FedOpt: the mean update goes through a server optimizer. FedAvgM, FedAdam, FedYogi and FedAdagrad are cases of it.
+
+    Δ = mean of the clients' models - the global model;  the global model += optimizer(Δ)
+
+Source: Reddi et al. (2021), arXiv:2003.00295, Algorithm 1. (The class of this name in Flower averages and stops.)
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from cloister.core import check
+from cloister.core.arrays import Layout, from_record, to_record
+from cloister.core.errors import FederationError
+from cloister.strategies.averaging import FedAvg
+from cloister.strategies.optimizers import Adagrad, Adam, Momentum, Optimizer, Sgd, State, Yogi
+
+
+class Finalized(FedAvg):
+    """FedAvg finalized by a server optimizer.
+
+    Attributes:
+        optimizer: a pure step.
+        state: the optimizer's, between rounds; None before the first.
+    """
+
+    is_uniform_mean = False
+
+    def __init__(self, optimizer: Optimizer, **sampling: Any) -> None:
+        super().__init__(**sampling)
+        self.optimizer = optimizer
+        self.state: State | None = None
+        self._sent: ArrayRecord | None = None
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As FedAvg; Δ is taken from the model sent out here."""
+        self._sent = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The global model after the optimizer's step."""
+        mean, metrics = super().aggregate_train(server_round, replies)
+        return (None if mean is None else self._stepped(mean)), metrics
+
+    def _stepped(self, mean: ArrayRecord) -> ArrayRecord:
+        if self._sent is None:
+            raise FederationError("aggregate_train was called before configure_train: there is no model to step from")
+        sent = from_record(self._sent)
+        layout = Layout.of(sent)
+        model = np.concatenate(layout.rows(sent), dtype=layout.dtype)
+        update = np.concatenate(layout.rows(from_record(mean)), dtype=layout.dtype) - model
+        if self.state is None:
+            self.state = self.optimizer.init(layout.size, update.dtype)
+        self.state, change = self.optimizer.step(self.state, update)
+        return to_record(layout.named(_pieces(layout, model + change)))
+
+
+def _pieces(layout: Layout, vector: NDArray) -> tuple[NDArray, ...]:
+    return tuple(vector[a:b] for a, b in zip(layout.offsets, layout.offsets[1:], strict=False))
+
+
+class FedAvgM(Finalized):
+    """FedAvg with server momentum. The defaults are those of Sáinz-Pardo Díaz et al. (2026)."""
+
+    def __init__(self, *, server_learning_rate: float = 0.1, momentum: float = 0.5, **sampling: Any) -> None:
+        super().__init__(Momentum(server_learning_rate, momentum), **sampling)
+
+
+class FedAdam(Finalized):
+    """Reddi et al. (2021), Algorithm 2, Adam."""
+
+    def __init__(
+        self,
+        *,
+        server_learning_rate: float = 0.1,
+        beta_1: float = 0.9,
+        beta_2: float = 0.99,
+        tau: float = 1e-3,
+        **sampling: Any,
+    ) -> None:
+        super().__init__(Adam(server_learning_rate, beta_1, tau, beta_2), **sampling)
+
+
+class FedYogi(Finalized):
+    """Reddi et al. (2021), Algorithm 2, Yogi."""
+
+    def __init__(
+        self,
+        *,
+        server_learning_rate: float = 0.1,
+        beta_1: float = 0.9,
+        beta_2: float = 0.99,
+        tau: float = 1e-3,
+        **sampling: Any,
+    ) -> None:
+        super().__init__(Yogi(server_learning_rate, beta_1, tau, beta_2), **sampling)
+
+
+class FedAdagrad(Finalized):
+    """Reddi et al. (2021), Algorithm 2, Adagrad, with β₁ = 0."""
+
+    def __init__(self, *, server_learning_rate: float = 0.1, tau: float = 1e-3, **sampling: Any) -> None:
+        super().__init__(Adagrad(server_learning_rate, 0.0, tau), **sampling)
+
+
+class FedOpt(Finalized):
+    """Reddi et al. (2021), Algorithm 1, with the server optimizer of your choice.
+
+    Args:
+        server_optimizer: `sgd`, `momentum`, `adam`, `yogi` or `adagrad`. `sgd` with rate 1 is the run that
+            Sáinz-Pardo Díaz et al. (2026) call FedOpt.
+        server_learning_rate: η.
+        momentum: β of `momentum`.
+        beta_1, beta_2: of `adam` and `yogi`; `adagrad` takes β₁ alone.
+        tau: τ of the adaptive ones.
+        sampling: as in `Sampled`.
+    """
+
+    def __init__(
+        self,
+        *,
+        server_optimizer: str = "sgd",
+        server_learning_rate: float = 1.0,
+        momentum: float = 0.9,
+        beta_1: float = 0.9,
+        beta_2: float = 0.99,
+        tau: float = 1e-3,
+        **sampling: Any,
+    ) -> None:
+        choices: dict[str, Optimizer] = {
+            "sgd": Sgd(server_learning_rate),
+            "momentum": Momentum(server_learning_rate, momentum),
+            "adam": Adam(server_learning_rate, beta_1, tau, beta_2),
+            "yogi": Yogi(server_learning_rate, beta_1, tau, beta_2),
+            "adagrad": Adagrad(server_learning_rate, beta_1, tau),
+        }
+        check.one_of(choices, **{"strategy.server-optimizer": server_optimizer})
+        super().__init__(choices[server_optimizer], **sampling)

@@ -1,0 +1,105 @@
+"""Rules that withstand outliers, with our sampling and checked options. They have to see every reply."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.serverapp import strategy as flower
+from numpy.typing import NDArray
+
+from cloister.core import check
+from cloister.core.arrays import from_record
+from cloister.core.errors import ConfigError
+from cloister.core.replies import ARRAYS
+from cloister.strategies.averaging import Sampled
+
+COLUMNS = 1 << 14
+"""Parameters looked at together when distances are measured."""
+
+
+class FedMedian(Sampled, flower.FedMedian):
+    """Coordinate-wise median. Source: Yin et al. (2018), arXiv:1803.01498, Definition 1."""
+
+    needs_every_reply = True
+
+
+class FedTrimmedAvg(Sampled, flower.FedTrimmedAvg):
+    """Coordinate-wise mean without the largest and smallest share of values.
+
+    Args:
+        trim_fraction: cut off at each end, at least 0 and below ½.
+        sampling: as in `Sampled`.
+
+    Source: Yin et al. (2018), arXiv:1803.01498, Definition 2.
+    """
+
+    needs_every_reply = True
+
+    def __init__(self, *, trim_fraction: float = 0.2, **sampling: Any) -> None:
+        super().__init__(**sampling)
+        if not 0 <= trim_fraction < 0.5:
+            raise ConfigError(f"strategy.trim-fraction must be at least 0 and below 0.5, got {trim_fraction}")
+        self.beta = trim_fraction
+
+
+class Krum(Sampled):
+    """The one model closest to its neighbours: the least sum of squared distances to its n - f - 2 nearest others.
+
+    Of models that tie, the first is taken: screening has put the replies in an order of their own. Flower's class
+    computes distances in float32 without centring, which for models that nearly agree is rounding error.
+
+    Args:
+        num_malicious: f ≥ 0, how many clients may be hostile.
+        sampling: as in `Sampled`.
+
+    Raises:
+        ConfigError: f is negative, or above 0 with fewer than the 2f + 3 nodes that Krum's promise needs.
+
+    Source: Blanchard et al. (2017), arXiv:1703.02757, §4.
+    """
+
+    needs_every_reply = True
+
+    def __init__(self, *, num_malicious: int = 0, **sampling: Any) -> None:
+        super().__init__(**sampling)
+        check.non_negative(**{"strategy.num-malicious": num_malicious})
+        least, nodes = 2 * num_malicious + 3, self.train_sampling.min_nodes
+        if num_malicious and nodes < least:
+            raise ConfigError(
+                f"strategy.num-malicious = {num_malicious} needs strategy.min-nodes of at least {least} "
+                f"(2f + 3), found {nodes}"
+            )
+        self.num_malicious = num_malicious
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The chosen model, untouched, and its metrics."""
+        contents = [message.content for message in replies if not message.has_error()]
+        if not contents:
+            return None, None
+        distances = squared_distances([from_record(content.array_records[ARRAYS]) for content in contents])
+        chosen = contents[int(np.argmin(_scores(distances, self.num_malicious)))]
+        return chosen.array_records[ARRAYS], self.train_metrics_aggr_fn([chosen], self.weighted_by_key)
+
+
+def _scores(distances: NDArray, num_malicious: int) -> NDArray:
+    """Each model's sum of squared distances to its n - f - 2 nearest others, of which there is at least one."""
+    count = len(distances)
+    others = distances[~np.eye(count, dtype=bool)].reshape(count, count - 1)
+    nearest: NDArray = np.sort(others, axis=1)[:, : max(1, count - num_malicious - 2)].sum(axis=1)
+    return nearest
+
+
+def squared_distances(models: Sequence[dict[str, NDArray]]) -> NDArray:
+    """‖w_i - w_j‖² for every pair of models, shape (n, n), in float64, block by block."""
+    gram = np.zeros((len(models), len(models)))
+    for name, array in models[0].items():
+        pieces = [model[name].ravel() for model in models]
+        for start in range(0, array.size, COLUMNS):
+            columns = np.array([piece[start : start + COLUMNS] for piece in pieces], np.float64)
+            columns -= columns.mean(axis=0)
+            gram += columns @ columns.T
+    squares = np.diag(gram)
+    return np.maximum(squares[:, None] + squares - 2 * gram, 0.0)
