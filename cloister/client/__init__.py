@@ -1,0 +1,1 @@
+"""The ClientApp: local training, local scoring, and what may leave a site."""

@@ -1,0 +1,10 @@
+"""The ClientApp that Flower loads."""
+
+from flwr.clientapp import ClientApp
+
+from cloister.client.handlers import evaluate, train
+from cloister.client.mods import contain_errors, only_what_is_agreed
+
+app = ClientApp(mods=[contain_errors, only_what_is_agreed])
+app.train()(train)
+app.evaluate()(evaluate)

@@ -1,0 +1,54 @@
+"""What stands between a handler and the network. The first mod of the list is outermost: it sees the reply last."""
+
+import logging
+from logging import ERROR
+
+from flwr.app import Context, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.common.constant import ErrorCode
+
+from cloister.client.handlers import run_config
+from cloister.core.errors import CloisterError, PrivacyError
+from cloister.core.replies import ARRAYS, METRICS
+
+logger = logging.getLogger("cloister.client")
+
+
+def contain_errors(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Answer an exception with an error reply that carries no data.
+
+    Our own errors name keys, shapes and counts, and are passed on. The text of any other exception may quote an
+    example, so only its type leaves; the rest stays in this node's log.
+    """
+    try:
+        return call_next(message, context)
+    except CloisterError as error:
+        reason = f"{type(error).__name__}: {error}"
+    except Exception as error:
+        logger.log(ERROR, "this client failed", exc_info=error)
+        reason = f"{type(error).__name__} (details are in the log of the node)"
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def only_what_is_agreed(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Drop from a reply what this run has no use for; refuse to send what cannot be classified.
+
+    Under a privacy mechanism counts and metrics stay here: they would leave without noise. They leave only where
+    `evaluation.federated` is switched on by name, and then the run's report lists them.
+
+    Raises:
+        PrivacyError: the message type is none that this mod knows.
+    """
+    reply = call_next(message, context)
+    if reply.has_error():
+        return reply
+    config = run_config(context)
+    kind = message.metadata.message_type
+    if kind == MessageType.TRAIN:
+        metrics = MetricRecord() if config.is_private else reply.content.metric_records[METRICS]
+        content = RecordDict({ARRAYS: reply.content.array_records[ARRAYS], METRICS: metrics})
+    elif kind == MessageType.EVALUATE and config.evaluates_on_clients:
+        content = RecordDict({METRICS: reply.content.metric_records[METRICS]})
+    else:
+        raise PrivacyError(f"a reply to a {kind!r} message may not leave this node in this run")
+    return Message(content, reply_to=message)
