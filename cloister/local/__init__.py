@@ -1,0 +1,1 @@
+"""The same app in one process: no Ray, no network, no copies."""

@@ -1,0 +1,89 @@
+"""A Flower grid whose nodes are function calls."""
+
+from collections.abc import Callable, Iterable, Mapping
+from uuid import uuid4
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from cloister.core.config import Scalar
+from cloister.core.identity import LOCAL_RUN, assume_run
+
+
+class LocalGrid(Grid):
+    """Calls a ClientApp once per message, node after node, and keeps each node's context between calls.
+
+    Args:
+        client_app: what every node runs.
+        run_config: what every node finds in its context.
+        nodes: the configuration of each node; node ids count from 1.
+    """
+
+    def __init__(
+        self,
+        client_app: Callable[[Message, Context], Message],
+        run_config: Mapping[str, Scalar],
+        nodes: Iterable[Mapping[str, Scalar]],
+    ) -> None:
+        self._client_app = client_app
+        self._contexts = {
+            node_id: Context(LOCAL_RUN, node_id, dict(node), RecordDict(), dict(run_config))
+            for node_id, node in enumerate(nodes, start=1)
+        }
+        self._run = Run.create_empty(LOCAL_RUN)
+        self._replies: dict[str, Message] = {}
+        assume_run()
+
+    @classmethod
+    def simulated(
+        cls, client_app: Callable[[Message, Context], Message], run_config: Mapping[str, Scalar], clients: int
+    ) -> "LocalGrid":
+        """A grid of simulated clients, each with its part of the task's benchmark data."""
+        nodes = [{"partition-id": index, "num-partitions": clients} for index in range(clients)]
+        return cls(client_app, run_config, nodes)
+
+    def set_run(self, run: Run) -> None:
+        """Set the run that `run` returns."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run of this grid."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """A message to a node."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The ids of all nodes."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Have every message answered; the replies wait for `pull_messages`."""
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid4())
+            self._replies[message.metadata.message_id] = self._answer(message)
+            ids.append(message.metadata.message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies to these messages that have not been pulled yet."""
+        return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """The replies to these messages. A call cannot be interrupted, so the timeout has nothing to bite on."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _answer(self, message: Message) -> Message:
+        context = self._contexts[message.metadata.dst_node_id]
+        try:
+            return self._client_app(message, context)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

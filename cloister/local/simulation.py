@@ -1,0 +1,36 @@
+"""Server and simulated clients in one process."""
+
+from collections.abc import Mapping
+
+from cloister.core.config import Scalar, parse
+from cloister.core.errors import ConfigError
+from cloister.local.grid import LocalGrid
+from cloister.server.console import Narrator
+from cloister.server.run import Outcome, run
+
+
+def simulate(
+    settings: Mapping[str, Scalar] | None = None, clients: int = 4, narrator: Narrator | None = None
+) -> Outcome:
+    """Run a federation of simulated clients here and now.
+
+    Args:
+        settings: dotted keys of the run configuration; what is not given has its default.
+        clients: how many.
+        narrator: tells a person; by default on standard output.
+
+    Raises:
+        CloisterError: the run cannot start, or nobody takes part in it.
+
+    Example:
+        outcome = simulate({"strategy.name": "fedyogi", "privacy.server": "none"}, clients=8)
+    """
+    from cloister.client.app import app
+
+    config = parse(settings or {})
+    if clients < config.strategy.min_nodes:
+        raise ConfigError(
+            f"clients = {clients} is fewer than strategy.min-nodes = {config.strategy.min_nodes}; "
+            "start more clients or lower strategy.min-nodes"
+        )
+    return run(LocalGrid.simulated(app, config.flat(), clients), config, narrator)

@@ -1,0 +1,16 @@
+"""The ServerApp that Flower loads."""
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from cloister.core.config import parse
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the federation that the run configuration describes."""
+    from cloister.server.run import run
+
+    run(grid, parse(context.run_config))

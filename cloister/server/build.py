@@ -1,0 +1,148 @@
+"""From a run configuration to the objects of a run: the one place where a strategy meets its privacy."""
+
+import inspect
+import random
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.serverapp.strategy import Strategy
+
+from cloister.core.config import PrivacyConfig, RunConfig, Scalar, known_keys, suggestion
+from cloister.core.decorator import Decorator, Screened
+from cloister.core.errors import ConfigError
+from cloister.privacy.claim import Claim
+from cloister.privacy.decorators import GlobalDP, MetricDP
+from cloister.privacy.noise import GaussianNoise
+from cloister.strategies import STRATEGIES
+from cloister.strategies.sampling import Sampling
+from cloister.tasks import TASKS
+from cloister.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a run is made of.
+
+    Attributes:
+        config: as it was given.
+        seed: the seed in force: the configured one, or one drawn for this run. It never seeds noise.
+        task: the learning problem.
+        strategy: the named strategy inside its decorator.
+        claim: what may be said about the privacy of the run's models.
+    """
+
+    config: RunConfig
+    seed: int
+    task: Task
+    strategy: Decorator
+    claim: Claim
+
+
+def build(config: RunConfig) -> Plan:
+    """Make the objects of a run; nothing has been sent yet when this fails.
+
+    Raises:
+        ConfigError: the configuration asks for what cannot be.
+        PluginError: a name is unknown.
+    """
+    seed = secrets.randbelow(2**31) if config.seed == -1 else config.seed
+    task: Task = TASKS.load(config.task.name)(config.task)
+    strategy = decorate(named_strategy(config), config)
+    return Plan(config, seed, task, strategy, _claim(strategy, config))
+
+
+def named_strategy(config: RunConfig) -> Strategy:
+    """The strategy that `strategy.name` names, with its options and its sampling."""
+    factory = STRATEGIES.load(config.strategy.name)
+    options = _options(factory, config)
+    evaluate = _sampling(config, config.strategy.fraction_evaluate, "fixed") if config.evaluates_on_clients else None
+    try:
+        strategy: Strategy = factory(
+            train=_sampling(config, config.strategy.fraction_train, config.strategy.sampling),
+            evaluate=evaluate,
+            **options,
+        )
+    except TypeError as error:
+        raise ConfigError(f"strategy {config.strategy.name!r} does not take these options: {error}") from error
+    return strategy
+
+
+def _options(factory: Any, config: RunConfig) -> dict[str, Scalar]:
+    """The options the strategy was given, by the names of its constructor.
+
+    Raises:
+        ConfigError: the strategy has no such option, or the value is not of its type.
+    """
+    allowed = {
+        name: parameter.default
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name not in ("train", "evaluate")
+    }
+    options: dict[str, Scalar] = {}
+    for key, value in config.strategy.options.items():
+        name = key.replace("-", "_")
+        if name not in allowed:
+            valid = [option.replace("_", "-") for option in sorted(allowed)]
+            shared = [known.removeprefix("strategy.") for known in known_keys() if known.startswith("strategy.")]
+            raise ConfigError(
+                f"strategy.{key} = {value!r} is not an option of {config.strategy.name!r}"
+                f"{suggestion(key, [*valid, *shared])}; "
+                f"its options: {', '.join(f'strategy.{option}' for option in valid) or 'none'}"
+            )
+        options[name] = _typed(f"strategy.{key}", value, allowed[name])
+    return options
+
+
+def _typed(key: str, value: Scalar, default: Any) -> Scalar:
+    """`value`, if it is of the type of the default (an int will do for a float)."""
+    if default is inspect.Parameter.empty or type(value) is type(default):
+        return value
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    raise ConfigError(f"{key} = {value!r} is not valid: expected {type(default).__name__}, such as {default!r}")
+
+
+def _sampling(config: RunConfig, fraction: float, kind: Any) -> Sampling:
+    rng = random.SystemRandom() if config.seed == -1 else random.Random(config.seed)
+    return Sampling(fraction, config.strategy.min_nodes, kind, config.node_timeout, rng)
+
+
+def decorate(strategy: Strategy, config: RunConfig) -> Decorator:
+    """The decorator that `privacy.server` names, around the strategy."""
+    privacy = config.privacy
+    if privacy.server == "none":
+        return Screened(strategy, by_examples=config.weights_by_examples)
+    if privacy.server == "global-dp":
+        return GlobalDP(strategy, **_gaussian(privacy))
+    return MetricDP(
+        strategy,
+        **_gaussian(privacy),
+        distance=privacy.distance,
+        direction=privacy.distance_direction,
+        measure=privacy.distance_clip,
+        min_distance=privacy.min_distance,
+        max_distance=privacy.max_distance,
+    )
+
+
+def _gaussian(privacy: PrivacyConfig) -> dict[str, Any]:
+    return {
+        "noise_multiplier": privacy.noise_multiplier,
+        "clipping_norm": privacy.clipping_norm,
+        "placement": privacy.placement,
+        "noise": GaussianNoise(None if privacy.noise_seed == -1 else privacy.noise_seed),
+    }
+
+
+def _claim(strategy: Decorator, config: RunConfig) -> Claim:
+    """The decorator's claim, with what leaves beside the models."""
+    unprotected = ["whether each node replied, and when"]
+    if not config.is_private:
+        unprotected.append("every client's model, example count and training loss, to the server")
+    if config.evaluates_on_clients:
+        unprotected.append("scores of the global model on each client's own examples, and how many there were")
+    base = strategy.claim() if isinstance(strategy, GlobalDP) else Claim("none", adversaries=())
+    return Claim(
+        base.mechanism, base.reasons, base.unit, base.relation, base.adversaries, tuple(unprotected), base.parameters
+    )

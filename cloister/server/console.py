@@ -1,0 +1,86 @@
+"""What a person sees of a run: a contract at the start, a line a round, a table at the end."""
+
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+from cloister.privacy.claim import Claim
+from cloister.server.build import Plan
+from cloister.server.loop import Round
+from cloister.server.rundir import RunDirectory
+
+WIDTH = 110
+
+
+class Narrator:
+    """Prints a run, to a terminal or to a log.
+
+    Args:
+        rounds: how many there will be.
+        console: by default, standard output.
+    """
+
+    def __init__(self, rounds: int, console: Console | None = None) -> None:
+        self.rounds = rounds
+        self.console = console or Console(width=WIDTH, highlight=False, soft_wrap=True)
+        self.last: Round | None = None
+
+    def opening(self, plan: Plan, directory: RunDirectory) -> None:
+        """Name the run, and say in one line what is promised."""
+        config = plan.config
+        self.console.print(
+            f"[bold]Cloister[/bold] {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds"
+        )
+        self.console.print(f"run directory  {directory.path}")
+        self.console.print(f"privacy        {contract(plan.claim)}")
+        for reason in plan.claim.reasons:
+            self.console.print(f"               because {reason}")
+
+    def __call__(self, done: Round, _: object) -> None:
+        """One line for a finished round."""
+        self.last = done
+        parts = [f"round {done.number:>3}/{self.rounds}", *(_figures(done.central or done.federated))]
+        if done.measured is not None:
+            if done.measured.noise_std is not None:
+                parts.append(f"noise std {done.measured.noise_std:.2e}")
+            parts.append(f"replies {done.measured.accepted}/{done.measured.asked}")
+            parts.append(f"{done.seconds['total']:.1f} s")
+        self.console.print("  ".join(parts))
+        for item in done.measured.rejected if done.measured else ():
+            self.console.print(f"           rejected: node {item.node_id}, {item.code}: {item.detail}", markup=False)
+
+    def closing(self, plan: Plan, directory: RunDirectory, seconds: float) -> None:
+        """The table at the end."""
+        table = Table(title="Result", show_header=False, title_justify="left", min_width=60)
+        for name, value in _rows(self.last, plan, seconds):
+            table.add_row(name, value)
+        self.console.print(table)
+        self.console.print(f"run directory  {directory.path}")
+
+
+def contract(claim: Claim) -> str:
+    """What is promised, in one line."""
+    if claim.mechanism == "none":
+        return "none: the server sees every client's model"
+    settings = ", ".join(f"{key.removeprefix('privacy.')} {value}" for key, value in list(claim.parameters.items())[:3])
+    return f"{claim.mechanism} ({settings}); {claim.status}; unit: {claim.unit}; no ε is computed in this version"
+
+
+def _rows(last: Round | None, plan: Plan, seconds: float) -> list[tuple[str, str]]:
+    rows = [(name, f"{value:.4f}") for name, value in (last.central if last else {}).items()]
+    rows += [(f"{name} (on clients)", f"{value:.4f}") for name, value in (last.federated if last else {}).items()]
+    measured = last.measured if last else None
+    rows.append(
+        ("privacy", plan.claim.mechanism + ("" if plan.claim.mechanism == "none" else f" ({plan.claim.status})"))
+    )
+    if measured and measured.noise_std is not None:
+        rows.append(("noise std on a weight, last round", f"{measured.noise_std:.3e}"))
+        rows.append(("noise multiplier, last round", f"{measured.noise_multiplier:.4g}"))
+    rows.append(("rounds", str(last.number if last else 0)))
+    rows.append(("seconds", f"{seconds:.1f}"))
+    return rows
+
+
+def _figures(scores: Mapping[str, float]) -> list[str]:
+    return [f"{name} {value:.4f}" for name, value in scores.items()]

@@ -1,0 +1,138 @@
+"""The round loop.
+
+choose nodes → send → wait → [decorator: screen, bound, noise] → strategy → score → write down
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+
+from cloister.core.decorator import Decorator, Measurements
+from cloister.core.errors import FederationError
+
+PATIENCE = 3
+"""Rounds in a row without one reply that counts, after which a run stops. The first round has no patience."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round, as it is written to `rounds.jsonl`.
+
+    Attributes:
+        number: from 1 on; 0 is the initial model.
+        central: scores on the server's examples.
+        federated: scores on the clients' own examples.
+        train: training metrics the clients sent.
+        measured: by the decorator; some of it is not for release.
+        seconds: of the whole round, and of its parts.
+    """
+
+    number: int
+    central: Mapping[str, float] = field(default_factory=dict)
+    federated: Mapping[str, float] = field(default_factory=dict)
+    train: Mapping[str, float] = field(default_factory=dict)
+    measured: Measurements | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def line(self) -> dict[str, Any]:
+        """The round as one JSON object."""
+        fields = asdict(self)
+        return {"round": fields.pop("number"), **{key: value for key, value in fields.items() if value}}
+
+
+Score = Callable[[ArrayRecord], Mapping[str, float]]
+Observer = Callable[[Round, ArrayRecord], None]
+
+
+@dataclass
+class RoundLoop:
+    """Runs rounds; each finished one, the initial model as number 0 first, goes to the observers.
+
+    Args:
+        grid: to the clients.
+        strategy: decorated.
+        score: of the server, or None.
+        observers: called in order after every round with the round and its global model.
+        public: what every client is told besides the model.
+        timeout: seconds a round waits for replies.
+    """
+
+    grid: Grid
+    strategy: Decorator
+    score: Score | None
+    observers: list[Observer]
+    public: Mapping[str, Any]
+    timeout: float
+
+    def run(self, arrays: ArrayRecord, rounds: int) -> ArrayRecord:
+        """The global model after `rounds` rounds.
+
+        Raises:
+            FederationError: nobody's reply counted in the first round, or in several rounds in a row.
+        """
+        self._publish(Round(0, central=self._score(arrays)), arrays)
+        silent = 0
+        for number in range(1, rounds + 1):
+            arrays, done = self._round(number, arrays)
+            self._publish(done, arrays)
+            silent = 0 if _heard(done) else silent + 1
+            if silent and (number == 1 or silent == PATIENCE):
+                raise FederationError(_why_nobody(number, done))
+        return arrays
+
+    def _round(self, number: int, arrays: ArrayRecord) -> tuple[ArrayRecord, Round]:
+        clock = _Clock()
+        messages = self.strategy.configure_train(number, arrays, ConfigRecord(dict(self.public)), self.grid)
+        replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))
+        clock.lap("train")
+        aggregated, train = self.strategy.aggregate_train(number, replies)
+        arrays = arrays if aggregated is None else aggregated
+        clock.lap("aggregate")
+        federated = self._federated(number, arrays)
+        central = self._score(arrays)
+        clock.lap("evaluate")
+        return arrays, Round(number, central, federated, dict(train or {}), self.strategy.measured, clock.laps())  # type: ignore[arg-type]
+
+    def _federated(self, number: int, arrays: ArrayRecord) -> Mapping[str, float]:
+        messages = list(self.strategy.configure_evaluate(number, arrays, ConfigRecord(dict(self.public)), self.grid))
+        if not messages:
+            return {}
+        replies = self.grid.send_and_receive(messages, timeout=self.timeout)
+        return dict(self.strategy.aggregate_evaluate(number, replies) or {})  # type: ignore[arg-type]
+
+    def _score(self, arrays: ArrayRecord) -> Mapping[str, float]:
+        return self.score(arrays) if self.score else {}
+
+    def _publish(self, done: Round, arrays: ArrayRecord) -> None:
+        for observer in self.observers:
+            observer(done, arrays)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self._laps[name] = round(now - self._last, 4)
+        self._last = now
+
+    def laps(self) -> dict[str, float]:
+        return {"total": round(self._last - self._start, 4), **self._laps}
+
+
+def _heard(done: Round) -> bool:
+    """Whether some reply counted, or none was asked for (an empty Poisson cohort is no failure)."""
+    measured = done.measured
+    return measured is None or measured.accepted > 0 or measured.asked == 0
+
+
+def _why_nobody(number: int, done: Round) -> str:
+    rejected = done.measured.rejected if done.measured else ()
+    reasons = sorted({f"{item.code}: {item.detail}" for item in rejected})
+    return f"no reply counted in round {number}: " + "; ".join(reasons[:5])

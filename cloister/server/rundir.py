@@ -1,0 +1,112 @@
+"""The run directory: everything a run leaves behind, written so that a crash leaves whole files."""
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from cloister.core.arrays import from_record
+from cloister.core.config import RunConfig
+from cloister.core.errors import ConfigError
+from cloister.core.files import atomic_path
+from cloister.privacy.claim import Claim
+from cloister.server.build import Plan
+
+PACKAGES = ("cloister", "flwr", "tensorflow", "keras", "numpy", "scikit-learn", "dp-accounting", "cryptography")
+
+
+class RunDirectory:
+    """`<output-dir>/<name>/` of one run.
+
+    Attributes:
+        path: absolute.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+
+    @classmethod
+    def create(cls, plan: Plan) -> "RunDirectory":
+        """A new directory with `config.json` in it.
+
+        Raises:
+            ConfigError: `run-name` is taken or is no name for a directory, or the place cannot be written.
+        """
+        config = plan.config
+        root = Path(config.output_dir).expanduser().resolve()
+        try:
+            directory = cls(_named(root, config) if config.run_name else _unnamed(root, config))
+            directory.checkpoints.mkdir()
+        except OSError as error:
+            raise ConfigError(f"output-dir = {config.output_dir!r} cannot be written: {error.strerror}") from error
+        directory.write_json("config.json", _facts(plan))
+        return directory
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a JSON file, whole."""
+        with atomic_path(self.path / name) as partial:
+            partial.write_text(json.dumps(content, indent=2) + "\n")
+
+    def append_round(self, line: Mapping[str, Any]) -> None:
+        """Add a line to `rounds.jsonl`."""
+        with (self.path / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def checkpoint(self, server_round: int, arrays: ArrayRecord, keep: int) -> None:
+        """Write the model of a round; keep the newest `keep` of them, or all if `keep` is 0."""
+        with atomic_path(self.checkpoints / f"round-{server_round:05d}.npz") as partial, partial.open("wb") as file:
+            np.savez(file, **from_record(arrays))  # type: ignore[arg-type]
+        for old in sorted(self.checkpoints.glob("round-*.npz"))[: -keep or len(list(self.checkpoints.iterdir()))]:
+            if keep:
+                old.unlink()
+
+    def write_claim(self, claim: Claim, rounds: int, seeded: bool) -> None:
+        """Write `privacy.json`."""
+        self.write_json("privacy.json", {"status": claim.status, **asdict(claim), "rounds": rounds, "seeded": seeded})
+
+
+def _named(root: Path, config: RunConfig) -> Path:
+    if not re.fullmatch(r"[\w.-]+", config.run_name) or config.run_name in (".", ".."):
+        raise ConfigError(f"run-name = {config.run_name!r} must be letters, digits, '.', '_' and '-'")
+    path = root / config.run_name
+    if path.exists():
+        raise ConfigError(f"run-name = {config.run_name!r} is taken: {path} exists; choose another or leave it empty")
+    path.mkdir(parents=True)
+    return path
+
+
+def _unnamed(root: Path, config: RunConfig) -> Path:
+    """A directory named for the moment and the run; a number is added until it is new."""
+    root.mkdir(parents=True, exist_ok=True)
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.task.name}-{config.strategy.name}-{config.privacy.server}"
+    for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
+        try:
+            (root / (name + suffix)).mkdir()
+        except FileExistsError:
+            continue
+        return root / (name + suffix)
+    raise ConfigError(f"output-dir = {config.output_dir!r} holds too many runs of this second")
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    return {
+        "config": plan.config.flat(),
+        "config-sha256": plan.config.digest(),
+        "seed": plan.seed,
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

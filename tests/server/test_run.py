@@ -1,0 +1,217 @@
+"""A run, from its settings to what it leaves behind."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+from rich.console import Console
+from support import zeros
+
+from cloister.core.arrays import to_record
+from cloister.core.config import parse
+from cloister.core.errors import CloisterError, ConfigError, DataError, FederationError, PluginError
+from cloister.core.files import atomic_path
+from cloister.local.grid import LocalGrid
+from cloister.local.simulation import simulate
+from cloister.server.build import build
+from cloister.server.console import Narrator
+from cloister.server.run import run
+from cloister.server.rundir import RunDirectory
+
+FAST = {"task.model": "softmax", "num-rounds": 3, "seed": 3}
+
+
+def quiet(**more):
+    return Narrator(3, Console(file=open("/dev/null", "w"), **more))
+
+
+def go(tmp_path, settings=None, clients=4):
+    return simulate(FAST | {"output-dir": str(tmp_path)} | (settings or {}), clients, quiet())
+
+
+class TestWhatIsLeftBehind:
+    @pytest.fixture(scope="class")
+    def outcome(self, tmp_path_factory):
+        return go(tmp_path_factory.mktemp("runs"))
+
+    def test_the_configuration_with_versions_and_a_hash(self, outcome):
+        facts = json.loads((outcome.directory.path / "config.json").read_text())
+        assert facts["config"]["task.model"] == "softmax" and facts["seed"] == 3
+        assert facts["config-sha256"] == parse(facts["config"]).digest()
+        assert facts["versions"]["flwr"]
+
+    def test_a_line_a_round(self, outcome):
+        lines = [json.loads(line) for line in (outcome.directory.path / "rounds.jsonl").read_text().splitlines()]
+        assert [line["round"] for line in lines] == [0, 1, 2, 3]
+        last = lines[-1]
+        assert last["central"]["accuracy"] > 0.5
+        assert last["measured"]["noise_std"] > 0 and last["measured"]["distance"] > 0
+        assert last["measured"]["accepted"] == 4 and last["seconds"]["total"] > 0
+
+    def test_checkpoints_of_the_last_rounds(self, outcome):
+        names = sorted(path.name for path in outcome.directory.checkpoints.iterdir())
+        assert names == ["round-00001.npz", "round-00002.npz", "round-00003.npz"]
+        with np.load(outcome.directory.checkpoints / "round-00003.npz") as saved:
+            for name, array in outcome.arrays.items():
+                np.testing.assert_array_equal(saved[name], array.numpy())
+
+    def test_the_model_loads_without_cloister(self, outcome):
+        with np.load(outcome.directory.path / "model.npz") as saved:
+            assert saved["softmax/kernel"].shape == (64, 10)
+
+    def test_the_claim_does_not_claim_too_much(self, outcome):
+        claim = json.loads((outcome.directory.path / "privacy.json").read_text())
+        assert claim["status"] == "heuristic" and claim["reasons"] and claim["rounds"] == 3
+        assert "epsilon" not in claim
+
+    def test_tensorboard_reads_the_events(self, outcome):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(outcome.directory.path / "tensorboard"))
+        events.Reload()
+        assert [point.step for point in events.Scalars("central/accuracy")] == [0, 1, 2, 3]
+        assert len(events.Scalars("privacy/noise-std")) == 3
+
+    def test_the_path_is_absolute(self, outcome):
+        assert outcome.directory.path.is_absolute()
+
+
+def test_equal_seeds_give_equal_models_where_there_is_no_noise(tmp_path):
+    first, second = (go(tmp_path, {"privacy.server": "none"}) for _ in range(2))
+    for name, array in first.arrays.items():
+        np.testing.assert_array_equal(array.numpy(), second.arrays[name].numpy())
+
+
+def test_a_seed_does_not_seed_the_noise(tmp_path):
+    first, second = (go(tmp_path) for _ in range(2))
+    assert not np.array_equal(*(outcome.arrays["softmax/bias"].numpy() for outcome in (first, second)))
+
+
+def test_a_noise_seed_does_and_is_stamped(tmp_path):
+    first, second = (go(tmp_path, {"privacy.noise-seed": 1}) for _ in range(2))
+    np.testing.assert_array_equal(*(outcome.arrays["softmax/bias"].numpy() for outcome in (first, second)))
+    claim = json.loads((first.directory.path / "privacy.json").read_text())
+    assert claim["seeded"] and any("seeded" in reason for reason in claim["reasons"])
+
+
+@pytest.mark.parametrize("server", ["global-dp", "metric"])
+def test_private_clients_send_neither_counts_nor_metrics(tmp_path, server):
+    from cloister.client.app import app
+
+    replies = []
+
+    def eavesdrop(message, context):
+        replies.append(app(message, context))
+        return replies[-1]
+
+    config = parse(FAST | {"output-dir": str(tmp_path), "privacy.server": server})
+    run(LocalGrid.simulated(eavesdrop, config.flat(), 4), config, quiet())
+    assert len(replies) == 12
+    for reply in replies:
+        assert set(reply.content) == {"arrays", "metrics"} and not dict(reply.content["metrics"])
+
+
+def test_federated_evaluation_is_on_without_privacy_and_by_name_with_it(tmp_path):
+    assert "accuracy" in go(tmp_path, {"privacy.server": "none"}).rounds[-1].federated
+    assert not go(tmp_path).rounds[-1].federated
+    outcome = go(tmp_path, {"evaluation.federated": "on"})
+    assert "accuracy" in outcome.rounds[-1].federated
+    assert "scores" in " ".join(outcome.plan.claim.unprotected)
+
+
+class TestOneClearError:
+    @pytest.mark.parametrize(
+        ("settings", "error", "says"),
+        [
+            ({"task.name": "digit"}, PluginError, "unknown task 'digit'; known: .*digits"),
+            ({"strategy.name": "fedsgd"}, PluginError, "unknown strategy 'fedsgd'; known: .*fedavg"),
+            ({"privacy.distance": "l7"}, PluginError, "unknown distance 'l7'; known: cosine"),
+            ({"task.model": "cnn"}, ConfigError, "task.model must be one of mlp, softmax"),
+            ({"strategy.momentum": 0.5}, ConfigError, "strategy.momentum = 0.5 is not an option of 'fedavg'"),
+            ({"strategy.name": "fedavgm", "strategy.momentum": "high"}, ConfigError, "strategy.momentum = 'high'"),
+            ({"strategy.name": "fedavgm", "strategy.momentum": 1.5}, ConfigError, "strategy.momentum must be"),
+            ({"strategy.name": "fedmedian"}, ConfigError, "privacy.placement = 'update'"),
+            ({"client.optimizer": "adam"}, FederationError, "client.optimizer must be 'sgd'"),
+            ({"task.name": "mnist", "task.model": "auto", "task.data-path": "nowhere"}, DataError, "nowhere"),
+            ({"task.name": "heart-disease"}, CloisterError, "task.data-path"),
+            ({"run-name": "../up"}, ConfigError, "run-name"),
+            ({"num-rounds": 0}, ConfigError, "num-rounds = 0"),
+        ],
+    )
+    def test_of_the_configuration(self, tmp_path, settings, error, says):
+        with pytest.raises(error, match=says):
+            go(tmp_path, settings)
+
+    @pytest.mark.parametrize("clients", [0, 1])
+    def test_of_too_few_clients(self, tmp_path, clients):
+        with pytest.raises(ConfigError, match=f"clients = {clients} is fewer than strategy.min-nodes = 2"):
+            go(tmp_path, clients=clients)
+
+    def test_one_client_will_do_when_asked_for(self, tmp_path):
+        assert go(tmp_path, {"strategy.min-nodes": 1}, clients=1).rounds[-1].measured.accepted == 1
+
+    def test_of_a_run_name_that_is_taken(self, tmp_path):
+        go(tmp_path, {"run-name": "mine"})
+        with pytest.raises(ConfigError, match="run-name = 'mine' is taken"):
+            go(tmp_path, {"run-name": "mine"})
+
+    def test_of_a_place_that_cannot_be_written(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigError, match="output-dir"):
+            go(tmp_path, {"output-dir": str(tmp_path / "file" / "runs")})
+
+
+def test_a_run_without_any_reply_stops_and_says_why(tmp_path):
+    def broken(message, context):
+        raise ValueError("row 17: salary 1234567")
+
+    config = parse(FAST | {"output-dir": str(tmp_path)})
+    with pytest.raises(FederationError, match="no reply counted in round 1: error"):
+        run(LocalGrid.simulated(broken, config.flat(), 2), config, quiet())
+
+
+def test_one_failing_client_does_not_stop_the_others(tmp_path):
+    from cloister.client.app import app
+
+    def flaky(message, context):
+        if context.node_id == 3:
+            raise MemoryError
+        return app(message, context)
+
+    config = parse(FAST | {"output-dir": str(tmp_path)})
+    outcome = run(LocalGrid.simulated(flaky, config.flat(), 4), config, quiet())
+    assert [done.measured.accepted for done in outcome.rounds[1:]] == [3, 3, 3]
+    assert {item.node_id for done in outcome.rounds[1:] for item in done.measured.rejected} == {3}
+
+
+def test_a_checkpoint_that_fails_half_way_leaves_the_last_one(tmp_path):
+    path = tmp_path / "model.npz"
+    path.write_bytes(b"whole")
+
+    def fail():
+        with atomic_path(path) as partial:
+            partial.write_bytes(b"ha")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail()
+    assert path.read_bytes() == b"whole" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, 1), (2, 2), (0, 5)])
+def test_only_the_newest_checkpoints_are_kept(tmp_path, keep, left):
+    directory = RunDirectory.create(build(parse({"output-dir": str(tmp_path)})))
+    record: ArrayRecord = to_record(zeros())
+    for number in range(5):
+        directory.checkpoint(number, record, keep)
+    names = sorted(path.name for path in directory.checkpoints.iterdir())
+    assert len(names) == left and names[-1] == "round-00004.npz"
+
+
+def test_the_narrator_tells_the_contract_the_rounds_and_the_result(tmp_path, capsys):
+    simulate(FAST | {"output-dir": str(tmp_path)}, 4)
+    said = capsys.readouterr().out
+    assert "privacy        metric" in said and "heuristic" in said and "because" in said
+    assert said.count("round ") >= 4 and "noise std" in said and "accuracy" in said
+    assert said.count(str(tmp_path)) == 2
