@@ -1,6 +1,5 @@
 """The `cloister` command."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +12,8 @@ app = typer.Typer(help="Private federated learning on Flower.", no_args_is_help=
 
 
 @app.callback()
-def quiet() -> None:
+def main() -> None:
     """Private federated learning on Flower."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 @app.command()

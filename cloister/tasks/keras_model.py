@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from cloister.core.errors import FederationError
 from cloister.core.files import atomic_path
+from cloister.tasks.backend import import_keras
 from cloister.tasks.base import NamedArrays
 from cloister.tasks.softmax import check_same
 
@@ -42,9 +43,7 @@ class KerasModel:
 
     def initialise(self, seed: int) -> None:
         """New initial weights, the same for the same seed."""
-        import keras
-
-        keras.utils.set_random_seed(seed)
+        import_keras().utils.set_random_seed(seed)
         self.keras.set_weights(_fresh(self._build).get_weights())
 
     def arrays(self) -> dict[str, NDArray]:
@@ -63,11 +62,10 @@ class KerasModel:
 
     def reseed(self, seed: int) -> None:
         """Set what dropout and its like draw from, so that a round does not depend on the rounds before it."""
-        owned = {id(weight) for weight in self.keras.weights}
-        states = [variable for variable in self.keras.variables if id(variable) not in owned]
-        for number, state in enumerate(states):
-            if state.dtype == "uint32":
-                state.assign(np.array([seed % 2**32, number], np.uint32))
+        weights = {id(weight) for weight in self.keras.weights}
+        states = [variable for variable in self.keras.variables if id(variable) not in weights]
+        for number, state in enumerate(state for state in states if state.path.endswith("seed_generator_state")):
+            state.assign(np.array([(seed + number) % 2**31, 0], state.dtype))
 
     def predict(self, x: NDArray) -> NDArray:
         """Class probabilities of shape (n, classes)."""
@@ -92,7 +90,5 @@ class KerasModel:
 
 def _fresh(build: Callable[[], Any]) -> Any:
     """A new model whose automatic names do not depend on what this process built before."""
-    import keras
-
-    keras.utils.clear_session(free_memory=False)
+    import_keras().utils.clear_session(free_memory=False)
     return build()
