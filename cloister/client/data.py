@@ -9,7 +9,7 @@ from flwr.app import UserConfig
 from numpy.typing import NDArray
 
 from cloister.core.config import TaskConfig
-from cloister.core.errors import ConfigError
+from cloister.core.errors import ConfigError, DataError
 from cloister.tasks import TASKS
 from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.partition import deal, holdout
@@ -58,7 +58,11 @@ def owner_of(node: UserConfig) -> int:
 
 @lru_cache(maxsize=4)
 def _own_file(config: TaskConfig, path: str) -> Examples:
-    return task_of(config).read(Path(path).expanduser())
+    try:
+        return task_of(config).read(Path(path).expanduser())
+    except DataError as error:
+        # How a site names its folders is its own business, and an error may leave it.
+        raise DataError(str(error).replace(str(Path(path).expanduser()), "the node's file")) from None
 
 
 def _partition(config: TaskConfig, node: UserConfig, seed: int) -> Examples:

@@ -96,7 +96,7 @@ def _finite(replies: list[_Reply], rejected: list[Rejection], layout: Layout, se
         cohort if finite.all() else cohort.take(np.flatnonzero(finite)),
         tuple(reply.message for reply in kept),
         tuple(reply.examples for reply in kept),
-        tuple(rejected),
+        tuple(sorted(rejected, key=lambda rejection: rejection.node_id)),
     )
 
 

@@ -3,9 +3,11 @@
 import random
 import time
 from dataclasses import dataclass, field
+from logging import INFO
 from typing import Literal
 
 from flwr.serverapp import Grid
+from flwr.supercore import log
 
 from cloister.core.errors import FederationError
 
@@ -54,6 +56,7 @@ class Sampling:
     def _wait(self, grid: Grid) -> list[int]:
         """The connected nodes in a fixed order, as soon as there are enough."""
         deadline = time.monotonic() + self.timeout
+        told = -1
         while len(nodes := sorted(grid.get_node_ids())) < self.min_nodes:
             if time.monotonic() > deadline:
                 raise FederationError(
@@ -61,5 +64,8 @@ class Sampling:
                     f"{self.min_nodes}; "
                     "start more nodes, lower strategy.min-nodes, or raise node-timeout"
                 )
+            if len(nodes) != told:
+                told = len(nodes)
+                log(INFO, "waiting for nodes: %d of %d", told, self.min_nodes)
             time.sleep(POLL_SECONDS)
         return nodes

@@ -1,0 +1,196 @@
+"""Flower's processes on loopback, for tests: started, watched and stopped by their own process ids."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from uuid import uuid4
+
+REPOSITORY = Path(__file__).parents[2]
+PROGRAMS = Path(sys.executable).parent
+CONNECTION = "loopback"
+SUPERLINK = "superlink"
+MARK = "CLOISTER_TEST_PROCESSES"
+LOG_TAIL = 10_000
+"""Characters of each log that a failed test shows."""
+
+Setting = str | int | float | bool
+
+
+class Processes:
+    """Starts processes; on leaving the `with` block stops them and what they started, and shows their logs on failure.
+
+    Flower starts its executors in sessions of their own, and Ray its workers, so a process group does not hold them
+    all. Every process inherits an environment variable that only this object sets: that finds the others.
+
+    Args:
+        folder: for logs and for Flower's homes; made if absent.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.mark = uuid4().hex
+        self.services: dict[str, subprocess.Popen[bytes]] = {}
+        # Ray keeps sockets here, whose paths may have 107 characters: pytest's own folder can be too deep.
+        self.ray = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            self._stop()
+        finally:
+            self.ray.cleanup()
+            if kind is not None:
+                self._show_logs()
+
+    def superlink(self, *options: str) -> None:
+        """Start a SuperLink, wait until it answers, and name it in the configuration that `flwr run` reads."""
+        (port,) = free_ports(1)
+        self.address = f"127.0.0.1:{port}"
+        self.start(SUPERLINK, "flower-superlink", "--insecure", "--port", str(port), *options)
+        self.wait(lambda: _answers(f"http://{self.address}/health"), 60, "answer of the SuperLink")
+        connection = f'[superlink.{CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n'
+        self._home("flwr").joinpath("config.toml").write_text(connection)
+
+    def supernodes(self, configs: list[Mapping[str, Setting]]) -> None:
+        """Start one SuperNode for each node configuration. Whether they are connected, the run finds out."""
+        for number, (config, port) in enumerate(zip(configs, free_ports(len(configs)), strict=True)):
+            link = ["--insecure", "--superlink", self.address, "--port", str(port)]
+            self.start(f"supernode-{number}", "flower-supernode", *link, "--node-config", flower_line(config))
+
+    def flwr_run(self, settings: Mapping[str, Setting], *options: str, seconds: float) -> None:
+        """Run the app of this repository, and wait for its end."""
+        command = ["run", str(REPOSITORY), CONNECTION, "--stream", "--run-config", flower_line(settings), *options]
+        self.run("flwr", "flwr", *command, seconds=seconds)
+
+    def start(self, name: str, program: str, *arguments: str) -> None:
+        """Start a process that runs until the end of the `with` block."""
+        self.services[name] = self._popen(name, program, arguments)
+
+    def run(self, name: str, program: str, *arguments: str, seconds: float) -> None:
+        """Run a process to its end.
+
+        Raises:
+            AssertionError: it failed or took too long, or a service ended meanwhile.
+        """
+        process = self._popen(name, program, arguments)
+        try:
+            self.wait(lambda: process.poll() is not None, seconds, f"end of {name}")
+        finally:
+            _end([process])
+        assert process.returncode == 0, f"{name} ended with {process.returncode}"
+
+    def wait(self, done: Callable[[], bool], seconds: float, what: str) -> None:
+        """Ask again and again until it is done.
+
+        Raises:
+            AssertionError: it took too long, or a service ended meanwhile.
+        """
+        deadline = time.monotonic() + seconds
+        while not done():
+            ended = {name: process.returncode for name, process in self.services.items() if process.poll() is not None}
+            assert not ended, f"ended early: {ended}"
+            assert time.monotonic() < deadline, f"no {what} after {seconds:.0f} s"
+            time.sleep(0.1)
+
+    def _popen(self, name: str, program: str, arguments: tuple[str, ...]) -> "subprocess.Popen[bytes]":
+        with self.folder.joinpath(f"{name}.log").open("wb") as log:
+            return subprocess.Popen(
+                [str(PROGRAMS / program), *arguments],
+                cwd=self.folder,
+                env=self._environment(name),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _environment(self, name: str) -> dict[str, str]:
+        return os.environ | {
+            "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONUNBUFFERED": "1",
+            "FLWR_HOME": str(self._home(name)),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            # Ray hides the GPU from clients that did not ask for one: without this they would compute elsewhere.
+            "CUDA_VISIBLE_DEVICES": "",
+            "RAY_TMPDIR": self.ray.name,
+            MARK: self.mark,
+        }
+
+    def _home(self, name: str) -> Path:
+        """A FLWR_HOME for each process, as on machines of their own: unpacking an app in a shared one is a race."""
+        home = self.folder / "homes" / name
+        home.mkdir(parents=True, exist_ok=True)
+        return home
+
+    def _stop(self) -> None:
+        """End the nodes before their server, so that they can take their leave; then whatever is left."""
+        _end([process for name, process in self.services.items() if name != SUPERLINK])
+        _end([process for name, process in self.services.items() if name == SUPERLINK])
+        deadline = time.monotonic() + 20
+        while left := _marked(self.mark):
+            assert time.monotonic() < deadline, f"processes {left} cannot be stopped"
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM if time.monotonic() < deadline - 10 else signal.SIGKILL)
+            time.sleep(0.2)
+
+    def _show_logs(self) -> None:
+        for log in sorted(self.folder.glob("*.log")):
+            print(f"\n===== {log.name}\n{log.read_text(errors='replace')[-LOG_TAIL:]}")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody uses at this moment."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [server.getsockname()[1] for server in sockets]
+    for server in sockets:
+        server.close()
+    return ports
+
+
+def flower_line(settings: Mapping[str, Setting]) -> str:
+    """Settings as Flower's command lines take them: TOML values, of which JSON's scalars are a part."""
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+
+
+def _answers(url: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(url, timeout=2) as response:
+        return bool(response.status == 200)
+    return False
+
+
+def _end(processes: list["subprocess.Popen[bytes]"]) -> None:
+    """Ask processes to end, as a service manager would; after a while make their groups end."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _marked(mark: str) -> list[int]:
+    """The living processes that carry the mark; a dead one has no environment."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"{MARK}={mark}".encode() in environment.read_bytes().split(b"\0"):
+                found.append(int(environment.parent.name))
+    return found
