@@ -31,8 +31,8 @@ class Array(FlowerArray):
         held.flags.writeable = False
         self.__dict__.update(dtype=str(held.dtype), shape=held.shape, stype=NUMPY, _held=held)
 
-    @property  # type: ignore[override]
-    def data(self) -> bytes:
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
         """The array in NumPy's `.npy` format, made on first use."""
         if "_data" not in self.__dict__:
             buffer = io.BytesIO()
@@ -59,8 +59,11 @@ def view(array: FlowerArray) -> NDArray:
     count = int(np.prod(array.shape))
     if array.data.startswith(header) and len(array.data) == len(header) + count * np.dtype(array.dtype).itemsize:
         return np.frombuffer(array.data, array.dtype, count, len(header)).reshape(array.shape)
-    parsed = np.load(io.BytesIO(array.data), allow_pickle=False)
-    if parsed.shape != tuple(array.shape) or str(parsed.dtype) != array.dtype:
+    try:
+        parsed = np.load(io.BytesIO(array.data), allow_pickle=False)
+    except Exception as error:  # a hostile header can make the parser raise anything, and must not end the round
+        raise ValueError("the array's bytes are no .npy file") from error
+    if not isinstance(parsed, np.ndarray) or parsed.shape != tuple(array.shape) or str(parsed.dtype) != array.dtype:
         raise ValueError("the array's bytes are not of the dtype and shape they are labelled with")
     return parsed
 
@@ -74,7 +77,7 @@ def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     """
     try:
         kind = np.dtype(dtype)
-    except TypeError as error:
+    except Exception as error:  # np.dtype parses a small language of its own
         raise ValueError("the array's dtype is unknown") from error
     if kind.kind not in "fiub" or any(extent < 0 for extent in shape):
         raise ValueError("the array's dtype or shape is not that of an array of numbers")

@@ -96,7 +96,7 @@ class Decorator(Strategy):
 
 
 def _in_layout(arrays: ArrayRecord, layout: Layout) -> ArrayRecord:
-    """The model in the names, order and dtypes it was sent in: some of Flower's optimizers turn float32 into float64."""
+    """The model in the names, order and dtypes it was sent in: some Flower optimizers turn float32 into float64."""
     if tuple(array.dtype for array in arrays.values()) == layout.dtypes and tuple(arrays) == layout.names:
         return arrays
     named = from_record(arrays)

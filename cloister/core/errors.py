@@ -6,7 +6,9 @@
     ├── DataError               a data file is absent or is not what its task reads
     ├── FederationError         too few nodes, or arrays that do not belong to this run's model
     └── PrivacyError            a privacy guarantee would be broken
-        └── UnboundedSensitivity    noise was asked for before anything bounded a contribution
+        ├── UnboundedSensitivity    noise was asked for before anything bounded a contribution
+        ├── LedgerError             a ledger is broken, or could not be written
+        └── BudgetExhausted         the next release would pass a budget; nothing of it has been made
 
 Messages name keys, shapes and counts. They never carry values of examples, weights or updates: an error may
 cross the network.
@@ -39,3 +41,11 @@ class PrivacyError(CloisterError):
 
 class UnboundedSensitivity(PrivacyError):
     """Noise was asked for before anything bounded a contribution."""
+
+
+class LedgerError(PrivacyError):
+    """A ledger is broken, or could not be written; nothing is released without one."""
+
+
+class BudgetExhausted(PrivacyError):
+    """The next release would pass a budget; nothing of it has been made."""

@@ -131,7 +131,7 @@ def _row(message: Message, layout: Layout) -> Row:
             raise _Unfit("shape", f"array {name!r} must have shape {shape}, found {tuple(array.shape)[:8]}")
         try:
             row.append(np.ravel(view(array)))
-        except (ValueError, EOFError, OSError):
+        except ValueError:
             raise _Unfit("bytes", f"array {name!r} is not what it is labelled as") from None
     return tuple(row)
 

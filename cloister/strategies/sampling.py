@@ -50,7 +50,7 @@ class Sampling:
         nodes = self._wait(grid)
         if self.kind == "poisson":
             return Draw([node for node in nodes if self.rng.random() < self.fraction], self.fraction * len(nodes))
-        count = max(int(self.fraction * len(nodes)), self.min_nodes)
+        count = max(int(self.fraction * len(nodes) + 1e-9), self.min_nodes)
         return Draw(self.rng.sample(nodes, count), count)
 
     def _wait(self, grid: Grid) -> list[int]:

@@ -112,7 +112,7 @@ class TestLocalData:
     @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short"])
     def test_a_file_that_is_no_archive(self, tmp_path, content):
         (tmp_path / "own.npz").write_bytes(content)
-        with pytest.raises(DataError, match="must be an .npz file"):
+        with pytest.raises(DataError, match=r"must be an \.npz file"):
             local_data(TaskConfig(), {"data-path": str(tmp_path / "own.npz")}, seed=5)
 
     def test_a_missing_file(self, tmp_path):

@@ -1,4 +1,4 @@
-"""One client never moves a release further than its noise was calibrated for; Flower's own wrapper shows the test bites."""
+"""One client never moves a release further than its noise was calibrated for; Flower's wrapper shows the test bites."""
 
 import numpy as np
 import pytest

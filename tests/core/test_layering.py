@@ -1,0 +1,229 @@
+"""Who may import whom, what an import costs, which names the world may rely on, and what Flower ships to a node."""
+
+import ast
+import importlib
+import io
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.constant import FAB_MAX_SIZE
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "cloister"
+
+MAY_IMPORT = {
+    "core": {"core"},
+    "privacy": {"core", "privacy"},
+    "strategies": {"core", "strategies"},
+    "tasks": {"core", "tasks"},
+    "client": {"core", "tasks", "privacy", "client"},
+    "server": {"core", "tasks", "privacy", "strategies", "server"},
+    "local": {"core", "client", "server", "local"},
+    "cli": {"core", "client", "server", "local"},
+}
+"""Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
+
+
+def imports_of(source, module):
+    """Every module that `source` imports, wherever in the file: absolute names, with the names they are asked for."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(module.split(".")[: -node.level]) if node.level else ""
+            origin = ".".join(part for part in (base, node.module) if part)
+            found |= {f"{origin}.{alias.name}" for alias in node.names}
+    return found
+
+
+def module_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def layer_of(module):
+    """`cloister.privacy.audits.sensitivity` -> `privacy`."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+FILES = {module_of(path): imports_of(path.read_text(), module_of(path)) for path in sorted(PACKAGE.rglob("*.py"))}
+NAMED = re.compile(r"^(cloister[.\w]*):\w+$", re.MULTILINE)
+"""A plugin in a table is an import too, only a later one."""
+PLUGINS = {
+    module_of(path): {
+        match.group(1)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for match in NAMED.finditer(node.value)
+    }
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+REACHES = {module: FILES[module] | PLUGINS[module] for module in FILES}
+
+
+def importers_of(*prefixes):
+    """The modules that import all of these."""
+
+    def reaches(module, prefix):
+        return any(name == prefix or name.startswith(prefix + ".") for name in REACHES[module])
+
+    return {module for module in REACHES if all(reaches(module, prefix) for prefix in prefixes)}
+
+
+def test_the_reader_of_imports_sees_all_kinds():
+    source = "import a.b\nfrom c import d\nfrom . import e\nfrom .f import g\ndef h():\n    from i.j import k\n"
+    assert imports_of(source, "p.q") == {"a.b", "c.d", "p.e", "p.f.g", "i.j.k"}
+
+
+def test_every_part_has_rules():
+    assert {layer_of(module) for module in FILES} - {"", "__init__", "__main__"} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("module", REACHES)
+def test_no_arrow_runs_the_wrong_way(module):
+    layer = layer_of(module)
+    allowed = MAY_IMPORT.get(layer, set())
+    wrong = {name for name in REACHES[module] if name.startswith("cloister.") and layer_of(name) not in allowed}
+    assert not wrong, f"{module} ({layer}) may import {sorted(allowed)} only, not {sorted(wrong)}"
+
+
+def test_only_build_joins_strategies_and_privacy():
+    assert importers_of("cloister.strategies", "cloister.privacy.decorators") == {"cloister.server.build"}
+
+
+def test_clients_know_no_decorator():
+    decorated = importers_of("cloister.privacy.decorators")
+    assert not {module for module in decorated if layer_of(module) == "client"}
+
+
+def test_only_a_local_run_and_the_command_join_client_and_server():
+    both = importers_of("cloister.client", "cloister.server")
+    assert {layer_of(module) for module in both} <= {"local", "cli"}
+    assert "cloister.local.simulation" in both
+
+
+def test_the_mathematics_of_privacy_knows_no_flower():
+    flower = {module for module in importers_of("flwr") if layer_of(module) == "privacy"}
+    assert flower - {"cloister.privacy.decorators"} <= {
+        module for module in FILES if module.startswith("cloister.privacy.audits.")
+    }
+
+
+HEAVY = ("tensorflow", "keras", "sklearn", "pandas", "cv2", "tensorboard", "ray")
+
+
+def test_only_files_named_for_it_import_keras_or_tensorflow_at_the_top():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        top = {
+            name.split(".")[0]
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in imports_of(ast.unparse(node), module_of(path))
+        }
+        if "keras" not in path.stem and "dp_sgd" not in path.stem:
+            assert not top & {"tensorflow", "keras"}, path
+
+
+def test_the_apps_and_the_command_start_without_anything_heavy():
+    script = (
+        "import sys; import cloister.server.app, cloister.client.app, cloister.cli;"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd="/", check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+# Names that the world may rely on.
+
+PUBLIC = {
+    "cloister": ["__version__"],
+    "cloister.cli": ["app"],
+    "cloister.client.app": ["app"],
+    "cloister.client.trainers": ["TRAINERS", "Trainer"],
+    "cloister.core.arrays": ["Array", "Layout", "from_record", "to_record", "view"],
+    "cloister.core.config": ["RunConfig", "parse"],
+    "cloister.core.decorator": ["Decorator", "Measurements", "Screened"],
+    "cloister.core.errors": [
+        "CloisterError",
+        "ConfigError",
+        "DataError",
+        "FederationError",
+        "PluginError",
+        "PrivacyError",
+        "UnboundedSensitivity",
+    ],
+    "cloister.core.registry": ["Registry"],
+    "cloister.local.grid": ["LocalGrid"],
+    "cloister.local.simulation": ["simulate"],
+    "cloister.privacy.audits.sensitivity": ["Finding", "leave_one_out"],
+    "cloister.privacy.claim": ["Claim"],
+    "cloister.privacy.clipping": ["clip"],
+    "cloister.privacy.decorators": ["GlobalDP", "MetricDP"],
+    "cloister.privacy.distance": ["DISTANCES"],
+    "cloister.privacy.noise": ["GaussianNoise"],
+    "cloister.privacy.release": ["Release", "noisy_mean"],
+    "cloister.server.app": ["app"],
+    "cloister.server.build": ["Plan", "build"],
+    "cloister.strategies": ["STRATEGIES"],
+    "cloister.strategies.averaging": ["FedAvg", "FedProx"],
+    "cloister.strategies.fedopt": ["FedAdagrad", "FedAdam", "FedAvgM", "FedOpt", "FedYogi"],
+    "cloister.strategies.robust": ["FedMedian", "FedTrimmedAvg", "Krum"],
+    "cloister.strategies.sampling": ["Sampling"],
+    "cloister.tasks": ["TASKS"],
+    "cloister.tasks.base": ["Dataset", "Examples", "Model", "Recipe", "Task"],
+}
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_exist(module):
+    present = vars(importlib.import_module(module))
+    assert [name for name in PUBLIC[module] if name not in present] == []
+
+
+def test_what_the_documentation_imports_exists():
+    imported = re.compile(r"^\s*(?:>>> |\.\.\. )?from (cloister[.\w]*) import ([\w, ]+)$", re.MULTILINE)
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for module, found in imported.findall(page.read_text()):
+            for name in found.split(","):
+                assert hasattr(importlib.import_module(module), name.strip().split(" ")[0]), (page, module, name)
+
+
+# What Flower ships to a node.
+
+
+@pytest.fixture(scope="module")
+def bundle():
+    return build_fab_from_disk(ROOT)
+
+
+def test_the_bundle_is_small_enough_for_flower(bundle):
+    assert len(bundle) <= FAB_MAX_SIZE == 10 * 1024 * 1024
+
+
+def test_the_bundle_holds_every_module(bundle):
+    shipped = set(zipfile.ZipFile(io.BytesIO(bundle)).namelist())
+    assert "cloister/server/app.py" in shipped
+    # Flower drops some names (test_*.py, lib/, build/): a module called so would be missing on a node.
+    assert {path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py")} <= shipped
+
+
+def test_the_bundle_holds_no_data(bundle):
+    names = zipfile.ZipFile(io.BytesIO(bundle)).namelist()
+    kinds = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
+    assert {Path(name).suffix for name in names if name != ".info/CONTENT" and Path(name).stem != "LICENSE"} <= kinds
+    assert not [name for name in names if name.split("/")[0] in ("runs", "data", "shared", ".venv", ".git")]
+    largest = max(zipfile.ZipFile(io.BytesIO(bundle)).infolist(), key=lambda item: item.file_size)
+    assert largest.file_size < 500_000, f"{largest.filename} looks like data"
+
+
+def test_the_bundle_holds_the_shipped_configuration(bundle):
+    text = zipfile.ZipFile(io.BytesIO(bundle)).read("pyproject.toml").decode()
+    assert 'serverapp = "cloister.server.app:app"' in text and 'clientapp = "cloister.client.app:app"' in text
+    assert "[tool.flwr.app.config.privacy]" in text
