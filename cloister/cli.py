@@ -1,12 +1,14 @@
 """The `cloister` command."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from cloister.core.config import Scalar
-from cloister.core.errors import CloisterError, ConfigError
+from cloister.core.errors import CloisterError, ConfigError, LedgerError
 
 app = typer.Typer(help="Private federated learning on Flower.", no_args_is_help=True, add_completion=False)
 
@@ -29,8 +31,68 @@ def run(
     """Simulate a federation in this process; the defaults train digits under metric-aware noise."""
     from cloister.local.simulation import simulate
 
-    try:
+    with _told():
         simulate(read_settings(settings or []), clients)
+
+
+ledger = typer.Typer(help="Read the ledger of a server or a node.", no_args_is_help=True)
+app.add_typer(ledger, name="ledger")
+
+LedgerPath = Annotated[Path, typer.Argument(help="A ledger.jsonl file.")]
+
+
+@ledger.command()
+def verify(path: LedgerPath) -> None:
+    """Check that no line was changed, removed or swapped."""
+    book = _opened(path)
+    typer.echo(f"{path}: unbroken; {len(book.entries)} releases; last hash {book.head}")
+
+
+@ledger.command()
+def show(
+    path: LedgerPath,
+    delta: Annotated[float, typer.Option(help="At which ε is computed.")] = 1e-5,
+    relation: Annotated[str, typer.Option(help="add-or-remove, or replace-one.")] = "add-or-remove",
+) -> None:
+    """List the releases, and what they amount to."""
+    from cloister.privacy.report import print_ledger
+
+    with _told():
+        print_ledger(_opened(path), delta, relation)
+
+
+@app.command()
+def calibrate(
+    epsilon: Annotated[float, typer.Option(help="ε that may be spent.")],
+    rounds: Annotated[int, typer.Option(min=1, help="Over how many rounds.")],
+    delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
+    sampling_probability: Annotated[float, typer.Option(help="Of Poisson sampling; 1: every node, every round.")] = 1.0,
+) -> None:
+    """The noise multiplier that spends a budget exactly, for global-dp with a fixed clip."""
+    from cloister.privacy.accounting import noise_multiplier_for
+    from cloister.privacy.events import UNSAMPLED, Sampling
+
+    with _told():
+        poisson = Sampling("poisson", probability=sampling_probability)
+        sampling = UNSAMPLED if sampling_probability == 1 else poisson
+        multiplier = noise_multiplier_for(epsilon, delta, rounds, sampling)
+        typer.echo(f"privacy.noise-multiplier={multiplier:.4g}")
+
+
+def _opened(path: Path) -> Any:
+    from cloister.privacy.ledger import Ledger
+
+    with _told():
+        if not path.is_file():
+            raise LedgerError(f"no ledger at {path}")
+        return Ledger(path)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn an error of ours into one line and exit code 1."""
+    try:
+        yield
     except CloisterError as error:
         typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(1) from None

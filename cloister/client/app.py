@@ -2,9 +2,10 @@
 
 from flwr.clientapp import ClientApp
 
+from cloister.client.books import keep_books
 from cloister.client.handlers import evaluate, train
 from cloister.client.mods import contain_errors, only_what_is_agreed
 
-app = ClientApp(mods=[contain_errors, only_what_is_agreed])
+app = ClientApp(mods=[contain_errors, only_what_is_agreed, keep_books])
 app.train()(train)
 app.evaluate()(evaluate)

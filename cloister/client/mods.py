@@ -8,8 +8,9 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
 from cloister.client.handlers import run_config
+from cloister.core.config import RunConfig
 from cloister.core.errors import CloisterError, PrivacyError
-from cloister.core.replies import ARRAYS, METRICS
+from cloister.core.replies import ARRAYS, EXAMPLES, METRICS
 
 logger = logging.getLogger("cloister.client")
 
@@ -45,10 +46,17 @@ def only_what_is_agreed(message: Message, context: Context, call_next: ClientApp
     config = run_config(context)
     kind = message.metadata.message_type
     if kind == MessageType.TRAIN:
-        metrics = MetricRecord() if config.is_private else reply.content.metric_records[METRICS]
-        content = RecordDict({ARRAYS: reply.content.array_records[ARRAYS], METRICS: metrics})
+        content = RecordDict({ARRAYS: reply.content.array_records[ARRAYS], METRICS: _agreed(reply, config)})
     elif kind == MessageType.EVALUATE and config.evaluates_on_clients:
         content = RecordDict({METRICS: reply.content.metric_records[METRICS]})
     else:
         raise PrivacyError(f"a reply to a {kind!r} message may not leave this node in this run")
     return Message(content, reply_to=message)
+
+
+def _agreed(reply: Message, config: RunConfig) -> MetricRecord:
+    """The metrics of a training reply that this run asks for: all, the example count alone, or none."""
+    metrics = reply.content.metric_records[METRICS]
+    if not config.is_private:
+        return metrics
+    return MetricRecord({EXAMPLES: metrics[EXAMPLES]}) if config.weights_by_examples else MetricRecord()

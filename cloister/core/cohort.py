@@ -6,22 +6,25 @@ enough to stay in the processor's cache, from the arrays as they arrived.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.arrays import Layout, Row
 
-BLOCK = 1 << 15
-"""Parameters in a block: 128 KiB of float32."""
+BLOCK = 1 << 17
+"""Parameters in a block: 512 KiB of float32. Shorter stretches of a row keep starting the memory's prefetching anew."""
 DOT = 1 << 10
 """Numbers that one float32 dot product adds up before float64 takes over."""
-ROWS_AT_ONCE = 4
-"""Full blocks that stay in a core's cache together."""
 NORM_ERROR = 2.0**-18
 """Bound on the relative error of a norm: float32 subtraction, and sums of `DOT` float32 squares."""
+THREADS = min(4, os.cpu_count() or 1)
+"""More would wait for the memory."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,10 @@ class Span:
     layer: int
     start: int
     stop: int
+
+    def of(self, row: Row) -> NDArray:
+        """The parameters themselves: a view."""
+        return row[self.layer][self.start : self.stop]
 
 
 @dataclass(frozen=True)
@@ -89,9 +96,9 @@ def updates(rows: Sequence[Row], sent: Row, span: Span, out: NDArray) -> NDArray
     """The columns in `span` of U for these rows, unscaled, in the front of the flat buffer `out`: shape (rows, span)."""
     width = span.stop - span.start
     block = out[: len(rows) * width].reshape(len(rows), width)
-    base = sent[span.layer][span.start : span.stop]
+    base = span.of(sent)
     for row, target in zip(rows, block, strict=True):
-        np.subtract(row[span.layer][span.start : span.stop], base, out=target)
+        np.subtract(span.of(row), base, out=target)
     return block
 
 
@@ -103,28 +110,54 @@ def blocks(cohort: Cohort, span: Span, scratch: NDArray) -> Iterator[tuple[slice
         yield which, updates(cohort.rows[which], cohort.sent, span, scratch)
 
 
-def weighted_sum(cohort: Cohort, span: Span, weights: NDArray, scratch: NDArray) -> NDArray:
-    """Σ weights[i] · U[i] over the columns in `span`."""
-    total = np.zeros(span.stop - span.start, scratch.dtype)
+def weighted_sum(
+    cohort: Cohort, span: Span, weights: NDArray, scratch: NDArray, total: NDArray | None = None
+) -> NDArray:
+    """Σ weights[i] · U[i] over the columns in `span`, row after row, on top of what `total` holds."""
+    total = np.zeros(span.stop - span.start, scratch.dtype) if total is None else total
     for which, block in blocks(cohort, span, scratch):
-        total += weights[which] @ block
+        block *= weights[which, None]
+        for row in block:
+            total += row
     return total
 
 
 def scratch_for(layout: Layout) -> NDArray:
     """Room for the rows that one block takes at a time."""
-    return np.empty(ROWS_AT_ONCE * BLOCK, layout.dtype)
+    return np.empty(BLOCK, layout.dtype)
+
+
+Item = TypeVar("Item")
+
+
+def share(items: Sequence[Item], work: Callable[[Iterator[Item]], None]) -> None:
+    """Have `work` go through the items: on several threads, each taking the next one, where there are many items.
+
+    NumPy lets go of the interpreter's lock while it computes. The threads end with the call: what a process holds on
+    to would be missing in one forked from it.
+    """
+    source, threads = iter(items), min(THREADS, len(items) // 2)
+    if threads < 2:
+        return work(source)
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, [source] * threads))
 
 
 def _squared_norms(cohort: Cohort) -> NDArray[np.float64]:
     """‖U[i]‖₂² for each i, not finite where U[i] is not. Relative error below `NORM_ERROR`."""
-    scratch = scratch_for(cohort.layout)
-    totals = np.zeros(len(cohort))
-    with np.errstate(over="ignore", invalid="ignore"):
-        for span in spans(cohort.layout):
-            for which, block in blocks(cohort, span, scratch):
-                totals[which] += _row_squares(block)
-    return totals
+    places = list(enumerate(spans(cohort.layout)))
+    squares = np.zeros((len(places), len(cohort)))
+
+    def work(numbered: Iterator[tuple[int, Span]]) -> None:
+        scratch = scratch_for(cohort.layout)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for number, span in numbered:
+                for which, block in blocks(cohort, span, scratch):
+                    squares[number, which] = _row_squares(block)
+
+    share(places, work)
+    # Added up in the order of the spans, not in the order in which threads were done with them.
+    return squares.sum(axis=0)
 
 
 def _row_squares(block: NDArray) -> NDArray[np.float64]:

@@ -94,30 +94,42 @@ class PrivacyConfig(Section):
     """`privacy.*`: what is done to what leaves, on the server."""
 
     server: Literal["none", "global-dp", "metric"] = "metric"
-    noise_multiplier: NonNegative = 0.05
+    noise_multiplier: NonNegative | Auto = 0.05
     clipping_norm: Positive = 2.0
+    clipping: Literal["fixed", "adaptive"] = "fixed"
+    clipping_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    clipping_rate: Positive = 0.2
+    bits_noise_multiplier: Positive = 10.0
+    examples_cap: NonNegative = 0.0
     placement: Literal["update", "model"] = "update"
     distance: str = "mean-layer-frobenius"
-    distance_release: Literal["exact"] = "exact"
+    distance_release: Literal["exact", "private"] = "exact"
+    distance_noise_multiplier: Positive = 1.0
     distance_direction: Literal["divide", "multiply"] = "divide"
     distance_clip: Literal["after", "before"] = "after"
     min_distance: Positive = 1e-3
     max_distance: NonNegative = 0.0
     noise_seed: Annotated[int, Field(ge=-1)] = -1
+    target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    max_epsilon: NonNegative = 0.0
+    population: Annotated[int, Field(ge=0)] = 0
+    ledger_dir: str = ""
+    data_identity: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
 
     @model_validator(mode="after")
     def _agree(self) -> "PrivacyConfig":
-        """Refuse a setting that would silently do nothing."""
+        """Refuse a setting that would silently do nothing, and settings that contradict each other."""
         defaults = PrivacyConfig.model_construct()
-        idle = {"none": set(type(self).model_fields) - {"server"}, "global-dp": _METRIC_ONLY, "metric": set()}
         lines = [
-            f"privacy.{_kebab(name)} = {getattr(self, name)!r} has no effect with privacy.server = "
-            f"{self.server!r}; remove it or choose another privacy.server"
-            for name in sorted(idle[self.server])
+            f"privacy.{_kebab(name)} = {getattr(self, name)!r} has no effect with privacy.{_kebab(key)} = "
+            f"{getattr(self, key)!r}; remove it or choose another privacy.{_kebab(key)}"
+            for name, key in self._idle()
             if getattr(self, name) != getattr(defaults, name)
         ]
         if lines:
             raise ValueError("\n".join(lines))
+        if self.noise_multiplier == "auto" and not self.max_epsilon:
+            raise ValueError("privacy.noise-multiplier = 'auto' is calibrated to privacy.max-epsilon = 0; set a budget")
         if self.max_distance and self.max_distance < self.min_distance:
             raise ValueError(
                 f"privacy.max-distance = {self.max_distance} must be at least privacy.min-distance = "
@@ -125,8 +137,27 @@ class PrivacyConfig(Section):
             )
         return self
 
+    def _idle(self) -> list[tuple[str, str]]:
+        """Keys that have no effect here, each with the key whose value makes it so."""
+        if self.server == "none":
+            return [(name, "server") for name in sorted(set(type(self).model_fields) - {"server"})]
+        idle = [(name, "server") for name in _METRIC_ONLY if self.server != "metric"]
+        idle += [(name, "clipping") for name in _ADAPTIVE_ONLY if self.clipping != "adaptive"]
+        if self.server == "metric" and self.distance_release == "exact":
+            idle.append(("distance_noise_multiplier", "distance_release"))
+        return idle
 
-_METRIC_ONLY = {"distance", "distance_release", "distance_direction", "distance_clip", "min_distance", "max_distance"}
+
+_METRIC_ONLY = (
+    "distance",
+    "distance_clip",
+    "distance_direction",
+    "distance_noise_multiplier",
+    "distance_release",
+    "max_distance",
+    "min_distance",
+)
+_ADAPTIVE_ONLY = ("bits_noise_multiplier", "clipping_quantile", "clipping_rate")
 
 
 class EvaluationConfig(Section):
@@ -174,10 +205,21 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> "RunConfig":
-        if self.is_private and self.strategy.weighting == "examples":
+        capped = self.privacy.examples_cap > 0
+        if self.is_private and self.strategy.weighting == "examples" and not capped:
             raise ValueError(
-                "strategy.weighting = 'examples' contradicts privacy.server = "
-                f"{self.privacy.server!r}: one client's weight is unbounded and leaks its size; use 'uniform'"
+                f"strategy.weighting = 'examples' contradicts privacy.server = {self.privacy.server!r}: one client's "
+                "weight would be unbounded; cap it with privacy.examples-cap, or use 'uniform'"
+            )
+        if capped and self.strategy.weighting != "examples":
+            raise ValueError(
+                f"privacy.examples-cap = {self.privacy.examples_cap} has no effect with strategy.weighting = "
+                f"{self.strategy.weighting!r}; use 'examples', or remove it"
+            )
+        if self.privacy.population and self.strategy.sampling != "fixed":
+            raise ValueError(
+                f"privacy.population = {self.privacy.population} has no effect with strategy.sampling = "
+                f"{self.strategy.sampling!r}; Poisson sampling needs no registered population"
             )
         return self
 

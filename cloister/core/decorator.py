@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from cloister.core.arrays import Layout, Row, from_record, to_record
+from cloister.core.draw import Draw
 from cloister.core.errors import FederationError
 from cloister.core.replies import ARRAYS, EXAMPLES, METRICS, Rejection, Screening, screen, screen_metrics
 
@@ -24,7 +25,8 @@ TRAIN_LOSS = "train-loss"
 class Measurements:
     """What a decorator saw in one round.
 
-    `clipped_fraction` and `distance` come from un-noised updates: they are for the server's own eyes.
+    `clipped_fraction` and `distance` come from un-noised updates: they are for the server's own eyes. `epsilon` is what
+    the ledger amounts to after the round, where something sound can be said.
     """
 
     asked: int
@@ -33,8 +35,11 @@ class Measurements:
     noise_std: float | None = None
     noise_multiplier: float | None = None
     sensitivity: float | None = None
+    clipping_norm: float | None = None
     clipped_fraction: float | None = None
     distance: float | None = None
+    released_distance: float | None = None
+    epsilon: float | None = None
 
 
 class Decorator(Strategy):
@@ -50,6 +55,7 @@ class Decorator(Strategy):
         self.measured: Measurements | None = None
         self._sent: ArrayRecord | None = None
         self._asked: frozenset[int] = frozenset()
+        self._draw: Draw | None = getattr(inner, "last_draw", None)
         self._expected: float = 0
 
     def configure_train(
@@ -60,7 +66,8 @@ class Decorator(Strategy):
         self._sent = arrays
         self._asked = frozenset(message.metadata.dst_node_id for message in messages)
         # A strategy that draws a random number of nodes says how many it expected: that number is public.
-        self._expected = float(getattr(self.inner, "expected_cohort", len(messages)))
+        self._draw = getattr(self.inner, "last_draw", None)
+        self._expected = float(self._draw.expected if self._draw else len(messages))
         return messages
 
     def aggregate_train(

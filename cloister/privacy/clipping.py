@@ -1,11 +1,14 @@
-"""Bounding what one client can contribute."""
+"""Bounding what one client can contribute, with a fixed bound or one that follows a quantile of the norms."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
 from cloister.core import check
 from cloister.core.cohort import NORM_ERROR, Cohort
+from cloister.core.errors import ConfigError
+from cloister.privacy.noise import GaussianNoise
 
 
 def clip(cohort: Cohort, bound: float) -> Cohort:
@@ -33,3 +36,86 @@ def clip(cohort: Cohort, bound: float) -> Cohort:
 def clipped_fraction(cohort: Cohort) -> float:
     """Share of the updates that were scaled down. Computed from un-noised norms: not for release."""
     return float(np.mean(cohort.factors < 1)) if len(cohort) else 0.0
+
+
+def capped_weights(cohort: Cohort, examples: tuple[float, ...], cap: float) -> Cohort:
+    """Let each bounded update count with w = min(n/cap, 1) of its example count n.
+
+    No weight is above 1, so the bound of the cohort stays what it was, whatever a client reports.
+
+    Source: McMahan et al. (2018), arXiv:1710.06963, §3 (weights capped at ŵ).
+
+    Raises:
+        ConfigError: the cap is not above 0.
+    """
+    check.positive(examples_cap=cap)
+    weights = np.minimum(np.array(examples) / cap, 1.0)
+    return replace(cohort, factors=cohort.factors * weights)
+
+
+class FixedClip:
+    """The same bound in every round.
+
+    Attributes:
+        bound: C > 0.
+    """
+
+    def __init__(self, bound: float) -> None:
+        check.positive(clipping_norm=bound)
+        self.bound = bound
+
+    def joint_multiplier(self, noise_multiplier: float) -> float:
+        """z of everything a round releases: the noised sum alone."""
+        return noise_multiplier
+
+    def follow(self, cohort: Cohort, size: float, noise: GaussianNoise) -> None:
+        """Nothing to learn."""
+
+
+class AdaptiveClip(FixedClip):
+    """A bound that follows a quantile γ of the norms of the updates.
+
+    After a round that was clipped and noised with C, the share of updates of norm at most C is released with noise of
+    its own, and C ← C·exp(-η·(share - γ)). Bits are centred at 0 (each is ±½), so that adding or removing a client
+    moves their sum by ½; a client that does not reply counts as neither.
+
+    Args:
+        bound: C of the first round.
+        quantile: γ, between 0 and 1.
+        rate: η > 0.
+        bits_multiplier: z_b > 0; the noise on the sum of bits has standard deviation z_b/2.
+
+    Guarantee: the sum and the bits of a round are one Gaussian release with multiplier (z⁻² + z_b⁻²)^(-½).
+
+    Source: Andrew et al. (2021), arXiv:1905.03871, Algorithm 1 and Theorem 1.
+    """
+
+    def __init__(
+        self, bound: float, *, quantile: float = 0.5, rate: float = 0.2, bits_multiplier: float = 10.0
+    ) -> None:
+        super().__init__(bound)
+        check.positive(clipping_rate=rate, bits_noise_multiplier=bits_multiplier)
+        if not 0 < quantile < 1:
+            raise ConfigError(f"clipping_quantile must be above 0 and below 1, got {quantile}")
+        self.quantile = quantile
+        self.rate = rate
+        self.bits_multiplier = bits_multiplier
+
+    def joint_multiplier(self, noise_multiplier: float) -> float:
+        """z of the noised sum and the noised bits together."""
+        if noise_multiplier == 0:
+            return 0.0
+        return 1 / math.sqrt(noise_multiplier**-2 + self.bits_multiplier**-2)
+
+    def follow(self, cohort: Cohort, size: float, noise: GaussianNoise) -> None:
+        """Release the share of norms within the bound, and move the bound towards its quantile.
+
+        Args:
+            cohort: of this round, its norms as they arrived.
+            size: the public number of clients the share is taken over.
+            noise: for the bits.
+        """
+        bits = np.array([np.sum(cohort.norms <= self.bound) - len(cohort) / 2])
+        noise.add(bits, self.bits_multiplier / 2)
+        share = min(1.0, max(0.0, float(bits[0]) / size + 0.5))
+        self.bound *= math.exp(-self.rate * (share - self.quantile))

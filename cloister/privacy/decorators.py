@@ -1,51 +1,67 @@
 """Privacy around a Flower strategy.
 
     replies → screen → clip → [distance] → sum → noise → mean → one virtual reply → the wrapped strategy
-                                                                                    (post-processing)
+                                  ↓                ↓                                (post-processing)
+                               ledger           ledger
 
 That is placement `update`. The wrapped strategy sees one model, the release, and whatever it does with it (momentum,
 Adam, anything that keeps state) costs no privacy. Placement `model` is what Flower and the papers do: the wrapped
 strategy sees every clipped model, and its output is noised as if it were their mean. It is there to compare with.
 """
 
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
-from flwr.app import ArrayRecord, MetricRecord
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from cloister.core import check
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import Cohort
 from cloister.core.decorator import Decorator, Measurements, virtual_reply
-from cloister.core.errors import ConfigError
+from cloister.core.errors import ConfigError, PrivacyError
 from cloister.core.replies import Screening
+from cloister.privacy.accounting import Account, best_epsilon, least_multiplier
+from cloister.privacy.books import Books
 from cloister.privacy.claim import Claim
-from cloister.privacy.clipping import clip, clipped_fraction
-from cloister.privacy.distance import DISTANCES, largest_distance
+from cloister.privacy.clipping import AdaptiveClip, FixedClip, capped_weights, clip, clipped_fraction
+from cloister.privacy.distance import DISTANCES, Distance, largest_distance
+from cloister.privacy.events import UNSAMPLED, Event, Gaussian, Sampling, Unaccounted
 from cloister.privacy.noise import GaussianNoise
 from cloister.privacy.release import bounded_models, noised, noisy_mean
 
 Placement = Literal["update", "model"]
+Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 
 EVERY_REPLY = "needs_every_reply"
 """A strategy with this attribute set is meaningless on one reply (a median, a selection)."""
 UNIFORM_MEAN = "is_uniform_mean"
 """A strategy with this attribute set returns the plain mean of the replies it is given."""
+PROMISE = "privacy-multipliers"
+"""In a training message: multipliers of the releases that a client's update will go into; absent: no claim is made."""
 
 
 class GlobalDP(Decorator):
-    """Central differential privacy with a fixed clip, around any Flower strategy.
+    """Central differential privacy around any Flower strategy.
 
     Args:
         inner: the wrapped strategy.
         noise_multiplier: z ≥ 0; the noise on the sum of updates has standard deviation z·C.
-        clipping_norm: C > 0, the largest L2 norm of one client's update, in units of the weights.
+        clipping_norm: C > 0, the largest L2 norm of one client's update, in units of the weights; or a clip that
+            adapts it.
         placement: `update` noises the mean update and hands it to `inner`; `model` noises what `inner` makes of all
             clipped replies.
         noise: where the noise comes from; by default the operating system's entropy.
+        examples_cap: let updates weigh by min(n/cap, 1) of their example counts; 0: all the same.
+        books: record every release in a ledger, and stop at its budget.
 
     Guarantee (placement `update`): each round is a Gaussian mechanism with noise multiplier z for adding or removing
-        one client, whatever `inner` is and whoever drops out. The weights clients report do not enter.
+        one client's contribution, whatever `inner` is and whoever drops out. The weights clients report do not enter,
+        or enter capped at 1.
 
     Raises:
         ConfigError: a parameter is out of range, or `inner` needs every reply and the placement is `update`.
@@ -61,30 +77,65 @@ class GlobalDP(Decorator):
         inner: Strategy,
         *,
         noise_multiplier: float,
-        clipping_norm: float,
+        clipping_norm: float | FixedClip,
         placement: Placement = "update",
         noise: GaussianNoise | None = None,
+        examples_cap: float = 0.0,
+        books: Books | None = None,
     ) -> None:
         super().__init__(inner)
-        check.non_negative(noise_multiplier=noise_multiplier)
-        check.positive(clipping_norm=clipping_norm)
+        check.non_negative(noise_multiplier=noise_multiplier, examples_cap=examples_cap)
         check.one_of(("update", "model"), placement=placement)
-        if placement == "update" and getattr(inner, EVERY_REPLY, False):
-            raise ConfigError(
-                f"privacy.placement = 'update' shows strategy {type(inner).__name__} one reply, the release, and it "
-                "needs every reply; use privacy.placement = 'model' (heuristic)"
-            )
+        self.clip = clipping_norm if isinstance(clipping_norm, FixedClip) else FixedClip(clipping_norm)
         self.noise_multiplier = noise_multiplier
-        self.clipping_norm = clipping_norm
         self.placement = placement
         self.noise = GaussianNoise() if noise is None else noise
+        self.examples_cap = examples_cap
+        self.books = books
+        self._refuse_impossible()
 
-    def aggregate(self, server_round: int, screening: Screening) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Clip, choose this round's multiplier, and release in the configured placement."""
-        bounded = clip(screening.cohort, self.clipping_norm)
-        multiplier, distance = self.multiplier(screening.cohort, bounded)
+    def _refuse_impossible(self) -> None:
+        name = type(self.inner).__name__
+        if self.placement == "update" and getattr(self.inner, EVERY_REPLY, False):
+            raise ConfigError(
+                f"privacy.placement = 'update' shows strategy {name} one reply, the release, and it needs every reply; "
+                "use privacy.placement = 'model' (heuristic)"
+            )
+        if self.placement == "model" and (self.examples_cap or isinstance(self.clip, AdaptiveClip)):
+            raise ConfigError(
+                "privacy.placement = 'model' goes with a fixed clip and uniform weights only; "
+                "use privacy.placement = 'update'"
+            )
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As the wrapped strategy, unless the round would pass the budget: then nothing is sent.
+
+        Raises:
+            BudgetExhausted: it would.
+        """
+        layout = Layout.of(from_record(arrays))
+        promised = [event for event in self.worst_events(layout) if isinstance(event, Gaussian)]
+        if promised and self.is_accounted:
+            config[PROMISE] = [event.noise_multiplier for event in promised]
+        messages = super().configure_train(server_round, arrays, config, grid)
+        if self.books is not None:
+            self.books.require(self.worst_events(layout))
+        return messages
+
+    def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
+        """Bound, choose this round's multiplier, release in the configured placement, and let the clip follow."""
+        bounded = clip(screening.cohort, self.clip.bound)
+        fraction = clipped_fraction(bounded)
+        if self.examples_cap:
+            bounded = capped_weights(bounded, screening.examples, self.examples_cap)
+        multiplier, distance, released = self.multiplier(server_round, screening.cohort, bounded)
         release = self._release_update if self.placement == "update" else self._release_model
-        arrays, metrics, std, sensitivity = release(server_round, bounded, multiplier)
+        with self.recorded(self.sum_event(multiplier), server_round):
+            arrays, metrics, std, sensitivity = release(server_round, bounded, multiplier)
+            norm = self.clip.bound
+            self.clip.follow(screening.cohort, self._expected, self.noise)
         self.measured = Measurements(
             asked=len(self._asked),
             accepted=len(bounded),
@@ -92,14 +143,17 @@ class GlobalDP(Decorator):
             noise_std=std,
             noise_multiplier=multiplier,
             sensitivity=sensitivity,
-            clipped_fraction=clipped_fraction(bounded),
+            clipping_norm=norm,
+            clipped_fraction=fraction,
             distance=distance,
+            released_distance=released,
+            epsilon=self.spent(),
         )
         return arrays, metrics
 
-    def multiplier(self, raw: Cohort, bounded: Cohort) -> tuple[float, float | None]:
-        """This round's noise multiplier, and the distance it was scaled by, if it was."""
-        return self.noise_multiplier, None
+    def multiplier(self, server_round: int, raw: Cohort, bounded: Cohort) -> tuple[float, float | None, float | None]:
+        """This round's noise multiplier, and the distance it was scaled by: as it is, and as it was released."""
+        return self.noise_multiplier, None, None
 
     def _release_update(
         self, server_round: int, bounded: Cohort, multiplier: float
@@ -125,14 +179,91 @@ class GlobalDP(Decorator):
         layout = Layout.of(named)
         return to_record(layout.named(noised(layout.rows(named), std, self.noise)))
 
+    # --- what is recorded and claimed ---
+
+    @contextmanager
+    def recorded(self, event: Event, server_round: int) -> Iterator[None]:
+        """The block, in the books if there are any."""
+        if self.books is None:
+            yield
+        else:
+            with self.books.release(event, server_round):
+                yield
+
+    def sum_event(self, multiplier: float) -> Event:
+        """The release of this round's sum, with the draw it was made over."""
+        if not self.is_accounted:
+            return Unaccounted("; ".join(self.reservations()))
+        return Gaussian(self.clip.joint_multiplier(multiplier), self.amplification())
+
+    def worst_events(self, layout: Layout) -> list[Event]:
+        """The releases of a round, with the least noise that they can have."""
+        return [self.sum_event(self.noise_multiplier)]
+
+    def amplification(self) -> Sampling:
+        """What the draw of this round lets an accountant claim: nothing unless it was random and secret."""
+        draw = self._draw
+        if draw is None or not draw.secret:
+            return UNSAMPLED
+        if draw.kind == "poisson":
+            return Sampling("poisson", probability=draw.fraction)
+        if draw.population:
+            return Sampling("without-replacement", cohort=int(draw.expected), population=draw.population)
+        return UNSAMPLED
+
+    def calibrate(self, layout: Layout, rounds: int) -> None:
+        """Choose the least noise multiplier with which so many more rounds stay within the budget of the books.
+
+        Raises:
+            ConfigError: there is no budget to calibrate to, or none will do.
+        """
+        books = self.books
+        if books is None or not books.max_epsilon:
+            raise ConfigError("a noise multiplier can only be calibrated to a budget; set privacy.max-epsilon")
+
+        def spent(multiplier: float) -> float:
+            self.noise_multiplier = multiplier
+            return self.composed(books.account(), layout, rounds, books.delta)
+
+        self.noise_multiplier = least_multiplier(spent, books.max_epsilon)
+
+    def composed(self, account: Account, layout: Layout, rounds: int, delta: float) -> float:
+        """ε of an account and so many rounds more, each with the least noise it can have."""
+        for event in self.worst_events(layout):
+            account = account.plus(event, rounds)
+        return best_epsilon(account, delta)[0]
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether a round's multiplier is chosen from what was released before."""
+        return False
+
+    @property
+    def is_accounted(self) -> bool:
+        """Whether the releases of this decorator have a guarantee that can be composed."""
+        return not self.reservations()
+
+    def spent(self) -> float | None:
+        """ε of everything in the ledger so far; None where nothing is recorded or nothing can be claimed.
+
+        Multipliers chosen from earlier releases compose to a claim only within a budget.
+        """
+        if self.books is None or (self.is_adaptive and not self.books.max_epsilon):
+            return None
+        epsilon = self.books.epsilon()
+        return epsilon if math.isfinite(epsilon) else None
+
     def claim(self) -> Claim:
         """What may be said about the models this strategy returns."""
         return Claim(
             mechanism=self.mechanism,
             reasons=tuple(self.reservations()),
+            relation="add-or-remove" if self.books is None else self.books.relation,
+            adaptive=self.is_adaptive,
+            seeded=self.noise.seeded,
             parameters={
                 "privacy.noise-multiplier": self.noise_multiplier,
-                "privacy.clipping-norm": self.clipping_norm,
+                "privacy.clipping-norm": self.clip.bound,
                 "privacy.placement": self.placement,
             },
         )
@@ -158,17 +289,25 @@ class MetricDP(GlobalDP):
     """Noise scaled by how far the clients' models lie apart: σ = (z/d)·C/n.
 
     Args:
-        inner, noise_multiplier, clipping_norm, placement, noise: as in `GlobalDP`.
+        inner, noise_multiplier, clipping_norm, placement, noise, examples_cap, books: as in `GlobalDP`.
         distance: a registered distance, `mean-layer-frobenius` in the paper.
         direction: `divide` the multiplier by the distance (the paper's formula and code) or `multiply` (its text).
         measure: the distance `after` clipping (bounded: one client cannot drive the noise to nothing) or `before`
             (the paper's Algorithm 1 and code).
-        min_distance, max_distance: what d is held between; `max_distance` 0 is no limit. Equal models have d = 0.
+        release: `exact` uses the distance as it is; `private` releases it first, with noise of its own.
+        distance_multiplier: z_d of the release of the distance.
+        min_distance, max_distance: what d is held between; `max_distance` 0 is the largest distance there can be.
 
-    Guarantee: none. The distance is computed from private data, is not noised itself, and steers the noise; z/d is a
-        nominal figure. No ε may be derived from it.
+    Guarantee: with `exact` none: the distance is computed from private data, is not noised itself, and steers the
+        noise; z/d is a nominal figure, and no ε may be derived from it. With `private`, placement `update` and
+        `after`: each round is two Gaussian releases, of the distance with z_d and of the sum with the multiplier that
+        the released distance gives, composed adaptively: sound within a budget (`Books`), or at the least multiplier,
+        the one at the limit of d.
 
-    Source: Sáinz-Pardo Díaz et al. (2026), Algorithm 1 and Appendix G.
+    Raises:
+        ConfigError: a parameter is out of range, or the distance has no bound to calibrate noise for.
+
+    Source: Sáinz-Pardo Díaz et al. (2026), Algorithm 1 and Appendix G; the private release is ours.
     """
 
     mechanism = "metric"
@@ -178,46 +317,111 @@ class MetricDP(GlobalDP):
         inner: Strategy,
         *,
         noise_multiplier: float,
-        clipping_norm: float,
+        clipping_norm: float | FixedClip,
         placement: Placement = "update",
         noise: GaussianNoise | None = None,
+        examples_cap: float = 0.0,
+        books: Books | None = None,
         distance: str = "mean-layer-frobenius",
         direction: Literal["divide", "multiply"] = "divide",
         measure: Literal["after", "before"] = "after",
+        release: Literal["exact", "private"] = "exact",
+        distance_multiplier: float = 1.0,
         min_distance: float = 1e-3,
         max_distance: float = 0.0,
     ) -> None:
-        super().__init__(
-            inner, noise_multiplier=noise_multiplier, clipping_norm=clipping_norm, placement=placement, noise=noise
-        )
         check.one_of(("divide", "multiply"), distance_direction=direction)
         check.one_of(("after", "before"), distance_clip=measure)
-        check.positive(min_distance=min_distance)
+        check.one_of(("exact", "private"), distance_release=release)
+        check.positive(min_distance=min_distance, distance_noise_multiplier=distance_multiplier)
         check.non_negative(max_distance=max_distance)
-        self.distance = distance
+        if release == "private" and measure == "before":
+            raise ConfigError(
+                "privacy.distance-release = 'private' needs privacy.distance-clip = 'after': before clipping no noise "
+                "covers what one client can do to the distance"
+            )
+        self.distance_name = distance
+        self.distance: Distance = DISTANCES.load(distance)
         self.direction = direction
         self.measure = measure
+        self.release = release
+        self.distance_multiplier = distance_multiplier
         self.min_distance = min_distance
         self.max_distance = max_distance
-        self._pairwise = DISTANCES.load(distance)
+        super().__init__(
+            inner,
+            noise_multiplier=noise_multiplier,
+            clipping_norm=clipping_norm,
+            placement=placement,
+            noise=noise,
+            examples_cap=examples_cap,
+            books=books,
+        )
 
-    def multiplier(self, raw: Cohort, bounded: Cohort) -> tuple[float, float | None]:
-        """z/d or z·d, with d held between its limits."""
-        distance = largest_distance(raw if self.measure == "before" else bounded, self._pairwise)
-        held = max(distance, self.min_distance)
-        held = min(held, self.max_distance) if self.max_distance else held
-        factor = 1 / held if self.direction == "divide" else held
-        return self.noise_multiplier * factor, distance
+    def multiplier(self, server_round: int, raw: Cohort, bounded: Cohort) -> tuple[float, float | None, float | None]:
+        """z/d or z·d, with d held between its limits, and released first if it is to be private."""
+        distance = largest_distance(raw if self.measure == "before" else bounded, self.distance.pairwise)
+        if self.release == "exact":
+            return self._scaled(distance, bounded.layout), distance, None
+        with self.recorded(self._distance_event(), server_round):
+            released = self._released(distance, bounded.layout)
+        return self._scaled(released, bounded.layout), distance, released
+
+    def _released(self, distance: float, layout: Layout) -> float:
+        """d + N(0, (z_d·Δ)²): Δ is the largest the distance can be."""
+        noisy = np.array([distance])
+        self.noise.add(noisy, self.distance_multiplier * self._limit(layout))
+        return float(noisy[0])
+
+    def _scaled(self, distance: float, layout: Layout) -> float:
+        held = min(max(distance, self.min_distance), self._most(layout))
+        return self.noise_multiplier * (1 / held if self.direction == "divide" else held)
+
+    def _limit(self, layout: Layout) -> float:
+        """The largest distance of two clipped clients, for this clip and this model."""
+        limit = self.distance.largest(self.clip.bound, len(layout.names))
+        if not math.isfinite(limit):
+            raise PrivacyError(
+                f"privacy.distance = {self.distance_name!r} has no bound after clipping; it cannot have a private release"
+            )
+        return limit
+
+    def _most(self, layout: Layout) -> float:
+        """What d is held below: the configured ceiling, or in private form what geometry allows."""
+        if self.release == "exact":
+            return self.max_distance or math.inf
+        return max(self.min_distance, min(self.max_distance or math.inf, self._limit(layout)))
+
+    def _distance_event(self) -> Event:
+        # The distance decides over the noise of the same cohort: a draw amplifies neither.
+        return Gaussian(self.distance_multiplier) if self.is_accounted else Unaccounted("; ".join(self.reservations()))
+
+    def worst_events(self, layout: Layout) -> list[Event]:
+        """The distance, and the sum with the least noise that a distance can give it."""
+        if self.release == "exact":
+            return [self.sum_event(self.noise_multiplier)]
+        least = self._most(layout) if self.direction == "divide" else self.min_distance
+        return [self._distance_event(), self.sum_event(self._scaled(least, layout))]
+
+    @property
+    def is_adaptive(self) -> bool:
+        """The multiplier of the sum is, from the released distance."""
+        return self.release == "private"
+
+    def amplification(self) -> Sampling:
+        """Nothing: the draw of a round serves two releases, the second of which depends on the first."""
+        return UNSAMPLED
 
     def claim(self) -> Claim:
         """As `GlobalDP`, with the parameters of the distance."""
         claim = super().claim()
         claim.parameters.update(
             {
-                "privacy.distance": self.distance,
+                "privacy.distance": self.distance_name,
                 "privacy.distance-direction": self.direction,
                 "privacy.distance-clip": self.measure,
-                "privacy.distance-release": "exact",
+                "privacy.distance-release": self.release,
+                "privacy.distance-noise-multiplier": self.distance_multiplier,
                 "privacy.min-distance": self.min_distance,
                 "privacy.max-distance": self.max_distance,
             }
@@ -225,8 +429,11 @@ class MetricDP(GlobalDP):
         return claim
 
     def reservations(self) -> list[str]:
-        """As `GlobalDP`, and that the distance itself is exact."""
-        exact = "the distance between private models sets the noise and is not noised itself; z/d is a nominal figure"
-        if self.measure == "before":
-            exact += ", and before clipping one client can drive the noise to nothing"
-        return [*super().reservations(), exact]
+        """As `GlobalDP`, and that an exact distance is not noised."""
+        reasons = super().reservations()
+        if self.release == "exact":
+            exact = "the distance between private models sets the noise and is itself not noised; z/d is nominal"
+            if self.measure == "before":
+                exact += ", and before clipping one client can drive the noise to nothing"
+            reasons.append(exact)
+        return reasons

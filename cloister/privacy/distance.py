@@ -1,11 +1,13 @@
 """How far the models of a round lie apart: the number that scales metric-aware noise.
 
-A distance of a cohort is the largest distance of any pair of clients. Distances are plugins: a function from a cohort
-to an n x n matrix of pair distances. All of ours come from Gram matrices, G = U·Uᵀ per array, in float64, made block
-by block: one pass over memory whatever the number of pairs.
+A distance of a cohort is the largest distance of any pair of clients. Distances are plugins: `Distance` objects. All of
+ours come from Gram matrices, G = U·Uᵀ per array, in float64, made block by block: one pass over memory whatever the
+number of pairs.
 """
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +16,30 @@ from cloister.core.cohort import Cohort, Span, layer_spans, updates
 from cloister.core.registry import Registry
 
 Matrix = NDArray[np.float64]
-Distance = Callable[[Cohort], Matrix]
+
+
+@dataclass(frozen=True)
+class Distance:
+    """A way to say how far two clients lie apart.
+
+    Attributes:
+        pairwise: the n x n matrix of distances of a cohort.
+        largest: what no distance of two clients can pass once updates are clipped to C, for a model of L arrays. The
+            distance of a cohort lies between 0 and that, so one client moves it by no more: it is its sensitivity,
+            for adding, removing and replacing alike. Infinite where there is no such bound.
+    """
+
+    pairwise: Callable[[Cohort], Matrix]
+    largest: Callable[[float, int], float]
+
 
 DISTANCES = Registry(
     "distance",
     "cloister.distances",
     {
-        "mean-layer-frobenius": "cloister.privacy.distance:mean_layer_frobenius",
-        "l2": "cloister.privacy.distance:l2",
-        "cosine": "cloister.privacy.distance:cosine",
+        "mean-layer-frobenius": "cloister.privacy.distance:MEAN_LAYER_FROBENIUS",
+        "l2": "cloister.privacy.distance:L2",
+        "cosine": "cloister.privacy.distance:COSINE",
     },
 )
 
@@ -30,7 +47,7 @@ GRAM_BYTES = 16 << 20
 """Scratch for one block of the Gram matrices."""
 
 
-def largest_distance(cohort: Cohort, pairwise: Distance) -> float:
+def largest_distance(cohort: Cohort, pairwise: Callable[[Cohort], Matrix]) -> float:
     """The largest distance between two clients; 0 where there are fewer than two.
 
     A Gram matrix loses digits where clients nearly agree. It only has to find the pair, though: for two clients
@@ -49,6 +66,10 @@ def largest_distance(cohort: Cohort, pairwise: Distance) -> float:
 def mean_layer_frobenius(cohort: Cohort) -> Matrix:
     """(1/L) Σ_ℓ ‖w_i(ℓ) - w_j(ℓ)‖_F over the L arrays of the model, weights and biases alike.
 
+    With updates clipped to C it is at most 2C/√L: by Cauchy and Schwarz the sum of L norms is at most √L times the
+    norm of the whole difference, and that is at most 2C. Two opposed clients that spread over all arrays evenly
+    reach it, and while everybody agrees it is 0: one client can move it over its whole range.
+
     Source: Sáinz-Pardo Díaz et al. (2026), Algorithm 1.
     """
     total = np.zeros((len(cohort), len(cohort)))
@@ -58,7 +79,7 @@ def mean_layer_frobenius(cohort: Cohort) -> Matrix:
 
 
 def l2(cohort: Cohort) -> Matrix:
-    """‖w_i - w_j‖₂ over all parameters together."""
+    """‖w_i - w_j‖₂ over all parameters together; at most 2C between two points of a ball of radius C."""
     total = np.zeros((len(cohort), len(cohort)))
     for gram in layer_grams(cohort):
         total += _squared_distances(gram)
@@ -68,7 +89,8 @@ def l2(cohort: Cohort) -> Matrix:
 def cosine(cohort: Cohort) -> Matrix:
     """1 - cos(U[i], U[j]) of the updates: 0 where clients agree on a direction, 2 where they oppose each other.
 
-    An update of norm 0 has no direction; its distance to any other is 1, and to another such update 0.
+    An update of norm 0 has no direction; its distance to any other is 1, and to another such update 0. Clipping does
+    not change a direction; 2 is the bound whatever C is.
     """
     gram = sum(layer_grams(cohort, centred=False), np.zeros((len(cohort), len(cohort))))
     norms = np.sqrt(np.diag(gram))
@@ -77,6 +99,11 @@ def cosine(cohort: Cohort) -> Matrix:
     distances = 1 - gram / np.outer(unit, unit)
     distances[np.ix_(still, still)] = 0.0
     return np.clip(distances, 0.0, 2.0)
+
+
+MEAN_LAYER_FROBENIUS = Distance(mean_layer_frobenius, lambda bound, arrays: 2 * bound / math.sqrt(arrays))
+L2 = Distance(l2, lambda bound, arrays: 2 * bound)
+COSINE = Distance(cosine, lambda bound, arrays: 2.0)
 
 
 def layer_grams(cohort: Cohort, centred: bool = True) -> Iterator[Matrix]:

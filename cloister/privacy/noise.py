@@ -1,7 +1,8 @@
 """The one source of noise: Gaussian numbers from the operating system's entropy.
 
 Box-Muller on the keystream of AES-128 in counter mode, a cryptographic generator and, with the processor's AES
-instructions, a faster one than NumPy's. Numbers are made block by block in the cache and added where they are needed.
+instructions, a faster one than NumPy's. Numbers are made block by block in the cache, on a few threads where there are
+many; a block's place in the keystream is its number, so the same seed gives the same noise whatever thread made it.
 
 Radii come from 64 bits, so that the tail reaches 9.4 standard deviations: 32 bits would cut it at 6.7, which over
 millions of coordinates is not negligible beside the δ of a guarantee. What remains of floating-point attacks
@@ -11,17 +12,25 @@ millions of coordinates is not negligible beside the δ of a guarantee. What rem
 import hashlib
 import math
 import os
+from collections.abc import Iterable
+from itertools import count
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from cloister.core import check
+from cloister.core.cohort import share
 
 BLOCK = 1 << 15
 """Normal numbers made at a time; a block and its scratch stay in a core's cache."""
 HALF = BLOCK // 2
 BYTES_PER_PAIR = {np.dtype(np.float32): 12, np.dtype(np.float64): 16}
+ZEROS = bytes(max(BYTES_PER_PAIR.values()) * HALF)
+"""What is encrypted: zeros come out as the keystream itself."""
+
+Block = tuple[int, NDArray]
+"""The number of a block, and where its numbers go."""
 
 
 class GaussianNoise:
@@ -34,9 +43,10 @@ class GaussianNoise:
 
     def __init__(self, seed: int | None = None) -> None:
         self.seeded = seed is not None
-        key = os.urandom(32) if seed is None else hashlib.sha256(f"cloister noise {seed}".encode()).digest()
-        self._keystream = Cipher(algorithms.AES(key[:16]), modes.CTR(key[16:])).encryptor()
-        self._scratch: dict[np.dtype, _Scratch] = {}
+        secret = os.urandom(32) if seed is None else hashlib.sha256(f"cloister noise {seed}".encode()).digest()
+        self._key, self._nonce = secret[:16], int.from_bytes(secret[16:])
+        # No number is ever given out twice, to no thread: a block that repeats is noise that can be subtracted.
+        self._numbers = count()
 
     def add(self, target: NDArray, std: float) -> None:
         """Add `std` · N(0, 1) to every number of a flat float32 or float64 array, in place.
@@ -45,62 +55,79 @@ class GaussianNoise:
             ConfigError: `std` is not a finite number of at least 0. At 0 nothing is added.
         """
         check.non_negative(std=std)
-        if std == 0:
-            return
-        for start in range(0, len(target), BLOCK):
-            piece = target[start : start + BLOCK]
-            np.add(piece, self._normals(target.dtype, std)[: len(piece)], out=piece)
+        share(self.blocks(target), lambda blocks: self.maker(target.dtype).add(blocks, std))
 
     def standard_normal(self, count: int, dtype: type = np.float32) -> NDArray:
         """`count` independent N(0, 1) numbers."""
-        out = np.zeros(count, dtype)
+        out: NDArray = np.zeros(count, dtype)
         self.add(out, 1.0)
         return out
 
-    def _normals(self, dtype: np.dtype, std: float) -> NDArray:
-        """`BLOCK` fresh numbers, in a buffer that the next call overwrites."""
-        if dtype not in self._scratch:
-            self._scratch[dtype] = _Scratch(dtype)
-        scratch = self._scratch[dtype]
-        self._keystream.update_into(scratch.zeros, scratch.raw)
-        return scratch.box_muller(std)
+    def blocks(self, target: NDArray) -> list[Block]:
+        """A flat array in blocks, each with a number of its own: the place in the stream where its noise lies."""
+        return [(next(self._numbers), target[start : start + BLOCK]) for start in range(0, len(target), BLOCK)]
+
+    def maker(self, dtype: DTypeLike) -> "Maker":
+        """What makes this stream's blocks; every thread needs one of its own."""
+        return Maker(self._key, self._nonce, np.dtype(dtype))
 
 
-class _Scratch:
-    """Buffers of one dtype: raw keystream bytes in, `BLOCK` normal numbers out."""
+class Maker:
+    """Makes blocks of one stream, on one thread."""
 
-    def __init__(self, dtype: np.dtype) -> None:
-        size = BYTES_PER_PAIR[dtype] * HALF
-        self.zeros = bytes(size)
-        self.raw = bytearray(size)
-        # Signed: processors turn signed integers into floats several times faster than unsigned ones.
-        self._for_radius = np.frombuffer(self.raw, np.int64, HALF)
-        self._radius, self._out = np.empty(HALF, dtype), np.empty(BLOCK, dtype)
+    def __init__(self, key: bytes, nonce: int, dtype: np.dtype) -> None:
+        self._nonce = nonce
+        self._keystream = Cipher(algorithms.AES(key), modes.CTR(nonce.to_bytes(16))).encryptor()
+        self._bytes_per_pair = BYTES_PER_PAIR[dtype]
+        self._raw = np.empty(self._bytes_per_pair * HALF, np.uint8)
+        self._radii, self._angles = np.empty(HALF, dtype), np.empty(HALF, dtype)
         self._circle = _circle32 if dtype == np.float32 else _circle64
 
-    def box_muller(self, std: float) -> NDArray:
-        """Radius √(-2 ln u) and a uniform point on the circle: two independent normals a pair (Box, Muller, 1958)."""
-        radius, one = self._radius, self._radius.dtype.type
-        np.copyto(radius, self._for_radius, casting="unsafe")
-        np.abs(radius, out=radius)
-        radius += one(0.5)
-        radius *= one(2.0**-63)
-        np.log(radius, out=radius)
-        radius *= one(-2)
-        np.sqrt(radius, out=radius)
-        radius *= one(std)
-        cosine, sine = self._out[:HALF], self._out[HALF:]
-        self._circle(memoryview(self.raw)[8 * HALF :], cosine, sine)
-        cosine *= radius
-        sine *= radius
-        return self._out
+    def add(self, blocks: Iterable[Block], std: float) -> None:
+        """Add `std` · N(0, 1) to every number of the blocks; nothing at 0."""
+        for number, target in blocks if std else ():
+            target += self._normals(number, len(target), std)
+
+    def _normals(self, number: int, count: int, std: float) -> NDArray:
+        """The numbers of a block, as many as are needed, in a buffer that the next call overwrites.
+
+        Radius √(-2 ln u) and a uniform point on the circle: two independent normals a pair (Box, Muller, 1958).
+        """
+        pairs = (count + 1) // 2
+        raw, radius, angle = self._raw[: self._bytes_per_pair * pairs], self._radii[:pairs], self._angles[:pairs]
+        self._draw(number, raw)
+        _radius(raw[: 8 * pairs].view(np.int64), std, radius)
+        out = raw[: 2 * radius.nbytes].view(radius.dtype)
+        # The numbers take the place of the bytes they are made from.
+        self._circle(raw[8 * pairs :], angle, out[:pairs], out[pairs:])
+        out[:pairs] *= radius
+        out[pairs:] *= radius
+        return out[:count]
+
+    def _draw(self, number: int, raw: NDArray) -> None:
+        """Fresh bytes from the block's own place in the keystream: one of the cipher's for each pair it may have."""
+        self._keystream.reset_nonce(((self._nonce + number * HALF) % 2**128).to_bytes(16))
+        self._keystream.update_into(memoryview(ZEROS)[: len(raw)], raw.data)
 
 
-def _circle32(raw: memoryview, cosine: NDArray, sine: NDArray) -> None:
+def _radius(bits: NDArray, std: float, radius: NDArray) -> None:
+    """std · √(-2 ln u), u uniform above 0 from 64 bits each."""
+    one = radius.dtype.type
+    # Signed: processors turn signed integers into floats several times faster than unsigned ones.
+    np.copyto(radius, bits, casting="unsafe")
+    np.abs(radius, out=radius)
+    radius += one(0.5)
+    radius *= one(2.0**-63)
+    np.log(radius, out=radius)
+    radius *= one(-2)
+    np.sqrt(radius, out=radius)
+    radius *= one(std)
+
+
+def _circle32(raw: NDArray, angle: NDArray, cosine: NDArray, sine: NDArray) -> None:
     """Uniform points on the circle, from 32 bits each."""
-    angle = np.multiply(
-        np.frombuffer(raw, np.int32), np.float32(math.pi * 2.0**-31), dtype=np.float32, casting="unsafe"
-    )
+    np.copyto(angle, raw.view(np.int32), casting="unsafe")
+    angle *= np.float32(math.pi * 2.0**-31)
     np.cos(angle, out=cosine)
     np.sin(angle, out=sine)
 
@@ -110,13 +137,13 @@ _SECTOR_ANGLES = 2 * math.pi * np.arange(SECTORS) / SECTORS
 _COSINES, _SINES = np.cos(_SECTOR_ANGLES), np.sin(_SECTOR_ANGLES)
 
 
-def _circle64(raw: memoryview, cosine: NDArray, sine: NDArray) -> None:
+def _circle64(raw: NDArray, x: NDArray, cosine: NDArray, sine: NDArray) -> None:
     """Uniform points on the circle, from 64 bits each, to double precision.
 
     NumPy's sine of a double is not vectorised and would take most of the time. Eight bits choose one of 256 sectors
     from a table; the rest, an angle below 0.0246, needs five terms of its series; the addition theorem joins them.
     """
-    bits = np.frombuffer(raw, np.uint64)
+    bits = raw.view(np.uint64)
     sector = (bits >> np.uint64(56)).astype(np.intp)
     x = (bits & np.uint64(2**56 - 1)).view(np.int64) * (2 * math.pi * 2.0**-64)
     square = x * x

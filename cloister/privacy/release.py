@@ -1,15 +1,16 @@
 """The Gaussian mechanism on a cohort: the sum of bounded updates, noised, then divided by a public number."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from cloister.core import check
 from cloister.core.arrays import Row
-from cloister.core.cohort import Cohort, scratch_for, spans, weighted_sum
+from cloister.core.cohort import Cohort, Span, scratch_for, share, spans, weighted_sum
 from cloister.core.errors import UnboundedSensitivity
-from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.noise import Block, GaussianNoise
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,20 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
         raise UnboundedSensitivity("noise was asked for before anything bounded a contribution; clip first")
     check.positive(cohort_size=size)
     check.non_negative(noise_multiplier=multiplier)
-    scratch = scratch_for(cohort.layout)
-    factors = cohort.factors.astype(scratch.dtype)
-    model = tuple(np.empty(piece.size, scratch.dtype) for piece in cohort.sent)
-    for span in spans(cohort.layout):
-        total = weighted_sum(cohort, span, factors, scratch)
-        noise.add(total, multiplier * cohort.l2_bound)
-        total /= scratch.dtype.type(size)
-        np.add(total, cohort.sent[span.layer][span.start : span.stop], out=model[span.layer][span.start : span.stop])
+    factors = cohort.factors.astype(cohort.layout.dtype)
+    model = tuple(np.zeros(piece.size, cohort.layout.dtype) for piece in cohort.sent)
+    # Noise is numbered here and made there: which thread takes which span must not decide who gets which number.
+    places = [(span, noise.blocks(span.of(model))) for span in spans(cohort.layout)]
+
+    def work(mine: Iterator[tuple[Span, list[Block]]]) -> None:
+        scratch, maker = scratch_for(cohort.layout), noise.maker(cohort.layout.dtype)
+        for span, blocks in mine:
+            total = weighted_sum(cohort, span, factors, scratch, span.of(model))
+            maker.add(blocks, multiplier * cohort.l2_bound)
+            total /= total.dtype.type(size)
+            total += span.of(cohort.sent)
+
+    share(places, work)
     return Release(model, multiplier * cohort.l2_bound / size, cohort.l2_bound / size)
 
 

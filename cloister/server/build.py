@@ -1,9 +1,11 @@
 """From a run configuration to the objects of a run: the one place where a strategy meets its privacy."""
 
+import hashlib
 import inspect
 import random
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from flwr.serverapp.strategy import Strategy
@@ -11,8 +13,12 @@ from flwr.serverapp.strategy import Strategy
 from cloister.core.config import PrivacyConfig, RunConfig, Scalar, known_keys, suggestion
 from cloister.core.decorator import Decorator, Screened
 from cloister.core.errors import ConfigError
+from cloister.privacy.books import Books
 from cloister.privacy.claim import Claim
+from cloister.privacy.clipping import AdaptiveClip, FixedClip
 from cloister.privacy.decorators import GlobalDP, MetricDP
+from cloister.privacy.events import Relation
+from cloister.privacy.ledger import Ledger
 from cloister.privacy.noise import GaussianNoise
 from cloister.strategies import STRATEGIES
 from cloister.strategies.sampling import Sampling
@@ -29,14 +35,20 @@ class Plan:
         seed: the seed in force: the configured one, or one drawn for this run. It never seeds noise.
         task: the learning problem.
         strategy: the named strategy inside its decorator.
-        claim: what may be said about the privacy of the run's models.
+        books: of the run's releases; None without a mechanism.
     """
 
     config: RunConfig
     seed: int
     task: Task
     strategy: Decorator
-    claim: Claim
+    books: Books | None
+
+    @property
+    def claim(self) -> Claim:
+        """What may be said about the models, with what leaves beside them."""
+        base = self.strategy.claim() if isinstance(self.strategy, GlobalDP) else Claim("none")
+        return replace(base, unprotected=tuple(_unprotected(self.config)))
 
 
 def build(config: RunConfig) -> Plan:
@@ -45,11 +57,34 @@ def build(config: RunConfig) -> Plan:
     Raises:
         ConfigError: the configuration asks for what cannot be.
         PluginError: a name is unknown.
+        LedgerError: the ledger of this data is broken.
     """
     seed = secrets.randbelow(2**31) if config.seed == -1 else config.seed
     task: Task = TASKS.load(config.task.name)(config.task)
-    strategy = decorate(named_strategy(config), config)
-    return Plan(config, seed, task, strategy, _claim(strategy, config))
+    books = _books(config) if config.is_private else None
+    strategy = decorate(named_strategy(config), config, books)
+    if config.privacy.max_epsilon and isinstance(strategy, GlobalDP) and not strategy.is_accounted:
+        raise ConfigError(
+            f"privacy.max-epsilon = {config.privacy.max_epsilon:g} is a budget for a guarantee, and there is none: "
+            + "; ".join(strategy.reservations())
+        )
+    return Plan(config, seed, task, strategy, books)
+
+
+def _books(config: RunConfig) -> Books:
+    privacy = config.privacy
+    folder = Path(privacy.ledger_dir or Path(config.output_dir) / "ledgers").expanduser().resolve()
+    path = folder / f"{data_identity(config)}.jsonl"
+    relation: Relation = "replace-one" if privacy.population else "add-or-remove"
+    return Books(Ledger(path), "", "client", privacy.target_delta, privacy.max_epsilon, relation)
+
+
+def data_identity(config: RunConfig) -> str:
+    """The name of the data that budgets are about: as given, or the task with a digest of where its data lies."""
+    if config.privacy.data_identity:
+        return config.privacy.data_identity
+    place = hashlib.sha256(f"{config.task.name} {config.task.data_path}".encode()).hexdigest()[:12]
+    return f"{config.task.name}-{place}"
 
 
 def named_strategy(config: RunConfig) -> Strategy:
@@ -105,22 +140,25 @@ def _typed(key: str, value: Scalar, default: Any) -> Scalar:
 
 def _sampling(config: RunConfig, fraction: float, kind: Any) -> Sampling:
     rng = random.SystemRandom() if config.seed == -1 else random.Random(config.seed)
-    return Sampling(fraction, config.strategy.min_nodes, kind, config.node_timeout, rng)
+    return Sampling(fraction, config.strategy.min_nodes, kind, config.node_timeout, rng, config.privacy.population)
 
 
-def decorate(strategy: Strategy, config: RunConfig) -> Decorator:
+def decorate(strategy: Strategy, config: RunConfig, books: Books | None) -> Decorator:
     """The decorator that `privacy.server` names, around the strategy."""
     privacy = config.privacy
     if privacy.server == "none":
         return Screened(strategy, by_examples=config.weights_by_examples)
     if privacy.server == "global-dp":
-        return GlobalDP(strategy, **_gaussian(privacy))
+        return GlobalDP(strategy, books=books, **_gaussian(privacy))
     return MetricDP(
         strategy,
+        books=books,
         **_gaussian(privacy),
         distance=privacy.distance,
         direction=privacy.distance_direction,
         measure=privacy.distance_clip,
+        release=privacy.distance_release,
+        distance_multiplier=privacy.distance_noise_multiplier,
         min_distance=privacy.min_distance,
         max_distance=privacy.max_distance,
     )
@@ -128,21 +166,33 @@ def decorate(strategy: Strategy, config: RunConfig) -> Decorator:
 
 def _gaussian(privacy: PrivacyConfig) -> dict[str, Any]:
     return {
-        "noise_multiplier": privacy.noise_multiplier,
-        "clipping_norm": privacy.clipping_norm,
+        # A multiplier that is left to calibration is chosen when the model's layout is known.
+        "noise_multiplier": 1.0 if privacy.noise_multiplier == "auto" else privacy.noise_multiplier,
+        "clipping_norm": _clip(privacy),
         "placement": privacy.placement,
         "noise": GaussianNoise(None if privacy.noise_seed == -1 else privacy.noise_seed),
+        "examples_cap": privacy.examples_cap,
     }
 
 
-def _claim(strategy: Decorator, config: RunConfig) -> Claim:
-    """The decorator's claim, with what leaves beside the models."""
-    unprotected = ["whether each node replied, and when"]
-    if not config.is_private:
-        unprotected.append("every client's model, example count and training loss, to the server")
-    if config.evaluates_on_clients:
-        unprotected.append("scores of the global model on each client's own examples, and how many there were")
-    base = strategy.claim() if isinstance(strategy, GlobalDP) else Claim("none", adversaries=())
-    return Claim(
-        base.mechanism, base.reasons, base.unit, base.relation, base.adversaries, tuple(unprotected), base.parameters
+def _clip(privacy: PrivacyConfig) -> FixedClip:
+    if privacy.clipping == "fixed":
+        return FixedClip(privacy.clipping_norm)
+    return AdaptiveClip(
+        privacy.clipping_norm,
+        quantile=privacy.clipping_quantile,
+        rate=privacy.clipping_rate,
+        bits_multiplier=privacy.bits_noise_multiplier,
     )
+
+
+def _unprotected(config: RunConfig) -> list[str]:
+    """What leaves beside the models."""
+    items = ["which nodes are connected, which of them replied, and when"]
+    if not config.is_private:
+        items.append("every client's model, example count and training loss, to the server")
+    elif config.weights_by_examples:
+        items.append("every client's example count, to the server")
+    if config.evaluates_on_clients:
+        items.append("scores of the global model on each client's own examples, and how many there were")
+    return items

@@ -1,11 +1,12 @@
 """What a person sees of a run: a contract at the start, a line a round, a table at the end."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from cloister.privacy.claim import Claim
+from cloister.privacy.claim import Claim, in_words
 from cloister.server.build import Plan
 from cloister.server.loop import Round
 from cloister.server.rundir import RunDirectory
@@ -44,18 +45,26 @@ class Narrator:
         if done.measured is not None:
             if done.measured.noise_std is not None:
                 parts.append(f"noise std {done.measured.noise_std:.2e}")
+            if done.measured.epsilon is not None:
+                parts.append(f"ε {done.measured.epsilon:.3g}")
             parts.append(f"replies {done.measured.accepted}/{done.measured.asked}")
             parts.append(f"{done.seconds['total']:.1f} s")
         self.console.print("  ".join(parts))
         for item in done.measured.rejected if done.measured else ():
             self.console.print(f"           rejected: node {item.node_id}, {item.code}: {item.detail}", markup=False)
 
-    def closing(self, plan: Plan, directory: RunDirectory, seconds: float) -> None:
-        """The table at the end."""
+    def closing(
+        self, plan: Plan, directory: RunDirectory, privacy: dict[str, Any], stopped: str, seconds: float
+    ) -> None:
+        """Why the run stopped, if it did; the table; what may be said about privacy."""
+        if stopped:
+            self.console.print(stopped, markup=False)
         table = Table(title="Result", show_header=False, title_justify="left", min_width=60)
         for name, value in _rows(self.last, plan, seconds):
             table.add_row(name, value)
         self.console.print(table)
+        for line in in_words(privacy):
+            self.console.print(line, markup=False)
         self.console.print(f"run directory  {directory.path}")
 
 
@@ -63,8 +72,9 @@ def contract(claim: Claim) -> str:
     """What is promised, in one line."""
     if claim.mechanism == "none":
         return "none: the server sees every client's model"
-    settings = ", ".join(f"{key.removeprefix('privacy.')} {value}" for key, value in list(claim.parameters.items())[:3])
-    return f"{claim.mechanism} ({settings}); {claim.status}; unit: {claim.unit}; no ε is computed in this version"
+    named = [(key.removeprefix("privacy."), value) for key, value in list(claim.parameters.items())[:3]]
+    settings = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in named)
+    return f"{claim.mechanism} ({settings}); {claim.status}; unit: {claim.unit}, {claim.relation}"
 
 
 def _rows(last: Round | None, plan: Plan, seconds: float) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from cloister.core.decorator import Decorator, Measurements
-from cloister.core.errors import FederationError
+from cloister.core.errors import BudgetExhausted, FederationError
 
 PATIENCE = 3
 """Rounds in a row without one reply that counts, after which a run stops. The first round has no patience."""
@@ -59,6 +59,9 @@ class RoundLoop:
         observers: called in order after every round with the round and its global model.
         public: what every client is told besides the model.
         timeout: seconds a round waits for replies.
+
+    Attributes:
+        stopped: why the run ended before its last round; empty if it did not.
     """
 
     grid: Grid
@@ -67,9 +70,10 @@ class RoundLoop:
     observers: list[Observer]
     public: Mapping[str, Any]
     timeout: float
+    stopped: str = ""
 
     def run(self, arrays: ArrayRecord, rounds: int) -> ArrayRecord:
-        """The global model after `rounds` rounds.
+        """The global model after `rounds` rounds, or after as many as the budget allows.
 
         Raises:
             FederationError: nobody's reply counted in the first round, or in several rounds in a row.
@@ -77,7 +81,11 @@ class RoundLoop:
         self._publish(Round(0, central=self._score(arrays)), arrays)
         silent = 0
         for number in range(1, rounds + 1):
-            arrays, done = self._round(number, arrays)
+            try:
+                arrays, done = self._round(number, arrays)
+            except BudgetExhausted as error:
+                self.stopped = f"stopped before round {number}: {error}"
+                return arrays
             self._publish(done, arrays)
             silent = 0 if _heard(done) else silent + 1
             if silent and (number == 1 or silent == PATIENCE):

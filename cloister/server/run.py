@@ -1,15 +1,20 @@
 """One run, from its configuration to its run directory."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
-from cloister.core.arrays import from_record, to_record
+from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.config import RunConfig
+from cloister.privacy.accounting import Account
+from cloister.privacy.claim import statement
+from cloister.privacy.decorators import GlobalDP
 from cloister.server.build import Plan, build
 from cloister.server.console import Narrator
 from cloister.server.evaluation import CentralEvaluation
@@ -19,12 +24,23 @@ from cloister.server.rundir import RunDirectory
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run: its last global model, its rounds (number 0 is the initial model), and where it is."""
+    """A finished run.
+
+    Attributes:
+        arrays: its last global model.
+        rounds: number 0 is the initial model.
+        directory: where everything is.
+        plan: what it was made of.
+        privacy: the content of `privacy.json`.
+        stopped: why it ended early; empty if it did not.
+    """
 
     arrays: ArrayRecord
     rounds: list[Round]
     directory: RunDirectory
     plan: Plan
+    privacy: dict[str, Any]
+    stopped: str
 
 
 def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outcome:
@@ -44,7 +60,12 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     model.initialise(plan.seed)
     initial = to_record(model.arrays())
     score = CentralEvaluation(plan.task, model) if config.evaluation.central else None
+    layout = Layout.of(model.arrays())
+    if config.privacy.noise_multiplier == "auto" and isinstance(plan.strategy, GlobalDP):
+        plan.strategy.calibrate(layout, config.num_rounds)
     directory = RunDirectory.create(plan)
+    if plan.books is not None:
+        plan.books.run = directory.path.name
     narrator = narrator or Narrator(config.num_rounds)
     narrator.opening(plan, directory)
     rounds: list[Round] = []
@@ -53,11 +74,31 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
         try:
             arrays = loop.run(initial, config.num_rounds)
         finally:
-            directory.write_claim(plan.claim, rounds=max(0, len(rounds) - 1), seeded=config.privacy.noise_seed != -1)
+            privacy = _state_privacy(plan, directory, layout, max(0, len(rounds) - 1))
     model.assign(from_record(arrays))
     model.save(directory.path / f"model{model.suffix}")
-    narrator.closing(plan, directory, time.perf_counter() - started)
-    return Outcome(arrays, rounds, directory, plan)
+    narrator.closing(plan, directory, privacy, loop.stopped, time.perf_counter() - started)
+    return Outcome(arrays, rounds, directory, plan, privacy, loop.stopped)
+
+
+def _state_privacy(plan: Plan, directory: RunDirectory, layout: Layout, rounds: int) -> dict[str, Any]:
+    """Write `privacy.json` and a copy of the ledger, whatever became of the run."""
+    strategy, books = plan.strategy, plan.books
+    worst = math.inf
+    if isinstance(strategy, GlobalDP) and books is not None:
+        worst = strategy.composed(Account(relation=books.relation), layout, rounds, books.delta)
+        directory.copy_ledger(books.ledger.path)
+    facts = statement(plan.claim, books, worst, rounds, sampling_in_words(plan))
+    directory.write_json("privacy.json", facts)
+    return facts
+
+
+def sampling_in_words(plan: Plan) -> str:
+    """How cohorts were drawn, and whether that was accounted for."""
+    chosen = plan.config.strategy
+    words = f"{chosen.sampling}, {100 * chosen.fraction_train:.4g} % of the nodes"
+    amplified = isinstance(plan.strategy, GlobalDP) and plan.strategy.amplification().kind != "none"
+    return f"{words}, {'amplification accounted for' if amplified else 'no amplification claimed'}"
 
 
 @contextmanager

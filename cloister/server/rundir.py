@@ -2,9 +2,9 @@
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from cloister.core.arrays import from_record
 from cloister.core.config import RunConfig
 from cloister.core.errors import ConfigError
 from cloister.core.files import atomic_path
-from cloister.privacy.claim import Claim
 from cloister.server.build import Plan
 
 PACKAGES = ("cloister", "flwr", "tensorflow", "keras", "numpy", "scikit-learn", "dp-accounting", "cryptography")
@@ -68,9 +67,11 @@ class RunDirectory:
             if keep:
                 old.unlink()
 
-    def write_claim(self, claim: Claim, rounds: int, seeded: bool) -> None:
-        """Write `privacy.json`."""
-        self.write_json("privacy.json", {"status": claim.status, **asdict(claim), "rounds": rounds, "seeded": seeded})
+    def copy_ledger(self, ledger: Path) -> None:
+        """Keep a copy of the ledger as it is at the end of the run: earlier runs on the same data included."""
+        if ledger.exists():
+            with atomic_path(self.path / "ledger.jsonl") as partial:
+                shutil.copyfile(ledger, partial)
 
 
 def _named(root: Path, config: RunConfig) -> Path:

@@ -13,8 +13,9 @@ from flwr.supercore import log
 from cloister.core import check
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import Cohort, scratch_for, spans, weighted_sum
+from cloister.core.draw import Draw
 from cloister.core.replies import ARRAYS, CONFIG, EXAMPLES
-from cloister.strategies.sampling import Draw, Sampling
+from cloister.strategies.sampling import Sampling
 
 ROUND = "server-round"
 
@@ -27,21 +28,20 @@ class Sampled(flower.FedAvg):
         evaluate: the same for federated evaluation; None switches it off.
 
     Attributes:
-        expected_cohort: the public number of nodes the last training round was drawn for.
+        last_draw: who the last training round was sent to, and how they were drawn; before the first, how they will be.
     """
 
     def __init__(self, train: Sampling | None = None, evaluate: Sampling | None = None) -> None:
         super().__init__()
         self.train_sampling = Sampling() if train is None else train
         self.evaluate_sampling = evaluate
-        self.expected_cohort: float = 0
+        self.last_draw: Draw = self.train_sampling.plan()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Draw the nodes of this round and address the model to them."""
-        draw = self.train_sampling.draw(grid)
-        self.expected_cohort = draw.expected
+        self.last_draw = draw = self.train_sampling.draw(grid)
         return _addressed(draw, MessageType.TRAIN, server_round, arrays, config)
 
     def configure_evaluate(

@@ -9,17 +9,10 @@ from typing import Literal
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
+from cloister.core.draw import Draw
 from cloister.core.errors import FederationError
 
 POLL_SECONDS = 0.1
-
-
-@dataclass(frozen=True)
-class Draw:
-    """The nodes of a round, and how many were expected: a public number, unlike the number drawn by `poisson`."""
-
-    nodes: list[int]
-    expected: float
 
 
 @dataclass
@@ -33,6 +26,7 @@ class Sampling:
             probability `fraction`, so that a cohort may be of any size, or empty.
         timeout: seconds to wait for `min_nodes`.
         rng: where the choice comes from; by default the operating system's entropy.
+        population: register the nodes: there must be this many, and in every round the same. 0: whoever is connected.
     """
 
     fraction: float = 1.0
@@ -40,32 +34,61 @@ class Sampling:
     kind: Literal["fixed", "poisson"] = "fixed"
     timeout: float = 120.0
     rng: random.Random = field(default_factory=random.SystemRandom)
+    population: int = 0
+    _registered: list[int] = field(default_factory=list, init=False)
 
     def draw(self, grid: Grid) -> Draw:
         """Choose nodes for a round, waiting for enough to connect.
 
         Raises:
-            FederationError: too few nodes are connected when the time is up.
+            FederationError: too few nodes are connected when the time is up, or not the registered ones.
         """
         nodes = self._wait(grid)
+        expected: float
         if self.kind == "poisson":
-            return Draw([node for node in nodes if self.rng.random() < self.fraction], self.fraction * len(nodes))
-        count = max(int(self.fraction * len(nodes) + 1e-9), self.min_nodes)
-        return Draw(self.rng.sample(nodes, count), count)
+            drawn = [node for node in nodes if self.rng.random() < self.fraction]
+            expected = self.fraction * len(nodes)
+        else:
+            expected = self._size(len(nodes))
+            drawn = self.rng.sample(nodes, expected)
+        return Draw(drawn, expected, self.kind, self.fraction, self.population, self._is_secret)
+
+    def plan(self) -> Draw:
+        """A draw as it is going to be, nobody in it yet."""
+        expected = self._size(self.population) if self.kind == "fixed" else self.fraction * self.population
+        return Draw([], expected, self.kind, self.fraction, self.population, self._is_secret)
+
+    @property
+    def _is_secret(self) -> bool:
+        return isinstance(self.rng, random.SystemRandom)
+
+    def _size(self, nodes: int) -> int:
+        """How many `fixed` draws from so many nodes."""
+        return max(int(self.fraction * nodes + 1e-9), self.min_nodes)
 
     def _wait(self, grid: Grid) -> list[int]:
-        """The connected nodes in a fixed order, as soon as there are enough."""
+        """The connected nodes in a fixed order, as soon as there are enough; the registered ones where there are."""
+        nodes = self._connected(grid, max(self.min_nodes, self.population))
+        if self.population:
+            self._registered = self._registered or nodes
+            if nodes != self._registered or len(nodes) != self.population:
+                raise FederationError(
+                    f"privacy.population = {self.population} registers the nodes of the first round, and "
+                    f"{len(nodes)} other ones are connected now; amplification by sampling cannot be claimed"
+                )
+        return nodes
+
+    def _connected(self, grid: Grid, least: int) -> list[int]:
         deadline = time.monotonic() + self.timeout
         told = -1
-        while len(nodes := sorted(grid.get_node_ids())) < self.min_nodes:
+        while len(nodes := sorted(grid.get_node_ids())) < least:
             if time.monotonic() > deadline:
                 raise FederationError(
-                    f"{len(nodes)} nodes are connected after {self.timeout:g} s, strategy.min-nodes = "
-                    f"{self.min_nodes}; "
+                    f"{len(nodes)} nodes are connected after {self.timeout:g} s, strategy.min-nodes = {least}; "
                     "start more nodes, lower strategy.min-nodes, or raise node-timeout"
                 )
             if len(nodes) != told:
                 told = len(nodes)
-                log(INFO, "waiting for nodes: %d of %d", told, self.min_nodes)
+                log(INFO, "waiting for nodes: %d of %d", told, least)
             time.sleep(POLL_SECONDS)
         return nodes

@@ -196,7 +196,7 @@ def test_every_node_is_asked_once_and_told_the_round(name):
         assert message.metadata.message_type == "train"
         assert message.content["arrays"] is record
         assert dict(message.content["config"]).items() >= {"server-round": 3, "seed": 9}.items()
-    assert strategy.expected_cohort == 5
+    assert strategy.last_draw.expected == 5
 
 
 @every_strategy
@@ -488,7 +488,7 @@ def test_a_poisson_cohort_may_be_empty_and_its_expected_size_is_public():
 def test_an_empty_cohort_is_asked_nothing_and_changes_nothing():
     strategy = FedAvg(train=Sampling(1e-9, 1, "poisson", 0, random.Random(0)))
     assert asked(strategy, mixed_model(), 3) == []
-    assert strategy.expected_cohort == pytest.approx(3e-9)
+    assert strategy.last_draw.expected == pytest.approx(3e-9)
     assert strategy.aggregate_train(1, []) == (None, None)
 
 

@@ -1,0 +1,83 @@
+"""A node's own ledger: which releases its data went into, and when that is enough.
+
+The node believes what the server says about the noise; it cannot see it. What it can do is count its own part in what
+the server promises, over all runs on its data, and stay away when its own budget is spent.
+"""
+
+import hashlib
+from contextlib import ExitStack
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Context, Message, MessageType, UserConfig
+from flwr.clientapp.typing import ClientAppCallable
+
+from cloister.client.data import DATA_PATH
+from cloister.client.handlers import run_config
+from cloister.client.plan import ROUND
+from cloister.core.errors import ConfigError, PrivacyError
+from cloister.core.replies import CONFIG
+from cloister.privacy.books import Books
+from cloister.privacy.events import Event, Gaussian, Unaccounted
+from cloister.privacy.ledger import Ledger
+
+LEDGER_FOLDER = "ledger-dir"
+IDENTITY = "data-identity"
+BUDGET = "max-epsilon"
+DELTA = "target-delta"
+PROMISE = "privacy-multipliers"
+DEFAULT_FOLDER = "~/.cloister/ledgers"
+
+
+def keep_books(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Record what a training reply will go into before it is made; abstain if the node's budget does not allow it.
+
+    A node keeps books if it has data of its own (`data-path`) or is told where (`ledger-dir`).
+
+    Raises:
+        BudgetExhausted: the node abstains; the server sees an error reply that says so.
+        PrivacyError: the server's promise cannot be read.
+    """
+    node = context.node_config
+    if message.metadata.message_type != MessageType.TRAIN or not (DATA_PATH in node or LEDGER_FOLDER in node):
+        return call_next(message, context)
+    config = message.content.config_records[CONFIG]
+    books = books_of(node, run_config(context).task.name, str(message.metadata.run_id))
+    events = promised(config)
+    books.require(events)
+    with ExitStack() as stack:
+        for event in events:
+            stack.enter_context(books.release(event, int(config[ROUND])))  # type: ignore[arg-type]
+        return call_next(message, context)
+
+
+def books_of(node: UserConfig, task: str, run: str) -> Books:
+    """The books of the node with this node configuration.
+
+    Raises:
+        ConfigError: its budget or its δ is no number.
+        LedgerError: its ledger is broken.
+    """
+    path = Path(str(node.get(LEDGER_FOLDER, DEFAULT_FOLDER))).expanduser() / f"{identity_of(node, task)}.jsonl"
+    numbers = {BUDGET: node.get(BUDGET, 0.0), DELTA: node.get(DELTA, 1e-5)}
+    for key, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{key} = {value!r} in the node configuration must be a number")
+    return Books(Ledger(path), run, "client", delta=float(numbers[DELTA]), max_epsilon=float(numbers[BUDGET]))
+
+
+def identity_of(node: UserConfig, task: str) -> str:
+    """The name of the node's data: as given, or the task with a digest of where the data lies."""
+    if IDENTITY in node:
+        return str(node[IDENTITY])
+    place = f"{node.get(DATA_PATH, '')} {node.get('partition-id', '')}"
+    return f"{task}-{hashlib.sha256(f'{task} {place}'.encode()).hexdigest()[:12]}"
+
+
+def promised(config: ConfigRecord) -> list[Event]:
+    """The releases that a reply will go into, as the server says."""
+    multipliers = config.get(PROMISE)
+    if multipliers is None:
+        return [Unaccounted("the server claims nothing for this round")]
+    if not isinstance(multipliers, list) or not all(isinstance(z, float) and z > 0 for z in multipliers):
+        raise PrivacyError(f"{PROMISE!r} in the server's message must be a list of numbers above 0")
+    return [Gaussian(float(z)) for z in multipliers]  # type: ignore[arg-type]

@@ -1,0 +1,94 @@
+"""The books of one run: every release goes into the ledger first, and none that would pass the budget is made."""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from cloister.core import check
+from cloister.core.errors import BudgetExhausted
+from cloister.privacy.accounting import Account, best_epsilon
+from cloister.privacy.events import Event, Relation, Unit
+from cloister.privacy.ledger import Ledger
+
+
+class Books:
+    """The releases of one run about one unit.
+
+    Args:
+        ledger: of the data this run is about; earlier runs on the same data count.
+        run: the name of this one.
+        unit: whose protection the releases are about.
+        delta: at which ε is judged.
+        max_epsilon: that may not be passed; 0: no budget.
+        relation: which datasets are neighbours.
+
+    Guarantee: with a budget set before the first release, everything in the ledger together is (`max_epsilon`,
+        `delta`)-DP even where the multiplier of a release was chosen from earlier releases. Source: Feldman, Zrnic
+        (2021), arXiv:2008.11193, Theorem 4.3.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        run: str,
+        unit: Unit = "client",
+        delta: float = 1e-5,
+        max_epsilon: float = 0.0,
+        relation: Relation = "add-or-remove",
+    ) -> None:
+        check.positive(target_delta=delta)
+        check.non_negative(max_epsilon=max_epsilon)
+        self.ledger = ledger
+        self.run = run
+        self.unit: Unit = unit
+        self.delta = delta
+        self.max_epsilon = max_epsilon
+        self.relation: Relation = relation
+
+    def account(self) -> Account:
+        """Everything in the ledger about this unit."""
+        return self.ledger.account(self.unit, self.relation)
+
+    def account_of_run(self) -> Account:
+        """What this run alone has released."""
+        own = (entry.event for entry in self.ledger.entries if entry.run == self.run and entry.unit == self.unit)
+        return Account(own, self.relation)
+
+    def epsilon(self) -> float:
+        """ε of everything in the ledger about this unit, at this δ; ∞ where nothing can be claimed."""
+        return best_epsilon(self.account(), self.delta)[0]
+
+    def require(self, events: Iterable[Event]) -> None:
+        """Refuse if these events would pass the budget.
+
+        Raises:
+            BudgetExhausted: they would; nothing was recorded.
+        """
+        if not self.max_epsilon:
+            return
+        account = self.account()
+        for event in events:
+            account = account.plus(event)
+        epsilon = best_epsilon(account, self.delta)[0]
+        if math.isinf(epsilon):
+            raise BudgetExhausted(
+                f"{self.ledger.path} holds, or would hold, releases for which nothing can be claimed: no ε up to "
+                f"{self.max_epsilon:g} covers them; name other data with privacy.data-identity if this is other data"
+            )
+        if epsilon > self.max_epsilon:
+            raise BudgetExhausted(
+                f"the next release would bring ε from {self.epsilon():.4g} to {epsilon:.4g} at δ = {self.delta:g}, "
+                f"past the budget of {self.max_epsilon:g}"
+            )
+
+    @contextmanager
+    def release(self, event: Event, server_round: int) -> Iterator[None]:
+        """Record a release around the block that makes it: on disk as spent before, as handed on after.
+
+        Raises:
+            BudgetExhausted: it would pass the budget; the block is not entered.
+            LedgerError: it cannot be recorded; the block is not entered.
+        """
+        release = self.ledger.open(event, self.unit, self.run, server_round, allow=lambda: self.require([event]))
+        yield
+        self.ledger.done(release)

@@ -1,0 +1,95 @@
+"""What happened, in the terms an accountant needs: the closed vocabulary of the ledger.
+
+Events are recorded; ε is derived from them when somebody asks. An event of a kind or a version that is not known here
+is refused, never guessed. Changing what a field means is a new kind.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from cloister.core.errors import PrivacyError
+
+Relation = Literal["add-or-remove", "replace-one"]
+Unit = Literal["client", "example"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the units of a release were drawn, as it was really done.
+
+    Attributes:
+        kind: `none`: no claim is made about the draw. `poisson`: each unit by itself with `probability`, in secret.
+            `without-replacement`: `cohort` of a fixed, registered `population`, uniformly and in secret.
+        probability: q of `poisson`.
+        cohort, population: n and N of `without-replacement`.
+    """
+
+    kind: Literal["none", "poisson", "without-replacement"] = "none"
+    probability: float = 1.0
+    cohort: int = 0
+    population: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind == "poisson" and not 0 < self.probability <= 1:
+            raise PrivacyError(f"a Poisson sampling probability must be above 0 and at most 1, got {self.probability}")
+        if self.kind == "without-replacement" and not 0 < self.cohort <= self.population:
+            raise PrivacyError(f"a cohort of {self.cohort} cannot be drawn from a population of {self.population}")
+
+
+UNSAMPLED = Sampling()
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """One release of a sum with Gaussian noise.
+
+    Attributes:
+        noise_multiplier: z ≥ 0: standard deviation of the noise over the L2 distance by which adding or removing one
+            unit moves the sum. 0 is a release without protection.
+        sampling: how the units in the sum were drawn.
+    """
+
+    noise_multiplier: float
+    sampling: Sampling = UNSAMPLED
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+            raise PrivacyError(f"a noise multiplier must be a finite number of at least 0, got {self.noise_multiplier}")
+
+
+@dataclass(frozen=True)
+class Unaccounted:
+    """A release for which no guarantee is claimed, and why."""
+
+    reason: str
+
+
+Event = Gaussian | Unaccounted
+KINDS: dict[str, type] = {"gaussian": Gaussian, "unaccounted": Unaccounted}
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """An event as a JSON object."""
+    (kind,) = (name for name, cls in KINDS.items() if type(event) is cls)
+    return {"kind": kind, **asdict(event)}
+
+
+def from_json(content: Mapping[str, Any]) -> Event:
+    """The inverse of `to_json`.
+
+    Raises:
+        PrivacyError: the kind or a field is not known.
+    """
+    fields = dict(content)
+    kind = fields.pop("kind", None)
+    if kind not in KINDS:
+        raise PrivacyError(f"unknown event kind {kind!r}; known: {', '.join(KINDS)}")
+    try:
+        if "sampling" in fields:
+            fields["sampling"] = Sampling(**fields["sampling"])
+        event: Event = KINDS[kind](**fields)
+    except TypeError as error:
+        raise PrivacyError(f"a {kind!r} event does not have these fields: {error}") from None
+    return event

@@ -1,0 +1,209 @@
+"""The ledger: what was released, on disk before it was released.
+
+One file of JSON lines per data identity and owner (a server, or a node). A line is never changed. Each carries the hash
+of the line before it and its own, so that a change, a gap or a swap anywhere but at the end shows.
+
+    open    written and synced before the noise is drawn: from here on the release counts as spent
+    done    written after the release was handed on; a release that was opened and is not done counts all the same
+
+A crash may therefore count a release that never left, and can never miss one that did. A line that a crash tore is the
+last one and has no newline; whatever it was about cannot have been released, because its sync never returned. Readers
+pass over it and the next writer cuts it off.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+from uuid import uuid4
+
+from cloister.core.errors import LedgerError
+from cloister.privacy.accounting import Account
+from cloister.privacy.events import Event, Relation, Unit, from_json, to_json
+
+VERSION = 1
+GENESIS = "0" * 64
+FIELDS = {
+    "open": {"v", "seq", "time", "kind", "release", "run", "round", "unit", "event", "previous", "hash"},
+    "done": {"v", "seq", "time", "kind", "release", "previous", "hash"},
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One release, as the ledger has it.
+
+    Attributes:
+        release: its id.
+        run, round: where it belongs.
+        unit: whose protection the event is about.
+        event: what happened.
+        time: seconds since 1970 when it was opened.
+        done: whether it is known to have been handed on. It counts either way.
+    """
+
+    release: str
+    run: str
+    round: int
+    unit: Unit
+    event: Event
+    time: float
+    done: bool = False
+
+
+class Ledger:
+    """Append-only record of releases in one file, safe against crashes and against a second process.
+
+    Args:
+        path: of the file; it and its folder are made when the first line is written.
+
+    Raises:
+        LedgerError: the file is not an unbroken ledger.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._entries: dict[str, Entry] = {}
+        self._offset = 0
+        self._count = 0
+        self._last_hash = GENESIS
+        self._accounts: dict[tuple[Unit, Relation], Account] = {}
+        if path.exists():
+            with path.open("rb") as file:
+                self._catch_up(file)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Every release so far, in order."""
+        return list(self._entries.values())
+
+    @property
+    def head(self) -> str:
+        """The hash of the last line: who notes it can later tell whether lines were cut off at the end."""
+        return self._last_hash
+
+    def account(self, unit: Unit, relation: Relation = "add-or-remove") -> Account:
+        """The composition of every release about this unit."""
+        if (unit, relation) not in self._accounts:
+            events = (entry.event for entry in self._entries.values() if entry.unit == unit)
+            self._accounts[unit, relation] = Account(events, relation)
+        return self._accounts[unit, relation]
+
+    def open(self, event: Event, unit: Unit, run: str, server_round: int, allow: Callable[[], None]) -> str:
+        """Record that a release is about to be made; it counts as spent when this returns.
+
+        Args:
+            event: what is about to happen.
+            unit: whose protection it is about.
+            run, server_round: where it belongs.
+            allow: is called with the file locked against other processes and everything read that they wrote; raises
+                `BudgetExhausted` to refuse.
+
+        Returns:
+            The release's id, for `done`.
+
+        Raises:
+            BudgetExhausted: `allow` refused; nothing was written.
+            LedgerError: the file is not an unbroken ledger, or the disk did not take the line.
+        """
+        release = uuid4().hex
+        content = {"release": release, "run": run, "round": server_round, "unit": unit, "event": to_json(event)}
+        with self._locked() as file:
+            allow()
+            self._append(file, "open", content)
+        return release
+
+    def done(self, release: str) -> None:
+        """Record that an opened release was handed on."""
+        with self._locked() as file:
+            if release not in self._entries:
+                raise LedgerError(f"{self.path}: release {release} was never opened")
+            self._append(file, "done", {"release": release})
+
+    @contextmanager
+    def _locked(self) -> Iterator[IO[bytes]]:
+        """The file, locked, with everything read that others wrote and a torn line cut off."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                self._catch_up(file)
+                file.truncate(self._offset)
+                yield file
+        except OSError as error:
+            raise LedgerError(f"{self.path}: the ledger cannot be written: {error.strerror}") from error
+
+    def _append(self, file: IO[bytes], kind: str, content: dict[str, Any]) -> None:
+        """Write a line and wait until the disk has it."""
+        line = {"v": VERSION, "seq": self._count, "time": time.time(), "kind": kind, **content}
+        line["previous"] = self._last_hash
+        line["hash"] = line_hash(line)
+        data = (json.dumps(line, sort_keys=True) + "\n").encode()
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        if self._count == 0:
+            _sync_folder(self.path.parent)
+        self._take(line)
+        self._offset += len(data)
+
+    def _catch_up(self, file: IO[bytes]) -> None:
+        """Read and check the lines that have been written since the last time."""
+        file.seek(self._offset)
+        for data in file:
+            if not data.endswith(b"\n"):
+                break
+            self._take(self._checked(data))
+            self._offset += len(data)
+
+    def _checked(self, data: bytes) -> dict[str, Any]:
+        where = f"{self.path}, line {self._count + 1}"
+        try:
+            line = json.loads(data)
+        except ValueError:
+            raise LedgerError(f"{where}: not JSON") from None
+        if not isinstance(line, dict) or line.get("v") != VERSION:
+            raise LedgerError(f"{where}: not a line of a ledger of version {VERSION}")
+        if line.get("kind") not in FIELDS or set(line) != FIELDS[line["kind"]]:
+            raise LedgerError(f"{where}: unknown kind or fields")
+        if line["hash"] != line_hash(line):
+            raise LedgerError(f"{where}: the line was changed: its hash does not fit it")
+        if line["previous"] != self._last_hash or line["seq"] != self._count:
+            raise LedgerError(f"{where}: the chain is broken: lines before it were changed, removed or swapped")
+        return line
+
+    def _take(self, line: dict[str, Any]) -> None:
+        """Add a checked line to what is known."""
+        if line["kind"] == "open":
+            fields = {name: line[name] for name in ("release", "run", "round", "unit", "time")}
+            entry = Entry(**fields, event=from_json(line["event"]))
+            self._entries[entry.release] = entry
+            for (unit, relation), account in self._accounts.items():
+                if unit == entry.unit:
+                    self._accounts[unit, relation] = account.plus(entry.event)
+        elif line["release"] in self._entries:
+            self._entries[line["release"]] = replace(self._entries[line["release"]], done=True)
+        else:
+            raise LedgerError(f"{self.path}, line {self._count + 1}: release {line['release']} was never opened")
+        self._count += 1
+        self._last_hash = line["hash"]
+
+
+def line_hash(line: dict[str, Any]) -> str:
+    """SHA-256 of a line without its own hash, in canonical JSON."""
+    content = {key: value for key, value in line.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

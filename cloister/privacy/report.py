@@ -1,0 +1,50 @@
+"""A ledger, for a person to read."""
+
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from cloister.core import check
+from cloister.core.errors import PrivacyError
+from cloister.privacy.accounting import Account
+from cloister.privacy.events import Event, Gaussian
+from cloister.privacy.ledger import Ledger
+
+
+def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
+    """A line a release, and below what they amount to, unit by unit and accountant by accountant."""
+    check.one_of(("add-or-remove", "replace-one"), relation=relation)
+    table = Table("opened", "run", "round", "unit", "event", "handed on", title=str(ledger.path))
+    for entry in ledger.entries:
+        opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time))
+        done = "yes" if entry.done else "unknown: counts"
+        table.add_row(opened, entry.run, str(entry.round), entry.unit, in_words(entry.event), done)
+    console = Console()
+    console.print(table)
+    for unit in sorted({entry.unit for entry in ledger.entries}):
+        account = ledger.account(unit, relation)  # type: ignore[arg-type]
+        console.print(f"{unit}, {relation}, δ = {delta:g}: {_epsilons(account, delta)}")
+
+
+def in_words(event: Event) -> str:
+    """An event in a few words."""
+    if not isinstance(event, Gaussian):
+        return f"no guarantee: {event.reason}"
+    sampling = event.sampling
+    drawn = {
+        "none": "",
+        "poisson": f", poisson {sampling.probability:g}",
+        "without-replacement": f", {sampling.cohort} of {sampling.population}",
+    }
+    return f"gaussian, z = {event.noise_multiplier:.4g}{drawn[sampling.kind]}"
+
+
+def _epsilons(account: Account, delta: float) -> str:
+    parts = []
+    for name in ("rdp", "pld"):
+        try:
+            parts.append(f"ε = {account.epsilon(delta, name):.4g} by {name}")  # type: ignore[arg-type]
+        except PrivacyError as error:
+            parts.append(f"{name}: {error}")
+    return "; ".join(parts)
