@@ -13,9 +13,8 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from cloister.client.data import DATA_PATH
 from cloister.client.handlers import run_config
-from cloister.client.plan import ROUND
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.core.replies import CONFIG
+from cloister.core.wire import CONFIG, PROMISE, ROUND
 from cloister.privacy.books import Books
 from cloister.privacy.events import Event, Gaussian, Unaccounted
 from cloister.privacy.ledger import Ledger
@@ -24,7 +23,6 @@ LEDGER_FOLDER = "ledger-dir"
 IDENTITY = "data-identity"
 BUDGET = "max-epsilon"
 DELTA = "target-delta"
-PROMISE = "privacy-multipliers"
 DEFAULT_FOLDER = "~/.cloister/ledgers"
 
 

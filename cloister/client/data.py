@@ -9,7 +9,7 @@ from flwr.app import UserConfig
 from numpy.typing import NDArray
 
 from cloister.core.config import TaskConfig
-from cloister.core.errors import ConfigError, DataError
+from cloister.core.errors import ConfigError
 from cloister.tasks import TASKS
 from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.partition import deal, holdout
@@ -58,18 +58,13 @@ def owner_of(node: UserConfig) -> int:
 
 @lru_cache(maxsize=4)
 def _own_file(config: TaskConfig, path: str) -> Examples:
-    try:
-        return task_of(config).read(Path(path).expanduser())
-    except DataError as error:
-        # How a site names its folders is its own business, and an error may leave it.
-        raise DataError(str(error).replace(str(Path(path).expanduser()), "the node's file")) from None
+    return task_of(config).read(Path(path).expanduser())
 
 
 def _partition(config: TaskConfig, node: UserConfig, seed: int) -> Examples:
-    if PARTITION not in node or PARTITIONS not in node:
+    if type(node.get(PARTITION)) is not int or type(node.get(PARTITIONS)) is not int:
         raise ConfigError(
-            f"the node configuration must hold {DATA_PATH!r}, or {PARTITION!r} and {PARTITIONS!r}; "
-            f"found {sorted(node) or 'nothing'}"
+            f"the node configuration must hold {DATA_PATH!r}, or {PARTITION!r} and {PARTITIONS!r} as whole numbers"
         )
     index, count = int(node[PARTITION]), int(node[PARTITIONS])
     if not 0 <= index < count:

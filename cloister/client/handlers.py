@@ -4,14 +4,13 @@ from functools import lru_cache
 
 from flwr.app import Context, Message, MetricRecord, RecordDict
 
-from cloister.client.data import local_data, owner_of, task_of
+from cloister.client.data import PARTITION, local_data, owner_of, task_of
 from cloister.client.plan import PublicSettings, TrainingPlan
 from cloister.client.trainers import TRAINERS, Trainer
 from cloister.core.arrays import from_record, to_record
 from cloister.core.config import RunConfig, TaskConfig, parse
-from cloister.core.decorator import TRAIN_LOSS
 from cloister.core.errors import DataError
-from cloister.core.replies import ARRAYS, CONFIG, EXAMPLES, METRICS
+from cloister.core.wire import ARRAYS, CONFIG, EXAMPLES, METRICS, TRAIN_LOSS
 from cloister.tasks.base import Model
 
 
@@ -24,10 +23,15 @@ def train(message: Message, context: Context) -> Message:
         raise DataError("this client has no examples to train on")
     model = model_of(config.task)
     model.assign(from_record(message.content.array_records[ARRAYS]))
-    plan = TrainingPlan.of(config.client, task_of(config.task).recipe, public, owner_of(context.node_config))
+    plan = TrainingPlan.of(config.client, task_of(config.task).recipe, public, _shuffler(context))
     loss = trainer_of(config).fit(data.train, plan)
     metrics = MetricRecord({EXAMPLES: len(data.train), TRAIN_LOSS: loss})
     return Message(RecordDict({ARRAYS: to_record(model.arrays()), METRICS: metrics}), reply_to=message)
+
+
+def _shuffler(context: Context) -> int:
+    """What makes this client's shuffles its own: its partition, or its id where it has data of its own."""
+    return owner_of(context.node_config) if PARTITION in context.node_config else context.node_id
 
 
 def evaluate(message: Message, context: Context) -> Message:

@@ -9,8 +9,8 @@ from flwr.common.constant import ErrorCode
 
 from cloister.client.handlers import run_config
 from cloister.core.config import RunConfig
-from cloister.core.errors import CloisterError, PrivacyError
-from cloister.core.replies import ARRAYS, EXAMPLES, METRICS
+from cloister.core.errors import CloisterError, DataError, PrivacyError
+from cloister.core.wire import ARRAYS, EXAMPLES, METRICS
 
 logger = logging.getLogger("cloister.client")
 
@@ -18,16 +18,15 @@ logger = logging.getLogger("cloister.client")
 def contain_errors(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Answer an exception with an error reply that carries no data.
 
-    Our own errors name keys, shapes and counts, and are passed on. The text of any other exception may quote an
-    example, so only its type leaves; the rest stays in this node's log.
+    What we say of keys, names and budgets is passed on. What is said of data names files and counts rows, and the text
+    of any other exception may quote an example: of those only the type leaves, and the rest stays in this node's log.
     """
     try:
         return call_next(message, context)
-    except CloisterError as error:
-        reason = f"{type(error).__name__}: {error}"
     except Exception as error:
         logger.log(ERROR, "this client failed", exc_info=error)
-        reason = f"{type(error).__name__} (details are in the log of the node)"
+        told = isinstance(error, CloisterError) and not isinstance(error, DataError)
+        reason = f"{type(error).__name__}: {error if told else 'details are in the log of the node'}"
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 

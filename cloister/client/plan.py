@@ -6,11 +6,8 @@ from flwr.app import ConfigRecord
 
 from cloister.core.config import ClientConfig
 from cloister.core.errors import FederationError
+from cloister.core.wire import PROXIMAL_MU, ROUND, SEED
 from cloister.tasks.base import Recipe
-
-ROUND = "server-round"
-SEED = "seed"
-PROXIMAL_MU = "proximal-mu"
 
 
 @dataclass(frozen=True)

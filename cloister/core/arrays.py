@@ -6,6 +6,7 @@ when somebody asks for bytes; `view` looks into the bytes that came over the net
 """
 
 import io
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -55,12 +56,11 @@ def view(array: FlowerArray) -> NDArray:
     """
     if isinstance(array, Array):
         return array.numpy()
-    header = _npy_header(array.dtype, tuple(array.shape))
-    count = int(np.prod(array.shape))
-    if array.data.startswith(header) and len(array.data) == len(header) + count * np.dtype(array.dtype).itemsize:
-        return np.frombuffer(array.data, array.dtype, count, len(header)).reshape(array.shape)
+    data, (header, dtype, size) = array.data, _npy_layout(array.dtype, tuple(array.shape))
+    if len(data) == len(header) + size and data.startswith(header):
+        return np.ndarray(array.shape, dtype, data, len(header))
     try:
-        parsed = np.load(io.BytesIO(array.data), allow_pickle=False)
+        parsed = np.load(io.BytesIO(data), allow_pickle=False)
     except Exception as error:  # a hostile header can make the parser raise anything, and must not end the round
         raise ValueError("the array's bytes are no .npy file") from error
     if not isinstance(parsed, np.ndarray) or parsed.shape != tuple(array.shape) or str(parsed.dtype) != array.dtype:
@@ -69,8 +69,8 @@ def view(array: FlowerArray) -> NDArray:
 
 
 @lru_cache(maxsize=4096)
-def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """What `np.save` writes before the numbers of a C-ordered array.
+def _npy_layout(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, np.dtype, int]:
+    """What `np.save` writes before the numbers of a C-ordered array, their dtype, and their size in bytes.
 
     Raises:
         ValueError: the dtype or the shape is none that an array of numbers can have.
@@ -79,13 +79,13 @@ def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
         kind = np.dtype(dtype)
     except Exception as error:  # np.dtype parses a small language of its own
         raise ValueError("the array's dtype is unknown") from error
-    if kind.kind not in "fiub" or any(extent < 0 for extent in shape):
+    if kind.kind not in "fiub" or any(not 0 <= extent < 2**63 for extent in shape):
         raise ValueError("the array's dtype or shape is not that of an array of numbers")
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         buffer, {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
     )
-    return buffer.getvalue()
+    return buffer.getvalue(), kind, math.prod(shape) * kind.itemsize
 
 
 def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:

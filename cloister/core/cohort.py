@@ -164,9 +164,9 @@ def _row_squares(block: NDArray) -> NDArray[np.float64]:
     """Σ_j block[i, j]² for each row i: float32 adds at most `DOT` terms, float64 the rest."""
     rows, width = block.shape
     whole = width - width % DOT
-    tail = block[:, whole:]
-    squares = np.vecdot(tail, tail).astype(np.float64)
-    if whole:
-        body = block[:, :whole].reshape(rows, whole // DOT, DOT)
-        squares += np.vecdot(body, body).sum(axis=1, dtype=np.float64)
+    body = block[:, :whole].reshape(rows, whole // DOT, DOT)
+    squares: NDArray[np.float64] = np.add.reduce(np.vecdot(body, body), axis=1, dtype=np.float64)
+    if whole < width:
+        tail = block[:, whole:]
+        squares += np.vecdot(tail, tail)
     return squares

@@ -107,7 +107,7 @@ class PrivacyConfig(Section):
     distance_noise_multiplier: Positive = 1.0
     distance_direction: Literal["divide", "multiply"] = "divide"
     distance_clip: Literal["after", "before"] = "after"
-    min_distance: Positive = 1e-3
+    min_distance: Positive = 0.1
     max_distance: NonNegative = 0.0
     noise_seed: Annotated[int, Field(ge=-1)] = -1
     target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
@@ -205,6 +205,11 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> "RunConfig":
+        if self.evaluation.federated == "on" and not self.evaluates_on_clients:
+            raise ValueError(
+                f"evaluation.federated = 'on' needs task.test-fraction = {self.task.test_fraction} and "
+                f"strategy.fraction-evaluate = {self.strategy.fraction_evaluate} above 0"
+            )
         capped = self.privacy.examples_cap > 0
         if self.is_private and self.strategy.weighting == "examples" and not capped:
             raise ValueError(

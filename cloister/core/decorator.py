@@ -16,9 +16,8 @@ from flwr.serverapp.strategy import Strategy
 from cloister.core.arrays import Layout, Row, from_record, to_record
 from cloister.core.draw import Draw
 from cloister.core.errors import FederationError
-from cloister.core.replies import ARRAYS, EXAMPLES, METRICS, Rejection, Screening, screen, screen_metrics
-
-TRAIN_LOSS = "train-loss"
+from cloister.core.replies import Rejection, Screening, average_metrics, screen
+from cloister.core.wire import ARRAYS, EXAMPLES, METRICS, TRAIN_LOSS
 
 
 @dataclass(frozen=True)
@@ -48,13 +47,16 @@ class Decorator(Strategy):
     Attributes:
         inner: the wrapped strategy.
         measured: of the last training round.
+        unscored: the replies of the last evaluation round that did not count.
     """
 
     def __init__(self, inner: Strategy) -> None:
         self.inner = inner
         self.measured: Measurements | None = None
+        self.unscored: tuple[Rejection, ...] = ()
         self._sent: ArrayRecord | None = None
-        self._asked: frozenset[int] = frozenset()
+        self._asked: tuple[Message, ...] = ()
+        self._asked_to_score: tuple[Message, ...] = ()
         self._draw: Draw | None = getattr(inner, "last_draw", None)
         self._expected: float = 0
 
@@ -62,9 +64,10 @@ class Decorator(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Let the wrapped strategy choose the nodes; remember what they are sent."""
+        Layout.of(from_record(arrays))  # a model that cannot be federated is refused before anybody trains it
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
         self._sent = arrays
-        self._asked = frozenset(message.metadata.dst_node_id for message in messages)
+        self._asked = tuple(messages)
         # A strategy that draws a random number of nodes says how many it expected: that number is public.
         self._draw = getattr(self.inner, "last_draw", None)
         self._expected = float(self._draw.expected if self._draw else len(messages))
@@ -90,12 +93,14 @@ class Decorator(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the wrapped strategy."""
-        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+        """Let the wrapped strategy choose the nodes; remember who was asked."""
+        self._asked_to_score = tuple(self.inner.configure_evaluate(server_round, arrays, config, grid))
+        return self._asked_to_score
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the wrapped strategy, over the replies that can be averaged."""
-        return self.inner.aggregate_evaluate(server_round, screen_metrics(replies))
+        """The mean of each metric over the replies that have it; None if no reply counts."""
+        means, self.unscored = average_metrics(replies, self._asked_to_score)
+        return MetricRecord(dict(means)) if means else None
 
     def summary(self) -> None:
         """As the wrapped strategy."""

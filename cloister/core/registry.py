@@ -52,4 +52,4 @@ class Registry:
         try:
             return EntryPoint(name, table[name], self.group).load()
         except (ImportError, AttributeError) as error:
-            raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load: {error}") from error
+            raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load") from error

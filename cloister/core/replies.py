@@ -5,23 +5,30 @@ name arrays and shapes, never values.
 """
 
 import math
+import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
-from flwr.app import Message, MetricRecord
+from flwr.app import Message
+from flwr.common.constant import ErrorCode
 
 from cloister.core.arrays import Layout, Row, view
 from cloister.core.cohort import Cohort
+from cloister.core.wire import ARRAYS, EXAMPLES
 
-ARRAYS = "arrays"
-METRICS = "metrics"
-CONFIG = "config"
-EXAMPLES = "num-examples"
 MOST_EXAMPLES = 10**9
 """A count above this is taken for an error or an attack: it would silence every other client."""
 REASON_LENGTH = 300
+METRIC_NAME = re.compile(r"[A-Za-z0-9][\w .()-]{0,39}")
+"""What a metric may be called: names come from clients and end up on screens."""
+UNREACHABLE = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE}
+"""Error codes of replies that Flower itself writes for a node that did not answer."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,31 +65,60 @@ class _Reply:
     examples: float
 
 
-def screen(replies: Iterable[Message], asked: Collection[int], layout: Layout, sent: Row) -> Screening:
+def screen(replies: Iterable[Message], asked: Sequence[Message], layout: Layout, sent: Row) -> Screening:
     """Sort the replies of a training round into those that count and those that do not.
 
     Args:
         replies: what came back, error replies included.
-        asked: ids of the nodes that were sent this round's model; one that does not answer is rejected as `missing`.
+        asked: the messages of this round; a node that does not answer its one is rejected as `missing`.
         layout: of the model that was sent.
         sent: that model.
     """
-    fit: dict[int, _Reply] = {}
+    fit, rejected = _sorted_out(replies, asked, lambda message: _Reply(message, _row(message, layout), _count(message)))
+    return _finite(sorted(fit, key=_content_key), rejected, layout, sent)
+
+
+def _sorted_out(
+    replies: Iterable[Message], asked: Sequence[Message], read: Callable[[Message], T]
+) -> tuple[list[T], list[Rejection]]:
+    """What could be read, one reply a node, and why the rest could not."""
+    expected = {message.metadata.dst_node_id for message in asked}
+    addressee = {message.metadata.message_id: message.metadata.dst_node_id for message in asked}
+    addressee.pop("", None)
+    fit: list[T] = []
     rejected: list[Rejection] = []
     heard = set()
     for message in replies:
         node = message.metadata.src_node_id
         try:
-            if node not in asked:
+            if message.has_error():
+                # Flower answers in its own name for a node that cannot: what was answered tells for whom.
+                node = addressee.get(message.metadata.reply_to_message_id, node)
+            if node not in expected:
                 raise _Unfit("unsolicited", "this node was not asked in this round")
             if node in heard:
                 raise _Unfit("duplicate", "this node has already replied in this round")
             heard.add(node)
-            fit[node] = _read(message, layout)
+            _refuse_error(message)
+            fit.append(read(message))
         except _Unfit as unfit:
             rejected.append(Rejection(node, unfit.code, unfit.detail))
-    rejected += [Rejection(node, "missing", "no reply came before the deadline") for node in asked if node not in heard]
-    return _finite(sorted(fit.values(), key=_content_key), rejected, layout, sent)
+    missing = [node for node in expected if node not in heard]
+    return fit, rejected + [Rejection(node, "missing", "no reply came before the deadline") for node in missing]
+
+
+def _refuse_error(message: Message) -> None:
+    if not message.has_error():
+        return
+    if message.error.code in UNREACHABLE:
+        raise _Unfit("unavailable", "the node is not connected, or its message expired")
+    raise _Unfit("error", f"code {message.error.code}: {printable(str(message.error.reason))}")
+
+
+def printable(text: str) -> str:
+    """Text from elsewhere, fit for a screen: one line, no control characters, not too long."""
+    line = " ".join(text.split())
+    return "".join(char if char.isprintable() else "?" for char in line)[:REASON_LENGTH]
 
 
 def _finite(replies: list[_Reply], rejected: list[Rejection], layout: Layout, sent: Row) -> Screening:
@@ -103,13 +139,6 @@ def _finite(replies: list[_Reply], rejected: list[Rejection], layout: Layout, se
 def _content_key(reply: _Reply) -> bytes:
     """Orders replies by what they say: node ids differ between runtimes, and float addition is not associative."""
     return b"".join(piece[:16].tobytes() + piece[-16:].tobytes() for piece in reply.row)
-
-
-def _read(message: Message, layout: Layout) -> _Reply:
-    if message.has_error():
-        reason = " ".join(str(message.error.reason).split())[:REASON_LENGTH]
-        raise _Unfit("error", f"code {message.error.code}: {reason}")
-    return _Reply(message, _row(message, layout), _examples(message))
 
 
 def _row(message: Message, layout: Layout) -> Row:
@@ -136,36 +165,51 @@ def _row(message: Message, layout: Layout) -> Row:
     return tuple(row)
 
 
-def _examples(message: Message) -> float:
+def _count(message: Message) -> float:
     """The example count of a reply; 1 where the reply carries none, as private clients' replies do not."""
     counts = [record[EXAMPLES] for record in message.content.metric_records.values() if EXAMPLES in record]
     if not counts:
         return 1.0
-    if len(counts) > 1 or isinstance(counts[0], list) or not is_count(counts[0]):
+    if len(counts) > 1 or not is_count(counts[0]):
         raise _Unfit("weight", f"{EXAMPLES} must be one number above 0 and at most {MOST_EXAMPLES:.0e}")
-    return float(counts[0])
+    return float(counts[0])  # type: ignore[arg-type]
 
 
-def is_count(value: float) -> bool:
-    """Whether a number can be how many examples a client has."""
-    return math.isfinite(value) and 0 < value <= MOST_EXAMPLES
+def is_count(value: object) -> bool:
+    """Whether a value can be how many examples a client has."""
+    return isinstance(value, int | float) and 0 < value <= MOST_EXAMPLES
 
 
-def screen_metrics(replies: Iterable[Message]) -> list[Message]:
-    """The evaluation replies that can be averaged: one record of finite numbers, with the keys most of them have."""
-    sound = [message for message in replies if not message.has_error() and _metric_keys(message)]
-    if not sound:
-        return []
-    usual, _ = Counter(_metric_keys(message) for message in sound).most_common(1)[0]
-    return [message for message in sound if _metric_keys(message) == usual]
+def average_metrics(
+    replies: Iterable[Message], asked: Sequence[Message]
+) -> tuple[dict[str, float], tuple[Rejection, ...]]:
+    """The metrics of an evaluation round, each averaged over the clients that sent it, weighted by example counts.
+
+    A client may lack a metric that others have (an AUC needs two classes). A metric that most clients lack is left
+    out: it is nobody's in particular, or one client's invention.
+
+    Returns:
+        The means by name, and the replies that did not count.
+    """
+    scores, rejected = _sorted_out(replies, asked, _scores)
+    names = Counter(name for _, metrics in scores for name in metrics)
+    usual = sorted(name for name, count in names.items() if 2 * count > len(scores))
+    means = {}
+    for name in usual:
+        weighed = [(count, metrics[name]) for count, metrics in scores if name in metrics]
+        means[name] = sum(count * value for count, value in weighed) / sum(count for count, _ in weighed)
+    return means, tuple(sorted(rejected, key=lambda rejection: rejection.node_id))
 
 
-def _metric_keys(message: Message) -> frozenset[str]:
-    """The keys of a reply's one metric record, or none if the reply cannot be averaged."""
+def _scores(message: Message) -> tuple[float, dict[str, float]]:
+    """The example count and the metrics of an evaluation reply."""
     records = list(message.content.metric_records.values())
-    if len(records) != 1 or EXAMPLES not in records[0]:
-        return frozenset()
-    record: MetricRecord = records[0]
-    if any(isinstance(value, list) or not math.isfinite(value) for value in record.values()):
-        return frozenset()
-    return frozenset(record) if is_count(float(record[EXAMPLES])) else frozenset()  # type: ignore[arg-type]
+    if len(records) != 1 or not is_count(records[0].get(EXAMPLES)):
+        raise _Unfit("weight", f"expected one metric record with {EXAMPLES} above 0 and at most {MOST_EXAMPLES:.0e}")
+    metrics = {name: value for name, value in records[0].items() if name != EXAMPLES}
+    for name, value in metrics.items():
+        if not METRIC_NAME.fullmatch(name):
+            raise _Unfit("metric", "a metric's name must be letters, digits, spaces and . _ - ( )")
+        if not isinstance(value, int | float) or not abs(value) < math.inf:
+            raise _Unfit("metric", f"metric {name!r} must be one finite number")
+    return float(records[0][EXAMPLES]), {name: float(value) for name, value in metrics.items()}  # type: ignore[arg-type]

@@ -26,6 +26,8 @@ def simulate(
         outcome = simulate({"strategy.name": "fedyogi", "privacy.server": "none"}, clients=8)
     """
     from cloister.client.app import app
+    from cloister.client.data import local_data
+    from cloister.client.handlers import trainer_of
 
     config = parse(settings or {})
     if clients < config.strategy.min_nodes:
@@ -33,4 +35,7 @@ def simulate(
             f"clients = {clients} is fewer than strategy.min-nodes = {config.strategy.min_nodes}; "
             "start more clients or lower strategy.min-nodes"
         )
+    # What a client would refuse is refused here, before a run directory is made.
+    local_data(config.task, {"partition-id": 0, "num-partitions": clients}, max(0, config.seed))
+    trainer_of(config)
     return run(LocalGrid.simulated(app, config.flat(), clients), config, narrator)

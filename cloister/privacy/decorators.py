@@ -25,6 +25,7 @@ from cloister.core.cohort import Cohort
 from cloister.core.decorator import Decorator, Measurements, virtual_reply
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.core.replies import Screening
+from cloister.core.wire import PROMISE
 from cloister.privacy.accounting import Account, best_epsilon, least_multiplier
 from cloister.privacy.books import Books
 from cloister.privacy.claim import Claim
@@ -41,8 +42,6 @@ EVERY_REPLY = "needs_every_reply"
 """A strategy with this attribute set is meaningless on one reply (a median, a selection)."""
 UNIFORM_MEAN = "is_uniform_mean"
 """A strategy with this attribute set returns the plain mean of the replies it is given."""
-PROMISE = "privacy-multipliers"
-"""In a training message: multipliers of the releases that a client's update will go into; absent: no claim is made."""
 
 
 class GlobalDP(Decorator):
@@ -126,6 +125,9 @@ class GlobalDP(Decorator):
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
         """Bound, choose this round's multiplier, release in the configured placement, and let the clip follow."""
+        if self.skips(screening.cohort):
+            self.measured = Measurements(len(self._asked), 0, screening.rejected)
+            return None, None
         bounded = clip(screening.cohort, self.clip.bound)
         fraction = clipped_fraction(bounded)
         if self.examples_cap:
@@ -150,6 +152,10 @@ class GlobalDP(Decorator):
             epsilon=self.spent(),
         )
         return arrays, metrics
+
+    def skips(self, cohort: Cohort) -> bool:
+        """Whether a round makes no release. A guarantee needs one whoever replied: its absence would tell."""
+        return False
 
     def multiplier(self, server_round: int, raw: Cohort, bounded: Cohort) -> tuple[float, float | None, float | None]:
         """This round's noise multiplier, and the distance it was scaled by: as it is, and as it was released."""
@@ -327,7 +333,7 @@ class MetricDP(GlobalDP):
         measure: Literal["after", "before"] = "after",
         release: Literal["exact", "private"] = "exact",
         distance_multiplier: float = 1.0,
-        min_distance: float = 1e-3,
+        min_distance: float = 0.1,
         max_distance: float = 0.0,
     ) -> None:
         check.one_of(("divide", "multiply"), distance_direction=direction)
@@ -358,6 +364,10 @@ class MetricDP(GlobalDP):
             books=books,
         )
 
+    def skips(self, cohort: Cohort) -> bool:
+        """An exact distance makes no promise that a round without replies would have to keep."""
+        return self.release == "exact" and not len(cohort)
+
     def multiplier(self, server_round: int, raw: Cohort, bounded: Cohort) -> tuple[float, float | None, float | None]:
         """z/d or z·d, with d held between its limits, and released first if it is to be private."""
         distance = largest_distance(raw if self.measure == "before" else bounded, self.distance.pairwise)
@@ -382,7 +392,7 @@ class MetricDP(GlobalDP):
         limit = self.distance.largest(self.clip.bound, len(layout.names))
         if not math.isfinite(limit):
             raise PrivacyError(
-                f"privacy.distance = {self.distance_name!r} has no bound after clipping; it cannot have a private release"
+                f"privacy.distance = {self.distance_name!r} has no bound after clipping, so no noise covers its release"
             )
         return limit
 

@@ -7,12 +7,13 @@ is refused, never guessed. Changing what a field means is a new kind.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from cloister.core.errors import PrivacyError
 
 Relation = Literal["add-or-remove", "replace-one"]
 Unit = Literal["client", "example"]
+Draw = Literal["none", "poisson", "without-replacement"]
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,14 @@ class Sampling:
         cohort, population: n and N of `without-replacement`.
     """
 
-    kind: Literal["none", "poisson", "without-replacement"] = "none"
+    kind: Draw = "none"
     probability: float = 1.0
     cohort: int = 0
     population: int = 0
 
     def __post_init__(self) -> None:
+        if self.kind not in get_args(Draw):
+            raise PrivacyError(f"unknown kind of sampling {self.kind!r}; known: {', '.join(get_args(Draw))}")
         if self.kind == "poisson" and not 0 < self.probability <= 1:
             raise PrivacyError(f"a Poisson sampling probability must be above 0 and at most 1, got {self.probability}")
         if self.kind == "without-replacement" and not 0 < self.cohort <= self.population:
@@ -82,9 +85,11 @@ def from_json(content: Mapping[str, Any]) -> Event:
     Raises:
         PrivacyError: the kind or a field is not known.
     """
+    if not isinstance(content, Mapping):
+        raise PrivacyError("an event must be a JSON object")
     fields = dict(content)
     kind = fields.pop("kind", None)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise PrivacyError(f"unknown event kind {kind!r}; known: {', '.join(KINDS)}")
     try:
         if "sampling" in fields:

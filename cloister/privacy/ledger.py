@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_args
 from uuid import uuid4
 
-from cloister.core.errors import LedgerError
+from cloister.core.errors import LedgerError, PrivacyError
 from cloister.privacy.accounting import Account
 from cloister.privacy.events import Event, Relation, Unit, from_json, to_json
 
@@ -74,6 +74,7 @@ class Ledger:
         self._count = 0
         self._last_hash = GENESIS
         self._accounts: dict[tuple[Unit, Relation], Account] = {}
+        self._name_is_on_disk = False
         if path.exists():
             with path.open("rb") as file:
                 self._catch_up(file)
@@ -130,7 +131,7 @@ class Ledger:
     def _locked(self) -> Iterator[IO[bytes]]:
         """The file, locked, with everything read that others wrote and a torn line cut off."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(self.path.parent)
             with self.path.open("a+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 self._catch_up(file)
@@ -144,26 +145,38 @@ class Ledger:
         line = {"v": VERSION, "seq": self._count, "time": time.time(), "kind": kind, **content}
         line["previous"] = self._last_hash
         line["hash"] = line_hash(line)
+        entry = self._entry_of(line)
         data = (json.dumps(line, sort_keys=True) + "\n").encode()
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-        if self._count == 0:
+        if not self._name_is_on_disk:
+            # Whoever made the file may have died before its name was safe.
             _sync_folder(self.path.parent)
-        self._take(line)
+            self._name_is_on_disk = True
+        self._take(line, entry)
         self._offset += len(data)
 
     def _catch_up(self, file: IO[bytes]) -> None:
         """Read and check the lines that have been written since the last time."""
+        if file.seek(0, os.SEEK_END) < self._offset:
+            raise LedgerError(f"{self.path}: lines that were read from this file before are no longer in it")
         file.seek(self._offset)
         for data in file:
             if not data.endswith(b"\n"):
                 break
-            self._take(self._checked(data))
+            line = self._checked(data)
+            self._take(line, self._entry_of(line))
             self._offset += len(data)
 
+    @property
+    def _where(self) -> str:
+        """The next line, for errors."""
+        return f"{self.path}, line {self._count + 1}"
+
     def _checked(self, data: bytes) -> dict[str, Any]:
-        where = f"{self.path}, line {self._count + 1}"
+        """A line that is whole and follows from the one before it."""
+        where = self._where
         try:
             line = json.loads(data)
         except ValueError:
@@ -178,19 +191,31 @@ class Ledger:
             raise LedgerError(f"{where}: the chain is broken: lines before it were changed, removed or swapped")
         return line
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _entry_of(self, line: dict[str, Any]) -> Entry:
+        """The release that a line is about, as it is after the line. What is not understood is refused, not skipped."""
+        where, release = self._where, line["release"]
+        known = self._entries.get(release) if isinstance(release, str) else None
+        if line["kind"] == "done":
+            if known is None:
+                raise LedgerError(f"{where}: release {release!r} was never opened")
+            return replace(known, done=True)
+        if known is not None or not isinstance(release, str):
+            raise LedgerError(f"{where}: {release!r} is no id of a new release")
+        if line["unit"] not in get_args(Unit):
+            raise LedgerError(f"{where}: unknown unit {line['unit']!r}; known: {', '.join(get_args(Unit))}")
+        try:
+            event = from_json(line["event"])
+        except PrivacyError as error:
+            raise LedgerError(f"{where}: {error}") from None
+        return Entry(event=event, **{name: line[name] for name in ("release", "run", "round", "unit", "time")})
+
+    def _take(self, line: dict[str, Any], entry: Entry) -> None:
         """Add a checked line to what is known."""
+        self._entries[entry.release] = entry
         if line["kind"] == "open":
-            fields = {name: line[name] for name in ("release", "run", "round", "unit", "time")}
-            entry = Entry(**fields, event=from_json(line["event"]))
-            self._entries[entry.release] = entry
             for (unit, relation), account in self._accounts.items():
                 if unit == entry.unit:
                     self._accounts[unit, relation] = account.plus(entry.event)
-        elif line["release"] in self._entries:
-            self._entries[line["release"]] = replace(self._entries[line["release"]], done=True)
-        else:
-            raise LedgerError(f"{self.path}, line {self._count + 1}: release {line['release']} was never opened")
         self._count += 1
         self._last_hash = line["hash"]
 
@@ -199,6 +224,15 @@ def line_hash(line: dict[str, Any]) -> str:
     """SHA-256 of a line without its own hash, in canonical JSON."""
     content = {key: value for key, value in line.items() if key != "hash"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it, the name of each on disk before anything is put into it."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
 
 
 def _sync_folder(folder: Path) -> None:

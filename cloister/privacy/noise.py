@@ -17,14 +17,15 @@ from itertools import count
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from cloister.core import check
-from cloister.core.cohort import share
+from cloister.core import check, cohort
 
-BLOCK = 1 << 15
-"""Normal numbers made at a time; a block and its scratch stay in a core's cache."""
+BLOCK = cohort.BLOCK // 2
+"""Normal numbers made at a time."""
 HALF = BLOCK // 2
+ROOM = 2 * BLOCK
+"""Numbers whose memory a block is made in; it stays in a core's cache, and the scratch of a span is large enough."""
 BYTES_PER_PAIR = {np.dtype(np.float32): 12, np.dtype(np.float64): 16}
 ZEROS = bytes(max(BYTES_PER_PAIR.values()) * HALF)
 """What is encrypted: zeros come out as the keystream itself."""
@@ -54,8 +55,7 @@ class GaussianNoise:
         Raises:
             ConfigError: `std` is not a finite number of at least 0. At 0 nothing is added.
         """
-        check.non_negative(std=std)
-        share(self.blocks(target), lambda blocks: self.maker(target.dtype).add(blocks, std))
+        cohort.share(self.blocks(target), lambda blocks: self.maker(np.empty(ROOM, target.dtype)).add(blocks, std))
 
     def standard_normal(self, count: int, dtype: type = np.float32) -> NDArray:
         """`count` independent N(0, 1) numbers."""
@@ -67,47 +67,52 @@ class GaussianNoise:
         """A flat array in blocks, each with a number of its own: the place in the stream where its noise lies."""
         return [(next(self._numbers), target[start : start + BLOCK]) for start in range(0, len(target), BLOCK)]
 
-    def maker(self, dtype: DTypeLike) -> "Maker":
-        """What makes this stream's blocks; every thread needs one of its own."""
-        return Maker(self._key, self._nonce, np.dtype(dtype))
+    def maker(self, room: NDArray) -> "Maker":
+        """What makes this stream's blocks on one thread, in memory of at least `ROOM` numbers of their dtype."""
+        return Maker(self._key, self._nonce, room)
 
 
 class Maker:
-    """Makes blocks of one stream, on one thread."""
+    """Makes blocks of one stream, on one thread, in `room`: memory for `ROOM` numbers."""
 
-    def __init__(self, key: bytes, nonce: int, dtype: np.dtype) -> None:
+    def __init__(self, key: bytes, nonce: int, room: NDArray) -> None:
         self._nonce = nonce
         self._keystream = Cipher(algorithms.AES(key), modes.CTR(nonce.to_bytes(16))).encryptor()
-        self._bytes_per_pair = BYTES_PER_PAIR[dtype]
-        self._raw = np.empty(self._bytes_per_pair * HALF, np.uint8)
-        self._radii, self._angles = np.empty(HALF, dtype), np.empty(HALF, dtype)
-        self._circle = _circle32 if dtype == np.float32 else _circle64
+        self._bytes_per_pair = BYTES_PER_PAIR[room.dtype]
+        self._bytes, self._radii = room[: ROOM - HALF].view(np.uint8), room[ROOM - HALF : ROOM]
+        self._circle = _circle32 if room.dtype == np.float32 else _circle64
 
     def add(self, blocks: Iterable[Block], std: float) -> None:
-        """Add `std` · N(0, 1) to every number of the blocks; nothing at 0."""
+        """Add `std` · N(0, 1) to every number of the blocks; nothing at 0.
+
+        Raises:
+            ConfigError: `std` is not a finite number of at least 0.
+        """
+        check.non_negative(std=std)
         for number, target in blocks if std else ():
             target += self._normals(number, len(target), std)
 
     def _normals(self, number: int, count: int, std: float) -> NDArray:
-        """The numbers of a block, as many as are needed, in a buffer that the next call overwrites.
+        """The numbers of a block, as many as are needed, where the next ones will be too.
 
         Radius √(-2 ln u) and a uniform point on the circle: two independent normals a pair (Box, Muller, 1958).
         """
         pairs = (count + 1) // 2
-        raw, radius, angle = self._raw[: self._bytes_per_pair * pairs], self._radii[:pairs], self._angles[:pairs]
-        self._draw(number, raw)
-        _radius(raw[: 8 * pairs].view(np.int64), std, radius)
-        out = raw[: 2 * radius.nbytes].view(radius.dtype)
-        # The numbers take the place of the bytes they are made from.
-        self._circle(raw[8 * pairs :], angle, out[:pairs], out[pairs:])
-        out[:pairs] *= radius
-        out[pairs:] *= radius
-        return out[:count]
+        drawn, radius = self._bytes[: self._bytes_per_pair * pairs], self._radii[:pairs]
+        self._draw(number, drawn)
+        _radius(drawn[: 8 * pairs].view(np.int64), std, radius)
+        # The numbers take the place of the bytes that they are made from.
+        normals = drawn[: 2 * radius.nbytes].view(radius.dtype)
+        cosine, sine = normals[:pairs], normals[pairs:]
+        self._circle(drawn[8 * pairs :], cosine, sine)
+        cosine *= radius
+        sine *= radius
+        return normals[:count]
 
-    def _draw(self, number: int, raw: NDArray) -> None:
-        """Fresh bytes from the block's own place in the keystream: one of the cipher's for each pair it may have."""
+    def _draw(self, number: int, out: NDArray) -> None:
+        """Bytes from the block's own place in the keystream: 16 for each pair that it may have."""
         self._keystream.reset_nonce(((self._nonce + number * HALF) % 2**128).to_bytes(16))
-        self._keystream.update_into(memoryview(ZEROS)[: len(raw)], raw.data)
+        self._keystream.update_into(memoryview(ZEROS)[: len(out)], out.data)
 
 
 def _radius(bits: NDArray, std: float, radius: NDArray) -> None:
@@ -124,10 +129,10 @@ def _radius(bits: NDArray, std: float, radius: NDArray) -> None:
     radius *= one(std)
 
 
-def _circle32(raw: NDArray, angle: NDArray, cosine: NDArray, sine: NDArray) -> None:
-    """Uniform points on the circle, from 32 bits each."""
-    np.copyto(angle, raw.view(np.int32), casting="unsafe")
-    angle *= np.float32(math.pi * 2.0**-31)
+def _circle32(raw: NDArray, cosine: NDArray, sine: NDArray) -> None:
+    """Uniform points on the circle, from 32 bits each, which angles overwrite."""
+    bits, angle = raw.view(np.int32), raw.view(np.float32)
+    np.multiply(bits, np.float32(math.pi * 2.0**-31), out=angle, dtype=np.float32, casting="unsafe")
     np.cos(angle, out=cosine)
     np.sin(angle, out=sine)
 
@@ -137,7 +142,7 @@ _SECTOR_ANGLES = 2 * math.pi * np.arange(SECTORS) / SECTORS
 _COSINES, _SINES = np.cos(_SECTOR_ANGLES), np.sin(_SECTOR_ANGLES)
 
 
-def _circle64(raw: NDArray, x: NDArray, cosine: NDArray, sine: NDArray) -> None:
+def _circle64(raw: NDArray, cosine: NDArray, sine: NDArray) -> None:
     """Uniform points on the circle, from 64 bits each, to double precision.
 
     NumPy's sine of a double is not vectorised and would take most of the time. Eight bits choose one of 256 sectors

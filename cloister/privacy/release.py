@@ -56,7 +56,8 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
     places = [(span, noise.blocks(span.of(model))) for span in spans(cohort.layout)]
 
     def work(mine: Iterator[tuple[Span, list[Block]]]) -> None:
-        scratch, maker = scratch_for(cohort.layout), noise.maker(cohort.layout.dtype)
+        scratch = scratch_for(cohort.layout)
+        maker = noise.maker(scratch)
         for span, blocks in mine:
             total = weighted_sum(cohort, span, factors, scratch, span.of(model))
             maker.add(blocks, multiplier * cohort.l2_bound)

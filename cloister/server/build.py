@@ -91,10 +91,14 @@ def named_strategy(config: RunConfig) -> Strategy:
     """The strategy that `strategy.name` names, with its options and its sampling."""
     factory = STRATEGIES.load(config.strategy.name)
     options = _options(factory, config)
-    evaluate = _sampling(config, config.strategy.fraction_evaluate, "fixed") if config.evaluates_on_clients else None
+    evaluate = (
+        _sampling(config, "evaluate", config.strategy.fraction_evaluate, "fixed")
+        if config.evaluates_on_clients
+        else None
+    )
     try:
         strategy: Strategy = factory(
-            train=_sampling(config, config.strategy.fraction_train, config.strategy.sampling),
+            train=_sampling(config, "train", config.strategy.fraction_train, config.strategy.sampling),
             evaluate=evaluate,
             **options,
         )
@@ -138,8 +142,10 @@ def _typed(key: str, value: Scalar, default: Any) -> Scalar:
     raise ConfigError(f"{key} = {value!r} is not valid: expected {type(default).__name__}, such as {default!r}")
 
 
-def _sampling(config: RunConfig, fraction: float, kind: Any) -> Sampling:
-    rng = random.SystemRandom() if config.seed == -1 else random.Random(config.seed)
+def _sampling(config: RunConfig, use: str, fraction: float, kind: Any) -> Sampling:
+    # Amplification relies on a secret draw: `poisson` is never seeded, and each use of a seed has a stream of its own.
+    seeded = config.seed != -1 and kind == "fixed"
+    rng = random.Random(f"{config.seed} {use}") if seeded else random.SystemRandom()
     return Sampling(fraction, config.strategy.min_nodes, kind, config.node_timeout, rng, config.privacy.population)
 
 
@@ -193,6 +199,8 @@ def _unprotected(config: RunConfig) -> list[str]:
         items.append("every client's model, example count and training loss, to the server")
     elif config.weights_by_examples:
         items.append("every client's example count, to the server")
+    if config.privacy.server == "metric" and config.privacy.distance_release == "exact":
+        items.append("how far the clients' models lie apart: the standard deviation of the noise tells it")
     if config.evaluates_on_clients:
         items.append("scores of the global model on each client's own examples, and how many there were")
     return items

@@ -24,15 +24,13 @@ class Narrator:
 
     def __init__(self, rounds: int, console: Console | None = None) -> None:
         self.rounds = rounds
-        self.console = console or Console(width=WIDTH, highlight=False, soft_wrap=True)
+        self.console = console or Console(width=WIDTH, highlight=False, soft_wrap=True, markup=False)
         self.last: Round | None = None
 
     def opening(self, plan: Plan, directory: RunDirectory) -> None:
         """Name the run, and say in one line what is promised."""
         config = plan.config
-        self.console.print(
-            f"[bold]Cloister[/bold] {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds"
-        )
+        self.console.print(f"Cloister  {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds")
         self.console.print(f"run directory  {directory.path}")
         self.console.print(f"privacy        {contract(plan.claim)}")
         for reason in plan.claim.reasons:
@@ -50,21 +48,21 @@ class Narrator:
             parts.append(f"replies {done.measured.accepted}/{done.measured.asked}")
             parts.append(f"{done.seconds['total']:.1f} s")
         self.console.print("  ".join(parts))
-        for item in done.measured.rejected if done.measured else ():
-            self.console.print(f"           rejected: node {item.node_id}, {item.code}: {item.detail}", markup=False)
+        for item in (*(done.measured.rejected if done.measured else ()), *done.unscored):
+            self.console.print(f"           rejected: node {item.node_id}, {item.code}: {item.detail}")
 
     def closing(
         self, plan: Plan, directory: RunDirectory, privacy: dict[str, Any], stopped: str, seconds: float
     ) -> None:
         """Why the run stopped, if it did; the table; what may be said about privacy."""
         if stopped:
-            self.console.print(stopped, markup=False)
+            self.console.print(stopped)
         table = Table(title="Result", show_header=False, title_justify="left", min_width=60)
         for name, value in _rows(self.last, plan, seconds):
             table.add_row(name, value)
         self.console.print(table)
         for line in in_words(privacy):
-            self.console.print(line, markup=False)
+            self.console.print(line)
         self.console.print(f"run directory  {directory.path}")
 
 

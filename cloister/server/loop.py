@@ -4,15 +4,16 @@ choose nodes → send → wait → [decorator: screen, bound, noise] → strateg
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from cloister.core.decorator import Decorator, Measurements
 from cloister.core.errors import BudgetExhausted, FederationError
+from cloister.core.replies import Rejection
 
 PATIENCE = 3
 """Rounds in a row without one reply that counts, after which a run stops. The first round has no patience."""
@@ -28,6 +29,7 @@ class Round:
         federated: scores on the clients' own examples.
         train: training metrics the clients sent.
         measured: by the decorator; some of it is not for release.
+        unscored: evaluation replies that did not count.
         seconds: of the whole round, and of its parts.
     """
 
@@ -36,6 +38,7 @@ class Round:
     federated: Mapping[str, float] = field(default_factory=dict)
     train: Mapping[str, float] = field(default_factory=dict)
     measured: Measurements | None = None
+    unscored: tuple[Rejection, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def line(self) -> dict[str, Any]:
@@ -62,6 +65,7 @@ class RoundLoop:
 
     Attributes:
         stopped: why the run ended before its last round; empty if it did not.
+        aggregated: rounds whose replies were aggregated, whether or not the round came to its end.
     """
 
     grid: Grid
@@ -71,6 +75,7 @@ class RoundLoop:
     public: Mapping[str, Any]
     timeout: float
     stopped: str = ""
+    aggregated: int = 0
 
     def run(self, arrays: ArrayRecord, rounds: int) -> ArrayRecord:
         """The global model after `rounds` rounds, or after as many as the budget allows.
@@ -95,22 +100,33 @@ class RoundLoop:
     def _round(self, number: int, arrays: ArrayRecord) -> tuple[ArrayRecord, Round]:
         clock = _Clock()
         messages = self.strategy.configure_train(number, arrays, ConfigRecord(dict(self.public)), self.grid)
-        replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))
+        replies = self._replies(messages)
         clock.lap("train")
         aggregated, train = self.strategy.aggregate_train(number, replies)
+        self.aggregated = number
         arrays = arrays if aggregated is None else aggregated
         clock.lap("aggregate")
         federated = self._federated(number, arrays)
         central = self._score(arrays)
         clock.lap("evaluate")
-        return arrays, Round(number, central, federated, dict(train or {}), self.strategy.measured, clock.laps())  # type: ignore[arg-type]
+        unscored = self.strategy.unscored if federated else ()
+        scores = dict(train or {})
+        return arrays, Round(number, central, federated, scores, self.strategy.measured, unscored, clock.laps())  # type: ignore[arg-type]
 
     def _federated(self, number: int, arrays: ArrayRecord) -> Mapping[str, float]:
-        messages = list(self.strategy.configure_evaluate(number, arrays, ConfigRecord(dict(self.public)), self.grid))
+        config = ConfigRecord(dict(self.public))
+        messages = list(self.strategy.configure_evaluate(number, arrays, config, self.grid))
         if not messages:
             return {}
-        replies = self.grid.send_and_receive(messages, timeout=self.timeout)
+        replies = self._replies(messages)
         return dict(self.strategy.aggregate_evaluate(number, replies) or {})  # type: ignore[arg-type]
+
+    def _replies(self, messages: Iterable[Message]) -> list[Message]:
+        """Send, and wait as long as a round may take; a message nobody has fetched by then is void."""
+        messages = list(messages)
+        for message in messages:
+            message.metadata.ttl = self.timeout
+        return list(self.grid.send_and_receive(messages, timeout=self.timeout))
 
     def _score(self, arrays: ArrayRecord) -> Mapping[str, float]:
         return self.score(arrays) if self.score else {}

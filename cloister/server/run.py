@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.config import RunConfig
+from cloister.core.wire import SEED
 from cloister.privacy.accounting import Account
 from cloister.privacy.claim import statement
 from cloister.privacy.decorators import GlobalDP
@@ -68,13 +69,14 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
         plan.books.run = directory.path.name
     narrator = narrator or Narrator(config.num_rounds)
     narrator.opening(plan, directory)
+    _state_privacy(plan, directory, layout, 0)
     rounds: list[Round] = []
     with _observers(plan, directory, narrator, rounds) as observers:
-        loop = RoundLoop(grid, plan.strategy, score, observers, {"seed": plan.seed}, config.round_timeout)
+        loop = RoundLoop(grid, plan.strategy, score, observers, {SEED: plan.seed}, config.round_timeout)
         try:
             arrays = loop.run(initial, config.num_rounds)
         finally:
-            privacy = _state_privacy(plan, directory, layout, max(0, len(rounds) - 1))
+            privacy = _state_privacy(plan, directory, layout, loop.aggregated)
     model.assign(from_record(arrays))
     model.save(directory.path / f"model{model.suffix}")
     narrator.closing(plan, directory, privacy, loop.stopped, time.perf_counter() - started)
@@ -106,19 +108,19 @@ def _observers(
     plan: Plan, directory: RunDirectory, narrator: Narrator, rounds: list[Round]
 ) -> Iterator[list[Observer]]:
     """Those who are told of every round: the model is safe before anybody reads about it."""
-    keep = plan.config.keep_checkpoints
-    save: Observer = lambda done, arrays: directory.checkpoint(done.number, arrays, keep)  # noqa: E731
-    write: Observer = lambda done, _: directory.append_round(done.line())  # noqa: E731
-    remember: Observer = lambda done, _: rounds.append(done)  # noqa: E731
-    close: Callable[[], None] = lambda: None  # noqa: E731
-    observers: list[Observer] = [save, write, remember, narrator]
-    if plan.config.tensorboard:
-        from cloister.server.tensorboard import TensorBoardObserver
 
-        board = TensorBoardObserver(directory.path / "tensorboard")
-        observers.append(board)
-        close = board.close
+    def save(done: Round, arrays: ArrayRecord) -> None:
+        directory.checkpoint(done.number, arrays, plan.config.keep_checkpoints)
+        directory.append_round(done.line())
+        rounds.append(done)
+
+    if not plan.config.tensorboard:
+        yield [save, narrator]
+        return
+    from cloister.server.tensorboard import TensorBoardObserver
+
+    board = TensorBoardObserver(directory.path / "tensorboard")
     try:
-        yield observers
+        yield [save, narrator, board]
     finally:
-        close()
+        board.close()

@@ -63,9 +63,9 @@ class RunDirectory:
         """Write the model of a round; keep the newest `keep` of them, or all if `keep` is 0."""
         with atomic_path(self.checkpoints / f"round-{server_round:05d}.npz") as partial, partial.open("wb") as file:
             np.savez(file, **from_record(arrays))  # type: ignore[arg-type]
-        for old in sorted(self.checkpoints.glob("round-*.npz"))[: -keep or len(list(self.checkpoints.iterdir()))]:
-            if keep:
-                old.unlink()
+        saved = sorted(self.checkpoints.glob("round-*.npz"))
+        for old in saved[:-keep] if keep else []:
+            old.unlink()
 
     def copy_ledger(self, ledger: Path) -> None:
         """Keep a copy of the ledger as it is at the end of the run: earlier runs on the same data included."""

@@ -14,10 +14,8 @@ from cloister.core import check
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import Cohort, scratch_for, spans, weighted_sum
 from cloister.core.draw import Draw
-from cloister.core.replies import ARRAYS, CONFIG, EXAMPLES
+from cloister.core.wire import ARRAYS, CONFIG, EXAMPLES, PROXIMAL_MU, ROUND
 from cloister.strategies.sampling import Sampling
-
-ROUND = "server-round"
 
 
 class Sampled(flower.FedAvg):
@@ -126,5 +124,5 @@ class FedProx(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As FedAvg; the clients are told μ."""
-        config["proximal-mu"] = self.proximal_mu
+        config[PROXIMAL_MU] = self.proximal_mu
         return super().configure_train(server_round, arrays, config, grid)

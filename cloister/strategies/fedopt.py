@@ -77,6 +77,8 @@ class FedAvgM(Finalized):
 class FedAdam(Finalized):
     """Reddi et al. (2021), Algorithm 2, Adam."""
 
+    kind: type[Adam] | type[Yogi] = Adam
+
     def __init__(
         self,
         *,
@@ -86,22 +88,13 @@ class FedAdam(Finalized):
         tau: float = 1e-3,
         **sampling: Any,
     ) -> None:
-        super().__init__(Adam(server_learning_rate, beta_1, tau, beta_2), **sampling)
+        super().__init__(self.kind(server_learning_rate, beta_1, tau, beta_2), **sampling)
 
 
-class FedYogi(Finalized):
+class FedYogi(FedAdam):
     """Reddi et al. (2021), Algorithm 2, Yogi."""
 
-    def __init__(
-        self,
-        *,
-        server_learning_rate: float = 0.1,
-        beta_1: float = 0.9,
-        beta_2: float = 0.99,
-        tau: float = 1e-3,
-        **sampling: Any,
-    ) -> None:
-        super().__init__(Yogi(server_learning_rate, beta_1, tau, beta_2), **sampling)
+    kind = Yogi
 
 
 class FedAdagrad(Finalized):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cloister.core import check
 from cloister.core.arrays import from_record
 from cloister.core.errors import ConfigError
-from cloister.core.replies import ARRAYS
+from cloister.core.wire import ARRAYS
 from cloister.strategies.averaging import Sampled
 
 COLUMNS = 1 << 14

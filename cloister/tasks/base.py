@@ -136,11 +136,12 @@ class Task(ABC):
             raise DataError(
                 f"data-path: {path} must hold inputs of shape {self.input_shape}, found {examples.x.shape[1:]}"
             )
-        if not np.isfinite(examples.x).all():
-            raise DataError(f"data-path: {path} holds inputs that are NaN or infinite")
+        inputs = examples.x.astype(np.float32)
+        if not np.isfinite(inputs).all():
+            raise DataError(f"data-path: {path} holds inputs that are NaN or infinite as float32")
         if len(examples) and not (examples.y.min() >= 0 and examples.y.max() < self.classes):
             raise DataError(f"data-path: {path} must hold labels from 0 to {self.classes - 1}")
-        return Examples(examples.x.astype(np.float32), examples.y.astype(np.int64))
+        return Examples(inputs, examples.y.astype(np.int64))
 
     @abstractmethod
     def build(self) -> Model:

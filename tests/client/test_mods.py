@@ -10,7 +10,7 @@ from cloister.client.mods import contain_errors, only_what_is_agreed
 from cloister.client.plan import PublicSettings
 from cloister.core.arrays import to_record
 from cloister.core.config import TaskConfig
-from cloister.core.errors import CloisterError, ConfigError, DataError, FederationError
+from cloister.core.errors import BudgetExhausted, CloisterError, ConfigError, DataError, FederationError
 from cloister.core.identity import assume_run
 
 PRIVATE = {"task.model": "softmax"}
@@ -72,9 +72,15 @@ def test_an_unexpected_error_leaves_as_its_type_only():
     assert reply.error.reason.startswith("KeyError") and "4711" not in reply.error.reason
 
 
-def test_our_own_errors_are_told():
-    reply = contain_errors(message_of("train"), context_of(OPEN), raising(DataError("no file")))
-    assert reply.error.reason == "DataError: no file"
+@pytest.mark.parametrize("error", [ConfigError("no key"), BudgetExhausted("spent")])
+def test_our_own_errors_are_told(error):
+    reply = contain_errors(message_of("train"), context_of(OPEN), raising(error))
+    assert reply.error.reason == f"{type(error).__name__}: {error}"
+
+
+def test_what_is_wrong_with_data_stays_with_the_node():
+    reply = contain_errors(message_of("train"), context_of(OPEN), raising(DataError("37 rows in /wards/north.npz")))
+    assert reply.error.reason == "DataError: details are in the log of the node"
 
 
 class TestLocalData:

@@ -162,8 +162,8 @@ def test_a_wrong_type_is_refused(key, value, valid):
         ("client.local-epochs", 0, "greater than 0 or 'auto'"),
         ("client.learning-rate", -0.1, "greater than 0 or 'auto'"),
         ("task.test-fraction", 1.0, "less than 1"),
-        ("privacy.noise-multiplier", -1.0, "greater than or equal to 0"),
-        ("privacy.noise-multiplier", float("nan"), "a finite number"),
+        ("privacy.noise-multiplier", -1.0, "greater than or equal to 0 or 'auto'"),
+        ("privacy.noise-multiplier", float("nan"), "a finite number or 'auto'"),
         ("privacy.clipping-norm", float("inf"), "a finite number"),
         ("privacy.clipping-norm", 0.0, "greater than 0"),
         ("privacy.min-distance", 0.0, "greater than 0"),
@@ -195,14 +195,27 @@ SETTINGS = {
     "distance-clip": "before",
     "min-distance": 0.5,
     "max-distance": 9.0,
+    "distance-release": "private",
+    "distance-noise-multiplier": 2.0,
     "noise-seed": 3,
+    "target-delta": 1e-6,
+    "max-epsilon": 3.0,
+    "population": 9,
+    "ledger-dir": "books",
+    "data-identity": "mine",
+    "clipping": "adaptive",
+    "clipping-quantile": 0.3,
+    "clipping-rate": 0.1,
+    "bits-noise-multiplier": 5.0,
+    "examples-cap": 100.0,
 }
 METRIC_ONLY = [key for key in SETTINGS if "distance" in key]
+ADAPTIVE_ONLY = ["clipping-quantile", "clipping-rate", "bits-noise-multiplier"]
 
 
 def test_the_settings_tried_here_are_all_there_are():
     fields = {name.replace("_", "-") for name in PrivacyConfig.model_fields}
-    assert fields - set(SETTINGS) == {"server", "distance-release"}  # the latter has one value only
+    assert fields - set(SETTINGS) == {"server"}
 
 
 @pytest.mark.parametrize(
@@ -218,7 +231,10 @@ def test_a_privacy_setting_that_would_do_nothing_is_refused(server, key):
 
 @pytest.mark.parametrize("key", SETTINGS)
 def test_every_privacy_setting_has_an_effect_somewhere(key):
-    assert parse({"privacy.server": "metric", f"privacy.{key}": SETTINGS[key]})
+    needs = {"privacy.clipping": "adaptive"} if key in ADAPTIVE_ONLY else {}
+    needs |= {"privacy.distance-release": "private"} if key == "distance-noise-multiplier" else {}
+    needs |= {"strategy.weighting": "examples"} if key == "examples-cap" else {}
+    assert parse({"privacy.server": "metric", f"privacy.{key}": SETTINGS[key], **needs})
 
 
 def test_every_idle_setting_is_named():
@@ -257,11 +273,34 @@ def test_auto_weighting_is_by_examples_only_without_privacy(server, weighting, w
         ({"privacy.server": "none"}, True),
         ({"privacy.server": "none", "evaluation.federated": "off"}, False),
         ({"privacy.server": "none", "strategy.fraction-evaluate": 0.0}, False),
-        ({"evaluation.federated": "on", "task.test-fraction": 0.0}, False),
+        ({"privacy.server": "none", "task.test-fraction": 0.0}, False),
     ],
 )
 def test_auto_evaluation_asks_clients_only_without_privacy(keys, asked):
     assert parse(keys).evaluates_on_clients is asked
+
+
+@pytest.mark.parametrize("key", ADAPTIVE_ONLY)
+def test_a_setting_of_the_adaptive_clip_needs_it(key):
+    with pytest.raises(ConfigError, match=rf"privacy\.{key} = .* has no effect with privacy\.clipping = 'fixed'"):
+        parse({f"privacy.{key}": SETTINGS[key]})
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"privacy.noise-multiplier": "auto"}, "calibrated to privacy.max-epsilon"),
+        ({"privacy.examples-cap": 9.0}, "privacy.examples-cap = 9.0 has no effect"),
+        ({"privacy.population": 9, "strategy.sampling": "poisson"}, "privacy.population = 9 has no effect"),
+        ({"privacy.distance-noise-multiplier": 2.0}, "no effect with privacy.distance-release = 'exact'"),
+        ({"privacy.data-identity": "../other"}, "privacy.data-identity = '../other' is not valid"),
+        ({"evaluation.federated": "on", "task.test-fraction": 0.0}, "needs task.test-fraction = 0.0"),
+    ],
+)
+def test_other_contradictions(keys, says):
+    with pytest.raises(ConfigError) as caught:
+        parse(keys)
+    assert says in str(caught.value)
 
 
 # Options of strategies.

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "client": {"core", "tasks", "privacy", "client"},
     "server": {"core", "tasks", "privacy", "strategies", "server"},
     "local": {"core", "client", "server", "local"},
-    "cli": {"core", "client", "server", "local"},
+    "cli": {"core", "privacy", "client", "server", "local"},
 }
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
 

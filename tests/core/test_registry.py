@@ -80,9 +80,9 @@ def test_an_unknown_name_lists_the_known_ones(things, install):
 @pytest.mark.parametrize(
     ("value", "cause"), [("no_such_module:Thing", ModuleNotFoundError), ("pathlib:NoSuchThing", AttributeError)]
 )
-def test_a_plugin_that_does_not_import_says_which_and_why(things, install, value, cause):
+def test_a_plugin_that_does_not_import_says_which_and_keeps_why_for_itself(things, install, value, cause):
     install(broken=value)
-    with pytest.raises(PluginError, match=r"thing 'broken' \(.+\) does not load: .*(no_such_module|NoSuchThing)") as it:
+    with pytest.raises(PluginError, match=r"thing 'broken' \(.+\) does not load$") as it:
         things.load("broken")
     assert isinstance(it.value.__cause__, cause)
 
@@ -100,7 +100,7 @@ def test_the_table_is_a_copy(things, install):
 
 @pytest.mark.parametrize("known", [STRATEGIES, DISTANCES], ids=lambda known: known.kind)
 def test_every_built_in_loads(known):
-    assert all(callable(known.load(name)) for name in known.names())
+    assert all(known.load(name) is not None for name in known.names())
 
 
 def test_every_kind_of_plugin_has_a_group_of_its_own():

@@ -1,11 +1,13 @@
 """A malformed reply is rejected by itself, named with a reason, and the round goes on with the others."""
 
 import math
+from copy import copy
 
 import numpy as np
 import pytest
 from flwr.app import Array as FlowerArray
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
 
 from cloister.core.arrays import to_record
@@ -14,6 +16,7 @@ from cloister.core.replies import MOST_EXAMPLES
 from cloister.local.grid import LocalGrid
 from cloister.privacy.decorators import GlobalDP, MetricDP
 from cloister.privacy.noise import GaussianNoise
+from cloister.strategies.sampling import Sampling
 
 GOOD = random_models(3, 0.1, seed=5)
 NPY = FlowerArray(np.zeros(3, np.float32)).data
@@ -167,27 +170,73 @@ def test_without_any_good_reply_nothing_is_aggregated():
 class TestEvaluationReplies:
     @staticmethod
     def aggregate(*metrics):
-        strategy = Screened(all_nodes())
+        strategy = Screened(all_nodes(evaluate=Sampling(min_nodes=1, timeout=0)))
         grid = grid_of(lambda node, _: RecordDict({"metrics": MetricRecord(metrics[node - 1])}), len(metrics))
-        messages = strategy.configure_train(1, to_record(zeros()), ConfigRecord(), grid)
-        return strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
+        messages = strategy.configure_evaluate(1, to_record(zeros()), ConfigRecord(), grid)
+        means = strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
+        return means, [rejection.node_id for rejection in strategy.unscored]
 
     def test_the_weighted_mean(self):
-        found = self.aggregate(
+        found, rejected = self.aggregate(
             {"num-examples": 1, "loss": 1.0}, {"num-examples": 1, "loss": 2.0}, {"num-examples": 2, "loss": 4.0}
         )
-        assert found["loss"] == pytest.approx(2.75)
+        assert found["loss"] == pytest.approx(2.75) and not rejected
+
+    def test_a_metric_that_one_client_lacks_costs_it_nothing_else(self):
+        found, rejected = self.aggregate(
+            {"num-examples": 1, "loss": 1.0, "auc": 0.5},
+            {"num-examples": 1, "loss": 2.0},
+            {"num-examples": 1, "auc": 0.7},
+        )
+        assert dict(found) == {"loss": pytest.approx(1.5), "auc": pytest.approx(0.6)} and not rejected
+
+    def test_no_reply_that_counts(self):
+        assert self.aggregate({"loss": 1.0}) == (None, [1])
+
+    def test_a_metric_that_one_client_invents_is_left_out(self):
+        odd = {"num-examples": 1, "loss": 3.0, "mine": 1.0}
+        found, _ = self.aggregate(odd, {"num-examples": 1, "loss": 2.0}, {"num-examples": 1, "loss": 4.0})
+        assert dict(found) == {"loss": pytest.approx(3.0)}
 
     @pytest.mark.parametrize(
         "odd",
         [
-            {"num-examples": 1, "loss": 9.0, "extra": 1.0},
             {"num-examples": -1, "loss": 9.0},
+            {"num-examples": 10**400, "loss": 9.0},
             {"num-examples": 1, "loss": math.nan},
             {"num-examples": 1, "loss": [9.0]},
+            {"num-examples": 1, "[/red]": 9.0},
             {"loss": 9.0},
         ],
     )
     def test_one_odd_reply_does_not_kill_the_run(self, odd):
-        found = self.aggregate(odd, {"num-examples": 1, "loss": 2.0}, {"num-examples": 1, "loss": 4.0})
-        assert dict(found) == {"loss": pytest.approx(3.0)}
+        found, rejected = self.aggregate(odd, {"num-examples": 1, "loss": 2.0}, {"num-examples": 1, "loss": 4.0})
+        assert dict(found) == {"loss": pytest.approx(3.0)} and rejected == [1]
+
+
+@every_decorator
+def test_a_node_that_flower_answers_for(decorator):
+    """Flower's reply for a node that is not there comes in the name of the SuperLink; it is charged to the node."""
+
+    def answered_for(replies):
+        (lost,) = (reply for reply in replies if reply.metadata.src_node_id == 3)
+        error = Error(ErrorCode.NODE_UNAVAILABLE, "node is gone")
+        metadata = copy(lost.metadata)
+        metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+        return [reply for reply in replies if reply is not lost] + [Message(error=error, metadata=metadata)]
+
+    strategy = DECORATORS[decorator]()
+    one_round(strategy, Misdelivering(answered_for), zeros())
+    (rejection,) = strategy.measured.rejected
+    assert (rejection.node_id, rejection.code) == (3, "unavailable")
+    assert strategy.measured.accepted == 2
+
+
+def test_what_an_error_says_cannot_steer_a_terminal():
+    def answer(node, _):
+        raise RuntimeError("\x1b[31mred\x07 and\nmore")
+
+    strategy = Screened(all_nodes())
+    one_round(strategy, grid_of(answer, 1), zeros())
+    detail = strategy.measured.rejected[0].detail
+    assert detail.isprintable() and "red" in detail

@@ -132,7 +132,7 @@ class TestOneClearError:
             ({"strategy.name": "fedavgm", "strategy.momentum": "high"}, ConfigError, "strategy.momentum = 'high'"),
             ({"strategy.name": "fedavgm", "strategy.momentum": 1.5}, ConfigError, "strategy.momentum must be"),
             ({"strategy.name": "fedmedian"}, ConfigError, "privacy.placement = 'update'"),
-            ({"client.optimizer": "adam"}, FederationError, "client.optimizer must be 'sgd'"),
+            ({"client.optimizer": "adam"}, ConfigError, "client.optimizer must be 'sgd'"),
             ({"task.name": "mnist", "task.model": "auto", "task.data-path": "nowhere"}, DataError, "nowhere"),
             ({"task.name": "heart-disease"}, CloisterError, "task.data-path"),
             ({"run-name": "../up"}, ConfigError, "run-name"),

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -119,7 +120,14 @@ def test_noise_without_clipping_to_speak_of_is_what_its_std_says(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedadam"])
-def test_poisson_rounds_of_any_size_are_survived(name, tmp_path):
+def test_poisson_rounds_of_any_size_are_survived(name, tmp_path, monkeypatch):
+    class Repeatable(random.Random):
+        """Poisson draws come from the operating system; here they shall come again."""
+
+        def __init__(self):
+            super().__init__(11)
+
+    monkeypatch.setattr(random, "SystemRandom", Repeatable)
     keys = cell(name, "global-dp", "update", tmp_path, strategy__sampling="poisson", strategy__fraction_train=0.3)
     outcome = quietly(keys | {"num-rounds": 6, "strategy.min-nodes": 1, "seed": 11})
     asked = [done.measured.asked for done in outcome.rounds[1:]]

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import Strategy
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.errors import FederationError
 from cloister.core.identity import assume_run
-from cloister.core.replies import ARRAYS, EXAMPLES, METRICS
+from cloister.core.wire import ARRAYS, EXAMPLES, METRICS
 from cloister.privacy.decorators import GlobalDP
 
 Arrays = dict[str, np.ndarray]
