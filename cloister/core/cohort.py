@@ -25,6 +25,8 @@ NORM_ERROR = 2.0**-18
 """Bound on the relative error of a norm: float32 subtraction, and sums of `DOT` float32 squares."""
 THREADS = min(4, os.cpu_count() or 1)
 """More would wait for the memory."""
+WORTH_A_THREAD = 1 << 20
+"""Numbers below which a thread costs more than it gains."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def layer_spans(layout: Layout, layer: int, width: int) -> Iterator[Span]:
 
 
 def updates(rows: Sequence[Row], sent: Row, span: Span, out: NDArray) -> NDArray:
-    """The columns in `span` of U for these rows, unscaled, in the front of the flat buffer `out`: shape (rows, span)."""
+    """The columns in `span` of U for these rows, unscaled, in front of the flat buffer `out`: shape (rows, span)."""
     width = span.stop - span.start
     block = out[: len(rows) * width].reshape(len(rows), width)
     base = span.of(sent)
@@ -104,10 +106,14 @@ def updates(rows: Sequence[Row], sent: Row, span: Span, out: NDArray) -> NDArray
 
 def blocks(cohort: Cohort, span: Span, scratch: NDArray) -> Iterator[tuple[slice, NDArray]]:
     """The columns of U in `span`, a few rows at a time, as many as `scratch` holds; each block overwrites the last."""
-    at_once = max(1, len(scratch) // (span.stop - span.start))
+    width = span.stop - span.start
+    at_once = max(1, len(scratch) // width)
+    room, base = scratch[: at_once * width].reshape(at_once, width), span.of(cohort.sent)
     for first in range(0, len(cohort), at_once):
-        which = slice(first, first + at_once)
-        yield which, updates(cohort.rows[which], cohort.sent, span, scratch)
+        rows = cohort.rows[first : first + at_once]
+        for row, target in zip(rows, room, strict=False):
+            np.subtract(span.of(row), base, out=target)
+        yield slice(first, first + at_once), room[: len(rows)]
 
 
 def weighted_sum(
@@ -130,13 +136,18 @@ def scratch_for(layout: Layout) -> NDArray:
 Item = TypeVar("Item")
 
 
-def share(items: Sequence[Item], work: Callable[[Iterator[Item]], None]) -> None:
-    """Have `work` go through the items: on several threads, each taking the next one, where there are many items.
+def share(items: Sequence[Item], work: Callable[[Iterator[Item]], None], numbers: int) -> None:
+    """Have `work` go through the items: on several threads, each taking the next one, where there is enough to do.
 
     NumPy lets go of the interpreter's lock while it computes. The threads end with the call: what a process holds on
     to would be missing in one forked from it.
+
+    Args:
+        items: independent of each other.
+        work: called once on every thread with the iterator that the threads share.
+        numbers: how many the work goes over, all items together.
     """
-    source, threads = iter(items), min(THREADS, len(items) // 2)
+    source, threads = iter(items), min(THREADS, len(items), numbers // WORTH_A_THREAD)
     if threads < 2:
         return work(source)
     with ThreadPoolExecutor(threads) as pool:
@@ -155,7 +166,7 @@ def _squared_norms(cohort: Cohort) -> NDArray[np.float64]:
                 for which, block in blocks(cohort, span, scratch):
                     squares[number, which] = _row_squares(block)
 
-    share(places, work)
+    share(places, work, len(cohort) * cohort.layout.size)
     # Added up in the order of the spans, not in the order in which threads were done with them.
     return squares.sum(axis=0)
 

@@ -24,8 +24,8 @@ from cloister.core.wire import ARRAYS, EXAMPLES, METRICS, TRAIN_LOSS
 class Measurements:
     """What a decorator saw in one round.
 
-    `clipped_fraction` and `distance` come from un-noised updates: they are for the server's own eyes. `epsilon` is what
-    the ledger amounts to after the round, where something sound can be said.
+    `clipped_fraction`, `clip_calibration` and `distance` come from un-noised updates: they are for the server's own
+    eyes. `epsilon` is what the ledger amounts to after the round, where something sound can be said.
     """
 
     asked: int
@@ -36,6 +36,7 @@ class Measurements:
     sensitivity: float | None = None
     clipping_norm: float | None = None
     clipped_fraction: float | None = None
+    clip_calibration: float | None = None
     distance: float | None = None
     released_distance: float | None = None
     epsilon: float | None = None

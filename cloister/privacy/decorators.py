@@ -30,7 +30,7 @@ from cloister.privacy.accounting import Account, best_epsilon, least_multiplier
 from cloister.privacy.books import Books
 from cloister.privacy.claim import Claim
 from cloister.privacy.clipping import AdaptiveClip, FixedClip, capped_weights, clip, clipped_fraction
-from cloister.privacy.distance import DISTANCES, Distance, largest_distance
+from cloister.privacy.distance import DISTANCES, L2, Distance, largest_distance
 from cloister.privacy.events import UNSAMPLED, Event, Gaussian, Sampling, Unaccounted
 from cloister.privacy.noise import GaussianNoise
 from cloister.privacy.release import bounded_models, noised, noisy_mean
@@ -147,6 +147,7 @@ class GlobalDP(Decorator):
             sensitivity=sensitivity,
             clipping_norm=norm,
             clipped_fraction=fraction,
+            clip_calibration=self.clip_calibration(server_round, screening.cohort),
             distance=distance,
             released_distance=released,
             epsilon=self.spent(),
@@ -156,6 +157,10 @@ class GlobalDP(Decorator):
     def skips(self, cohort: Cohort) -> bool:
         """Whether a round makes no release. A guarantee needs one whoever replied: its absence would tell."""
         return False
+
+    def clip_calibration(self, server_round: int, raw: Cohort) -> float | None:
+        """A hint for choosing C by, where the mechanism has one."""
+        return None
 
     def multiplier(self, server_round: int, raw: Cohort, bounded: Cohort) -> tuple[float, float | None, float | None]:
         """This round's noise multiplier, and the distance it was scaled by: as it is, and as it was released."""
@@ -363,6 +368,10 @@ class MetricDP(GlobalDP):
             examples_cap=examples_cap,
             books=books,
         )
+
+    def clip_calibration(self, server_round: int, raw: Cohort) -> float | None:
+        """The paper's c̄: the largest L2 distance of two models in the first round, before clipping."""
+        return largest_distance(raw, L2.pairwise) if server_round == 1 else None
 
     def skips(self, cohort: Cohort) -> bool:
         """An exact distance makes no promise that a round without replies would have to keep."""

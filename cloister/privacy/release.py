@@ -1,16 +1,20 @@
 """The Gaussian mechanism on a cohort: the sum of bounded updates, noised, then divided by a public number."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import Row
 from cloister.core.cohort import Cohort, Span, scratch_for, share, spans, weighted_sum
 from cloister.core.errors import UnboundedSensitivity
-from cloister.privacy.noise import Block, GaussianNoise
+from cloister.privacy.noise import BLOCK, ROOM, Block, GaussianNoise, Maker
+
+GRID_BITS = 20
+"""Releases are multiples of the power of two this many bits below the standard deviation of their noise."""
 
 
 @dataclass(frozen=True)
@@ -56,23 +60,52 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
     places = [(span, noise.blocks(span.of(model))) for span in spans(cohort.layout)]
 
     def work(mine: Iterator[tuple[Span, list[Block]]]) -> None:
-        scratch = scratch_for(cohort.layout)
-        maker = noise.maker(scratch)
+        scratch, fine = scratch_for(cohort.layout), np.empty(BLOCK)
+        maker = noise.maker(np.empty(ROOM))
         for span, blocks in mine:
             total = weighted_sum(cohort, span, factors, scratch, span.of(model))
-            maker.add(blocks, multiplier * cohort.l2_bound)
+            add_on_grid(blocks, multiplier * cohort.l2_bound, maker, fine)
             total /= total.dtype.type(size)
             total += span.of(cohort.sent)
 
-    share(places, work)
+    share(places, work, len(cohort) * cohort.layout.size)
     return Release(model, multiplier * cohort.l2_bound / size, cohort.l2_bound / size)
 
 
+def add_on_grid(blocks: Iterable[Block], std: float, maker: Maker, fine: NDArray[np.float64]) -> None:
+    """Add N(0, std²) in double precision, and round to a public grid before the numbers go back to their own dtype.
+
+    The low bits of floating-point noise betray what it was added to (Mironov, 2012; Haney et al., 2022): no number is
+    released to more than `GRID_BITS` bits below `std`, and 33 bits of the double lie below that.
+
+    Args:
+        blocks: of float32 or float64 numbers, changed in place. At `std` 0 nothing is.
+        std: ≥ 0.
+        maker: of float64 noise.
+        fine: room for a block.
+    """
+    step = grid_step(std)
+    for number, block in blocks if std else ():
+        wide = fine[: len(block)]
+        np.copyto(wide, block)
+        maker.add([(number, wide)], std)
+        wide /= step
+        np.rint(wide, out=wide)
+        wide *= step
+        np.copyto(block, wide, casting="same_kind")
+
+
+def grid_step(std: float) -> float:
+    """The distance between the numbers that may be released under noise of this standard deviation: a power of two."""
+    return float(2.0 ** (math.floor(math.log2(std)) - GRID_BITS)) if std else 0.0
+
+
 def noised(model: Row, std: float, noise: GaussianNoise) -> Row:
-    """A copy of a model with N(0, std²) on every parameter."""
-    copies = tuple(piece.copy() for piece in model)
+    """A copy of a model with N(0, std²) on every parameter, in double precision and on the grid."""
+    copies = tuple(piece.astype(np.result_type(piece, np.float32)) for piece in model)
+    fine, maker = np.empty(BLOCK), noise.maker(np.empty(ROOM))
     for copy in copies:
-        noise.add(copy, std)
+        add_on_grid(noise.blocks(copy), std, maker, fine)
     return copies
 
 

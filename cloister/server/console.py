@@ -72,7 +72,8 @@ def contract(claim: Claim) -> str:
         return "none: the server sees every client's model"
     named = [(key.removeprefix("privacy."), value) for key, value in list(claim.parameters.items())[:3]]
     settings = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in named)
-    return f"{claim.mechanism} ({settings}); {claim.status}; unit: {claim.unit}, {claim.relation}"
+    promise = f"; unit: {claim.unit}, {claim.relation}" if claim.status == "sound" else ""
+    return f"{claim.mechanism} ({settings}); {claim.status}{promise}"
 
 
 def _rows(last: Round | None, plan: Plan, seconds: float) -> list[tuple[str, str]]:

@@ -168,6 +168,22 @@ class TestMetricNoise:
         released(strategy, [model] * replies, zeros())
         assert strategy.measured.noise_multiplier == pytest.approx(2.0)
 
+    def test_the_first_round_says_how_far_models_lie_apart_to_choose_a_clip_by(self):
+        strategy = decorated(MetricDP, 1.0)
+        models = random_models(3, 5.0)
+        released(strategy, models, zeros())
+        vectors = [np.concatenate([array.ravel() for array in model.values()]) for model in models]
+        apart = max(np.linalg.norm(a - b) for a in vectors for b in vectors)
+        assert strategy.measured.clip_calibration == pytest.approx(apart, rel=1e-6)
+
+    def test_without_replies_there_is_no_distance_and_no_release(self):
+        def gone(node, _):
+            raise RuntimeError("gone")
+
+        strategy = decorated(MetricDP, 1.0)
+        arrays, _ = one_round(strategy, grid_of(gone, 2), zeros())
+        assert arrays is None and strategy.measured.accepted == 0
+
     def test_the_ceiling(self):
         strategy = decorated(MetricDP, 1.0, max_distance=0.01)
         released(strategy, random_models(3, 5.0), zeros())

@@ -1,0 +1,53 @@
+"""What is released lies on a public grid: low bits say nothing."""
+
+import numpy as np
+import pytest
+from statistics_of_noise import is_normal, std_is
+from support import random_models, zeros
+from test_clipping import cohort_of
+
+from cloister.privacy.clipping import clip
+from cloister.privacy.noise import BLOCK, ROOM, GaussianNoise
+from cloister.privacy.release import GRID_BITS, add_on_grid, grid_step, noised, noisy_mean
+
+
+def on_grid(values, step):
+    steps = np.asarray(values, np.float64) / step
+    return bool((steps == np.rint(steps)).all())
+
+
+@pytest.mark.parametrize("std", [1e-4, 0.7, 1.0, 300.0])
+def test_the_step_is_a_power_of_two_far_below_the_noise(std):
+    step = grid_step(std)
+    assert np.frexp(step)[0] == 0.5
+    assert std / 2 ** (GRID_BITS + 1) < step <= std / 2**GRID_BITS
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_land_on_the_grid_whatever_they_were(dtype):
+    noise = GaussianNoise(3)
+    target = np.random.default_rng(0).standard_normal(200_000).astype(dtype)
+    plain = target.copy()
+    add_on_grid(noise.blocks(target), 0.5, noise.maker(np.empty(ROOM)), np.empty(BLOCK))
+    assert on_grid(target, grid_step(0.5)) and not on_grid(plain, grid_step(0.5))
+    difference = target.astype(np.float64) - plain
+    assert std_is(difference, 0.5) and is_normal(difference, 0.5)
+    assert not std_is(difference, 0.5 * 2 / 3) and not std_is(difference, 0.5 * 3 / 2)
+
+
+def test_a_release_is_on_the_grid_of_its_sum():
+    """With a cohort of 1 and a model of zeros the release is the noised sum itself."""
+    bounded = clip(cohort_of(random_models(1, 0.1, like=zeros(50_000))), 1.0)
+    released = noisy_mean(bounded, 2.0, 1, GaussianNoise(1))
+    # float32 holds multiples of the step exactly up to 2^24 steps, 16 standard deviations.
+    assert on_grid(np.concatenate(released.model), grid_step(2.0))
+
+
+def test_without_noise_nothing_is_rounded():
+    model = tuple(np.concatenate([a.ravel() for a in m.values()]) for m in random_models(1))
+    np.testing.assert_array_equal(noised(model, 0.0, GaussianNoise(1))[0], model[0])
+
+
+def test_half_precision_is_noised_in_single():
+    (noisy,) = noised((np.zeros(100_000, np.float16),), 1.0, GaussianNoise(1))
+    assert noisy.dtype == np.float32 and std_is(noisy, 1.0)
