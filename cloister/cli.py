@@ -1,5 +1,6 @@
 """The `cloister` command."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,7 +69,7 @@ def calibrate(
     delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
     sampling_probability: Annotated[float, typer.Option(help="Of Poisson sampling; 1: every node, every round.")] = 1.0,
 ) -> None:
-    """The noise multiplier that spends a budget exactly, for global-dp with a fixed clip."""
+    """The least noise multiplier that stays within a budget, for global-dp with a fixed clip."""
     from cloister.privacy.accounting import noise_multiplier_for
     from cloister.privacy.events import UNSAMPLED, Sampling
 
@@ -76,7 +77,13 @@ def calibrate(
         poisson = Sampling("poisson", probability=sampling_probability)
         sampling = UNSAMPLED if sampling_probability == 1 else poisson
         multiplier = noise_multiplier_for(epsilon, delta, rounds, sampling)
-        typer.echo(f"privacy.noise-multiplier={multiplier:.4g}")
+        typer.echo(f"privacy.noise-multiplier={_rounded_up(multiplier):.4g}")
+
+
+def _rounded_up(number: float) -> float:
+    """A number above 0 to four digits, never less than it is: a smaller multiplier would pass the budget."""
+    unit = 10.0 ** (math.floor(math.log10(number)) - 3)
+    return math.ceil(number / unit) * unit
 
 
 def _opened(path: Path) -> Any:

@@ -5,7 +5,8 @@ the server promises, over all runs on its data, and stay away when its own budge
 """
 
 import hashlib
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, UserConfig
@@ -13,7 +14,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from cloister.client.data import DATA_PATH
 from cloister.client.handlers import run_config
-from cloister.core.errors import ConfigError, PrivacyError
+from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.core.wire import CONFIG, PROMISE, ROUND
 from cloister.privacy.books import Books
 from cloister.privacy.events import Event, Gaussian, Unaccounted
@@ -29,23 +30,39 @@ DEFAULT_FOLDER = "~/.cloister/ledgers"
 def keep_books(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Record what a training reply will go into before it is made; abstain if the node's budget does not allow it.
 
-    A node keeps books if it has data of its own (`data-path`) or is told where (`ledger-dir`).
+    A node keeps books if it has data of its own (`data-path`) or is told where (`ledger-dir`). Scores of a model on its
+    examples carry no noise: a node with a budget sends none.
 
     Raises:
         BudgetExhausted: the node abstains; the server sees an error reply that says so.
         PrivacyError: the server's promise cannot be read.
     """
-    node = context.node_config
-    if message.metadata.message_type != MessageType.TRAIN or not (DATA_PATH in node or LEDGER_FOLDER in node):
+    node, kind = context.node_config, message.metadata.message_type
+    if not (DATA_PATH in node or LEDGER_FOLDER in node):
+        return call_next(message, context)
+    if kind == MessageType.EVALUATE and node.get(BUDGET):
+        raise BudgetExhausted(
+            f"this node has a budget ({BUDGET}), and scores on its examples would leave without noise"
+        )
+    if kind != MessageType.TRAIN:
         return call_next(message, context)
     config = message.content.config_records[CONFIG]
-    books = books_of(node, run_config(context).task.name, str(message.metadata.run_id))
     events = promised(config)
-    books.require(events)
-    with ExitStack() as stack:
+    with _place_unnamed(node), ExitStack() as stack:
+        books = books_of(node, run_config(context).task.name, str(message.metadata.run_id))
+        books.require(events)
         for event in events:
             stack.enter_context(books.release(event, int(config[ROUND])))  # type: ignore[arg-type]
         return call_next(message, context)
+
+
+@contextmanager
+def _place_unnamed(node: UserConfig) -> Iterator[None]:
+    """The block, whose errors may leave: how a site names its folders is its own business."""
+    try:
+        yield
+    except PrivacyError as error:
+        raise type(error)(str(error).replace(str(_folder(node)), "ledger-dir")) from None
 
 
 def books_of(node: UserConfig, task: str, run: str) -> Books:
@@ -55,7 +72,7 @@ def books_of(node: UserConfig, task: str, run: str) -> Books:
         ConfigError: its budget or its δ is no number.
         LedgerError: its ledger is broken.
     """
-    path = Path(str(node.get(LEDGER_FOLDER, DEFAULT_FOLDER))).expanduser() / f"{identity_of(node, task)}.jsonl"
+    path = _folder(node) / f"{identity_of(node, task)}.jsonl"
     numbers = {BUDGET: node.get(BUDGET, 0.0), DELTA: node.get(DELTA, 1e-5)}
     for key, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -63,11 +80,17 @@ def books_of(node: UserConfig, task: str, run: str) -> Books:
     return Books(Ledger(path), run, "client", delta=float(numbers[DELTA]), max_epsilon=float(numbers[BUDGET]))
 
 
+def _folder(node: UserConfig) -> Path:
+    return Path(str(node.get(LEDGER_FOLDER, DEFAULT_FOLDER))).expanduser().resolve()
+
+
 def identity_of(node: UserConfig, task: str) -> str:
     """The name of the node's data: as given, or the task with a digest of where the data lies."""
     if IDENTITY in node:
         return str(node[IDENTITY])
-    place = f"{node.get(DATA_PATH, '')} {node.get('partition-id', '')}"
+    # However a path is written, it is the same data.
+    path = Path(str(node[DATA_PATH])).expanduser().resolve() if DATA_PATH in node else ""
+    place = f"{path} {node.get('partition-id', '')}"
     return f"{task}-{hashlib.sha256(f'{task} {place}'.encode()).hexdigest()[:12]}"
 
 
@@ -76,6 +99,10 @@ def promised(config: ConfigRecord) -> list[Event]:
     multipliers = config.get(PROMISE)
     if multipliers is None:
         return [Unaccounted("the server claims nothing for this round")]
-    if not isinstance(multipliers, list) or not all(isinstance(z, float) and z > 0 for z in multipliers):
-        raise PrivacyError(f"{PROMISE!r} in the server's message must be a list of numbers above 0")
+    if (
+        not isinstance(multipliers, list)
+        or not multipliers
+        or not all(isinstance(z, float) and z > 0 for z in multipliers)
+    ):
+        raise PrivacyError(f"{PROMISE!r} in the server's message must be a list of numbers above 0, and not empty")
     return [Gaussian(float(z)) for z in multipliers]  # type: ignore[arg-type]

@@ -38,12 +38,20 @@ from cloister.privacy.events import UNSAMPLED, Event, Gaussian, Relation, Sampli
 
 Accountant = Literal["rdp", "pld", "published"]
 
-FINE = tuple(rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
-"""Rényi orders for few different releases: dp-accounting's own."""
-COARSE = (*range(2, 65), *range(72, 129, 8), 160, 192, 256, 384, 512, 1024)
-"""Rényi orders for many: whole ones, which cost a hundredth. Fewer orders can only make ε larger."""
+LARGE = (80, 96, 112, 128, 160, 192, 256, 512, 1024)
+FINE = tuple(sorted({*rdp_privacy_accountant.DEFAULT_RDP_ORDERS, *LARGE}))
+"""Rényi orders for few different releases: dp-accounting's own, and those that a small ε needs."""
+COARSE = (1.5, 2.5, 3.5, *range(2, 20), *range(20, 40, 2), *range(40, 80, 5), *LARGE)
+"""Rényi orders for many: few, and mostly whole ones, which cost less. Fewer orders can only make ε larger."""
 MOST_CURVES = 32
 """Distinct sampled releases up to which each is accounted for by itself; above, only `rdp` answers."""
+SMALL_DELTA = 1e-15
+"""ε at this δ stands for the largest loss there is."""
+LOSS_STEP = 1e-4
+"""Resolution of a privacy loss distribution, as dp-accounting has it by default."""
+LOSS_STEPS = 10**5
+"""Steps that the largest loss may take. Where `LOSS_STEP` would need more, time and memory would run out, and steps are
+longer: losses are rounded up, so that this can only make ε larger."""
 GRID = 128
 """Steps per doubling to which the multipliers of more sampled releases than that are rounded down, so that rounds that
 differ a little share their cost: ε comes out a little too large, never too small."""
@@ -69,13 +77,16 @@ class Account:
             self._add(event)
 
     def plus(self, event: Event, count: int = 1) -> "Account":
-        """A new account with an event more; this one stays as it is."""
+        """A new account with an event more, `count` times; this one stays as it is."""
+        check.non_negative(count=count)
         account = copy(self)
         account._sampled = self._sampled.copy()
         account._add(event, count)
         return account
 
     def _add(self, event: Event, count: int = 1) -> None:
+        if count == 0:
+            return
         if isinstance(event, Unaccounted) or event.noise_multiplier == 0:
             self._unbounded = True
         elif event.sampling.kind == "none" or _share(event.sampling) == 1:
@@ -179,6 +190,9 @@ class Account:
         return float(self._losses().get_epsilon(delta))
 
     def _pld_delta(self, epsilon: float) -> float:
+        if not self._sampled:
+            # dp-accounting has no public form of the curve that its `get_epsilon_gaussian` inverts.
+            return math.exp(gaussian_mechanism._get_log_delta(self._unsampled_multiplier(), epsilon))
         return float(self._losses().get_delta(epsilon))
 
     def _losses(self) -> pld.PLDAccountant:
@@ -187,7 +201,8 @@ class Account:
             raise PrivacyError("pld covers neither draws without replacement nor very many different sampled releases")
         replace = self.relation == "replace-one"
         accountant = pld.PLDAccountant(
-            NeighboringRelation.REPLACE_ONE if replace else NeighboringRelation.ADD_OR_REMOVE_ONE
+            NeighboringRelation.REPLACE_ONE if replace else NeighboringRelation.ADD_OR_REMOVE_ONE,
+            max(LOSS_STEP, self._rdp_epsilon(SMALL_DELTA) / LOSS_STEPS),
         )
         if self._precision:
             # dp-accounting's loss distributions double the shift under replace-one themselves.
@@ -199,21 +214,24 @@ class Account:
 
 @functools.lru_cache(maxsize=4096)
 def sampled_curve(event: Gaussian, relation: Relation, orders: tuple[float, ...] = FINE) -> NDArray[np.float64]:
-    """Rényi divergence of one sampled release at each order; ∞ where it could not be computed.
+    """Rényi divergence of one sampled release at each order.
 
-    No curve is known here for Poisson draws under replace-one; they are accounted for as if they amplified nothing.
+    A draw never tells more than a release without one: divergences are quasi-convex. That holds where dp-accounting
+    finds no number, or one above it (draws without replacement of a large share), and for Poisson draws under
+    replace-one, for which no curve is known here.
     """
-    if relation == "replace-one" and event.sampling.kind == "poisson":
-        return np.array(orders) / (2 * (event.noise_multiplier / 2) ** 2)
-    rule = NeighboringRelation.ADD_OR_REMOVE_ONE if relation == "add-or-remove" else NeighboringRelation.REPLACE_ONE
-    accountant = rdp_privacy_accountant.RdpAccountant(orders, rule)
     # dp-accounting's Rényi accountant takes the multiplier as it is under either relation: halve it here.
     halved = event.noise_multiplier / (1 if relation == "add-or-remove" else 2)
+    unsampled = np.array(orders) / (2 * halved**2)
+    if relation == "replace-one" and event.sampling.kind == "poisson":
+        return unsampled
+    rule = NeighboringRelation.ADD_OR_REMOVE_ONE if relation == "add-or-remove" else NeighboringRelation.REPLACE_ONE
+    accountant = rdp_privacy_accountant.RdpAccountant(orders, rule)
     sampled = _as_dp_event(Gaussian(halved, event.sampling))
     with _absl_silenced():
         accountant.compose(sampled)
     # The curve has no public accessor; this project pins the version it is read from.
-    curve: NDArray[np.float64] = accountant._rdp
+    curve: NDArray[np.float64] = np.minimum(accountant._rdp, unsampled)
     return curve
 
 

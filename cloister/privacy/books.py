@@ -73,7 +73,7 @@ class Books:
         if math.isinf(epsilon):
             raise BudgetExhausted(
                 f"{self.ledger.path} holds, or would hold, releases for which nothing can be claimed: no ε up to "
-                f"{self.max_epsilon:g} covers them; name other data with privacy.data-identity if this is other data"
+                f"{self.max_epsilon:g} covers them; if this is other data, give it another data-identity"
             )
         if epsilon > self.max_epsilon:
             raise BudgetExhausted(

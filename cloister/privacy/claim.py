@@ -8,6 +8,7 @@ from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting import Account, best_epsilon
 from cloister.privacy.books import Books
 
+BUDGET = "the budget, set beforehand"
 OUTSIDERS = "the other clients, and whoever sees the models of the run"
 
 
@@ -79,17 +80,22 @@ def _claims(claim: Claim, books: Books, worst: float) -> list[dict[str, Any]]:
     """One claim for this run, and one for everything the ledger holds about the same data."""
     common = {"adversary": OUTSIDERS, "unit": claim.unit, "relation": claim.relation, "delta": books.delta}
     run = {**common, "scope": "this run", **_numbers(books.account_of_run(), books.delta)}
+    everything = {**common, "scope": "all runs in the ledger", **_numbers(books.account(), books.delta)}
     if claim.adaptive:
-        run["realised-epsilon"] = run["epsilon"]
-        within_budget = bool(books.max_epsilon) and books.max_epsilon < worst
-        run["epsilon"] = books.max_epsilon if within_budget else worst
-        run["basis"] = "the budget, set beforehand" if within_budget else "the least noise a round can have"
-    if claim.adaptive and not books.max_epsilon:
-        return [run]
-    everything = _numbers(books.account(), books.delta)
-    if math.isinf(everything["epsilon"]):
-        return [run]
-    return [run, {**common, "scope": "all runs in the ledger", **everything}]
+        # What multipliers that were chosen on the way happened to amount to is no guarantee: what they could is one.
+        least = max(worst, run["epsilon"])
+        if books.max_epsilon and books.max_epsilon < least:
+            _rest_on(run, books.max_epsilon, BUDGET)
+        else:
+            _rest_on(run, least, "the least noise a round can have")
+        _rest_on(everything, max(books.max_epsilon, everything["epsilon"]), BUDGET)
+    unclaimed = math.isinf(everything["epsilon"]) or (claim.adaptive and not books.max_epsilon)
+    return [run] if unclaimed else [run, everything]
+
+
+def _rest_on(claimed: dict[str, Any], epsilon: float, basis: str) -> None:
+    """Claim an ε that was known beforehand; keep the one that the releases amount to beside it."""
+    claimed.update({"realised-epsilon": claimed["epsilon"], "epsilon": epsilon, "basis": basis})
 
 
 def _numbers(account: Account, delta: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from cloister.core.errors import PrivacyError
 
 Relation = Literal["add-or-remove", "replace-one"]
 Unit = Literal["client", "example"]
-Draw = Literal["none", "poisson", "without-replacement"]
+SamplingKind = Literal["none", "poisson", "without-replacement"]
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Sampling:
         cohort, population: n and N of `without-replacement`.
     """
 
-    kind: Draw = "none"
+    kind: SamplingKind = "none"
     probability: float = 1.0
     cohort: int = 0
     population: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Draw):
-            raise PrivacyError(f"unknown kind of sampling {self.kind!r}; known: {', '.join(get_args(Draw))}")
+        if self.kind not in get_args(SamplingKind):
+            raise PrivacyError(f"unknown kind of sampling {self.kind!r}; known: {', '.join(get_args(SamplingKind))}")
         if self.kind == "poisson" and not 0 < self.probability <= 1:
             raise PrivacyError(f"a Poisson sampling probability must be above 0 and at most 1, got {self.probability}")
         if self.kind == "without-replacement" and not 0 < self.cohort <= self.population:

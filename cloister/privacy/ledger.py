@@ -183,7 +183,7 @@ class Ledger:
             raise LedgerError(f"{where}: not JSON") from None
         if not isinstance(line, dict) or line.get("v") != VERSION:
             raise LedgerError(f"{where}: not a line of a ledger of version {VERSION}")
-        if line.get("kind") not in FIELDS or set(line) != FIELDS[line["kind"]]:
+        if str(line.get("kind")) not in FIELDS or set(line) != FIELDS[line["kind"]]:
             raise LedgerError(f"{where}: unknown kind or fields")
         if line["hash"] != line_hash(line):
             raise LedgerError(f"{where}: the line was changed: its hash does not fit it")

@@ -3,6 +3,7 @@
 import time
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cloister.core import check
@@ -15,11 +16,11 @@ from cloister.privacy.ledger import Ledger
 def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
     """A line a release, and below what they amount to, unit by unit and accountant by accountant."""
     check.one_of(("add-or-remove", "replace-one"), relation=relation)
-    table = Table("opened", "run", "round", "unit", "event", "handed on", title=str(ledger.path))
+    table = Table("opened", "run", "round", "unit", "event", "handed on", title=escape(str(ledger.path)))
     for entry in ledger.entries:
         opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time))
         done = "yes" if entry.done else "unknown: counts"
-        table.add_row(opened, entry.run, str(entry.round), entry.unit, in_words(entry.event), done)
+        table.add_row(opened, escape(entry.run), str(entry.round), entry.unit, escape(in_words(entry.event)), done)
     console = Console()
     console.print(table)
     for unit in sorted({entry.unit for entry in ledger.entries}):
