@@ -76,28 +76,48 @@ def release_of(
     strategy: Strategy, sent: Arrays, models: Sequence[Arrays], examples: Sequence[float], absent: int | None
 ) -> np.ndarray:
     """What a strategy releases about a cohort in its first round, as one flat vector in float64."""
-    assume_run()
     tap = _Tap(strategy.inner) if isinstance(strategy, GlobalDP) and strategy.placement == "update" else None
     if tap is not None:
         cast(GlobalDP, strategy).inner = tap
-    roster = cast(Grid, _Roster(len(models)))
-    messages = list(strategy.configure_train(1, to_record(sent), ConfigRecord(), roster))
-    replies = [
-        _reply(message, models[message.metadata.dst_node_id - 1], examples[message.metadata.dst_node_id - 1])
-        for message in messages
-        if absent is None or message.metadata.dst_node_id != absent + 1
-    ]
-    returned, _ = strategy.aggregate_train(1, replies)
-    released = tap.seen if tap is not None else returned
-    if released is None:
-        raise FederationError("the strategy released nothing")
-    layout = Layout.of(sent)
-    return np.concatenate(layout.rows(from_record(released)), dtype=np.float64)
+    rehearsal = Rehearsal(sent, models, examples)
+    returned = rehearsal.run(strategy, absent)
+    return rehearsal.flat(returned if tap is None else tap.seen)
 
 
-def _reply(message: Message, model: Arrays, examples: float) -> Message:
-    content = RecordDict({ARRAYS: to_record(model), METRICS: MetricRecord({EXAMPLES: examples})})
-    return Message(content, reply_to=message)
+class Rehearsal:
+    """A first training round whose replies are known beforehand, to be run as often as one likes.
+
+    Args:
+        sent: the global model of the round.
+        models: what each client sends back; client i is node i + 1.
+        examples: the example count each client reports.
+    """
+
+    def __init__(self, sent: Arrays, models: Sequence[Arrays], examples: Sequence[float]) -> None:
+        assume_run()
+        self._sent = to_record(sent)
+        self._layout = Layout.of(sent)
+        self._roster = cast(Grid, _Roster(len(models)))
+        self._models = [to_record(model) for model in models]
+        self._metrics = [MetricRecord({EXAMPLES: count}) for count in examples]
+
+    def run(self, strategy: Strategy, absent: int | None = None) -> ArrayRecord | None:
+        """What the strategy makes of the replies of the clients it asks; `absent` does not reply."""
+        asked = list(strategy.configure_train(1, self._sent, ConfigRecord(), self._roster))
+        replies = [self._reply(message) for message in asked if message.metadata.dst_node_id - 1 != absent]
+        return strategy.aggregate_train(1, replies)[0]
+
+    def flat(self, released: ArrayRecord | None) -> np.ndarray:
+        """A released model as one vector in float64."""
+        if released is None:
+            raise FederationError("the strategy released nothing")
+        return np.concatenate(self._layout.rows(from_record(released)), dtype=np.float64)
+
+    def _reply(self, message: Message) -> Message:
+        # The records are shared, the content is not: Flower's wrappers put clipped models where replies were.
+        client = message.metadata.dst_node_id - 1
+        content = RecordDict({ARRAYS: self._models[client], METRICS: self._metrics[client]})
+        return Message(content, reply_to=message)
 
 
 class _Roster:
