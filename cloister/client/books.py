@@ -5,8 +5,10 @@ the server promises, over all runs on its data, and stay away when its own budge
 """
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from logging import INFO
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, UserConfig
@@ -24,21 +26,22 @@ LEDGER_FOLDER = "ledger-dir"
 IDENTITY = "data-identity"
 BUDGET = "max-epsilon"
 DELTA = "target-delta"
+logger = logging.getLogger("cloister.client")
 DEFAULT_FOLDER = "~/.cloister/ledgers"
 
 
 def keep_books(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Record what a training reply will go into before it is made; abstain if the node's budget does not allow it.
 
-    A node keeps books if it has data of its own (`data-path`) or is told where (`ledger-dir`). Scores of a model on its
-    examples carry no noise: a node with a budget sends none.
+    A node keeps books if it has data of its own (`data-path`) or if its configuration says anything about books. Scores
+    of a model on its examples carry no noise: a node with a budget sends none.
 
     Raises:
         BudgetExhausted: the node abstains; the server sees an error reply that says so.
         PrivacyError: the server's promise cannot be read.
     """
     node, kind = context.node_config, message.metadata.message_type
-    if not (DATA_PATH in node or LEDGER_FOLDER in node):
+    if not {DATA_PATH, LEDGER_FOLDER, BUDGET, DELTA, IDENTITY} & set(node):
         return call_next(message, context)
     if kind == MessageType.EVALUATE and node.get(BUDGET):
         raise BudgetExhausted(
@@ -50,7 +53,12 @@ def keep_books(message: Message, context: Context, call_next: ClientAppCallable)
     events = promised(config)
     with _place_unnamed(node), ExitStack() as stack:
         books = books_of(node, run_config(context).task.name, str(message.metadata.run_id))
-        books.require(events)
+        try:
+            books.require(events)
+        except BudgetExhausted as error:
+            # How much was spent, with others too, is the node's own affair.
+            logger.log(INFO, "abstaining: %s", error)
+            raise BudgetExhausted("the budget of this node is spent, or cannot cover this run") from None
         for event in events:
             stack.enter_context(books.release(event, int(config[ROUND])))  # type: ignore[arg-type]
         return call_next(message, context)

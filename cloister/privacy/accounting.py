@@ -63,13 +63,18 @@ class Account:
     Args:
         events: to start with.
         relation: which datasets are neighbours.
+        insiders: whether the adversary may be clients who know of each draw whether they were in it. All of them
+            together then know who else was in a cohort of a fixed size: such draws amplify nothing against them.
 
     An account never forgets: there is no way to remove an event.
     """
 
-    def __init__(self, events: Iterable[Event] = (), relation: Relation = "add-or-remove") -> None:
+    def __init__(
+        self, events: Iterable[Event] = (), relation: Relation = "add-or-remove", insiders: bool = False
+    ) -> None:
         check.one_of(("add-or-remove", "replace-one"), relation=relation)
         self.relation = relation
+        self.insiders = insiders
         self._precision = 0.0  # Σ 1/z² of the releases without sampling: together they are one Gaussian
         self._sampled: Counter[Gaussian] = Counter()
         self._unbounded = False
@@ -89,11 +94,15 @@ class Account:
             return
         if isinstance(event, Unaccounted) or event.noise_multiplier == 0:
             self._unbounded = True
-        elif event.sampling.kind == "none" or _share(event.sampling) == 1:
-            self._precision += count / event.noise_multiplier**2
         elif event.sampling.kind == "without-replacement" and self.relation == "add-or-remove":
             # With one unit more in the population, a draw may hold it instead of another: a replacement, unamplified.
             self._precision += count / (event.noise_multiplier / 2) ** 2
+        elif (
+            event.sampling.kind == "none"
+            or _share(event.sampling) == 1
+            or (self.insiders and event.sampling.kind == "without-replacement")
+        ):
+            self._precision += count / event.noise_multiplier**2
         else:
             self._sampled[event] += count
 

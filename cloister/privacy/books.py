@@ -22,9 +22,9 @@ class Books:
         max_epsilon: that may not be passed; 0: no budget.
         relation: which datasets are neighbours.
 
-    Guarantee: with a budget set before the first release, everything in the ledger together is (`max_epsilon`,
-        `delta`)-DP even where the multiplier of a release was chosen from earlier releases. Source: Feldman, Zrnic
-        (2021), arXiv:2008.11193, Theorem 4.3.
+    Guarantee: while the budget is not passed, everything in the ledger about this unit is together (`max_epsilon`,
+        `delta`)-DP against the other clients and whoever sees the models. Events are recorded with the least noise
+        that they can have, whatever was released before: their composition is that of multipliers fixed beforehand.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Books:
 
     def account(self) -> Account:
         """Everything in the ledger about this unit."""
-        return self.ledger.account(self.unit, self.relation)
+        return self.ledger.account(self.unit, self.relation, insiders=True)
 
-    def account_of_run(self) -> Account:
+    def account_of_run(self, insiders: bool = True) -> Account:
         """What this run alone has released."""
         own = (entry.event for entry in self.ledger.entries if entry.run == self.run and entry.unit == self.unit)
-        return Account(own, self.relation)
+        return Account(own, self.relation, insiders)
 
     def epsilon(self) -> float:
         """ε of everything in the ledger about this unit, at this δ; ∞ where nothing can be claimed."""

@@ -8,7 +8,12 @@ from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting import Account, best_epsilon
 from cloister.privacy.books import Books
 
-BUDGET = "the budget, set beforehand"
+RUN = "this run"
+STRANGERS = "whoever sees the models of the run, is no client, and knows of no draw"
+NEIGHBOURS = (
+    "one client's contributions count or not (or, under replace-one, are exchanged for others); the roster of "
+    "connected nodes is public and the same in both"
+)
 OUTSIDERS = "the other clients, and whoever sees the models of the run"
 
 
@@ -23,7 +28,6 @@ class Claim:
         relation: which cohorts count as neighbours.
         unprotected: what leaves without noise.
         parameters: of the mechanism, by their configuration keys.
-        adaptive: whether multipliers are chosen from earlier releases.
         seeded: whether the noise can be repeated by whoever knows its seed.
     """
 
@@ -33,7 +37,6 @@ class Claim:
     relation: str = "add-or-remove"
     unprotected: tuple[str, ...] = ()
     parameters: dict[str, float | str | bool] = field(default_factory=dict)
-    adaptive: bool = False
     seeded: bool = False
 
     @property
@@ -44,13 +47,17 @@ class Claim:
         return "heuristic" if self.reasons else "sound"
 
 
-def statement(claim: Claim, books: Books | None, worst: float, rounds: int, sampling: str) -> dict[str, Any]:
+def running(claim: Claim) -> dict[str, Any]:
+    """What `privacy.json` says until the run has ended: nothing that a crash could make false."""
+    return {"status": "running", "mechanism": claim.mechanism, "claims": [], "see": "the ledger"}
+
+
+def statement(claim: Claim, books: Books | None, rounds: int, sampling: str) -> dict[str, Any]:
     """The content of `privacy.json`.
 
     Args:
         claim: of the run's decorator.
         books: of the run.
-        worst: ε of this run's rounds, each with the least noise it could have had.
         rounds: how many there were.
         sampling: how their cohorts were drawn, in words.
     """
@@ -62,7 +69,8 @@ def statement(claim: Claim, books: Books | None, worst: float, rounds: int, samp
         "noise": "seeded" if claim.seeded else "from the operating system's entropy",
         "rounds": rounds,
         "sampling": sampling,
-        "claims": [] if books is None or claim.status != "sound" else _claims(claim, books, worst),
+        "neighbours": NEIGHBOURS,
+        "claims": [] if books is None or claim.status != "sound" else _claims(claim, books),
         "unprotected": list(claim.unprotected),
     }
     if books is not None:
@@ -76,26 +84,18 @@ def statement(claim: Claim, books: Books | None, worst: float, rounds: int, samp
     return facts
 
 
-def _claims(claim: Claim, books: Books, worst: float) -> list[dict[str, Any]]:
-    """One claim for this run, and one for everything the ledger holds about the same data."""
-    common = {"adversary": OUTSIDERS, "unit": claim.unit, "relation": claim.relation, "delta": books.delta}
-    run = {**common, "scope": "this run", **_numbers(books.account_of_run(), books.delta)}
-    everything = {**common, "scope": "all runs in the ledger", **_numbers(books.account(), books.delta)}
-    if claim.adaptive:
-        # What multipliers that were chosen on the way happened to amount to is no guarantee: what they could is one.
-        least = max(worst, run["epsilon"])
-        if books.max_epsilon and books.max_epsilon < least:
-            _rest_on(run, books.max_epsilon, BUDGET)
-        else:
-            _rest_on(run, least, "the least noise a round can have")
-        _rest_on(everything, max(books.max_epsilon, everything["epsilon"]), BUDGET)
-    unclaimed = math.isinf(everything["epsilon"]) or (claim.adaptive and not books.max_epsilon)
-    return [run] if unclaimed else [run, everything]
-
-
-def _rest_on(claimed: dict[str, Any], epsilon: float, basis: str) -> None:
-    """Claim an ε that was known beforehand; keep the one that the releases amount to beside it."""
-    claimed.update({"realised-epsilon": claimed["epsilon"], "epsilon": epsilon, "basis": basis})
+def _claims(claim: Claim, books: Books) -> list[dict[str, Any]]:
+    """One claim for this run, one for everything in the ledger, and one against those who are no clients."""
+    common = {"unit": claim.unit, "relation": claim.relation, "delta": books.delta}
+    run = _numbers(books.account_of_run(), books.delta)
+    everything = _numbers(books.account(), books.delta)
+    claims = [{**common, "adversary": OUTSIDERS, "scope": RUN, **run}]
+    if math.isfinite(everything["epsilon"]):
+        claims.append({**common, "adversary": OUTSIDERS, "scope": "all runs in the ledger", **everything})
+    strangers = _numbers(books.account_of_run(insiders=False), books.delta)
+    if strangers["epsilon"] < run["epsilon"]:
+        claims.append({**common, "adversary": STRANGERS, "scope": RUN, **strangers})
+    return claims
 
 
 def _numbers(account: Account, delta: float) -> dict[str, Any]:
@@ -118,11 +118,12 @@ def in_words(facts: dict[str, Any]) -> list[str]:
     lines = [f"privacy: {facts['mechanism']}, {facts['status']}"]
     lines += [f"  not a guarantee: {reason}" for reason in facts["reasons"]]
     for claim in facts["claims"]:
-        lines.append(
+        line = (
             f"  ε = {claim['epsilon']:.4g} at δ = {claim['delta']:g}, {claim['scope']}: against {claim['adversary']}; "
-            f"unit {claim['unit']}, {claim['relation']}; by {claim.get('basis', claim['accountant'])}; "
-            f"{facts['rounds']} rounds, sampling {facts['sampling']}"
+            f"unit {claim['unit']}, {claim['relation']}; by {claim['accountant']}"
         )
+        how = f"; {facts['rounds']} rounds, sampling {facts['sampling']}" if claim["scope"] == RUN else ""
+        lines.append(line + how)
     if facts["status"] == "sound" and facts["ledger"]["holds-releases-without-a-guarantee"]:
         lines.append("  no claim over all runs: the ledger holds releases of earlier runs without a guarantee")
     lines.append("  no claim against the server, which sees every update before it is noised")

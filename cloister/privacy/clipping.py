@@ -9,6 +9,7 @@ from cloister.core import check
 from cloister.core.cohort import NORM_ERROR, Cohort
 from cloister.core.errors import ConfigError
 from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.release import noised
 
 
 def clip(cohort: Cohort, bound: float) -> Cohort:
@@ -76,18 +77,20 @@ class AdaptiveClip(FixedClip):
     """A bound that follows a quantile γ of the norms of the updates.
 
     After a round that was clipped and noised with C, the share of updates of norm at most C is released with noise of
-    its own, and C ← C·exp(-η·(share - γ)). Bits are centred at 0 (each is ±½), so that adding or removing a client
-    moves their sum by ½; a client that does not reply counts as neither.
+    its own, and C ← C·exp(-η·(share - γ)). What is summed is 1 - γ for an update within the bound, -γ for one outside
+    and 0 for a client that does not reply: so C rests at the quantile of those who replied, however many did not, and
+    one client's joining or leaving moves the sum by at most max(γ, 1 - γ), which is ½ for the median.
 
     Args:
         bound: C of the first round.
         quantile: γ, between 0 and 1.
         rate: η > 0.
-        bits_multiplier: z_b > 0; the noise on the sum of bits has standard deviation z_b/2.
+        bits_multiplier: z_b > 0; the noise on the sum has standard deviation z_b·max(γ, 1 - γ).
 
-    Guarantee: the sum and the bits of a round are one Gaussian release with multiplier (z⁻² + z_b⁻²)^(-½).
+    Guarantee: both sums of a round, of updates and of this, are one Gaussian release with multiplier
+        (z⁻² + z_b⁻²)^(-½).
 
-    Source: Andrew et al. (2021), arXiv:1905.03871, Algorithm 1 and Theorem 1.
+    Source: Andrew et al. (2021), arXiv:1905.03871, Algorithm 1 and Theorem 1, whose bits are centred at ½ for every γ.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class AdaptiveClip(FixedClip):
         self.bits_multiplier = bits_multiplier
 
     def joint_multiplier(self, noise_multiplier: float) -> float:
-        """z of the noised sum and the noised bits together."""
+        """z of both noised sums together."""
         if noise_multiplier == 0:
             return 0.0
         return 1 / math.sqrt(noise_multiplier**-2 + self.bits_multiplier**-2)
@@ -113,9 +116,10 @@ class AdaptiveClip(FixedClip):
         Args:
             cohort: of this round, its norms as they arrived.
             size: the public number of clients the share is taken over.
-            noise: for the bits.
+            noise: for the share.
         """
-        bits = np.array([np.sum(cohort.norms <= self.bound) - len(cohort) / 2])
-        noise.add(bits, self.bits_multiplier / 2)
-        share = min(1.0, max(0.0, float(bits[0]) / size + 0.5))
-        self.bound *= math.exp(-self.rate * (share - self.quantile))
+        within = int(np.sum(cohort.norms <= self.bound))
+        excess = np.array([within - self.quantile * len(cohort)])
+        (noisy,) = noised((excess,), self.bits_multiplier * max(self.quantile, 1 - self.quantile), noise)
+        step = min(1 - self.quantile, max(-self.quantile, float(noisy[0]) / size))
+        self.bound *= math.exp(-self.rate * step)

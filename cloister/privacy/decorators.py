@@ -134,7 +134,8 @@ class GlobalDP(Decorator):
             bounded = capped_weights(bounded, screening.examples, self.examples_cap)
         multiplier, distance, released = self.multiplier(server_round, screening.cohort, bounded)
         release = self._release_update if self.placement == "update" else self._release_model
-        with self.recorded(self.sum_event(multiplier), server_round):
+        # Recorded is the least noise that this round could have had: what it has may depend on earlier releases.
+        with self.recorded(self.worst_events(bounded.layout)[-1], server_round):
             arrays, metrics, std, sensitivity = release(server_round, bounded, multiplier)
             norm = self.clip.bound
             self.clip.follow(screening.cohort, self._expected, self.noise)
@@ -245,21 +246,13 @@ class GlobalDP(Decorator):
         return best_epsilon(account, delta)[0]
 
     @property
-    def is_adaptive(self) -> bool:
-        """Whether a round's multiplier is chosen from what was released before."""
-        return False
-
-    @property
     def is_accounted(self) -> bool:
         """Whether the releases of this decorator have a guarantee that can be composed."""
         return not self.reservations()
 
     def spent(self) -> float | None:
-        """ε of everything in the ledger so far; None where nothing is recorded or nothing can be claimed.
-
-        Multipliers chosen from earlier releases compose to a claim only within a budget.
-        """
-        if self.books is None or (self.is_adaptive and not self.books.max_epsilon):
+        """ε of everything in the ledger so far; None where nothing is recorded or nothing can be claimed."""
+        if self.books is None:
             return None
         epsilon = self.books.epsilon()
         return epsilon if math.isfinite(epsilon) else None
@@ -270,7 +263,6 @@ class GlobalDP(Decorator):
             mechanism=self.mechanism,
             reasons=tuple(self.reservations()),
             relation="add-or-remove" if self.books is None else self.books.relation,
-            adaptive=self.is_adaptive,
             seeded=self.noise.seeded,
             parameters={
                 "privacy.noise-multiplier": self.noise_multiplier,
@@ -311,9 +303,9 @@ class MetricDP(GlobalDP):
 
     Guarantee: with `exact` none: the distance is computed from private data, is not noised itself, and steers the
         noise; z/d is a nominal figure, and no ε may be derived from it. With `private`, placement `update` and
-        `after`: each round is two Gaussian releases, of the distance with z_d and of the sum with the multiplier that
-        the released distance gives, composed adaptively: sound within a budget (`Books`), or at the least multiplier,
-        the one at the limit of d.
+        `after`: each round is two Gaussian releases, of the distance with z_d and of the sum with at least the
+        multiplier at the limit of d. It is accounted for at that, so that nothing rests on what was released before;
+        the noise a round really has is that or more.
 
     Raises:
         ConfigError: a parameter is out of range, or the distance has no bound to calibrate noise for.
@@ -346,6 +338,11 @@ class MetricDP(GlobalDP):
         check.one_of(("exact", "private"), distance_release=release)
         check.positive(min_distance=min_distance, distance_noise_multiplier=distance_multiplier)
         check.non_negative(max_distance=max_distance)
+        if release == "private" and isinstance(clipping_norm, AdaptiveClip) and not max_distance:
+            raise ConfigError(
+                "privacy.distance-release = 'private' with privacy.clipping = 'adaptive' needs privacy.max-distance "
+                "above 0: the limit of the distance moves with the clip, so the noise has no floor known beforehand"
+            )
         if release == "private" and measure == "before":
             raise ConfigError(
                 "privacy.distance-release = 'private' needs privacy.distance-clip = 'after': before clipping no noise "
@@ -419,13 +416,11 @@ class MetricDP(GlobalDP):
         """The distance, and the sum with the least noise that a distance can give it."""
         if self.release == "exact":
             return [self.sum_event(self.noise_multiplier)]
-        least = self._most(layout) if self.direction == "divide" else self.min_distance
-        return [self._distance_event(), self.sum_event(self._scaled(least, layout))]
-
-    @property
-    def is_adaptive(self) -> bool:
-        """The multiplier of the sum is, from the released distance."""
-        return self.release == "private"
+        if self.direction == "divide":
+            least = 1 / max(self.min_distance, self.max_distance or self._limit(layout))
+        else:
+            least = self.min_distance
+        return [self._distance_event(), self.sum_event(self.noise_multiplier * least)]
 
     def amplification(self) -> Sampling:
         """Nothing: the draw of a round serves two releases, the second of which depends on the first."""

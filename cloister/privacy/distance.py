@@ -43,15 +43,17 @@ DISTANCES = Registry(
     },
 )
 
-GRAM_BYTES = 16 << 20
-"""Scratch for one block of the Gram matrices."""
+GRAM_BYTES = 32 << 20
+"""Largest scratch for one block of the Gram matrices; wider blocks mean fewer matrices to add up."""
+WIDEST = 1 << 14
+"""Columns of a block above which nothing more is gained."""
 
 
 def largest_distance(cohort: Cohort, pairwise: Callable[[Cohort], Matrix]) -> float:
     """The largest distance between two clients; 0 where there are fewer than two.
 
     A Gram matrix loses digits where clients nearly agree. It only has to find the pair, though: for two clients
-    alone, centred at their mean, nothing cancels, so the winning pair is measured again by itself.
+    alone, centred at one of them, nothing cancels, so the winning pair is measured again by itself.
     """
     if len(cohort) < 2:
         return 0.0
@@ -111,27 +113,26 @@ def layer_grams(cohort: Cohort, centred: bool = True) -> Iterator[Matrix]:
 
     Args:
         cohort: of n updates; each counts with its factor.
-        centred: subtract the mean update first. Differences stay the same and lose fewer digits.
+        centred: subtract the first update from all. Differences stay the same and lose fewer digits.
     """
-    width = max(256, GRAM_BYTES // (8 * max(1, len(cohort))))
-    raw = np.empty(width * len(cohort), cohort.layout.dtype)
-    block = np.empty(width * len(cohort))
+    count = len(cohort)
+    width = min(WIDEST, max(256, GRAM_BYTES // (8 * max(1, count))))
+    block, product = np.empty(width * count), np.empty((count, count))
     for layer in range(len(cohort.layout.names)):
-        gram = np.zeros((len(cohort), len(cohort)))
+        gram = np.zeros((count, count))
         for span in layer_spans(cohort.layout, layer, width):
-            columns = _bounded(cohort, span, raw, block)
+            columns = _bounded(cohort, span, block)
             if centred:
-                columns -= columns.mean(axis=0)
-            gram += columns @ columns.T
+                columns -= columns[:1].copy()
+            gram += np.matmul(columns, columns.T, out=product)
         yield gram
 
 
-def _bounded(cohort: Cohort, span: Span, raw: NDArray, out: NDArray) -> NDArray:
+def _bounded(cohort: Cohort, span: Span, out: NDArray) -> NDArray:
     """factors[i] · U[i] over the columns in `span`, in float64."""
-    block = updates(cohort.rows, cohort.sent, span, raw)
-    columns = out[: block.size].reshape(block.shape)
-    np.copyto(columns, block)
-    columns *= cohort.factors[:, None]
+    columns = updates(cohort.rows, cohort.sent, span, out)
+    if not (cohort.factors == 1).all():
+        columns *= cohort.factors[:, None]
     return columns
 
 

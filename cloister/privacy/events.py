@@ -4,7 +4,6 @@ Events are recorded; ε is derived from them when somebody asks. An event of a k
 is refused, never guessed. Changing what a field means is a new kind.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -44,6 +43,10 @@ class Sampling:
 UNSAMPLED = Sampling()
 
 
+LEAST = 1e-6
+"""The smallest multiplier that is accounted for: below, squares lose their meaning and ε is past every use."""
+
+
 @dataclass(frozen=True)
 class Gaussian:
     """One release of a sum with Gaussian noise.
@@ -58,8 +61,10 @@ class Gaussian:
     sampling: Sampling = UNSAMPLED
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
-            raise PrivacyError(f"a noise multiplier must be a finite number of at least 0, got {self.noise_multiplier}")
+        if self.noise_multiplier and not LEAST <= self.noise_multiplier <= 1 / LEAST:
+            raise PrivacyError(
+                f"a noise multiplier must be 0 or between {LEAST:g} and {1 / LEAST:g}, got {self.noise_multiplier}"
+            )
 
 
 @dataclass(frozen=True)

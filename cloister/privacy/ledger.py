@@ -73,7 +73,7 @@ class Ledger:
         self._offset = 0
         self._count = 0
         self._last_hash = GENESIS
-        self._accounts: dict[tuple[Unit, Relation], Account] = {}
+        self._accounts: dict[tuple[Unit, Relation, bool], Account] = {}
         self._name_is_on_disk = False
         if path.exists():
             with path.open("rb") as file:
@@ -89,12 +89,13 @@ class Ledger:
         """The hash of the last line: who notes it can later tell whether lines were cut off at the end."""
         return self._last_hash
 
-    def account(self, unit: Unit, relation: Relation = "add-or-remove") -> Account:
-        """The composition of every release about this unit."""
-        if (unit, relation) not in self._accounts:
+    def account(self, unit: Unit, relation: Relation = "add-or-remove", insiders: bool = False) -> Account:
+        """The composition of every release about this unit; see `Account` for the arguments."""
+        key = (unit, relation, insiders)
+        if key not in self._accounts:
             events = (entry.event for entry in self._entries.values() if entry.unit == unit)
-            self._accounts[unit, relation] = Account(events, relation)
-        return self._accounts[unit, relation]
+            self._accounts[key] = Account(events, relation, insiders)
+        return self._accounts[key]
 
     def open(self, event: Event, unit: Unit, run: str, server_round: int, allow: Callable[[], None]) -> str:
         """Record that a release is about to be made; it counts as spent when this returns.
@@ -213,9 +214,9 @@ class Ledger:
         """Add a checked line to what is known."""
         self._entries[entry.release] = entry
         if line["kind"] == "open":
-            for (unit, relation), account in self._accounts.items():
-                if unit == entry.unit:
-                    self._accounts[unit, relation] = account.plus(entry.event)
+            for key, account in self._accounts.items():
+                if key[0] == entry.unit:
+                    self._accounts[key] = account.plus(entry.event)
         self._count += 1
         self._last_hash = line["hash"]
 

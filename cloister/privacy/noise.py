@@ -12,7 +12,7 @@ millions of coordinates is not negligible beside the δ of a guarantee. What rem
 import hashlib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import count
 
 import numpy as np
@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from cloister.core import check, cohort
+from cloister.core.errors import PrivacyError
 
 BLOCK = cohort.BLOCK // 2
 """Normal numbers made at a time."""
@@ -30,8 +31,8 @@ BYTES_PER_PAIR = {np.dtype(np.float32): 12, np.dtype(np.float64): 16}
 ZEROS = bytes(max(BYTES_PER_PAIR.values()) * HALF)
 """What is encrypted: zeros come out as the keystream itself."""
 
-Block = tuple[int, NDArray]
-"""The number of a block, and where its numbers go."""
+NumberedBlock = tuple[int, NDArray]
+"""A place in the stream, and where the numbers of that place go."""
 
 
 class GaussianNoise:
@@ -48,6 +49,7 @@ class GaussianNoise:
         self._key, self._nonce = secret[:16], int.from_bytes(secret[16:])
         # No number is ever given out twice, to no thread: a block that repeats is noise that can be subtracted.
         self._numbers = count()
+        self._process = os.getpid()
 
     def add(self, target: NDArray, std: float) -> None:
         """Add `std` · N(0, 1) to every number of a flat float32 or float64 array, in place.
@@ -55,7 +57,11 @@ class GaussianNoise:
         Raises:
             ConfigError: `std` is not a finite number of at least 0. At 0 nothing is added.
         """
-        cohort.share(self.blocks(target), lambda blocks: self.maker(np.empty(ROOM, target.dtype)).add(blocks, std))
+
+        def work(blocks: Iterator[NumberedBlock]) -> None:
+            self.maker(np.empty(ROOM, target.dtype)).add(blocks, std)
+
+        cohort.share(self.blocks(target), work, len(target))
 
     def standard_normal(self, count: int, dtype: type = np.float32) -> NDArray:
         """`count` independent N(0, 1) numbers."""
@@ -63,8 +69,14 @@ class GaussianNoise:
         self.add(out, 1.0)
         return out
 
-    def blocks(self, target: NDArray) -> list[Block]:
-        """A flat array in blocks, each with a number of its own: the place in the stream where its noise lies."""
+    def blocks(self, target: NDArray) -> list[NumberedBlock]:
+        """A flat array in blocks, each with a number of its own: the place in the stream where its noise lies.
+
+        Raises:
+            PrivacyError: this is a copy in a forked process, whose noise would be the parent's once more.
+        """
+        if os.getpid() != self._process:
+            raise PrivacyError("noise cannot be shared with a forked process: both would add the same; make another")
         return [(next(self._numbers), target[start : start + BLOCK]) for start in range(0, len(target), BLOCK)]
 
     def maker(self, room: NDArray) -> "Maker":
@@ -80,9 +92,9 @@ class Maker:
         self._keystream = Cipher(algorithms.AES(key), modes.CTR(nonce.to_bytes(16))).encryptor()
         self._bytes_per_pair = BYTES_PER_PAIR[room.dtype]
         self._bytes, self._radii = room[: ROOM - HALF].view(np.uint8), room[ROOM - HALF : ROOM]
-        self._circle = _circle32 if room.dtype == np.float32 else _circle64
+        self._point = _point32 if room.dtype == np.float32 else _point64
 
-    def add(self, blocks: Iterable[Block], std: float) -> None:
+    def add(self, blocks: Iterable[NumberedBlock], std: float) -> None:
         """Add `std` · N(0, 1) to every number of the blocks; nothing at 0.
 
         Raises:
@@ -90,9 +102,9 @@ class Maker:
         """
         check.non_negative(std=std)
         for number, target in blocks if std else ():
-            target += self._normals(number, len(target), std)
+            target += self.normals(number, len(target), std)
 
-    def _normals(self, number: int, count: int, std: float) -> NDArray:
+    def normals(self, number: int, count: int, std: float) -> NDArray:
         """The numbers of a block, as many as are needed, where the next ones will be too.
 
         Radius √(-2 ln u) and a uniform point on the circle: two independent normals a pair (Box, Muller, 1958).
@@ -103,10 +115,7 @@ class Maker:
         _radius(drawn[: 8 * pairs].view(np.int64), std, radius)
         # The numbers take the place of the bytes that they are made from.
         normals = drawn[: 2 * radius.nbytes].view(radius.dtype)
-        cosine, sine = normals[:pairs], normals[pairs:]
-        self._circle(drawn[8 * pairs :], cosine, sine)
-        cosine *= radius
-        sine *= radius
+        self._point(drawn[8 * pairs :], radius, normals[:pairs], normals[pairs:])
         return normals[:count]
 
     def _draw(self, number: int, out: NDArray) -> None:
@@ -129,31 +138,29 @@ def _radius(bits: NDArray, std: float, radius: NDArray) -> None:
     radius *= one(std)
 
 
-def _circle32(raw: NDArray, cosine: NDArray, sine: NDArray) -> None:
-    """Uniform points on the circle, from 32 bits each, which angles overwrite."""
-    bits, angle = raw.view(np.int32), raw.view(np.float32)
-    np.multiply(bits, np.float32(math.pi * 2.0**-31), out=angle, dtype=np.float32, casting="unsafe")
-    np.cos(angle, out=cosine)
-    np.sin(angle, out=sine)
+def _point32(raw: NDArray, radius: NDArray, x: NDArray, y: NDArray) -> None:
+    """Points at these radii, at uniform angles from 32 bits each, which the angles overwrite."""
+    angle = np.multiply(
+        raw.view(np.int32), np.float32(math.pi * 2.0**-31), out=raw.view(np.float32), dtype=np.float32, casting="unsafe"
+    )
+    np.cos(angle, out=x)
+    np.sin(angle, out=y)
+    x *= radius
+    y *= radius
 
 
-SECTORS = 256
-_SECTOR_ANGLES = 2 * math.pi * np.arange(SECTORS) / SECTORS
-_COSINES, _SINES = np.cos(_SECTOR_ANGLES), np.sin(_SECTOR_ANGLES)
+def _point64(raw: NDArray, radius: NDArray, x: NDArray, y: NDArray) -> None:
+    """Points at these radii, at uniform angles from 64 bits each, to double precision; `y` lies where the bits are.
 
-
-def _circle64(raw: NDArray, cosine: NDArray, sine: NDArray) -> None:
-    """Uniform points on the circle, from 64 bits each, to double precision.
-
-    NumPy's sine of a double is not vectorised and would take most of the time. Eight bits choose one of 256 sectors
-    from a table; the rest, an angle below 0.0246, needs five terms of its series; the addition theorem joins them.
+    With t = tan(θ/2), cos θ = (1 - t²)/(1 + t²) and sin θ = 2t/(1 + t²). NumPy's tangent of a double is vectorised; its
+    sine and cosine are not, and would take most of the time.
     """
-    bits = raw.view(np.uint64)
-    sector = (bits >> np.uint64(56)).astype(np.intp)
-    x = (bits & np.uint64(2**56 - 1)).view(np.int64) * (2 * math.pi * 2.0**-64)
-    square = x * x
-    small_sine = x * (1 + square * (-1 / 6 + square * (1 / 120 - square / 5040)))
-    small_cosine = 1 + square * (-1 / 2 + square * (1 / 24 + square * (-1 / 720 + square / 40320)))
-    base_cosine, base_sine = _COSINES[sector], _SINES[sector]
-    np.subtract(base_cosine * small_cosine, base_sine * small_sine, out=cosine)
-    np.add(base_sine * small_cosine, base_cosine * small_sine, out=sine)
+    t = np.multiply(raw.view(np.int64), math.pi * 2.0**-64, out=y)
+    np.tan(t, out=t)
+    np.square(t, out=x)
+    x += 1
+    radius /= x
+    np.subtract(2, x, out=x)
+    x *= radius
+    radius *= 2
+    t *= radius

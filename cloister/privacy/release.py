@@ -5,13 +5,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import Row
-from cloister.core.cohort import Cohort, Span, scratch_for, share, spans, weighted_sum
+from cloister.core.cohort import BLOCK, Cohort, Span, share, spans, weighted_sum
 from cloister.core.errors import UnboundedSensitivity
-from cloister.privacy.noise import BLOCK, ROOM, Block, GaussianNoise, Maker
+from cloister.privacy.noise import ROOM, GaussianNoise, Maker, NumberedBlock
 
 GRID_BITS = 20
 """Releases are multiples of the power of two this many bits below the standard deviation of their noise."""
@@ -59,12 +58,13 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
     # Noise is numbered here and made there: which thread takes which span must not decide who gets which number.
     places = [(span, noise.blocks(span.of(model))) for span in spans(cohort.layout)]
 
-    def work(mine: Iterator[tuple[Span, list[Block]]]) -> None:
-        scratch, fine = scratch_for(cohort.layout), np.empty(BLOCK)
-        maker = noise.maker(np.empty(ROOM))
+    def work(mine: Iterator[tuple[Span, list[NumberedBlock]]]) -> None:
+        # The same memory serves the sum of a span and then its noise.
+        room = np.empty(ROOM)
+        scratch, maker = room.view(cohort.layout.dtype)[:BLOCK], noise.maker(room)
         for span, blocks in mine:
             total = weighted_sum(cohort, span, factors, scratch, span.of(model))
-            add_on_grid(blocks, multiplier * cohort.l2_bound, maker, fine)
+            add_on_grid(blocks, multiplier * cohort.l2_bound, maker)
             total /= total.dtype.type(size)
             total += span.of(cohort.sent)
 
@@ -72,7 +72,7 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
     return Release(model, multiplier * cohort.l2_bound / size, cohort.l2_bound / size)
 
 
-def add_on_grid(blocks: Iterable[Block], std: float, maker: Maker, fine: NDArray[np.float64]) -> None:
+def add_on_grid(blocks: Iterable[NumberedBlock], std: float, maker: Maker) -> None:
     """Add N(0, std²) in double precision, and round to a public grid before the numbers go back to their own dtype.
 
     The low bits of floating-point noise betray what it was added to (Mironov, 2012; Haney et al., 2022): no number is
@@ -82,14 +82,12 @@ def add_on_grid(blocks: Iterable[Block], std: float, maker: Maker, fine: NDArray
         blocks: of float32 or float64 numbers, changed in place. At `std` 0 nothing is.
         std: ≥ 0.
         maker: of float64 noise.
-        fine: room for a block.
     """
     step = grid_step(std)
     for number, block in blocks if std else ():
-        wide = fine[: len(block)]
-        np.copyto(wide, block)
-        maker.add([(number, wide)], std)
-        wide /= step
+        wide = maker.normals(number, len(block), std)
+        wide += block
+        wide *= 1 / step  # exact, like the product below: a power of two
         np.rint(wide, out=wide)
         wide *= step
         np.copyto(block, wide, casting="same_kind")
@@ -103,9 +101,9 @@ def grid_step(std: float) -> float:
 def noised(model: Row, std: float, noise: GaussianNoise) -> Row:
     """A copy of a model with N(0, std²) on every parameter, in double precision and on the grid."""
     copies = tuple(piece.astype(np.result_type(piece, np.float32)) for piece in model)
-    fine, maker = np.empty(BLOCK), noise.maker(np.empty(ROOM))
+    maker = noise.maker(np.empty(ROOM))
     for copy in copies:
-        add_on_grid(noise.blocks(copy), std, maker, fine)
+        add_on_grid(noise.blocks(copy), std, maker)
     return copies
 
 

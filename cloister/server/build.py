@@ -68,6 +68,11 @@ def build(config: RunConfig) -> Plan:
             f"privacy.max-epsilon = {config.privacy.max_epsilon:g} is a budget for a guarantee, and there is none: "
             + "; ".join(strategy.reservations())
         )
+    if config.privacy.max_epsilon and config.evaluates_on_clients:
+        raise ConfigError(
+            f"privacy.max-epsilon = {config.privacy.max_epsilon:g} cannot cover evaluation.federated = "
+            f"{config.evaluation.federated!r}: scores on clients' examples leave without noise"
+        )
     return Plan(config, seed, task, strategy, books)
 
 
@@ -83,7 +88,8 @@ def data_identity(config: RunConfig) -> str:
     """The name of the data that budgets are about: as given, or the task with a digest of where its data lies."""
     if config.privacy.data_identity:
         return config.privacy.data_identity
-    place = hashlib.sha256(f"{config.task.name} {config.task.data_path}".encode()).hexdigest()[:12]
+    path = Path(config.task.data_path).expanduser().resolve() if config.task.data_path else ""
+    place = hashlib.sha256(f"{config.task.name} {path}".encode()).hexdigest()[:12]
     return f"{config.task.name}-{place}"
 
 
@@ -194,7 +200,10 @@ def _clip(privacy: PrivacyConfig) -> FixedClip:
 
 def _unprotected(config: RunConfig) -> list[str]:
     """What leaves beside the models."""
-    items = ["which nodes are connected, which of them replied, and when"]
+    items = [
+        "which nodes are connected, which of them replied, and when, to the server and its network",
+        "that a run ends because nobody's reply counted",
+    ]
     if not config.is_private:
         items.append("every client's model, example count and training loss, to the server")
     elif config.weights_by_examples:

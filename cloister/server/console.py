@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cloister.privacy.claim import Claim, in_words
+from cloister.privacy.decorators import GlobalDP
 from cloister.server.build import Plan
 from cloister.server.loop import Round
 from cloister.server.rundir import RunDirectory
@@ -26,10 +27,13 @@ class Narrator:
         self.rounds = rounds
         self.console = console or Console(width=WIDTH, highlight=False, soft_wrap=True, markup=False)
         self.last: Round | None = None
+        self.secret_cohorts = False
 
     def opening(self, plan: Plan, directory: RunDirectory) -> None:
         """Name the run, and say in one line what is promised."""
         config = plan.config
+        # Amplification rests on nobody knowing who was drawn, nor how many.
+        self.secret_cohorts = isinstance(plan.strategy, GlobalDP) and plan.strategy.amplification().kind != "none"
         self.console.print(f"Cloister  {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds")
         self.console.print(f"run directory  {directory.path}")
         self.console.print(f"privacy        {contract(plan.claim)}")
@@ -45,7 +49,8 @@ class Narrator:
                 parts.append(f"noise std {done.measured.noise_std:.2e}")
             if done.measured.epsilon is not None:
                 parts.append(f"ε {done.measured.epsilon:.3g}")
-            parts.append(f"replies {done.measured.accepted}/{done.measured.asked}")
+            if not self.secret_cohorts:
+                parts.append(f"replies {done.measured.accepted}/{done.measured.asked}")
             parts.append(f"{done.seconds['total']:.1f} s")
         self.console.print("  ".join(parts))
         for item in (*(done.measured.rejected if done.measured else ()), *done.unscored):

@@ -1,6 +1,5 @@
 """One run, from its configuration to its run directory."""
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +12,7 @@ from flwr.serverapp import Grid
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.config import RunConfig
 from cloister.core.wire import SEED
-from cloister.privacy.accounting import Account
-from cloister.privacy.claim import statement
+from cloister.privacy.claim import running, statement
 from cloister.privacy.decorators import GlobalDP
 from cloister.server.build import Plan, build
 from cloister.server.console import Narrator
@@ -69,28 +67,25 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
         plan.books.run = directory.path.name
     narrator = narrator or Narrator(config.num_rounds)
     narrator.opening(plan, directory)
-    _state_privacy(plan, directory, layout, 0)
+    directory.write_json("privacy.json", running(plan.claim))
     rounds: list[Round] = []
     with _observers(plan, directory, narrator, rounds) as observers:
         loop = RoundLoop(grid, plan.strategy, score, observers, {SEED: plan.seed}, config.round_timeout)
         try:
             arrays = loop.run(initial, config.num_rounds)
         finally:
-            privacy = _state_privacy(plan, directory, layout, loop.aggregated)
+            privacy = _state_privacy(plan, directory, loop.aggregated)
     model.assign(from_record(arrays))
     model.save(directory.path / f"model{model.suffix}")
     narrator.closing(plan, directory, privacy, loop.stopped, time.perf_counter() - started)
     return Outcome(arrays, rounds, directory, plan, privacy, loop.stopped)
 
 
-def _state_privacy(plan: Plan, directory: RunDirectory, layout: Layout, rounds: int) -> dict[str, Any]:
+def _state_privacy(plan: Plan, directory: RunDirectory, rounds: int) -> dict[str, Any]:
     """Write `privacy.json` and a copy of the ledger, whatever became of the run."""
-    strategy, books = plan.strategy, plan.books
-    worst = math.inf
-    if isinstance(strategy, GlobalDP) and books is not None:
-        worst = strategy.composed(Account(relation=books.relation), layout, rounds, books.delta)
-        directory.copy_ledger(books.ledger.path)
-    facts = statement(plan.claim, books, worst, rounds, sampling_in_words(plan))
+    if plan.books is not None:
+        directory.copy_ledger(plan.books.ledger.path)
+    facts = statement(plan.claim, plan.books, rounds, sampling_in_words(plan))
     directory.write_json("privacy.json", facts)
     return facts
 

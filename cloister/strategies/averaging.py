@@ -1,6 +1,6 @@
 """FedAvg, and what every strategy here shares with it: sampling that is what it says, and one pass over memory."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from logging import INFO
 from typing import Any
 
@@ -12,7 +12,7 @@ from flwr.supercore import log
 
 from cloister.core import check
 from cloister.core.arrays import Layout, from_record, to_record
-from cloister.core.cohort import Cohort, scratch_for, spans, weighted_sum
+from cloister.core.cohort import Cohort, Span, scratch_for, share, spans, weighted_sum
 from cloister.core.draw import Draw
 from cloister.core.wire import ARRAYS, CONFIG, EXAMPLES, PROXIMAL_MU, ROUND
 from cloister.strategies.sampling import Sampling
@@ -91,12 +91,15 @@ def _mean(contents: list[RecordDict]) -> ArrayRecord:
     layout = Layout.of(models[0])
     rows = tuple(layout.rows(model) for model in models)
     cohort = Cohort(layout, rows[0], rows, np.zeros(len(rows)), weights)
-    scratch = scratch_for(layout)
-    mean = tuple(np.empty(piece.size, scratch.dtype) for piece in rows[0])
-    for span in spans(layout):
-        origin = rows[0][span.layer][span.start : span.stop]
-        total = weighted_sum(cohort, span, weights.astype(scratch.dtype), scratch)
-        np.add(origin, total, out=mean[span.layer][span.start : span.stop])
+    mean = tuple(np.zeros(piece.size, layout.dtype) for piece in rows[0])
+
+    def work(places: Iterator[Span]) -> None:
+        scratch = scratch_for(layout)
+        for span in places:
+            total = weighted_sum(cohort, span, weights.astype(scratch.dtype), scratch, span.of(mean))
+            total += span.of(rows[0])
+
+    share(list(spans(layout)), work, len(rows) * layout.size)
     return to_record(layout.named(mean))
 
 

@@ -151,6 +151,10 @@ class TestTheBound:
         with pytest.raises(ConfigError, match="runs must be > 0"):
             attack(global_dp(), runs=1)
 
+    def test_a_canary_that_does_nothing(self):
+        with pytest.raises(ConfigError, match="norm_of_the_canary must be > 0"):
+            attack(global_dp(), models=[SENT, *MODELS[1:]], runs=10)
+
 
 class TestSoundModes:
     @pytest.mark.parametrize("name", FINALIZED)
@@ -175,7 +179,7 @@ class TestSoundModes:
 
     @pytest.mark.parametrize("direction", ["divide", "multiply"])
     def test_a_private_distance_that_is_known_too(self, direction):
-        assert keeps(metric(direction), least=0.2, runs=2 * RUNS, sent=ONE, models=OPPOSED, score=distance_too)
+        assert keeps(metric(direction), least=0.15, sent=ONE, models=OPPOSED, score=distance_too)
 
 
 NEAR = [model(0.99 * CLIP, 0, 0, 0), *MODELS[1:]]
@@ -237,7 +241,7 @@ class TestPower:
         assert 0.7 / Z < trials.shift(CONFIDENCE) <= 1 / Z
 
     def test_noise_a_quarter_too_small_is_caught(self):
-        assert attack(global_dp(z=0.75 * Z), runs=3 * RUNS).shift(0.99) > 1 / Z
+        assert attack(global_dp(z=0.75 * Z), runs=2 * RUNS).shift(0.99) > 1 / Z
 
 
 Z_BROKEN = 1.0

@@ -1,214 +1,571 @@
-"""The ledger: whole, in order, on disk before anything is released."""
+"""The ledger: nothing is released that it does not hold, and nothing in it can be lost, changed or passed over."""
 
+import errno
 import json
-import multiprocessing
+import math
 import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from cloister.cli import app
-from cloister.core.errors import BudgetExhausted, LedgerError
+from cloister.core.errors import BudgetExhausted, LedgerError, PrivacyError
+from cloister.privacy import ledger as module
 from cloister.privacy.books import Books
-from cloister.privacy.events import Gaussian, Sampling, Unaccounted
-from cloister.privacy.ledger import Ledger, line_hash
+from cloister.privacy.events import UNSAMPLED, Gaussian, Sampling, Unaccounted, from_json, to_json
+from cloister.privacy.ledger import GENESIS, Ledger, line_hash
 
 EVENTS = [
     Gaussian(1.5),
-    Gaussian(2.0, Sampling("poisson", probability=0.1)),
-    Gaussian(3.0, Sampling("without-replacement", cohort=3, population=9)),
-    Unaccounted("an exact distance"),
+    Gaussian(0.7, Sampling("poisson", probability=0.1)),
+    Gaussian(2.0, Sampling("without-replacement", cohort=3, population=9)),
+    Unaccounted("the noise is seeded: ε is ∞"),
 ]
-
-
-def filled(path):
-    books = Books(Ledger(path), "run")
-    for number, event in enumerate(EVENTS, start=1):
-        with books.release(event, number):
-            pass
-    return path
 
 
 @pytest.fixture
 def path(tmp_path):
-    return filled(tmp_path / "books" / "ledger.jsonl")
+    return tmp_path / "books" / "ledger.jsonl"
 
 
-def test_what_was_written_is_read_again(path):
-    entries = Ledger(path).entries
-    assert [entry.event for entry in entries] == EVENTS
-    assert [entry.round for entry in entries] == [1, 2, 3, 4]
-    assert all(entry.done and entry.run == "run" and entry.unit == "client" for entry in entries)
+def write(path, events=EVENTS, finish=True):
+    """A ledger with these releases, one a round."""
+    ledger = Ledger(path)
+    for number, event in enumerate(events, start=1):
+        release = ledger.open(event, "client", "run", number, allow=lambda: None)
+        if finish:
+            ledger.done(release)
+    return ledger
 
 
-def test_a_reader_and_the_writer_agree(tmp_path):
-    writer = Ledger(tmp_path / "ledger.jsonl")
-    books = Books(writer, "run")
-    for event in EVENTS[:3]:
-        with books.release(event, 1):
-            pass
-        assert writer.entries == Ledger(writer.path).entries and writer.head == Ledger(writer.path).head
-        assert books.epsilon() == Books(Ledger(writer.path), "other").epsilon()
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_an_open_release_counts(tmp_path):
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    ledger.open(Gaussian(1.0), "client", "run", 1, allow=lambda: None)
-    (entry,) = Ledger(ledger.path).entries
-    assert not entry.done
-    assert Books(Ledger(ledger.path), "next").epsilon() > 4
+def chained(lines):
+    """The lines with their numbers and hashes made right: what somebody forges who knows how."""
+    previous = GENESIS
+    for number, line in enumerate(lines):
+        line |= {"seq": number, "previous": previous}
+        line["hash"] = previous = line_hash(line)
+    return lines
 
 
-def test_a_failing_block_leaves_its_release_open(tmp_path):
-    books = Books(Ledger(tmp_path / "ledger.jsonl"), "run")
-    with pytest.raises(ZeroDivisionError), books.release(Gaussian(1.0), 1):
-        raise ZeroDivisionError
-    assert [entry.done for entry in Ledger(books.ledger.path).entries] == [False]
+def rewrite(path, lines):
+    path.write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
 
 
-def changed_value(lines):
-    lines[2] = lines[2].replace('"round": 2', '"round": 9')
+class TestWhatIsWritten:
+    def test_comes_back(self, path):
+        written = write(path)
+        read = Ledger(path)
+        assert [entry.event for entry in read.entries] == EVENTS
+        assert read.entries == written.entries and read.head == written.head
+        assert all(entry.done and entry.run == "run" for entry in read.entries)
+        assert [entry.round for entry in read.entries] == [1, 2, 3, 4]
 
-
-def removed(lines):
-    del lines[3]
-
-
-def swapped(lines):
-    lines[2], lines[4] = lines[4], lines[2]
-
-
-def repeated(lines):
-    lines.insert(2, lines[2])
-
-
-def rehashed(lines):
-    """A change whose own hash was made to fit again: the next line gives it away."""
-    line = json.loads(lines[2])
-    line["event"]["noise_multiplier"] = 50.0
-    line["hash"] = line_hash(line)
-    lines[2] = json.dumps(line)
-
-
-def another_version(lines):
-    lines[0] = lines[0].replace('"v": 1', '"v": 2')
-
-
-def another_kind(lines):
-    lines[0] = lines[0].replace('"kind": "open"', '"kind": "void"')
-
-
-def no_json(lines):
-    lines[1] = "{"
-
-
-@pytest.mark.parametrize(
-    ("tamper", "line"),
-    [
-        (changed_value, 3),
-        (removed, 4),
-        (swapped, 3),
-        (repeated, 4),
-        (rehashed, 4),
-        (another_version, 1),
-        (another_kind, 1),
-        (no_json, 2),
-    ],
-)
-def test_a_change_shows_and_its_line_is_named(path, tamper, line):
-    lines = path.read_text().splitlines()
-    tamper(lines)
-    path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(LedgerError, match=f"line {line}:"):
-        Ledger(path)
-
-
-def test_an_event_of_an_unknown_kind_is_refused(path):
-    lines = path.read_text().splitlines()
-    line = json.loads(lines[-2])
-    line["event"] = {"kind": "magic", "epsilon": 0.0}
-    line["hash"] = line_hash(line)
-    path.write_text("\n".join([*lines[:-2], json.dumps(line)]) + "\n")
-    with pytest.raises(Exception, match="unknown event kind 'magic'"):
-        Ledger(path)
-
-
-def test_a_torn_last_line_is_passed_over_and_cut_off(path):
-    whole = path.read_bytes()
-    start = whole.rstrip(b"\n").rfind(b"\n") + 1
-    for cut in range(start, len(whole), 7):
-        path.write_bytes(whole[:cut])
+    def test_counts_when_it_is_opened_whether_or_not_it_is_done(self, path):
+        write(path, [Gaussian(1.0)] * 3, finish=False)
         ledger = Ledger(path)
-        assert len(ledger.entries) == len(EVENTS) and not ledger.entries[-1].done
-        ledger.done(ledger.entries[-1].release)
-        assert Ledger(path).entries[-1].done
+        assert not any(entry.done for entry in ledger.entries)
+        assert ledger.account("client").epsilon(1e-5) == write(path.with_name("done"), [Gaussian(1.0)] * 3).account(
+            "client"
+        ).epsilon(1e-5)
+
+    def test_counts_in_accounts_that_were_asked_for_before(self, path):
+        ledger = write(path, [Gaussian(1.0)])
+        before = ledger.account("client").epsilon(1e-5)
+        ledger.open(Gaussian(1.0), "client", "run", 2, allow=lambda: None)
+        assert ledger.account("client").epsilon(1e-5) == Ledger(path).account("client").epsilon(1e-5) > before
+
+    def test_counts_for_its_unit_alone(self, path):
+        ledger = Ledger(path)
+        ledger.open(Gaussian(1.0), "example", "run", 1, allow=lambda: None)
+        assert ledger.account("client").epsilon(1e-5) == 0 < ledger.account("example").epsilon(1e-5)
+
+    def test_of_nothing_is_nothing(self, path):
+        ledger = Ledger(path)
+        assert ledger.entries == [] and ledger.head == GENESIS and not path.exists()
+
+    def test_is_refused_if_it_could_not_be_read_again(self, path):
+        ledger = write(path, [Gaussian(1.0)])
+        before = path.read_bytes()
+        with pytest.raises(LedgerError, match="line 3: unknown unit 'patient'"):
+            ledger.open(Gaussian(1.0), "patient", "run", 2, allow=lambda: None)
+        assert path.read_bytes() == before
+
+    def test_a_release_that_was_never_opened_cannot_be_done(self, path):
+        with pytest.raises(LedgerError, match="never opened"):
+            write(path).done("0" * 32)
+
+    @pytest.mark.parametrize("event", EVENTS)
+    def test_an_event_survives_json(self, event):
+        assert from_json(json.loads(json.dumps(to_json(event)))) == event
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            {},
+            {"kind": "laplace", "scale": 1.0},
+            {"kind": ["gaussian"]},
+            {"kind": "gaussian"},
+            {"kind": "gaussian", "noise_multiplier": 1.0, "clip": 2.0},
+            {"kind": "gaussian", "noise_multiplier": "much"},
+            {"kind": "gaussian", "noise_multiplier": math.nan},
+            {"kind": "gaussian", "noise_multiplier": 1.0, "sampling": {"kind": "shuffled"}},
+            {"kind": "gaussian", "noise_multiplier": 1.0, "sampling": {"kind": "poisson", "probability": 2.0}},
+            {"kind": "gaussian", "noise_multiplier": 1.0, "sampling": "poisson"},
+            "gaussian",
+        ],
+    )
+    def test_an_event_that_is_not_understood_is_refused(self, content):
+        with pytest.raises(PrivacyError):
+            from_json(content)
 
 
-def test_lines_cut_off_at_the_end_show_in_the_last_hash_only(path):
-    head = Ledger(path).head
-    path.write_text("\n".join(path.read_text().splitlines()[:-2]) + "\n")
-    assert len(Ledger(path).entries) == len(EVENTS) - 1 and Ledger(path).head != head
+class TestWhatWasTamperedWith:
+    """Every kind of damage is found, and the line is named. Each ledger has 8 lines: open, done, open, done …"""
+
+    def refused(self, path, says):
+        with pytest.raises(LedgerError, match=says):
+            Ledger(path)
+        result = CliRunner().invoke(app, ["ledger", "verify", str(path)])
+        assert result.exit_code == 1 and "LedgerError" in result.output
+
+    @pytest.mark.parametrize("line", range(8))
+    def test_a_change(self, path, line):
+        write(path)
+        lines = lines_of(path)
+        lines[line]["time"] += 1
+        rewrite(path, lines)
+        self.refused(path, f"line {line + 1}: the line was changed")
+
+    @pytest.mark.parametrize("line", range(7))
+    def test_a_change_with_its_hash_made_right(self, path, line):
+        """Only at the end does it stay unseen: who notes the head sees that as well."""
+        head = write(path).head
+        lines = lines_of(path)
+        lines[line]["time"] += 1
+        lines[line]["hash"] = line_hash(lines[line])
+        rewrite(path, lines)
+        self.refused(path, f"line {line + 2}: the chain is broken")
+        rewrite(path, chained(lines))
+        assert Ledger(path).head != head
+
+    @pytest.mark.parametrize("line", range(7))
+    def test_a_removal(self, path, line):
+        write(path)
+        lines = lines_of(path)
+        del lines[line]
+        rewrite(path, lines)
+        self.refused(path, f"line {line + 1}: the chain is broken")
+
+    @pytest.mark.parametrize("line", range(7))
+    def test_a_swap(self, path, line):
+        write(path)
+        lines = lines_of(path)
+        lines[line : line + 2] = lines[line : line + 2][::-1]
+        rewrite(path, lines)
+        self.refused(path, f"line {line + 1}: the chain is broken")
+
+    @pytest.mark.parametrize("line", range(9))
+    def test_an_insertion(self, path, line):
+        write(path)
+        lines = lines_of(path)
+        lines.insert(line, lines[0] if line else lines[-1])
+        rewrite(path, lines)
+        self.refused(path, f"line {line + 1}: the chain is broken")
+
+    def test_a_line_of_another_ledger(self, path):
+        write(path)
+        write(path.with_name("other"))
+        lines = lines_of(path)
+        lines[2] = lines_of(path.with_name("other"))[2]
+        rewrite(path, lines)
+        self.refused(path, "line 3: the chain is broken")
+
+    def test_a_number_twice(self, path):
+        write(path)
+        lines = lines_of(path)
+        lines[3]["seq"] = 2
+        lines[3]["hash"] = line_hash(lines[3])
+        rewrite(path, lines)
+        self.refused(path, "line 4: the chain is broken")
+
+    def test_a_removal_at_the_end_is_seen_by_whoever_noted_the_head(self, path):
+        """A documented limit: a chain cannot know how long it ought to be."""
+        head = write(path).head
+        rewrite(path, lines_of(path)[:-2])
+        shorter = Ledger(path)
+        assert len(shorter.entries) == 3 and shorter.head != head
+
+    @pytest.mark.parametrize("text", ["{", "[]", "3", "null", "\x00" * 20, "{}"])
+    def test_a_line_that_is_none(self, path, text):
+        write(path)
+        path.write_text(path.read_text() + text + "\n")
+        self.refused(path, "line 9: ")
+
+    @pytest.mark.parametrize(
+        ("line", "changes", "says"),
+        [
+            (0, {"v": 2}, "line 1: not a line of a ledger of version 1"),
+            (2, {"v": "1"}, "line 3: not a line of a ledger of version 1"),
+            (2, {"kind": "reset"}, "line 3: unknown kind or fields"),
+            (2, {"kind": ["open"]}, "line 3: unknown kind or fields"),
+            (2, {"note": "free"}, "line 3: unknown kind or fields"),
+            (2, {"event": {"kind": "laplace", "scale": 1.0}}, "line 3: unknown event kind 'laplace'"),
+            (2, {"event": {"kind": "gaussian", "noise_multiplier": -1.0}}, "line 3: a noise multiplier must be"),
+            (2, {"event": {"kind": "gaussian"}}, "line 3: a 'gaussian' event does not have these fields"),
+            (2, {"event": 5}, "line 3: an event must be"),
+            (2, {"unit": "patient"}, "line 3: unknown unit 'patient'"),
+            (2, {"release": 7}, "line 3: 7 is no id of a new release"),
+            (3, {"release": "never"}, "line 4: release 'never' was never opened"),
+            (3, {"release": ["x"]}, "line 4: .* was never opened"),
+        ],
+    )
+    def test_a_forged_chain_of_what_is_not_understood(self, path, line, changes, says):
+        """Skipping such a line would count less than was spent."""
+        write(path)
+        lines = lines_of(path)
+        lines[line] |= changes
+        rewrite(path, chained(lines))
+        self.refused(path, says)
+
+    def test_a_release_opened_twice(self, path):
+        """It would take the place of the one that bears its id."""
+        write(path)
+        lines = lines_of(path)
+        lines[4]["release"] = lines[5]["release"] = lines[0]["release"]
+        rewrite(path, chained(lines))
+        self.refused(path, "line 5: '.*' is no id of a new release")
+
+    @pytest.mark.parametrize("left", [0, 1, 300, -1])
+    def test_a_file_that_shrinks_under_its_writer(self, path, left):
+        ledger = write(path)
+        data = path.read_bytes()
+        path.write_bytes(data[: left if left >= 0 else len(data) + left])
+        with pytest.raises(LedgerError, match="no longer in it"):
+            ledger.open(Gaussian(1.0), "client", "run", 5, allow=lambda: None)
+
+    def test_a_file_that_is_replaced_under_its_writer(self, path):
+        ledger = write(path, EVENTS[:2])
+        path.unlink()
+        write(path)
+        with pytest.raises(LedgerError, match="line 5: "):
+            ledger.open(Gaussian(1.0), "client", "run", 5, allow=lambda: None)
 
 
-def test_the_disk_has_the_line_before_the_block_begins(tmp_path, monkeypatch):
-    order = []
-    real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda handle: (order.append("sync"), real(handle)))
-    books = Books(Ledger(tmp_path / "ledger.jsonl"), "run")
-    with books.release(Gaussian(1.0), 1):
-        order.append("noise")
-    assert order.index("sync") < order.index("noise") and order[-1] == "sync"
+class TestATornLine:
+    def test_of_any_length_is_passed_over_and_written_over(self, path):
+        whole = write(path, EVENTS[:2], finish=False)
+        data = path.read_bytes()
+        kept = data.index(b"\n") + 1
+        for length in range(kept, len(data)):
+            path.write_bytes(data[:length])
+            read = Ledger(path)
+            assert [entry.event for entry in read.entries] == EVENTS[:1] and read.head != whole.head
+            assert path.stat().st_size == length, "a reader changed the file"
+            read.open(EVENTS[2], "client", "run", 2, allow=lambda: None)
+            assert [entry.event for entry in Ledger(path).entries] == [EVENTS[0], EVENTS[2]]
+
+    def test_that_is_the_only_one(self, path):
+        write(path, EVENTS[:1], finish=False)
+        path.write_bytes(path.read_bytes()[:-1])
+        assert Ledger(path).entries == []
+        assert [entry.event for entry in write(path).entries] == EVENTS
+
+    def test_of_somebody_else_is_cut_off(self, path):
+        """A writer that has the file open already meets the torn line of one that died."""
+        ledger = write(path, EVENTS[:1])
+        with path.open("ab") as file:
+            file.write(b'{"v": 1, "kind": "op')
+        ledger.open(EVENTS[1], "client", "run", 2, allow=lambda: None)
+        assert [entry.event for entry in Ledger(path).entries] == EVENTS[:2]
+
+    def test_does_not_stop_the_command(self, path):
+        write(path)
+        path.write_bytes(path.read_bytes()[:-5])
+        assert CliRunner().invoke(app, ["ledger", "verify", str(path)]).exit_code == 0
 
 
-def test_without_a_ledger_line_nothing_is_released(tmp_path, monkeypatch):
-    def fail(_):
-        raise OSError(28, "No space left on device")
+class TestTheDisk:
+    def test_has_the_line_and_the_name_before_open_returns(self, path, monkeypatch):
+        synced = []
+        sync = os.fsync
 
-    monkeypatch.setattr(os, "fsync", fail)
-    books, released = Books(Ledger(tmp_path / "ledger.jsonl"), "run"), []
-    with pytest.raises(LedgerError, match="cannot be written"), books.release(Gaussian(1.0), 1):
-        released.append(1)
-    assert not released
+        def record(handle):
+            place = Path(os.readlink(f"/proc/self/fd/{handle}"))
+            synced.append((place, place.read_bytes() if place.is_file() else b""))
+            sync(handle)
 
+        monkeypatch.setattr(os, "fsync", record)
+        ledger = Ledger(path)
+        ledger.open(Gaussian(1.0), "client", "run", 1, allow=lambda: None)
+        assert [place for place, _ in synced] == [path.parent.parent, path, path.parent]
+        assert synced[1][1] == path.read_bytes() and synced[1][1].endswith(b"\n")
+        synced.clear()
+        release = ledger.open(Gaussian(1.0), "client", "run", 2, allow=lambda: None)
+        ledger.done(release)
+        assert [content for _, content in synced] == [
+            b"".join(path.read_bytes().splitlines(keepends=True)[:count]) for count in (2, 3)
+        ]
 
-def spend(path, budget, start):
-    books = Books(Ledger(path), str(os.getpid()), max_epsilon=budget)
-    start.wait()
-    for number in range(30):
+    def test_has_the_name_even_if_its_maker_died(self, path, monkeypatch):
+        write(path, EVENTS[:1])
+        synced, ledger = [], Ledger(path)
+        monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")))
+        ledger.open(Gaussian(1.0), "client", "run", 2, allow=lambda: None)
+        assert synced == [str(path), str(path.parent)]
+
+    def test_syncs_before_anything_is_noised(self, path, monkeypatch):
+        order = []
+        monkeypatch.setattr(os, "fsync", lambda handle: order.append("sync"))
+        with Books(Ledger(path), "run").release(Gaussian(1.0), 1):
+            order.append("noise")
+        assert order == ["sync"] * 3 + ["noise", "sync"]
+
+    @pytest.mark.parametrize("finished", [0, 2])
+    def test_that_fails_lets_nothing_be_released(self, path, monkeypatch, finished):
+        books = Books(write(path, EVENTS[:finished]), "run")
+
+        def fail(handle):
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(LedgerError, match="cannot be written: Input/output"), books.release(Gaussian(1.0), 9):
+            pytest.fail("released without a record")
+        monkeypatch.undo()
+        # The line may be there or not: it may count too much, never too little, and the next writer goes on.
+        with books.release(Gaussian(1.0), 10):
+            pass
+        assert [entry.round for entry in Ledger(path).entries if entry.done][finished:] == [10]
+
+    @pytest.mark.parametrize("room", [0, 1, 200])
+    def test_that_is_full_lets_nothing_be_released(self, path, room):
+        """It may take a part of the line before it says so."""
+        books = Books(write(path, EVENTS[:2]), "run")
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, limits[1]))
         try:
-            with books.release(Gaussian(4.0), number):
+            with pytest.raises(LedgerError, match="cannot be written"), books.release(Gaussian(1.0), 9):
+                pytest.fail("released without a record")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert len(Ledger(path).entries) == 2
+        with books.release(Gaussian(1.0), 10):
+            pass
+        assert [entry.round for entry in Ledger(path).entries] == [1, 2, 10]
+
+    def test_where_no_folder_can_be_made(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(LedgerError, match="cannot be written"):
+            write(tmp_path / "file" / "ledger.jsonl")
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from cloister.core.errors import BudgetExhausted
+from cloister.privacy.books import Books
+from cloister.privacy.events import Gaussian
+from cloister.privacy.ledger import Ledger
+
+path, name, rounds, budget = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+books = Books(Ledger(path), name, max_epsilon=budget)
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    for number in range(1, rounds + 1):
+        with books.release(Gaussian(3.0), number):
+            pass
+except BudgetExhausted:
+    print("stopped", flush=True)
+"""
+
+
+def writers(path, rounds, budget=0.0):
+    """Two processes that write into one ledger from the same moment on; what each of them said."""
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), name, str(rounds), str(budget)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("first", "second")
+    ]
+    for process in both:
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert all(process.returncode == 0 for process in both)
+    return said
+
+
+class TestTwoWriters:
+    def test_objects_take_turns(self, path):
+        first, second = Ledger(path), Ledger(path)
+        for number in range(1, 6):
+            for ledger in (first, second):
+                ledger.done(ledger.open(Gaussian(1.0), "client", "run", number, allow=lambda: None))
+        second.open(Gaussian(1.0), "client", "run", 6, allow=lambda: None)
+        first.open(Gaussian(1.0), "client", "run", 6, allow=lambda: None)
+        assert len(Ledger(path).entries) == 12 == len(first.entries)
+
+    def test_one_may_finish_what_the_other_opened(self, path):
+        first, second = Ledger(path), Ledger(path)
+        second.done(first.open(Gaussian(1.0), "client", "run", 1, allow=lambda: None))
+        assert Ledger(path).entries[0].done
+
+    def test_processes_make_one_unbroken_chain(self, path):
+        writers(path, 40)
+        entries = Ledger(path).entries
+        assert len(entries) == 80 and all(entry.done for entry in entries)
+        for name in ("first", "second"):
+            assert [entry.round for entry in entries if entry.run == name] == list(range(1, 41))
+        assert {entry.run for entry in entries[:60]} == {"first", "second"}, "they did not run at the same time"
+
+    def test_processes_share_a_budget(self, path):
+        budget = 4.0
+        said = writers(path, 200, budget)
+        assert all(line.endswith("stopped\n") for line in said)
+        books = Books(Ledger(path), "", max_epsilon=budget)
+        assert 0.9 * budget < books.epsilon() <= budget
+        with pytest.raises(BudgetExhausted):
+            books.require([Gaussian(3.0)])
+
+    def test_objects_share_a_budget(self, path):
+        """The second sees what the first has spent since it read the file."""
+        first, second = (Books(Ledger(path), name, max_epsilon=1.0) for name in ("first", "second"))
+        assert first.epsilon() == second.epsilon() == 0
+        with first.release(Gaussian(5.0), 1):
+            pass
+        before = path.read_bytes()
+        with pytest.raises(BudgetExhausted, match="the next release would"), second.release(Gaussian(5.0), 1):
+            pytest.fail("released past the budget")
+        assert path.read_bytes() == before
+
+
+class TestBooks:
+    def test_count_earlier_runs_and_tell_them_apart(self, path):
+        for name in ("one", "two"):
+            books = Books(Ledger(path), name)
+            with books.release(Gaussian(4.0), 1):
                 pass
-        except BudgetExhausted:
-            return
+        assert books.account().epsilon(1e-5) > books.account_of_run().epsilon(1e-5) > 0
+
+    def test_refuse_to_go_on_from_what_has_no_guarantee(self, path):
+        write(path, [Unaccounted("exact distance")])
+        books = Books(Ledger(path), "run", max_epsilon=100.0)
+        with pytest.raises(BudgetExhausted, match="nothing can be claimed: no ε up to 100 covers them"):
+            books.require([Gaussian(50.0)])
+
+    def test_without_a_budget_refuse_nothing(self, path):
+        with Books(Ledger(path), "run").release(Unaccounted("exact distance"), 1):
+            pass
+        assert math.isinf(Books(Ledger(path), "run").epsilon())
+
+    def test_count_a_release_whose_making_failed(self, path):
+        books = Books(Ledger(path), "run")
+        with pytest.raises(ZeroDivisionError), books.release(Gaussian(2.0), 1):
+            raise ZeroDivisionError
+        (entry,) = Ledger(path).entries
+        assert not entry.done and books.epsilon() > 0
+
+    def test_judge_by_their_relation(self, path):
+        write(path, [Gaussian(4.0)])
+        adding, replacing = (
+            Books(Ledger(path), "", relation=relation) for relation in ("add-or-remove", "replace-one")
+        )
+        assert replacing.epsilon() > 1.9 * adding.epsilon()
 
 
-def test_processes_that_write_at_once_share_one_chain_and_one_budget(tmp_path):
-    path, context = tmp_path / "ledger.jsonl", multiprocessing.get_context("fork")
-    start = context.Barrier(3)
-    writers = [context.Process(target=spend, args=(path, 6.0, start)) for _ in range(3)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(60)
-    books = Books(Ledger(path), "reader", max_epsilon=6.0)
-    assert len({entry.run for entry in books.ledger.entries}) > 1
-    assert books.epsilon() <= 6.0
-    with pytest.raises(BudgetExhausted):
-        books.require([Gaussian(4.0)])
+class TestTheCommand:
+    def invoke(self, *arguments):
+        return CliRunner().invoke(app, ["ledger", *map(str, arguments)], env={"COLUMNS": "200"})
+
+    def test_verify_names_the_head(self, path):
+        head = write(path).head
+        result = self.invoke("verify", path)
+        assert result.exit_code == 0 and f"unbroken; 4 releases; last hash {head}" in result.output
+
+    def test_show_lists_the_releases_and_what_they_amount_to(self, path):
+        write(path, EVENTS[:1] * 3, finish=False)
+        result = self.invoke("show", path, "--delta", "1e-6")
+        account = Ledger(path).account("client")
+        assert result.exit_code == 0 and result.output.count("gaussian, z = 1.5") == 3
+        assert result.output.count("unknown: counts") == 3
+        for name in ("rdp", "pld"):
+            assert f"ε = {account.epsilon(1e-6, name):.4g} by {name}" in result.output
+
+    def test_show_has_both_relations(self, path):
+        write(path, EVENTS[:1])
+        adding, replacing = (self.invoke("show", path, "--relation", name) for name in ("add-or-remove", "replace-one"))
+        assert adding.exit_code == replacing.exit_code == 0
+        halved = Ledger(path).account("client", "replace-one").epsilon(1e-5, "pld")
+        assert f"ε = {halved:.4g} by pld" in replacing.output and adding.output != replacing.output
+
+    def test_show_says_where_nothing_can_be_claimed(self, path):
+        write(path)
+        result = self.invoke("show", path)
+        assert "no guarantee: the noise is seeded" in result.output and "ε = inf by rdp" in result.output
+        assert "poisson 0.1" in result.output and "3 of 9" in result.output
+
+    def test_show_leaves_brackets_alone(self, path):
+        write(path, [Unaccounted("[/bold] and [red]")])
+        assert "[/bold] and [red]" in self.invoke("show", path).output
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["verify", "absent.jsonl"], "LedgerError: no ledger at absent.jsonl"),
+            (["show", "absent.jsonl"], "LedgerError: no ledger at absent.jsonl"),
+            (["show", "{}", "--relation", "swap"], "ConfigError: relation must be one of"),
+            (["show", "{}", "--delta", "1"], "ConfigError: delta must be above 0 and below 1, got 1"),
+        ],
+    )
+    def test_an_error_is_one_line(self, path, arguments, says):
+        write(path, EVENTS[:1])
+        result = self.invoke(*(argument.format(path) for argument in arguments))
+        assert result.exit_code == 1 and says in result.output and "Traceback" not in result.output
 
 
-def test_show_and_verify(path):
-    shown = CliRunner().invoke(app, ["ledger", "show", str(path)], env={"COLUMNS": "200"})
-    assert shown.exit_code == 0 and "poisson 0.1" in shown.output and "an exact distance" in shown.output
-    verified = CliRunner().invoke(app, ["ledger", "verify", str(path)])
-    assert verified.exit_code == 0 and "unbroken" in verified.output and Ledger(path).head in verified.output
+class TestCalibrate:
+    def calibrated(self, *arguments):
+        result = CliRunner().invoke(app, ["calibrate", *map(str, arguments)])
+        assert result.exit_code == 0, result.output
+        key, value = result.output.strip().split("=")
+        assert key == "privacy.noise-multiplier"
+        return float(value)
 
+    @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 50.0])
+    @pytest.mark.parametrize("q", [1.0, 0.02])
+    def test_what_is_printed_stays_within_the_budget_and_wastes_little(self, epsilon, q):
+        z = self.calibrated("--epsilon", epsilon, "--rounds", 30, "--sampling-probability", q)
+        sampling = UNSAMPLED if q == 1 else Sampling("poisson", probability=q)
+        account = module.Account().plus(Gaussian(z, sampling), 30)
+        spent = account.epsilon(1e-5, "pld" if q == 1 else "rdp")
+        assert 0.95 * epsilon < spent <= epsilon
 
-def test_verify_finds_a_change(path):
-    path.write_text(path.read_text().replace('"round": 2', '"round": 3'))
-    verified = CliRunner().invoke(app, ["ledger", "verify", str(path)])
-    assert verified.exit_code == 1 and "line 3" in verified.output and "Traceback" not in verified.output
+    def test_a_smaller_delta_needs_more_noise(self):
+        assert self.calibrated("--epsilon", 1, "--rounds", 1, "--delta", 1e-9) > self.calibrated(
+            "--epsilon", 1, "--rounds", 1
+        )
 
-
-def test_no_ledger(tmp_path):
-    assert "no ledger at" in CliRunner().invoke(app, ["ledger", "verify", str(tmp_path / "none")]).output
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["--epsilon", "0", "--rounds", "1"], "ConfigError: epsilon must be > 0"),
+            (["--epsilon", "1", "--rounds", "1", "--delta", "0"], "ConfigError: delta must be above 0"),
+            (["--epsilon", "1", "--rounds", "1", "--sampling-probability", "2"], "PrivacyError: a Poisson sampling"),
+        ],
+    )
+    def test_an_error_is_one_line(self, arguments, says):
+        result = CliRunner().invoke(app, ["calibrate", *arguments])
+        assert result.exit_code == 1 and says in result.output and "Traceback" not in result.output

@@ -1,11 +1,13 @@
 """The noise source: normal, independent, never repeated, from entropy unless asked otherwise."""
 
+import multiprocessing
+
 import numpy as np
 import pytest
 from scipy import stats
 from statistics_of_noise import FALSE_ALARM, is_normal, std_is
 
-from cloister.core.errors import ConfigError
+from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy import noise
 from cloister.privacy.noise import GaussianNoise
 
@@ -71,6 +73,18 @@ def test_global_seeds_do_not_reach_the_noise():
     first = GaussianNoise().standard_normal(64)
     np.random.seed(0)
     assert not np.array_equal(first, GaussianNoise().standard_normal(64))
+
+
+def test_a_forked_process_cannot_repeat_the_noise():
+    with multiprocessing.get_context("fork").Pool(1) as pool, pytest.raises(PrivacyError, match="forked process"):
+        pool.apply(_drawn_from, ())
+
+
+INHERITED = GaussianNoise()
+
+
+def _drawn_from():
+    return INHERITED.standard_normal(4)
 
 
 def test_noise_is_added_to_what_is_there():

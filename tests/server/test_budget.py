@@ -2,13 +2,16 @@
 
 import json
 
+import numpy as np
 import pytest
+from flwr.app import ConfigRecord, RecordDict
 from rich.console import Console
 
 from cloister.client.app import app
-from cloister.client.books import promised
+from cloister.client.books import identity_of, promised
 from cloister.core.config import parse
-from cloister.core.errors import ConfigError, PrivacyError
+from cloister.core.errors import CloisterError, ConfigError, FederationError, PrivacyError
+from cloister.core.wire import CONFIG, PROMISE
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.privacy.accounting import best_epsilon
@@ -46,7 +49,9 @@ def test_a_run_stops_before_the_round_that_would_pass_the_budget(tmp_path, capsy
     assert 0 < len(outcome.rounds) - 1 < 4
     assert "stopped before round" in outcome.stopped and "past the budget of 4" in outcome.stopped
     assert outcome.stopped in " ".join(capsys.readouterr().out.split("\n"))
-    assert (outcome.directory.path / "model.npz").exists()
+    with np.load(outcome.directory.path / "model.npz") as saved:
+        for name, array in outcome.arrays.items():
+            np.testing.assert_array_equal(saved[name], array.numpy())
     assert outcome.privacy["claims"][0]["epsilon"] <= 4.0
     assert outcome.privacy["rounds"] == len(outcome.rounds) - 1
 
@@ -63,7 +68,7 @@ def test_the_next_run_on_the_same_data_goes_on_where_the_last_one_stopped(tmp_pa
 def test_a_calibrated_run_spends_its_budget_and_the_ledger_says_the_same(tmp_path, strategy):
     outcome = go(tmp_path, strategy__name=strategy, privacy__noise_multiplier="auto", privacy__max_epsilon=6.0)
     assert len(outcome.rounds) == 5 and not outcome.stopped
-    (claim, _) = outcome.privacy["claims"]
+    claim = outcome.privacy["claims"][0]
     assert 0.95 * 6.0 < claim["epsilon"] <= 6.0
     account = ledger_of(tmp_path).account("client")
     assert best_epsilon(account, 1e-5)[0] == pytest.approx(claim["epsilon"])
@@ -92,6 +97,12 @@ def test_releases_without_a_guarantee_cannot_be_budgeted_afterwards(tmp_path):
     assert len(outcome.rounds) == 1 and "nothing can be claimed" in outcome.stopped
 
 
+def test_nor_calibrated_to(tmp_path):
+    go(tmp_path, privacy__server="metric")
+    with pytest.raises(CloisterError):
+        go(tmp_path, privacy__max_epsilon=50.0, privacy__noise_multiplier="auto")
+
+
 def test_a_sound_run_after_a_heuristic_one_claims_for_itself_alone(tmp_path):
     go(tmp_path, privacy__server="metric")
     facts = go(tmp_path).privacy
@@ -99,22 +110,84 @@ def test_a_sound_run_after_a_heuristic_one_claims_for_itself_alone(tmp_path):
     assert facts["ledger"]["holds-releases-without-a-guarantee"]
 
 
+def test_a_sound_run_says_what_it_claims(tmp_path):
+    outcome = go(tmp_path)
+    facts = outcome.privacy
+    assert facts["status"] == "sound" and facts["reasons"] == [] and facts["rounds"] == 4
+    assert facts["noise"] == "from the operating system's entropy" and len(facts["unprotected"]) == 2
+    run, everything = facts["claims"]
+    assert run["scope"] == "this run" and everything["scope"] == "all runs in the ledger"
+    for claim in (run, everything):
+        assert claim["unit"] == "client" and claim["relation"] == "add-or-remove" and claim["delta"] == 1e-5
+        assert claim["epsilon"] == min(claim["by-accountant"].values()) == claim["by-accountant"]["pld"]
+    assert facts["ledger"]["head"] == ledger_of(tmp_path).head and facts["ledger"]["releases-of-this-run"] == 4
+    again = go(tmp_path).privacy["claims"]
+    assert again[0]["epsilon"] == pytest.approx(run["epsilon"]) and again[1]["epsilon"] > 1.3 * run["epsilon"]
+
+
+def test_without_a_mechanism_nothing_is_claimed_and_nothing_recorded(tmp_path):
+    none = {"privacy.server": "none", "task.model": "softmax", "num-rounds": 1, "tensorboard": False}
+    outcome = simulate(none | {"output-dir": str(tmp_path)}, 4, silent())
+    facts = outcome.privacy
+    assert facts["status"] == "none" and facts["claims"] == [] and "ledger" not in facts
+    assert any("every client's model" in item for item in facts["unprotected"])
+    assert not (tmp_path / "ledgers").exists()
+
+
+def test_an_adaptive_clip_pays_for_its_bits(tmp_path):
+    """z = 2 and z_b = 4 are together one release with (1/4 + 1/16)^(-½) = 1.789."""
+    go(tmp_path, privacy__clipping="adaptive", privacy__bits_noise_multiplier=4.0)
+    multipliers = [entry.event.noise_multiplier for entry in ledger_of(tmp_path).entries]
+    assert multipliers == pytest.approx([1.7888543819998317] * 4)
+
+
 def test_a_heuristic_run_claims_nothing(tmp_path):
     facts = go(tmp_path, privacy__server="metric").privacy
     assert facts["status"] == "heuristic" and facts["claims"] == [] and facts["reasons"]
 
 
-def test_a_private_distance_claims_the_least_noise_or_the_budget(tmp_path):
+def test_a_private_distance_is_accounted_for_at_the_least_noise_it_can_have(tmp_path):
     private = {"privacy__server": "metric", "privacy__distance_release": "private"}
-    (claim,) = go(tmp_path, **private).privacy["claims"]
-    assert claim["epsilon"] >= claim["realised-epsilon"] > 0 and "least noise" in claim["basis"]
-    budgeted = go(tmp_path, privacy__max_epsilon=30.0, privacy__data_identity="b", **private)
-    first = budgeted.privacy["claims"][0]
-    assert first["realised-epsilon"] <= first["epsilon"] <= 30.0
+    outcome = go(tmp_path, **private)
+    first = outcome.privacy["claims"][0]
+    limit = 2 * 2.0 / 2**0.5
+    multipliers = [entry.event.noise_multiplier for entry in Ledger(outcome.directory.path / "ledger.jsonl").entries]
+    assert multipliers == pytest.approx([1.0, 2.0 / limit] * 4)
+    assert all(done.measured.noise_multiplier >= 2.0 / limit - 1e-12 for done in outcome.rounds[1:])
+    assert first["epsilon"] == pytest.approx(outcome.rounds[-1].measured.epsilon)
+    later = go(tmp_path, privacy__noise_multiplier=50.0).privacy
+    assert later["claims"][1]["epsilon"] > first["epsilon"]
     calibrated = go(
         tmp_path, privacy__max_epsilon=60.0, privacy__noise_multiplier="auto", privacy__data_identity="c", **private
     )
-    assert len(calibrated.rounds) == 5
+    assert len(calibrated.rounds) == 5 and calibrated.privacy["claims"][0]["epsilon"] <= 60.0
+
+
+def test_a_private_distance_under_a_moving_clip_needs_a_ceiling(tmp_path):
+    moving = {"privacy__server": "metric", "privacy__distance_release": "private", "privacy__clipping": "adaptive"}
+    with pytest.raises(ConfigError, match=r"needs privacy\.max-distance"):
+        go(tmp_path, **moving)
+    assert go(tmp_path, privacy__max_distance=1.0, **moving).privacy["status"] == "sound"
+
+
+def test_scores_of_clients_cannot_be_budgeted(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot cover evaluation\.federated"):
+        go(tmp_path, privacy__max_epsilon=5.0, evaluation__federated="on")
+
+
+def test_a_run_that_is_under_way_claims_nothing(tmp_path):
+    from cloister.privacy.claim import running
+
+    seen = []
+
+    def spying(message, context):
+        (path,) = tmp_path.glob("*/privacy.json")
+        seen.append(json.loads(path.read_text()))
+        return app(message, context)
+
+    config = parse(SOUND | {"output-dir": str(tmp_path)})
+    outcome = run(LocalGrid.simulated(spying, config.flat(), 3), config, silent())
+    assert seen[0] == running(outcome.plan.claim) == seen[-1] and seen[0]["claims"] == []
 
 
 def test_amplification_is_claimed_for_a_poisson_draw_and_for_a_registered_population(tmp_path):
@@ -124,7 +197,59 @@ def test_amplification_is_claimed_for_a_poisson_draw_and_for_a_registered_popula
     registered = go(tmp_path, privacy__data_identity="c", privacy__population=4, **few).privacy
     assert poisson["claims"][0]["epsilon"] < plain["claims"][0]["epsilon"]
     assert "amplification accounted for" in poisson["sampling"] and "no amplification" in plain["sampling"]
-    assert registered["claims"][0]["relation"] == "replace-one" and "accounted for" in registered["sampling"]
+    insider, _, stranger = registered["claims"]
+    assert insider["relation"] == "replace-one" and "accounted for" in registered["sampling"]
+    assert stranger["epsilon"] < insider["epsilon"] and "no client" in stranger["adversary"]
+
+
+def test_a_draw_that_a_seed_decides_amplifies_nothing(tmp_path):
+    """Whoever knows the seed knows who took part. `poisson` is drawn from the operating system all the same."""
+    few = {"strategy__fraction_train": 0.5, "strategy__min_nodes": 1, "num_rounds": 1, "seed": 3}
+    seeded = go(tmp_path, privacy__data_identity="a", privacy__population=4, **few)
+    assert "no amplification claimed" in seeded.privacy["sampling"]
+    assert {entry.event.sampling.kind for entry in seeded.plan.books.ledger.entries} == {"none"}
+    drawn = [
+        tuple(
+            item["asked"] for item in measured(go(tmp_path, strategy__sampling="poisson", **few | {"num_rounds": 12}))
+        )
+        for _ in range(2)
+    ]
+    assert drawn[0] != drawn[1], "the same seed drew the same cohorts"
+
+
+def measured(outcome):
+    return [json.loads(line).get("measured", {"asked": 0}) for line in lines(outcome.directory.path / "rounds.jsonl")]
+
+
+def lines(path):
+    return path.read_text().splitlines()
+
+
+@pytest.mark.parametrize(("population", "says"), [(3, "registers the nodes"), (5, "4 nodes are connected after")])
+def test_a_population_is_all_nodes_and_no_others(tmp_path, population, says):
+    with pytest.raises(FederationError, match=says):
+        go(tmp_path, privacy__population=population, node_timeout=0.2, strategy__min_nodes=1)
+
+
+def test_a_run_that_breaks_off_claims_the_round_that_was_released(tmp_path):
+    """The release was sent to be scored when the round failed: it got out, and nobody wrote the round down."""
+    from cloister.server import loop
+
+    class Broken(loop.RoundLoop):
+        def _federated(self, number, arrays):
+            if number == 3:
+                raise KeyboardInterrupt
+            return super()._federated(number, arrays)
+
+    private = {"privacy.server": "metric", "privacy.distance-release": "private", "output-dir": str(tmp_path)}
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("cloister.server.run.RoundLoop", Broken)
+        simulate(SOUND | private, 4, silent())
+    (path,) = tmp_path.glob("*/privacy.json")
+    facts = json.loads(path.read_text())
+    assert facts["rounds"] == 3 and facts["ledger"]["releases-of-this-run"] == 6
+    whole = go(tmp_path, **{"privacy__server": "metric", "privacy__distance_release": "private", "num_rounds": 3})
+    assert facts["claims"][0]["epsilon"] == pytest.approx(whole.privacy["claims"][0]["epsilon"])
 
 
 def nodes(tmp_path, **budgets):
@@ -150,7 +275,9 @@ def test_a_node_whose_budget_is_spent_abstains_and_the_round_goes_on(tmp_path):
     assert accepted[0] == 3 and accepted[-1] == 2
     (rejection,) = outcome.rounds[-1].measured.rejected
     assert (
-        rejection.node_id == 2 and "BudgetExhausted" in rejection.detail and "past the budget of 4" in rejection.detail
+        rejection.node_id == 2
+        and "BudgetExhausted" in rejection.detail
+        and "budget of this node is spent" in rejection.detail
     )
     assert len(node_entries(tmp_path, 1)) == accepted.count(3)
     assert len(node_entries(tmp_path, 0)) == 4
@@ -171,7 +298,77 @@ def test_a_node_with_a_budget_takes_no_part_in_what_has_no_guarantee(tmp_path):
     assert all(done.measured.accepted == 2 for done in outcome.rounds[1:])
 
 
-@pytest.mark.parametrize("promise", [[0.0], [-1.0], [1], "much"])
+def test_a_node_with_a_budget_lets_no_scores_out(tmp_path):
+    """They carry no noise: no budget covers them."""
+    outcome = federated(tmp_path, nodes(tmp_path, n1={"max-epsilon": 40.0}), **{"evaluation.federated": "on"})
+    for done in outcome.rounds[1:]:
+        assert done.measured.accepted == 3 and done.federated
+        (unscored,) = done.unscored
+        assert unscored.node_id == 2 and "without noise" in unscored.detail
+
+
+def test_a_private_distance_costs_a_node_two_releases_a_round(tmp_path):
+    """At the least multipliers there can be: a node cannot know better."""
+    private = {"privacy.server": "metric", "privacy.distance-release": "private", "num-rounds": 2}
+    outcome = federated(tmp_path, nodes(tmp_path), **private)
+    entries = node_entries(tmp_path, 0)
+    assert [entry.round for entry in entries] == [1, 1, 2, 2]
+    assert [entry.event.noise_multiplier for entry in entries[:2]] == [1.0, pytest.approx(2.0 / (4 / np.sqrt(2)))]
+    assert outcome.rounds[1].measured.noise_multiplier >= entries[1].event.noise_multiplier
+
+
+@pytest.mark.parametrize("broken", ["ledger", "budget"])
+def test_a_node_names_none_of_its_folders(tmp_path, broken):
+    configs = nodes(tmp_path, n1={"max-epsilon": 1e-6} if broken == "budget" else {})
+    if broken == "ledger":
+        federated(tmp_path, configs, **{"num-rounds": 1})
+        (path,) = (tmp_path / "node-1").glob("*.jsonl")
+        path.write_text("{}\n")
+    else:
+        configs[1]["ledger-dir"] = f"{tmp_path}/x/../node-1"
+    outcome = federated(
+        tmp_path, configs, **{"num-rounds": 1} | ({"privacy.server": "metric"} if broken == "budget" else {})
+    )
+    (rejection,) = outcome.rounds[1].measured.rejected
+    assert ("LedgerError" if broken == "ledger" else "budget of this node is spent") in rejection.detail
+    assert tmp_path.name not in rejection.detail
+
+
+def test_a_node_knows_its_data_however_the_path_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    names = {
+        identity_of({"data-path": str(path)}, "mnist")
+        for path in ("data.npz", "./x/../data.npz", tmp_path / "data.npz", "~/data.npz")
+    }
+    assert len(names) == 1
+    assert identity_of({"data-path": "other.npz"}, "mnist") not in names
+    assert identity_of({"data-path": "data.npz", "data-identity": "ward-7"}, "mnist") == "ward-7"
+
+
+@pytest.mark.parametrize("promise", [[], [0.5, -1.0], [float("nan")], "much", 3.0])
+def test_a_node_takes_no_part_where_the_promise_cannot_be_read(tmp_path, promise):
+    def lied_to(message, context):
+        if context.node_id == 2:
+            told = ConfigRecord({**message.content.config_records[CONFIG], PROMISE: promise})
+            message.content = RecordDict({**message.content, CONFIG: told})
+        return app(message, context)
+
+    config = parse(SOUND | {"output-dir": str(tmp_path), "num-rounds": 1})
+    grid = LocalGrid(lied_to, config.flat(), [dict(node) for node in nodes(tmp_path)])
+    (rejection,) = run(grid, config, silent()).rounds[1].measured.rejected
+    assert rejection.node_id == 2 and "PrivacyError: 'privacy-multipliers' in the server's message" in rejection.detail
+    assert not (tmp_path / "node-1").exists() and len(node_entries(tmp_path, 0)) == 1
+
+
+@pytest.mark.parametrize("key", ["max-epsilon", "target-delta"])
+def test_a_nodes_budget_must_be_a_number(tmp_path, key):
+    outcome = federated(tmp_path, nodes(tmp_path, n1={key: "little"}), **{"num-rounds": 1})
+    (rejection,) = outcome.rounds[1].measured.rejected
+    assert f"{key} = 'little' in the node configuration must be a number" in rejection.detail
+
+
+@pytest.mark.parametrize("promise", [[], [0.0], [-1.0], [1], "much", [float("nan")], [float("inf")]])
 def test_a_promise_that_cannot_be_read_is_refused(promise):
-    with pytest.raises(PrivacyError, match="privacy-multipliers"):
+    with pytest.raises(PrivacyError, match=r"privacy-multipliers|a noise multiplier must be"):
         promised({"privacy-multipliers": promise})

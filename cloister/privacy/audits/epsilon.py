@@ -140,7 +140,7 @@ def try_to_tell(
         score: by default the released update along the canary's own.
 
     Raises:
-        ConfigError: there are too few runs to choose a threshold and to try it.
+        ConfigError: there are too few runs to choose a threshold and to try it, or the canary does not move the model.
     """
     check.positive(runs=runs // 2)
     rehearsal = Rehearsal(sent, models, examples)
@@ -155,7 +155,12 @@ def try_to_tell(
 
 
 def along(direction: Rates) -> Score:
-    """The score of an update by its component along a direction."""
+    """The score of an update by its component along a direction.
+
+    Raises:
+        ConfigError: it is none: a canary that does not move the model shows nothing.
+    """
+    check.positive(norm_of_the_canary=float(np.linalg.norm(direction)))
     unit = direction / np.linalg.norm(direction)
     return lambda strategy, update: float(update @ unit)
 
