@@ -1,0 +1,63 @@
+"""What accounting and the ledger cost: 15,000 different rounds, one more round, one release on disk.
+
+python benchmarks/accounting.py
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cloister.privacy.accounting import Account, best_epsilon
+from cloister.privacy.books import Books
+from cloister.privacy.events import UNSAMPLED, Gaussian, Sampling
+from cloister.privacy.ledger import Ledger
+
+ROUNDS = 15_000
+RELEASES = 200
+DELTA = 1e-5
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def rounds(sampling: Sampling) -> list[Gaussian]:
+    """Rounds whose multipliers all differ, as those of a metric-aware mechanism do."""
+    return [Gaussian(1 + number / ROUNDS, sampling) for number in range(ROUNDS)]
+
+
+def release(books: Books) -> None:
+    """Open and finish a release, as a round does."""
+    for number in range(RELEASES):
+        with books.release(Gaussian(1 + number / RELEASES), number):
+            pass
+
+
+def main() -> None:
+    """Measure and print."""
+    table = Table("what", "seconds", "target")
+    for name, sampling in (("no amplification", UNSAMPLED), ("Poisson 0.01", Sampling("poisson", 0.01))):
+        events = rounds(sampling)
+        table.add_row(
+            f"{ROUNDS} rounds, {name}", f"{seconds(lambda e=events: best_epsilon(Account(e), DELTA)):.3f}", "10"
+        )
+        account = Account(events)
+        best_epsilon(account, DELTA)
+        one = seconds(lambda a=account, e=events: best_epsilon(a.plus(e[777]), DELTA))
+        table.add_row(f"one round more, {name}", f"{one:.4f}", "0.05")
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        books = Books(Ledger(Path(folder) / "ledger.jsonl"), "benchmark", max_epsilon=1e9)
+        spent = seconds(lambda: release(books)) / RELEASES
+    table.add_row("one release in the ledger, two syncs", f"{spent:.4f}", "0.005")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""A round in one process: milliseconds a client message, private aggregation included, with a client that adds 1.
+
+Flower's own arrays on the same grid under Flower's own wrapper are the peer: what the same round costs with copies.
+
+    python benchmarks/inprocess.py
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from common import MLP, MRI, Shapes, count, interleaved, machine, model, quiet, stock_record, table
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Strategy
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from cloister.core.arrays import from_record, to_record
+from cloister.core.wire import ARRAYS, EXAMPLES, METRICS
+from cloister.local.grid import LocalGrid
+from cloister.privacy.decorators import GlobalDP
+from cloister.strategies.averaging import FedAvg
+
+TINY: Shapes = {"0": (990,), "1": (10,)}
+CASES: dict[str, tuple[Shapes, int, float]] = {"1k": (TINY, 20, 0.3), "0.8M": (MLP, 20, 1.2), "6.5M": (MRI, 4, 22.0)}
+"""Shapes, clients, and the target in milliseconds a message."""
+
+
+def add_one(message: Message, context: Context) -> Message:
+    """The trivial client, over Cloister's arrays."""
+    arrays = from_record(message.content.array_records[ARRAYS])
+    return _reply(message, to_record({name: array + np.float32(1) for name, array in arrays.items()}))
+
+
+def add_one_copying(message: Message, context: Context) -> Message:
+    """The trivial client, over Flower's arrays."""
+    arrays = message.content.array_records[ARRAYS]
+    return _reply(message, ArrayRecord({name: Array(array.numpy() + np.float32(1)) for name, array in arrays.items()}))
+
+
+def _reply(message: Message, arrays: ArrayRecord) -> Message:
+    return Message(RecordDict({ARRAYS: arrays, METRICS: MetricRecord({EXAMPLES: 1.0})}), reply_to=message)
+
+
+def a_round(strategy: Strategy, grid: LocalGrid, arrays: ArrayRecord) -> Callable[[Any], ArrayRecord]:
+    """One round, as a server runs it."""
+
+    def run(_: Any) -> ArrayRecord:
+        messages = strategy.configure_train(1, arrays, ConfigRecord(), grid)
+        aggregated, _ = strategy.aggregate_train(1, list(grid.send_and_receive(messages)))
+        assert aggregated is not None
+        return aggregated
+
+    return run
+
+
+def rows(size: str) -> list[list[str]]:
+    """Time a message, for both."""
+    shapes, clients, target = CASES[size]
+    nodes: list[dict[str, int]] = [{}] * clients
+    ours = GlobalDP(FedAvg(), noise_multiplier=1.0, clipping_norm=1.0)
+    theirs = DifferentialPrivacyServerSideFixedClipping(FlowerFedAvg(fraction_evaluate=0.0), 1.0, 1.0, clients)
+    actions = {
+        "Cloister": a_round(ours, LocalGrid(add_one, {}, nodes), to_record(model(shapes))),
+        "Flower's arrays and wrapper": a_round(
+            theirs, LocalGrid(add_one_copying, {}, nodes), stock_record(model(shapes))
+        ),
+    }
+    seconds = interleaved(actions, repeats=9 if size == "6.5M" else 25)
+    return [
+        [
+            f"p={count(shapes)} n={clients}",
+            name,
+            f"{1e3 * taken / clients:.3f}",
+            f"{target}" if name == "Cloister" else "",
+            f"{taken / seconds['Cloister']:.1f}x",
+        ]
+        for name, taken in seconds.items()
+    ]
+
+
+def main() -> None:
+    """Print the table."""
+    machine()
+    quiet()
+    head = ["size", "grid", "ms a message", "target", "of Cloister"]
+    table(head, [line for size in CASES for line in rows(size)])
+
+
+if __name__ == "__main__":
+    main()
