@@ -14,7 +14,7 @@ start = time.perf_counter()
 {statement}
 seconds = time.perf_counter() - start
 peak = 1024 * int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
-loaded = sorted({{"tensorflow", "keras", "torch", "ray"}} & set(sys.modules))
+loaded = sorted({{"tensorflow", "keras", "torch", "ray", "scipy"}} & set(sys.modules))
 print()
 print(json.dumps([seconds, peak, loaded]))
 """
@@ -59,7 +59,7 @@ def main() -> None:
         lines.append(
             [name, f"{seconds:.2f}", f"{seconds / flower:.2f}x", f"{memory / 1e6:.0f}", ", ".join(heavy) or "none"]
         )
-    table(["imported or run", "s", "of Flower's", "peak RSS MB", "of tensorflow, keras, torch, ray"], lines)
+    table(["imported or run", "s", "of Flower's", "peak RSS MB", "heavy modules"], lines)
 
 
 if __name__ == "__main__":

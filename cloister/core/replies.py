@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 from flwr.app import Message
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 
 from cloister.core.arrays import Layout, Row, view
 from cloister.core.cohort import Cohort
@@ -91,7 +91,7 @@ def _sorted_out(
     for message in replies:
         node = message.metadata.src_node_id
         try:
-            if message.has_error():
+            if message.has_error() and node == SUPERLINK_NODE_ID:
                 # Flower answers in its own name for a node that cannot: what was answered tells for whom.
                 node = addressee.get(message.metadata.reply_to_message_id, node)
             if node not in expected:

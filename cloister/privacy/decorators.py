@@ -385,9 +385,9 @@ class MetricDP(GlobalDP):
 
     def _released(self, distance: float, layout: Layout) -> float:
         """d + N(0, (z_d·Δ)²): Δ is the largest the distance can be."""
-        noisy = np.array([distance])
-        self.noise.add(noisy, self.distance_multiplier * self._limit(layout))
-        return float(noisy[0])
+        std = self.distance_multiplier * self._limit(layout)
+        ((noisy,),) = noised((np.array([distance]),), std, self.noise)
+        return float(noisy)
 
     def _scaled(self, distance: float, layout: Layout) -> float:
         held = min(max(distance, self.min_distance), self._most(layout))

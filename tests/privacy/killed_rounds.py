@@ -1,0 +1,152 @@
+"""Rounds of a private federation in a process that kills itself: `python killed_rounds.py FOLDER MECHANISM`.
+
+At every place where a crash could matter there is a point. The first child dies (SIGKILL) at the first point that it
+passes, the second at the second, and so on, until one comes through alive; child k leaves what it wrote in FOLDER/k.
+Imports are paid for once: children are forked.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support import all_nodes, content, flat, grid_of, one_round, random_models
+
+from cloister.core.arrays import from_record
+from cloister.privacy import decorators
+from cloister.privacy.books import Books
+from cloister.privacy.decorators import GlobalDP, MetricDP
+from cloister.privacy.ledger import Ledger
+
+ROUNDS = 2
+CLIENTS = 3
+Z = 4.0
+OPTIONS = {"noise_multiplier": Z, "clipping_norm": 1.0}
+PRIVATE_DISTANCE = {"release": "private", "distance_multiplier": Z}
+MAX_EPSILON = 50.0
+
+
+class Points:
+    """Counts the points that are passed; at one of them, ends the process."""
+
+    def __init__(self, fatal: int, log: Path) -> None:
+        self.fatal, self.passed, self.log = fatal, 0, log
+
+    def __call__(self, name: str, last_deed: Callable[[], object] = lambda: None) -> None:
+        self.passed += 1
+        if self.passed == self.fatal:
+            last_deed()
+            self.log.write_text(name)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Torn:
+    """A file that may die after half a write."""
+
+    def __init__(self, file, point: Points, name: str) -> None:
+        self.file, self.point, self.name = file, point, name
+
+    def write(self, data: bytes) -> None:
+        def half() -> None:
+            self.file.write(data[: len(data) // 2])
+            self.file.flush()
+
+        self.point(f"half of {self.name}", half)
+        self.file.write(data)
+
+    def __getattr__(self, name: str):
+        return getattr(self.file, name)
+
+
+def note(path: Path) -> None:
+    """One more: what SIGKILL does not take back, unlike a crash of the machine."""
+    with path.open("a") as file:
+        file.write("x")
+
+
+def instrument(point: Points, noised: Path) -> None:
+    """Put points around everything between the decision to release and its end."""
+    append, open_, done, sync = Ledger._append, Ledger.open, Ledger.done, os.fsync
+
+    def appended(self, file, kind, line):
+        append(self, Torn(file, point, f"a line of kind {kind}"), kind, line)
+
+    def opened(self, *arguments, **options):
+        point("before the ledger")
+        release = open_(self, *arguments, **options)
+        point("after the ledger")
+        return release
+
+    def finished(self, release):
+        point("before done")
+        done(self, release)
+        point("after done")
+
+    def synced(handle):
+        point("before a sync")
+        sync(handle)
+        point("after a sync")
+
+    def watched(make):
+        def made(*arguments):
+            note(noised)
+            result = make(*arguments)
+            point("after the noise")
+            return result
+
+        return made
+
+    Ledger._append, Ledger.open, Ledger.done, os.fsync = appended, opened, finished, synced
+    decorators.noisy_mean = watched(decorators.noisy_mean)
+    MetricDP._released = watched(MetricDP._released)
+
+
+def strategy(mechanism: str, folder: Path, run: str) -> GlobalDP:
+    books = Books(Ledger(folder / "ledger.jsonl"), run, max_epsilon=MAX_EPSILON)
+    if mechanism == "metric":
+        return MetricDP(all_nodes(), books=books, **OPTIONS, **PRIVATE_DISTANCE)
+    return GlobalDP(all_nodes(), books=books, **OPTIONS)
+
+
+def rounds(mechanism: str, folder: Path, run: str, point: Callable = lambda *_: None) -> None:
+    """Train, and publish the model of every round: a line in a file, synced."""
+    private = strategy(mechanism, folder, run)
+    sent, *models = random_models(CLIENTS + 1)
+    for number in range(1, ROUNDS + 1):
+        arrays, _ = one_round(private, grid_of(lambda node, _: content(models[node - 1]), CLIENTS), sent, number)
+        point("before publication")
+        with (folder / "published").open("ab") as file:
+            Torn(file, point, "a publication").write((flat(arrays).tobytes().hex() + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+        point("after publication")
+        sent = from_record(arrays)
+
+
+def main(folder: Path, mechanism: str) -> None:
+    fatal, killed = 0, True
+    while killed:
+        fatal += 1
+        mine = folder / str(fatal)
+        mine.mkdir(parents=True)
+        if (child := os.fork()) == 0:
+            status = 1
+            try:
+                point = Points(fatal, mine / "died")
+                instrument(point, mine / "noised")
+                rounds(mechanism, mine, "killed", point)
+                status = 0
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        killed = os.WIFSIGNALED(status)
+        if not killed and status:
+            raise SystemExit(f"child {fatal} failed")
+    print(fatal - 1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

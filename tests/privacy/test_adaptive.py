@@ -1,0 +1,266 @@
+"""The clip that follows a quantile: it gets there, its bits cost what the ledger says, no round mixes two bounds."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.serverapp import strategy as flower
+from statistics_of_noise import is_normal, std_is
+from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
+from test_clipping import cohort_of
+
+from cloister.core.errors import ConfigError
+from cloister.privacy.accounting import Account
+from cloister.privacy.audits.sensitivity import Rehearsal
+from cloister.privacy.books import Books
+from cloister.privacy.clipping import AdaptiveClip
+from cloister.privacy.decorators import GlobalDP
+from cloister.privacy.events import Gaussian
+from cloister.privacy.ledger import Ledger
+from cloister.privacy.noise import GaussianNoise
+
+CLIENTS = 200
+NORMS = np.linspace(0.5, 1.5, CLIENTS)
+"""Their quantile γ is 0.5 + γ."""
+
+
+def with_norms(norms):
+    """A cohort of updates of these norms."""
+    return cohort_of([{"kernel": np.array([norm, 0, 0])} for norm in norms])
+
+
+def followed(clip, norms, rounds, seed=1, size=None):
+    """The bounds after each of so many rounds."""
+    cohort, noise, bounds = with_norms(norms), GaussianNoise(seed), []
+    for _ in range(rounds):
+        clip.follow(cohort, size or len(norms), noise)
+        bounds.append(clip.bound)
+    return np.array(bounds)
+
+
+# --- where the bound goes ---
+
+
+def wander(quantile, clients, slope, rate=0.2, bits_multiplier=10.0):
+    """Standard deviation of ln C around its quantile, once it is there.
+
+    A round adds noise of deviation s = η·z_b·max(γ, 1 - γ)/n, and takes back the part η·κ of what is missing, κ = slope
+    of the share in ln C: together a stationary deviation of s/√(2ηκ - (ηκ)²).
+    """
+    pull = rate * slope
+    return rate * bits_multiplier * max(quantile, 1 - quantile) / clients / math.sqrt(2 * pull - pull**2)
+
+
+@pytest.mark.parametrize("silent", [0, CLIENTS])
+@pytest.mark.parametrize("start", [0.1, 10.0])
+@pytest.mark.parametrize("quantile", [0.1, 0.25, 0.5, 0.75, 0.9])
+def test_it_finds_the_quantile_of_the_norms(quantile, start, silent):
+    """To six deviations of its wandering, and the step from one client to the next: below 13 %.
+
+    As many clients again may not reply: they halve the pull, and do not move the goal.
+    """
+    true, asked = 0.5 + quantile, CLIENTS + silent
+    bounds = followed(AdaptiveClip(start, quantile=quantile), NORMS, 1000, size=asked)
+    tolerance = 6 * wander(quantile, asked, slope=true * CLIENTS / asked) + 1 / CLIENTS / true
+    assert tolerance < 0.13
+    assert np.abs(np.log(bounds[-200:] / true)).max() < tolerance
+
+
+def test_it_is_the_share_below_the_bound_that_counts():
+    """A bound above all norms must fall, one below all must rise: Flower's runs the other way."""
+    assert followed(AdaptiveClip(2.0), NORMS, 1)[0] < 2.0 * math.exp(-0.2 * 0.4)
+    assert followed(AdaptiveClip(0.2), NORMS, 1)[0] > 0.2 * math.exp(0.2 * 0.4)
+
+
+def test_one_step_is_the_published_rule():
+    """Andrew et al. (2021), Algorithm 1: C ← C·exp(-η(b - γ)), b the share of norms of at most C."""
+    clip = AdaptiveClip(1.0, quantile=0.3, rate=0.7)
+    clip.follow(with_norms([0.2, 0.9, 1.0, 1.1, 5.0]), 5, Silent())
+    assert clip.bound == pytest.approx(math.exp(-0.7 * (3 / 5 - 0.3)))
+
+
+def test_a_round_without_replies_moves_the_bound_nowhere():
+    clip = AdaptiveClip(1.0, quantile=0.9)
+    clip.follow(with_norms([1.0, 2.0]).take(np.arange(0)), 10, Silent())
+    assert clip.bound == 1.0
+
+
+def rounds(strategy, models, sent, count):
+    grid = grid_of(lambda node, _: content(models[node - 1]), len(models))
+    for number in range(count):
+        one_round(strategy, grid, sent, number + 1)
+
+
+@pytest.mark.parametrize("start", [0.1, 10.0])
+def test_over_whole_rounds_it_converges_and_flowers_runs_away(start):
+    """Twenty clients of norm 1. Ours goes to 1; Flower's leaves by another factor of two, in the wrong direction."""
+    sent = {"kernel": np.zeros(4, np.float32)}
+    models = [{"kernel": np.eye(4, dtype=np.float32)[number % 4]} for number in range(20)]
+    ours = GlobalDP(
+        all_nodes(),
+        noise_multiplier=0.5,
+        clipping_norm=AdaptiveClip(start, bits_multiplier=1.0),
+        noise=GaussianNoise(3),
+    )
+    theirs = flower.DifferentialPrivacyServerSideAdaptiveClipping(
+        flower.FedAvg(min_available_nodes=1, fraction_evaluate=0.0), 0.5, 20, initial_clipping_norm=start
+    )
+    np.random.seed(0)
+    rounds(ours, models, sent, 60)
+    rounds(theirs, models, sent, 15)
+    assert 0.75 < ours.clip.bound < 1.33
+    assert theirs.clipping_norm < start / 2 if start < 1 else theirs.clipping_norm > 2 * start
+
+
+# --- which bound is noised for ---
+
+
+def test_the_bound_that_clipped_is_the_bound_that_is_noised_for():
+    """All norms are far above 2, so that the next bound is e times as large: noise for that one would show."""
+    sent, *models = random_models(5, 0.1, like=zeros(100_000))
+
+    def released(z):
+        clip = AdaptiveClip(2.0, rate=2.0, bits_multiplier=0.1)
+        strategy = GlobalDP(all_nodes(), noise_multiplier=z, clipping_norm=clip, noise=GaussianNoise(7))
+        grid = grid_of(lambda node, _: content(models[node - 1]), 4)
+        return strategy, flat(one_round(strategy, grid, sent)[0])
+
+    (strategy, noisy), (_, calm) = released(3.0), released(0.0)
+    expected, following = 3.0 * 2.0 / 4, 3.0 * strategy.clip.bound / 4
+    assert following / expected == pytest.approx(math.e, rel=0.1)
+    assert strategy.measured.clipping_norm == 2.0 and strategy.measured.noise_std == expected
+    assert std_is(noisy - calm, expected) and is_normal(noisy - calm, expected)
+    for wrong in (following, expected * 2 / 3, expected * 3 / 2):
+        assert not std_is(noisy - calm, wrong)
+
+
+def test_the_next_round_clips_and_noises_with_the_next_bound():
+    sent, *models = random_models(5, 10.0)
+    strategy = GlobalDP(all_nodes(), noise_multiplier=3.0, clipping_norm=AdaptiveClip(2.0), noise=GaussianNoise(7))
+    rounds(strategy, models, sent, 1)
+    following = strategy.clip.bound
+    rounds(strategy, models, sent, 1)
+    assert strategy.measured.clipping_norm == following != 2.0
+    assert strategy.measured.sensitivity == following / 4
+    assert strategy.measured.noise_std == pytest.approx(3.0 * following / 4)
+
+
+# --- what the bits cost ---
+
+
+class Silent(GaussianNoise):
+    """Adds nothing."""
+
+    def maker(self, room):
+        made = super().maker(room)
+        made.normals = lambda number, count, std: np.zeros(count)
+        return made
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.8])
+def test_the_noise_on_the_bits(quantile):
+    """Read from the bound, as an adversary would."""
+    clip, noise = AdaptiveClip(1.0, bits_multiplier=3.0, quantile=quantile), GaussianNoise(5)
+    cohort, samples = with_norms([0.5, 2, 3]), []
+    for _ in range(8000):
+        clip.bound = 1.0
+        clip.follow(cohort, 1000, noise)
+        samples.append(-1000 * math.log(clip.bound) / clip.rate - (1 - 3 * quantile))
+    sample, std = np.array(samples), 3.0 * quantile
+    assert std_is(sample, std, tolerance=0.05) and is_normal(sample, std)
+    assert not std_is(sample, std * 2 / 3, tolerance=0.05)
+    assert not std_is(sample, std * 3 / 2, tolerance=0.05)
+
+
+UNFIT = {
+    "not finite": {"kernel": np.array([np.nan, 0, 0], np.float32)},
+    "of another shape": {"kernel": np.zeros(2, np.float32)},
+}
+
+
+def silent_round(models, absent=None, quantile=0.5):
+    """The sum of bits and the sum of updates of a round without noise, in which one client may be absent."""
+    clip = AdaptiveClip(1.0, bits_multiplier=3.0, quantile=quantile)
+    strategy = GlobalDP(all_nodes(), noise_multiplier=2.0, clipping_norm=clip, noise=Silent(1))
+    rehearsal = Rehearsal({"kernel": np.zeros(3, np.float32)}, models, [1.0] * len(models))
+    mean = rehearsal.flat(rehearsal.run(strategy, absent))
+    return -len(models) * math.log(clip.bound) / clip.rate, len(models) * mean
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.2, 0.9])
+def test_one_client_moves_the_bits_by_what_their_noise_is_for(quantile):
+    """For the median by one half, whoever it is; elsewhere by γ or 1 - γ, as it lies outside the bound or within."""
+    rng, moved = np.random.default_rng(0), set()
+    for _ in range(50):
+        others = [{"kernel": row.astype(np.float32)} for row in rng.standard_normal((int(rng.integers(1, 8)), 3))]
+        models = [{"kernel": (rng.standard_normal(3) * 10.0 ** rng.integers(-3, 4)).astype(np.float32)}, *others]
+        (bits, _), (fewer, _) = silent_round(models, None, quantile), silent_round(models, 0, quantile)
+        moved.add(round(abs(bits - fewer), 5))
+    assert moved == {round(quantile, 5), round(1 - quantile, 5)}
+
+
+@pytest.mark.parametrize("unfit", UNFIT)
+def test_a_reply_that_is_rejected_is_none(unfit):
+    models = [UNFIT[unfit], {"kernel": np.ones(3, np.float32)}, {"kernel": np.zeros(3, np.float32)}]
+    (bits, total), (fewer, rest) = silent_round(models), silent_round(models, absent=0)
+    assert bits == pytest.approx(fewer, abs=1e-9) and (total == rest).all()
+
+
+def test_sum_and_bits_are_one_release_of_the_joint_multiplier():
+    """In units of their noise, one client moves the pair (sum, bits) by at most 1/z_joint, a far one by all of it."""
+    z, z_b, rng, farthest = 2.0, 3.0, np.random.default_rng(1), 0.0
+    joint = AdaptiveClip(1.0, bits_multiplier=z_b).joint_multiplier(z)
+    for scale in [0.1, 0.5, 1.0, 10.0, 1e3] * 10:
+        models = [{"kernel": (scale * row).astype(np.float32)} for row in rng.standard_normal((4, 3))]
+        (bits, total), (fewer, rest) = silent_round(models), silent_round(models, absent=0)
+        moved = math.hypot(np.linalg.norm(total - rest) / (z * 1.0), (bits - fewer) / (z_b / 2))
+        assert moved <= 1 / joint * (1 + 1e-6)
+        farthest = max(farthest, moved)
+    assert farthest > 0.999 / joint
+
+
+def test_the_joint_multiplier_is_that_of_two_releases():
+    for z, z_b in [(1.0, 10.0), (0.3, 0.5), (4.0, 4.0)]:
+        joint = Gaussian(AdaptiveClip(1.0, bits_multiplier=z_b).joint_multiplier(z))
+        for accountant in ("rdp", "pld"):
+            apart = Account([Gaussian(z), Gaussian(z_b)]).epsilon(1e-5, accountant)
+            assert Account([joint]).epsilon(1e-5, accountant) == pytest.approx(apart, rel=1e-9)
+
+
+def test_without_noise_on_the_sum_bits_protect_nothing():
+    assert AdaptiveClip(1.0).joint_multiplier(0.0) == 0.0
+
+
+def test_the_ledger_holds_both(tmp_path):
+    books = Books(Ledger(tmp_path / "ledger.jsonl"), "run")
+    strategy = GlobalDP(
+        all_nodes(), noise_multiplier=2.0, clipping_norm=AdaptiveClip(1.0, bits_multiplier=3.0), books=books
+    )
+    rounds(strategy, random_models(3), zeros(), 2)
+    assert [entry.event for entry in books.ledger.entries] == [Gaussian(1 / math.sqrt(1 / 4 + 1 / 9))] * 2
+    assert strategy.worst_events(None) == [books.ledger.entries[0].event]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bound", 0.0),
+        ("bound", math.inf),
+        ("quantile", 0.0),
+        ("quantile", 1.0),
+        ("quantile", math.nan),
+        ("rate", 0.0),
+        ("rate", -1.0),
+        ("bits_multiplier", 0.0),
+        ("bits_multiplier", math.nan),
+    ],
+)
+def test_parameters_out_of_range(name, value):
+    key = {"bound": "clipping_norm", "bits_multiplier": "bits_noise_multiplier"}.get(name, f"clipping_{name}")
+    with pytest.raises(ConfigError, match=key):
+        AdaptiveClip(**({"bound": 1.0} | {name: value}))
+
+
+def test_the_published_placement_has_a_fixed_clip():
+    with pytest.raises(ConfigError, match=r"'model' goes with a fixed clip"):
+        GlobalDP(all_nodes(), noise_multiplier=1.0, clipping_norm=AdaptiveClip(1.0), placement="model")
