@@ -12,8 +12,7 @@ Proposition 3), as papers of 2017 to 2020 used it, to compare with their tables.
 far, so every multiplier is halved for `replace-one`; dp-accounting's Rényi accountant does not do that by itself.
 
 **Composition.** A sum of Rényi curves, or a convolution of loss distributions, holds for multipliers fixed beforehand.
-For multipliers chosen from earlier releases it holds as a filter: while a budget set beforehand is not passed (Feldman,
-Zrnic, 2021, Theorem 4.3). A run either has such a budget or is accounted at its least multiplier.
+Where a mechanism chooses its multiplier from earlier releases, what is recorded is the least it can be.
 """
 
 import functools
