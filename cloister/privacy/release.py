@@ -8,7 +8,7 @@ import numpy as np
 
 from cloister.core import check
 from cloister.core.arrays import Row
-from cloister.core.cohort import BLOCK, Cohort, Span, share, spans, weighted_sum
+from cloister.core.cohort import BLOCK, Cohort, Span, rooms, share, spans, weighted_sum
 from cloister.core.errors import UnboundedSensitivity
 from cloister.privacy.noise import ROOM, GaussianNoise, Maker, NumberedBlock
 
@@ -57,10 +57,11 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
     model = tuple(np.zeros(piece.size, cohort.layout.dtype) for piece in cohort.sent)
     # Noise is numbered here and made there: which thread takes which span must not decide who gets which number.
     places = [(span, noise.blocks(span.of(model))) for span in spans(cohort.layout)]
+    memory = rooms(ROOM)
 
     def work(mine: Iterator[tuple[Span, list[NumberedBlock]]]) -> None:
         # The same memory serves the sum of a span and then its noise.
-        room = np.empty(ROOM)
+        room = next(memory)
         scratch, maker = room.view(cohort.layout.dtype)[:BLOCK], noise.maker(room)
         for span, blocks in mine:
             total = weighted_sum(cohort, span, factors, scratch, span.of(model))
