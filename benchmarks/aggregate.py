@@ -56,7 +56,7 @@ def _serialised(record: ArrayRecord) -> ArrayRecord:
 def peak(case: str, name: str) -> int:
     """Extra resident memory of one aggregation, in this process."""
     shapes, clients = CASES[case]
-    small = Federation(MLP, 2)
+    small = Federation(MLP, 8)
     strategies(small)[name](small.fresh())  # what is imported and made on first use is no cost of a round
     federation = Federation(shapes, clients)
     action, replies = strategies(federation)[name], federation.fresh()

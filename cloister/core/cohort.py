@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from cloister.core.arrays import Layout, Row
 
@@ -154,19 +154,22 @@ def share(items: Sequence[Item], work: Callable[[Iterator[Item]], None], numbers
         list(pool.map(work, [source] * threads))
 
 
-def rooms(size: int, dtype: DTypeLike = np.float64) -> Iterator[NDArray]:
-    """Scratch for every thread of `share`, taken by the caller: what threads take themselves outlives them in part."""
-    return iter(np.empty((THREADS, size), dtype))
+def rooms() -> Iterator[NDArray[np.float64]]:
+    """Scratch for every thread of `share`: memory for `BLOCK` numbers of any dtype, used for one thing after another.
+
+    The caller takes it, and always as much: what threads take outlives them in part, and what is freed fits again.
+    """
+    return iter(np.empty((THREADS, BLOCK)))
 
 
 def _squared_norms(cohort: Cohort) -> NDArray[np.float64]:
     """‖U[i]‖₂² for each i, not finite where U[i] is not. Relative error below `NORM_ERROR`."""
     places = list(enumerate(spans(cohort.layout)))
     squares = np.zeros((len(places), len(cohort)))
-    scratches = rooms(BLOCK, cohort.layout.dtype)
+    memory = rooms()
 
     def work(numbered: Iterator[tuple[int, Span]]) -> None:
-        scratch = next(scratches)
+        scratch = next(memory).view(cohort.layout.dtype)[:BLOCK]
         with np.errstate(over="ignore", invalid="ignore"):
             for number, span in numbered:
                 for which, block in blocks(cohort, span, scratch):

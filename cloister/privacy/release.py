@@ -57,7 +57,7 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
     model = tuple(np.zeros(piece.size, cohort.layout.dtype) for piece in cohort.sent)
     # Noise is numbered here and made there: which thread takes which span must not decide who gets which number.
     places = [(span, noise.blocks(span.of(model))) for span in spans(cohort.layout)]
-    memory = rooms(ROOM)
+    memory = rooms()
 
     def work(mine: Iterator[tuple[Span, list[NumberedBlock]]]) -> None:
         # The same memory serves the sum of a span and then its noise.
