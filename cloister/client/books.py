@@ -55,12 +55,12 @@ def keep_books(message: Message, context: Context, call_next: ClientAppCallable)
         books = books_of(node, run_config(context).task.name, str(message.metadata.run_id))
         try:
             books.require(events)
+            for event in events:
+                stack.enter_context(books.release(event, int(config[ROUND])))  # type: ignore[arg-type]
         except BudgetExhausted as error:
             # How much was spent, with others too, is the node's own affair.
             logger.log(INFO, "abstaining: %s", error)
             raise BudgetExhausted("the budget of this node is spent, or cannot cover this run") from None
-        for event in events:
-            stack.enter_context(books.release(event, int(config[ROUND])))  # type: ignore[arg-type]
         return call_next(message, context)
 
 

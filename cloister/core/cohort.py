@@ -21,8 +21,12 @@ BLOCK = 1 << 17
 """Parameters in a block: 512 KiB of float32. Shorter stretches of a row keep starting the memory's prefetching anew."""
 DOT = 1 << 10
 """Numbers that one float32 dot product adds up before float64 takes over."""
-NORM_ERROR = 2.0**-18
-"""Bound on the relative error of a norm: float32 subtraction, and sums of `DOT` float32 squares."""
+NORM_ERROR = 2.0**-14
+"""Bound on the relative error of a norm: float32 subtraction, and sums of `DOT` float32 squares in whatever order.
+
+Each subtraction, square and addition errs by at most 2⁻²⁴ of its result; a sum of 2¹⁰ squares so by less than 2⁻¹³·⁹ of
+its own, all terms being positive, and its root by half of that (Higham, 2002, §3.1).
+"""
 THREADS = min(4, os.cpu_count() or 1)
 """More would wait for the memory."""
 WORTH_A_THREAD = 1 << 20

@@ -101,7 +101,7 @@ class PrivacyConfig(Section):
     clipping_rate: Positive = 0.2
     bits_noise_multiplier: Positive = 10.0
     examples_cap: NonNegative = 0.0
-    placement: Literal["update", "model"] = "update"
+    placement: Literal["update", "rule", "model"] = "update"
     distance: str = "mean-layer-frobenius"
     distance_release: Literal["exact", "private"] = "exact"
     distance_noise_multiplier: Positive = 1.0

@@ -58,12 +58,17 @@ class FixedClip:
     """The same bound in every round.
 
     Attributes:
-        bound: C > 0.
+        bound: C > 0, in force.
+        initial: C of the first round.
     """
 
     def __init__(self, bound: float) -> None:
         check.positive(clipping_norm=bound)
-        self.bound = bound
+        self.bound = self.initial = bound
+
+    def parameters(self) -> dict[str, float | str | bool]:
+        """What it was made with, by configuration key."""
+        return {"privacy.clipping": "fixed", "privacy.clipping-norm": self.initial}
 
     def joint_multiplier(self, noise_multiplier: float) -> float:
         """z of everything a round releases: the noised sum alone."""
@@ -103,6 +108,16 @@ class AdaptiveClip(FixedClip):
         self.quantile = quantile
         self.rate = rate
         self.bits_multiplier = bits_multiplier
+
+    def parameters(self) -> dict[str, float | str | bool]:
+        """What it was made with, by configuration key."""
+        return {
+            "privacy.clipping": "adaptive",
+            "privacy.clipping-norm": self.initial,
+            "privacy.clipping-quantile": self.quantile,
+            "privacy.clipping-rate": self.rate,
+            "privacy.bits-noise-multiplier": self.bits_multiplier,
+        }
 
     def joint_multiplier(self, noise_multiplier: float) -> float:
         """z of both noised sums together."""

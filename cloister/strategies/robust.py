@@ -23,6 +23,11 @@ class FedMedian(Sampled, flower.FedMedian):
 
     needs_every_reply = True
 
+    @staticmethod
+    def trimmed(count: int) -> int:
+        """How many of `count` values are cut off at each end: all but the one or two in the middle."""
+        return (count - 1) // 2
+
 
 class FedTrimmedAvg(Sampled, flower.FedTrimmedAvg):
     """Coordinate-wise mean without the largest and smallest share of values.
@@ -41,6 +46,10 @@ class FedTrimmedAvg(Sampled, flower.FedTrimmedAvg):
         if not 0 <= trim_fraction < 0.5:
             raise ConfigError(f"strategy.trim-fraction must be at least 0 and below 0.5, got {trim_fraction}")
         self.beta = trim_fraction
+
+    def trimmed(self, count: int) -> int:
+        """How many of `count` values are cut off at each end."""
+        return int(self.beta * count)
 
 
 class Krum(Sampled):

@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support import all_nodes, content, flat, grid_of, one_round, random_models
 
 from cloister.core.arrays import from_record
-from cloister.privacy import decorators
 from cloister.privacy.books import Books
 from cloister.privacy.decorators import GlobalDP, MetricDP
+from cloister.privacy.decorators import global_dp as decorators
 from cloister.privacy.ledger import Ledger
 
 ROUNDS = 2
@@ -101,7 +101,7 @@ def instrument(point: Points, noised: Path) -> None:
 
     Ledger._append, Ledger.open, Ledger.done, os.fsync = appended, opened, finished, synced
     decorators.noisy_mean = watched(decorators.noisy_mean)
-    MetricDP._released = watched(MetricDP._released)
+    MetricDP._noised_distance = watched(MetricDP._noised_distance)
 
 
 def strategy(mechanism: str, folder: Path, run: str) -> GlobalDP:

@@ -18,17 +18,17 @@ from scipy import stats
 
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
-from cloister.privacy import decorators
 from cloister.privacy.accounting import Account
 from cloister.privacy.audits.epsilon import Trials, rate_at_least, rate_at_most, try_to_tell
 from cloister.privacy.clipping import AdaptiveClip
 from cloister.privacy.decorators import GlobalDP, MetricDP
+from cloister.privacy.decorators import global_dp as decorators
 from cloister.privacy.events import Gaussian
 from cloister.privacy.noise import GaussianNoise
 from cloister.strategies import STRATEGIES
 from cloister.strategies.averaging import FedAvg
 from cloister.strategies.fedopt import FedAdam
-from cloister.strategies.robust import FedMedian
+from cloister.strategies.robust import FedMedian, FedTrimmedAvg
 from cloister.strategies.sampling import Sampling
 
 FALSE_ALARM = 1e-4
@@ -166,6 +166,13 @@ class TestSoundModes:
         broken = model(np.nan, 0, 0, 0)
         assert keeps(global_dp(), least=0.2, models=[MODELS[0], broken, broken])
 
+    @pytest.mark.parametrize("kind", [FedMedian, FedTrimmedAvg])
+    def test_a_rule_with_noise_of_its_own(self, kind):
+        """The canary decides between two halves that are as far apart as can be."""
+        make = global_dp(lambda: everybody(kind), placement="rule")
+        assert make(GaussianNoise(), None).is_accounted
+        assert keeps(make, least=0.3, models=[MODELS[0], MODELS[0], MODELS[0], SENT, SENT], counts=[1.0] * 5)
+
     def test_capped_weights_whatever_the_count(self):
         assert keeps(global_dp(examples_cap=10), least=0.2, counts=[1e9, 1.0, 30.0])
 
@@ -294,6 +301,13 @@ class TestBrokenOnes:
             decorators, "noisy_mean", lambda cohort, z, size, noise: right(cohort, z / size, size, noise)
         )
         assert caught(broken(), self.claim)
+
+    def test_a_median_noised_as_if_it_were_a_mean(self, monkeypatch):
+        right = decorators.noisy_trimmed_mean
+        as_mean = lambda cohort, z, asked, trimmed, noise: right(cohort, z / asked, asked, trimmed, noise)  # noqa: E731
+        monkeypatch.setattr(decorators, "noisy_trimmed_mean", as_mean)
+        make = broken(inner=lambda: everybody(FedMedian), placement="rule")
+        assert caught(make, self.claim, models=[*[MODELS[0]] * 3, SENT, SENT], counts=[1.0] * 5)
 
     @pytest.mark.parametrize("inner", [FedAdam, FedMedian])
     def test_noise_after_what_is_no_mean(self, inner):

@@ -44,7 +44,7 @@ def test_an_update_inside_the_ball_is_untouched():
 
 def test_an_update_outside_is_scaled_onto_the_sphere():
     clipped = clip(cohort_of(random_models(4, 100.0)), 2.0)
-    np.testing.assert_allclose(true_norms(clipped), 2.0, rtol=1e-5)
+    np.testing.assert_allclose(true_norms(clipped), 2.0, rtol=1e-4)
     assert clipped_fraction(clipped) == 1.0
 
 
@@ -57,7 +57,7 @@ def test_the_update_is_clipped_not_the_model():
 def test_one_norm_covers_all_arrays():
     model = {"kernel": np.full((6, 2), 3.0, np.float32), "bias": np.full(3, 4.0, np.float32)}
     expected = 1.0 / np.sqrt(12 * 9 + 3 * 16)
-    np.testing.assert_allclose(clip(cohort_of([model]), 1.0).factors, expected, rtol=1e-5)
+    np.testing.assert_allclose(clip(cohort_of([model]), 1.0).factors, expected, rtol=1e-4)
 
 
 def test_a_zero_update_keeps_its_factor():

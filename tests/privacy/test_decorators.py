@@ -9,6 +9,7 @@ from support import all_nodes, content, flat, grid_of, one_round, random_models,
 from test_distance import GOLDEN
 
 from cloister.core.arrays import to_record
+from cloister.core.cohort import NORM_ERROR
 from cloister.core.decorator import Screened
 from cloister.core.errors import ConfigError, FederationError
 from cloister.privacy.decorators import GlobalDP, MetricDP
@@ -60,7 +61,7 @@ def test_without_noise_the_release_is_the_mean_of_the_clipped_updates():
     vector = np.concatenate([np.concatenate([a.ravel() for a in model.values()])[None] for model in models])
     origin = np.concatenate([array.ravel() for array in sent.values()])
     updates = vector - origin
-    updates *= np.minimum(1, 1 / np.linalg.norm(updates, axis=1, keepdims=True))
+    updates *= np.minimum(1, 1 / (1 + NORM_ERROR) / np.linalg.norm(updates, axis=1, keepdims=True))
     for placement in PLACEMENTS:
         found = released(decorated(GlobalDP, 0.0, placement), models, sent)
         np.testing.assert_allclose(found, origin + updates.mean(axis=0), atol=1e-5)

@@ -50,7 +50,7 @@ def private(inner=None, **options):
 def test_the_noise_on_the_distance():
     strategy = private(distance_multiplier=1.5)
     layout = Layout.of(zeros())
-    sample = np.array([strategy._released(0.4, layout) for _ in range(100_000)]) - 0.4
+    sample = np.array([strategy._noised_distance(0.4, layout) for _ in range(100_000)]) - 0.4
     std = 1.5 * 2 / np.sqrt(2)
     assert std_is(sample, std) and is_normal(sample, std)
     assert not std_is(sample, std * 2 / 3) and not std_is(sample, std * 3 / 2)

@@ -54,9 +54,9 @@ def cohorts():
 COHORTS = list(cohorts())
 
 
-def ours(kind, name):
+def ours(kind, name, **options):
     config = parse({"strategy.name": name, "strategy.min-nodes": 1})
-    return lambda: kind(named_strategy(config), noise_multiplier=0.0, clipping_norm=CLIP)
+    return lambda: kind(named_strategy(config), noise_multiplier=0.0, clipping_norm=CLIP, **options)
 
 
 @pytest.mark.parametrize("cohort", range(len(COHORTS)))
@@ -67,6 +67,29 @@ def test_one_client_moves_a_release_no_further_than_calibrated(kind, name, cohor
     finding = leave_one_out(ours(kind, name), sent, models, counts, absent=0)
     assert finding.calibrated == CLIP / len(models)
     assert finding.sound, finding
+
+
+RULES = {"fedmedian": lambda n: 2 - n % 2, "fedtrimmedavg": lambda n: n - 2 * int(0.2 * n)}
+"""How many values are kept of n: one or two in the middle, or what the trimming leaves."""
+
+
+@pytest.mark.parametrize("cohort", range(len(COHORTS)))
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("kind", [GlobalDP, MetricDP])
+def test_one_client_moves_a_rule_no_further_than_calibrated(kind, name, cohort):
+    sent, models, counts = COHORTS[cohort]
+    finding = leave_one_out(ours(kind, name, placement="rule"), sent, models, counts, absent=0)
+    assert finding.calibrated == CLIP / RULES[name](len(models))
+    assert finding.sound, finding
+
+
+def test_a_median_calibrated_as_a_mean_is_found_out():
+    sent, *_ = COHORTS[10][0], COHORTS[10][1]
+    far = {name: array + np.float32(9) for name, array in sent.items()}
+    divided = [far, far, far, sent, sent]
+    finding = leave_one_out(ours(GlobalDP, "fedmedian", placement="rule"), sent, divided, np.ones(5), absent=0)
+    assert finding.moved == pytest.approx(CLIP, rel=1e-3) and finding.sound
+    assert finding.moved > 4 * CLIP / 5
 
 
 def test_the_calibration_is_reached():

@@ -14,10 +14,10 @@ from cloister.core.arrays import to_record
 from cloister.core.config import parse
 from cloister.core.errors import ConfigError
 from cloister.core.identity import assume_run
-from cloister.privacy import decorators
 from cloister.privacy.audits.sensitivity import leave_one_out
 from cloister.privacy.clipping import capped_weights, clip
 from cloister.privacy.decorators import GlobalDP, MetricDP
+from cloister.privacy.decorators import global_dp as decorators
 from cloister.server.build import build
 
 CLIP = 0.5

@@ -36,15 +36,18 @@ OPTIONS = {
     "krum": {"num-malicious": 1},
 }
 ROBUST = {"fedmedian", "fedtrimmedavg", "krum"}
+RULED = {"fedmedian", "fedtrimmedavg"}
 PRIVACY = [
     ("none", "update"),
-    *((server, place) for server in ("global-dp", "metric") for place in ("update", "model")),
+    *((server, place) for server in ("global-dp", "metric") for place in ("update", "rule", "model")),
 ]
 CELLS = [(name, server, placement) for name in STRATEGIES.names() for server, placement in PRIVACY]
 
 
 def is_legal(name, server, placement):
-    return server == "none" or placement == "model" or name not in ROBUST
+    if server == "none" or placement == "model":
+        return True
+    return name in RULED if placement == "rule" else name not in ROBUST
 
 
 def cell(name, server, placement, folder, **more):
@@ -86,15 +89,16 @@ def test_a_legal_combination_learns(name, server, placement, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "server", "placement"), [each for each in CELLS if not is_legal(*each)])
-def test_a_robust_rule_that_would_see_one_reply_is_refused_at_the_start(name, server, placement, tmp_path):
-    with pytest.raises(ConfigError, match=r"privacy\.placement = 'update'.* use privacy\.placement = 'model'"):
+def test_a_placement_that_is_not_for_the_strategy_is_refused_at_the_start(name, server, placement, tmp_path):
+    other = {"rule": "'update'", "update": "'rule'" if name in RULED else "'model'"}[placement]
+    with pytest.raises(ConfigError, match=rf"privacy\.placement = '{placement}'.* use privacy\.placement = {other}"):
         quietly(cell(name, server, placement, tmp_path))
     assert not list(tmp_path.iterdir())
 
 
 def test_the_matrix_has_no_holes():
     illegal = [each for each in CELLS if not is_legal(*each)]
-    assert len(CELLS) == 10 * 5 and len(illegal) == 3 * 2
+    assert len(CELLS) == 10 * 7 and len(illegal) == 3 * 2 + 8 * 2
 
 
 @pytest.mark.parametrize("name", STRATEGIES.names())

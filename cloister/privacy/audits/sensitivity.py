@@ -2,8 +2,8 @@
 
 An aggregation is run twice without noise, with and without one client's reply. Whatever the strategy does to a
 release afterwards is post-processing, so what is compared is the release itself: what a decorator in placement
-`update` hands to the strategy inside it, and what any other strategy returns. It is pointed at ours to find nothing,
-and at wrappers that noise the output of a stateful strategy to find that they under-noise.
+`update` or `rule` hands to the strategy inside it, and what any other strategy returns. It is pointed at ours to find
+nothing, and at wrappers that noise the output of a stateful strategy to find that they under-noise.
 
 Source: the recording and replaying of Cebere et al. (2026), arXiv:2602.17454, reduced to one round.
 """
@@ -76,7 +76,7 @@ def release_of(
     strategy: Strategy, sent: Arrays, models: Sequence[Arrays], examples: Sequence[float], absent: int | None
 ) -> np.ndarray:
     """What a strategy releases about a cohort in its first round, as one flat vector in float64."""
-    tap = _Tap(strategy.inner) if isinstance(strategy, GlobalDP) and strategy.placement == "update" else None
+    tap = _Tap(strategy.inner) if isinstance(strategy, GlobalDP) and strategy.placement != "model" else None
     if tap is not None:
         cast(GlobalDP, strategy).inner = tap
     rehearsal = Rehearsal(sent, models, examples)
@@ -146,7 +146,8 @@ class _Tap(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         (reply,) = list(replies)
-        self.seen = reply.content.array_records[ARRAYS]
+        # A record of its own over the same arrays: Flower's rules take those they read out of the reply.
+        self.seen = ArrayRecord(dict(reply.content.array_records[ARRAYS]))
         return self.inner.aggregate_train(server_round, [reply])
 
     def configure_evaluate(

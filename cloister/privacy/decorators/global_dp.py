@@ -5,16 +5,17 @@
                                ledger           ledger
 
 That is placement `update`. The wrapped strategy sees one model, the release, and whatever it does with it (momentum,
-Adam, anything that keeps state) costs no privacy. Placement `model` is what Flower and the papers do: the wrapped
-strategy sees every clipped model, and its output is noised as if it were their mean. It is there to compare with.
+Adam, anything that keeps state) costs no privacy. Placement `rule` is the same for strategies that are a median or a
+trimmed mean: that takes the place of the sum, with its own proved sensitivity. Placement `model` is what Flower and the
+papers do: the wrapped strategy sees every clipped model, and its output is noised as if it were their mean. It is there
+to compare with.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -23,25 +24,31 @@ from cloister.core import check
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import Cohort
 from cloister.core.decorator import Decorator, Measurements, virtual_reply
-from cloister.core.errors import ConfigError, PrivacyError
+from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.core.replies import Screening
 from cloister.core.wire import PROMISE
 from cloister.privacy.accounting import Account, best_epsilon, least_multiplier
 from cloister.privacy.books import Books
 from cloister.privacy.claim import Claim
 from cloister.privacy.clipping import AdaptiveClip, FixedClip, capped_weights, clip, clipped_fraction
-from cloister.privacy.distance import DISTANCES, L2, Distance, largest_distance
 from cloister.privacy.events import UNSAMPLED, Event, Gaussian, Sampling, Unaccounted
+from cloister.privacy.median import noisy_trimmed_mean
 from cloister.privacy.noise import GaussianNoise
-from cloister.privacy.release import bounded_models, noised, noisy_mean
+from cloister.privacy.release import Release, bounded_models, noised, noisy_mean
 
-Placement = Literal["update", "model"]
+Placement = Literal["update", "rule", "model"]
+RULE_OR_MODEL = "'rule' (sound), or 'model' (heuristic)"
+MODEL_ONLY = "'model' (heuristic)"
+SPENT = 0.99
+"""Share of a budget above which nothing is calibrated to the rest."""
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 
 EVERY_REPLY = "needs_every_reply"
 """A strategy with this attribute set is meaningless on one reply (a median, a selection)."""
 UNIFORM_MEAN = "is_uniform_mean"
 """A strategy with this attribute set returns the plain mean of the replies it is given."""
+TRIMMED = "trimmed"
+"""A strategy with this method is a coordinate-wise trimmed mean: how many of n values it cuts off at each end."""
 
 
 class GlobalDP(Decorator):
@@ -52,15 +59,15 @@ class GlobalDP(Decorator):
         noise_multiplier: z ≥ 0; the noise on the sum of updates has standard deviation z·C.
         clipping_norm: C > 0, the largest L2 norm of one client's update, in units of the weights; or a clip that
             adapts it.
-        placement: `update` noises the mean update and hands it to `inner`; `model` noises what `inner` makes of all
-            clipped replies.
+        placement: `update` noises the mean update and hands it to `inner`; `rule` does so with the median or trimmed
+            mean that `inner` stands for; `model` noises what `inner` makes of all clipped replies.
         noise: where the noise comes from; by default the operating system's entropy.
         examples_cap: let updates weigh by min(n/cap, 1) of their example counts; 0: all the same.
         books: record every release in a ledger, and stop at its budget.
 
-    Guarantee (placement `update`): each round is a Gaussian mechanism with noise multiplier z for adding or removing
-        one client's contribution, whatever `inner` is and whoever drops out. The weights clients report do not enter,
-        or enter capped at 1.
+    Guarantee (placements `update` and `rule`): each round is a Gaussian mechanism with noise multiplier z for adding or
+        removing one client's contribution, whatever `inner` is and whoever drops out. The weights clients report do not
+        enter, or enter capped at 1.
 
     Raises:
         ConfigError: a parameter is out of range, or `inner` needs every reply and the placement is `update`.
@@ -84,26 +91,37 @@ class GlobalDP(Decorator):
     ) -> None:
         super().__init__(inner)
         check.non_negative(noise_multiplier=noise_multiplier, examples_cap=examples_cap)
-        check.one_of(("update", "model"), placement=placement)
+        check.one_of(get_args(Placement), placement=placement)
         self.clip = clipping_norm if isinstance(clipping_norm, FixedClip) else FixedClip(clipping_norm)
         self.noise_multiplier = noise_multiplier
         self.placement = placement
         self.noise = GaussianNoise() if noise is None else noise
         self.examples_cap = examples_cap
         self.books = books
+        self._trimmed: Callable[[int], int] | None = getattr(inner, TRIMMED, None)
         self._refuse_impossible()
 
     def _refuse_impossible(self) -> None:
-        name = type(self.inner).__name__
+        name, ranked = type(self.inner).__name__, self._trimmed is not None
         if self.placement == "update" and getattr(self.inner, EVERY_REPLY, False):
             raise ConfigError(
                 f"privacy.placement = 'update' shows strategy {name} one reply, the release, and it needs every reply; "
-                "use privacy.placement = 'model' (heuristic)"
+                f"use privacy.placement = {RULE_OR_MODEL if ranked else MODEL_ONLY}"
+            )
+        if self.placement == "rule" and not ranked:
+            raise ConfigError(
+                f"privacy.placement = 'rule' is for a coordinate-wise median or trimmed mean, and strategy {name} is "
+                "none; use privacy.placement = 'update'"
             )
         if self.placement == "model" and (self.examples_cap or isinstance(self.clip, AdaptiveClip)):
             raise ConfigError(
                 "privacy.placement = 'model' goes with a fixed clip and uniform weights only; "
                 "use privacy.placement = 'update'"
+            )
+        if self.placement == "rule" and self.examples_cap:
+            raise ConfigError(
+                f"privacy.examples-cap = {self.examples_cap:g} has no meaning with privacy.placement = 'rule': "
+                "a rank knows no weights; remove it"
             )
 
     def configure_train(
@@ -119,6 +137,11 @@ class GlobalDP(Decorator):
         if promised and self.is_accounted:
             config[PROMISE] = [event.noise_multiplier for event in promised]
         messages = super().configure_train(server_round, arrays, config, grid)
+        if self.placement == "rule" and self._draw is not None and self._draw.kind == "poisson":
+            raise ConfigError(
+                "privacy.placement = 'rule' needs a cohort of public size, and strategy.sampling = 'poisson' draws a "
+                "secret one; use 'fixed'"
+            )
         if self.books is not None:
             self.books.require(self.worst_events(layout))
         return messages
@@ -133,12 +156,14 @@ class GlobalDP(Decorator):
         if self.examples_cap:
             bounded = capped_weights(bounded, screening.examples, self.examples_cap)
         multiplier, distance, released = self.multiplier(server_round, screening.cohort, bounded)
-        release = self._release_update if self.placement == "update" else self._release_model
+        release = self._release_model if self.placement == "model" else self._release_then_aggregate
         # Recorded is the least noise that this round could have had: what it has may depend on earlier releases.
         with self.recorded(self.worst_events(bounded.layout)[-1], server_round):
             arrays, metrics, std, sensitivity = release(server_round, bounded, multiplier)
             norm = self.clip.bound
             self.clip.follow(screening.cohort, self._expected, self.noise)
+        # What comes from un-noised updates would be one more release wherever something is claimed.
+        hidden = self.is_accounted
         self.measured = Measurements(
             asked=len(self._asked),
             accepted=len(bounded),
@@ -147,9 +172,9 @@ class GlobalDP(Decorator):
             noise_multiplier=multiplier,
             sensitivity=sensitivity,
             clipping_norm=norm,
-            clipped_fraction=fraction,
-            clip_calibration=self.clip_calibration(server_round, screening.cohort),
-            distance=distance,
+            clipped_fraction=None if hidden else fraction,
+            clip_calibration=None if hidden else self.clip_calibration(server_round, screening.cohort),
+            distance=None if hidden else distance,
             released_distance=released,
             epsilon=self.spent(),
         )
@@ -167,13 +192,20 @@ class GlobalDP(Decorator):
         """This round's noise multiplier, and the distance it was scaled by: as it is, and as it was released."""
         return self.noise_multiplier, None, None
 
-    def _release_update(
+    def _release_then_aggregate(
         self, server_round: int, bounded: Cohort, multiplier: float
     ) -> tuple[ArrayRecord | None, MetricRecord | None, float, float]:
-        release = noisy_mean(bounded, multiplier, self._expected, self.noise)
+        release = self._released(bounded, multiplier)
         reply = virtual_reply(bounded.layout, release.model)
         arrays, metrics = self.inner.aggregate_train(server_round, [reply])
         return arrays, metrics, release.noise_std, release.sensitivity
+
+    def _released(self, bounded: Cohort, multiplier: float) -> Release:
+        """The one model that the wrapped strategy is shown: a noisy mean, or the noisy rule it stands for."""
+        if self.placement == "update" or self._trimmed is None:
+            return noisy_mean(bounded, multiplier, self._expected, self.noise)
+        asked = len(self._asked)
+        return noisy_trimmed_mean(bounded, multiplier, asked, self._trimmed(asked), self.noise)
 
     def _release_model(
         self, server_round: int, bounded: Cohort, multiplier: float
@@ -228,10 +260,17 @@ class GlobalDP(Decorator):
 
         Raises:
             ConfigError: there is no budget to calibrate to, or none will do.
+            BudgetExhausted: earlier runs have spent it.
         """
         books = self.books
         if books is None or not books.max_epsilon:
             raise ConfigError("a noise multiplier can only be calibrated to a budget; set privacy.max-epsilon")
+        if books.epsilon() > SPENT * books.max_epsilon:
+            books.require(())
+            raise BudgetExhausted(
+                f"{books.ledger.path}: ε = {books.epsilon():.4g} of privacy.max-epsilon = {books.max_epsilon:g} is "
+                "spent; what is left would take noise in which nothing can be learnt"
+            )
 
         def spent(multiplier: float) -> float:
             self.noise_multiplier = multiplier
@@ -266,8 +305,9 @@ class GlobalDP(Decorator):
             seeded=self.noise.seeded,
             parameters={
                 "privacy.noise-multiplier": self.noise_multiplier,
-                "privacy.clipping-norm": self.clip.bound,
                 "privacy.placement": self.placement,
+                "privacy.examples-cap": self.examples_cap,
+                **self.clip.parameters(),
             },
         )
 
@@ -285,169 +325,4 @@ class GlobalDP(Decorator):
             )
         elif self.placement == "model":
             reasons.append("privacy.placement is 'model': the noise depends on how many clients replied")
-        return reasons
-
-
-class MetricDP(GlobalDP):
-    """Noise scaled by how far the clients' models lie apart: σ = (z/d)·C/n.
-
-    Args:
-        inner, noise_multiplier, clipping_norm, placement, noise, examples_cap, books: as in `GlobalDP`.
-        distance: a registered distance, `mean-layer-frobenius` in the paper.
-        direction: `divide` the multiplier by the distance (the paper's formula and code) or `multiply` (its text).
-        measure: the distance `after` clipping (bounded: one client cannot drive the noise to nothing) or `before`
-            (the paper's Algorithm 1 and code).
-        release: `exact` uses the distance as it is; `private` releases it first, with noise of its own.
-        distance_multiplier: z_d of the release of the distance.
-        min_distance, max_distance: what d is held between; `max_distance` 0 is the largest distance there can be.
-
-    Guarantee: with `exact` none: the distance is computed from private data, is not noised itself, and steers the
-        noise; z/d is a nominal figure, and no ε may be derived from it. With `private`, placement `update` and
-        `after`: each round is two Gaussian releases, of the distance with z_d and of the sum with at least the
-        multiplier at the limit of d. It is accounted for at that, so that nothing rests on what was released before;
-        the noise a round really has is that or more.
-
-    Raises:
-        ConfigError: a parameter is out of range, or the distance has no bound to calibrate noise for.
-
-    Source: Sáinz-Pardo Díaz et al. (2026), Algorithm 1 and Appendix G; the private release is ours.
-    """
-
-    mechanism = "metric"
-
-    def __init__(
-        self,
-        inner: Strategy,
-        *,
-        noise_multiplier: float,
-        clipping_norm: float | FixedClip,
-        placement: Placement = "update",
-        noise: GaussianNoise | None = None,
-        examples_cap: float = 0.0,
-        books: Books | None = None,
-        distance: str = "mean-layer-frobenius",
-        direction: Literal["divide", "multiply"] = "divide",
-        measure: Literal["after", "before"] = "after",
-        release: Literal["exact", "private"] = "exact",
-        distance_multiplier: float = 1.0,
-        min_distance: float = 0.1,
-        max_distance: float = 0.0,
-    ) -> None:
-        check.one_of(("divide", "multiply"), distance_direction=direction)
-        check.one_of(("after", "before"), distance_clip=measure)
-        check.one_of(("exact", "private"), distance_release=release)
-        check.positive(min_distance=min_distance, distance_noise_multiplier=distance_multiplier)
-        check.non_negative(max_distance=max_distance)
-        if release == "private" and isinstance(clipping_norm, AdaptiveClip) and not max_distance:
-            raise ConfigError(
-                "privacy.distance-release = 'private' with privacy.clipping = 'adaptive' needs privacy.max-distance "
-                "above 0: the limit of the distance moves with the clip, so the noise has no floor known beforehand"
-            )
-        if release == "private" and measure == "before":
-            raise ConfigError(
-                "privacy.distance-release = 'private' needs privacy.distance-clip = 'after': before clipping no noise "
-                "covers what one client can do to the distance"
-            )
-        self.distance_name = distance
-        self.distance: Distance = DISTANCES.load(distance)
-        self.direction = direction
-        self.measure = measure
-        self.release = release
-        self.distance_multiplier = distance_multiplier
-        self.min_distance = min_distance
-        self.max_distance = max_distance
-        super().__init__(
-            inner,
-            noise_multiplier=noise_multiplier,
-            clipping_norm=clipping_norm,
-            placement=placement,
-            noise=noise,
-            examples_cap=examples_cap,
-            books=books,
-        )
-
-    def clip_calibration(self, server_round: int, raw: Cohort) -> float | None:
-        """The paper's c̄: the largest L2 distance of two models in the first round, before clipping."""
-        return largest_distance(raw, L2.pairwise) if server_round == 1 else None
-
-    def skips(self, cohort: Cohort) -> bool:
-        """An exact distance makes no promise that a round without replies would have to keep."""
-        return self.release == "exact" and not len(cohort)
-
-    def multiplier(self, server_round: int, raw: Cohort, bounded: Cohort) -> tuple[float, float | None, float | None]:
-        """z/d or z·d, with d held between its limits, and released first if it is to be private."""
-        distance = largest_distance(raw if self.measure == "before" else bounded, self.distance.pairwise)
-        if self.release == "exact":
-            return self._scaled(distance, bounded.layout), distance, None
-        with self.recorded(self._distance_event(), server_round):
-            released = self._released(distance, bounded.layout)
-        return self._scaled(released, bounded.layout), distance, released
-
-    def _released(self, distance: float, layout: Layout) -> float:
-        """d + N(0, (z_d·Δ)²): Δ is the largest the distance can be."""
-        std = self.distance_multiplier * self._limit(layout)
-        ((noisy,),) = noised((np.array([distance]),), std, self.noise)
-        return float(noisy)
-
-    def _scaled(self, distance: float, layout: Layout) -> float:
-        held = min(max(distance, self.min_distance), self._most(layout))
-        return self.noise_multiplier * (1 / held if self.direction == "divide" else held)
-
-    def _limit(self, layout: Layout) -> float:
-        """The largest distance of two clipped clients, for this clip and this model."""
-        limit = self.distance.largest(self.clip.bound, len(layout.names))
-        if not math.isfinite(limit):
-            raise PrivacyError(
-                f"privacy.distance = {self.distance_name!r} has no bound after clipping, so no noise covers its release"
-            )
-        return limit
-
-    def _most(self, layout: Layout) -> float:
-        """What d is held below: the configured ceiling, or in private form what geometry allows."""
-        if self.release == "exact":
-            return self.max_distance or math.inf
-        return max(self.min_distance, min(self.max_distance or math.inf, self._limit(layout)))
-
-    def _distance_event(self) -> Event:
-        # The distance decides over the noise of the same cohort: a draw amplifies neither.
-        return Gaussian(self.distance_multiplier) if self.is_accounted else Unaccounted("; ".join(self.reservations()))
-
-    def worst_events(self, layout: Layout) -> list[Event]:
-        """The distance, and the sum with the least noise that a distance can give it."""
-        if self.release == "exact":
-            return [self.sum_event(self.noise_multiplier)]
-        if self.direction == "divide":
-            least = 1 / max(self.min_distance, self.max_distance or self._limit(layout))
-        else:
-            least = self.min_distance
-        return [self._distance_event(), self.sum_event(self.noise_multiplier * least)]
-
-    def amplification(self) -> Sampling:
-        """Nothing: the draw of a round serves two releases, the second of which depends on the first."""
-        return UNSAMPLED
-
-    def claim(self) -> Claim:
-        """As `GlobalDP`, with the parameters of the distance."""
-        claim = super().claim()
-        claim.parameters.update(
-            {
-                "privacy.distance": self.distance_name,
-                "privacy.distance-direction": self.direction,
-                "privacy.distance-clip": self.measure,
-                "privacy.distance-release": self.release,
-                "privacy.distance-noise-multiplier": self.distance_multiplier,
-                "privacy.min-distance": self.min_distance,
-                "privacy.max-distance": self.max_distance,
-            }
-        )
-        return claim
-
-    def reservations(self) -> list[str]:
-        """As `GlobalDP`, and that an exact distance is not noised."""
-        reasons = super().reservations()
-        if self.release == "exact":
-            exact = "the distance between private models sets the noise and is itself not noised; z/d is nominal"
-            if self.measure == "before":
-                exact += ", and before clipping one client can drive the noise to nothing"
-            reasons.append(exact)
         return reasons
