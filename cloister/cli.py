@@ -65,19 +65,28 @@ def show(
 @app.command()
 def calibrate(
     epsilon: Annotated[float, typer.Option(help="ε that may be spent.")],
-    rounds: Annotated[int, typer.Option(min=1, help="Over how many rounds.")],
+    rounds: Annotated[int, typer.Option(min=0, help="Over how many rounds; or ask for them with the next.")] = 0,
+    noise_multiplier: Annotated[float, typer.Option(help="z, to be told how many rounds it allows.")] = 0.0,
     delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
     sampling_probability: Annotated[float, typer.Option(help="Of Poisson sampling; 1: every node, every round.")] = 1.0,
 ) -> None:
-    """The least noise multiplier that stays within a budget, for global-dp with a fixed clip."""
-    from cloister.privacy.accounting import noise_multiplier_for
+    """The least noise multiplier for a budget and so many rounds, or the rounds that a multiplier allows.
+
+    For global-dp with a fixed clip.
+    """
+    from cloister.privacy.accounting import noise_multiplier_for, rounds_for
     from cloister.privacy.events import UNSAMPLED, Sampling
 
     with _told():
+        if bool(rounds) == bool(noise_multiplier):
+            raise ConfigError("give either --rounds or --noise-multiplier: the other one is what is computed")
         poisson = Sampling("poisson", probability=sampling_probability)
         sampling = UNSAMPLED if sampling_probability == 1 else poisson
-        multiplier = noise_multiplier_for(epsilon, delta, rounds, sampling)
-        typer.echo(f"privacy.noise-multiplier={_rounded_up(multiplier):.4g}")
+        if noise_multiplier:
+            typer.echo(f"num-rounds={rounds_for(noise_multiplier, epsilon, delta, sampling)}")
+        else:
+            multiplier = noise_multiplier_for(epsilon, delta, rounds, sampling)
+            typer.echo(f"privacy.noise-multiplier={_rounded_up(multiplier):.4g}")
 
 
 def _rounded_up(number: float) -> float:

@@ -53,6 +53,7 @@ def keep_books(message: Message, context: Context, call_next: ClientAppCallable)
     events = promised(config)
     with _place_unnamed(node), ExitStack() as stack:
         books = books_of(node, run_config(context).task.name, str(message.metadata.run_id))
+        books.begin(books.run)
         try:
             books.require(events)
             for event in events:

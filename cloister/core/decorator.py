@@ -61,6 +61,11 @@ class Decorator(Strategy):
         self._draw: Draw | None = getattr(inner, "last_draw", None)
         self._expected: float = 0
 
+    @property
+    def has_secret_cohorts(self) -> bool:
+        """Whether it must not be told how many nodes a round asked: something rests on it."""
+        return False
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:

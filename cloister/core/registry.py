@@ -4,6 +4,7 @@ The built-ins stand in the code because a node that receives the app over the ne
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -24,8 +25,9 @@ class Registry:
         self.group = group
         self._builtin = dict(builtin)
 
-    def table(self) -> dict[str, str]:
-        """Every known name with the object it stands for.
+    @cached_property
+    def _table(self) -> dict[str, str]:
+        """Every known name with the object it stands for; installed packages are looked through once.
 
         Raises:
             PluginError: two different objects claim one name.
@@ -38,7 +40,7 @@ class Registry:
 
     def names(self) -> list[str]:
         """Every known name, sorted."""
-        return sorted(self.table())
+        return sorted(self._table)
 
     def load(self, name: str) -> Any:
         """The object that `name` stands for.
@@ -46,7 +48,7 @@ class Registry:
         Raises:
             PluginError: the name is unknown, or its module does not import.
         """
-        table = self.table()
+        table = self._table
         if name not in table:
             raise PluginError(f"unknown {self.kind} {name!r}; known: {', '.join(sorted(table))}")
         try:

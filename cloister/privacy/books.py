@@ -45,6 +45,11 @@ class Books:
         self.max_epsilon = max_epsilon
         self.relation: Relation = relation
 
+    def begin(self, run: str) -> None:
+        """Enter everything that follows under the name of this run, and the budget if it is a new one."""
+        self.run = run
+        self.ledger.limit(run, self.unit, self.delta, self.max_epsilon)
+
     def account(self) -> Account:
         """Everything in the ledger about this unit."""
         return self.ledger.account(self.unit, self.relation, insiders=True)

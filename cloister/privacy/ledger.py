@@ -3,6 +3,7 @@
 One file of JSON lines per data identity and owner (a server, or a node). A line is never changed. Each carries the hash
 of the line before it and its own, so that a change, a gap or a swap anywhere but at the end shows.
 
+    budget  written when a run begins under another budget than the one before it: so a raised one shows
     open    written and synced before the noise is drawn: from here on the release counts as spent
     done    written after the release was handed on; a release that was opened and is not done counts all the same
 
@@ -30,6 +31,7 @@ from cloister.privacy.events import Event, Relation, Unit, from_json, to_json
 VERSION = 1
 GENESIS = "0" * 64
 FIELDS = {
+    "budget": {"v", "seq", "time", "kind", "run", "unit", "delta", "epsilon", "previous", "hash"},
     "open": {"v", "seq", "time", "kind", "release", "run", "round", "unit", "event", "previous", "hash"},
     "done": {"v", "seq", "time", "kind", "release", "previous", "hash"},
 }
@@ -57,6 +59,17 @@ class Entry:
     done: bool = False
 
 
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent from here on: ε at δ, over all releases about this unit; ε 0: no limit."""
+
+    run: str
+    unit: Unit
+    delta: float
+    epsilon: float
+    time: float
+
+
 class Ledger:
     """Append-only record of releases in one file, safe against crashes and against a second process.
 
@@ -70,6 +83,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._entries: dict[str, Entry] = {}
+        self._budgets: list[Budget] = []
         self._offset = 0
         self._count = 0
         self._last_hash = GENESIS
@@ -83,6 +97,11 @@ class Ledger:
     def entries(self) -> list[Entry]:
         """Every release so far, in order."""
         return list(self._entries.values())
+
+    @property
+    def budgets(self) -> list[Budget]:
+        """Every budget that was ever in force, in order."""
+        return list(self._budgets)
 
     @property
     def head(self) -> str:
@@ -121,6 +140,13 @@ class Ledger:
             self._append(file, "open", content)
         return release
 
+    def limit(self, run: str, unit: Unit, delta: float, epsilon: float) -> None:
+        """Record under which budget a run begins, if it is another than the last one about this unit."""
+        with self._locked() as file:
+            last = next((budget for budget in reversed(self._budgets) if budget.unit == unit), None)
+            if (last.delta, last.epsilon) != (delta, epsilon) if last else epsilon:
+                self._append(file, "budget", {"run": run, "unit": unit, "delta": delta, "epsilon": epsilon})
+
     def done(self, release: str) -> None:
         """Record that an opened release was handed on."""
         with self._locked() as file:
@@ -146,7 +172,7 @@ class Ledger:
         line = {"v": VERSION, "seq": self._count, "time": time.time(), "kind": kind, **content}
         line["previous"] = self._last_hash
         line["hash"] = line_hash(line)
-        entry = self._entry_of(line)
+        item = self._item_of(line)
         data = (json.dumps(line, sort_keys=True) + "\n").encode()
         file.write(data)
         file.flush()
@@ -155,7 +181,7 @@ class Ledger:
             # Whoever made the file may have died before its name was safe.
             _sync_folder(self.path.parent)
             self._name_is_on_disk = True
-        self._take(line, entry)
+        self._take(line, item)
         self._offset += len(data)
 
     def _catch_up(self, file: IO[bytes]) -> None:
@@ -167,7 +193,7 @@ class Ledger:
             if not data.endswith(b"\n"):
                 break
             line = self._checked(data)
-            self._take(line, self._entry_of(line))
+            self._take(line, self._item_of(line))
             self._offset += len(data)
 
     @property
@@ -192,8 +218,16 @@ class Ledger:
             raise LedgerError(f"{where}: the chain is broken: lines before it were changed, removed or swapped")
         return line
 
+    def _item_of(self, line: dict[str, Any]) -> Entry | Budget:
+        """The budget or the release that a line is about. What is not understood is refused, not skipped."""
+        if "unit" in line and line["unit"] not in get_args(Unit):
+            raise LedgerError(f"{self._where}: unknown unit {line['unit']!r}; known: {', '.join(get_args(Unit))}")
+        if line["kind"] == "budget":
+            return Budget(**{name: line[name] for name in ("run", "unit", "delta", "epsilon", "time")})
+        return self._entry_of(line)
+
     def _entry_of(self, line: dict[str, Any]) -> Entry:
-        """The release that a line is about, as it is after the line. What is not understood is refused, not skipped."""
+        """A release as it is after a line about it."""
         where, release = self._where, line["release"]
         known = self._entries.get(release) if isinstance(release, str) else None
         if line["kind"] == "done":
@@ -202,21 +236,22 @@ class Ledger:
             return replace(known, done=True)
         if known is not None or not isinstance(release, str):
             raise LedgerError(f"{where}: {release!r} is no id of a new release")
-        if line["unit"] not in get_args(Unit):
-            raise LedgerError(f"{where}: unknown unit {line['unit']!r}; known: {', '.join(get_args(Unit))}")
         try:
             event = from_json(line["event"])
         except PrivacyError as error:
             raise LedgerError(f"{where}: {error}") from None
         return Entry(event=event, **{name: line[name] for name in ("release", "run", "round", "unit", "time")})
 
-    def _take(self, line: dict[str, Any], entry: Entry) -> None:
+    def _take(self, line: dict[str, Any], item: Entry | Budget) -> None:
         """Add a checked line to what is known."""
-        self._entries[entry.release] = entry
-        if line["kind"] == "open":
+        if isinstance(item, Budget):
+            self._budgets.append(item)
+        else:
+            self._entries[item.release] = item
+        if line["kind"] == "open" and isinstance(item, Entry):
             for key, account in self._accounts.items():
-                if key[0] == entry.unit:
-                    self._accounts[key] = account.plus(entry.event)
+                if key[0] == item.unit:
+                    self._accounts[key] = account.plus(item.event)
         self._count += 1
         self._last_hash = line["hash"]
 

@@ -14,7 +14,10 @@ from cloister.privacy.ledger import Ledger
 
 
 def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
-    """A line a release, and below what they amount to, unit by unit and accountant by accountant."""
+    """A line a release, the budgets, and what the releases amount to, unit by unit and accountant by accountant.
+
+    Against the other clients: what draws without replacement hide from strangers does not count.
+    """
     check.one_of(("add-or-remove", "replace-one"), relation=relation)
     table = Table("opened", "run", "round", "unit", "event", "handed on", title=escape(str(ledger.path)))
     for entry in ledger.entries:
@@ -23,8 +26,12 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
         table.add_row(opened, escape(entry.run), str(entry.round), entry.unit, escape(in_words(entry.event)), done)
     console = Console()
     console.print(table)
+    for budget in ledger.budgets:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(budget.time))
+        limit = f"ε = {budget.epsilon:g} at δ = {budget.delta:g}" if budget.epsilon else "none"
+        console.print(f"budget from {since}, run {escape(budget.run)}, unit {budget.unit}: {limit}")
     for unit in sorted({entry.unit for entry in ledger.entries}):
-        account = ledger.account(unit, relation)  # type: ignore[arg-type]
+        account = ledger.account(unit, relation, insiders=True)  # type: ignore[arg-type]
         console.print(f"{unit}, {relation}, δ = {delta:g}: {_epsilons(account, delta)}")
 
 

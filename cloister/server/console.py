@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.table import Table
 
 from cloister.privacy.claim import Claim, in_words
-from cloister.privacy.decorators import GlobalDP
 from cloister.server.build import Plan
 from cloister.server.loop import Round
 from cloister.server.rundir import RunDirectory
@@ -33,7 +32,7 @@ class Narrator:
         """Name the run, and say in one line what is promised."""
         config = plan.config
         # Amplification rests on nobody knowing who was drawn, nor how many.
-        self.secret_cohorts = isinstance(plan.strategy, GlobalDP) and plan.strategy.amplification().kind != "none"
+        self.secret_cohorts = plan.strategy.has_secret_cohorts
         self.console.print(f"Cloister  {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds")
         self.console.print(f"run directory  {directory.path}")
         self.console.print(f"privacy        {contract(plan.claim)}")

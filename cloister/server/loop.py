@@ -15,6 +15,8 @@ from cloister.core.decorator import Decorator, Measurements
 from cloister.core.errors import BudgetExhausted, FederationError
 from cloister.core.replies import Rejection
 
+SECRET = ("asked", "accepted", "rejected")
+"""Measurements that tell who was drawn."""
 PATIENCE = 3
 """Rounds in a row without one reply that counts, after which a run stops. The first round has no patience."""
 
@@ -41,9 +43,11 @@ class Round:
     unscored: tuple[Rejection, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def line(self) -> dict[str, Any]:
-        """The round as one JSON object."""
+    def line(self, secret_cohorts: bool = False) -> dict[str, Any]:
+        """The round as one JSON object, without what a draw must keep secret if it is accounted for."""
         fields = asdict(self)
+        for name in SECRET if secret_cohorts and self.measured else ():
+            del fields["measured"][name]
         return {"round": fields.pop("number"), **{key: value for key, value in fields.items() if value}}
 
 

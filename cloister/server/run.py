@@ -64,7 +64,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
         plan.strategy.calibrate(layout, config.num_rounds)
     directory = RunDirectory.create(plan)
     if plan.books is not None:
-        plan.books.run = directory.path.name
+        plan.books.begin(directory.path.name)
     narrator = narrator or Narrator(config.num_rounds)
     narrator.opening(plan, directory)
     directory.write_json("privacy.json", running(plan.claim))
@@ -94,7 +94,7 @@ def sampling_in_words(plan: Plan) -> str:
     """How cohorts were drawn, and whether that was accounted for."""
     chosen = plan.config.strategy
     words = f"{chosen.sampling}, {100 * chosen.fraction_train:.4g} % of the nodes"
-    amplified = isinstance(plan.strategy, GlobalDP) and plan.strategy.amplification().kind != "none"
+    amplified = plan.strategy.has_secret_cohorts
     return f"{words}, {'amplification accounted for' if amplified else 'no amplification claimed'}"
 
 
@@ -106,7 +106,7 @@ def _observers(
 
     def save(done: Round, arrays: ArrayRecord) -> None:
         directory.checkpoint(done.number, arrays, plan.config.keep_checkpoints)
-        directory.append_round(done.line())
+        directory.append_round(done.line(plan.strategy.has_secret_cohorts))
         rounds.append(done)
 
     if not plan.config.tensorboard:

@@ -59,7 +59,7 @@ def test_the_same_object_may_be_registered_again(things, install):
 
 def test_two_claims_on_one_name_are_loud_whichever_name_is_asked_for(things, install):
     install(path="builtins:list")
-    for ask in (things.table, things.names, lambda: things.load("purepath")):
+    for ask in (things.names, lambda: things.load("purepath")):
         with pytest.raises(PluginError, match=r"thing 'path' is claimed twice: pathlib:Path and builtins:list"):
             ask()
 
@@ -92,10 +92,11 @@ def test_a_broken_plugin_does_not_stand_in_the_way_of_others(things, install):
     assert things.load("path") is Path
 
 
-def test_the_table_is_a_copy(things, install):
+def test_installed_packages_are_looked_through_once(things, install):
+    install(late="builtins:list")
+    assert "late" in things.names()
     install()
-    things.table()["path"] = "builtins:list"
-    assert things.load("path") is Path
+    assert things.load("late") is list
 
 
 @pytest.mark.parametrize("known", [STRATEGIES, DISTANCES], ids=lambda known: known.kind)

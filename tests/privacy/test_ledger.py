@@ -536,13 +536,59 @@ class TestTheCommand:
         assert result.exit_code == 1 and says in result.output and "Traceback" not in result.output
 
 
+class TestBudgets:
+    def test_one_line_for_each_change(self, path):
+        for run, epsilon in (("first", 8.0), ("second", 8.0), ("third", 9.0)):
+            Books(Ledger(path), "", max_epsilon=epsilon).begin(run)
+        assert [(budget.run, budget.epsilon) for budget in Ledger(path).budgets] == [("first", 8.0), ("third", 9.0)]
+
+    def test_taking_it_away_is_a_change_too(self, path):
+        for epsilon in (0.0, 1.0, 0.0):
+            Books(Ledger(path), "", max_epsilon=epsilon).begin("run")
+        assert [budget.epsilon for budget in Ledger(path).budgets] == [1.0, 0.0]
+
+    def test_it_is_in_the_chain(self, path):
+        Books(Ledger(path), "", max_epsilon=1.0).begin("run")
+        (line,) = lines_of(path)
+        rewrite(path, [line | {"epsilon": 100.0}])
+        with pytest.raises(LedgerError, match="the line was changed"):
+            Ledger(path)
+
+    def test_each_unit_has_its_own(self, path):
+        Books(Ledger(path), "", "client", max_epsilon=1.0).begin("run")
+        Books(Ledger(path), "", "example", max_epsilon=2.0).begin("run")
+        assert [(budget.unit, budget.epsilon) for budget in Ledger(path).budgets] == [("client", 1.0), ("example", 2.0)]
+
+    def test_it_is_shown(self, path):
+        Books(Ledger(path), "", max_epsilon=3.5).begin("run")
+        shown = CliRunner().invoke(app, ["ledger", "show", str(path)]).output
+        assert "ε = 3.5 at δ = 1e-05" in shown
+
+    def test_releases_go_on_around_it(self, path):
+        write(path, EVENTS[:1])
+        Books(Ledger(path), "", max_epsilon=50.0).begin("run")
+        write(path, EVENTS[1:2])
+        assert [entry.event for entry in Ledger(path).entries] == EVENTS[:2]
+
+
 class TestCalibrate:
     def calibrated(self, *arguments):
+        return float(self.printed("privacy.noise-multiplier", *arguments))
+
+    def printed(self, expected, *arguments):
         result = CliRunner().invoke(app, ["calibrate", *map(str, arguments)])
         assert result.exit_code == 0, result.output
         key, value = result.output.strip().split("=")
-        assert key == "privacy.noise-multiplier"
-        return float(value)
+        assert key == expected
+        return value
+
+    @pytest.mark.parametrize("q", [1.0, 0.02])
+    def test_the_rounds_that_a_multiplier_allows(self, q):
+        rounds = int(self.printed("num-rounds", "--epsilon", 8, "--noise-multiplier", 2, "--sampling-probability", q))
+        sampling = UNSAMPLED if q == 1 else Sampling("poisson", probability=q)
+        spent = [module.Account().plus(Gaussian(2.0, sampling), n) for n in (rounds, rounds + 1)]
+        name = "pld" if q == 1 else "rdp"
+        assert spent[0].epsilon(1e-5, name) <= 8 < spent[1].epsilon(1e-5, name)
 
     @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 50.0])
     @pytest.mark.parametrize("q", [1.0, 0.02])
@@ -563,6 +609,8 @@ class TestCalibrate:
         [
             (["--epsilon", "0", "--rounds", "1"], "ConfigError: epsilon must be > 0"),
             (["--epsilon", "1", "--rounds", "1", "--delta", "0"], "ConfigError: delta must be above 0"),
+            (["--epsilon", "1"], "ConfigError: give either --rounds or --noise-multiplier"),
+            (["--epsilon", "1", "--rounds", "1", "--noise-multiplier", "1"], "ConfigError: give either --rounds or"),
             (["--epsilon", "1", "--rounds", "1", "--sampling-probability", "2"], "PrivacyError: a Poisson sampling"),
         ],
     )

@@ -255,6 +255,11 @@ class GlobalDP(Decorator):
             return Sampling("without-replacement", cohort=int(draw.expected), population=draw.population)
         return UNSAMPLED
 
+    @property
+    def has_secret_cohorts(self) -> bool:
+        """Whether amplification rests on the draw."""
+        return self.amplification().kind != "none"
+
     def calibrate(self, layout: Layout, rounds: int) -> None:
         """Choose the least noise multiplier with which so many more rounds stay within the budget of the books.
 
