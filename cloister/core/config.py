@@ -91,9 +91,9 @@ class ClientConfig(Section):
 
 
 class PrivacyConfig(Section):
-    """`privacy.*`: what is done to what leaves, on the server."""
+    """`privacy.*`: what is done to what leaves, on the server and on the clients."""
 
-    server: Literal["none", "global-dp", "metric"] = "metric"
+    server: Literal["none", "global-dp", "metric", "laplace-clustering"] = "metric"
     noise_multiplier: NonNegative | Auto = 0.05
     clipping_norm: Positive = 2.0
     clipping: Literal["fixed", "adaptive"] = "fixed"
@@ -115,6 +115,17 @@ class PrivacyConfig(Section):
     population: Annotated[int, Field(ge=0)] = 0
     ledger_dir: str = ""
     data_identity: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
+    clusters: Annotated[int, Field(ge=1, le=100)] = 2
+    client: Literal["none", "dp-sgd", "laplace"] = "none"
+    client_noise_multiplier: NonNegative = 1.0
+    client_clipping_norm: Positive = 1.0
+    clipping_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    least_clipping_norm: NonNegative = 0.0
+    batch_sampling: Literal["poisson", "shuffle"] = "poisson"
+    client_max_epsilon: NonNegative = 0.0
+    radius: NonNegative = 0.0
+    per_layer: bool = False
+    max_leakage: NonNegative = 0.0
 
     @model_validator(mode="after")
     def _agree(self) -> "PrivacyConfig":
@@ -137,17 +148,45 @@ class PrivacyConfig(Section):
             )
         return self
 
+    @property
+    def has_server_noise(self) -> bool:
+        """Whether the server clips and noises updates."""
+        return self.server in ("global-dp", "metric")
+
     def _idle(self) -> list[tuple[str, str]]:
         """Keys that have no effect here, each with the key whose value makes it so."""
-        if self.server == "none":
-            return [(name, "server") for name in sorted(set(type(self).model_fields) - {"server"})]
         idle = [(name, "server") for name in _METRIC_ONLY if self.server != "metric"]
         idle += [(name, "clipping") for name in _ADAPTIVE_ONLY if self.clipping != "adaptive"]
+        if not self.has_server_noise:
+            idle += [(name, "server") for name in (*_SERVER_NOISE_ONLY, *_ADAPTIVE_ONLY)]
         if self.server == "metric" and self.distance_release == "exact":
             idle.append(("distance_noise_multiplier", "distance_release"))
-        return idle
+        if self.server != "laplace-clustering":
+            idle.append(("clusters", "server"))
+        if not self.has_server_noise and self.client == "none":
+            idle.append(("noise_seed", "server"))
+        if not self.has_server_noise and self.client != "dp-sgd":
+            idle.append(("target_delta", "server"))
+        idle += [(name, "client") for name in _DP_SGD_ONLY if self.client != "dp-sgd"]
+        idle += [(name, "client") for name in _LAPLACE_ONLY if self.client != "laplace"]
+        if self.client == "none":
+            idle.append(("client_noise_multiplier", "client"))
+        return list(dict(idle).items())
 
 
+_SERVER_NOISE_ONLY = (
+    "clipping",
+    "clipping_norm",
+    "data_identity",
+    "examples_cap",
+    "ledger_dir",
+    "max_epsilon",
+    "noise_multiplier",
+    "placement",
+    "population",
+)
+_DP_SGD_ONLY = ("batch_sampling", "client_clipping_norm", "client_max_epsilon", "clipping_decay", "least_clipping_norm")
+_LAPLACE_ONLY = ("max_leakage", "per_layer", "radius")
 _METRIC_ONLY = (
     "distance",
     "distance_clip",
@@ -161,10 +200,16 @@ _ADAPTIVE_ONLY = ("bits_noise_multiplier", "clipping_quantile", "clipping_rate")
 
 
 class EvaluationConfig(Section):
-    """`evaluation.*`: who scores the global model. `auto` asks the clients only when no privacy is on."""
+    """`evaluation.*`: who scores the global model, and when that ends a run.
+
+    `auto` asks the clients only when no privacy is on, or when some are held out for it.
+    """
 
     central: bool = True
     federated: Literal["auto", "on", "off"] = "auto"
+    held_out_clients: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    every: Count = 1
+    patience: Annotated[int, Field(ge=0)] = 0
 
 
 class RunConfig(Section):
@@ -187,7 +232,7 @@ class RunConfig(Section):
     @property
     def is_private(self) -> bool:
         """Whether any mechanism is on; then clients send no counts and no metrics unless asked to."""
-        return self.privacy.server != "none"
+        return self.privacy.server != "none" or self.privacy.client != "none"
 
     @property
     def weights_by_examples(self) -> bool:
@@ -199,12 +244,27 @@ class RunConfig(Section):
     @property
     def evaluates_on_clients(self) -> bool:
         """Whether clients score the global model on their own held-out examples."""
-        if self.strategy.fraction_evaluate == 0 or self.task.test_fraction == 0:
+        if self.strategy.fraction_evaluate == 0:
+            return False
+        if self.evaluation.held_out_clients:
+            return self.evaluation.federated != "off"
+        if self.task.test_fraction == 0:
             return False
         return self.evaluation.federated == "on" or (self.evaluation.federated == "auto" and not self.is_private)
 
     @model_validator(mode="after")
     def _agree(self) -> "RunConfig":
+        if self.evaluation.held_out_clients and not self.evaluates_on_clients:
+            raise ValueError(
+                f"evaluation.held-out-clients = {self.evaluation.held_out_clients} has no effect with "
+                f"evaluation.federated = {self.evaluation.federated!r} and strategy.fraction-evaluate = "
+                f"{self.strategy.fraction_evaluate}; nobody would ask them"
+            )
+        if self.evaluation.patience and not (self.evaluates_on_clients or self.evaluation.central):
+            raise ValueError(
+                f"evaluation.patience = {self.evaluation.patience} needs scores: evaluation.central, "
+                "evaluation.federated or evaluation.held-out-clients"
+            )
         if self.evaluation.federated == "on" and not self.evaluates_on_clients:
             raise ValueError(
                 f"evaluation.federated = 'on' needs task.test-fraction = {self.task.test_fraction} and "
@@ -213,8 +273,9 @@ class RunConfig(Section):
         capped = self.privacy.examples_cap > 0
         if self.is_private and self.strategy.weighting == "examples" and not capped:
             raise ValueError(
-                f"strategy.weighting = 'examples' contradicts privacy.server = {self.privacy.server!r}: one client's "
-                "weight would be unbounded; cap it with privacy.examples-cap, or use 'uniform'"
+                f"strategy.weighting = 'examples' contradicts privacy.server = {self.privacy.server!r} and "
+                f"privacy.client = {self.privacy.client!r}: one client's weight would be unbounded, and its count would "
+                "leave; with noise on the server cap it with privacy.examples-cap, or use 'uniform'"
             )
         if capped and self.strategy.weighting != "examples":
             raise ValueError(

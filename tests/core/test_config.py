@@ -209,13 +209,54 @@ SETTINGS = {
     "bits-noise-multiplier": 5.0,
     "examples-cap": 100.0,
 }
+DP_SGD_ONLY = {
+    "client-clipping-norm": 4.0,
+    "clipping-decay": 0.1,
+    "least-clipping-norm": 0.5,
+    "batch-sampling": "shuffle",
+    "client-max-epsilon": 2.0,
+}
+LAPLACE_ONLY = {"radius": 2.0, "per-layer": True, "max-leakage": 3.0}
+CLIENT_ONLY = {"client-noise-multiplier": 4.0, **DP_SGD_ONLY, **LAPLACE_ONLY}
 METRIC_ONLY = [key for key in SETTINGS if "distance" in key]
 ADAPTIVE_ONLY = ["clipping-quantile", "clipping-rate", "bits-noise-multiplier"]
 
 
 def test_the_settings_tried_here_are_all_there_are():
     fields = {name.replace("_", "-") for name in PrivacyConfig.model_fields}
-    assert fields - set(SETTINGS) == {"server"}
+    assert fields - set(SETTINGS) - set(CLIENT_ONLY) == {"server", "client", "clusters"}
+
+
+@pytest.mark.parametrize(
+    ("client", "key"),
+    [("none", key) for key in CLIENT_ONLY]
+    + [("laplace", key) for key in DP_SGD_ONLY]
+    + [("dp-sgd", key) for key in LAPLACE_ONLY],
+)
+def test_a_setting_of_another_client_mechanism_is_refused(client, key):
+    message = refusal(**{"privacy.client": client, f"privacy.{key}": CLIENT_ONLY[key]})
+    assert message.startswith(f"privacy.{key} = {CLIENT_ONLY[key]!r} has no effect with privacy.client = {client!r}; ")
+
+
+@pytest.mark.parametrize("key", CLIENT_ONLY)
+def test_every_client_setting_has_an_effect_somewhere(key):
+    client = "dp-sgd" if key in DP_SGD_ONLY else "laplace"
+    assert parse({"privacy.client": client, f"privacy.{key}": CLIENT_ONLY[key]})
+
+
+def test_clusters_are_for_clustering():
+    assert "has no effect with privacy.server = 'metric'" in refusal(privacy__clusters=3)
+    assert parse({"privacy.server": "laplace-clustering", "privacy.clusters": 3})
+
+
+def test_whom_to_hold_out_must_be_asked():
+    assert "nobody would ask them" in refusal(evaluation__held_out_clients=0.3, evaluation__federated="off")
+    assert parse({"evaluation.held-out-clients": 0.3, "task.test-fraction": 0.0}).evaluates_on_clients
+
+
+def test_patience_needs_scores():
+    message = refusal(evaluation__patience=3, evaluation__central=False, evaluation__federated="off")
+    assert "evaluation.patience = 3 needs scores" in message
 
 
 @pytest.mark.parametrize(
