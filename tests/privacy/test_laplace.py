@@ -76,6 +76,16 @@ def test_a_radius_of_the_wrong_shape_is_caught(p):
     assert not radius_is_gamma(short_radius(p))
 
 
+def test_the_squared_scale_is_chi_square():
+    """At 2 degrees of freedom, where the proposal of the rejection is furthest from what it must give."""
+    noise = LaplaceNoise(6)
+    sample = [noise._chi_square(2) for _ in range(60_000)]
+    assert stats.kstest(sample, stats.chi2(2).cdf).pvalue > FALSE_ALARM
+    d = 2 / 3
+    proposed = 2 * d * np.maximum(1 + np.random.default_rng(0).standard_normal(60_000) / math.sqrt(9 * d), 0) ** 3
+    assert stats.kstest(proposed, stats.chi2(2).cdf).pvalue < FALSE_ALARM
+
+
 def angle_is_uniform(sample):
     """On the circle, and folded into a quarter of it, where what all quarters have in common adds up."""
     angles = np.arctan2(sample[:, 1], sample[:, 0])
