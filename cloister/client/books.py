@@ -6,8 +6,10 @@ the server promises, over all runs on its data, and stay away when its own budge
 
 import hashlib
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from logging import INFO
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from cloister.core.wire import CONFIG, PROMISE, ROUND
 from cloister.privacy.books import Books
 from cloister.privacy.events import Event, Gaussian, Unaccounted
 from cloister.privacy.ledger import Ledger
+from cloister.tasks import TASKS
 
 LEDGER_FOLDER = "ledger-dir"
 IDENTITY = "data-identity"
@@ -41,16 +44,16 @@ def keep_books(message: Message, context: Context, call_next: ClientAppCallable)
         PrivacyError: the server's promise cannot be read.
     """
     node, kind = context.node_config, message.metadata.message_type
-    if not {DATA_PATH, LEDGER_FOLDER, BUDGET, DELTA, IDENTITY} & set(node):
+    if not keeps_books(node):
         return call_next(message, context)
+    if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
+        return call_next(message, context)  # nothing leaves
     if kind == MessageType.EVALUATE and node.get(BUDGET):
         raise BudgetExhausted(
             f"this node has a budget ({BUDGET}), and scores on its examples would leave without noise"
         )
-    if kind != MessageType.TRAIN:
-        return call_next(message, context)
     config = message.content.config_records[CONFIG]
-    events = promised(config)
+    events = promised(config) if kind == MessageType.TRAIN else [Unaccounted("scores left without noise")]
     with _place_unnamed(node), ExitStack() as stack:
         books = books_of(node, run_config(context).task.name, str(message.metadata.run_id))
         books.begin(books.run)
@@ -63,6 +66,11 @@ def keep_books(message: Message, context: Context, call_next: ClientAppCallable)
             logger.log(INFO, "abstaining: %s", error)
             raise BudgetExhausted("the budget of this node is spent, or cannot cover this run") from None
         return call_next(message, context)
+
+
+def keeps_books(node: UserConfig) -> bool:
+    """Whether the node has data of its own, or its configuration says anything about books."""
+    return bool({DATA_PATH, LEDGER_FOLDER, BUDGET, DELTA, IDENTITY} & set(node))
 
 
 @contextmanager
@@ -81,12 +89,19 @@ def books_of(node: UserConfig, task: str, run: str) -> Books:
         ConfigError: its budget or its δ is no number.
         LedgerError: its ledger is broken.
     """
+    TASKS.load(task)  # the name comes from the server, and is to name a file here
     path = _folder(node) / f"{identity_of(node, task)}.jsonl"
     numbers = {BUDGET: node.get(BUDGET, 0.0), DELTA: node.get(DELTA, 1e-5)}
     for key, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{key} = {value!r} in the node configuration must be a number")
-    return Books(Ledger(path), run, "client", delta=float(numbers[DELTA]), max_epsilon=float(numbers[BUDGET]))
+    return Books(_ledger(path), run, "client", delta=float(numbers[DELTA]), max_epsilon=float(numbers[BUDGET]))
+
+
+@lru_cache(maxsize=4096)
+def _ledger(path: Path) -> Ledger:
+    """One for each file: it reads on from where it was, and need not check the whole chain for every message."""
+    return Ledger(path)
 
 
 def _folder(node: UserConfig) -> Path:
@@ -96,6 +111,8 @@ def _folder(node: UserConfig) -> Path:
 def identity_of(node: UserConfig, task: str) -> str:
     """The name of the node's data: as given, or the task with a digest of where the data lies."""
     if IDENTITY in node:
+        if not re.fullmatch(r"[\w.-]+", str(node[IDENTITY])):
+            raise ConfigError(f"{IDENTITY} in the node configuration must be letters, digits, '.', '_' and '-'")
         return str(node[IDENTITY])
     # However a path is written, it is the same data.
     path = Path(str(node[DATA_PATH])).expanduser().resolve() if DATA_PATH in node else ""

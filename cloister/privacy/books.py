@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from cloister.core import check
 from cloister.core.errors import BudgetExhausted
 from cloister.privacy.accounting import Account, best_epsilon
-from cloister.privacy.events import Event, Relation, Unit
+from cloister.privacy.events import Event, Relation, Unaccounted, Unit
 from cloister.privacy.ledger import Ledger
 
 
@@ -49,6 +49,10 @@ class Books:
         """Enter everything that follows under the name of this run, and the budget if it is a new one."""
         self.run = run
         self.ledger.limit(run, self.unit, self.delta, self.max_epsilon)
+
+    def confess(self, reason: str) -> None:
+        """Record that something leaves without a guarantee; no budget over the same data can cover it."""
+        self.ledger.open(Unaccounted(reason), self.unit, self.run, 0, allow=lambda: None)
 
     def account(self) -> Account:
         """Everything in the ledger about this unit."""

@@ -15,6 +15,7 @@ pass over it and the next writer cuts it off.
 import fcntl
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from uuid import uuid4
 
 from cloister.core.errors import LedgerError, PrivacyError
 from cloister.privacy.accounting import Account
-from cloister.privacy.events import Event, Relation, Unit, from_json, to_json
+from cloister.privacy.events import Event, Laplace, Relation, Unit, from_json, to_json
 
 VERSION = 1
 GENESIS = "0" * 64
@@ -115,6 +116,11 @@ class Ledger:
             events = (entry.event for entry in self._entries.values() if entry.unit == unit)
             self._accounts[key] = Account(events, relation, insiders)
         return self._accounts[key]
+
+    def leakage(self) -> float:
+        """Σ ε·radius of all Laplace releases; ∞ if a release about the neighbourhood is none of those."""
+        events = (entry.event for entry in self._entries.values() if entry.unit == "neighbourhood")
+        return sum(event.leakage if isinstance(event, Laplace) else math.inf for event in events)
 
     def open(self, event: Event, unit: Unit, run: str, server_round: int, allow: Callable[[], None]) -> str:
         """Record that a release is about to be made; it counts as spent when this returns.

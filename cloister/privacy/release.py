@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import Row
@@ -32,7 +33,7 @@ class Release:
 
 
 def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNoise) -> Release:
-    """sent + (Σ factors[i]·U[i] + N(0, (z·C)²)) / size, in one pass over the replies.
+    """sent + (Σ factors[i]·U[i] + N(0, (z·C)²)) / size, in one pass over the replies, added up in double precision.
 
     The noise is on the sum and depends on the bound C alone, so it is right whoever drops out, and when everybody
     does; the division by a number that does not depend on the data is post-processing.
@@ -54,23 +55,33 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
     check.positive(cohort_size=size)
     check.non_negative(noise_multiplier=multiplier)
     factors = cohort.factors.astype(cohort.layout.dtype)
-    model = tuple(np.zeros(piece.size, cohort.layout.dtype) for piece in cohort.sent)
+    model = tuple(np.empty(piece.size, cohort.layout.dtype) for piece in cohort.sent)
     # Noise is numbered here and made there: which thread takes which span must not decide who gets which number.
     places = [(span, noise.blocks(span.of(model))) for span in spans(cohort.layout)]
-    memory = rooms()
+    memory, sums = rooms(), rooms()
 
     def work(mine: Iterator[tuple[Span, list[NumberedBlock]]]) -> None:
-        # The same memory serves the sum of a span and then its noise.
-        room = next(memory)
+        # The same memory serves the updates of a span and then its noise.
+        room, total = next(memory), next(sums)
         scratch, maker = room.view(cohort.layout.dtype)[:BLOCK], noise.maker(room)
         for span, blocks in mine:
-            total = weighted_sum(cohort, span, factors, scratch, span.of(model))
-            add_on_grid(blocks, multiplier * cohort.l2_bound, maker)
-            total /= total.dtype.type(size)
-            total += span.of(cohort.sent)
+            here = total[: span.stop - span.start]
+            here[:] = 0
+            weighted_sum(cohort, span, factors, scratch, here)
+            add_on_grid(moved(blocks, here), multiplier * cohort.l2_bound, maker)
+            here /= size
+            np.add(here, span.of(cohort.sent), out=span.of(model), casting="same_kind")
 
     share(places, work, len(cohort) * cohort.layout.size)
     return Release(model, multiplier * cohort.l2_bound / size, cohort.l2_bound / size)
+
+
+def moved(blocks: Iterable[NumberedBlock], target: NDArray) -> Iterator[NumberedBlock]:
+    """The same places in the stream, over the numbers of another array of the same length."""
+    start = 0
+    for number, block in blocks:
+        yield number, target[start : start + len(block)]
+        start += len(block)
 
 
 def add_on_grid(blocks: Iterable[NumberedBlock], std: float, maker: Maker, step: float | None = None) -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from cloister.core import check
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting import Account
-from cloister.privacy.events import Event, Gaussian
+from cloister.privacy.events import Event, Gaussian, Laplace
 from cloister.privacy.ledger import Ledger
 
 
@@ -31,12 +31,17 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
         limit = f"ε = {budget.epsilon:g} at δ = {budget.delta:g}" if budget.epsilon else "none"
         console.print(f"budget from {since}, run {escape(budget.run)}, unit {budget.unit}: {limit}")
     for unit in sorted({entry.unit for entry in ledger.entries}):
+        if unit == "neighbourhood":
+            console.print(f"neighbourhood: leakage {ledger.leakage():.4g} within it")
+            continue
         account = ledger.account(unit, relation, insiders=True)  # type: ignore[arg-type]
         console.print(f"{unit}, {relation}, δ = {delta:g}: {_epsilons(account, delta)}")
 
 
 def in_words(event: Event) -> str:
     """An event in a few words."""
+    if isinstance(event, Laplace):
+        return f"laplace, ε = {event.epsilon:.4g} per unit, leakage {event.leakage:.4g} within {event.radius:.4g}"
     if not isinstance(event, Gaussian):
         return f"no guarantee: {event.reason}"
     sampling = event.sampling

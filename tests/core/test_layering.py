@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "tasks": {"core", "tasks"},
     "client": {"core", "tasks", "privacy", "client"},
     "server": {"core", "tasks", "privacy", "strategies", "server"},
-    "local": {"core", "client", "server", "local"},
+    "local": {"core", "client", "server", "privacy", "local"},
     "cli": {"core", "privacy", "client", "server", "local"},
 }
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
