@@ -30,8 +30,12 @@ def charges(folder, rows, header=HEADER, places="zip,lat,lon,src\n02134,42.35,-7
 
 
 def twenty_hospitals():
-    """Two services each, and one that the task does not take."""
-    return [row(drg, 10_000 + hospital) for hospital in range(20) for drg in (194, 690, 470)]
+    """Two services each, and one that the task does not take; no two payments are equal."""
+    return [
+        row(drg, 10_000 + hospital, payment=str(4000 + 100 * hospital + drg / 10))
+        for hospital in range(20)
+        for drg in (194, 690, 470)
+    ]
 
 
 # Owners
