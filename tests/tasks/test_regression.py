@@ -157,9 +157,9 @@ def test_two_parameters_in_keras_follow_the_data():
     (first,) = model.arrays().values()
     assert first.size == 2 and model.predict(data.test.x).shape == (len(data.test),)
     plan = TrainingPlan(epochs=30, batch_size=10, learning_rate=0.1, proximal_mu=0.0, seed=(1,))
-    KerasTrainer(model, "sgd").fit(data.train.take(np.flatnonzero(data.groups == 1)), plan)
+    KerasTrainer(model, "sgd").fit(data.train.take(np.flatnonzero(data.groups % 2 == 1)), plan)
     (last,) = model.arrays().values()
-    assert np.linalg.norm(last.ravel() - OPTIMA[1]) < 0.6
+    assert np.linalg.norm(last.ravel() - OPTIMA[1]) < 0.3
 
 
 def test_keras_trains_on_the_squared_error_as_numpy_does():
