@@ -74,7 +74,7 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
 
 
 def add_on_grid(blocks: Iterable[NumberedBlock], std: float, maker: Maker, step: float | None = None) -> None:
-    """Add N(0, std²) in the maker's precision, and round to a public grid before the numbers go back to their own dtype.
+    """Add N(0, std²) in the maker's precision, and round to a public grid before numbers go back to their own dtype.
 
     The low bits of floating-point noise betray what it was added to (Mironov, 2012; Haney et al., 2022): no number is
     released to more than `GRID_BITS` bits below `std`, and 33 bits of a double lie below that.
