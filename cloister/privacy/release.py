@@ -85,15 +85,15 @@ def moved(blocks: Iterable[NumberedBlock], target: NDArray) -> Iterator[Numbered
 
 
 def add_on_grid(blocks: Iterable[NumberedBlock], std: float, maker: Maker, step: float | None = None) -> None:
-    """Add N(0, std²) in double precision, and round to a public grid before the numbers go back to their own dtype.
+    """Add N(0, std²) in the maker's precision, and round to a public grid before numbers go back to their own dtype.
 
     The low bits of floating-point noise betray what it was added to (Mironov, 2012; Haney et al., 2022): no number is
-    released to more than `GRID_BITS` bits below `std`, and 33 bits of the double lie below that.
+    released to more than `GRID_BITS` bits below `std`, and 33 bits of a double lie below that.
 
     Args:
         blocks: of float32 or float64 numbers, changed in place. At `std` 0 nothing is.
         std: ≥ 0.
-        maker: of float64 noise.
+        maker: of float64 noise; float32 noise needs a coarser `step`.
         step: of the grid, a power of two; None: `grid_step(std)`. Where `std` is secret, the grid must not follow it.
     """
     step = grid_step(std) if step is None else step
@@ -102,8 +102,7 @@ def add_on_grid(blocks: Iterable[NumberedBlock], std: float, maker: Maker, step:
         wide += block
         wide *= 1 / step  # exact, like the product below: a power of two
         np.rint(wide, out=wide)
-        wide *= step
-        np.copyto(block, wide, casting="same_kind")
+        np.multiply(wide, step, out=block, casting="same_kind")
 
 
 def grid_step(std: float) -> float:

@@ -106,7 +106,7 @@ class TestLocalData:
             ({"x": np.zeros((3, 64)), "y": np.full(3, -1)}, "labels from 0 to 9"),
             ({"x": np.full((3, 64), np.nan), "y": np.zeros(3, int)}, "NaN"),
             ({"x": np.zeros((3, 64)), "y": np.zeros(3)}, "integer labels"),
-            ({"x": np.zeros((3, 64)), "y": np.zeros(4, int)}, "3 inputs but 4 labels"),
+            ({"x": np.zeros((3, 64)), "y": np.zeros(4, int)}, "3 inputs but 4 targets"),
             ({"x": np.zeros((3, 64))}, "arrays x"),
         ],
     )

@@ -177,7 +177,9 @@ PUBLIC = {
     "cloister.strategies.robust": ["FedMedian", "FedTrimmedAvg", "Krum"],
     "cloister.strategies.sampling": ["Sampling"],
     "cloister.tasks": ["TASKS"],
-    "cloister.tasks.base": ["Dataset", "Examples", "Model", "Recipe", "Task"],
+    "cloister.tasks.base": ["Dataset", "Examples", "Model", "Recipe", "Regression", "Task"],
+    "cloister.tasks.keras_model": ["KerasModel"],
+    "cloister.tasks.numpy_model": ["NumpyModel"],
 }
 
 
