@@ -49,9 +49,7 @@ class Plan:
         """What leaves clients in this run without a guarantee for a client, beside what is recorded round by round."""
         reasons = []
         if not self.config.privacy.has_server_noise:
-            reasons.append(
-                f"privacy.server is {self.config.privacy.server!r}: updates left without noise of the server"
-            )
+            reasons.append(f"privacy.server is {self.config.privacy.server!r}: the server noised no update")
         if self.config.evaluates_on_clients:
             reasons.append("scores on clients' examples left without noise")
         return reasons
