@@ -60,7 +60,7 @@ def keep_books(message: Message, context: Context, call_next: ClientAppCallable)
         try:
             books.require(events)
             for event in events:
-                stack.enter_context(books.release(event, int(config[ROUND])))  # type: ignore[arg-type]
+                stack.enter_context(books.release(event, int(config[ROUND]), "as the server promised"))  # type: ignore[arg-type]
         except BudgetExhausted as error:
             # How much was spent, with others too, is the node's own affair.
             logger.log(INFO, "abstaining: %s", error)

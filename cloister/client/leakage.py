@@ -39,7 +39,7 @@ class InLedger:
 
     def release(self, event: Laplace, run: str, server_round: int) -> None:
         """A line of the ledger. Nothing tells it apart from one that was made and not handed on: both count."""
-        self._ledger.open(event, "neighbourhood", run, server_round, allow=lambda: None)
+        self._ledger.open(event, "neighbourhood", run, server_round, lambda: None, "laplace")
 
 
 class InContext:

@@ -91,13 +91,15 @@ class Books:
             )
 
     @contextmanager
-    def release(self, event: Event, server_round: int) -> Iterator[None]:
+    def release(self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0) -> Iterator[None]:
         """Record a release around the block that makes it: on disk as spent before, as handed on after.
 
         Raises:
             BudgetExhausted: it would pass the budget; the block is not entered.
             LedgerError: it cannot be recorded; the block is not entered.
         """
-        release = self.ledger.open(event, self.unit, self.run, server_round, allow=lambda: self.require([event]))
+        release = self.ledger.open(
+            event, self.unit, self.run, server_round, lambda: self.require([event]), mechanism, clip
+        )
         yield
         self.ledger.done(release)

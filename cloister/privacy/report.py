@@ -19,11 +19,19 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
     Against the other clients: what draws without replacement hide from strangers does not count.
     """
     check.one_of(("add-or-remove", "replace-one"), relation=relation)
-    table = Table("opened", "run", "round", "unit", "event", "handed on", title=escape(str(ledger.path)))
+    table = Table("opened", "run", "round", "unit", "mechanism", "event", "handed on", title=escape(str(ledger.path)))
     for entry in ledger.entries:
         opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time))
         done = "yes" if entry.done else "unknown: counts"
-        table.add_row(opened, escape(entry.run), str(entry.round), entry.unit, escape(in_words(entry.event)), done)
+        table.add_row(
+            opened,
+            escape(entry.run),
+            str(entry.round),
+            entry.unit,
+            escape(entry.mechanism),
+            escape(in_words(entry.event)),
+            done,
+        )
     console = Console()
     console.print(table)
     for budget in ledger.budgets:

@@ -91,7 +91,8 @@ def _rows(last: Round | None, plan: Plan, seconds: float) -> list[tuple[str, str
     )
     if measured and measured.noise_std is not None:
         rows.append(("noise std on a weight, last round", f"{measured.noise_std:.3e}"))
-        rows.append(("noise multiplier, last round", f"{measured.noise_multiplier:.4g}"))
+        nominal = "" if plan.claim.status == "sound" else "nominal "
+        rows.append((f"{nominal}noise multiplier, last round", f"{measured.noise_multiplier:.4g}"))
     rows.append(("rounds", str(last.number if last else 0)))
     rows.append(("seconds", f"{seconds:.1f}"))
     return rows

@@ -1,8 +1,8 @@
 """The roundings of a sum of thousands: one client must not move others' contributions by way of them.
 
-In float32 the partial sum of many small terms rounds each of them by what came before. Here the others bring it to just
-below a power of two, the canary lifts it over, and from then on every term of minus half a unit in the last place of the
-lower side is either added exactly or lost.
+In float32 the partial sum of many small terms rounds each of them by what came before. Here the others bring it to
+just below a power of two, the canary lifts it over, and from then on every term of minus half a unit in the last place
+of the lower side is either added exactly or lost.
 """
 
 import numpy as np

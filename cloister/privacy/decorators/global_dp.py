@@ -230,7 +230,7 @@ class GlobalDP(Decorator):
         if self.books is None:
             yield
         else:
-            with self.books.release(event, server_round):
+            with self.books.release(event, server_round, self.mechanism, self.clip.bound):
                 yield
 
     def sum_event(self, multiplier: float) -> Event:
