@@ -8,7 +8,6 @@ clipping, beside torch's own plain step.
 
 import argparse
 import gc
-import json
 import os
 import statistics
 import subprocess
@@ -20,7 +19,12 @@ from typing import Any
 
 import numpy as np
 
-CASES = {"MLP, B 100": ("mlp", 100), "MLP, B 600": ("mlp", 600), "MNIST CNN, B 100": ("cnn", 100), "MRI CNN, B 32": ("mri", 32)}
+CASES = {
+    "MLP, B 100": ("mlp", 100),
+    "MLP, B 600": ("mlp", 600),
+    "MNIST CNN, B 100": ("cnn", 100),
+    "MRI CNN, B 32": ("mri", 32),
+}
 TARGETS = dict(zip(CASES, (1.8, 1.35, 1.6, 1.2), strict=True))
 SHAPES = {"mlp": (28, 28, 1), "cnn": (28, 28, 1), "mri": (128, 128, 1)}
 CLASSES = {"mlp": 10, "cnn": 10, "mri": 4}
@@ -60,8 +64,8 @@ def report(case: str, taken: Mapping[str, list[float]], target: float | None = N
         low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
         wanted = f", target {target}" if target and name == "Cloister" else ""
         print(
-            f"  {name}: {1e3 * statistics.median(own):.2f} ms, {of_medians:.2f}x of medians, {statistics.median(ratios):.2f}x"
-            f" in the median round (quartiles {low:.2f} to {high:.2f}){wanted}"
+            f"  {name}: {1e3 * statistics.median(own):.2f} ms, {of_medians:.2f}x of medians, "
+            f"{statistics.median(ratios):.2f}x in the median round (quartiles {low:.2f} to {high:.2f}){wanted}"
         )
     sys.stdout.flush()
 

@@ -93,7 +93,7 @@ def is_plain_dense(layer: Any) -> bool:
 
 
 def is_plain_convolution(layer: Any) -> bool:
-    """Whether the layer is an ordinary two-dimensional convolution over channels in the last axis, all of it trained."""
+    """Whether the layer is an ordinary convolution of pictures with channels in the last axis, all of it trained."""
     return (
         type(layer) is keras.layers.Conv2D
         and layer.groups == 1

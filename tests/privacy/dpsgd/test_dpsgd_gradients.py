@@ -97,8 +97,6 @@ def test_slower_models(build):
     assert_equal_to_brute_force(perturbed(build()) if build is not mri else build(), size=5, batch_size=5)
 
 
-
-
 @pytest.mark.parametrize("form", convolution.KERNELS)
 @pytest.mark.parametrize("padding", ["same", "valid"])
 @pytest.mark.parametrize("strides, dilation", [((1, 1), (1, 1)), ((2, 3), (1, 1)), ((1, 1), (2, 3))])

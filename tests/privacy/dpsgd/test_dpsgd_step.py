@@ -6,7 +6,18 @@ import sys
 import keras
 import numpy as np
 import pytest
-from examples_of_dpsgd import batch, brute_force, dp_sgd, functional, head, norm, norms, perturbed, relative_error, shared
+from examples_of_dpsgd import (
+    batch,
+    brute_force,
+    dp_sgd,
+    functional,
+    head,
+    norm,
+    norms,
+    perturbed,
+    relative_error,
+    shared,
+)
 from statistics_of_noise import is_normal, std_is
 
 from cloister.core.errors import ConfigError
@@ -155,8 +166,8 @@ def test_any_optimizer_sees_the_noised_mean(model):
     step = make(DpSgd, model, optimizer=Spy(0.01))
     apart = moved(step, *batch(model, 0))
     assert seen == [[variable.shape for variable in model.trainable_variables]]
-    # Adam's first step has the size of its rate in every coordinate.
-    assert np.allclose(np.abs(apart[0]), 0.01, rtol=1e-2)
+    # Adam's first step has the size of its rate in every coordinate but those next to 0.
+    assert abs(np.median(np.abs(apart[0])) / 0.01 - 1) < 1e-3
 
 
 def test_frozen_weights_stay(model):
