@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import Row
@@ -14,6 +15,9 @@ from cloister.privacy.noise import ROOM, GaussianNoise, Maker, NumberedBlock
 
 GRID_BITS = 20
 """Releases are multiples of the power of two this many bits below the standard deviation of their noise."""
+
+NoisedBlock = tuple[int, NDArray, NDArray]
+"""A place in the stream of noise, numbers, and where they go with noise on them."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +88,28 @@ def add_on_grid(blocks: Iterable[NumberedBlock], std: float, maker: Maker) -> No
         std: ≥ 0.
         maker: of float64 noise.
     """
+    put_on_grid(((number, block, block) for number, block in blocks if std), std, maker)
+
+
+def put_on_grid(places: Iterable[NoisedBlock], std: float, maker: Maker) -> None:
+    """Write what `add_on_grid` makes of numbers to another place.
+
+    Args:
+        places: the place in the stream, the numbers, and where the noised ones go. At `std` 0 these are the numbers.
+        std: ≥ 0.
+        maker: of float64 noise.
+    """
     step = grid_step(std)
-    for number, block in blocks if std else ():
+    for number, block, out in places:
+        if not std:
+            np.copyto(out, block)
+            continue
         wide = maker.normals(number, len(block), std)
         wide += block
         wide *= 1 / step  # exact, like the product below: a power of two
         np.rint(wide, out=wide)
         wide *= step
-        np.copyto(block, wide, casting="same_kind")
+        np.copyto(out, wide, casting="same_kind")
 
 
 def grid_step(std: float) -> float:

@@ -139,8 +139,8 @@ def test_the_divisor_is_the_configured_batch_size(model):
 
 def test_what_is_released_lies_on_a_public_grid(model):
     step = make(DpSgd, model, batch_size=B)
-    means = step._noisy_mean(step.clipped_sum(*batch(model), S).sums, SIGMA * S)
-    cells = means[0].astype(np.float64) * B / grid_step(SIGMA * S)
+    noised = step._noised(step.clipped_sum(*batch(model), S).sums, SIGMA * S)
+    cells = noised[0].astype(np.float64) / grid_step(SIGMA * S)
     assert np.array_equal(cells, np.rint(cells)) and len(np.unique(cells)) > cells.size / 2
 
 
