@@ -39,33 +39,38 @@ def examples(kind: str, batch: int) -> tuple[Any, Any]:
     return rng.random((batch, *SHAPES[kind]), np.float32), rng.integers(0, CLASSES[kind], batch)
 
 
-def seconds(steps: Steps, repeats: int) -> dict[str, list[float]]:
-    """Seconds of every step in every round, taken in turns so that a slow moment of the machine hits all of them."""
-    taken: dict[str, list[float]] = {name: [] for name in steps}
+def seconds(steps: Steps, repeats: int) -> dict[str, list[tuple[float, float]]]:
+    """Seconds of every step in every round, and processor seconds of all threads together.
+
+    Steps take turns, so that a slow moment of the machine hits all of them. Processor time is what is left to compare
+    where other programs run.
+    """
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     for turn in range(repeats + 2):
         for name, step in steps.items():
             gc.disable()
-            start = time.perf_counter()
+            start, busy = time.perf_counter(), time.process_time()
             step()
-            elapsed = time.perf_counter() - start
+            elapsed = time.perf_counter() - start, time.process_time() - busy
             gc.enable()
             if turn > 1:
                 taken[name].append(elapsed)
     return taken
 
 
-def report(case: str, taken: Mapping[str, list[float]], target: float | None = None) -> None:
-    """Medians, and the median of each round's ratio to the first of them."""
-    (plain, first), *rest = taken.items()
-    print(f"{case}: {plain} {1e3 * statistics.median(first):.2f} ms")
-    for name, own in rest:
-        ratios = sorted(mine / theirs for mine, theirs in zip(own, first, strict=True))
-        of_medians = statistics.median(own) / statistics.median(first)
-        low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
-        wanted = f", target {target}" if target and name == "Cloister" else ""
+def report(case: str, taken: Mapping[str, list[tuple[float, float]]], target: float) -> None:
+    """Times, and ratios to the first of the steps."""
+    plain = next(iter(taken.values()))
+    for name, own in taken.items():
+        ratios = [statistics.median(a[0] / b[0] for a, b in zip(own, plain, strict=True))]
+        for kind in (0, 1):
+            mine, theirs = ([times[kind] for times in several] for several in (own, plain))
+            ratios += [statistics.median(mine) / statistics.median(theirs), min(mine) / min(theirs)]
+        wanted = f" target {target}" if name == "Cloister" else ""
         print(
-            f"  {name}: {1e3 * statistics.median(own):.2f} ms, {of_medians:.2f}x of medians, "
-            f"{statistics.median(ratios):.2f}x in the median round (quartiles {low:.2f} to {high:.2f}){wanted}"
+            f"{case:17} {name:24} {1e3 * statistics.median(times[0] for times in own):8.2f} ms; median round "
+            f"{ratios[0]:.2f}x, medians {ratios[1]:.2f}x, fastest {ratios[2]:.2f}x; processor time: "
+            f"medians {ratios[3]:.2f}x, least {ratios[4]:.2f}x{wanted}"
         )
     sys.stdout.flush()
 
