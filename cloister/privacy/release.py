@@ -16,6 +16,9 @@ from cloister.privacy.noise import ROOM, GaussianNoise, Maker, NumberedBlock
 GRID_BITS = 20
 """Releases are multiples of the power of two this many bits below the standard deviation of their noise."""
 
+NoisedBlock = tuple[int, NDArray, NDArray]
+"""A place in the stream of noise, numbers, and where they go with noise on them."""
+
 
 @dataclass(frozen=True)
 class Release:
@@ -96,13 +99,27 @@ def add_on_grid(blocks: Iterable[NumberedBlock], std: float, maker: Maker, step:
         maker: of float64 noise; float32 noise needs a coarser `step`.
         step: of the grid, a power of two; None: `grid_step(std)`. Where `std` is secret, the grid must not follow it.
     """
+    put_on_grid(((number, block, block) for number, block in blocks if std), std, maker, step)
+
+
+def put_on_grid(places: Iterable[NoisedBlock], std: float, maker: Maker, step: float | None = None) -> None:
+    """Write what `add_on_grid` makes of numbers to another place.
+
+    Args:
+        places: the place in the stream, the numbers, and where the noised ones go. At `std` 0 these are the numbers.
+        std: ≥ 0.
+        maker, step: as in `add_on_grid`.
+    """
     step = grid_step(std) if step is None else step
-    for number, block in blocks if std else ():
+    for number, block, out in places:
+        if not std:
+            np.copyto(out, block)
+            continue
         wide = maker.normals(number, len(block), std)
         wide += block
         wide *= 1 / step  # exact, like the product below: a power of two
         np.rint(wide, out=wide)
-        np.multiply(wide, step, out=block, casting="same_kind")
+        np.multiply(wide, step, out=out, casting="same_kind")
 
 
 def grid_step(std: float) -> float:
