@@ -34,6 +34,12 @@ class Call:
     outputs: list[Any]
     deltas: list[Any] = field(default_factory=list)
 
+    @property
+    def pair(self) -> tuple[Any, Any]:
+        """The one input and the one delta of a layer that has a fast path, of one dtype."""
+        inputs = self.args[0] if self.args else self.kwargs["inputs"]
+        return tf.cast(inputs, self.deltas[0].dtype), self.deltas[0]
+
 
 @dataclass(frozen=True)
 class Unit:

@@ -162,6 +162,18 @@ def test_microbatches_and_padding_change_nothing(microbatch_size):
         assert found.examples == size
 
 
+def test_double_precision_and_inputs_by_name():
+    def inner(x):
+        x = layers.Dense(4, activation="tanh", dtype="float64")(inputs=x)
+        return layers.Dense(3, activation="softmax", dtype="float64")(x)
+
+    model = functional((6,), inner)
+    x, y = batch(model)
+    found = dp_sgd(model).clipped_sum(x, y, 0.3)
+    assert found.sums[0].dtype == np.float64
+    assert relative_error(found.sums, brute_force(model, x, y, 0.3)) < TOLERANCE
+
+
 def test_another_loss():
     model = functional((4,), lambda x: layers.Dense(2)(layers.Dense(3, activation="tanh")(x)))
     rng = np.random.default_rng(0)
