@@ -32,13 +32,17 @@ class Narrator:
     def opening(self, plan: Plan, directory: RunDirectory) -> None:
         """Name the run, and say in one line what is promised."""
         config = plan.config
-        # Amplification rests on nobody knowing who was drawn, nor how many.
-        self.secret_cohorts = isinstance(plan.strategy, GlobalDP) and plan.strategy.amplification().kind != "none"
+        self.secret_cohorts = self.hides_cohorts(plan)
         self.console.print(f"Cloister  {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds")
         self.console.print(f"run directory  {directory.path}")
         self.console.print(f"privacy        {contract(plan.claim)}")
         for reason in plan.claim.reasons:
             self.console.print(f"               because {reason}")
+
+    @staticmethod
+    def hides_cohorts(plan: Plan) -> bool:
+        """Whether a guarantee rests on nobody knowing who was drawn, nor how many."""
+        return isinstance(plan.strategy, GlobalDP) and plan.strategy.amplification().kind != "none"
 
     def __call__(self, done: Round, _: object) -> None:
         """One line for a finished round."""
@@ -51,6 +55,8 @@ class Narrator:
                 parts.append(f"ε {done.measured.epsilon:.3g}")
             if not self.secret_cohorts:
                 parts.append(f"replies {done.measured.accepted}/{done.measured.asked}")
+            if done.measured.abandoned:
+                parts.append("abandoned")
             parts.append(f"{done.seconds['total']:.1f} s")
         self.console.print("  ".join(parts))
         for item in (*(done.measured.rejected if done.measured else ()), *done.unscored):

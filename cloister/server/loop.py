@@ -14,9 +14,10 @@ from flwr.serverapp import Grid
 from cloister.core.decorator import Decorator, Measurements
 from cloister.core.errors import BudgetExhausted, FederationError
 from cloister.core.replies import Rejection
+from cloister.server.stop import Stop, StopAsked
 
 PATIENCE = 3
-"""Rounds in a row without one reply that counts, after which a run stops. The first round has no patience."""
+"""Rounds in a row without enough replies that count, after which a run stops. Without any, the first has none."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class RoundLoop:
         observers: called in order after every round with the round and its global model.
         public: what every client is told besides the model.
         timeout: seconds a round waits for replies.
+        stop: listens for requests to end the run.
 
     Attributes:
         stopped: why the run ended before its last round; empty if it did not.
@@ -74,11 +76,12 @@ class RoundLoop:
     observers: list[Observer]
     public: Mapping[str, Any]
     timeout: float
+    stop: Stop = field(default_factory=Stop)
     stopped: str = ""
     aggregated: int = 0
 
     def run(self, arrays: ArrayRecord, rounds: int) -> ArrayRecord:
-        """The global model after `rounds` rounds, or after as many as the budget allows.
+        """The global model after `rounds` rounds, or after as many as the budget allows, or until it is asked to stop.
 
         Raises:
             FederationError: nobody's reply counted in the first round, or in several rounds in a row.
@@ -91,16 +94,20 @@ class RoundLoop:
             except BudgetExhausted as error:
                 self.stopped = f"stopped before round {number}: {error}"
                 return arrays
+            except StopAsked as request:
+                self.stopped = f"stopped by {request}: round {number} was abandoned, nothing of it was released"
+                return arrays
             self._publish(done, arrays)
             silent = 0 if _heard(done) else silent + 1
-            if silent and (number == 1 or silent == PATIENCE):
+            if silent == PATIENCE or (silent and number == 1 and not done.measured.accepted):  # type: ignore[union-attr]
                 raise FederationError(_why_nobody(number, done))
         return arrays
 
     def _round(self, number: int, arrays: ArrayRecord) -> tuple[ArrayRecord, Round]:
         clock = _Clock()
-        messages = self.strategy.configure_train(number, arrays, ConfigRecord(dict(self.public)), self.grid)
-        replies = self._replies(messages)
+        with self.stop.waiting():
+            messages = self.strategy.configure_train(number, arrays, ConfigRecord(dict(self.public)), self.grid)
+            replies = self._replies(number, messages)
         clock.lap("train")
         aggregated, train = self.strategy.aggregate_train(number, replies)
         self.aggregated = number
@@ -115,17 +122,22 @@ class RoundLoop:
 
     def _federated(self, number: int, arrays: ArrayRecord) -> Mapping[str, float]:
         config = ConfigRecord(dict(self.public))
-        messages = list(self.strategy.configure_evaluate(number, arrays, config, self.grid))
-        if not messages:
-            return {}
-        replies = self._replies(messages)
+        try:
+            with self.stop.waiting():
+                messages = list(self.strategy.configure_evaluate(number, arrays, config, self.grid))
+                if not messages:
+                    return {}
+                replies = self._replies(number, messages)
+        except StopAsked:
+            return {}  # The model of this round is there: it is kept, without scores, and the next round is not begun.
         return dict(self.strategy.aggregate_evaluate(number, replies) or {})  # type: ignore[arg-type]
 
-    def _replies(self, messages: Iterable[Message]) -> list[Message]:
+    def _replies(self, number: int, messages: Iterable[Message]) -> list[Message]:
         """Send, and wait as long as a round may take; a message nobody has fetched by then is void."""
         messages = list(messages)
         for message in messages:
             message.metadata.ttl = self.timeout
+            message.metadata.group_id = str(number)  # nodes show it in their logs
         return list(self.grid.send_and_receive(messages, timeout=self.timeout))
 
     def _score(self, arrays: ArrayRecord) -> Mapping[str, float]:
@@ -153,10 +165,13 @@ class _Clock:
 def _heard(done: Round) -> bool:
     """Whether some reply counted, or none was asked for (an empty Poisson cohort is no failure)."""
     measured = done.measured
-    return measured is None or measured.accepted > 0 or measured.asked == 0
+    if measured is None or measured.asked == 0:
+        return True
+    return measured.accepted > 0 and not measured.abandoned
 
 
 def _why_nobody(number: int, done: Round) -> str:
     rejected = done.measured.rejected if done.measured else ()
     reasons = sorted({f"{item.code}: {item.detail}" for item in rejected})
-    return f"no reply counted in round {number}: " + "; ".join(reasons[:5])
+    few = f"too few replies ({done.measured.accepted})" if done.measured and done.measured.accepted else "no reply"
+    return f"{few} counted in round {number}: " + "; ".join(reasons[:5])

@@ -17,8 +17,10 @@ from cloister.privacy.decorators import GlobalDP
 from cloister.server.build import Plan, build
 from cloister.server.console import Narrator
 from cloister.server.evaluation import CentralEvaluation
+from cloister.server.jsonlog import JsonNarrator
 from cloister.server.loop import Observer, Round, RoundLoop
 from cloister.server.rundir import RunDirectory
+from cloister.server.stop import Stop
 
 
 @dataclass(frozen=True)
@@ -65,18 +67,18 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     directory = RunDirectory.create(plan)
     if plan.books is not None:
         plan.books.run = directory.path.name
-    narrator = narrator or Narrator(config.num_rounds)
+    narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
     narrator.opening(plan, directory)
     directory.write_json("privacy.json", running(plan.claim))
     rounds: list[Round] = []
-    with _observers(plan, directory, narrator, rounds) as observers:
-        loop = RoundLoop(grid, plan.strategy, score, observers, {SEED: plan.seed}, config.round_timeout)
+    with Stop().listening() as stop, _observers(plan, directory, narrator, rounds) as observers:
+        loop = RoundLoop(grid, plan.strategy, score, observers, {SEED: plan.seed}, config.round_timeout, stop)
         try:
             arrays = loop.run(initial, config.num_rounds)
         finally:
             privacy = _state_privacy(plan, directory, loop.aggregated)
-    model.assign(from_record(arrays))
-    model.save(directory.path / f"model{model.suffix}")
+        model.assign(from_record(arrays))
+        model.save(directory.path / f"model{model.suffix}")
     narrator.closing(plan, directory, privacy, loop.stopped, time.perf_counter() - started)
     return Outcome(arrays, rounds, directory, plan, privacy, loop.stopped)
 

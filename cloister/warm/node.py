@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from logging import INFO
@@ -41,7 +42,9 @@ def run_node(options: Sequence[str], keras: bool = True) -> int:
     policy_of(node)
     if not is_tested():
         return subprocess.call([SUPERNODE, *options])
-    supernode = subprocess.Popen([SUPERNODE, *options, "--isolation", "process"])
+    supernode = subprocess.Popen(
+        [sys.executable, "-P", "-m", "cloister.warm.supernode", *options, "--isolation", "process"]
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: _end(supernode))
     warm_up(keras)
