@@ -49,6 +49,21 @@ def warm_node(
 
 
 @app.command()
+def status(
+    connection: Annotated[str, typer.Argument(help="A SuperLink connection of Flower's config.toml.")] = "",
+    output: Annotated[Path, typer.Option("--runs", help="An output-dir, or one run directory.")] = Path("runs"),
+    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show the nodes and runs of a SuperLink, and how far the newest run in output-dir is."""
+    from cloister.server.status import as_json, newest_run, run_state, superlink_state, told
+
+    with _told():
+        run = run_state(newest_run(output)) if output.is_dir() or not connection else None
+        superlink = superlink_state(connection) if connection else None
+        typer.echo(as_json(run, superlink) if json else "\n".join(told(run, superlink)))
+
+
+@app.command()
 def policy(path: Annotated[Path, typer.Argument(help="A policy.toml file.")]) -> None:
     """Check the policy of a site, and say in words what it demands."""
     from cloister.client.policy import in_words, read_policy
