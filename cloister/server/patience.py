@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable
 
 from flwr.app import Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
@@ -38,7 +39,7 @@ class PatientGrid(Grid):
         started, deadline = time.monotonic(), timeout
         while asked:
             for reply in self._inner.pull_messages(list(asked)):
-                self.late.discard(asked.pop(reply.metadata.reply_to_message_id, 0))
+                self._note(reply, asked.pop(reply.metadata.reply_to_message_id, 0))
                 replies.append(reply)
             waited = time.monotonic() - started
             if replies and deadline == timeout and self.late.issuperset(asked.values()):
@@ -48,6 +49,13 @@ class PatientGrid(Grid):
             time.sleep(POLL_SECONDS)
         self.late.update(asked.values())
         return replies
+
+    def _note(self, reply: Message, node: int) -> None:
+        """A node that replies itself is not late, whatever it says; one that Flower replies for has let a time pass."""
+        if reply.has_error() and reply.metadata.src_node_id == SUPERLINK_NODE_ID:
+            self.late.add(node)
+        else:
+            self.late.discard(node)
 
     def set_run(self, run: Run) -> None:
         """As the other grid."""

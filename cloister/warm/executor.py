@@ -10,7 +10,6 @@ import hashlib
 import importlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -33,7 +32,7 @@ from cloister.client.policy import CHECKED_BUNDLE, Policy
 from cloister.core.errors import PolicyError
 
 TESTED_WITH = "1.41.0"
-"""The flwr whose internals this module relies on; with any other, messages are handled by `flwr-clientapp`."""
+"""The flwr whose internals this package relies on; with any other, clients start cold."""
 POLL_SECONDS = 0.1
 APP = "cloister"
 """The package that Flower ships: what a child runs comes from the bundle of its run, not from this process."""
@@ -100,14 +99,13 @@ class Executor:
 
     def serve(self, going_on: Callable[[], bool]) -> None:
         """Run tasks as long as `going_on`; then end the children."""
-        launch = self.fork if is_tested() else self.start
         with self.link.client() as client:
             while going_on():
                 self._reap()
                 if not (token := _next_task(client)):
                     time.sleep(POLL_SECONDS)
                     continue
-                launch(token)
+                self.fork(token)
         for child in self.children:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGTERM)
@@ -118,12 +116,6 @@ class Executor:
         if not child:
             _as_child(lambda: self._run(token, os.getppid()))
         self.children.add(child)
-
-    def start(self, token: str) -> None:
-        """Run a task as Flower's own executor does: in a new process."""
-        arguments = ["--runtime-api-address", self.link.address, "--token", token, "--parent-pid", str(os.getpid())]
-        tls = ["--root-certificates", self.link.certificates] if self.link.certificates else ["--insecure"]
-        self.children.add(subprocess.Popen(["flwr-clientapp", *arguments, *tls]).pid)
 
     def _run(self, token: str, parent: int) -> None:
         """Be `flwr-clientapp` for one task."""
@@ -161,6 +153,10 @@ def _next_task(client: RuntimeHttpClient) -> str:
         answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
     except httpx.TransportError:
         return ""
+    except httpx.HTTPStatusError as error:
+        if error.response.is_server_error:
+            return ""
+        raise
     return str(answer.token) if answer.HasField("task") else ""
 
 

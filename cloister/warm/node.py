@@ -47,10 +47,13 @@ def run_node(options: Sequence[str], keras: bool = True) -> int:
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: _end(supernode))
-    warm_up(keras)
-    log(INFO, "warm: clients of this node are forked from process %s", os.getpid())
-    Executor(_link(ours), lambda: policy_of(node)).serve(lambda: supernode.poll() is None)
-    return supernode.returncode
+    try:
+        warm_up(keras)
+        log(INFO, "warm: clients of this node are forked from process %s", os.getpid())
+        Executor(_link(ours), lambda: policy_of(node)).serve(lambda: supernode.poll() is None)
+    finally:
+        _end(supernode)
+    return supernode.wait()
 
 
 def _read(options: Sequence[str]) -> argparse.Namespace:

@@ -1,12 +1,16 @@
 """Waiting for replies, on a grid whose clock is turned by hand."""
 
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from support import content, zeros
 
 from cloister.core.identity import assume_run
 from cloister.server import patience
 from cloister.server.patience import GRACE_SECONDS, POLL_SECONDS, PatientGrid
+
+EXPIRED = 59.5
+"""After so many seconds it is Flower that replies, for a node that has let its message expire."""
 
 
 class SlowGrid:
@@ -28,6 +32,9 @@ class SlowGrid:
             message.metadata.__dict__["_message_id"] = f"{node}-{self.now}"
             if delay is not None:
                 reply = Message(content(zeros()), reply_to=message)
+                if delay == EXPIRED:
+                    reply = Message(Error(ErrorCode.MESSAGE_UNAVAILABLE), reply_to=message)
+                    reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
                 self.waiting[message.metadata.message_id] = (self.now + delay, reply)
             yield message.metadata.message_id
 
@@ -66,10 +73,11 @@ def test_a_round_ends_when_the_last_reply_is_there(ask):
     assert max(later - sooner for sooner, later in zip(inner.pulled, inner.pulled[1:])) < 2 * POLL_SECONDS
 
 
-def test_a_node_that_hangs_costs_one_deadline(ask):
-    _, once = ask({1: 1.0, 2: 4.0, 3: None})
+@pytest.mark.parametrize("hangs", [None, EXPIRED])
+def test_a_node_that_hangs_costs_one_deadline(ask, hangs):
+    _, once = ask({1: 1.0, 2: 4.0, 3: hangs})
     seconds = [once()[1] for _ in range(3)]
-    assert seconds[0] == pytest.approx(60, abs=0.2)
+    assert seconds[0] == pytest.approx(hangs or 60, abs=0.2)
     assert seconds[1:] == pytest.approx([8, 8], abs=0.4)
 
 
