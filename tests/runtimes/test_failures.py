@@ -1,5 +1,6 @@
 """What becomes of a federation of real processes when some of them die, hang or refuse."""
 
+import hashlib
 import json
 import os
 import signal
@@ -9,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import SUPERLINK, Processes, Setting
+from flwr.cli.build import build_fab_from_disk
+from processes import REPOSITORY, SUPERLINK, Processes, Setting
 
 pytestmark = pytest.mark.slow
 
@@ -142,3 +144,23 @@ class TestOneHangsAndOneRefuses:
         directory, _ = federation
         seconds = [done["seconds"]["train"] for done in rounds(directory)]
         assert seconds[0] >= self.TIMEOUT and max(seconds[1:]) < self.TIMEOUT
+
+
+def test_a_bundle_that_is_not_on_a_sites_list_does_not_run_there(tmp_path: Path) -> None:
+    """Warm nodes look at the bundle itself; two know this one, one does not."""
+    digest = hashlib.sha256(build_fab_from_disk(REPOSITORY)).hexdigest()
+    configs = []
+    for number, allowed in enumerate([digest, digest, "0" * 64]):
+        policy = tmp_path / f"policy-{number}.toml"
+        policy.write_text(f'mechanisms = ["global-dp"]\ntasks = ["digits"]\nallowed-fabs = ["{allowed}"]\n')
+        configs.append(node(number, 3, tmp_path, policy=str(policy)))
+    settings = {"output-dir": str(tmp_path), "run-name": "run", "num-rounds": 2}
+    with Processes(tmp_path / "processes") as processes:
+        processes.superlink()
+        processes.supernodes(configs, "cloister", "warm-node", "--no-keras")
+        processes.flwr_run(SETTINGS | settings, seconds=SECONDS)
+    assert accepted(tmp_path / "run") == [2, 2]
+    for done in rounds(tmp_path / "run"):
+        (rejected,) = done["measured"]["rejected"]
+        assert f"app bundle {digest[:12]} is not in allowed-fabs" in rejected["detail"]
+    assert not (tmp_path / "books-2").exists(), "the node's books are kept by code that did not run"
