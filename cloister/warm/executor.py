@@ -33,7 +33,7 @@ from cloister.core.errors import PolicyError
 
 TESTED_WITH = "1.41.0"
 """The flwr whose internals this package relies on; with any other, clients start cold."""
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.2
 APP = "cloister"
 """The package that Flower ships: what a child runs comes from the bundle of its run, not from this process."""
 LIBRARIES = ("cloister.client.app", "cloister.privacy.accounting", "dp_accounting", "sklearn.datasets", "pandas")

@@ -7,7 +7,9 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from rich.console import Console
 from support import content, zeros
+from typer.testing import CliRunner
 
+from cloister import cli
 from cloister.client.app import app
 from cloister.client.books import limits
 from cloister.client.mods import contain_errors
@@ -234,3 +236,28 @@ def test_a_policys_budget_holds_and_is_kept_in_the_nodes_books(tmp_path):
     assert "BudgetExhausted" in second.rejected[0].detail
     (ledger,) = (tmp_path / "books-2").glob("*.jsonl")
     assert "gaussian" in ledger.read_text().lower()
+
+
+class TestTheCommand:
+    def test_says_what_a_policy_demands_and_what_it_does_not_prevent(self, tmp_path):
+        changes = {"min_server_noise_multiplier": 1.5, "max_epsilon": 8.0, "min_rows": 30, "allowed_fabs": [BUNDLE]}
+        result = CliRunner().invoke(cli.app, ["policy", str(policy_file(tmp_path, **changes))])
+        assert result.exit_code == 0
+        assert result.output.splitlines() == [
+            "tasks: digits",
+            "noise: global-dp with at least 1.5, or metric with at least 1.5",
+            "! noise of the server is believed, not seen",
+            "at most ε = 8 at δ = 1e-05 over all runs on this data",
+            "at least 30 examples to train on",
+            "no scores leave",
+            f"app bundle {BUNDLE}",
+        ]
+
+    def test_warns_of_a_policy_that_allows_everything(self, tmp_path):
+        path = policy_file(tmp_path, mechanisms=[], scores_may_leave=True)
+        lines = CliRunner().invoke(cli.app, ["policy", str(path)]).output.splitlines()
+        assert len([line for line in lines if line.startswith("!")]) == 3
+
+    def test_a_malformed_policy_is_one_error_and_exit_code_1(self, tmp_path):
+        result = CliRunner().invoke(cli.app, ["policy", str(policy_file(tmp_path, tasks=None))])
+        assert result.exit_code == 1 and "tasks is missing" in result.output and "Traceback" not in result.output
