@@ -64,7 +64,7 @@ class Processes:
         self.start(SUPERLINK, "flower-superlink", "--insecure", "--port", str(port), *options)
         self.wait_for_superlink()
         connection = f'[superlink.{CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n'
-        for name in ("flwr", "flwr-json"):
+        for name in ("flwr", "told"):
             self._home(name).joinpath("config.toml").write_text(connection)
 
     def wait_for_superlink(self) -> None:
@@ -91,11 +91,11 @@ class Processes:
         command = ["run", str(REPOSITORY), CONNECTION, "--run-config", flower_line(settings)]
         self.run("flwr", "flwr", *command, seconds=seconds)
 
-    def flwr_json(self, *command: str, seconds: float = 60) -> Any:
-        """What a command of `flwr` tells in JSON."""
-        self.folder.joinpath("flwr-json.log").unlink(missing_ok=True)
-        self.run("flwr-json", "flwr", *command, CONNECTION, "--format", "json", seconds=seconds)
-        text = self.log("flwr-json")
+    def told(self, program: str, *arguments: str, seconds: float = 120) -> Any:
+        """What a program tells in JSON."""
+        self.folder.joinpath("told.log").unlink(missing_ok=True)
+        self.run("told", program, *arguments, seconds=seconds)
+        text = self.log("told")
         return json.loads(text[text.index("{") :])
 
     def start(self, name: str, program: str, *arguments: str) -> None:

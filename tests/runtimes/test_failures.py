@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.cli.build import build_fab_from_disk
-from processes import REPOSITORY, SUPERLINK, Processes, Setting
+from processes import CONNECTION, REPOSITORY, SUPERLINK, Processes, Setting
 
 pytestmark = pytest.mark.slow
 
@@ -78,11 +78,16 @@ def test_a_supernode_that_is_killed_in_mid_round_comes_back_and_a_run_that_is_te
         processes.wait(lambda: 3 in accepted(run)[at + 1 :], SECONDS, "round with three replies after the restart")
         assert accepted(run)[at] == 2, "the node was killed before it could reply"
 
+        told = processes.told("cloister", "status", CONNECTION, "--runs", str(tmp_path), "--json")
+        assert [found["status"] for found in told["nodes"]].count("online") >= 3
+        assert [found["status"] for found in told["runs"]] == ["running"]
+        assert told["run"]["path"] == str(run) and told["run"]["round"] > at and not told["run"]["ended"]
+
         (server,) = processes.pids("flwr-serverapp")
         os.kill(server, signal.SIGTERM)
         processes.wait(lambda: not processes.pids("flwr-serverapp"), SECONDS, "end of the ServerApp")
         assert_left_whole(run)
-        statuses = processes.flwr_json("list")["runs"]
+        statuses = processes.told("flwr", "list", CONNECTION, "--format", "json")["runs"]
         assert [found["status"] for found in statuses] == ["finished:completed"]
 
 
@@ -105,7 +110,7 @@ def test_a_superlink_that_is_killed_keeps_its_state_and_its_nodes_come_back(tmp_
             SETTINGS | {"output-dir": str(tmp_path), "run-name": "second", "num-rounds": 2}, seconds=SECONDS
         )
         assert 3 in accepted(second) and len(accepted(second)) == 2
-        runs = processes.flwr_json("list")["runs"]
+        runs = processes.told("flwr", "list", CONNECTION, "--format", "json")["runs"]
         assert len(runs) == 2, "the run from before the restart is remembered"
         assert sum(found["status"] == "finished:completed" for found in runs) == 1
 
@@ -159,6 +164,9 @@ def test_a_bundle_that_is_not_on_a_sites_list_does_not_run_there(tmp_path: Path)
         processes.superlink()
         processes.supernodes(configs, "cloister", "warm-node", "--no-keras")
         processes.flwr_run(SETTINGS | settings, seconds=SECONDS)
+        processes.kill("supernode-0")
+        supernodes = "cloister.warm.supernode"
+        processes.wait(lambda: len(processes.pids(supernodes)) == 2, SECONDS, "end of a SuperNode without an executor")
     assert accepted(tmp_path / "run") == [2, 2]
     for done in rounds(tmp_path / "run"):
         (rejected,) = done["measured"]["rejected"]
