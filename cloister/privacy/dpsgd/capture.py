@@ -1,0 +1,191 @@
+"""One backward pass that keeps, for every layer with weights, what went in and the gradient of what came out.
+
+The layer's own gradient is a function of these two alone. The gradient of a sum of per-example losses with respect to
+what came out has in row i the gradient of example i's loss, as long as no example's output depends on another's input.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from cloister.core.errors import PrivacyError
+
+
+class NotCapturable(PrivacyError):
+    """The layers of this model cannot be looked at one by one; the model as a whole can."""
+
+
+@dataclass
+class Call:
+    """One call of a layer.
+
+    Attributes:
+        args, kwargs: what the layer was called with.
+        outputs: what came out (before the activation, for a layer that has a fast path), flat.
+        deltas: the gradients of the summed losses with respect to `outputs`; None where the loss does not need it.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[Any]
+    deltas: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A layer that is looked at as a whole.
+
+    Attributes:
+        layer: owns the variables, itself or in its sublayers.
+        variables: its trainable variables.
+        fast: whether it is a plain Dense or Conv2D layer, recorded before its activation.
+    """
+
+    layer: Any
+    variables: tuple[Any, ...]
+    fast: bool
+
+
+def units(model: Any) -> list[Unit]:
+    """The layers to look at: as small as possible, each trainable variable in exactly one.
+
+    Raises:
+        NotCapturable: two layers share a variable, the model owns one itself, or a layer draws random numbers, which
+            would be others when its call is repeated.
+    """
+    found = list(_walk(model))
+    claimed = [id(variable) for unit in found for variable in unit.variables]
+    if sorted(claimed) != sorted(id(variable) for variable in model.trainable_variables):
+        raise NotCapturable("a weight belongs to two layers, or to none")
+    for unit in found:
+        if not unit.fast and any("seed_generator" in variable.path for variable in unit.layer.variables):
+            raise NotCapturable(f"layer {unit.layer.name!r} draws random numbers")
+    return found
+
+
+def _walk(layer: Any, seen: set[int] | None = None) -> Iterator[Unit]:
+    seen = set() if seen is None else seen
+    if id(layer) in seen or not layer.trainable_variables:
+        return
+    seen.add(id(layer))
+    if not _opaque(layer):
+        for sublayer in layer._layers:
+            yield from _walk(sublayer, seen)
+        return
+    if isinstance(layer, keras.Model):
+        raise NotCapturable(f"model {layer.name!r} owns weights itself")
+    yield Unit(layer, tuple(layer.trainable_variables), is_plain_dense(layer) or is_plain_convolution(layer))
+
+
+def _opaque(layer: Any) -> bool:
+    """Whether a layer's sublayers cannot be looked at: it has weights of its own, or calls them in its own ways."""
+    own = any(variable.trainable for variable in layer._trainable_variables)
+    return own or isinstance(layer, keras.layers.RNN | keras.layers.Wrapper)
+
+
+def is_plain_dense(layer: Any) -> bool:
+    """Whether the layer computes activation(x·kernel + bias), all of it trained."""
+    return type(layer) is keras.layers.Dense and _is_plain(layer)
+
+
+def is_plain_convolution(layer: Any) -> bool:
+    """Whether the layer is an ordinary two-dimensional convolution over channels in the last axis, all of it trained."""
+    return (
+        type(layer) is keras.layers.Conv2D
+        and layer.groups == 1
+        and layer.data_format == "channels_last"
+        and _is_plain(layer)
+    )
+
+
+def _is_plain(layer: Any) -> bool:
+    expected = [layer._kernel, layer.bias] if layer.use_bias else [layer._kernel]
+    trained = [id(variable) for variable in layer.trainable_variables]
+    return not layer.lora_enabled and trained == [id(variable) for variable in expected]
+
+
+def record(found: Sequence[Unit], forward: Callable[[], Any]) -> list[list[Call]]:
+    """Run `forward`, which gives a loss per example, and one backward pass.
+
+    Args:
+        found: the units of the model that `forward` runs.
+        forward: gives the losses, shape (batch,).
+
+    Returns:
+        The calls of each unit, with their gradients.
+    """
+    calls: list[list[Call]] = [[] for _ in found]
+    with tf.GradientTape(watch_accessed_variables=False) as tape, ExitStack() as patches:
+        for unit, heard in zip(found, calls, strict=True):
+            patches.enter_context(_listening(unit, heard, tape))
+        total = tf.reduce_sum(forward())
+    outputs = [output for heard in calls for call in heard for output in call.outputs]
+    deltas = iter(tape.gradient(total, outputs))
+    for heard in calls:
+        for call in heard:
+            call.deltas = [next(deltas) for _ in call.outputs]
+    return calls
+
+
+def leaks(found: Sequence[Unit], forward: Callable[[], Any], values: Sequence[Any]) -> list[int]:
+    """Which of the trainable values reach the losses by a way that is not a call of their unit."""
+    with tf.GradientTape(watch_accessed_variables=False) as tape, ExitStack() as patches:
+        tape.watch(values)
+        for unit in found:
+            patches.enter_context(_listening(unit, [], tape))
+        total = tf.reduce_sum(forward())
+    return [i for i, gradient in enumerate(tape.gradient(total, values)) if gradient is not None]
+
+
+@contextmanager
+def _listening(unit: Unit, heard: list[Call], tape: tf.GradientTape) -> Iterator[None]:
+    """Have the layer tell of its calls while the block runs.
+
+    Its own weights look constant to every tape: what still reaches one of them does not go through its layer.
+    """
+    layer, original = unit.layer, unit.layer.call
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        constants = [(variable, tf.stop_gradient(variable.value)) for variable in unit.variables]
+        with keras.StatelessScope(constants):
+            if unit.fast:
+                return _call_before_activation(layer, original, args, kwargs, heard, tape)
+            return _call_whole(original, args, kwargs, heard, tape)
+
+    # Past Keras' own bookkeeping of attributes, which would take a function for a part of the layer.
+    object.__setattr__(layer, "call", call)
+    try:
+        yield
+    finally:
+        object.__delattr__(layer, "call")
+
+
+def _call_before_activation(
+    layer: Any, original: Callable[..., Any], args: Any, kwargs: Any, heard: list[Call], tape: tf.GradientTape
+) -> Any:
+    activation = layer.activation
+
+    def listen(output: Any) -> Any:
+        tape.watch(output)
+        heard.append(Call(args, kwargs, [output]))
+        return output if activation is None else activation(output)
+
+    object.__setattr__(layer, "activation", listen)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        object.__setattr__(layer, "activation", activation)
+
+
+def _call_whole(original: Callable[..., Any], args: Any, kwargs: Any, heard: list[Call], tape: tf.GradientTape) -> Any:
+    # Copies: Keras hides the logits in the output of a softmax, and its losses would go past the output to them.
+    outputs = tf.nest.map_structure(tf.identity, original(*args, **kwargs))
+    flat = [output for output in tf.nest.flatten(outputs) if output.dtype.is_floating]
+    for output in flat:
+        tape.watch(output)
+    heard.append(Call(args, kwargs, flat))
+    return outputs

@@ -1,0 +1,165 @@
+"""Per-example gradients of a two-dimensional convolution.
+
+An example's kernel gradient costs as many multiplications as its share of the ordinary one; what differs is how well a
+processor is used. With T positions of the output, k×k taps, c channels in and o out:
+
+    gram   products of patches, where T is so small beside k²·c·o that the kernel gradient itself is the larger thing
+    rows   a product of matrices per row of taps: few channels in
+    loop   the ordinary gradient of one example after another: large images, few examples
+    shift  a product of matrices per tap: all else
+
+`tf.image.extract_patches` takes longer than any of them; so does compiling with XLA.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from cloister.privacy.dpsgd.capture import Call, NotCapturable, Unit
+from cloister.privacy.dpsgd.dense import GRAM_COST, gram
+from cloister.privacy.dpsgd.parts import Part, PerExample, rows_times
+
+LARGE_OUTPUT = 700
+"""Positions from which one example keeps both cores busy."""
+FEW_CHANNELS = 4
+MANY_EXAMPLES = 64
+"""Copies of an operation in the graph above which it takes too long to compile."""
+KERNELS = ("gram", "rows", "loop", "shift")
+
+
+def convolution(unit: Unit, calls: Sequence[Call], batch: int) -> Part:
+    """The form that `choose` names; several calls of one layer add up."""
+    for call in calls:
+        if call.args[0].shape[0] != batch:
+            raise NotCapturable("a convolution's inputs do not have an example in each row")
+    layer = unit.layer
+    names = [choose(layer, call.args[0].shape, call.deltas[0].shape) for call in calls]
+    if names == ["gram"]:
+        return Gram(layer, calls[0].args[0], calls[0].deltas[0])
+    names = ["shift" if name == "gram" else name for name in names]
+    return held(layer, [(name, call.args[0], call.deltas[0]) for name, call in zip(names, calls, strict=True)])
+
+
+def choose(layer: Any, inputs: Sequence[int], deltas: Sequence[int]) -> str:
+    """The form for these shapes, (B, height, width, channels) in and out. The limits are measured, on two cores."""
+    batch, positions, taps = inputs[0], deltas[1] * deltas[2], math.prod(layer.kernel_size)
+    channels, filters = inputs[3], deltas[3]
+    if GRAM_COST * positions * (taps * channels + filters) < taps * channels * filters:
+        return "gram"
+    # The ordinary gradient of a dilated convolution does not run on every processor.
+    can_loop = batch <= MANY_EXAMPLES and max(layer.dilation_rate) == 1
+    if channels <= FEW_CHANNELS and (positions < 4 * LARGE_OUTPUT or not can_loop):
+        return "rows"
+    return "loop" if can_loop and positions >= LARGE_OUTPUT else "shift"
+
+
+def held(layer: Any, named: Sequence[tuple[str, Any, Any]]) -> Part:
+    """Kernel gradients held one by one, computed for each call in the form it names."""
+    forms = {"rows": _by_rows, "loop": _one_after_another, "shift": _by_taps}
+    kernels = tf.add_n([forms[name](layer, inputs, deltas) for name, inputs, deltas in named])
+    gradients = [kernels]
+    if layer.use_bias:
+        gradients.append(tf.add_n([tf.reduce_sum(deltas, axis=(1, 2)) for _, _, deltas in named]))
+    return PerExample(" + ".join(name for name, _, _ in named), gradients)
+
+
+class Gram:
+    """Kernel gradients that are never made: their norms come from products of patches, their sum from TensorFlow."""
+
+    kernel = "gram"
+
+    def __init__(self, layer: Any, inputs: Any, deltas: Any) -> None:
+        self._layer, self._inputs, self._deltas = layer, inputs, deltas
+
+    def squared_norms(self) -> Any:
+        """Σ_{s,t} (patch_s·patch_t + 1)(d_s·d_t), the 1 being the bias; double precision as for a dense layer."""
+        padded = _padded(self._layer, self._inputs, self._deltas)
+        taps = [_tap(self._layer, padded, self._deltas, u, v) for u, v in _taps(self._layer)]
+        patches = tf.add_n([gram(_positions(tap)) for tap in taps]) + float(self._layer.use_bias)
+        squares = tf.reduce_sum(patches * gram(_positions(self._deltas)), axis=(1, 2))
+        return tf.cast(tf.maximum(squares, tf.zeros([], squares.dtype)), self._inputs.dtype)
+
+    def weighted_sum(self, factors: Any, clean: Callable[[Any], Any]) -> list[Any]:
+        """The ordinary gradient, of deltas scaled first; tap by tap, since a dilated one has no other."""
+        inputs, deltas = clean(self._inputs), rows_times(clean(self._deltas), factors)
+        padded, flat = _padded(self._layer, inputs, deltas), tf.reshape(deltas, [-1, deltas.shape[3]])
+        taps = [_tap(self._layer, padded, deltas, u, v) for u, v in _taps(self._layer)]
+        products = [tf.matmul(tf.reshape(tap, [-1, tap.shape[3]]), flat, transpose_a=True) for tap in taps]
+        kernel = tf.reshape(tf.stack(products), [*self._layer.kernel_size, inputs.shape[3], deltas.shape[3]])
+        return [kernel, tf.reduce_sum(flat, axis=0)] if self._layer.use_bias else [kernel]
+
+
+def _one_after_another(layer: Any, inputs: Any, deltas: Any) -> Any:
+    """Shape (B, k, k, c, o). The copies of the operation run on as many cores as there are."""
+    shape = [*layer.kernel_size, inputs.shape[3], deltas.shape[3]]
+    gradients = [
+        tf.raw_ops.Conv2DBackpropFilter(
+            input=inputs[i : i + 1],
+            filter_sizes=shape,
+            out_backprop=deltas[i : i + 1],
+            strides=[1, *layer.strides, 1],
+            padding=layer.padding.upper(),
+        )
+        for i in range(inputs.shape[0])
+    ]
+    return tf.stack(gradients)
+
+
+def _by_taps(layer: Any, inputs: Any, deltas: Any) -> Any:
+    """Shape (B, k, k, c, o): for each tap, the product of the inputs that it meets with the deltas."""
+    padded, flat = _padded(layer, inputs, deltas), _positions(deltas)
+    products = [
+        tf.matmul(_positions(_tap(layer, padded, deltas, u, v)), flat, transpose_a=True) for u, v in _taps(layer)
+    ]
+    return tf.reshape(tf.stack(products, axis=1), _kernels_shape(layer, inputs, deltas))
+
+
+def _by_rows(layer: Any, inputs: Any, deltas: Any) -> Any:
+    """Shape (B, k, k, c, o): for each row of taps, the product of all that its taps meet with the deltas."""
+    padded, flat = _padded(layer, inputs, deltas), _positions(deltas)
+    rows, columns = layer.kernel_size
+    products = []
+    for u in range(rows):
+        met = tf.concat([_positions(_tap(layer, padded, deltas, u, v)) for v in range(columns)], axis=2)
+        products.append(tf.matmul(met, flat, transpose_a=True))
+    return tf.reshape(tf.stack(products, axis=1), _kernels_shape(layer, inputs, deltas))
+
+
+def _padded(layer: Any, inputs: Any, deltas: Any) -> Any:
+    """The inputs with the zeros that `same` padding puts around them: the odd one after, as TensorFlow does."""
+    if layer.padding != "same":
+        return inputs
+    around = [[0, 0]]
+    for size, out, k, stride, dilation in zip(
+        inputs.shape[1:3], deltas.shape[1:3], layer.kernel_size, layer.strides, layer.dilation_rate, strict=True
+    ):
+        total = max((out - 1) * stride + (k - 1) * dilation + 1 - size, 0)
+        around.append([total // 2, total - total // 2])
+    return tf.pad(inputs, [*around, [0, 0]])
+
+
+def _tap(layer: Any, padded: Any, deltas: Any, row: int, column: int) -> Any:
+    """What tap (row, column) of the kernel meets at every position of the output: shape (B, height, width, c)."""
+    spans = []
+    for tap, out, stride, dilation in zip(
+        (row, column), deltas.shape[1:3], layer.strides, layer.dilation_rate, strict=True
+    ):
+        start = tap * dilation
+        spans.append(slice(start, start + (out - 1) * stride + 1, stride))
+    return padded[:, spans[0], spans[1], :]
+
+
+def _taps(layer: Any) -> list[tuple[int, int]]:
+    rows, columns = layer.kernel_size
+    return [(u, v) for u in range(rows) for v in range(columns)]
+
+
+def _positions(tensor: Any) -> Any:
+    """(B, height, width, channels) as (B, T, channels)."""
+    return tf.reshape(tensor, [tensor.shape[0], -1, tensor.shape[3]])
+
+
+def _kernels_shape(layer: Any, inputs: Any, deltas: Any) -> list[int]:
+    return [inputs.shape[0], *layer.kernel_size, inputs.shape[3], deltas.shape[3]]

@@ -1,0 +1,82 @@
+"""Per-example gradients by vectorisation: of one layer that has no form of its own, or of the whole model."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from cloister.privacy.dpsgd.capture import Call, NotCapturable, Unit
+from cloister.privacy.dpsgd.parts import Part, PerExample
+
+Loss = Callable[[Any, Any], Any]
+"""Losses of shape (batch,) from labels and the model's outputs, each of its own example alone."""
+
+
+def layer(unit: Unit, calls: Sequence[Call], batch: int) -> Part:
+    """Every call is repeated example by example, and what comes out is differentiated with respect to the weights."""
+    per_call = [_gradients_of_call(unit, call, batch) for call in calls]
+    return PerExample("vectorised", [tf.add_n(same) for same in zip(*per_call, strict=True)])
+
+
+def _gradients_of_call(unit: Unit, call: Call, batch: int) -> Sequence[Any]:
+    arguments = (call.args, call.kwargs)
+    flat = tf.nest.flatten(arguments)
+    tensors = tuple(leaf for leaf in flat if tf.is_tensor(leaf))
+    deltas = tuple(delta for delta in call.deltas if delta is not None)
+    if any(tensor.shape.rank == 0 or tensor.shape[0] != batch for tensor in (*tensors, *deltas)):
+        raise NotCapturable(f"layer {unit.layer.name!r} is given something that does not have an example in each row")
+    values = [variable.value for variable in unit.variables]
+
+    def of_one(example: Any) -> Any:
+        leaves, own_deltas = iter(example[0]), [delta[None] for delta in example[1]]
+        repeated = [next(leaves)[None] if tf.is_tensor(leaf) else leaf for leaf in flat]
+        args, kwargs = tf.nest.pack_sequence_as(arguments, repeated)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values)
+            with keras.StatelessScope(list(zip(unit.variables, values, strict=True))):
+                outputs = tf.nest.flatten(unit.layer.call(*args, **kwargs))
+            floats = [output for output in outputs if output.dtype.is_floating]
+            reached = [output for output, delta in zip(floats, call.deltas, strict=True) if delta is not None]
+        return _dense_gradients(tape.gradient(reached, values, own_deltas, tf.UnconnectedGradients.ZERO))
+
+    return tf.vectorized_map(of_one, (tensors, deltas))
+
+
+def whole_model(model: Any, loss: Loss, x: Any, y: Any) -> Part:
+    """The gradients of every trainable variable, in the model's order. They take batch × parameters of memory.
+
+    Each example draws its own random numbers, from seeds split off the model's, which move on.
+    """
+    seeds = [variable for variable in model.non_trainable_variables if is_seed(variable)]
+    split = [tf.random.split(tf.cast(seed.value, tf.int64), x.shape[0] + 1) for seed in seeds]
+    gradients = tf.vectorized_map(
+        lambda example: gradients_of_one(model, loss, *example), (x, y, tuple(several[:-1] for several in split))
+    )
+    for seed, several in zip(seeds, split, strict=True):
+        seed.assign(tf.cast(several[-1], seed.dtype))
+    return PerExample("whole model", gradients)
+
+
+def gradients_of_one(model: Any, loss: Loss, x: Any, y: Any, seeds: Sequence[Any]) -> list[Any]:
+    """The gradient of one example, whose random numbers come from `seeds`."""
+    values, given = [variable.value for variable in model.trainable_variables], iter(seeds)
+    state = [
+        tf.cast(next(given), variable.dtype) if is_seed(variable) else variable.value
+        for variable in model.non_trainable_variables
+    ]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(values)
+        outputs, _ = model.stateless_call(values, state, x[None], training=True)
+        own = tf.reduce_sum(loss(y[None], outputs))
+    return _dense_gradients(tape.gradient(own, values, unconnected_gradients=tf.UnconnectedGradients.ZERO))
+
+
+def is_seed(variable: Any) -> bool:
+    """Whether a variable is what random layers draw from."""
+    return bool(variable.path.endswith("seed_generator_state"))
+
+
+def _dense_gradients(gradients: Sequence[Any]) -> list[Any]:
+    """An embedding's gradient comes as rows and their numbers."""
+    return [tf.convert_to_tensor(gradient) for gradient in gradients]

@@ -1,0 +1,204 @@
+"""Whether a model has per-example gradients that can be vouched for, and how they are to be computed.
+
+What is known not to have them is refused by name. Everything else is tried on made-up examples, with the model's
+weights moved at random so that nothing is zero by initialisation: an example's gradient must not change with the other
+examples, and norms and sums must agree with TensorFlow's own gradients of one example at a time.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from cloister.core.errors import ConfigError, UnsupportedModel
+from cloister.privacy.dpsgd import vectorised
+from cloister.privacy.dpsgd.capture import NotCapturable, leaks
+from cloister.privacy.dpsgd.gradients import Gradients
+from cloister.privacy.dpsgd.vectorised import Loss, is_seed
+
+EXAMPLES = 3
+"""Made-up examples: a size that other things in a model rarely have."""
+WEIGHTS = (1.0, -0.5, 0.25)
+"""What they count with in a sum: different, so that no two can be mistaken for each other."""
+AGREEMENT = 1e-4
+"""Relative difference allowed between two ways to compute the same gradient in single precision."""
+
+Probe = tuple[NDArray, NDArray]
+"""Made-up examples: x and y, `EXAMPLES` each."""
+
+
+def vetted(model: Any, loss: Loss, probe: Probe) -> Gradients:
+    """The fastest way to this model's per-example gradients that is right.
+
+    Raises:
+        UnsupportedModel: it has none, with the reason and what to use in its place.
+    """
+    refuse_by_name(model)
+    trial = _Trial(model, loss, probe)
+    trial.refuse_coupling()
+    try:
+        by_layer = Gradients(model, loss, by_layer=True)
+        if trial.agrees_by_layer(by_layer):
+            return by_layer
+    except NotCapturable:
+        pass
+    whole = Gradients(model, loss, by_layer=False)
+    if not trial.agrees_as_a_whole(whole):
+        raise UnsupportedModel("vectorised gradients of this model differ from those of one example at a time")
+    return whole
+
+
+def made_up(model: Any) -> Probe:
+    """Examples for a classifier of one input: positive numbers, as of images, and labels among its outputs.
+
+    Raises:
+        ConfigError: the model does not say what it takes; give a probe.
+    """
+    if len(getattr(model, "inputs", None) or ()) != 1 or len(model.outputs) != 1 or None in model.inputs[0].shape[1:]:
+        raise ConfigError("probe must be given for a model without one input and one output of known shapes")
+    (spec,), (output,), rng = model.inputs, model.outputs, np.random.default_rng(0)
+    shape = (EXAMPLES, *spec.shape[1:])
+    y = rng.integers(0, output.shape[-1], (EXAMPLES, *output.shape[1:-1]))
+    if "int" not in spec.dtype:
+        return rng.uniform(0.05, 1.0, shape).astype(spec.dtype), y
+    sizes = [layer.input_dim for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
+    return rng.integers(0, min(sizes, default=2), shape).astype(spec.dtype), y
+
+
+def refuse_by_name(model: Any) -> None:
+    """Refuse what is known not to have private per-example gradients.
+
+    Raises:
+        UnsupportedModel: names the layer, the reason and the replacement.
+    """
+    for layer in model._flatten_layers():
+        for reason in _reasons(layer):
+            raise UnsupportedModel(f"layer {layer.name!r} ({type(layer).__name__}) {reason}")
+    if not model.trainable_variables:
+        raise UnsupportedModel("the model has no trainable weights")
+
+
+def _reasons(layer: Any) -> Iterator[str]:
+    layers = keras.layers
+    if isinstance(layer, layers.BatchNormalization) and layer.trainable:
+        yield (
+            "normalises an example with the others of its batch and keeps their statistics un-noised; "
+            "use keras.layers.GroupNormalization or LayerNormalization"
+        )
+    if hasattr(layer, "adapt") and getattr(layer, "input_mean", None) is None:
+        yield (
+            "learns from data outside of the private steps; use keras.layers.Rescaling, "
+            "or give keras.layers.Normalization a public mean and variance"
+        )
+    if getattr(layer, "stateful", False):
+        yield "carries state from batch to batch; set stateful=False"
+    if any(getattr(layer, name, None) for name in ("kernel_regularizer", "bias_regularizer", "activity_regularizer")):
+        yield "adds a penalty to the loss of the batch; use weight_decay of the optimizer, or add it to the loss"
+    if layer.compute_dtype != layer.variable_dtype:
+        yield f"computes in {layer.compute_dtype}, whose norms are too coarse to bound; use float32"
+
+
+class _Trial:
+    """The made-up examples, and what TensorFlow itself says about them."""
+
+    def __init__(self, model: Any, loss: Loss, probe: Probe) -> None:
+        self._loss = loss
+        self._plain = Gradients(model, loss, by_layer=False)
+        self.model = model
+        self.x, self.y = tf.convert_to_tensor(probe[0]), tf.convert_to_tensor(probe[1])
+        if self.x.shape[0] != EXAMPLES or self.y.shape[0] != EXAMPLES:
+            raise ConfigError(f"probe must be x and y of {EXAMPLES} examples, got {self.x.shape} and {self.y.shape}")
+        self._variables = model.trainable_variables
+        self._values = [_moved(variable, seed) for seed, variable in enumerate(self._variables)]
+
+    def _scope(self) -> Any:
+        """Nothing that is computed within changes the model, and each time it starts with the same random state."""
+        return keras.StatelessScope(list(zip(self._variables, self._values, strict=True)), collect_losses=True)
+
+    def refuse_coupling(self) -> None:
+        """Raises UnsupportedModel if an example's gradient or the model's state depends on a batch."""
+        mine = self._of_first(self.x, self.y)
+        order = [0, 2, 2]
+        others = self._of_first(tf.gather(self.x, order), tf.gather(self.y, order))
+        if not _same(mine, others):
+            raise UnsupportedModel(
+                "an example's gradient changes with the other examples of its batch, so it cannot be clipped alone; "
+                "look for a layer or a loss that takes a mean, a maximum or a sum over the batch"
+            )
+
+    def _of_first(self, x: Any, y: Any) -> list[Any]:
+        """The gradient of the first example, in the company of the others."""
+        with self._scope() as scope, tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self._values)
+            own = self._plain.losses(x, y)[0]
+            self._refuse_state(scope)
+        return [tf.zeros([1]) if g is None else tf.convert_to_tensor(g) for g in tape.gradient(own, self._values)]
+
+    def _refuse_state(self, scope: Any) -> None:
+        if self.model.losses or scope.losses:
+            raise UnsupportedModel(
+                "a layer adds a loss of its own (add_loss or a regularizer), which is not an example's; "
+                "add it to the loss function, or use weight_decay of the optimizer"
+            )
+        state = [variable for variable in self.model.non_trainable_variables if not is_seed(variable)]
+        changed = [variable.path for variable in state if scope.get_current_value(variable) is not None]
+        if changed:
+            raise UnsupportedModel(
+                f"{changed[0]} changes while training: state learnt from data without noise; use a layer without state"
+            )
+
+    def agrees_by_layer(self, gradients: Gradients) -> bool:
+        """Whether layers one by one give what TensorFlow gives; both see the same batch and the same dropout."""
+        with self._scope():
+            leaking = leaks(gradients.units, lambda: self._plain.losses(self.x, self.y), self._values)
+        if leaking:
+            return False
+        with self._scope(), tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+            tape.watch(self._values)
+            losses = self._plain.losses(self.x, self.y)
+            own = [losses[i] for i in range(EXAMPLES)]
+            weighted = tf.reduce_sum(losses * tf.constant(WEIGHTS, losses.dtype))
+        squares = [_squares(_filled(tape.gradient(one, self._values), self._values)) for one in own]
+        total = _filled(tape.gradient(weighted, self._values), self._values)
+        return self._agrees(gradients, squares, total)
+
+    def agrees_as_a_whole(self, gradients: Gradients) -> bool:
+        """Whether vectorisation gives what one example at a time gives, with the same random numbers."""
+        seeds = [variable for variable in self.model.non_trainable_variables if is_seed(variable)]
+        squares, total = [], [tf.zeros_like(value) for value in self._values]
+        with self._scope():
+            split = [tf.random.split(tf.cast(seed.value, tf.int64), EXAMPLES + 1) for seed in seeds]
+            for i, weight in enumerate(WEIGHTS):
+                own_seeds = [several[i] for several in split]
+                own = vectorised.gradients_of_one(self.model, self._loss, self.x[i], self.y[i], own_seeds)
+                squares.append(_squares(own))
+                total = [old + weight * new for old, new in zip(total, own, strict=True)]
+        return self._agrees(gradients, squares, total)
+
+    def _agrees(self, gradients: Gradients, squares: list[Any], total: list[Any]) -> bool:
+        with self._scope():
+            got_squares, got_total = gradients.weighted(self.x, self.y, tf.constant(WEIGHTS))
+        return np.allclose(got_squares, tf.stack(squares), rtol=AGREEMENT, atol=0) and _same(total, got_total)
+
+
+def _moved(variable: Any, seed: int) -> Any:
+    noise = np.random.default_rng(seed).standard_normal(variable.shape, np.float32)
+    return variable.value + tf.cast(0.05 * noise, variable.dtype)
+
+
+def _filled(gradients: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    pairs = zip(gradients, values, strict=True)
+    return [tf.zeros_like(value) if g is None else tf.convert_to_tensor(g) for g, value in pairs]
+
+
+def _squares(gradients: Sequence[Any]) -> Any:
+    return tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])
+
+
+def _same(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Whether two gradients are the same, to rounding; not where something is not finite."""
+    apart = _squares([a - b for a, b in zip(left, right, strict=True)])
+    return bool(apart <= AGREEMENT**2 * _squares(left))
