@@ -26,7 +26,7 @@ BLOCK = cohort.BLOCK // 2
 """Normal numbers made at a time."""
 HALF = BLOCK // 2
 ROOM = 2 * BLOCK
-"""Numbers whose memory a block is made in; it stays in a core's cache, and the scratch of a span is large enough."""
+"""Numbers whose memory a whole block is made in; it stays in a core's cache, and the scratch of a span is as large."""
 BYTES_PER_PAIR = {np.dtype(np.float32): 12, np.dtype(np.float64): 16}
 ZEROS = bytes(max(BYTES_PER_PAIR.values()) * HALF)
 """What is encrypted: zeros come out as the keystream itself."""
@@ -69,29 +69,34 @@ class GaussianNoise:
         self.add(out, 1.0)
         return out
 
-    def blocks(self, target: NDArray) -> list[NumberedBlock]:
+    def blocks(self, target: NDArray, width: int = BLOCK) -> list[NumberedBlock]:
         """A flat array in blocks, each with a number of its own: the place in the stream where its noise lies.
+
+        Args:
+            target: flat, of n numbers.
+            width: numbers in a block, at most `BLOCK`; a smaller one needs less room.
 
         Raises:
             PrivacyError: this is a copy in a forked process, whose noise would be the parent's once more.
         """
         if os.getpid() != self._process:
             raise PrivacyError("noise cannot be shared with a forked process: both would add the same; make another")
-        return [(next(self._numbers), target[start : start + BLOCK]) for start in range(0, len(target), BLOCK)]
+        return [(next(self._numbers), target[start : start + width]) for start in range(0, len(target), width)]
 
     def maker(self, room: NDArray) -> "Maker":
-        """What makes this stream's blocks on one thread, in memory of at least `ROOM` numbers of their dtype."""
+        """What makes this stream's blocks on one thread, in memory of twice as many numbers of their dtype."""
         return Maker(self._key, self._nonce, room)
 
 
 class Maker:
-    """Makes blocks of one stream, on one thread, in `room`: memory for `ROOM` numbers."""
+    """Makes blocks of one stream, on one thread, in `room`: memory for twice the numbers of a block."""
 
     def __init__(self, key: bytes, nonce: int, room: NDArray) -> None:
         self._nonce = nonce
         self._keystream = Cipher(algorithms.AES(key), modes.CTR(nonce.to_bytes(16))).encryptor()
         self._bytes_per_pair = BYTES_PER_PAIR[room.dtype]
-        self._bytes, self._radii = room[: ROOM - HALF].view(np.uint8), room[ROOM - HALF : ROOM]
+        pairs = len(room) // 4
+        self._bytes, self._radii = room[: 3 * pairs].view(np.uint8), room[3 * pairs : 4 * pairs]
         self._point = _point32 if room.dtype == np.float32 else _point64
 
     def add(self, blocks: Iterable[NumberedBlock], std: float) -> None:

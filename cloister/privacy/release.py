@@ -73,7 +73,7 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
     return Release(model, multiplier * cohort.l2_bound / size, cohort.l2_bound / size)
 
 
-def add_on_grid(blocks: Iterable[NumberedBlock], std: float, maker: Maker) -> None:
+def add_on_grid(blocks: Iterable[NumberedBlock], std: float, maker: Maker, step: float | None = None) -> None:
     """Add N(0, std²) in double precision, and round to a public grid before the numbers go back to their own dtype.
 
     The low bits of floating-point noise betray what it was added to (Mironov, 2012; Haney et al., 2022): no number is
@@ -83,8 +83,9 @@ def add_on_grid(blocks: Iterable[NumberedBlock], std: float, maker: Maker) -> No
         blocks: of float32 or float64 numbers, changed in place. At `std` 0 nothing is.
         std: ≥ 0.
         maker: of float64 noise.
+        step: of the grid, a power of two; None: `grid_step(std)`. Where `std` is secret, the grid must not follow it.
     """
-    step = grid_step(std)
+    step = grid_step(std) if step is None else step
     for number, block in blocks if std else ():
         wide = maker.normals(number, len(block), std)
         wide += block

@@ -166,6 +166,7 @@ PUBLIC = {
     "cloister.privacy.clipping": ["clip"],
     "cloister.privacy.decorators": ["GlobalDP", "MetricDP"],
     "cloister.privacy.distance": ["DISTANCES"],
+    "cloister.privacy.laplace": ["LaplaceNoise", "log_density", "log_normaliser"],
     "cloister.privacy.noise": ["GaussianNoise"],
     "cloister.privacy.release": ["Release", "noisy_mean"],
     "cloister.server.app": ["app"],

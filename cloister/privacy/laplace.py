@@ -1,0 +1,166 @@
+"""Laplace noise under the Euclidean norm in p dimensions, the mechanism of d-privacy.
+
+Its density at x is K·exp(-ε‖x‖₂). Two points x and x′ give any release with likelihoods that differ by a factor of at
+most exp(ε‖x - x′‖), since the norm obeys the triangle inequality: ε is a rate per unit of distance, not a budget
+(Chatzikokolakis et al., 2013; Galli et al., 2023, Lemma 4.1). Independent Laplace noise on every coordinate is another
+mechanism, for the L1 distance.
+
+The usual sampler draws a radius from Gamma(p, 1/ε) and a direction as a normal vector over its norm, and must go over
+the numbers twice. The same density is a scale mixture of normals, which needs no norm. By the Laplace transform of
+Lévy's law, exp(-ε√s) is the mean of exp(-λs) over λ with density ∝ λ^(-3/2)·exp(-ε²/4λ). At s = ‖x‖² and λ = 1/2w each
+exp(-λs) is (2πw)^(p/2) times the density of N(0, w·I) at x, so w has a density ∝ w^((p-1)/2)·exp(-ε²w/2). Hence
+
+    x = √w · g,   g ~ N(0, I),   w·ε² ~ χ²(p + 1),
+
+exactly, for every p ≥ 1 (Andrews and Mallows, 1974, for p = 1; Gómez-Sánchez-Manzano et al., 2008, for all p).
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from cloister.core import check
+from cloister.core.arrays import Row
+from cloister.core.cohort import rooms, share
+from cloister.core.errors import PrivacyError
+from cloister.privacy.noise import GaussianNoise, NumberedBlock
+from cloister.privacy.release import GRID_BITS, add_on_grid, grid_step
+
+DOUBLE_UP_TO = 1 << 17
+"""Parameters up to which noise is made in double precision by default. Larger models take single precision, in half the
+time: at p/ν of thousands and more what rounding adds to the leakage is not what a guarantee fails on."""
+SINGLE_BITS = 12
+"""Single-precision sums are rounded this many bits below the deviation of the noise, 11 bits above its own last one."""
+ROOM_BYTES = 1 << 19
+"""Memory that each thread makes its noise in."""
+HEADROOM = 64
+"""Deviations of the noise that a number's dtype must hold."""
+
+
+class LaplaceNoise:
+    """Endless independent draws from the density K·exp(-ε‖x‖₂), from the cryptographic stream of `GaussianNoise`.
+
+    Args:
+        seed: None draws the key from the operating system. A number gives the same noise every time, for tests and
+            for papers; whatever is released with it is not private, and says `seeded`.
+        double_up_to: parameters of the largest float32 model that is noised in double precision.
+    """
+
+    def __init__(self, seed: int | None = None, double_up_to: int = DOUBLE_UP_TO) -> None:
+        self._normals = GaussianNoise(seed)
+        self._double_up_to = double_up_to
+        self.seeded = self._normals.seeded
+
+    def add(self, model: Row, epsilon: float) -> None:
+        """Add one draw in R^p to the p parameters of a model, in place.
+
+        The sums are rounded to a public grid, since the low bits of floating-point noise betray what it was added to
+        (Mironov, 2012): to a power of two about 2^-20 of the noise's deviation, or 2^-`SINGLE_BITS` where the noise is
+        of single precision. The grid follows from ε and p alone, not from the draw of w.
+
+        Args:
+            model: flat, writable float32 or float64 arrays with p ≥ 1 numbers together, which share one draw. For
+                noise on each array alone, call this for each with a row of that one.
+            epsilon: ε > 0, per unit of Euclidean distance.
+
+        Guarantee: ε-d-privacy under the Euclidean distance for an ε that does not depend on the numbers: one release
+            from x is at most exp(ε‖x - x′‖) times as likely as from x′.
+
+        Raises:
+            ConfigError: ε is not a finite number above 0.
+            PrivacyError: the arrays cannot carry this noise, or this is a copy in a forked process. Nothing was added.
+        """
+        dtype, size = self._precision(model), sum(piece.size for piece in model)
+        step = _step(size, epsilon, dtype)
+        std = math.sqrt(self._chi_square(size + 1)) / epsilon
+        room = ROOM_BYTES // dtype.itemsize
+        blocks = [block for piece in model for block in self._normals.blocks(piece, room // 2)]
+        memory = rooms(room, dtype)
+
+        def work(mine: Iterator[NumberedBlock]) -> None:
+            add_on_grid(mine, std, self._normals.maker(next(memory)), step)
+
+        share(blocks, work, size)
+
+    def _precision(self, model: Row) -> np.dtype:
+        """What the noise of a model is made in."""
+        for piece in model:
+            if piece.dtype not in (np.float32, np.float64) or piece.ndim != 1 or not piece.flags.writeable:
+                raise PrivacyError(
+                    f"Laplace noise is added in place to flat, writable float32 or float64 arrays; found {piece.dtype} "
+                    f"of shape {piece.shape}"
+                )
+            if piece.size and not (math.isfinite(piece.min()) and math.isfinite(piece.max())):
+                raise PrivacyError("Laplace noise hides nothing in an array with NaN or infinite numbers")
+        size = sum(piece.size for piece in model)
+        if not size:
+            raise PrivacyError("Laplace noise needs a model of at least one parameter")
+        return np.dtype(np.float64) if size <= self._double_up_to else np.result_type(*model)
+
+    def _chi_square(self, freedom: int) -> float:
+        """One draw of χ² with at least 2 degrees of freedom, in double precision.
+
+        Twice a Gamma of shape a = freedom/2, by rejection (Marsaglia, Tsang, 2000); half the sum of two squared
+        normals is the exponential number that -ln u is there.
+        """
+        d = freedom / 2 - 1 / 3
+        while True:
+            x, *pair = self._normals.standard_normal(3, np.float64)
+            root = 1 + x / math.sqrt(9 * d)
+            if root > 0 and math.hypot(*pair) ** 2 / 2 > d * (root**3 - 1 - 3 * math.log(root)) - x**2 / 2:
+                return 2 * d * root**3
+
+
+def log_normaliser(p: int, epsilon: float) -> float:
+    """ln K, with K = ε^p · Γ(p/2) / (2·π^(p/2)·Γ(p)): what makes K·exp(-ε‖x‖) integrate to 1 over R^p.
+
+    Raises:
+        ConfigError: p or ε is not above 0. So do all functions below.
+    """
+    check.positive(p=p, epsilon=epsilon)
+    return p * (math.log(epsilon) - math.log(math.pi) / 2) + math.lgamma(p / 2) - math.lgamma(p) - math.log(2)
+
+
+def log_density(radius: float, p: int, epsilon: float) -> float:
+    """ln of the density at a point x of R^p with ‖x‖ = `radius` ≥ 0."""
+    check.non_negative(radius=radius)
+    return log_normaliser(p, epsilon) - epsilon * radius
+
+
+def log_mean_radius(p: int, epsilon: float) -> float:
+    """ln E‖x‖ = ln(p/ε), in the units of the parameters."""
+    check.positive(p=p, epsilon=epsilon)
+    return math.log(p) - math.log(epsilon)
+
+
+def log_coordinate_variance(p: int, epsilon: float) -> float:
+    """ln of the variance of one coordinate, ln((p + 1)/ε²) (Galli et al., 2023, Lemma 4.3)."""
+    check.positive(p=p, epsilon=epsilon)
+    return math.log(p + 1) - 2 * math.log(epsilon)
+
+
+def log_radius_quantile(probability: float, p: int, epsilon: float) -> float:
+    """ln r, with ‖x‖ ≤ r in this share of draws: the quantile of Gamma(p, 1/ε).
+
+    Raises:
+        ConfigError: the probability is not between 0 and 1, both left out.
+    """
+    from scipy.special import gammaincinv  # type: ignore[import-untyped]
+
+    check.positive(p=p, epsilon=epsilon, probability=probability, one_minus_probability=1 - probability)
+    return math.log(gammaincinv(p, probability)) - math.log(epsilon)
+
+
+def _step(p: int, epsilon: float, dtype: np.dtype) -> float:
+    """The step of the grid for noise of this precision.
+
+    Raises:
+        PrivacyError: the noise would leave the range of numbers; infinities and zeros are no noise.
+    """
+    log_std, limits = log_coordinate_variance(p, epsilon) / 2, np.finfo(np.float32)
+    if not math.log(limits.tiny) + GRID_BITS < log_std < math.log(limits.max) - math.log(HEADROOM):
+        # Without the value: ε may follow from a private update.
+        raise PrivacyError("epsilon asks for Laplace noise beyond the range of single precision; scale the model")
+    step = grid_step(math.exp(log_std))
+    return step if dtype == np.float64 else step * 2.0 ** (GRID_BITS - SINGLE_BITS)

@@ -1,0 +1,364 @@
+"""Laplace noise under the Euclidean norm: its law, its guarantee, its range, and wrong twins that are caught."""
+
+import math
+import multiprocessing
+from functools import cache
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+from statistics_of_noise import FALSE_ALARM
+
+from cloister.core.errors import ConfigError, PrivacyError
+from cloister.privacy import laplace
+from cloister.privacy.laplace import LaplaceNoise
+from cloister.privacy.release import grid_step
+
+EPSILON = 0.7
+DRAWS = 20_000
+HISTOGRAM = 30_000
+
+
+@cache
+def draws(p, count=DRAWS, epsilon=EPSILON, seed=1):
+    """Shape (count, p): one draw in R^p a row."""
+    noise, out = LaplaceNoise(seed), np.zeros((count, p))
+    for row in out:
+        noise.add((row,), epsilon)
+    out.flags.writeable = False
+    return out
+
+
+def coordinatewise(p, count=DRAWS, epsilon=EPSILON):
+    """The twin that is private under the L1 distance only."""
+    return np.random.default_rng(3).laplace(scale=1 / epsilon, size=(count, p))
+
+
+def short_radius(p, count=DRAWS, epsilon=EPSILON):
+    """The twin whose radius has one degree of freedom too few."""
+    rng = np.random.default_rng(4)
+    directions = rng.standard_normal((count, p))
+    radii = rng.gamma(p - 1, 1 / epsilon, (count, 1))
+    return radii * directions / np.linalg.norm(directions, axis=1, keepdims=True)
+
+
+def radius_is_gamma(sample, epsilon=EPSILON):
+    """Kolmogorov-Smirnov against Gamma(p, 1/ε)."""
+    radii = np.linalg.norm(sample, axis=1)
+    return stats.kstest(radii, stats.gamma(sample.shape[1], scale=1 / epsilon).cdf).pvalue > FALSE_ALARM
+
+
+def variance_is(sample, expected):
+    """To 1 % over all coordinates, which the sample must be large enough for."""
+    squares = np.square(sample).mean(axis=1)
+    error = squares.std() / math.sqrt(len(squares)) / expected
+    assert 6 * error < 0.01, f"the sample is too small: {error:.4f}"
+    return abs(squares.mean() / expected - 1) < 0.01
+
+
+# The law
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 11, 100])
+def test_the_radius_is_gamma(p):
+    sample = draws(p)
+    assert radius_is_gamma(sample)
+    assert not radius_is_gamma(sample, EPSILON * 1.1) and not radius_is_gamma(sample, EPSILON / 1.1)
+
+
+@pytest.mark.parametrize("p", [2, 3, 11])
+def test_noise_on_every_coordinate_alone_is_caught(p):
+    assert not radius_is_gamma(coordinatewise(p))
+
+
+@pytest.mark.parametrize("p", [2, 3, 11, 100])
+def test_a_radius_of_the_wrong_shape_is_caught(p):
+    assert not radius_is_gamma(short_radius(p))
+
+
+def test_the_squared_scale_is_chi_square():
+    """At 2 degrees of freedom, where the proposal of the rejection is furthest from what it must give."""
+    noise = LaplaceNoise(6)
+    sample = [noise._chi_square(2) for _ in range(60_000)]
+    assert stats.kstest(sample, stats.chi2(2).cdf).pvalue > FALSE_ALARM
+    d = 2 / 3
+    proposed = 2 * d * np.maximum(1 + np.random.default_rng(0).standard_normal(60_000) / math.sqrt(9 * d), 0) ** 3
+    assert stats.kstest(proposed, stats.chi2(2).cdf).pvalue < FALSE_ALARM
+
+
+def angle_is_uniform(sample):
+    """On the circle, and folded into a quarter of it, where what all quarters have in common adds up."""
+    angles = np.arctan2(sample[:, 1], sample[:, 0])
+    whole = stats.kstest(angles, stats.uniform(-np.pi, 2 * np.pi).cdf)
+    quarter = stats.kstest(angles % (np.pi / 2), stats.uniform(0, np.pi / 2).cdf)
+    return min(whole.pvalue, quarter.pvalue) > FALSE_ALARM
+
+
+def test_the_angle_is_uniform_in_two_dimensions():
+    assert angle_is_uniform(draws(2))
+    assert not angle_is_uniform(coordinatewise(2))
+
+
+def heights_are_uniform(sample):
+    """Archimedes: each coordinate of a uniform point on the sphere in R³ is uniform on [-1, 1]."""
+    points = sample / np.linalg.norm(sample, axis=1, keepdims=True)
+    cdf = stats.uniform(-1, 2).cdf
+    return all(stats.kstest(points[:, axis], cdf).pvalue > FALSE_ALARM for axis in range(3))
+
+
+def test_the_direction_is_uniform_in_three_dimensions():
+    sample = draws(3)
+    assert heights_are_uniform(sample)
+    assert angle_is_uniform(sample[:, :2]) and angle_is_uniform(sample[:, 1:])
+    assert not heights_are_uniform(coordinatewise(3))
+
+
+def test_radius_and_direction_are_independent():
+    sample = draws(2)
+    radii, angles = np.linalg.norm(sample, axis=1), np.arctan2(sample[:, 1], sample[:, 0])
+    for wave in (np.cos, np.sin):
+        for harmonic in (1, 2, 4):
+            assert abs(np.corrcoef(radii, wave(harmonic * angles))[0, 1]) < 6 / math.sqrt(DRAWS)
+
+
+@pytest.mark.parametrize(("p", "count"), [(100, DRAWS), (5000, 1000)])
+def test_the_variance_of_a_coordinate_is_right_to_one_percent(p, count):
+    sample = draws(p, count)
+    expected = (p + 1) / EPSILON**2
+    assert variance_is(sample, expected)
+    assert not variance_is(sample, expected * 1.02) and not variance_is(sample, expected / 1.02)
+    if p == 100:
+        assert not variance_is(short_radius(p, count), expected)
+        assert not variance_is(coordinatewise(p, count), expected)
+
+
+def test_single_precision_has_the_same_law():
+    """20,000 draws in 100 dimensions of what models beyond `DOUBLE_UP_TO` get."""
+    noise, out = LaplaceNoise(5, double_up_to=0), np.zeros((DRAWS, 100), np.float32)
+    for row in out:
+        noise.add((row,), EPSILON)
+    sample = out.astype(np.float64)
+    assert radius_is_gamma(sample) and not radius_is_gamma(sample, EPSILON * 1.05)
+    assert variance_is(sample, 101 / EPSILON**2)
+
+
+# d-privacy
+
+
+def likelihoods(sample, edges):
+    counts, _ = np.histogramdd(sample, bins=edges)
+    return counts.ravel()
+
+
+def leaks_more_than(x, other, epsilon, make, edges):
+    """Whether some cell is seen from x more often than exp(ε‖x - x′‖) times as from x′, beyond chance.
+
+    Given both counts of a cell, the one of x is at most binomial with the odds that the bound allows; false alarms of
+    all cells together stay below `FALSE_ALARM`.
+    """
+    seen, from_other = likelihoods(x + make(1), edges), likelihoods(other + make(2), edges)
+    bound = math.exp(epsilon * float(np.linalg.norm(x - other)))
+    both = seen + from_other
+    chance = stats.binom.sf(seen - 1, both, bound / (1 + bound))
+    return bool((chance[both > 0] < FALSE_ALARM / len(seen)).any())
+
+
+PAIRS_1D = [((0.0,), (1.0,)), ((0.0,), (0.2,)), ((-3.0,), (1.0,)), ((2.0,), (2.0,))]
+PAIRS_2D = [((0.0, 0.0), (1.0, 0.0)), ((0.0, 0.0), (1.0, 1.0)), ((-1.0, 2.0), (0.5, 0.1)), ((0.3, 0.3), (0.2, 0.4))]
+
+
+@pytest.mark.parametrize(("x", "other"), [*PAIRS_1D, *PAIRS_2D])
+def test_no_cell_is_likelier_than_the_distance_allows(x, other):
+    x, other = np.array(x), np.array(other)
+    edges = [np.linspace(-8, 8, 33 if len(x) == 1 else 17)] * len(x)
+
+    def ours(seed):
+        return draws(len(x), HISTOGRAM, 1.0, seed)
+
+    for near, far in ((x, other), (other, x)):
+        assert not leaks_more_than(near, far, 1.0, ours, edges)
+
+
+@pytest.mark.parametrize(("x", "other"), [((0.0,), (1.0,)), ((0.0, 0.0), (1.0, 1.0))])
+def test_too_little_noise_leaks(x, other):
+    """Noise for 1.5 ε, in one and two dimensions."""
+    edges = [np.linspace(-8, 8, 33 if len(x) == 1 else 17)] * len(x)
+    assert leaks_more_than(np.array(x), np.array(other), 1.0, lambda seed: draws(len(x), HISTOGRAM, 1.5, seed), edges)
+
+
+def test_noise_on_every_coordinate_alone_leaks_along_the_diagonal():
+    """Its L1 distance is √2 times the Euclidean one there."""
+    rng = np.random.default_rng(0)
+    edges = [np.linspace(-8, 8, 17)] * 2
+    assert leaks_more_than(
+        np.array([0.0, 0.0]), np.array([1.0, 1.0]), 1.0, lambda seed: rng.laplace(size=(HISTOGRAM, 2)), edges
+    )
+
+
+# Range
+
+
+@pytest.mark.parametrize("p", [1_000_000, 10_000_000])
+@pytest.mark.parametrize("epsilon", [1e-6, 1.0, 1e6])
+def test_many_parameters_do_not_overflow(p, epsilon):
+    """The radius of a million parameters lies within 0.6 % of p/ε, six of its deviations."""
+    model = (np.zeros(p - 10, np.float32), np.zeros(10, np.float32))
+    LaplaceNoise(1).add(model, epsilon)
+    radius = math.sqrt(sum(float(np.square(piece, dtype=np.float64).sum()) for piece in model))
+    assert abs(math.log(radius) - laplace.log_mean_radius(p, epsilon)) < 6 / math.sqrt(p)
+    assert all(np.count_nonzero(piece) > 0.99 * piece.size for piece in model)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
+def test_an_epsilon_that_is_none_is_refused(epsilon):
+    model = (np.ones(3, np.float32),)
+    with pytest.raises(ConfigError, match="epsilon must be > 0"):
+        LaplaceNoise().add(model, epsilon)
+    assert (model[0] == 1).all()
+
+
+@pytest.mark.parametrize("epsilon", [1e-37, 1e-300, 1e-320, 1e45, 1e300])
+def test_noise_beyond_the_range_of_numbers_is_refused(epsilon):
+    model = (np.ones(3, np.float32),)
+    with pytest.raises(PrivacyError, match="beyond the range") as caught:
+        LaplaceNoise().add(model, epsilon)
+    assert str(epsilon) not in str(caught.value)  # it may follow from a private update
+    assert (model[0] == 1).all()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        (),
+        (np.zeros(0),),
+        (np.zeros(3, np.float16),),
+        (np.zeros(3, int),),
+        (np.zeros((2, 2)),),
+        (np.broadcast_to(1.0, 3),),
+    ],
+    ids=["nothing", "empty", "half", "whole", "matrix", "read-only"],
+)
+def test_a_model_that_cannot_carry_noise_is_refused(model):
+    with pytest.raises(PrivacyError, match="Laplace noise"):
+        LaplaceNoise().add(model, 1.0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_numbers_that_noise_cannot_hide_are_refused(bad):
+    model = (np.zeros(3, np.float32), np.array([0.0, bad, 0.0], np.float32))
+    with pytest.raises(PrivacyError, match="NaN or infinite"):
+        LaplaceNoise().add(model, 1.0)
+    assert not model[0].any()
+
+
+# Arrays
+
+
+def test_the_arrays_of_a_model_share_one_draw():
+    """Radii of both halves together are Gamma(4); each half's own draws would not be."""
+    noise, out = LaplaceNoise(2), np.zeros((DRAWS // 2, 4))
+    for row in out:
+        noise.add((row[:2], row[2:]), EPSILON)
+    apart = draws(2).reshape(-1, 4)
+    assert radius_is_gamma(out)
+    assert not radius_is_gamma(apart)
+
+
+def test_every_number_gets_noise_on_top_of_what_is_there():
+    model = tuple(np.full(size, 100.0) for size in (1, 7, 70_000, 200_000))
+    plain = tuple(np.zeros_like(piece) for piece in model)
+    LaplaceNoise(3).add(model, 1e5)
+    LaplaceNoise(3).add(plain, 1e5)
+    for piece, alone in zip(model, plain, strict=True):
+        assert (alone != 0).mean() > 0.999
+        np.testing.assert_allclose(piece - 100, alone, atol=1e-6)
+
+
+def on_grid(values, step):
+    steps = np.asarray(values, np.float64) / step
+    return bool((steps == np.rint(steps)).all())
+
+
+@pytest.mark.parametrize(("p", "bits"), [(3, 20), (1000, 20), (200_000, 12)])
+def test_sums_lie_on_a_grid_that_the_draw_does_not_move(p, bits):
+    step = grid_step(math.sqrt(p + 1) / EPSILON) * 2.0 ** (20 - bits)
+    values = np.random.default_rng(0).standard_normal(p)
+    for seed in range(20):
+        model = values.astype(np.float32)
+        LaplaceNoise(seed).add((model,), EPSILON)
+        assert on_grid(model, step)
+    assert not on_grid(values, step)
+
+
+# Randomness
+
+
+def test_seeds_repeat_and_entropy_does_not():
+    def first(noise):
+        out = np.zeros(50)
+        noise.add((out,), 1.0)
+        return out.tolist()
+
+    assert first(LaplaceNoise(7)) == first(LaplaceNoise(7)) != first(LaplaceNoise(8))
+    assert first(LaplaceNoise()) != first(LaplaceNoise())
+    again = LaplaceNoise(7)
+    assert first(again) != first(again)
+    assert LaplaceNoise(7).seeded and not LaplaceNoise().seeded
+
+
+INHERITED = LaplaceNoise()
+
+
+def _drawn_from():
+    INHERITED.add((np.zeros(4),), 1.0)
+
+
+def test_a_forked_process_cannot_repeat_the_noise():
+    with multiprocessing.get_context("fork").Pool(1) as pool, pytest.raises(PrivacyError, match="forked process"):
+        pool.apply(_drawn_from, ())
+
+
+# Closed forms
+
+
+def test_the_density_is_known_in_one_and_two_dimensions():
+    assert math.isclose(laplace.log_density(0.3, 1, 2.0), math.log(2.0 / 2) - 0.6)
+    assert math.isclose(laplace.log_density(0.3, 2, 2.0), math.log(2.0**2 / (2 * math.pi)) - 0.6)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 11])
+def test_the_density_integrates_to_one(p):
+    sphere = 2 * math.pi ** (p / 2) / math.gamma(p / 2)
+    total, _ = integrate.quad(lambda r: sphere * r ** (p - 1) * math.exp(laplace.log_density(r, p, EPSILON)), 0, np.inf)
+    assert math.isclose(total, 1, rel_tol=1e-7)
+
+
+@pytest.mark.parametrize("epsilon", [1e-300, 1.0, 1e300])
+@pytest.mark.parametrize("p", [1, 11, 1_206_590, 10_000_000])
+def test_closed_forms_hold_for_every_size(p, epsilon):
+    assert math.isfinite(laplace.log_normaliser(p, epsilon))
+    assert math.isclose(laplace.log_mean_radius(p, epsilon), math.log(p) - math.log(epsilon))
+    assert math.isclose(laplace.log_coordinate_variance(p, epsilon), math.log(p + 1) - 2 * math.log(epsilon))
+    median = laplace.log_radius_quantile(0.5, p, epsilon)
+    assert -0.7 / math.sqrt(p) < median - laplace.log_mean_radius(p, epsilon) < 0
+
+
+def test_quantiles_are_those_of_gamma():
+    for probability in (0.01, 0.5, 0.999):
+        one = laplace.log_radius_quantile(probability, 1, 2.0)
+        assert math.isclose(math.exp(one), -math.log1p(-probability) / 2)
+        eleven = laplace.log_radius_quantile(probability, 11, 2.0)
+        assert math.isclose(stats.gamma(11, scale=0.5).cdf(math.exp(eleven)), probability)
+
+
+@pytest.mark.parametrize("call", [
+    lambda: laplace.log_normaliser(0, 1.0),
+    lambda: laplace.log_density(-1.0, 2, 1.0),
+    lambda: laplace.log_mean_radius(2, 0.0),
+    lambda: laplace.log_coordinate_variance(2, math.nan),
+    lambda: laplace.log_radius_quantile(1.0, 2, 1.0),
+    lambda: laplace.log_radius_quantile(0.0, 2, 1.0),
+])  # fmt: skip
+def test_arguments_outside_the_domain_are_refused(call):
+    with pytest.raises(ConfigError, match="must be >"):
+        call()
