@@ -11,9 +11,15 @@ from cloister.core.errors import ConfigError
 from cloister.tasks.base import Examples
 from cloister.tasks.keras_model import KerasModel
 
+LOSSES = {
+    "cross-entropy": (keras.losses.SparseCategoricalCrossentropy, tf.int32),
+    "squared-error": (keras.losses.MeanSquaredError, tf.float32),
+}
+"""What a model's loss is in Keras, and the dtype of its targets."""
+
 
 class KerasTrainer:
-    """Any Keras optimizer on sparse cross-entropy, with FedProx's penalty where the plan has one.
+    """Any Keras optimizer on the model's loss, with FedProx's penalty where the plan has one.
 
     The optimizer starts afresh in every `fit`: nothing of one client's training reaches another's.
 
@@ -27,7 +33,8 @@ class KerasTrainer:
 
     def __init__(self, model: KerasModel, optimizer: str) -> None:
         self.model = model
-        self.loss = keras.losses.SparseCategoricalCrossentropy()
+        loss, self._target = LOSSES[model.loss]
+        self.loss = loss()
         self.optimizer = _optimizer(optimizer)
         self.optimizer.build(model.keras.trainable_variables)
         self._initial = [np.array(variable.numpy()) for variable in self.optimizer.variables]
@@ -39,7 +46,7 @@ class KerasTrainer:
         """Train from the model's weights, which are also the centre of the penalty."""
         self._reset(plan)
         epoch = self._proximal if plan.proximal_mu else self._plain
-        x, y = tf.constant(examples.x), tf.constant(examples.y, tf.int32)
+        x, y = tf.constant(examples.x), tf.constant(examples.y, self._target)
         rng = np.random.default_rng(plan.seed)
         loss = 0.0
         for _ in range(plan.epochs):
@@ -62,7 +69,7 @@ class KerasTrainer:
         features = list(spec.shape[1:])
         signature = [
             tf.TensorSpec([None, *features], spec.dtype),
-            tf.TensorSpec([None], tf.int32),
+            tf.TensorSpec([None], self._target),
             tf.TensorSpec([None], tf.int32),
             tf.TensorSpec([], tf.int32),
             tf.TensorSpec([], tf.float32),

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from cloister.client.plan import TrainingPlan
 from cloister.core.errors import ConfigError
 from cloister.tasks.base import Examples
-from cloister.tasks.softmax import SoftmaxRegression
+from cloister.tasks.numpy_model import NumpyModel
 
 
 class NumpyTrainer:
@@ -20,9 +20,9 @@ class NumpyTrainer:
         ConfigError: another optimizer was asked for.
     """
 
-    def __init__(self, model: SoftmaxRegression, optimizer: str) -> None:
+    def __init__(self, model: NumpyModel, optimizer: str) -> None:
         if optimizer != "sgd":
-            raise ConfigError(f"client.optimizer must be 'sgd' for a softmax model, got {optimizer!r}")
+            raise ConfigError(f"client.optimizer must be 'sgd' for a model in NumPy, got {optimizer!r}")
         self.model = model
 
     def fit(self, examples: Examples, plan: TrainingPlan) -> float:

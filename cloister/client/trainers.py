@@ -24,5 +24,5 @@ class Trainer(Protocol):
     """Trains one model in place."""
 
     def fit(self, examples: Examples, plan: TrainingPlan) -> float:
-        """Train on the examples; the mean loss of the last epoch, in nats."""
+        """Train on the examples; the mean loss of the last epoch."""
         ...

@@ -45,6 +45,7 @@ class TaskConfig(Section):
     alpha: Positive = 0.5
     shards_per_client: Count = 2
     table: str = ""
+    rotated_fraction: Fraction = 0.0
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
 
     @model_validator(mode="after")

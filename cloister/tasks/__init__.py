@@ -8,8 +8,12 @@ TASKS = Registry(
     {
         "breast-cancer": "cloister.tasks.breast_cancer:BreastCancer",
         "digits": "cloister.tasks.digits:Digits",
+        "emnist": "cloister.tasks.emnist:Emnist",
         "heart-disease": "cloister.tasks.heart_disease:HeartDisease",
+        "hospital-charges": "cloister.tasks.hospital_charges:HospitalCharges",
+        "linear": "cloister.tasks.linear:Linear",
         "mnist": "cloister.tasks.mnist:Mnist",
+        "mnist-writers": "cloister.tasks.mnist_writers:MnistWriters",
     },
 )
 """Every task, built in or installed beside Cloister."""

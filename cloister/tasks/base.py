@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +14,20 @@ from cloister.core.config import TaskConfig
 from cloister.core.errors import ConfigError, DataError
 
 NamedArrays = Mapping[str, NDArray]
+Loss = Literal["cross-entropy", "squared-error"]
+"""What training makes small: of class probabilities against labels, or of numbers against numbers."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs x of shape (n, ...) and integer labels y of shape (n,)."""
+    """Inputs x of shape (n, ...) and targets y of shape (n,): integer labels, or the floats of a regression."""
 
     x: NDArray
     y: NDArray
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
-            raise DataError(f"{len(self.x)} inputs but {len(self.y)} labels")
+            raise DataError(f"{len(self.x)} inputs but {len(self.y)} targets")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -40,12 +42,14 @@ class Dataset:
     """A benchmark's examples: `train` is dealt out to the clients, `test` stays with the server.
 
     `groups` names the natural owner of each training example (a hospital, a writer), from 0 on; None where
-    the dataset has no natural owners.
+    the dataset has no natural owners. `test_groups` does the same for the test examples, where they have owners of
+    their own, who train nothing: a federation without them can be validated on them.
     """
 
     train: Examples
     test: Examples
     groups: NDArray | None = None
+    test_groups: NDArray | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Model(Protocol):
         ...
 
     def predict(self, x: NDArray) -> NDArray:
-        """Class probabilities of shape (n, classes)."""
+        """Class probabilities of shape (n, classes), or the predicted numbers of a regression, of shape (n,)."""
         ...
 
     def save(self, path: Path) -> None:
@@ -86,21 +90,25 @@ class Model(Protocol):
 
 
 class Task(ABC):
-    """One learning problem. Subclasses are plugins, found by name.
+    """One learning problem, a classification unless it is a `Regression`. Subclasses are plugins, found by name.
 
     Attributes:
         recipe: training defaults.
         partition: how the training examples are dealt out when `task.partition` is `auto`.
-        classes: number of classes.
+        classes: number of classes; 0 for a regression.
+        targets: what y holds in a file of a node's own.
         input_shape: of one example, as the model takes it.
         models: the names `task.model` may take, the default first.
+        rotates: whether `task.rotated-fraction` means anything to it.
     """
 
     recipe: ClassVar[Recipe]
     partition: ClassVar[str] = "iid"
     classes: ClassVar[int]
+    targets: ClassVar[Literal["integer labels", "numbers"]] = "integer labels"
     input_shape: ClassVar[tuple[int, ...]]
     models: ClassVar[tuple[str, ...]]
+    rotates: ClassVar[bool] = False
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config
@@ -108,6 +116,11 @@ class Task(ABC):
         if self.model_name not in self.models:
             raise ConfigError(
                 f"task.model must be one of {', '.join(self.models)} for task {config.name!r}; got {config.model!r}"
+            )
+        if config.rotated_fraction and not self.rotates:
+            raise ConfigError(
+                f"task.rotated-fraction = {config.rotated_fraction} has no effect with task.name = {config.name!r}; "
+                "it belongs to 'mnist-writers'"
             )
 
     @abstractmethod
@@ -124,13 +137,14 @@ class Task(ABC):
         Raises:
             DataError: the file is absent or is not what the task reads.
         """
-        return self.checked(read_npz(path), path)
+        return self.checked(read_npz(path, self.targets), path)
 
     def checked(self, examples: Examples, path: Path) -> Examples:
         """The examples, if this task's model can take them.
 
         Raises:
-            DataError: inputs are of another shape than the benchmark's, are not finite, or labels are no classes.
+            DataError: inputs are of another shape than the benchmark's, inputs or targets are not finite, or labels
+                are no classes.
         """
         if examples.x.shape[1:] != self.input_shape:
             raise DataError(
@@ -139,9 +153,21 @@ class Task(ABC):
         inputs = examples.x.astype(np.float32)
         if not np.isfinite(inputs).all():
             raise DataError(f"data-path: {path} holds inputs that are NaN or infinite as float32")
-        if len(examples) and not (examples.y.min() >= 0 and examples.y.max() < self.classes):
+        return Examples(inputs, self.checked_targets(examples.y, path))
+
+    def checked_targets(self, y: NDArray, path: Path) -> NDArray:
+        """The targets, as this task's metrics and losses take them.
+
+        Raises:
+            DataError: a label is no class.
+        """
+        if len(y) and not (y.min() >= 0 and y.max() < self.classes):
             raise DataError(f"data-path: {path} must hold labels from 0 to {self.classes - 1}")
-        return Examples(inputs, examples.y.astype(np.int64))
+        return y.astype(np.int64)
+
+    def strata(self, y: NDArray) -> NDArray:
+        """What a client's examples are stratified by when some are kept back: integers of shape (n,)."""
+        return y
 
     @abstractmethod
     def build(self) -> Model:
@@ -152,19 +178,47 @@ class Task(ABC):
         return {"loss": cross_entropy(y, scores), "accuracy": float(np.mean(scores.argmax(axis=1) == y))}
 
 
+class Regression(Task):
+    """A task whose targets are numbers: no classes, squared error for a loss, and the RMSE for a figure of merit."""
+
+    classes = 0
+    targets = "numbers"
+
+    def checked_targets(self, y: NDArray, path: Path) -> NDArray:
+        """The targets as float32.
+
+        Raises:
+            DataError: one is not finite as float32.
+        """
+        targets = y.astype(np.float32)
+        if not np.isfinite(targets).all():
+            raise DataError(f"data-path: {path} holds targets that are NaN or infinite as float32")
+        return targets
+
+    def strata(self, y: NDArray) -> NDArray:
+        """One stratum: no two targets need be equal."""
+        return np.zeros(len(y), np.int64)
+
+    def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
+        """Mean squared error as `loss`, and its root as `rmse`, of predictions `scores` (n,) in the units of y."""
+        mean = float(np.square(scores.astype(np.float64) - y).mean())
+        return {"loss": mean, "rmse": mean**0.5}
+
+
 def cross_entropy(y: NDArray, scores: NDArray) -> float:
     """Mean negative log-likelihood, in nats; probabilities are floored at 1e-7, as Keras does."""
     chosen = np.take_along_axis(scores, y.astype(np.int64)[:, None], axis=1)
     return float(-np.log(np.maximum(chosen, 1e-7)).mean())
 
 
-def read_npz(path: Path) -> Examples:
+def read_npz(path: Path, targets: Literal["integer labels", "numbers"] = "integer labels") -> Examples:
     """Read `x` and `y` from an `.npz` file, without pickles.
 
     Raises:
         DataError: the file is absent or holds no such arrays. What is in it is not quoted.
     """
-    expected = "an .npz file with arrays x (numbers) and y (integer labels)"
+    expected = f"an .npz file with arrays x (numbers) and y ({targets})"
+    kinds = "iu" if targets == "integer labels" else "fiu"
     if not path.is_file():
         raise DataError(f"data-path: no file at {path}; expected {expected}")
     try:
@@ -172,6 +226,6 @@ def read_npz(path: Path) -> Examples:
             x, y = archive["x"], archive["y"]
     except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile):
         raise DataError(f"data-path: {path} must be {expected}") from None
-    if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu" or y.ndim != 1:
+    if x.dtype.kind not in "fiu" or y.dtype.kind not in kinds or y.ndim != 1:
         raise DataError(f"data-path: {path} must be {expected}; found x of {x.dtype} and y of {y.dtype} {y.shape}")
     return Examples(x, y)

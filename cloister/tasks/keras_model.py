@@ -10,17 +10,18 @@ from numpy.typing import NDArray
 from cloister.core.errors import FederationError
 from cloister.core.files import atomic_path
 from cloister.tasks.backend import import_keras
-from cloister.tasks.base import NamedArrays
-from cloister.tasks.softmax import check_same
+from cloister.tasks.base import Loss, NamedArrays
+from cloister.tasks.numpy_model import check_same
 
 PREDICT_BATCH = 1024
 
 
 class KerasModel:
-    """A classifier whose weights travel by Keras' variable paths, not by position.
+    """A model whose weights travel by Keras' variable paths, not by position.
 
     Args:
-        build: makes the uncompiled model; its last layer gives class probabilities.
+        build: makes the uncompiled model; its last layer gives class probabilities, or one number for a regression.
+        loss: what training makes small.
 
     Attributes:
         keras: the Keras model.
@@ -33,8 +34,9 @@ class KerasModel:
     kind = "keras"
     suffix = ".keras"
 
-    def __init__(self, build: Callable[[], Any]) -> None:
+    def __init__(self, build: Callable[[], Any], loss: Loss = "cross-entropy") -> None:
         self._build = build
+        self.loss: Loss = loss
         self.keras = _fresh(build)
         self.variables = {weight.path: weight for weight in self.keras.weights}
         if len(self.variables) != len(self.keras.weights):
@@ -68,11 +70,12 @@ class KerasModel:
             state.assign(np.array([(seed + number) % 2**31, 0], state.dtype))
 
     def predict(self, x: NDArray) -> NDArray:
-        """Class probabilities of shape (n, classes)."""
+        """Class probabilities of shape (n, classes), or the predicted numbers of a regression, of shape (n,)."""
         if self._forward is None:
             self._forward = self._compile_forward()
         pieces = [self._forward(x[start : start + PREDICT_BATCH]).numpy() for start in range(0, len(x), PREDICT_BATCH)]
-        return np.concatenate(pieces)
+        outputs = np.concatenate(pieces)
+        return outputs if self.loss == "cross-entropy" else outputs.reshape(len(x))
 
     def _compile_forward(self) -> Callable[[Any], Any]:
         import tensorflow as tf

@@ -19,6 +19,8 @@ Indices = NDArray[np.intp]
 
 DRAWS = 100
 """How often `dirichlet` draws before it gives up on reaching every client."""
+BY_LABEL = ("shards", "dirichlet", "table")
+"""Ways to deal that look at the classes of examples."""
 WHOLE = re.compile("[0-9]{1,9}")
 """A count in `task.table`: nine digits, so that sums of counts stay far from the largest integer."""
 
@@ -31,7 +33,7 @@ def deal(config: TaskConfig, default: str, dataset: Dataset, clients: int, class
         default: what `task.partition = "auto"` means.
         dataset: with n training examples, labelled 0 to `classes` - 1.
         clients: how many parts to make, 1 to n.
-        classes: number of classes.
+        classes: number of classes; 0 where targets are no labels.
         seed: ≥ 0; the same seed deals the same parts.
 
     Returns:
@@ -44,7 +46,12 @@ def deal(config: TaskConfig, default: str, dataset: Dataset, clients: int, class
     check.non_negative(seed=seed)
     _refuse_more_clients_than(len(dataset.train), clients)
     labels, rng = dataset.train.y, np.random.default_rng(seed)
-    match default if config.partition == "auto" else config.partition:
+    kind = default if config.partition == "auto" else config.partition
+    if not classes and kind in BY_LABEL:
+        raise ConfigError(
+            f"task.partition = {kind!r} deals by class, and task.name = {config.name!r} has none; use iid or natural"
+        )
+    match kind:
         case "iid":
             return iid(labels, clients, rng)
         case "shards":
@@ -114,6 +121,12 @@ def natural(groups: NDArray, clients: int) -> list[Indices]:
             "clients or another task.partition"
         )
     return [np.flatnonzero(groups == owner) for owner in owners[:clients]]
+
+
+def numbered(owners: NDArray, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Owners by any name as numbers from 0 on, in random order: the first few of them are a fair sample of all."""
+    names, places = np.unique(owners, return_inverse=True)
+    return rng.permutation(len(names))[places]
 
 
 def table(labels: NDArray, counts: NDArray[np.intp], rng: np.random.Generator) -> list[Indices]:

@@ -1,0 +1,132 @@
+"""What hospitals in the United States were paid for four common diagnoses (CMS, fiscal year 2011): a hospital a client.
+
+No number here is computed from the data: a service is an index, a place is its ZIP code's coordinates, and all of it is
+brought to the range of the units by powers of ten (Galli et al., 2023, §5.2).
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.errors import DataError
+from cloister.tasks.base import Dataset, Examples, Model, Recipe, Regression
+from cloister.tasks.partition import numbered
+
+if TYPE_CHECKING:
+    import keras
+    import pandas
+
+CHARGES = "IPPS_DRG_CSV.zip"
+PLACES = "us_zip_latlon.csv"
+DIAGNOSES = (194, 292, 392, 690)
+"""Simple pneumonia; heart failure and shock; oesophagitis and digestive disorders; kidney and urinary tract infections:
+the groups that most hospitals report. Their places in this row are the service index."""
+COLUMNS = ("DRG Definition", "Provider Id", "Provider Zip Code", "Average Total Payments")
+"""Read from the table of charges, whatever spaces stand around their names."""
+DEGREES = 10.0
+DOLLARS = 1000.0
+HELD_OUT = 0.3
+"""Share of the hospitals that train nothing."""
+SPLIT_SEED = 0
+"""Fixed here, not configured: every run of every strategy is scored on the same hospitals."""
+
+
+class HospitalCharges(Regression):
+    """Average total payment, in thousands of dollars; x is float32 of shape (n, 3).
+
+    Inputs: service index (0 to 3), longitude and latitude in tens of degrees.
+    """
+
+    recipe = Recipe(local_epochs=5, batch_size=4, learning_rate=0.003)
+    partition = "natural"
+    input_shape = (3,)
+    models = ("network", "keras")
+
+    def load(self) -> Dataset:
+        """Seven tenths of the hospitals to train on and three tenths to test on, each with up to four examples."""
+        examples, owners = _examples(_folder(self.config.data_path))
+        hospitals = numbered(owners, np.random.default_rng(SPLIT_SEED))
+        training = round((1 - HELD_OUT) * (hospitals.max() + 1))
+        train, test = np.flatnonzero(hospitals < training), np.flatnonzero(hospitals >= training)
+        return Dataset(examples.take(train), examples.take(test), hospitals[train], hospitals[test] - training)
+
+    def build(self) -> Model:
+        """A 3-2-1 network with ReLU (11 parameters), in NumPy, or the same in Keras."""
+        if self.model_name == "keras":
+            from cloister.tasks.keras_model import KerasModel
+
+            return KerasModel(_network, loss="squared-error")
+        from cloister.tasks.regression import HiddenLayerRegression
+
+        return HiddenLayerRegression(features=3, hidden=2)
+
+
+def _folder(data_path: str) -> Path:
+    folder = Path(data_path).expanduser()
+    missing = [name for name in (CHARGES, PLACES) if not data_path or not (folder / name).is_file()]
+    if missing:
+        raise DataError(
+            f"task.data-path = {data_path!r} must be a folder with {' and '.join(missing)}: the inpatient charges of "
+            "fiscal year 2011 as the Centers for Medicare and Medicaid Services publish them (a CSV file in a zip), "
+            "and a table of ZIP codes with columns zip, lat and lon"
+        )
+    return folder
+
+
+def _examples(folder: Path) -> tuple[Examples, NDArray]:
+    """The examples in the order of the file, and the provider id of each."""
+    charges, places = _read(folder / CHARGES, COLUMNS), _read(folder / PLACES, ("zip", "lat", "lon"))
+    try:
+        services = charges["DRG Definition"].str.extract(r"^\s*(\d+)", expand=False).astype(int)
+        rows = charges.assign(service=services)[services.isin(DIAGNOSES)]
+        placed = rows.merge(places, left_on="Provider Zip Code", right_on="zip", how="left", validate="many_to_one")
+        service = np.searchsorted(DIAGNOSES, placed["service"])
+        x = np.stack([service, placed["lon"] / DEGREES, placed["lat"] / DEGREES], axis=1).astype(np.float32)
+        y = (placed["Average Total Payments"].to_numpy(np.float64) / DOLLARS).astype(np.float32)
+    except (ValueError, AttributeError, TypeError):
+        # Not chained: pandas quotes the cells it cannot read.
+        raise DataError(f"task.data-path: {folder}: a column holds what is not of its kind") from None
+    return _complete(Examples(x, y), folder), placed["Provider Id"].to_numpy()
+
+
+def _complete(examples: Examples, folder: Path) -> Examples:
+    if not len(examples):
+        raise DataError(f"task.data-path: {folder / CHARGES} has no row of the diagnoses {DIAGNOSES}")
+    unknown = ~np.isfinite(examples.x).all(axis=1)
+    if unknown.any():
+        raise DataError(f"task.data-path: {folder / PLACES} lacks the ZIP codes of {unknown.sum()} rows of charges")
+    if not np.isfinite(examples.y).all():
+        raise DataError(f"task.data-path: {folder / CHARGES} has rows without an average total payment")
+    return examples
+
+
+def _read(path: Path, columns: tuple[str, ...]) -> "pandas.DataFrame":
+    """These columns of a CSV file, zipped or not."""
+    import pandas
+
+    try:
+        frame = pandas.read_csv(path, usecols=lambda name: name.strip() in columns)
+    except Exception:  # a broken zip, text of another encoding, no table: pandas has an error for each
+        raise DataError(
+            f"task.data-path: {path} is not a CSV file with a header, or a zip with one such file"
+        ) from None
+    frame = frame.rename(columns=str.strip)
+    missing = [name for name in columns if name not in frame]
+    if missing:
+        raise DataError(f"task.data-path: {path} lacks the columns {', '.join(missing)}")
+    return frame
+
+
+def _network() -> "keras.Model":
+    import keras
+
+    return keras.Sequential(
+        [
+            keras.Input((3,), name="service"),
+            keras.layers.Dense(2, activation="relu", name="hidden"),
+            keras.layers.Dense(1, name="output"),
+        ],
+        name="network",
+    )

@@ -1,0 +1,70 @@
+"""What the tasks on handwritten characters share: pixels, and a network of two convolutions."""
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.errors import DataError
+from cloister.tasks.base import Examples, Model
+
+if TYPE_CHECKING:
+    import keras
+
+SHAPE = (28, 28, 1)
+
+
+def characters(images: NDArray, labels: NDArray, classes: int) -> Examples:
+    """Bytes of shape (n, 28, 28) as float32 of shape (n, 28, 28, 1) from 0 to 1, and their labels.
+
+    Raises:
+        ValueError: they are not images and labels of this kind.
+    """
+    if images.shape[1:] != SHAPE[:2] or images.dtype != np.uint8 or labels.dtype.kind not in "iu":
+        raise ValueError("not images of 28 by 28 bytes")
+    if labels.ndim != 1 or (len(labels) and not (labels.min() >= 0 and labels.max() < classes)):
+        raise ValueError("not labels of these classes")
+    return Examples(images[..., None].astype(np.float32) / np.float32(255), labels.astype(np.int64))
+
+
+def read_arrays(path: Path, names: tuple[str, ...]) -> Mapping[str, NDArray]:
+    """These arrays of an `.npz` file, without pickles.
+
+    Raises:
+        DataError: the file holds no such arrays.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in names}
+    except (KeyError, ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile):
+        raise DataError(f"task.data-path: {path} must be an .npz file with {', '.join(names)}") from None
+
+
+def two_convolutions(classes: int) -> Model:
+    """3×3×32, 3×3×64, pool 2, Dense 128: 1,206,590 parameters with 62 classes (Galli et al., 2023, Table 3).
+
+    The paper prints kernels of 2×2; those of 3×3 are what gives its number of parameters.
+    """
+    from cloister.tasks.keras_model import KerasModel
+
+    return KerasModel(lambda: _two_convolutions(classes))
+
+
+def _two_convolutions(classes: int) -> "keras.Model":
+    import keras
+
+    return keras.Sequential(
+        [
+            keras.Input(SHAPE, name="pixels"),
+            keras.layers.Conv2D(32, 3, activation="relu", name="conv1"),
+            keras.layers.Conv2D(64, 3, activation="relu", name="conv2"),
+            keras.layers.MaxPooling2D(2, name="pool"),
+            keras.layers.Flatten(name="flatten"),
+            keras.layers.Dense(128, activation="relu", name="hidden"),
+            keras.layers.Dense(classes, activation="softmax", name="output"),
+        ],
+        name="cnn",
+    )

@@ -1,0 +1,45 @@
+"""Two populations on one line each: synthetic data on which personal models can be told from one for all.
+
+Half of the users follow one optimum, half the other (Galli et al., 2023, §5.1). The paper leaves the law of the inputs
+open; they are N(0, I) here, so that the noise of mean ½ moves no optimum.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.tasks.base import Dataset, Examples, Model, Recipe, Regression
+
+OPTIMA = np.array([[5.0, 6.0], [4.0, -4.5]])
+"""θ* of the users with even and with odd numbers."""
+USERS = 100
+SAMPLES = 10
+"""Of each user."""
+DATA_SEED = 0
+"""Fixed here, not configured: every run of every strategy sees the same users."""
+
+
+class Linear(Regression):
+    """y = x·θ* + u, u uniform on [0, 1); x is float32 of shape (n, 2). User i trains, another user i is held out."""
+
+    recipe = Recipe(local_epochs=1, batch_size=10, learning_rate=0.1)
+    partition = "natural"
+    input_shape = (OPTIMA.shape[1],)
+    models = ("linear",)
+
+    def load(self) -> Dataset:
+        """`USERS` users to train on and as many to test on, with `SAMPLES` examples each."""
+        rng = np.random.default_rng(DATA_SEED)
+        users = np.repeat(np.arange(USERS), SAMPLES)
+        return Dataset(_drawn(users, rng), _drawn(users, rng), groups=users, test_groups=users)
+
+    def build(self) -> Model:
+        """Two parameters and no intercept, in NumPy."""
+        from cloister.tasks.regression import LinearRegression
+
+        return LinearRegression(features=OPTIMA.shape[1])
+
+
+def _drawn(users: NDArray, rng: np.random.Generator) -> Examples:
+    x = rng.standard_normal((len(users), OPTIMA.shape[1]))
+    y = np.vecdot(x, OPTIMA[users % len(OPTIMA)]) + rng.random(len(users))
+    return Examples(x.astype(np.float32), y.astype(np.float32))

@@ -1,0 +1,82 @@
+"""MNIST by the people who wrote it: a federation with a person a client, whose images may be turned.
+
+Turning the images of some owners by 90° makes two populations that one model cannot serve as well as two can (Galli et
+al., 2023, §5.3; Ghosh et al., 2020).
+"""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.errors import DataError
+from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
+from cloister.tasks.images import SHAPE, characters, read_arrays, two_convolutions
+from cloister.tasks.partition import numbered
+
+IMAGES = "mnist.npz"
+WRITERS = "mnist_writer_ids.npz"
+ORDER_SEED, TURN_SEED = 0, 0
+"""Fixed here, not configured: a writer has one number, and is turned in every run or in none."""
+
+
+class MnistWriters(Task):
+    """Ten digits; x is float32 of shape (n, 28, 28, 1), from 0 to 1. The writers of the test images train nothing."""
+
+    recipe = Recipe(local_epochs=1, batch_size=10, learning_rate=0.03)
+    partition = "natural"
+    classes = 10
+    input_shape = SHAPE
+    models = ("cnn", "cnn-62", "softmax")
+    rotates = True
+
+    def load(self) -> Dataset:
+        """60,000 images of 539 writers to train on and 10,000 of 297 others to test on."""
+        images, writers = _find(self.config.data_path, IMAGES), _find(self.config.data_path, WRITERS)
+        train, groups = self._part(images, writers, "train")
+        test, test_groups = self._part(images, writers, "test")
+        return Dataset(train, test, groups, test_groups)
+
+    def build(self) -> Model:
+        """Two convolutions with 10 outputs, or 62 as in the paper; or softmax regression, which needs no TensorFlow."""
+        if self.model_name == "softmax":
+            from cloister.tasks.softmax import SoftmaxRegression
+
+            return SoftmaxRegression(features=28 * 28, classes=10)
+        return two_convolutions(62 if self.model_name == "cnn-62" else 10)
+
+    def _part(self, images: Path, writers: Path, part: str) -> tuple[Examples, NDArray]:
+        """The examples of one half of the published split, turned where their writers are, and who wrote them."""
+        arrays = read_arrays(images, (f"x_{part}", f"y_{part}"))
+        owners = read_arrays(writers, (f"{part}_writer",))[f"{part}_writer"]
+        try:
+            examples = characters(arrays[f"x_{part}"], arrays[f"y_{part}"], self.classes)
+        except (ValueError, DataError):
+            raise DataError(
+                f"task.data-path: {images} must hold images of 28 by 28 bytes and labels from 0 to 9"
+            ) from None
+        if owners.shape != examples.y.shape or owners.dtype.kind not in "iu" or (owners < 0).any():
+            raise DataError(f"task.data-path: {writers} must name the writer of each of {len(examples)} {part} images")
+        turned = np.isin(owners, turned_writers(owners, self.config.rotated_fraction))
+        examples.x[turned] = np.rot90(examples.x[turned], axes=(1, 2))
+        return examples, numbered(owners, np.random.default_rng(ORDER_SEED))
+
+
+def turned_writers(owners: NDArray, fraction: float) -> NDArray:
+    """Those whose images are turned by 90° counter-clockwise: each by itself, with probability `fraction`.
+
+    A writer who is turned at one fraction is turned at every larger one.
+    """
+    return np.array([w for w in np.unique(owners) if np.random.default_rng([TURN_SEED, w]).random() < fraction], int)
+
+
+def _find(data_path: str, name: str) -> Path:
+    """A file in the folder `task.data-path`, or in a folder of that one."""
+    folder = Path(data_path).expanduser()
+    found = [*folder.glob(name), *sorted(folder.glob(f"*/{name}"))] if data_path else []
+    if not found:
+        raise DataError(
+            f"task.data-path = {data_path!r} must be a folder with {IMAGES}, in Keras' layout, and {WRITERS}, with "
+            f"train_writer and test_writer in MNIST's order (from QMNIST), there or one folder below; found no {name}"
+        )
+    return found[0]

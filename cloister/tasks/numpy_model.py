@@ -1,0 +1,75 @@
+"""What models in NumPy have in common: weights by name, and gradients of their own."""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.errors import FederationError
+from cloister.core.files import atomic_path
+from cloister.tasks.base import NamedArrays
+
+
+class NumpyModel(ABC):
+    """A model that costs nothing to build: for tables, and for everything that should start in a second.
+
+    Attributes:
+        weights: float32 arrays by name, changed in place by training.
+    """
+
+    kind = "numpy"
+    suffix = ".npz"
+    weights: dict[str, NDArray]
+
+    @abstractmethod
+    def initialise(self, seed: int) -> None:
+        """New initial weights, the same for the same seed."""
+
+    @abstractmethod
+    def predict(self, x: NDArray) -> NDArray:
+        """Class probabilities of shape (n, classes), or the predicted numbers of a regression, of shape (n,)."""
+
+    @abstractmethod
+    def loss_and_gradients(self, x: NDArray, y: NDArray) -> tuple[float, dict[str, NDArray]]:
+        """The mean loss of a batch, and its gradient with respect to every weight."""
+
+    def arrays(self) -> dict[str, NDArray]:
+        """A copy of every weight."""
+        return {name: array.copy() for name, array in self.weights.items()}
+
+    def assign(self, arrays: NamedArrays) -> None:
+        """Replace every weight.
+
+        Raises:
+            FederationError: names or shapes are not this model's.
+        """
+        check_same(arrays, self.weights)
+        for name, array in self.weights.items():
+            array[:] = arrays[name]
+
+    def save(self, path: Path) -> None:
+        """Write the weights to an `.npz` file."""
+        with atomic_path(path) as partial, partial.open("wb") as file:
+            np.savez(file, **self.weights)  # type: ignore[arg-type]
+
+
+def check_same(arrays: NamedArrays, own: NamedArrays) -> None:
+    """Refuse arrays whose names or shapes are not those of the model.
+
+    Raises:
+        FederationError: naming the first difference.
+    """
+    if set(arrays) != set(own):
+        odd = sorted(set(arrays) ^ set(own))[0]
+        raise FederationError(
+            f"array {odd!r} is in only one of the model sent and the model here; are the tasks the same?"
+        )
+    for name, array in own.items():
+        if arrays[name].shape != array.shape:
+            raise FederationError(f"array {name!r} must have shape {array.shape}, found {arrays[name].shape}")
+
+
+def flat(x: NDArray) -> NDArray:
+    """Inputs of shape (n, ...) as (n, features)."""
+    return x.reshape(len(x), -1)
