@@ -15,7 +15,9 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, UserConfig
 from flwr.clientapp.typing import ClientAppCallable
 
 from cloister.client.data import DATA_PATH
+from cloister.client.example_books import Spending, Tally, limits, training_event
 from cloister.client.handlers import run_config
+from cloister.core import check
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.core.wire import CONFIG, PROMISE, ROUND
 from cloister.privacy.books import Books
@@ -25,7 +27,10 @@ from cloister.privacy.ledger import Ledger
 LEDGER_FOLDER = "ledger-dir"
 IDENTITY = "data-identity"
 BUDGET = "max-epsilon"
+EXAMPLE_BUDGET = "max-example-epsilon"
 DELTA = "target-delta"
+KEYS = {DATA_PATH, LEDGER_FOLDER, BUDGET, EXAMPLE_BUDGET, DELTA, IDENTITY}
+"""A node whose configuration says any of these keeps books on disk."""
 logger = logging.getLogger("cloister.client")
 DEFAULT_FOLDER = "~/.cloister/ledgers"
 
@@ -33,36 +38,67 @@ DEFAULT_FOLDER = "~/.cloister/ledgers"
 def keep_books(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Record what a training reply will go into before it is made; abstain if the node's budget does not allow it.
 
-    A node keeps books if it has data of its own (`data-path`) or if its configuration says anything about books. Scores
-    of a model on its examples carry no noise: a node with a budget sends none.
+    A node keeps books if it has data of its own (`data-path`) or if its configuration says anything about books: about
+    itself, as far as the server promises, and about each of its examples, as far as it protects them itself. Any other
+    node counts what DP-SGD costs its examples in its state. Scores of a model on its examples carry no noise: where
+    there is a budget, none are sent.
 
     Raises:
         BudgetExhausted: the node abstains; the server sees an error reply that says so.
         PrivacyError: the server's promise cannot be read.
     """
     node, kind = context.node_config, message.metadata.message_type
-    if not {DATA_PATH, LEDGER_FOLDER, BUDGET, DELTA, IDENTITY} & set(node):
-        return call_next(message, context)
-    if kind == MessageType.EVALUATE and node.get(BUDGET):
-        raise BudgetExhausted(
-            f"this node has a budget ({BUDGET}), and scores on its examples would leave without noise"
-        )
+    if kind == MessageType.EVALUATE:
+        _refuse_scores(context)
     if kind != MessageType.TRAIN:
         return call_next(message, context)
-    config = message.content.config_records[CONFIG]
-    events = promised(config)
+    number = int(message.content.config_records[CONFIG][ROUND])  # type: ignore[arg-type]
     with _place_unnamed(node), ExitStack() as stack:
-        books = books_of(node, run_config(context).task.name, str(message.metadata.run_id))
-        books.begin(books.run)
+        planned = list(_planned(message, context))
         try:
-            books.require(events)
-            for event in events:
-                stack.enter_context(books.release(event, int(config[ROUND])))  # type: ignore[arg-type]
+            # All or none: what is not made is not to be counted.
+            for spending, events in planned:
+                spending.require(events)
+            for spending, events in planned:
+                for event in events:
+                    stack.enter_context(spending.release(event, number))
         except BudgetExhausted as error:
             # How much was spent, with others too, is the node's own affair.
             logger.log(INFO, "abstaining: %s", error)
             raise BudgetExhausted("the budget of this node is spent, or cannot cover this run") from None
         return call_next(message, context)
+
+
+def _refuse_scores(context: Context) -> None:
+    """Raises BudgetExhausted if scores, which carry no noise, would leave where something limits what may leave."""
+    node, privacy = context.node_config, run_config(context).privacy
+    for key in (BUDGET, EXAMPLE_BUDGET):
+        if node.get(key):
+            raise BudgetExhausted(
+                f"this node has a budget ({key}), and scores on its examples would leave without noise"
+            )
+    if privacy.client_max_epsilon:
+        raise BudgetExhausted(
+            f"privacy.client-max-epsilon = {privacy.client_max_epsilon:g} cannot cover scores on a client's examples, "
+            "which would leave without noise"
+        )
+
+
+def _planned(message: Message, context: Context) -> Iterator[tuple[Spending, list[Event]]]:
+    """Where the releases of a training reply are counted, and which they are: about the client, about an example."""
+    node, config = context.node_config, run_config(context)
+    delta, own = _numbers_of(node)[DELTA], _numbers_of(node)[EXAMPLE_BUDGET]
+    delta, epsilon = limits(config.privacy, delta, own)
+    if not KEYS & set(node):
+        if config.privacy.client == "dp-sgd":
+            yield Tally(context.state, delta, epsilon), [training_event(message, context)]
+        return
+    books = books_of(node, config.task.name, str(message.metadata.run_id))
+    of_examples = Books(books.ledger, books.run, "example", delta, epsilon)
+    for each in (books, of_examples):
+        each.begin(each.run)
+    yield books, promised(message.content.config_records[CONFIG])
+    yield of_examples, [training_event(message, context)]
 
 
 @contextmanager
@@ -82,11 +118,27 @@ def books_of(node: UserConfig, task: str, run: str) -> Books:
         LedgerError: its ledger is broken.
     """
     path = _folder(node) / f"{identity_of(node, task)}.jsonl"
-    numbers = {BUDGET: node.get(BUDGET, 0.0), DELTA: node.get(DELTA, 1e-5)}
+    numbers = _numbers_of(node)
+    return Books(Ledger(path), run, "client", delta=numbers[DELTA], max_epsilon=numbers[BUDGET])
+
+
+def _numbers_of(node: UserConfig) -> dict[str, float]:
+    """The node's δ and its budgets.
+
+    Raises:
+        ConfigError: one is no number in its range.
+    """
+    numbers = {
+        BUDGET: node.get(BUDGET, 0.0),
+        EXAMPLE_BUDGET: node.get(EXAMPLE_BUDGET, 0.0),
+        DELTA: node.get(DELTA, 1e-5),
+    }
     for key, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{key} = {value!r} in the node configuration must be a number")
-    return Books(Ledger(path), run, "client", delta=float(numbers[DELTA]), max_epsilon=float(numbers[BUDGET]))
+    check.positive(**{f"{DELTA} in the node configuration": float(numbers[DELTA])})
+    check.non_negative(**{f"{key} in the node configuration": float(numbers[key]) for key in (BUDGET, EXAMPLE_BUDGET)})
+    return {key: float(value) for key, value in numbers.items()}
 
 
 def _folder(node: UserConfig) -> Path:

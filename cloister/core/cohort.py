@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from cloister.core.arrays import Layout, Row
 
@@ -158,12 +158,12 @@ def share(items: Sequence[Item], work: Callable[[Iterator[Item]], None], numbers
         list(pool.map(work, [source] * threads))
 
 
-def rooms() -> Iterator[NDArray[np.float64]]:
-    """Scratch for every thread of `share`: memory for `BLOCK` numbers of any dtype, used for one thing after another.
+def rooms(size: int = BLOCK, dtype: DTypeLike = np.float64) -> Iterator[NDArray]:
+    """Scratch for every thread of `share`: memory that is used for one thing after another.
 
     The caller takes it, and always as much: what threads take outlives them in part, and what is freed fits again.
     """
-    return iter(np.empty((THREADS, BLOCK)))
+    return iter(np.empty((THREADS, size), dtype))
 
 
 def _squared_norms(cohort: Cohort) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from rich.table import Table
 from cloister.core import check
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting import Account
-from cloister.privacy.events import Event, Gaussian
+from cloister.privacy.events import Event, Gaussian, Repeated
 from cloister.privacy.ledger import Ledger
 
 
@@ -37,6 +37,8 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
 
 def in_words(event: Event) -> str:
     """An event in a few words."""
+    if isinstance(event, Repeated):
+        return f"{event.count} times {in_words(event.event)}"
     if not isinstance(event, Gaussian):
         return f"no guarantee: {event.reason}"
     sampling = event.sampling

@@ -197,7 +197,7 @@ class DpSgd:
                 range(0, mean.size, BLOCK), self.noise.blocks(mean.reshape(-1)), strict=True
             )
         ]
-        memory = rooms()
+        memory = rooms(ROOM)
 
         def work(mine: Iterator[Place]) -> None:
             maker = self.noise.maker(next(memory))
