@@ -1,5 +1,7 @@
 """DP-SGD for Keras models."""
 
+import math
+
 import keras
 import numpy as np
 
@@ -45,6 +47,7 @@ class PrivateKerasTrainer:
             clipping_norm=privacy.client_clipping_norm,
             optimizer=self._optimizer,
             loss=keras.losses.sparse_categorical_crossentropy,
+            microbatch_size=_microbatch_size(batch_size, privacy),
         )
         self._initial = [np.array(variable.numpy()) for variable in self._optimizer.variables]
         self._sources = NoiseSource(privacy.noise_seed)
@@ -70,3 +73,8 @@ class PrivateKerasTrainer:
             variable.assign(value)
         self._optimizer.learning_rate = plan.learning_rate
         self.model.reseed(int(np.random.SeedSequence(plan.seed).generate_state(1)[0]))
+
+
+def _microbatch_size(batch_size: int, privacy: PrivacyConfig) -> int:
+    """So many examples that most Poisson batches are one microbatch: padding costs less than another call."""
+    return batch_size if privacy.batch_sampling == "shuffle" else batch_size + math.ceil(2 * math.sqrt(batch_size))
