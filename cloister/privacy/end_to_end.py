@@ -22,8 +22,8 @@ EVERYBODY = "everybody else, the server and the other clients together: the nois
 EXAMPLES_ARE_NEIGHBOURS = "the gradients of one example count or not; how many examples a client has is public"
 CLIENTS_ARE_NEIGHBOURS = "the gradients of all examples of one client count or not; its noise is added in both cases"
 PUBLISHED_CLIENT_REASONS = (
-    "the noise N(0, σ²S²) is on the sum of a batch, and the formula takes it for noise on the mean of a batch: it counts "
-    "the batch size times too much of it",
+    "the noise N(0, σ²S²) is on the sum of a batch, and the formula takes it for noise on the mean of a batch: it "
+    "counts the batch size times too much of it",
 )
 PUBLISHED_EXAMPLE_REASONS = (
     "batches are parts of a shuffled order, and the formula takes them for Poisson draws",

@@ -103,6 +103,8 @@ KINDS: dict[str, type] = {"gaussian": Gaussian, "repeated": Repeated, "unaccount
 def to_json(event: Event) -> dict[str, Any]:
     """An event as a JSON object."""
     (kind,) = (name for name, cls in KINDS.items() if type(event) is cls)
+    if isinstance(event, Repeated):
+        return {"kind": kind, "event": to_json(event.event), "count": event.count}
     return {"kind": kind, **asdict(event)}
 
 
