@@ -29,8 +29,8 @@ def random_models(count: int, scale: float = 1.0, seed: int = 0, like: Arrays | 
     ]
 
 
-def all_nodes(**options: Any) -> FedAvg:
-    return FedAvg(train=Sampling(min_nodes=1, timeout=0), **options)
+def all_nodes(kind: type = FedAvg, **options: Any) -> Any:
+    return kind(train=Sampling(min_nodes=1, timeout=0), **options)
 
 
 def content(model: Arrays, examples: Any = 10, **metrics: float) -> RecordDict:

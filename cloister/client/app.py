@@ -3,9 +3,11 @@
 from flwr.clientapp import ClientApp
 
 from cloister.client.books import keep_books
-from cloister.client.handlers import evaluate, train
+from cloister.client.handlers import evaluate, keep_personal, train
 from cloister.client.mods import contain_errors, only_what_is_agreed
+from cloister.client.sanitise import sanitise
 
-app = ClientApp(mods=[contain_errors, only_what_is_agreed, keep_books])
+app = ClientApp(mods=[contain_errors, only_what_is_agreed, keep_books, sanitise])
 app.train()(train)
 app.evaluate()(evaluate)
+app.query()(keep_personal)

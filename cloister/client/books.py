@@ -6,8 +6,11 @@ the server promises, over all runs on its data, and stay away when its own budge
 
 import hashlib
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from logging import INFO
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, UserConfig
 from flwr.clientapp.typing import ClientAppCallable
 
 from cloister.client.data import DATA_PATH
-from cloister.client.example_books import Spending, Tally, limits, training_event
+from cloister.client.example_books import Spending, Tally, limits, mechanism_of, training_event
 from cloister.client.handlers import run_config
 from cloister.core import check
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
@@ -23,6 +26,7 @@ from cloister.core.wire import CONFIG, PROMISE, ROUND
 from cloister.privacy.books import Books
 from cloister.privacy.events import Event, Gaussian, Unaccounted
 from cloister.privacy.ledger import Ledger
+from cloister.tasks import TASKS
 
 LEDGER_FOLDER = "ledger-dir"
 IDENTITY = "data-identity"
@@ -48,20 +52,20 @@ def keep_books(message: Message, context: Context, call_next: ClientAppCallable)
         PrivacyError: the server's promise cannot be read.
     """
     node, kind = context.node_config, message.metadata.message_type
+    if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
+        return call_next(message, context)  # nothing leaves
     if kind == MessageType.EVALUATE:
-        _refuse_scores(context)
-    if kind != MessageType.TRAIN:
-        return call_next(message, context)
+        _refuse_scores(node)
     number = int(message.content.config_records[CONFIG][ROUND])  # type: ignore[arg-type]
     with _place_unnamed(node), ExitStack() as stack:
         planned = list(_planned(message, context))
         try:
             # All or none: what is not made is not to be counted.
-            for spending, events in planned:
-                spending.require(events)
-            for spending, events in planned:
-                for event in events:
-                    stack.enter_context(spending.release(event, number))
+            for entry in planned:
+                entry.spending.require(entry.events)
+            for entry in planned:
+                for event in entry.events:
+                    stack.enter_context(entry.spending.release(event, number, entry.mechanism, entry.clip))
         except BudgetExhausted as error:
             # How much was spent, with others too, is the node's own affair.
             logger.log(INFO, "abstaining: %s", error)
@@ -69,36 +73,51 @@ def keep_books(message: Message, context: Context, call_next: ClientAppCallable)
         return call_next(message, context)
 
 
-def _refuse_scores(context: Context) -> None:
-    """Raises BudgetExhausted if scores, which carry no noise, would leave where something limits what may leave."""
-    node, privacy = context.node_config, run_config(context).privacy
+def keeps_books(node: UserConfig) -> bool:
+    """Whether the node has data of its own, or its configuration says anything about books."""
+    return bool(KEYS & set(node))
+
+
+def _refuse_scores(node: UserConfig) -> None:
+    """Raises BudgetExhausted if scores, which carry no noise, would leave a node that limits what may leave."""
     for key in (BUDGET, EXAMPLE_BUDGET):
         if node.get(key):
             raise BudgetExhausted(
                 f"this node has a budget ({key}), and scores on its examples would leave without noise"
             )
-    if privacy.client_max_epsilon:
-        raise BudgetExhausted(
-            f"privacy.client-max-epsilon = {privacy.client_max_epsilon:g} cannot cover scores on a client's examples, "
-            "which would leave without noise"
-        )
 
 
-def _planned(message: Message, context: Context) -> Iterator[tuple[Spending, list[Event]]]:
-    """Where the releases of a training reply are counted, and which they are: about the client, about an example."""
+@dataclass(frozen=True)
+class _Planned:
+    """Releases that a reply is about to make, and where they are counted."""
+
+    spending: Spending
+    events: list[Event]
+    mechanism: str = ""
+    clip: float = 0.0
+
+
+def _planned(message: Message, context: Context) -> Iterator[_Planned]:
+    """The releases of a reply: about the client, as the server promises, and about its examples, as it is done here."""
     node, config = context.node_config, run_config(context)
-    delta, own = _numbers_of(node)[DELTA], _numbers_of(node)[EXAMPLE_BUDGET]
-    delta, epsilon = limits(config.privacy, delta, own)
-    if not KEYS & set(node):
+    scores: list[Event] = [Unaccounted("scores left without noise")]
+    training = message.metadata.message_type == MessageType.TRAIN
+    numbers = _numbers_of(node)
+    delta, epsilon = limits(config.privacy, numbers[DELTA], numbers[EXAMPLE_BUDGET])
+    own, mechanism, clip = scores, "", 0.0
+    if training:
+        own, mechanism, clip = [training_event(message, context)], *mechanism_of(message, context)
+    if not keeps_books(node):
         if config.privacy.client == "dp-sgd":
-            yield Tally(context.state, delta, epsilon), [training_event(message, context)]
+            yield _Planned(Tally(context.state, delta, epsilon), own)
         return
     books = books_of(node, config.task.name, str(message.metadata.run_id))
     of_examples = Books(books.ledger, books.run, "example", delta, epsilon)
     for each in (books, of_examples):
         each.begin(each.run)
-    yield books, promised(message.content.config_records[CONFIG])
-    yield of_examples, [training_event(message, context)]
+    promise = promised(message.content.config_records[CONFIG]) if training else scores
+    yield _Planned(books, promise, "as the server promised")
+    yield _Planned(of_examples, own, mechanism, clip)
 
 
 @contextmanager
@@ -117,9 +136,10 @@ def books_of(node: UserConfig, task: str, run: str) -> Books:
         ConfigError: its budget or its δ is no number.
         LedgerError: its ledger is broken.
     """
+    TASKS.load(task)  # the name comes from the server, and is to name a file here
     path = _folder(node) / f"{identity_of(node, task)}.jsonl"
     numbers = _numbers_of(node)
-    return Books(Ledger(path), run, "client", delta=numbers[DELTA], max_epsilon=numbers[BUDGET])
+    return Books(_ledger(path), run, "client", delta=numbers[DELTA], max_epsilon=numbers[BUDGET])
 
 
 def _numbers_of(node: UserConfig) -> dict[str, float]:
@@ -141,6 +161,12 @@ def _numbers_of(node: UserConfig) -> dict[str, float]:
     return {key: float(value) for key, value in numbers.items()}
 
 
+@lru_cache(maxsize=4096)
+def _ledger(path: Path) -> Ledger:
+    """One for each file: it reads on from where it was, and need not check the whole chain for every message."""
+    return Ledger(path)
+
+
 def _folder(node: UserConfig) -> Path:
     return Path(str(node.get(LEDGER_FOLDER, DEFAULT_FOLDER))).expanduser().resolve()
 
@@ -148,6 +174,8 @@ def _folder(node: UserConfig) -> Path:
 def identity_of(node: UserConfig, task: str) -> str:
     """The name of the node's data: as given, or the task with a digest of where the data lies."""
     if IDENTITY in node:
+        if not re.fullmatch(r"[\w.-]+", str(node[IDENTITY])):
+            raise ConfigError(f"{IDENTITY} in the node configuration must be letters, digits, '.', '_' and '-'")
         return str(node[IDENTITY])
     # However a path is written, it is the same data.
     path = Path(str(node[DATA_PATH])).expanduser().resolve() if DATA_PATH in node else ""

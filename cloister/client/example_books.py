@@ -5,17 +5,18 @@ Unlike what a server promises, this a node knows: it draws the batches and adds 
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from cloister.client.handlers import examples_and_plan, run_config
 from cloister.core.config import PrivacyConfig
+from cloister.core.wire import CONFIG, HYPOTHESES, ROUND
 from cloister.privacy.accounting import Account
 from cloister.privacy.books import refuse_beyond
-from cloister.privacy.events import Event, Repeated, from_json, to_json
-from cloister.privacy.local_steps import LocalSteps, recorded_event
+from cloister.privacy.events import Event, Repeated, Unaccounted, from_json, to_json
+from cloister.privacy.local_steps import LocalSteps, clipping_norm_of, recorded_event
 
 STATE = "example-releases"
 """The record of a node's state that a tally is kept in."""
@@ -27,8 +28,9 @@ class Spending(Protocol):
     def require(self, events: Iterable[Event]) -> None:
         """Raise BudgetExhausted if these would pass the budget."""
 
-    @contextmanager
-    def release(self, event: Event, server_round: int) -> Iterator[None]:
+    def release(
+        self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0
+    ) -> AbstractContextManager[None]:
         """Count a release, then let the block make it."""
 
 
@@ -60,7 +62,7 @@ class Tally:
         refuse_beyond(self.account(), events, self.delta, self.max_epsilon, "this client")
 
     @contextmanager
-    def release(self, event: Event, server_round: int) -> Iterator[None]:
+    def release(self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0) -> Iterator[None]:
         """Count a release, then let the block make it."""
         self.require([event])
         single, count = (event.event, event.count) if isinstance(event, Repeated) else (event, 1)
@@ -74,9 +76,20 @@ def training_event(message: Message, context: Context) -> Event:
     config = run_config(context)
     if config.privacy.client != "dp-sgd":
         return recorded_event(config.privacy, LocalSteps(1, 1, 1))
+    if message.content.config_records[CONFIG].get(HYPOTHESES, 0) not in (0, 1):
+        return Unaccounted("which hypothesis suits the examples best is found out without noise")
     examples, plan = examples_and_plan(message, context)
     steps = LocalSteps(len(examples), plan.batch_size, plan.epochs, config.privacy.batch_sampling)
     return recorded_event(config.privacy, steps)
+
+
+def mechanism_of(message: Message, context: Context) -> tuple[str, float]:
+    """The mechanism that protects this client's examples while it trains, and its clip; nothing and 0 without one."""
+    privacy = run_config(context).privacy
+    if privacy.client != "dp-sgd":
+        return "", 0.0
+    number = int(message.content.config_records[CONFIG][ROUND])  # type: ignore[arg-type]
+    return "dp-sgd", clipping_norm_of(privacy, number)
 
 
 def limits(privacy: PrivacyConfig, own_delta: float, own_epsilon: float) -> tuple[float, float]:

@@ -1,8 +1,13 @@
 """What a client does with a message: train on its own examples, or score the global model on those it kept back."""
 
+import json
+import math
 from functools import lru_cache
+from pathlib import Path
 
+import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
 from cloister.client.data import PARTITION, local_data, owner_of, task_of
 from cloister.client.plan import PublicSettings, TrainingPlan, batch_size_of
@@ -10,8 +15,12 @@ from cloister.client.trainers import TRAINERS, Trainer
 from cloister.core.arrays import from_record, to_record
 from cloister.core.config import PrivacyConfig, RunConfig, TaskConfig, parse
 from cloister.core.errors import DataError
-from cloister.core.wire import ARRAYS, CONFIG, EXAMPLES, METRICS, TRAIN_LOSS
-from cloister.tasks.base import Examples, Model
+from cloister.core.hypotheses import unstacked
+from cloister.core.wire import ARRAYS, CHOSEN, CONFIG, EXAMPLES, HYPOTHESES, METRICS, TRAIN_LOSS
+from cloister.tasks.base import Examples, Model, Task
+
+MODELS = "model-dir"
+"""Where a node keeps its personal model, in its configuration."""
 
 
 def train(message: Message, context: Context) -> Message:
@@ -19,9 +28,9 @@ def train(message: Message, context: Context) -> Message:
     config = run_config(context)
     examples, plan = examples_and_plan(message, context)
     model = model_of(config.task)
-    model.assign(from_record(message.content.array_records[ARRAYS]))
+    chosen = take_best(model, hypotheses_of(message), task_of(config.task), examples)
     loss = trainer_of(config).fit(examples, plan)
-    metrics = MetricRecord({EXAMPLES: len(examples)})
+    metrics = MetricRecord({EXAMPLES: len(examples), CHOSEN: chosen})
     if loss is not None:
         metrics[TRAIN_LOSS] = loss
     return Message(RecordDict({ARRAYS: to_record(model.arrays()), METRICS: metrics}), reply_to=message)
@@ -48,16 +57,58 @@ def _shuffler(context: Context) -> int:
 
 
 def evaluate(message: Message, context: Context) -> Message:
-    """Score the model of the message on the examples kept back; reply with the scores and how many there were."""
+    """Score the model of the message on the examples kept back; reply with the scores and how many there were.
+
+    A client that never trains has kept all of them back. Of several hypotheses it scores the one that suits its other
+    examples best; where there are no others, the one that suits these.
+    """
     config = run_config(context)
     public = PublicSettings.of(message.content.config_records[CONFIG])
-    test = local_data(config.task, context.node_config, public.seed).test
+    data = local_data(config.task, context.node_config, public.seed)
+    test = data.test if len(data.test) or not config.evaluation.held_out_clients else data.train
     if not len(test):
         raise DataError("this client keeps no examples back to score with; raise task.test-fraction")
     model = model_of(config.task)
-    model.assign(from_record(message.content.array_records[ARRAYS]))
+    take_best(model, hypotheses_of(message), task_of(config.task), data.train if len(data.train) else test)
     scores = task_of(config.task).metrics(test.y, model.predict(test.x))
     return Message(RecordDict({METRICS: MetricRecord({EXAMPLES: len(test), **scores})}), reply_to=message)
+
+
+def keep_personal(message: Message, context: Context) -> Message:
+    """Save the final hypothesis that suits this client best in the `model-dir` of its node, and tell nobody which."""
+    config, folder = run_config(context), context.node_config.get(MODELS)
+    if folder:
+        public = PublicSettings.of(message.content.config_records[CONFIG])
+        data, model = local_data(config.task, context.node_config, public.seed), model_of(config.task)
+        take_best(model, hypotheses_of(message), task_of(config.task), data.train)
+        place = Path(str(folder)).expanduser()
+        place.mkdir(parents=True, exist_ok=True)
+        model.save(place / f"model{model.suffix}")
+        (place / "config.json").write_text(json.dumps({"config": config.flat()}, indent=2) + "\n")
+    return Message(RecordDict(), reply_to=message)
+
+
+def hypotheses_of(message: Message) -> list[dict[str, NDArray]]:
+    """The models that a message carries: one, or as many as it says."""
+    arrays = from_record(message.content.array_records[ARRAYS])
+    return unstacked(arrays) if message.content.config_records[CONFIG].get(HYPOTHESES) else [arrays]
+
+
+def take_best(model: Model, hypotheses: list[dict[str, NDArray]], task: Task, examples: Examples) -> int:
+    """Put the hypothesis of least loss on these examples into the model; which one it is."""
+    losses = [0.0]
+    if len(hypotheses) > 1:
+        losses = [_loss(model, hypothesis, task, examples) for hypothesis in hypotheses]
+    chosen = int(np.argmin(losses))
+    model.assign(hypotheses[chosen])
+    return chosen
+
+
+def _loss(model: Model, hypothesis: dict[str, NDArray], task: Task, examples: Examples) -> float:
+    """∞ for a hypothesis that has diverged: it suits nobody."""
+    model.assign(hypothesis)
+    loss = task.metrics(examples.y, model.predict(examples.x))["loss"]
+    return loss if math.isfinite(loss) else math.inf
 
 
 def run_config(context: Context) -> RunConfig:

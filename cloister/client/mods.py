@@ -10,7 +10,7 @@ from flwr.common.constant import ErrorCode
 from cloister.client.handlers import run_config
 from cloister.core.config import RunConfig
 from cloister.core.errors import CloisterError, DataError, PrivacyError
-from cloister.core.wire import ARRAYS, EXAMPLES, METRICS
+from cloister.core.wire import ARRAYS, CHOSEN, EXAMPLES, METRICS
 
 logger = logging.getLogger("cloister.client")
 
@@ -48,6 +48,8 @@ def only_what_is_agreed(message: Message, context: Context, call_next: ClientApp
         content = RecordDict({ARRAYS: reply.content.array_records[ARRAYS], METRICS: _agreed(reply, config)})
     elif kind == MessageType.EVALUATE and config.evaluates_on_clients:
         content = RecordDict({METRICS: reply.content.metric_records[METRICS]})
+    elif kind == MessageType.QUERY:
+        content = RecordDict()
     else:
         raise PrivacyError(f"a reply to a {kind!r} message may not leave this node in this run")
     return Message(content, reply_to=message)
@@ -57,5 +59,5 @@ def _agreed(reply: Message, config: RunConfig) -> MetricRecord:
     """The metrics of a training reply that this run asks for: all, the example count alone, or none."""
     metrics = reply.content.metric_records[METRICS]
     if not config.is_private:
-        return metrics
+        return MetricRecord({name: value for name, value in metrics.items() if name != CHOSEN})
     return MetricRecord({EXAMPLES: metrics[EXAMPLES]}) if config.weights_by_examples else MetricRecord()

@@ -17,8 +17,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from cloister.core.arrays import Layout, Row
 
-BLOCK = 1 << 17
-"""Parameters in a block: 512 KiB of float32. Shorter stretches of a row keep starting the memory's prefetching anew."""
+BLOCK = 1 << 16
+"""Parameters in a block: 256 KiB of float32, and its sum in double precision fits in a core's cache beside it. Shorter
+stretches of a row keep starting the memory's prefetching anew."""
 DOT = 1 << 10
 """Numbers that one float32 dot product adds up before float64 takes over."""
 NORM_ERROR = 2.0**-14
@@ -123,7 +124,11 @@ def blocks(cohort: Cohort, span: Span, scratch: NDArray) -> Iterator[tuple[slice
 def weighted_sum(
     cohort: Cohort, span: Span, weights: NDArray, scratch: NDArray, total: NDArray | None = None
 ) -> NDArray:
-    """Σ weights[i] · U[i] over the columns in `span`, row after row, on top of what `total` holds."""
+    """Σ weights[i] · U[i] over the columns in `span`, row after row, on top of what `total` holds, in its precision.
+
+    A sum that noise is calibrated for has to be float64: in float32 the roundings of other clients' terms depend on
+    what came before them, and over thousands of clients one can move them by more than its own update.
+    """
     total = np.zeros(span.stop - span.start, scratch.dtype) if total is None else total
     for which, block in blocks(cohort, span, scratch):
         block *= weights[which, None]

@@ -163,6 +163,9 @@ class PrivacyConfig(Section):
     def _idle(self) -> list[tuple[str, str]]:
         """Keys that have no effect here, each with the key whose value makes it so."""
         idle = [(name, "server") for name in _METRIC_ONLY if self.server != "metric"]
+        if self.server == "metric":
+            # Two releases of one draw, the second of which depends on the first: nothing is amplified.
+            idle.append(("population", "server"))
         idle += [(name, "clipping") for name in _ADAPTIVE_ONLY if self.clipping != "adaptive"]
         if not self.has_server_noise:
             idle += [(name, "server") for name in (*_SERVER_NOISE_ONLY, *_ADAPTIVE_ONLY)]
@@ -281,13 +284,18 @@ class RunConfig(Section):
         if self.is_private and self.strategy.weighting == "examples" and not capped:
             raise ValueError(
                 f"strategy.weighting = 'examples' contradicts privacy.server = {self.privacy.server!r} and "
-                f"privacy.client = {self.privacy.client!r}: one client's weight would be unbounded, and its count would "
-                "leave; with noise on the server cap it with privacy.examples-cap, or use 'uniform'"
+                f"privacy.client = {self.privacy.client!r}: one client's weight would be unbounded, and its count "
+                "would leave; with noise on the server cap it with privacy.examples-cap, or use 'uniform'"
             )
         if capped and self.strategy.weighting != "examples":
             raise ValueError(
                 f"privacy.examples-cap = {self.privacy.examples_cap} has no effect with strategy.weighting = "
                 f"{self.strategy.weighting!r}; use 'examples', or remove it"
+            )
+        if self.privacy.population and self.evaluation.held_out_clients:
+            raise ValueError(
+                f"privacy.population = {self.privacy.population} contradicts evaluation.held-out-clients = "
+                f"{self.evaluation.held_out_clients}: nodes that are never drawn are no population to draw from"
             )
         if self.privacy.population and self.strategy.sampling != "fixed":
             raise ValueError(

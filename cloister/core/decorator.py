@@ -6,18 +6,22 @@ acts on the way in: the wrapped strategy sees screened (and, in `cloister.privac
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
 
 from cloister.core.arrays import Layout, Row, from_record, to_record
 from cloister.core.draw import Draw
 from cloister.core.errors import FederationError
 from cloister.core.replies import Rejection, Screening, average_metrics, screen
 from cloister.core.wire import ARRAYS, EXAMPLES, METRICS, TRAIN_LOSS
+
+NamedArrays = Mapping[str, NDArray]
+Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Measurements:
     clip_calibration: float | None = None
     distance: float | None = None
     released_distance: float | None = None
+    cluster_sizes: tuple[int, ...] = ()
+    collapsed: tuple[tuple[int, int], ...] = ()
     epsilon: float | None = None
 
 
@@ -83,17 +89,31 @@ class Decorator(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Screen the replies and aggregate those that count."""
+        sent = from_record(self.sent)
+        expected = self.expected_reply(sent)
+        layout = Layout.of(expected)
+        arrays, metrics = self.aggregate(server_round, screen(replies, self._asked, layout, layout.rows(expected)))
+        return (None if arrays is None else _in_layout(arrays, Layout.of(sent))), metrics
+
+    @property
+    def sent(self) -> ArrayRecord:
+        """What the nodes were sent last.
+
+        Raises:
+            FederationError: nothing yet.
+        """
         if self._sent is None:
             raise FederationError(
                 "aggregate_train was called before configure_train: there is no model to compare with"
             )
-        sent = from_record(self._sent)
-        layout = Layout.of(sent)
-        arrays, metrics = self.aggregate(server_round, screen(replies, self._asked, layout, layout.rows(sent)))
-        return (None if arrays is None else _in_layout(arrays, layout)), metrics
+        return self._sent
+
+    def expected_reply(self, sent: NamedArrays) -> NamedArrays:
+        """Arrays like those that a node has to send back, and from which its update is counted."""
+        return sent
 
     @abstractmethod
-    def aggregate(self, server_round: int, screening: Screening) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
         """The new global model, from the replies that count."""
 
     def configure_evaluate(
@@ -135,7 +155,7 @@ class Screened(Decorator):
         super().__init__(inner)
         self.by_examples = by_examples
 
-    def aggregate(self, server_round: int, screening: Screening) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
         """Hand the replies on, cleaned of everything that was not asked for."""
         self.measured = Measurements(len(self._asked), len(screening.accepted), screening.rejected)
         if not screening.accepted:

@@ -10,6 +10,7 @@ from flwr.supercore.run import Run
 
 from cloister.core.config import Scalar
 from cloister.core.identity import LOCAL_RUN, assume_run
+from cloister.core.wire import LEAKAGE
 
 
 class LocalGrid(Grid):
@@ -79,6 +80,11 @@ class LocalGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """The replies to these messages. A call cannot be interrupted, so the timeout has nothing to bite on."""
         return self.pull_messages(self.push_messages(messages))
+
+    def leakages(self) -> list[float]:
+        """What each simulated client has counted for its releases (d-privacy)."""
+        records = (context.state.metric_records.get(LEAKAGE) for context in self._contexts.values())
+        return [float(record["spent"]) if record else 0.0 for record in records]  # type: ignore[arg-type]
 
     def _answer(self, message: Message) -> Message:
         context = self._contexts[message.metadata.dst_node_id]

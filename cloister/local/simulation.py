@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from cloister.core.config import Scalar, parse
 from cloister.core.errors import ConfigError
 from cloister.local.grid import LocalGrid
+from cloister.privacy.leakage import leakage_report
 from cloister.server.console import Narrator
 from cloister.server.run import Outcome, run
 
@@ -38,4 +39,8 @@ def simulate(
     # What a client would refuse is refused here, before a run directory is made.
     local_data(config.task, {"partition-id": 0, "num-partitions": clients}, max(0, config.seed))
     trainer_of(config)
-    return run(LocalGrid.simulated(app, config.flat(), clients), config, narrator)
+    grid = LocalGrid.simulated(app, config.flat(), clients)
+    outcome = run(grid, config, narrator)
+    if config.privacy.client == "laplace":
+        outcome.directory.write_json("leakage.json", leakage_report(grid.leakages()))
+    return outcome

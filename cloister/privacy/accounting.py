@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.events import UNSAMPLED, Event, Gaussian, Relation, Repeated, Sampling, Unaccounted
+from cloister.privacy.events import UNSAMPLED, Event, Gaussian, Relation, Repeated, Sampling
 
 Accountant = Literal["rdp", "pld", "published"]
 
@@ -93,7 +93,8 @@ class Account:
             return
         if isinstance(event, Repeated):
             self._add(event.event, event.count * count)
-        elif isinstance(event, Unaccounted) or event.noise_multiplier == 0:
+        elif not isinstance(event, Gaussian) or event.noise_multiplier == 0:
+            # Also a Laplace release: against all other vectors, however far, it promises nothing.
             self._unbounded = True
         elif event.sampling.kind == "without-replacement" and self.relation == "add-or-remove":
             # With one unit more in the population, a draw may hold it instead of another: a replacement, unamplified.

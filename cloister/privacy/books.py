@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from cloister.core import check
 from cloister.core.errors import BudgetExhausted
 from cloister.privacy.accounting import Account, best_epsilon
-from cloister.privacy.events import Event, Relation, Unit
+from cloister.privacy.events import Event, Relation, Unaccounted, Unit
 from cloister.privacy.ledger import Ledger
 
 
@@ -50,6 +50,10 @@ class Books:
         self.run = run
         self.ledger.limit(run, self.unit, self.delta, self.max_epsilon)
 
+    def confess(self, reason: str) -> None:
+        """Record that something leaves without a guarantee; no budget over the same data can cover it."""
+        self.ledger.open(Unaccounted(reason), self.unit, self.run, 0, allow=lambda: None)
+
     def account(self) -> Account:
         """Everything in the ledger about this unit."""
         return self.ledger.account(self.unit, self.relation, insiders=True)
@@ -72,14 +76,16 @@ class Books:
         refuse_beyond(self.account(), events, self.delta, self.max_epsilon, str(self.ledger.path))
 
     @contextmanager
-    def release(self, event: Event, server_round: int) -> Iterator[None]:
+    def release(self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0) -> Iterator[None]:
         """Record a release around the block that makes it: on disk as spent before, as handed on after.
 
         Raises:
             BudgetExhausted: it would pass the budget; the block is not entered.
             LedgerError: it cannot be recorded; the block is not entered.
         """
-        release = self.ledger.open(event, self.unit, self.run, server_round, allow=lambda: self.require([event]))
+        release = self.ledger.open(
+            event, self.unit, self.run, server_round, lambda: self.require([event]), mechanism, clip
+        )
         yield
         self.ledger.done(release)
 

@@ -52,7 +52,9 @@ def running(claim: Claim) -> dict[str, Any]:
     return {"status": "running", "mechanism": claim.mechanism, "claims": [], "see": "the ledger"}
 
 
-def statement(claim: Claim, books: Books | None, rounds: int, sampling: str) -> dict[str, Any]:
+def statement(
+    claim: Claim, books: Books, rounds: int, sampling: str, clients: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """The content of `privacy.json`.
 
     Args:
@@ -60,8 +62,9 @@ def statement(claim: Claim, books: Books | None, rounds: int, sampling: str) -> 
         books: of the run.
         rounds: how many there were.
         sampling: how their cohorts were drawn, in words.
+        clients: what may be said about a mechanism on the clients; None without one.
     """
-    facts = {
+    facts: dict[str, Any] = {
         "status": claim.status,
         "mechanism": claim.mechanism,
         "reasons": list(claim.reasons),
@@ -70,18 +73,16 @@ def statement(claim: Claim, books: Books | None, rounds: int, sampling: str) -> 
         "rounds": rounds,
         "sampling": sampling,
         "neighbours": NEIGHBOURS,
-        "claims": [] if books is None or claim.status != "sound" else _claims(claim, books),
+        "claims": _claims(claim, books) if claim.status == "sound" else [],
         "unprotected": list(claim.unprotected),
-    }
-    if books is not None:
-        releases = sum(entry.run == books.run for entry in books.ledger.entries)
-        facts["ledger"] = {
+        "ledger": {
             "file": "ledger.jsonl",
             "head": books.ledger.head,
-            "releases-of-this-run": releases,
+            "releases-of-this-run": sum(entry.run == books.run for entry in books.ledger.entries),
             "holds-releases-without-a-guarantee": math.isinf(books.epsilon()),
-        }
-    return facts
+        },
+    }
+    return facts if clients is None else {**facts, "clients": clients}
 
 
 def _claims(claim: Claim, books: Books) -> list[dict[str, Any]]:
@@ -114,7 +115,8 @@ def _numbers(account: Account, delta: float) -> dict[str, Any]:
 def in_words(facts: dict[str, Any]) -> list[str]:
     """The statement as lines of plain text."""
     if facts["status"] == "none":
-        return ["privacy: none. The server, and whoever sees its records, sees every client's model."]
+        seen = "what every client sends" if "clients" in facts else "every client's model"
+        return [f"privacy on the server: none. The server, and whoever sees its records, sees {seen}."]
     lines = [f"privacy: {facts['mechanism']}, {facts['status']}"]
     lines += [f"  not a guarantee: {reason}" for reason in facts["reasons"]]
     for claim in facts["claims"]:

@@ -138,7 +138,7 @@ def dp_sgd_statement(
     """
     steps = LocalSteps(examples, batch_size, epochs, privacy.batch_sampling)
     sigma, reasons = privacy.client_noise_multiplier, reservations(privacy)
-    facts = {
+    facts: dict[str, Any] = {
         "mechanism": "dp-sgd",
         "status": "heuristic" if reasons else "sound",
         "reasons": reasons,

@@ -4,6 +4,7 @@ Events are recorded; ε is derived from them when somebody asks. An event of a k
 is refused, never guessed. Changing what a field means is a new kind.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -11,7 +12,9 @@ from typing import Any, Literal, get_args
 from cloister.core.errors import PrivacyError
 
 Relation = Literal["add-or-remove", "replace-one"]
-Unit = Literal["client", "example"]
+Unit = Literal["client", "example", "neighbourhood"]
+"""Whose protection a release is about: a client with all it has, one of its examples, or what a client sends against
+everything else within a distance (d-privacy)."""
 SamplingKind = Literal["none", "poisson", "without-replacement"]
 
 
@@ -64,6 +67,8 @@ class Gaussian:
     sampling: Sampling = UNSAMPLED
 
     def __post_init__(self) -> None:
+        if isinstance(self.noise_multiplier, bool) or not isinstance(self.noise_multiplier, int | float):
+            raise PrivacyError("a noise multiplier must be a number")
         if self.noise_multiplier and not LEAST <= self.noise_multiplier <= 1 / LEAST:
             raise PrivacyError(
                 f"a noise multiplier must be 0 or between {LEAST:g} and {1 / LEAST:g}, got {self.noise_multiplier}"
@@ -96,8 +101,35 @@ class Unaccounted:
     reason: str
 
 
-Event = Gaussian | Repeated | Unaccounted
-KINDS: dict[str, type] = {"gaussian": Gaussian, "repeated": Repeated, "unaccounted": Unaccounted}
+@dataclass(frozen=True)
+class Laplace:
+    """One release of a vector with noise of density ∝ exp(-ε‖x‖).
+
+    Attributes:
+        epsilon: ε > 0, per unit of Euclidean distance.
+        radius: of the neighbourhood that it is counted for, ≥ 0.
+    """
+
+    epsilon: float
+    radius: float
+
+    def __post_init__(self) -> None:
+        if not (self.epsilon > 0 and math.isfinite(self.epsilon) and 0 <= self.radius < math.inf):
+            raise PrivacyError("a Laplace release has a finite ε above 0 and a finite radius of at least 0")
+
+    @property
+    def leakage(self) -> float:
+        """ε·radius: log of the most by which likelihoods differ within the neighbourhood."""
+        return self.epsilon * self.radius
+
+
+Event = Gaussian | Repeated | Laplace | Unaccounted
+KINDS: dict[str, type] = {
+    "gaussian": Gaussian,
+    "repeated": Repeated,
+    "laplace": Laplace,
+    "unaccounted": Unaccounted,
+}
 
 
 def to_json(event: Event) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import numpy as np
 from cloister.core import check
 from cloister.core.arrays import Row
 from cloister.core.cohort import rooms, share
-from cloister.core.errors import PrivacyError
+from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.noise import GaussianNoise, NumberedBlock
 from cloister.privacy.release import GRID_BITS, add_on_grid, grid_step
 
@@ -52,34 +52,37 @@ class LaplaceNoise:
         self._double_up_to = double_up_to
         self.seeded = self._normals.seeded
 
-    def add(self, model: Row, epsilon: float) -> None:
+    def add(self, model: Row, epsilon: float, step: float | None = None) -> None:
         """Add one draw in R^p to the p parameters of a model, in place.
 
         The sums are rounded to a public grid, since the low bits of floating-point noise betray what it was added to
         (Mironov, 2012): to a power of two about 2^-20 of the noise's deviation, or 2^-`SINGLE_BITS` where the noise is
-        of single precision. The grid follows from ε and p alone, not from the draw of w.
+        of single precision. That grid follows from ε and p, not from the draw of w.
 
         Args:
             model: flat, writable float32 or float64 arrays with p ≥ 1 numbers together, which share one draw. For
                 noise on each array alone, call this for each with a row of that one.
             epsilon: ε > 0, per unit of Euclidean distance.
+            step: of the grid, a power of two chosen beforehand. Where ε follows from private numbers, so does the grid
+                that is chosen for it, and tells ε to a factor of two; one chosen beforehand tells nothing.
 
         Guarantee: ε-d-privacy under the Euclidean distance for an ε that does not depend on the numbers: one release
             from x is at most exp(ε‖x - x′‖) times as likely as from x′.
 
         Raises:
-            ConfigError: ε is not a finite number above 0.
+            ConfigError: ε is not a finite number above 0, or the step is no power of two.
             PrivacyError: the arrays cannot carry this noise, or this is a copy in a forked process. Nothing was added.
         """
         dtype, size = self._precision(model), sum(piece.size for piece in model)
-        step = _step(size, epsilon, dtype)
+        _refuse_beyond(size, epsilon)
+        grid = _step(size, epsilon, dtype) if step is None else _power_of_two(step)
         std = math.sqrt(self._chi_square(size + 1)) / epsilon
         room = ROOM_BYTES // dtype.itemsize
         blocks = [block for piece in model for block in self._normals.blocks(piece, room // 2)]
         memory = rooms(room, dtype)
 
         def work(mine: Iterator[NumberedBlock]) -> None:
-            add_on_grid(mine, std, self._normals.maker(next(memory)), step)
+            add_on_grid(mine, std, self._normals.maker(next(memory)), grid)
 
         share(blocks, work, size)
 
@@ -152,15 +155,24 @@ def log_radius_quantile(probability: float, p: int, epsilon: float) -> float:
     return math.log(gammaincinv(p, probability)) - math.log(epsilon)
 
 
-def _step(p: int, epsilon: float, dtype: np.dtype) -> float:
-    """The step of the grid for noise of this precision.
+def _refuse_beyond(p: int, epsilon: float) -> None:
+    """Refuse noise that would leave the range of numbers: infinities and zeros are no noise.
 
     Raises:
-        PrivacyError: the noise would leave the range of numbers; infinities and zeros are no noise.
+        PrivacyError: without the value, since ε may follow from a private update.
     """
     log_std, limits = log_coordinate_variance(p, epsilon) / 2, np.finfo(np.float32)
     if not math.log(limits.tiny) + GRID_BITS < log_std < math.log(limits.max) - math.log(HEADROOM):
-        # Without the value: ε may follow from a private update.
         raise PrivacyError("epsilon asks for Laplace noise beyond the range of single precision; scale the model")
-    step = grid_step(math.exp(log_std))
+
+
+def _step(p: int, epsilon: float, dtype: np.dtype) -> float:
+    """The step of the grid for noise of this size and precision."""
+    step = grid_step(math.exp(log_coordinate_variance(p, epsilon) / 2))
     return step if dtype == np.float64 else step * 2.0 ** (GRID_BITS - SINGLE_BITS)
+
+
+def _power_of_two(step: float) -> float:
+    if not np.finfo(np.float32).tiny <= step <= 2.0**100 or math.frexp(step)[0] != 0.5:
+        raise ConfigError(f"the step of a grid must be a power of two from 2^-126 to 2^100, got {step}")
+    return step

@@ -15,6 +15,7 @@ pass over it and the next writer cuts it off.
 import fcntl
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -26,13 +27,16 @@ from uuid import uuid4
 
 from cloister.core.errors import LedgerError, PrivacyError
 from cloister.privacy.accounting import Account
-from cloister.privacy.events import Event, Relation, Unit, from_json, to_json
+from cloister.privacy.events import Event, Laplace, Relation, Unit, from_json, to_json
 
 VERSION = 1
 GENESIS = "0" * 64
 FIELDS = {
     "budget": {"v", "seq", "time", "kind", "run", "unit", "delta", "epsilon", "previous", "hash"},
-    "open": {"v", "seq", "time", "kind", "release", "run", "round", "unit", "event", "previous", "hash"},
+    "open": {
+        *("v", "seq", "time", "kind", "release", "run", "round", "unit", "mechanism", "clip", "event"),
+        *("previous", "hash"),
+    },
     "done": {"v", "seq", "time", "kind", "release", "previous", "hash"},
 }
 
@@ -45,6 +49,8 @@ class Entry:
         release: its id.
         run, round: where it belongs.
         unit: whose protection the event is about.
+        mechanism: by which it was released, for whoever reads; what is composed is the event.
+        clip: largest L2 norm of one unit's contribution, in force; 0 where there is none.
         event: what happened.
         time: seconds since 1970 when it was opened.
         done: whether it is known to have been handed on. It counts either way.
@@ -54,6 +60,8 @@ class Entry:
     run: str
     round: int
     unit: Unit
+    mechanism: str
+    clip: float
     event: Event
     time: float
     done: bool = False
@@ -116,7 +124,21 @@ class Ledger:
             self._accounts[key] = Account(events, relation, insiders)
         return self._accounts[key]
 
-    def open(self, event: Event, unit: Unit, run: str, server_round: int, allow: Callable[[], None]) -> str:
+    def leakage(self) -> float:
+        """Σ ε·radius of all Laplace releases; ∞ if a release about the neighbourhood is none of those."""
+        events = (entry.event for entry in self._entries.values() if entry.unit == "neighbourhood")
+        return sum(event.leakage if isinstance(event, Laplace) else math.inf for event in events)
+
+    def open(
+        self,
+        event: Event,
+        unit: Unit,
+        run: str,
+        server_round: int,
+        allow: Callable[[], None],
+        mechanism: str = "",
+        clip: float = 0.0,
+    ) -> str:
         """Record that a release is about to be made; it counts as spent when this returns.
 
         Args:
@@ -125,6 +147,7 @@ class Ledger:
             run, server_round: where it belongs.
             allow: is called with the file locked against other processes and everything read that they wrote; raises
                 `BudgetExhausted` to refuse.
+            mechanism, clip: for whoever reads the ledger.
 
         Returns:
             The release's id, for `done`.
@@ -135,6 +158,7 @@ class Ledger:
         """
         release = uuid4().hex
         content = {"release": release, "run": run, "round": server_round, "unit": unit, "event": to_json(event)}
+        content |= {"mechanism": mechanism, "clip": clip}
         with self._locked() as file:
             allow()
             self._append(file, "open", content)
@@ -240,7 +264,10 @@ class Ledger:
             event = from_json(line["event"])
         except PrivacyError as error:
             raise LedgerError(f"{where}: {error}") from None
-        return Entry(event=event, **{name: line[name] for name in ("release", "run", "round", "unit", "time")})
+        return Entry(
+            event=event,
+            **{name: line[name] for name in ("release", "run", "round", "unit", "mechanism", "clip", "time")},
+        )
 
     def _take(self, line: dict[str, Any], item: Entry | Budget) -> None:
         """Add a checked line to what is known."""

@@ -25,7 +25,7 @@ from cloister.core import check
 from cloister.core.cohort import Cohort, Span, share, spans, updates
 from cloister.core.errors import PrivacyError, UnboundedSensitivity
 from cloister.privacy.noise import ROOM, GaussianNoise, NumberedBlock
-from cloister.privacy.release import Release, add_on_grid
+from cloister.privacy.release import Release, add_on_grid, moved
 
 COLUMNS = 1 << 10
 """Parameters whose values are sorted together."""
@@ -78,12 +78,12 @@ def noisy_trimmed_mean(cohort: Cohort, multiplier: float, asked: int, trimmed: i
     def work(mine: Iterator[tuple[Span, list[NumberedBlock]]]) -> None:
         scratch, maker = np.empty(asked * COLUMNS, cohort.layout.dtype), noise.maker(np.empty(ROOM))
         for span, blocks in mine:
-            target = span.of(model)
             columns = _columns(cohort, span, asked, scratch)
             columns.sort(axis=0)
-            columns[trimmed : asked - trimmed].mean(axis=0, out=target)
-            add_on_grid(blocks, multiplier * sensitivity, maker)
-            target += span.of(cohort.sent)
+            # In float32 the sum of thousands would round by more than its noise is calibrated for.
+            mean = columns[trimmed : asked - trimmed].mean(axis=0, dtype=np.float64)
+            add_on_grid(moved(blocks, mean), multiplier * sensitivity, maker)
+            np.add(mean, span.of(cohort.sent), out=span.of(model), casting="same_kind")
 
     share(places, work, asked * cohort.layout.size)
     return Release(model, multiplier * sensitivity, sensitivity)

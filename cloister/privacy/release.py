@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import Row
@@ -14,6 +15,9 @@ from cloister.privacy.noise import ROOM, GaussianNoise, Maker, NumberedBlock
 
 GRID_BITS = 20
 """Releases are multiples of the power of two this many bits below the standard deviation of their noise."""
+
+NoisedBlock = tuple[int, NDArray, NDArray]
+"""A place in the stream of noise, numbers, and where they go with noise on them."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Release:
 
 
 def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNoise) -> Release:
-    """sent + (Σ factors[i]·U[i] + N(0, (z·C)²)) / size, in one pass over the replies.
+    """sent + (Σ factors[i]·U[i] + N(0, (z·C)²)) / size, in one pass over the replies, added up in double precision.
 
     The noise is on the sum and depends on the bound C alone, so it is right whoever drops out, and when everybody
     does; the division by a number that does not depend on the data is post-processing.
@@ -54,45 +58,68 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
     check.positive(cohort_size=size)
     check.non_negative(noise_multiplier=multiplier)
     factors = cohort.factors.astype(cohort.layout.dtype)
-    model = tuple(np.zeros(piece.size, cohort.layout.dtype) for piece in cohort.sent)
+    model = tuple(np.empty(piece.size, cohort.layout.dtype) for piece in cohort.sent)
     # Noise is numbered here and made there: which thread takes which span must not decide who gets which number.
     places = [(span, noise.blocks(span.of(model))) for span in spans(cohort.layout)]
-    memory = rooms()
+    memory, sums = rooms(), rooms()
 
     def work(mine: Iterator[tuple[Span, list[NumberedBlock]]]) -> None:
-        # The same memory serves the sum of a span and then its noise.
-        room = next(memory)
+        # The same memory serves the updates of a span and then its noise.
+        room, total = next(memory), next(sums)
         scratch, maker = room.view(cohort.layout.dtype)[:BLOCK], noise.maker(room)
         for span, blocks in mine:
-            total = weighted_sum(cohort, span, factors, scratch, span.of(model))
-            add_on_grid(blocks, multiplier * cohort.l2_bound, maker)
-            total /= total.dtype.type(size)
-            total += span.of(cohort.sent)
+            here = total[: span.stop - span.start]
+            here[:] = 0
+            weighted_sum(cohort, span, factors, scratch, here)
+            add_on_grid(moved(blocks, here), multiplier * cohort.l2_bound, maker)
+            here /= size
+            np.add(here, span.of(cohort.sent), out=span.of(model), casting="same_kind")
 
     share(places, work, len(cohort) * cohort.layout.size)
     return Release(model, multiplier * cohort.l2_bound / size, cohort.l2_bound / size)
 
 
+def moved(blocks: Iterable[NumberedBlock], target: NDArray) -> Iterator[NumberedBlock]:
+    """The same places in the stream, over the numbers of another array of the same length."""
+    start = 0
+    for number, block in blocks:
+        yield number, target[start : start + len(block)]
+        start += len(block)
+
+
 def add_on_grid(blocks: Iterable[NumberedBlock], std: float, maker: Maker, step: float | None = None) -> None:
-    """Add N(0, std²) in double precision, and round to a public grid before the numbers go back to their own dtype.
+    """Add N(0, std²) in the maker's precision, and round to a public grid before numbers go back to their own dtype.
 
     The low bits of floating-point noise betray what it was added to (Mironov, 2012; Haney et al., 2022): no number is
-    released to more than `GRID_BITS` bits below `std`, and 33 bits of the double lie below that.
+    released to more than `GRID_BITS` bits below `std`, and 33 bits of a double lie below that.
 
     Args:
         blocks: of float32 or float64 numbers, changed in place. At `std` 0 nothing is.
         std: ≥ 0.
-        maker: of float64 noise.
+        maker: of float64 noise; float32 noise needs a coarser `step`.
         step: of the grid, a power of two; None: `grid_step(std)`. Where `std` is secret, the grid must not follow it.
     """
+    put_on_grid(((number, block, block) for number, block in blocks if std), std, maker, step)
+
+
+def put_on_grid(places: Iterable[NoisedBlock], std: float, maker: Maker, step: float | None = None) -> None:
+    """Write what `add_on_grid` makes of numbers to another place.
+
+    Args:
+        places: the place in the stream, the numbers, and where the noised ones go. At `std` 0 these are the numbers.
+        std: ≥ 0.
+        maker, step: as in `add_on_grid`.
+    """
     step = grid_step(std) if step is None else step
-    for number, block in blocks if std else ():
+    for number, block, out in places:
+        if not std:
+            np.copyto(out, block)
+            continue
         wide = maker.normals(number, len(block), std)
         wide += block
         wide *= 1 / step  # exact, like the product below: a power of two
         np.rint(wide, out=wide)
-        wide *= step
-        np.copyto(block, wide, casting="same_kind")
+        np.multiply(wide, step, out=out, casting="same_kind")
 
 
 def grid_step(std: float) -> float:

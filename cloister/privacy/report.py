@@ -9,7 +9,7 @@ from rich.table import Table
 from cloister.core import check
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting import Account
-from cloister.privacy.events import Event, Gaussian, Repeated
+from cloister.privacy.events import Event, Gaussian, Laplace, Repeated
 from cloister.privacy.ledger import Ledger
 
 
@@ -19,11 +19,19 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
     Against the other clients: what draws without replacement hide from strangers does not count.
     """
     check.one_of(("add-or-remove", "replace-one"), relation=relation)
-    table = Table("opened", "run", "round", "unit", "event", "handed on", title=escape(str(ledger.path)))
+    table = Table("opened", "run", "round", "unit", "mechanism", "event", "handed on", title=escape(str(ledger.path)))
     for entry in ledger.entries:
         opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time))
         done = "yes" if entry.done else "unknown: counts"
-        table.add_row(opened, escape(entry.run), str(entry.round), entry.unit, escape(in_words(entry.event)), done)
+        table.add_row(
+            opened,
+            escape(entry.run),
+            str(entry.round),
+            entry.unit,
+            escape(entry.mechanism),
+            escape(in_words(entry.event)),
+            done,
+        )
     console = Console()
     console.print(table)
     for budget in ledger.budgets:
@@ -31,6 +39,9 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
         limit = f"ε = {budget.epsilon:g} at δ = {budget.delta:g}" if budget.epsilon else "none"
         console.print(f"budget from {since}, run {escape(budget.run)}, unit {budget.unit}: {limit}")
     for unit in sorted({entry.unit for entry in ledger.entries}):
+        if unit == "neighbourhood":
+            console.print(f"neighbourhood: leakage {ledger.leakage():.4g} within it")
+            continue
         account = ledger.account(unit, relation, insiders=True)  # type: ignore[arg-type]
         console.print(f"{unit}, {relation}, δ = {delta:g}: {_epsilons(account, delta)}")
 
@@ -39,6 +50,8 @@ def in_words(event: Event) -> str:
     """An event in a few words."""
     if isinstance(event, Repeated):
         return f"{event.count} times {in_words(event.event)}"
+    if isinstance(event, Laplace):
+        return f"laplace, ε = {event.epsilon:.4g} per unit, leakage {event.leakage:.4g} within {event.radius:.4g}"
     if not isinstance(event, Gaussian):
         return f"no guarantee: {event.reason}"
     sampling = event.sampling

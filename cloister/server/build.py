@@ -16,12 +16,12 @@ from cloister.core.errors import ConfigError
 from cloister.privacy.books import Books
 from cloister.privacy.claim import Claim
 from cloister.privacy.clipping import AdaptiveClip, FixedClip
-from cloister.privacy.decorators import GlobalDP, MetricDP
+from cloister.privacy.decorators import GlobalDP, LaplaceClustering, MetricDP
 from cloister.privacy.events import Relation
 from cloister.privacy.ledger import Ledger
 from cloister.privacy.noise import GaussianNoise
 from cloister.strategies import STRATEGIES
-from cloister.strategies.sampling import Sampling
+from cloister.strategies.sampling import HeldOut, Sampling
 from cloister.tasks import TASKS
 from cloister.tasks.base import Task
 
@@ -35,14 +35,29 @@ class Plan:
         seed: the seed in force: the configured one, or one drawn for this run. It never seeds noise.
         task: the learning problem.
         strategy: the named strategy inside its decorator.
-        books: of the run's releases; None without a mechanism.
+        books: of the run's releases.
     """
 
     config: RunConfig
     seed: int
     task: Task
     strategy: Decorator
-    books: Books | None
+    books: Books
+
+    @property
+    def confessions(self) -> list[str]:
+        """What leaves clients in this run without a guarantee for a client, beside what is recorded round by round."""
+        reasons = []
+        if not self.config.privacy.has_server_noise:
+            reasons.append(f"privacy.server is {self.config.privacy.server!r}: the server noised no update")
+        if self.config.evaluates_on_clients:
+            reasons.append("scores on clients' examples left without noise")
+        return reasons
+
+    @property
+    def hypotheses(self) -> int:
+        """How many models are trained side by side; 0: one, under its own names."""
+        return self.strategy.hypotheses if isinstance(self.strategy, LaplaceClustering) else 0
 
     @property
     def claim(self) -> Claim:
@@ -61,7 +76,7 @@ def build(config: RunConfig) -> Plan:
     """
     seed = secrets.randbelow(2**31) if config.seed == -1 else config.seed
     task: Task = TASKS.load(config.task.name)(config.task)
-    books = _books(config) if config.is_private else None
+    books = _books(config)
     strategy = decorate(named_strategy(config), config, books)
     if config.privacy.max_epsilon and isinstance(strategy, GlobalDP) and not strategy.is_accounted:
         raise ConfigError(
@@ -97,15 +112,15 @@ def named_strategy(config: RunConfig) -> Strategy:
     """The strategy that `strategy.name` names, with its options and its sampling."""
     factory = STRATEGIES.load(config.strategy.name)
     options = _options(factory, config)
-    evaluate = (
-        _sampling(config, "evaluate", config.strategy.fraction_evaluate, "fixed")
-        if config.evaluates_on_clients
-        else None
-    )
+    held_out = _held_out(config)
+    train = _sampling(config, "train", config.strategy.fraction_train, config.strategy.sampling)
+    evaluate = _sampling(config, "evaluate", config.strategy.fraction_evaluate, "fixed")
     try:
         strategy: Strategy = factory(
-            train=_sampling(config, "train", config.strategy.fraction_train, config.strategy.sampling),
-            evaluate=evaluate,
+            train=replace(train, held_out=held_out),
+            evaluate=replace(evaluate, held_out=held_out, from_held_out=held_out is not None)
+            if config.evaluates_on_clients
+            else None,
             **options,
         )
     except TypeError as error:
@@ -149,15 +164,27 @@ def _typed(key: str, value: Scalar, default: Any) -> Scalar:
 
 
 def _sampling(config: RunConfig, use: str, fraction: float, kind: Any) -> Sampling:
-    # Amplification relies on a secret draw: `poisson` is never seeded, and each use of a seed has a stream of its own.
-    seeded = config.seed != -1 and kind == "fixed"
-    rng = random.Random(f"{config.seed} {use}") if seeded else random.SystemRandom()
+    # Amplification relies on a secret draw: `poisson` is never seeded.
+    rng = _rng(config, use) if kind == "fixed" else random.SystemRandom()
     return Sampling(fraction, config.strategy.min_nodes, kind, config.node_timeout, rng, config.privacy.population)
 
 
-def decorate(strategy: Strategy, config: RunConfig, books: Books | None) -> Decorator:
+def _held_out(config: RunConfig) -> HeldOut | None:
+    """Who never trains, decided by the run's seed: which of them it is is no secret."""
+    fraction = config.evaluation.held_out_clients
+    return HeldOut(fraction, _rng(config, "held out")) if fraction else None
+
+
+def _rng(config: RunConfig, use: str) -> random.Random:
+    """Each use of a seed has a stream of its own."""
+    return random.SystemRandom() if config.seed == -1 else random.Random(f"{config.seed} {use}")
+
+
+def decorate(strategy: Strategy, config: RunConfig, books: Books) -> Decorator:
     """The decorator that `privacy.server` names, around the strategy."""
     privacy = config.privacy
+    if privacy.server == "laplace-clustering":
+        return LaplaceClustering(lambda: named_strategy(config), privacy.clusters)
     if privacy.server == "none":
         return Screened(strategy, by_examples=config.weights_by_examples)
     if privacy.server == "global-dp":
@@ -202,6 +229,7 @@ def _unprotected(config: RunConfig) -> list[str]:
     """What leaves beside the models."""
     items = [
         "which nodes are connected, which of them replied, and when, to the server and its network",
+        "error replies: of which kind the error was (data, budget, policy), and which replies were malformed",
         "that a run ends because nobody's reply counted",
     ]
     if not config.is_private:

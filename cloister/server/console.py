@@ -8,6 +8,7 @@ from rich.table import Table
 
 from cloister.privacy.claim import Claim, in_words
 from cloister.server.build import Plan
+from cloister.server.clients import clients_in_words
 from cloister.server.loop import Round
 from cloister.server.rundir import RunDirectory
 
@@ -52,7 +53,8 @@ class Narrator:
                 parts.append(f"replies {done.measured.accepted}/{done.measured.asked}")
             parts.append(f"{done.seconds['total']:.1f} s")
         self.console.print("  ".join(parts))
-        for item in (*(done.measured.rejected if done.measured else ()), *done.unscored):
+        rejected = done.measured.rejected if done.measured and not self.secret_cohorts else ()
+        for item in (*rejected, *done.unscored):
             self.console.print(f"           rejected: node {item.node_id}, {item.code}: {item.detail}")
 
     def closing(
@@ -65,7 +67,7 @@ class Narrator:
         for name, value in _rows(self.last, plan, seconds):
             table.add_row(name, value)
         self.console.print(table)
-        for line in in_words(privacy):
+        for line in (*in_words(privacy), *clients_in_words(privacy)):
             self.console.print(line)
         self.console.print(f"run directory  {directory.path}")
 
@@ -89,7 +91,8 @@ def _rows(last: Round | None, plan: Plan, seconds: float) -> list[tuple[str, str
     )
     if measured and measured.noise_std is not None:
         rows.append(("noise std on a weight, last round", f"{measured.noise_std:.3e}"))
-        rows.append(("noise multiplier, last round", f"{measured.noise_multiplier:.4g}"))
+        nominal = "" if plan.claim.status == "sound" else "nominal "
+        rows.append((f"{nominal}noise multiplier, last round", f"{measured.noise_multiplier:.4g}"))
     rows.append(("rounds", str(last.number if last else 0)))
     rows.append(("seconds", f"{seconds:.1f}"))
     return rows

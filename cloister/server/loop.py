@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from cloister.core.decorator import Decorator, Measurements
 from cloister.core.errors import BudgetExhausted, FederationError
 from cloister.core.replies import Rejection
+from cloister.server.stopping import EarlyStopping
 
 SECRET = ("asked", "accepted", "rejected")
 """Measurements that tell who was drawn."""
@@ -46,6 +47,8 @@ class Round:
     def line(self, secret_cohorts: bool = False) -> dict[str, Any]:
         """The round as one JSON object, without what a draw must keep secret if it is accounted for."""
         fields = asdict(self)
+        if secret_cohorts:
+            del fields["seconds"]  # of a simulation: it takes as long as it has clients
         for name in SECRET if secret_cohorts and self.measured else ():
             del fields["measured"][name]
         return {"round": fields.pop("number"), **{key: value for key, value in fields.items() if value}}
@@ -66,6 +69,8 @@ class RoundLoop:
         observers: called in order after every round with the round and its global model.
         public: what every client is told besides the model.
         timeout: seconds a round waits for replies.
+        every: rounds from one evaluation to the next; the last round is always scored.
+        stopping: ends a run that no longer learns.
 
     Attributes:
         stopped: why the run ended before its last round; empty if it did not.
@@ -78,11 +83,13 @@ class RoundLoop:
     observers: list[Observer]
     public: Mapping[str, Any]
     timeout: float
+    every: int = 1
+    stopping: EarlyStopping = field(default_factory=lambda: EarlyStopping(0))
     stopped: str = ""
     aggregated: int = 0
 
     def run(self, arrays: ArrayRecord, rounds: int) -> ArrayRecord:
-        """The global model after `rounds` rounds, or after as many as the budget allows.
+        """The global model after `rounds` rounds, or after as many as the budget allows, or the best on early stopping.
 
         Raises:
             FederationError: nobody's reply counted in the first round, or in several rounds in a row.
@@ -91,17 +98,20 @@ class RoundLoop:
         silent = 0
         for number in range(1, rounds + 1):
             try:
-                arrays, done = self._round(number, arrays)
+                arrays, done = self._round(number, arrays, scored=number % self.every == 0 or number == rounds)
             except BudgetExhausted as error:
                 self.stopped = f"stopped before round {number}: {error}"
-                return arrays
+                break
             self._publish(done, arrays)
+            if self.stopping.observe(number, done.federated or done.central, arrays):
+                self.stopped = self.stopping.why()
+                break
             silent = 0 if _heard(done) else silent + 1
             if silent and (number == 1 or silent == PATIENCE):
                 raise FederationError(_why_nobody(number, done))
-        return arrays
+        return arrays if self.stopping.best is None else self.stopping.best
 
-    def _round(self, number: int, arrays: ArrayRecord) -> tuple[ArrayRecord, Round]:
+    def _round(self, number: int, arrays: ArrayRecord, scored: bool) -> tuple[ArrayRecord, Round]:
         clock = _Clock()
         messages = self.strategy.configure_train(number, arrays, ConfigRecord(dict(self.public)), self.grid)
         replies = self._replies(messages)
@@ -110,8 +120,8 @@ class RoundLoop:
         self.aggregated = number
         arrays = arrays if aggregated is None else aggregated
         clock.lap("aggregate")
-        federated = self._federated(number, arrays)
-        central = self._score(arrays)
+        federated = self._federated(number, arrays) if scored else {}
+        central = self._score(arrays) if scored else {}
         clock.lap("evaluate")
         unscored = self.strategy.unscored if federated else ()
         scores = dict(train or {})

@@ -1,24 +1,29 @@
 """One run, from its configuration to its run directory."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.config import RunConfig
-from cloister.core.wire import SEED
+from cloister.core.hypotheses import stacked, unstacked
+from cloister.core.wire import ROUND, SEED
 from cloister.privacy.claim import running, statement
 from cloister.privacy.decorators import GlobalDP
 from cloister.server.build import Plan, build
+from cloister.server.clients import client_statement, personalise
 from cloister.server.console import Narrator
 from cloister.server.evaluation import CentralEvaluation
 from cloister.server.loop import Observer, Round, RoundLoop
 from cloister.server.rundir import RunDirectory
+from cloister.server.stopping import EarlyStopping
+from cloister.tasks.base import Model
 
 
 @dataclass(frozen=True)
@@ -56,36 +61,64 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     started = time.perf_counter()
     plan = build(config)
     model = plan.task.build()
-    model.initialise(plan.seed)
-    initial = to_record(model.arrays())
-    score = CentralEvaluation(plan.task, model) if config.evaluation.central else None
-    layout = Layout.of(model.arrays())
+    initial = to_record(_initial(plan, model))
+    score = CentralEvaluation(plan.task, model, plan.hypotheses) if config.evaluation.central else None
+    layout = Layout.of(from_record(initial))
     if config.privacy.noise_multiplier == "auto" and isinstance(plan.strategy, GlobalDP):
         plan.strategy.calibrate(layout, config.num_rounds)
     directory = RunDirectory.create(plan)
-    if plan.books is not None:
-        plan.books.begin(directory.path.name)
+    plan.books.begin(directory.path.name)
+    for reason in plan.confessions:
+        plan.books.confess(reason)
     narrator = narrator or Narrator(config.num_rounds)
     narrator.opening(plan, directory)
     directory.write_json("privacy.json", running(plan.claim))
     rounds: list[Round] = []
     with _observers(plan, directory, narrator, rounds) as observers:
-        loop = RoundLoop(grid, plan.strategy, score, observers, {SEED: plan.seed}, config.round_timeout)
+        loop = RoundLoop(
+            grid,
+            plan.strategy,
+            score,
+            observers,
+            {SEED: plan.seed},
+            config.round_timeout,
+            config.evaluation.every,
+            EarlyStopping(config.evaluation.patience),
+        )
         try:
             arrays = loop.run(initial, config.num_rounds)
+            if plan.hypotheses:
+                personalise(grid, arrays, {SEED: plan.seed, ROUND: loop.aggregated}, plan.hypotheses)
         finally:
-            privacy = _state_privacy(plan, directory, loop.aggregated)
-    model.assign(from_record(arrays))
-    model.save(directory.path / f"model{model.suffix}")
+            privacy = _state_privacy(plan, directory, layout, loop.aggregated)
+    for name, arrays_of_one in _named_models(plan, from_record(arrays)).items():
+        model.assign(arrays_of_one)
+        model.save(directory.path / f"{name}{model.suffix}")
     narrator.closing(plan, directory, privacy, loop.stopped, time.perf_counter() - started)
     return Outcome(arrays, rounds, directory, plan, privacy, loop.stopped)
 
 
-def _state_privacy(plan: Plan, directory: RunDirectory, rounds: int) -> dict[str, Any]:
+def _initial(plan: Plan, model: Model) -> dict[str, NDArray]:
+    """The model to start from, or several of them under hypotheses."""
+    models = []
+    for number in range(max(1, plan.hypotheses)):
+        model.initialise(plan.seed + number)
+        models.append(model.arrays())
+    return stacked(models) if plan.hypotheses else models[0]
+
+
+def _named_models(plan: Plan, arrays: Mapping[str, NDArray]) -> dict[str, Mapping[str, NDArray]]:
+    """The final model by the name of its file, or all hypotheses."""
+    if not plan.hypotheses:
+        return {"model": arrays}
+    return {f"hypothesis-{number}": model for number, model in enumerate(unstacked(arrays))}
+
+
+def _state_privacy(plan: Plan, directory: RunDirectory, layout: Layout, rounds: int) -> dict[str, Any]:
     """Write `privacy.json` and a copy of the ledger, whatever became of the run."""
-    if plan.books is not None:
-        directory.copy_ledger(plan.books.ledger.path)
-    facts = statement(plan.claim, plan.books, rounds, sampling_in_words(plan))
+    directory.copy_ledger(plan.books.ledger.path)
+    clients = client_statement(plan, layout, rounds)
+    facts = statement(plan.claim, plan.books, rounds, sampling_in_words(plan), clients)
     directory.write_json("privacy.json", facts)
     return facts
 

@@ -4,10 +4,15 @@ Half of the users follow one optimum, half the other (Galli et al., 2023, §5.1)
 open; they are N(0, I) here, so that the noise of mean ½ moves no optimum.
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from cloister.tasks.base import Dataset, Examples, Model, Recipe, Regression
+
+if TYPE_CHECKING:
+    import keras
 
 OPTIMA = np.array([[5.0, 6.0], [4.0, -4.5]])
 """θ* of the users with even and with odd numbers."""
@@ -24,7 +29,7 @@ class Linear(Regression):
     recipe = Recipe(local_epochs=1, batch_size=10, learning_rate=0.1)
     partition = "natural"
     input_shape = (OPTIMA.shape[1],)
-    models = ("linear",)
+    models = ("linear", "keras")
 
     def load(self) -> Dataset:
         """`USERS` users to train on and as many to test on, with `SAMPLES` examples each."""
@@ -33,7 +38,11 @@ class Linear(Regression):
         return Dataset(_drawn(users, rng), _drawn(users, rng), groups=users, test_groups=users)
 
     def build(self) -> Model:
-        """Two parameters and no intercept, in NumPy."""
+        """Two parameters and no intercept, in NumPy, or the same in Keras."""
+        if self.model_name == "keras":
+            from cloister.tasks.keras_model import KerasModel
+
+            return KerasModel(_map, loss="squared-error")
         from cloister.tasks.regression import LinearRegression
 
         return LinearRegression(features=OPTIMA.shape[1])
@@ -43,3 +52,16 @@ def _drawn(users: NDArray, rng: np.random.Generator) -> Examples:
     x = rng.standard_normal((len(users), OPTIMA.shape[1]))
     y = np.vecdot(x, OPTIMA[users % len(OPTIMA)]) + rng.random(len(users))
     return Examples(x.astype(np.float32), y.astype(np.float32))
+
+
+def _map() -> "keras.Model":
+    import keras
+
+    initial = keras.initializers.RandomNormal(stddev=1.0)
+    return keras.Sequential(
+        [
+            keras.Input(OPTIMA.shape[1:], name="x"),
+            keras.layers.Dense(1, use_bias=False, kernel_initializer=initial, name="linear"),
+        ],
+        name="linear",
+    )

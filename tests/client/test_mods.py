@@ -54,10 +54,15 @@ def test_scores_leave_only_where_they_were_asked_for():
     assert refused.has_error() and "may not leave" in refused.error.reason
 
 
-@pytest.mark.parametrize("kind", ["query", "train.other"])
+@pytest.mark.parametrize("kind", ["query.other", "train.other"])
 def test_what_cannot_be_classified_does_not_leave(kind):
     with pytest.raises(CloisterError, match="may not leave"):
         answered(kind, OPEN, content(zeros()))
+
+
+def test_nothing_leaves_in_answer_to_a_query():
+    reply = answered("query", OPEN, content(zeros()))
+    assert not reply.has_error() and not list(reply.content)
 
 
 def raising(error):
@@ -106,7 +111,7 @@ class TestLocalData:
             ({"x": np.zeros((3, 64)), "y": np.full(3, -1)}, "labels from 0 to 9"),
             ({"x": np.full((3, 64), np.nan), "y": np.zeros(3, int)}, "NaN"),
             ({"x": np.zeros((3, 64)), "y": np.zeros(3)}, "integer labels"),
-            ({"x": np.zeros((3, 64)), "y": np.zeros(4, int)}, "3 inputs but 4 labels"),
+            ({"x": np.zeros((3, 64)), "y": np.zeros(4, int)}, "3 inputs but 4 targets"),
             ({"x": np.zeros((3, 64))}, "arrays x"),
         ],
     )

@@ -275,7 +275,8 @@ def test_every_privacy_setting_has_an_effect_somewhere(key):
     needs = {"privacy.clipping": "adaptive"} if key in ADAPTIVE_ONLY else {}
     needs |= {"privacy.distance-release": "private"} if key == "distance-noise-multiplier" else {}
     needs |= {"strategy.weighting": "examples"} if key == "examples-cap" else {}
-    assert parse({"privacy.server": "metric", f"privacy.{key}": SETTINGS[key], **needs})
+    server = "global-dp" if key == "population" else "metric"
+    assert parse({"privacy.server": server, f"privacy.{key}": SETTINGS[key], **needs})
 
 
 def test_every_idle_setting_is_named():

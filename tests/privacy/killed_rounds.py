@@ -5,6 +5,7 @@ passes, the second at the second, and so on, until one comes through alive; chil
 Imports are paid for once: children are forked.
 """
 
+import functools
 import os
 import signal
 import sys
@@ -13,13 +14,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from support import all_nodes, content, flat, grid_of, one_round, random_models
 
+from cloister.client.books import keep_books
 from cloister.core.arrays import from_record
+from cloister.core.identity import LOCAL_RUN, assume_run
 from cloister.privacy.books import Books
+from cloister.privacy.clipping import AdaptiveClip
 from cloister.privacy.decorators import GlobalDP, MetricDP
 from cloister.privacy.decorators import global_dp as decorators
 from cloister.privacy.ledger import Ledger
+from cloister.strategies.robust import FedMedian
 
 ROUNDS = 2
 CLIENTS = 3
@@ -101,11 +107,15 @@ def instrument(point: Points, noised: Path) -> None:
 
     Ledger._append, Ledger.open, Ledger.done, os.fsync = appended, opened, finished, synced
     decorators.noisy_mean = watched(decorators.noisy_mean)
+    decorators.noisy_trimmed_mean = watched(decorators.noisy_trimmed_mean)
     MetricDP._noised_distance = watched(MetricDP._noised_distance)
 
 
 def strategy(mechanism: str, folder: Path, run: str) -> GlobalDP:
     books = Books(Ledger(folder / "ledger.jsonl"), run, max_epsilon=MAX_EPSILON)
+    if mechanism == "rule":
+        options = OPTIONS | {"clipping_norm": AdaptiveClip(1.0)}
+        return GlobalDP(all_nodes(FedMedian), books=books, placement="rule", **options)
     if mechanism == "metric":
         return MetricDP(all_nodes(), books=books, **OPTIONS, **PRIVATE_DISTANCE)
     return GlobalDP(all_nodes(), books=books, **OPTIONS)
@@ -117,13 +127,35 @@ def rounds(mechanism: str, folder: Path, run: str, point: Callable = lambda *_: 
     sent, *models = random_models(CLIENTS + 1)
     for number in range(1, ROUNDS + 1):
         arrays, _ = one_round(private, grid_of(lambda node, _: content(models[node - 1]), CLIENTS), sent, number)
-        point("before publication")
-        with (folder / "published").open("ab") as file:
-            Torn(file, point, "a publication").write((flat(arrays).tobytes().hex() + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
-        point("after publication")
+        publish(folder, point, flat(arrays).tobytes())
         sent = from_record(arrays)
+
+
+def publish(folder: Path, point: Callable, data: bytes) -> None:
+    point("before publication")
+    with (folder / "published").open("ab") as file:
+        Torn(file, point, "a publication").write((data.hex() + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+    point("after publication")
+
+
+def node_rounds(folder: Path, run: str, point: Callable = lambda *_: None) -> None:
+    """Replies of one node that keeps books: what it trained goes into the releases that the server promised."""
+    assume_run()
+    configuration = {"ledger-dir": str(folder), "data-identity": "ledger", "max-epsilon": MAX_EPSILON}
+
+    def train(message: Message, _: object) -> Message:
+        note(folder / "noised")
+        point("after the noise")
+        return Message(RecordDict(), reply_to=message)
+
+    for number in range(1, ROUNDS + 1):
+        config = ConfigRecord({"server-round": number, "privacy-multipliers": [Z]})
+        message = Message(RecordDict({"config": config}), 1, "train")
+        context = Context(LOCAL_RUN, 1, configuration, RecordDict(), {})
+        keep_books(message, context, train)
+        publish(folder, point, f"{run} {number} {os.urandom(8).hex()}".encode())
 
 
 def main(folder: Path, mechanism: str) -> None:
@@ -137,7 +169,8 @@ def main(folder: Path, mechanism: str) -> None:
             try:
                 point = Points(fatal, mine / "died")
                 instrument(point, mine / "noised")
-                rounds(mechanism, mine, "killed", point)
+                run = node_rounds if mechanism == "node" else functools.partial(rounds, mechanism)
+                run(mine, "killed", point)
                 status = 0
             finally:
                 os._exit(status)

@@ -184,6 +184,30 @@ class TestSoundModes:
     def test_an_adaptive_clip_whose_next_bound_is_known_too(self):
         assert keeps(adapting(), least=0.2, models=NEAR, score=next_bound_too)
 
+    def test_a_rule_under_an_adaptive_clip_whose_next_bound_is_known_too(self):
+        """Half of the others at 0, half at the canary's place: it decides the median, and its bit speaks too."""
+        near = [NEAR[0], NEAR[0], NEAR[0], SENT, SENT]
+        make = adapting(inner=lambda: everybody(FedMedian), placement="rule")
+
+        def score(strategy, update):
+            share = 0.5 - math.log(strategy.clip.bound / CLIP) / strategy.clip.rate
+            bits = len(near) * (share - 0.5) - (len(near) - 1) / 2
+            return ratio(update[0] / CLIP, strategy.noise_multiplier) + ratio(2 * bits, strategy.clip.bits_multiplier)
+
+        assert keeps(make, least=0.2, models=near, counts=[1.0] * 5, score=score)
+
+    def test_a_private_distance_under_an_adaptive_clip(self):
+        options = {"distance_multiplier": 1.0, "release": "private", "min_distance": CLIP, "max_distance": 2 * CLIP}
+
+        @cache
+        def make(noise, rng):
+            clip = AdaptiveClip(
+                CLIP, rate=1e-9
+            )  # the bits are released, and the bound stays where the attack expects it
+            return MetricDP(everybody(), noise_multiplier=Z * 2 * CLIP, clipping_norm=clip, noise=noise, **options)
+
+        assert keeps(make, least=0.15, sent=ONE, models=OPPOSED, score=distance_too)
+
     @pytest.mark.parametrize("direction", ["divide", "multiply"])
     def test_a_private_distance_that_is_known_too(self, direction):
         assert keeps(metric(direction), least=0.15, sent=ONE, models=OPPOSED, score=distance_too)
@@ -193,8 +217,8 @@ NEAR = [model(0.99 * CLIP, 0, 0, 0), *MODELS[1:]]
 """The canary's norm is within the bound: its bit speaks for it, as its update does."""
 
 
-def adapting(kind=AdaptiveClip, z=Z, bits_z=1.0):
-    return global_dp(z=z, clip=lambda: kind(CLIP, bits_multiplier=bits_z))
+def adapting(kind=AdaptiveClip, z=Z, bits_z=1.0, **options):
+    return global_dp(z=z, clip=lambda: kind(CLIP, bits_multiplier=bits_z), **options)
 
 
 def next_bound_too(strategy, update):

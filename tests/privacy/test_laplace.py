@@ -290,6 +290,20 @@ def test_sums_lie_on_a_grid_that_the_draw_does_not_move(p, bits):
     assert not on_grid(values, step)
 
 
+@pytest.mark.parametrize("p", [3, 200_000])
+def test_a_grid_chosen_beforehand_does_not_follow_epsilon(p):
+    for epsilon in (0.001 * p, 0.01 * p, 0.1 * p):
+        model = np.random.default_rng(0).standard_normal(p)
+        LaplaceNoise(1).add((model,), epsilon, step=2.0**-10)
+        assert on_grid(model, 2.0**-10) and not on_grid(model, 2.0**-9)
+
+
+@pytest.mark.parametrize("step", [0.0, -0.5, 0.3, math.nan, math.inf, 2.0**-200])
+def test_a_grid_that_is_none_is_refused(step):
+    with pytest.raises(ConfigError, match="must be a power of two"):
+        LaplaceNoise().add((np.zeros(3),), 1.0, step)
+
+
 # Randomness
 
 

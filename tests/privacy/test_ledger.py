@@ -124,7 +124,7 @@ class TestWhatIsWritten:
         "content",
         [
             {},
-            {"kind": "laplace", "scale": 1.0},
+            {"kind": "cauchy", "scale": 1.0},
             {"kind": ["gaussian"]},
             {"kind": "gaussian"},
             {"kind": "gaussian", "noise_multiplier": 1.0, "clip": 2.0},
@@ -231,7 +231,7 @@ class TestWhatWasTamperedWith:
             (2, {"kind": "reset"}, "line 3: unknown kind or fields"),
             (2, {"kind": ["open"]}, "line 3: unknown kind or fields"),
             (2, {"note": "free"}, "line 3: unknown kind or fields"),
-            (2, {"event": {"kind": "laplace", "scale": 1.0}}, "line 3: unknown event kind 'laplace'"),
+            (2, {"event": {"kind": "cauchy", "scale": 1.0}}, "line 3: unknown event kind 'cauchy'"),
             (2, {"event": {"kind": "gaussian", "noise_multiplier": -1.0}}, "line 3: a noise multiplier must be"),
             (2, {"event": {"kind": "gaussian"}}, "line 3: a 'gaussian' event does not have these fields"),
             (2, {"event": 5}, "line 3: an event must be"),

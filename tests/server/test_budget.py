@@ -10,11 +10,12 @@ from rich.console import Console
 from cloister.client.app import app
 from cloister.client.books import identity_of, promised
 from cloister.core.config import parse
-from cloister.core.errors import CloisterError, ConfigError, FederationError, PrivacyError
+from cloister.core.errors import BudgetExhausted, CloisterError, ConfigError, FederationError, PrivacyError
 from cloister.core.wire import CONFIG, PROMISE
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.privacy.accounting import best_epsilon
+from cloister.privacy.events import Unaccounted
 from cloister.privacy.ledger import Ledger
 from cloister.server.build import data_identity
 from cloister.server.console import Narrator
@@ -114,7 +115,7 @@ def test_a_sound_run_says_what_it_claims(tmp_path):
     outcome = go(tmp_path)
     facts = outcome.privacy
     assert facts["status"] == "sound" and facts["reasons"] == [] and facts["rounds"] == 4
-    assert facts["noise"] == "from the operating system's entropy" and len(facts["unprotected"]) == 2
+    assert facts["noise"] == "from the operating system's entropy" and len(facts["unprotected"]) == 3
     run, everything = facts["claims"]
     assert run["scope"] == "this run" and everything["scope"] == "all runs in the ledger"
     for claim in (run, everything):
@@ -125,13 +126,28 @@ def test_a_sound_run_says_what_it_claims(tmp_path):
     assert again[0]["epsilon"] == pytest.approx(run["epsilon"]) and again[1]["epsilon"] > 1.3 * run["epsilon"]
 
 
-def test_without_a_mechanism_nothing_is_claimed_and_nothing_recorded(tmp_path):
+def test_without_a_mechanism_nothing_is_claimed_and_no_later_budget_can_be(tmp_path):
     none = {"privacy.server": "none", "task.model": "softmax", "num-rounds": 1, "tensorboard": False}
     outcome = simulate(none | {"output-dir": str(tmp_path)}, 4, silent())
     facts = outcome.privacy
-    assert facts["status"] == "none" and facts["claims"] == [] and "ledger" not in facts
+    assert facts["status"] == "none" and facts["claims"] == []
+    assert facts["ledger"]["holds-releases-without-a-guarantee"]
     assert any("every client's model" in item for item in facts["unprotected"])
-    assert not (tmp_path / "ledgers").exists()
+    entry, _ = ledger_of(tmp_path).entries
+    assert isinstance(entry.event, Unaccounted) and "noised no update" in entry.event.reason
+    with pytest.raises(BudgetExhausted, match="nothing can be claimed"):
+        simulate(
+            SOUND | {"output-dir": str(tmp_path), "privacy.max-epsilon": 3.0, "privacy.noise-multiplier": "auto"},
+            4,
+            silent(),
+        )
+
+
+def test_scores_that_left_without_noise_count_in_later_runs(tmp_path):
+    go(tmp_path, evaluation__federated="on")
+    later = go(tmp_path).privacy
+    assert later["ledger"]["holds-releases-without-a-guarantee"]
+    assert [claim["scope"] for claim in later["claims"]] == ["this run"]
 
 
 def test_an_adaptive_clip_pays_for_its_bits(tmp_path):

@@ -23,7 +23,7 @@ from flwr.serverapp.strategy import Strategy
 from cloister.core import check
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import Cohort
-from cloister.core.decorator import Decorator, Measurements, virtual_reply
+from cloister.core.decorator import Aggregated, Decorator, Measurements, virtual_reply
 from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.core.replies import Screening
 from cloister.core.wire import PROMISE
@@ -31,7 +31,7 @@ from cloister.privacy.accounting import Account, best_epsilon, least_multiplier
 from cloister.privacy.books import Books
 from cloister.privacy.claim import Claim
 from cloister.privacy.clipping import AdaptiveClip, FixedClip, capped_weights, clip, clipped_fraction
-from cloister.privacy.events import UNSAMPLED, Event, Gaussian, Sampling, Unaccounted
+from cloister.privacy.events import LEAST, UNSAMPLED, Event, Gaussian, Sampling, Unaccounted
 from cloister.privacy.median import noisy_trimmed_mean
 from cloister.privacy.noise import GaussianNoise
 from cloister.privacy.release import Release, bounded_models, noised, noisy_mean
@@ -41,7 +41,6 @@ RULE_OR_MODEL = "'rule' (sound), or 'model' (heuristic)"
 MODEL_ONLY = "'model' (heuristic)"
 SPENT = 0.99
 """Share of a budget above which nothing is calibrated to the rest."""
-Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 
 EVERY_REPLY = "needs_every_reply"
 """A strategy with this attribute set is meaningless on one reply (a median, a selection)."""
@@ -118,6 +117,11 @@ class GlobalDP(Decorator):
                 "privacy.placement = 'model' goes with a fixed clip and uniform weights only; "
                 "use privacy.placement = 'update'"
             )
+        if self.placement == "rule" and self._draw is not None and self._draw.kind == "poisson":
+            raise ConfigError(
+                "privacy.placement = 'rule' needs a cohort of public size, and strategy.sampling = 'poisson' draws a "
+                "secret one; use 'fixed'"
+            )
         if self.placement == "rule" and self.examples_cap:
             raise ConfigError(
                 f"privacy.examples-cap = {self.examples_cap:g} has no meaning with privacy.placement = 'rule': "
@@ -137,11 +141,6 @@ class GlobalDP(Decorator):
         if promised and self.is_accounted:
             config[PROMISE] = [event.noise_multiplier for event in promised]
         messages = super().configure_train(server_round, arrays, config, grid)
-        if self.placement == "rule" and self._draw is not None and self._draw.kind == "poisson":
-            raise ConfigError(
-                "privacy.placement = 'rule' needs a cohort of public size, and strategy.sampling = 'poisson' draws a "
-                "secret one; use 'fixed'"
-            )
         if self.books is not None:
             self.books.require(self.worst_events(layout))
         return messages
@@ -231,7 +230,7 @@ class GlobalDP(Decorator):
         if self.books is None:
             yield
         else:
-            with self.books.release(event, server_round):
+            with self.books.release(event, server_round, self.mechanism, self.clip.bound):
                 yield
 
     def sum_event(self, multiplier: float) -> Event:
@@ -281,7 +280,20 @@ class GlobalDP(Decorator):
             self.noise_multiplier = multiplier
             return self.composed(books.account(), layout, rounds, books.delta)
 
-        self.noise_multiplier = least_multiplier(spent, books.max_epsilon)
+        given = self.noise_multiplier
+        try:
+            beside = spent(1 / LEAST)
+            if beside > books.max_epsilon:
+                raise ConfigError(
+                    f"privacy.max-epsilon = {books.max_epsilon:g} is passed whatever privacy.noise-multiplier is: what "
+                    f"the ledger holds and what {rounds} rounds release beside the sum (a distance, with "
+                    "privacy.distance-noise-multiplier; the share of an adaptive clip, with "
+                    f"privacy.bits-noise-multiplier) already come to ε = {beside:.4g}"
+                )
+            chosen = least_multiplier(spent, books.max_epsilon)
+        finally:
+            self.noise_multiplier = given
+        self.noise_multiplier = chosen
 
     def composed(self, account: Account, layout: Layout, rounds: int, delta: float) -> float:
         """ε of an account and so many rounds more, each with the least noise it can have."""

@@ -34,6 +34,12 @@ class Call:
     outputs: list[Any]
     deltas: list[Any] = field(default_factory=list)
 
+    @property
+    def pair(self) -> tuple[Any, Any]:
+        """The one input and the one delta of a layer that has a fast path, of one dtype."""
+        inputs = self.args[0] if self.args else self.kwargs["inputs"]
+        return tf.cast(inputs, self.deltas[0].dtype), self.deltas[0]
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -93,7 +99,7 @@ def is_plain_dense(layer: Any) -> bool:
 
 
 def is_plain_convolution(layer: Any) -> bool:
-    """Whether the layer is an ordinary two-dimensional convolution over channels in the last axis, all of it trained."""
+    """Whether the layer is an ordinary convolution of pictures with channels in the last axis, all of it trained."""
     return (
         type(layer) is keras.layers.Conv2D
         and layer.groups == 1

@@ -31,15 +31,14 @@ KERNELS = ("gram", "rows", "loop", "shift")
 
 def convolution(unit: Unit, calls: Sequence[Call], batch: int) -> Part:
     """The form that `choose` names; several calls of one layer add up."""
-    for call in calls:
-        if call.args[0].shape[0] != batch:
-            raise NotCapturable("a convolution's inputs do not have an example in each row")
-    layer = unit.layer
-    names = [choose(layer, call.args[0].shape, call.deltas[0].shape) for call in calls]
+    layer, pairs = unit.layer, [call.pair for call in calls]
+    if any(inputs.shape[0] != batch for inputs, _ in pairs):
+        raise NotCapturable("a convolution's inputs do not have an example in each row")
+    names = [choose(layer, inputs.shape, deltas.shape) for inputs, deltas in pairs]
     if names == ["gram"]:
-        return Gram(layer, calls[0].args[0], calls[0].deltas[0])
+        return Gram(layer, *pairs[0])
     names = ["shift" if name == "gram" else name for name in names]
-    return held(layer, [(name, call.args[0], call.deltas[0]) for name, call in zip(names, calls, strict=True)])
+    return held(layer, [(name, *pair) for name, pair in zip(names, pairs, strict=True)])
 
 
 def choose(layer: Any, inputs: Sequence[int], deltas: Sequence[int]) -> str:

@@ -20,8 +20,8 @@ GRAM_COST = 3
 def dense(unit: Unit, calls: Sequence[Call], batch: int) -> Part:
     """The cheapest form for the number of positions: several calls of one layer are further positions."""
     bias = bool(unit.layer.use_bias)
-    inputs = tf.concat([_positions(call.args[0], batch) for call in calls], axis=1)
-    deltas = tf.concat([_positions(call.deltas[0], batch) for call in calls], axis=1)
+    inputs = tf.concat([_positions(call.pair[0], batch) for call in calls], axis=1)
+    deltas = tf.concat([_positions(call.pair[1], batch) for call in calls], axis=1)
     positions, fan_in, fan_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
     if positions == 1:
         return Outer(inputs, deltas, bias)

@@ -74,6 +74,7 @@ class Gradients:
         squares = tf.add_n([part.squared_norms() for _, part in parts])
         finite = tf.math.is_finite(squares)
         norms = tf.sqrt(tf.where(finite, squares, tf.zeros_like(squares))) * (1 + NORM_ERROR)
+        bound = tf.cast(bound, norms.dtype)
         factors = tf.where(finite & mask, bound / tf.maximum(norms, bound), tf.zeros_like(norms))
         sums = self._sums(parts, factors, finite)
         clipped = tf.math.count_nonzero(finite & mask & (norms > bound))

@@ -1,6 +1,7 @@
 """A private step of gradient descent: clip each example's gradient, sum, noise, divide, descend."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +17,12 @@ from cloister.privacy.dpsgd.batches import pieces, small
 from cloister.privacy.dpsgd.vectorised import Loss
 from cloister.privacy.dpsgd.vetting import Probe, made_up, vetted
 from cloister.privacy.noise import BLOCK, ROOM, GaussianNoise
-from cloister.privacy.release import add_on_grid
+from cloister.privacy.release import put_on_grid
 
 NOISE_COST = 8
 """What a normal number in double precision costs, in additions: how soon a second thread is worth it."""
-
-Place = tuple[NDArray, int, NDArray]
-"""A block of a sum, the place of its noise in the stream, and where the noised block goes."""
+ALIGNMENT = 64
+"""Bytes."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,8 @@ class DpSgd:
         self._compiled = {size: self._compile(size) for size in {microbatch_size, small(microbatch_size)}}
         self._refuse_foreign_state(self._compiled[microbatch_size])
         self._descend = tf.function(self._apply, autograph=False)
-        self._means = tuple(np.zeros(variable.shape, variable.dtype) for variable in model.trainable_variables)
+        self._outs = tuple(_aligned(variable.shape, variable.dtype) for variable in model.trainable_variables)
+        self._rooms = list(rooms(ROOM))
 
     @property
     def method(self) -> str:
@@ -140,7 +141,8 @@ class DpSgd:
         """
         bound = self.clipping_norm if clipping_norm is None else clipping_norm
         found = self.clipped_sum(x, y, bound)
-        self._descend(self._noisy_mean(found.sums, self.noise_multiplier * bound))
+        noised = self._noised(found.sums, self.noise_multiplier * bound)
+        self._descend([_shared(total) for total in noised], tf.constant(self.batch_size, tf.float32))
         return StepCounts(found.examples, found.clipped, found.non_finite)
 
     def clipped_sum(self, x: NDArray, y: NDArray, clipping_norm: float) -> ClippedSum:
@@ -159,7 +161,7 @@ class DpSgd:
             sums = some if sums is None else [a + b for a, b in zip(sums, some, strict=True)]
             clipped, non_finite, start = clipped + int(some_clipped), non_finite + int(some_non_finite), start + size
         if sums is None:
-            return ClippedSum(tuple(np.zeros_like(mean) for mean in self._means), 0, 0, 0)
+            return ClippedSum(tuple(np.zeros_like(out) for out in self._outs), 0, 0, 0)
         return ClippedSum(tuple(np.asarray(total) for total in sums), len(x), clipped, non_finite)
 
     def _microbatch(self, x: Any, y: Any, size: int, bound: float) -> Any:
@@ -188,29 +190,40 @@ class DpSgd:
         if foreign:
             raise UnsupportedModel(f"the model uses {foreign[0]}, a variable that Keras does not know; use add_weight")
 
-    def _noisy_mean(self, sums: Sequence[NDArray], std: float) -> tuple[NDArray, ...]:
-        """(sums + N(0, std²)) / B, in memory that the next step uses again."""
+    def _noised(self, sums: Sequence[NDArray], std: float) -> tuple[NDArray, ...]:
+        """The sums + N(0, std²), in memory that the next step uses again."""
         places = [
-            (total.reshape(-1)[start : start + len(block)], number, block)
-            for total, mean in zip(sums, self._means, strict=True)
+            (number, total.reshape(-1)[start : start + len(block)], block)
+            for total, out in zip(sums, self._outs, strict=True)
             for start, (number, block) in zip(
-                range(0, mean.size, BLOCK), self.noise.blocks(mean.reshape(-1)), strict=True
+                range(0, out.size, BLOCK), self.noise.blocks(out.reshape(-1)), strict=True
             )
         ]
-        memory = rooms(ROOM)
+        memory = iter(self._rooms)
+        share(
+            places,
+            lambda mine: put_on_grid(mine, std, self.noise.maker(next(memory))),
+            NOISE_COST * sum(out.size for out in self._outs),
+        )
+        return self._outs
 
-        def work(mine: Iterator[Place]) -> None:
-            maker = self.noise.maker(next(memory))
-            for total, number, block in mine:
-                np.copyto(block, total)
-                add_on_grid([(number, block)], std, maker)
-                block /= block.dtype.type(self.batch_size)
+    def _apply(self, noised: Sequence[Any], size: Any) -> None:
+        # Divided here, so that nothing the optimizer keeps lies in memory that the next step writes to.
+        means = [total / tf.cast(size, total.dtype) for total in noised]
+        self._optimizer.apply(means, self.model.trainable_variables)
 
-        share(places, work, NOISE_COST * sum(mean.size for mean in self._means))
-        return self._means
 
-    def _apply(self, means: Sequence[Any]) -> None:
-        self._optimizer.apply(list(means), self.model.trainable_variables)
+def _aligned(shape: Sequence[int], dtype: str) -> NDArray:
+    """Zeros where TensorFlow can read them without a copy: it wants them at a multiple of 64 bytes."""
+    length = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.zeros(length + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + length].view(dtype).reshape(shape)
+
+
+def _shared(array: NDArray) -> Any:
+    """A tensor over an array's own memory."""
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
 def _padded(rows: Any, size: int, dtype: Any) -> NDArray:

@@ -61,14 +61,12 @@ def whole_model(model: Any, loss: Loss, x: Any, y: Any) -> Part:
 def gradients_of_one(model: Any, loss: Loss, x: Any, y: Any, seeds: Sequence[Any]) -> list[Any]:
     """The gradient of one example, whose random numbers come from `seeds`."""
     values, given = [variable.value for variable in model.trainable_variables], iter(seeds)
-    state = [
-        tf.cast(next(given), variable.dtype) if is_seed(variable) else variable.value
-        for variable in model.non_trainable_variables
-    ]
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
+    drawn = [variable for variable in model.non_trainable_variables if is_seed(variable)]
+    mapping = [*zip(model.trainable_variables, values, strict=True)]
+    mapping += [(variable, tf.cast(next(given), variable.dtype)) for variable in drawn]
+    with tf.GradientTape(watch_accessed_variables=False) as tape, keras.StatelessScope(mapping):
         tape.watch(values)
-        outputs, _ = model.stateless_call(values, state, x[None], training=True)
-        own = tf.reduce_sum(loss(y[None], outputs))
+        own = tf.reduce_sum(loss(y[None], model(x[None], training=True)))
     return _dense_gradients(tape.gradient(own, values, unconnected_gradients=tf.UnconnectedGradients.ZERO))
 
 

@@ -180,7 +180,7 @@ class _Trial:
 
     def _agrees(self, gradients: Gradients, squares: list[Any], total: list[Any]) -> bool:
         with self._scope():
-            got_squares, got_total = gradients.weighted(self.x, self.y, tf.constant(WEIGHTS))
+            got_squares, got_total = gradients.weighted(self.x, self.y, tf.constant(WEIGHTS, self._values[0].dtype))
         return np.allclose(got_squares, tf.stack(squares), rtol=AGREEMENT, atol=0) and _same(total, got_total)
 
 

@@ -1,0 +1,175 @@
+"""Models to try DP-SGD on, and its sum by brute force: one example at a time, with Keras alone."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cloister.privacy.dpsgd.step import DpSgd
+
+LOSS = keras.losses.sparse_categorical_crossentropy
+layers = keras.layers
+
+
+def gradient_of_one(model: Any, x: np.ndarray, y: np.ndarray, loss: Any = LOSS) -> list[np.ndarray]:
+    """Plain Keras, double precision from here on."""
+    variables = model.trainable_variables
+    with tf.GradientTape() as tape:
+        own = tf.reduce_sum(loss(y[None], model(x[None], training=True)))
+    found = tape.gradient(own, [variable.value for variable in variables], unconnected_gradients="zero")
+    return [tf.convert_to_tensor(gradient).numpy().astype(np.float64) for gradient in found]
+
+
+def norm(arrays: Any) -> float:
+    return float(np.sqrt(sum(np.sum(np.square(array, dtype=np.float64)) for array in arrays)))
+
+
+def brute_force(model: Any, x: np.ndarray, y: np.ndarray, bound: float, loss: Any = LOSS) -> list[np.ndarray]:
+    total = [np.zeros(variable.shape) for variable in model.trainable_variables]
+    for one, label in zip(x, y, strict=True):
+        gradient = gradient_of_one(model, one, label, loss)
+        factor = min(1.0, bound / norm(gradient))
+        total = [old + factor * new for old, new in zip(total, gradient, strict=True)]
+    return total
+
+
+def norms(model: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.array([norm(gradient_of_one(model, one, label)) for one, label in zip(x, y, strict=True)])
+
+
+def dp_sgd(model: Any, **options: Any) -> DpSgd:
+    defaults = {"batch_size": 8, "noise_multiplier": 1.0, "clipping_norm": 1.0, "optimizer": keras.optimizers.SGD(0.1)}
+    return DpSgd(model, **(defaults | options))
+
+
+def batch(model: Any, size: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and labels of the kind that the model takes."""
+    rng = np.random.default_rng(seed)
+    shape, classes = (size, *model.inputs[0].shape[1:]), model.outputs[0].shape[-1]
+    y = rng.integers(0, classes, size)
+    if "int" in model.inputs[0].dtype:
+        return rng.integers(0, 7, shape).astype(model.inputs[0].dtype), y
+    return rng.standard_normal(shape).astype(np.float32), y
+
+
+def perturbed(model: Any, seed: int = 1) -> Any:
+    """The model with no weight left at what layers begin with."""
+    rng = np.random.default_rng(seed)
+    for variable in model.trainable_variables:
+        variable.assign(variable.value + 0.1 * rng.standard_normal(variable.shape).astype(np.float32))
+    return model
+
+
+def relative_error(found: Any, expected: Any) -> float:
+    """The largest difference beside the largest number, both over all arrays."""
+    apart = max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True))
+    return float(apart / max(np.abs(b).max() for b in expected))
+
+
+def functional(shape: tuple[int, ...], inner: Any, dtype: str = "float32") -> Any:
+    inputs = keras.Input(shape, dtype=dtype)
+    return keras.Model(inputs, inner(inputs))
+
+
+def head(tensor: Any, classes: int = 5) -> Any:
+    return layers.Dense(classes, activation="softmax")(layers.Flatten()(tensor))
+
+
+def group_norm() -> Any:
+    def inner(x: Any) -> Any:
+        x = layers.Conv2D(8, 3, strides=2, padding="same")(x)
+        x = layers.Activation("relu")(layers.GroupNormalization(4)(x))
+        x = layers.Conv2D(8, 3, use_bias=False, activation="tanh")(x)
+        return head(layers.LayerNormalization()(x))
+
+    return functional((13, 11, 3), inner)
+
+
+def shared() -> Any:
+    """Layers that are called twice, once inside a nested model, at the same and at other shapes."""
+    dense, conv = layers.Dense(12, activation="relu"), layers.Conv2D(4, 3, padding="same", activation="relu")
+    nested = keras.Sequential([keras.Input((12,)), layers.Dense(12, activation="tanh"), dense])
+
+    def inner(x: Any) -> Any:
+        x = conv(layers.Conv2D(4, 1)(x))
+        x = conv(layers.MaxPooling2D(2)(x))
+        x = dense(layers.Flatten()(layers.AveragePooling2D(2)(x))[:, :12])
+        return head(nested(x))
+
+    return functional((8, 8, 2), inner)
+
+
+def odd_convolutions() -> Any:
+    def inner(x: Any) -> Any:
+        x = layers.Conv2D(6, (3, 2), strides=(2, 3), padding="same", activation="relu")(x)
+        x = layers.Conv2D(5, (2, 3), dilation_rate=(2, 1), padding="same", activation="relu")(x)
+        x = layers.Conv2D(4, 3, strides=2, padding="valid")(x)
+        return head(x)
+
+    return functional((17, 19, 2), inner)
+
+
+def deep_convolution() -> Any:
+    """Few positions and many channels: products of patches are smaller than kernels."""
+
+    def inner(x: Any) -> Any:
+        x = layers.Conv2D(64, 3, padding="same", activation="relu")(x)
+        return head(layers.Conv2D(64, 3, strides=2, padding="same", activation="relu")(x))
+
+    return functional((4, 4, 48), inner)
+
+
+def large_convolution() -> Any:
+    def inner(x: Any) -> Any:
+        x = layers.Conv2D(6, 3, activation="relu")(layers.Conv2D(5, 3, activation="relu")(x))
+        return head(layers.GlobalAveragePooling2D()(x))
+
+    return functional((40, 40, 1), inner)
+
+
+def sequence() -> Any:
+    """Many positions of a dense layer: one that holds gradients, one that need not."""
+
+    def inner(x: Any) -> Any:
+        x = layers.Dense(96, activation="relu")(x)
+        x = layers.Dense(64, activation="tanh")(x)
+        return head(layers.Dense(3)(x))
+
+    return functional((6, 80), inner)
+
+
+def embedding() -> Any:
+    def inner(x: Any) -> Any:
+        x = layers.Embedding(7, 6)(x)
+        x = layers.Add()([x, layers.Dense(6)(layers.LayerNormalization()(x))])
+        return head(layers.GlobalAveragePooling1D()(x))
+
+    return functional((9,), inner, "int32")
+
+
+def attention() -> Any:
+    def inner(x: Any) -> Any:
+        x = layers.MultiHeadAttention(2, 4)(x, x)
+        return head(layers.GlobalAveragePooling1D()(x))
+
+    return functional((5, 6), inner)
+
+
+def recurrent() -> Any:
+    return functional((4, 3), lambda x: head(layers.LSTM(5)(x)))
+
+
+def depthwise() -> Any:
+    def inner(x: Any) -> Any:
+        x = layers.DepthwiseConv2D(3, activation="relu")(x)
+        return head(layers.Conv2DTranspose(3, 2)(layers.SeparableConv2D(4, 3)(x)))
+
+    return functional((9, 9, 2), inner)
+
+
+MODELS = {
+    build.__name__: build
+    for build in (group_norm, shared, odd_convolutions, deep_convolution, large_convolution, sequence, embedding)
+}
+SLOWER = {build.__name__: build for build in (attention, recurrent, depthwise)}

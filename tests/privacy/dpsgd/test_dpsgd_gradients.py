@@ -1,0 +1,246 @@
+"""The clipped sum is that of one example at a time, for every way there is to compute it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from examples_of_dpsgd import (
+    LOSS,
+    MODELS,
+    SLOWER,
+    batch,
+    brute_force,
+    dp_sgd,
+    embedding,
+    functional,
+    group_norm,
+    head,
+    large_convolution,
+    norm,
+    norms,
+    odd_convolutions,
+    perturbed,
+    relative_error,
+    sequence,
+    shared,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cloister.privacy.dpsgd import convolution
+from cloister.privacy.dpsgd.gradients import Gradients
+from cloister.tasks import mnist
+
+layers = keras.layers
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    keras.utils.set_random_seed(7)
+
+
+def mri():
+    return keras.Sequential(
+        [
+            keras.Input((128, 128, 1)),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(128, 3, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(32, activation="relu"),
+            layers.Dense(4, activation="softmax"),
+        ]
+    )
+
+
+def assert_equal_to_brute_force(model, size=8, **options):
+    """With a bound that some gradients are within and some are not."""
+    x, y = batch(model, size)
+    bound = float(np.median(norms(model, x, y)))
+    step = dp_sgd(model, **options)
+    found = step.clipped_sum(x, y, bound)
+    assert relative_error(found.sums, brute_force(model, x, y, bound)) < TOLERANCE
+    assert 0 < found.clipped < found.examples == size and found.non_finite == 0
+    return step
+
+
+FORMS = {
+    "group_norm": {"vectorised"},
+    "shared": {"rows + rows", "dense one by one", "dense"},
+    "deep_convolution": {"gram"},
+    "large_convolution": {"loop"},
+    "odd_convolutions": {"shift"},
+    "sequence": {"dense gram", "dense one by one"},
+    "embedding": {"vectorised"},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_equal_to_brute_force(name):
+    step = assert_equal_to_brute_force(perturbed(MODELS[name]()), size=7)
+    assert step.method == "layers"
+    assert set(step.kernels.values()) >= FORMS[name]
+
+
+@pytest.mark.parametrize("build", [mnist._mlp, mnist._cnn])
+def test_the_models_of_the_thesis(build):
+    assert assert_equal_to_brute_force(build(), size=5, batch_size=5).method == "layers"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [mri, *SLOWER.values()])
+def test_slower_models(build):
+    assert_equal_to_brute_force(perturbed(build()) if build is not mri else build(), size=5, batch_size=5)
+
+
+@pytest.mark.parametrize("form", convolution.KERNELS)
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize("strides, dilation", [((1, 1), (1, 1)), ((2, 3), (1, 1)), ((1, 1), (2, 3))])
+def test_every_form_of_convolution(form, padding, strides, dilation, monkeypatch):
+    if form == "loop" and dilation != (1, 1):
+        pytest.skip("never chosen for a dilated convolution")
+    monkeypatch.setattr(convolution, "choose", lambda *_: form)
+    conv = layers.Conv2D(3, (3, 2), strides, padding, dilation_rate=dilation)
+    step = assert_equal_to_brute_force(functional((9, 8, 2), lambda x: head(conv(x))), size=5)
+    assert form in step.kernels.values()
+
+
+@st.composite
+def models(draw):
+    """Small stacks of convolutions and dense layers of all kinds."""
+    shape = (draw(st.integers(5, 9)), draw(st.integers(5, 9)), draw(st.integers(1, 3)))
+
+    def inner(x):
+        for _ in range(draw(st.integers(0, 2))):
+            dilation = draw(st.sampled_from([1, 1, 2]))
+            x = layers.Conv2D(
+                draw(st.integers(1, 4)),
+                (draw(st.integers(1, 3)), draw(st.integers(1, 3))),
+                strides=1 if dilation > 1 else draw(st.integers(1, 2)),
+                dilation_rate=dilation,
+                padding="same",
+                use_bias=draw(st.booleans()),
+                activation=draw(st.sampled_from(["tanh", "linear", "softplus"])),
+            )(x)
+        for _ in range(draw(st.integers(0, 2))):
+            x = layers.Dense(draw(st.integers(1, 5)), use_bias=draw(st.booleans()), activation="tanh")(x)
+        if draw(st.booleans()):
+            x = layers.LayerNormalization()(x)
+        return head(x, 3)
+
+    return functional(shape, inner)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(models())
+def test_generated_models(model):
+    assert_equal_to_brute_force(perturbed(model), size=5)
+
+
+def test_the_whole_model_at_once_is_the_same():
+    model = perturbed(group_norm())
+    x, y = (tf.constant(array) for array in batch(model, 5))
+    mask, bound = tf.constant([True] * 5), tf.constant(0.5)
+    by_layer, clipped, _ = Gradients(model, LOSS, True).clipped(x, y, mask, bound)
+    whole, clipped_whole, _ = Gradients(model, LOSS, False).clipped(x, y, mask, bound)
+    assert relative_error([g.numpy() for g in whole], [g.numpy() for g in by_layer]) < TOLERANCE
+    assert int(clipped) == int(clipped_whole) > 0
+
+
+@pytest.mark.parametrize("microbatch_size", [3, 8])
+def test_microbatches_and_padding_change_nothing(microbatch_size):
+    model = perturbed(shared())
+    step = dp_sgd(model, microbatch_size=microbatch_size)
+    for size in (1, 3, 8, 9, 21):
+        x, y = batch(model, size)
+        found = step.clipped_sum(x, y, 0.7)
+        assert relative_error(found.sums, brute_force(model, x, y, 0.7)) < TOLERANCE
+        assert found.examples == size
+
+
+def test_double_precision_and_inputs_by_name():
+    def inner(x):
+        x = layers.Dense(4, activation="tanh", dtype="float64")(inputs=x)
+        return layers.Dense(3, activation="softmax", dtype="float64")(x)
+
+    model = functional((6,), inner)
+    x, y = batch(model)
+    found = dp_sgd(model).clipped_sum(x, y, 0.3)
+    assert found.sums[0].dtype == np.float64
+    assert relative_error(found.sums, brute_force(model, x, y, 0.3)) < TOLERANCE
+
+
+def test_another_loss():
+    model = functional((4,), lambda x: layers.Dense(2)(layers.Dense(3, activation="tanh")(x)))
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((6, 4), np.float32), rng.standard_normal((6, 2), np.float32)
+    step = dp_sgd(model, loss=keras.losses.mean_squared_error, probe=(x[:3], y[:3]))
+    found = step.clipped_sum(x, y, 0.3)
+    assert relative_error(found.sums, brute_force(model, x, y, 0.3, keras.losses.mean_squared_error)) < TOLERANCE
+
+
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+def test_no_contribution_is_longer_than_the_bound(build):
+    model = perturbed(build())
+    step = dp_sgd(model, batch_size=1)
+    for x, y in zip(*batch(model, 4, seed=3), strict=True):
+        bound = 0.3 * norm(step.clipped_sum(x[None], y[None], 1e6).sums)
+        assert bound * (1 - 1e-5) < norm(step.clipped_sum(x[None], y[None], bound).sums) <= bound
+
+
+@pytest.mark.parametrize(
+    "build, bad",
+    [(sequence, np.inf), (odd_convolutions, 3e38), (large_convolution, np.inf)]
+    + [(build, np.nan) for build in MODELS.values() if build is not embedding],
+)
+def test_what_is_not_finite_contributes_zero(build, bad):
+    model = build()
+    x, y = batch(model, 5)
+    step = dp_sgd(model, batch_size=5)
+    expected = step.clipped_sum(np.delete(x, 2, 0), np.delete(y, 2), 0.5)
+    x[2] = bad
+    found = step.clipped_sum(x, y, 0.5)
+    assert found.non_finite == 1 and found.examples == 5
+    assert relative_error(found.sums, expected.sums) < TOLERANCE
+
+
+def test_what_is_not_finite_contributes_zero_as_a_whole_model():
+    model = perturbed(sequence())
+    x, y = batch(model, 4)
+    x[1] = np.inf
+    gradients = Gradients(model, LOSS, False)
+    mask, bound = tf.constant([True] * 4), tf.constant(0.5)
+    sums, _, non_finite = gradients.clipped(tf.constant(x), tf.constant(y), mask, bound)
+    assert int(non_finite) == 1
+    keep = [0, 2, 3]
+    assert relative_error([g.numpy() for g in sums], brute_force(model, x[keep], y[keep], 0.5)) < TOLERANCE
+
+
+def test_nothing_is_compiled_twice():
+    traces = []
+
+    def loss(y, outputs):
+        traces.append(y.shape)
+        return LOSS(y, outputs)
+
+    model = embedding()
+    x, y = batch(model, 40)
+    step = dp_sgd(model, loss=loss, probe=(x[:3], y[:3]), batch_size=16)
+    traces.clear()
+    for size in (16, 1, 0, 7, 40, 15, 17, 33, 2):
+        step.step(x[:size], y[:size])
+    assert traces.count((16,)) <= 1 and set(traces) <= {(16,), (2,)} and len(traces) <= 2
+
+
+def test_a_weight_that_the_loss_does_not_need_has_a_gradient_of_zero():
+    inputs = keras.Input((4,))
+    unused = layers.Dense(3, name="unused")(inputs)
+    model = keras.Model(inputs, head(inputs) + 0 * keras.ops.sum(keras.ops.stop_gradient(unused), 1, keepdims=True))
+    x, y = batch(model)
+    found = dp_sgd(model).clipped_sum(x, y, 0.5)
+    assert relative_error(found.sums, brute_force(model, x, y, 0.5)) < TOLERANCE
+    assert [not total.any() for total in found.sums].count(True) == 2

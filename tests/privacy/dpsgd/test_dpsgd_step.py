@@ -1,0 +1,223 @@
+"""What a step releases: a sum of bounded sensitivity, the right noise, a public divisor; broken twins are caught."""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from examples_of_dpsgd import (
+    batch,
+    brute_force,
+    dp_sgd,
+    functional,
+    head,
+    norm,
+    norms,
+    perturbed,
+    relative_error,
+    shared,
+)
+from statistics_of_noise import is_normal, std_is
+
+from cloister.core.errors import ConfigError
+from cloister.privacy.dpsgd.batches import pieces
+from cloister.privacy.dpsgd.central import train
+from cloister.privacy.dpsgd.step import DpSgd
+from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.release import grid_step
+
+S, SIGMA, B = 0.5, 2.0, 8
+layers = keras.layers
+
+
+@pytest.fixture
+def model():
+    keras.utils.set_random_seed(3)
+    return perturbed(functional((30,), lambda x: head(layers.Dense(2000, activation="tanh")(x))))
+
+
+class NoClip(DpSgd):
+    def clipped_sum(self, x, y, clipping_norm):
+        return super().clipped_sum(x, y, 1e6)
+
+
+class NoisePerMicrobatch(DpSgd):
+    """Each microbatch's sum is noised as if it were all."""
+
+    def step(self, x, y, clipping_norm=None):
+        start = 0
+        for size in pieces(len(x), self.microbatch_size):
+            counts = super().step(x[start : start + size], y[start : start + size], clipping_norm)
+            start += size
+        return counts
+
+
+class ActualDivisor(DpSgd):
+    """Divides by the examples that happened to take part."""
+
+    def step(self, x, y, clipping_norm=None):
+        configured, self.batch_size = self.batch_size, max(len(x), 1)
+        counts = super().step(x, y, clipping_norm)
+        self.batch_size = configured
+        return counts
+
+
+class NoNoiseWithoutExamples(DpSgd):
+    def step(self, x, y, clipping_norm=None):
+        return super().step(x, y, clipping_norm) if len(x) else None
+
+
+def make(kind, model, **options):
+    defaults = {"batch_size": B, "noise_multiplier": SIGMA, "clipping_norm": S, "optimizer": keras.optimizers.SGD(1.0)}
+    return kind(model, **(defaults | {"noise": GaussianNoise(seed=11)} | options))
+
+
+def moved(step, x, y):
+    """How far one step takes each weight."""
+    before = [np.array(variable, np.float64) for variable in step.model.trainable_variables]
+    step.step(x, y)
+    after = [np.array(variable, np.float64) for variable in step.model.trainable_variables]
+    return [new - old for new, old in zip(after, before, strict=True)]
+
+
+def noise_of(step, x, y):
+    """B·Δw + the clipped sum: what was added, if the rest is right."""
+    total = brute_force(step.model, x, y, step.clipping_norm)
+    return np.concatenate([(-B * a - b).ravel() for a, b in zip(moved(step, x, y), total, strict=True)])
+
+
+def sensitivity(step, x, y):
+    """How far leaving out one example moves the sum, at most."""
+    whole = step.clipped_sum(x, y, S).sums
+    without = [step.clipped_sum(np.delete(x, i, 0), np.delete(y, i), S).sums for i in range(len(x))]
+    return max(norm([a - b for a, b in zip(whole, some, strict=True)]) for some in without)
+
+
+@pytest.mark.parametrize("size", [B, 21, 3, 0])
+def test_noise_is_as_large_as_it_should_be_whatever_the_batch(model, size):
+    assert std_is(noise_of(make(DpSgd, model, microbatch_size=3), *batch(model, size)), SIGMA * S)
+
+
+@pytest.mark.parametrize("wrong", [2 / 3, 3 / 2])
+def test_the_test_of_noise_sees_too_little_and_too_much(model, wrong):
+    assert not std_is(noise_of(make(DpSgd, model, noise_multiplier=wrong * SIGMA), *batch(model)), SIGMA * S)
+
+
+def test_noise_is_normal_and_never_the_same_twice(model):
+    step = make(DpSgd, model)
+    x, y = batch(model, 0)
+    first, second = noise_of(step, x, y), noise_of(step, x, y)
+    assert is_normal(first, SIGMA * S)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(first.size)
+
+
+@pytest.mark.parametrize(
+    "twin, size", [(NoisePerMicrobatch, 21), (ActualDivisor, 21), (ActualDivisor, 3), (NoNoiseWithoutExamples, 0)]
+)
+def test_broken_noise_is_caught(model, twin, size):
+    assert not std_is(noise_of(make(twin, model, microbatch_size=3), *batch(model, size)), SIGMA * S)
+
+
+@pytest.mark.parametrize("build", [None, shared])
+def test_one_example_moves_the_sum_by_the_bound_at_most(model, build):
+    model = perturbed(build()) if build else model
+    x, y = batch(model, 6)
+    assert norms(model, x, y).max() > S
+    assert S * (1 - 1e-4) < sensitivity(make(DpSgd, model), x, y) <= S * (1 + 1e-5)
+
+
+def test_a_skipped_clip_is_caught(model):
+    assert sensitivity(make(NoClip, model), *batch(model, 6)) > 1.1 * S
+
+
+def test_the_divisor_is_the_configured_batch_size(model):
+    x, y = batch(model, 21)
+    expected = [-total / B for total in brute_force(model, x, y, S)]
+    assert relative_error(moved(make(DpSgd, model, noise_multiplier=0.0), x, y), expected) < 1e-4
+
+
+def test_what_is_released_lies_on_a_public_grid(model):
+    step = make(DpSgd, model, batch_size=B)
+    noised = step._noised(step.clipped_sum(*batch(model), S).sums, SIGMA * S)
+    cells = noised[0].astype(np.float64) / grid_step(SIGMA * S)
+    assert np.array_equal(cells, np.rint(cells)) and len(np.unique(cells)) > cells.size / 2
+
+
+def test_a_step_may_have_its_own_bound(model):
+    x, y = batch(model)
+    step = make(DpSgd, model, noise_multiplier=0.0)
+    expected = [-total / B for total in brute_force(model, x, y, 0.1)]
+    before = [np.array(variable) for variable in model.trainable_variables]
+    step.step(x, y, clipping_norm=0.1)
+    apart = [np.array(a) - b for a, b in zip(model.trainable_variables, before, strict=True)]
+    assert relative_error(apart, expected) < 1e-4
+    assert step.clipping_norm == S
+
+
+def test_any_optimizer_sees_the_noised_mean(model):
+    seen = []
+
+    class Spy(keras.optimizers.Adam):
+        def apply(self, gradients, variables):
+            seen.append([gradient.shape for gradient in gradients])
+            return super().apply(gradients, variables)
+
+    step = make(DpSgd, model, optimizer=Spy(0.01))
+    apart = moved(step, *batch(model, 0))
+    assert seen == [[variable.shape for variable in model.trainable_variables]]
+    # Adam's first step has the size of its rate in every coordinate but those next to 0.
+    assert abs(np.median(np.abs(apart[0])) / 0.01 - 1) < 1e-3
+
+
+def test_frozen_weights_stay(model):
+    model.layers[1].trainable = False
+    kernel = np.array(model.layers[1].kernel)
+    step = make(DpSgd, model)
+    assert len(step.clipped_sum(*batch(model), S).sums) == 2
+    step.step(*batch(model))
+    assert np.array_equal(kernel, model.layers[1].kernel)
+
+
+def learnable(size=400):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, size)
+    return (np.eye(3)[y] @ rng.standard_normal((3, 6)) + 0.3 * rng.standard_normal((size, 6))).astype(np.float32), y
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+def test_central_training_learns(sampling):
+    keras.utils.set_random_seed(1)
+    x, y = learnable()
+    model = functional((6,), lambda inputs: head(inputs, 3))
+    step = dp_sgd(model, batch_size=40, optimizer=keras.optimizers.SGD(0.5), noise=GaussianNoise(seed=2))
+    counts = list(train(step, x, y, steps=60, sampling=sampling, seed=4))
+    assert len(counts) == 60 and (len({count.examples for count in counts}) > 5) == (sampling == "poisson")
+    assert np.mean(np.argmax(model(x), axis=1) == y) > 0.9
+
+
+def test_central_training_takes_empty_batches_too():
+    x, y = learnable(20)
+    step = dp_sgd(functional((6,), lambda inputs: head(inputs, 3)), batch_size=1)
+    before = np.array(step.model.trainable_variables[0])
+    empty = 0
+    for count in train(step, x, y, steps=12, seed=0):
+        now = np.array(step.model.trainable_variables[0])
+        assert not np.array_equal(before, now)
+        before, empty = now, empty + (count.examples == 0)
+    assert empty
+
+
+def test_unknown_sampling_is_refused():
+    step = dp_sgd(functional((6,), lambda inputs: head(inputs, 3)))
+    with pytest.raises(ConfigError, match="sampling"):
+        train(step, *learnable(), steps=1, sampling="balls")
+
+
+def test_the_package_and_its_batches_do_without_tensorflow():
+    script = (
+        "import sys; import cloister.privacy, cloister.privacy.dpsgd, cloister.privacy.dpsgd.batches;"
+        "print([name for name in ('tensorflow', 'keras') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

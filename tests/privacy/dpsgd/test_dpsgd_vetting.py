@@ -1,0 +1,267 @@
+"""What has no private gradient is refused with a reason, and what cannot be looked at layer by layer is noticed."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, functional, head, perturbed, relative_error
+
+from cloister.core.errors import ConfigError, UnsupportedModel
+
+layers = keras.layers
+
+
+class BatchMean(keras.Layer):
+    """Couples examples, under a name that nobody knows."""
+
+    def call(self, x):
+        return x - 0.1 * keras.ops.mean(x, axis=0, keepdims=True)
+
+
+class Counter(keras.Layer):
+    """Learns from data without a gradient."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.seen.assign(self.seen + keras.ops.sum(x))
+        return x
+
+
+class Hidden(keras.Layer):
+    """Keeps a variable that Keras does not know of."""
+
+    def __init__(self):
+        super().__init__()
+        self.box = [tf.Variable(1.0)]
+
+    def call(self, x):
+        return x * self.box[0]
+
+
+class Penalty(keras.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.sum(x))
+        return x
+
+
+class Tied(keras.Layer):
+    """Reads a weight of another layer."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = [other]
+
+    def call(self, x):
+        return keras.ops.matmul(x, keras.ops.transpose(self.other[0].kernel))
+
+
+class Borrowed(keras.Layer):
+    """Owns the same variable as another layer."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.kernel = other.kernel
+
+    def call(self, x):
+        return keras.ops.matmul(x, self.kernel)
+
+
+class Scaled(keras.Layer):
+    """A weight of its own, used in an ordinary way."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        return x * self.scale
+
+
+class Folded(keras.Layer):
+    """A dense layer that is shown positions as if they were examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(4, activation="tanh")
+
+    def call(self, x):
+        folded = self.dense(keras.ops.reshape(x, (-1, x.shape[-1])))
+        return keras.ops.reshape(folded, (-1, *x.shape[1:-1], 4))
+
+
+class Reversed(keras.Layer):
+    """A dense layer that is shown the examples in another order."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(4, activation="tanh")
+
+    def call(self, x):
+        return self.dense(x[::-1])[::-1]
+
+
+class ByHand(keras.Model):
+    """A model with a weight of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = self.add_weight(shape=(4,), initializer="ones", name="scale")
+        self.top = layers.Dense(3, activation="softmax")
+
+    def call(self, x):
+        return self.top(x * self.scale)
+
+
+def small(*inner):
+    def stack(x):
+        for layer in inner:
+            x = layer(x)
+        return head(x)
+
+    return functional((6,), stack)
+
+
+def normalization():
+    learnt = layers.Normalization()
+    learnt.adapt(np.ones((4, 6), np.float32))
+    return learnt
+
+
+REFUSED = {
+    "BatchNormalization.*GroupNormalization": lambda: small(layers.BatchNormalization()),
+    "Normalization.*public mean": lambda: small(normalization()),
+    "other examples of its batch": lambda: small(BatchMean()),
+    "changes while training": lambda: small(Counter()),
+    "Keras does not know": lambda: small(Hidden()),
+    "loss of its own": lambda: small(Penalty()),
+    "weight_decay": lambda: small(layers.Dense(3, kernel_regularizer="l2")),
+    "adds a penalty": lambda: small(layers.Dense(3, activity_regularizer="l2")),
+    "float32": lambda: small(layers.Dense(3, dtype="mixed_bfloat16")),
+    "no trainable": lambda: small_frozen(),
+}
+
+
+def small_frozen():
+    model = small()
+    model.trainable = False
+    return model
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_refusals_give_the_reason_and_what_to_do(reason):
+    with pytest.raises(UnsupportedModel, match=reason):
+        dp_sgd(REFUSED[reason]())
+
+
+def test_layers_that_carry_state_over_batches_are_refused():
+    inputs = keras.Input(batch_shape=(3, 4, 3))
+    model = keras.Model(inputs, head(layers.SimpleRNN(2, stateful=True)(inputs)))
+    with pytest.raises(UnsupportedModel, match="stateful=False"):
+        dp_sgd(model)
+
+
+def test_a_loss_that_couples_examples_is_refused():
+    def loss(y, outputs):
+        own = LOSS(y, outputs)
+        return own - tf.reduce_mean(own)
+
+    model = small()
+    x, y = batch(model, 3)
+    with pytest.raises(UnsupportedModel, match="other examples"):
+        dp_sgd(model, loss=loss, probe=(x, y))
+
+
+def test_a_frozen_batch_normalization_is_a_constant():
+    frozen = layers.BatchNormalization()
+    model = small(layers.Dense(4), frozen)
+    frozen.trainable = False
+    assert dp_sgd(model).method == "layers"
+
+
+FALLS_BACK = {
+    "tied to another layer": lambda: small(*(lambda dense: (dense, Tied(dense)))(layers.Dense(4, activation="tanh"))),
+    "examples folded into positions": lambda: functional((3, 6), lambda x: head(Folded()(x))),
+    "examples in another order": lambda: small(Reversed()),
+}
+
+
+@pytest.mark.parametrize("build", FALLS_BACK.values(), ids=FALLS_BACK)
+def test_a_weight_used_past_its_layer_makes_the_model_fall_back(build):
+    model = perturbed(build())
+    step = dp_sgd(model)
+    assert step.method == "model"
+    x, y = batch(model, 6)
+    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 1e-5
+
+
+def test_one_variable_in_two_layers_makes_the_model_fall_back():
+    first = layers.Dense(6, use_bias=False)
+    first.build((None, 6))
+    model = small(first, layers.Activation("tanh"), Borrowed(first))
+    step = dp_sgd(model)
+    assert step.method == "model"
+    x, y = batch(model, 6)
+    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 1e-5
+
+
+def test_custom_layers_with_weights_are_vectorised_alone():
+    model = perturbed(small(layers.Dense(4), Scaled()))
+    step = dp_sgd(model)
+    x, y = batch(model, 6)
+    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 1e-5
+    assert step.method == "layers" and sorted(step.kernels.values()) == ["dense", "dense", "vectorised"]
+
+
+def test_a_model_with_weights_of_its_own_is_taken_as_a_whole():
+    model = ByHand()
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((6, 4), np.float32), rng.integers(0, 3, 6)
+    model(x)
+    step = dp_sgd(model, probe=(x[:3], y[:3]))
+    assert step.method == "model"
+    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 1e-5
+
+
+def test_dropout_differs_between_examples_and_between_steps():
+    for build in (small, lambda *inner: small(*inner, Scaled())):
+        model = build(layers.Dense(50, activation="tanh"), layers.Dropout(0.5))
+        step = dp_sgd(model)
+        x, y = (np.repeat(array, 2, axis=0) for array in batch(model, 1))
+        one = [step.clipped_sum(x[:1], y[:1], 100.0).sums for _ in range(2)]
+        both = step.clipped_sum(x, y, 100.0).sums
+        assert relative_error(one[0], one[1]) > 0.05
+        assert relative_error([total / 2 for total in both], one[1]) > 0.05
+
+
+def test_checking_leaves_the_model_alone():
+    model = small(layers.Dense(4), layers.Dropout(0.5))
+    before = [np.array(variable) for variable in model.variables]
+    dp_sgd(model)
+    assert all(np.array_equal(a, b) for a, b in zip(before, model.variables, strict=True))
+    assert all("call" not in vars(layer) for layer in model.layers)
+
+
+@pytest.mark.parametrize(
+    "options, key",
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"microbatch_size": 0}, "microbatch_size"),
+        ({"clipping_norm": float("nan")}, "clipping_norm"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"loss": keras.losses.mean_squared_error}, "probe"),
+        ({"loss": lambda y, p: tf.reduce_mean(LOSS(y, p)), "probe": batch(small(), 3)}, "one number per example"),
+    ],
+)
+def test_errors_name_the_key(options, key):
+    with pytest.raises(ConfigError, match=key):
+        dp_sgd(small(), **options)
+
+
+def test_a_step_checks_what_it_is_given():
+    step = dp_sgd(small())
+    x, y = batch(step.model)
+    with pytest.raises(ConfigError, match="one length"):
+        step.step(x, y[:-1])
+    with pytest.raises(ConfigError, match="clipping_norm"):
+        step.step(x, y, clipping_norm=0)

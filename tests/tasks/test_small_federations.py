@@ -1,0 +1,82 @@
+"""Whole runs of models with a handful of parameters: what they learn, what is claimed, and what they never import."""
+
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from rich.console import Console
+from test_owners import charges, twenty_hospitals
+from test_tasks import real
+
+from cloister.core.errors import ConfigError
+from cloister.local.simulation import simulate
+from cloister.server.console import Narrator
+from cloister.tasks.linear import OPTIMA
+
+COMMON = {"seed": 1, "tensorboard": False, "keep-checkpoints": 1}
+GLOBAL_DP = {"privacy.server": "global-dp", "privacy.clipping-norm": 1.0, "privacy.noise-multiplier": 1.0}
+
+
+def run(folder, clients, settings):
+    everything = COMMON | {"output-dir": str(folder / "runs")} | settings
+    return simulate(everything, clients, Narrator(3, Console(file=io.StringIO())))
+
+
+def theta(outcome):
+    (array,) = outcome.arrays.values()
+    return array.numpy()
+
+
+@pytest.mark.parametrize("privacy", [{"privacy.server": "none"}, GLOBAL_DP], ids=["none", "global-dp"])
+def test_one_model_for_two_populations_ends_between_them(tmp_path, privacy):
+    """Their mean has an RMSE of ½‖θ*₁ - θ*₂‖ = 5.27 from inputs of unit variance; each alone would have 0.29."""
+    outcome = run(tmp_path, 100, {"task.name": "linear", "num-rounds": 25, "task.test-fraction": 0.0} | privacy)
+    assert np.abs(theta(outcome) - OPTIMA.mean(axis=0)).max() < 0.5
+    assert min(np.linalg.norm(theta(outcome) - optimum) for optimum in OPTIMA) > 4.5
+
+
+def test_a_user_alone_finds_its_own_optimum(tmp_path):
+    settings = {"task.name": "linear", "num-rounds": 60, "strategy.min-nodes": 1, "privacy.server": "none"}
+    alone = run(tmp_path, 1, settings)
+    assert np.linalg.norm(theta(alone) - OPTIMA[0]) < 0.6
+
+
+def test_more_clients_than_users_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="has 100 owners for 101 clients"):
+        run(tmp_path, 101, {"task.name": "linear", "privacy.server": "none"})
+    assert not (tmp_path / "runs").exists()
+
+
+def test_hospitals_score_the_rmse_on_what_they_keep_back(tmp_path):
+    charges(tmp_path, twenty_hospitals())
+    settings = {"task.name": "hospital-charges", "task.data-path": str(tmp_path), "num-rounds": 2}
+    outcome = run(tmp_path, 14, settings | {"privacy.server": "none", "task.test-fraction": 0.5})
+    last = outcome.rounds[-1]
+    assert {"loss", "rmse"} <= set(last.federated) and {"loss", "rmse"} <= set(last.central)
+
+
+def test_two_thousand_hospitals_learn(tmp_path):
+    settings = {
+        "task.name": "hospital-charges",
+        "task.data-path": real("cms-inpatient"),
+        "num-rounds": 10,
+        "strategy.fraction-train": 0.05,
+        "privacy.server": "none",
+        "task.test-fraction": 0.0,
+    }
+    outcome = run(tmp_path, 2206, settings)
+    assert outcome.rounds[-1].central["rmse"] < 2.0
+
+
+def test_tensorflow_is_never_imported(tmp_path):
+    program = f"""
+import sys
+from cloister.local.simulation import simulate
+simulate({{"task.name": "linear", "num-rounds": 1, "privacy.server": "none", "tensorboard": False,
+           "output-dir": {str(tmp_path)!r}}}, 10)
+print([name for name in ("tensorflow", "keras", "sklearn", "pandas") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
