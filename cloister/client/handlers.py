@@ -10,10 +10,10 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from cloister.client.data import PARTITION, local_data, owner_of, task_of
-from cloister.client.plan import PublicSettings, TrainingPlan
+from cloister.client.plan import PublicSettings, TrainingPlan, batch_size_of
 from cloister.client.trainers import TRAINERS, Trainer
 from cloister.core.arrays import from_record, to_record
-from cloister.core.config import RunConfig, TaskConfig, parse
+from cloister.core.config import PrivacyConfig, RunConfig, TaskConfig, parse
 from cloister.core.errors import DataError
 from cloister.core.hypotheses import unstacked
 from cloister.core.wire import ARRAYS, CHOSEN, CONFIG, EXAMPLES, HYPOTHESES, METRICS, TRAIN_LOSS
@@ -26,16 +26,29 @@ MODELS = "model-dir"
 def train(message: Message, context: Context) -> Message:
     """Train the model of the message; reply with the trained arrays, the example count and the training loss."""
     config = run_config(context)
-    public = PublicSettings.of(message.content.config_records[CONFIG])
-    data = local_data(config.task, context.node_config, public.seed)
-    if not len(data.train):
-        raise DataError("this client has no examples to train on")
+    examples, plan = examples_and_plan(message, context)
     model = model_of(config.task)
-    chosen = take_best(model, hypotheses_of(message), task_of(config.task), data.train)
-    plan = TrainingPlan.of(config.client, task_of(config.task).recipe, public, _shuffler(context))
-    loss = trainer_of(config).fit(data.train, plan)
-    metrics = MetricRecord({EXAMPLES: len(data.train), TRAIN_LOSS: loss, CHOSEN: chosen})
+    chosen = take_best(model, hypotheses_of(message), task_of(config.task), examples)
+    loss = trainer_of(config).fit(examples, plan)
+    metrics = MetricRecord({EXAMPLES: len(examples), CHOSEN: chosen})
+    if loss is not None:
+        metrics[TRAIN_LOSS] = loss
     return Message(RecordDict({ARRAYS: to_record(model.arrays()), METRICS: metrics}), reply_to=message)
+
+
+def examples_and_plan(message: Message, context: Context) -> tuple[Examples, TrainingPlan]:
+    """What a training message makes this client train on, and how.
+
+    Raises:
+        DataError: the client has no examples.
+        FederationError: the message lacks what every client is told.
+    """
+    config = run_config(context)
+    public = PublicSettings.of(message.content.config_records[CONFIG])
+    examples = local_data(config.task, context.node_config, public.seed).train
+    if not len(examples):
+        raise DataError("this client has no examples to train on")
+    return examples, TrainingPlan.of(config.client, task_of(config.task).recipe, public, _shuffler(context))
 
 
 def _shuffler(context: Context) -> int:
@@ -117,12 +130,22 @@ def model_of(config: TaskConfig) -> Model:
 
 def trainer_of(config: RunConfig) -> Trainer:
     """The trainer of the run's model, with the optimizer it names."""
-    optimizer = config.client.optimizer
-    return _trainer(config.task, task_of(config.task).recipe.optimizer if optimizer == "auto" else optimizer)
+    recipe, optimizer = task_of(config.task).recipe, config.client.optimizer
+    optimizer = recipe.optimizer if optimizer == "auto" else optimizer
+    if config.privacy.client == "dp-sgd":
+        return _private_trainer(config.task, optimizer, batch_size_of(config.client, recipe), config.privacy)
+    return _trainer(config.task, optimizer)
 
 
 @lru_cache(maxsize=1)
 def _trainer(config: TaskConfig, optimizer: str) -> Trainer:
     model = model_of(config)
     trainer: Trainer = TRAINERS.load(model.kind)(model, optimizer)
+    return trainer
+
+
+@lru_cache(maxsize=1)
+def _private_trainer(config: TaskConfig, optimizer: str, batch_size: int, privacy: PrivacyConfig) -> Trainer:
+    model = model_of(config)
+    trainer: Trainer = TRAINERS.load(f"{model.kind}-dp-sgd")(model, optimizer, batch_size, privacy)
     return trainer

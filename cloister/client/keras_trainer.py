@@ -35,7 +35,7 @@ class KerasTrainer:
         self.model = model
         loss, self._target = LOSSES[model.loss]
         self.loss = loss()
-        self.optimizer = _optimizer(optimizer)
+        self.optimizer = optimizer_named(optimizer)
         self.optimizer.build(model.keras.trainable_variables)
         self._initial = [np.array(variable.numpy()) for variable in self.optimizer.variables]
         self._anchors = [tf.Variable(variable.numpy()) for variable in model.keras.trainable_variables]
@@ -103,7 +103,12 @@ class KerasTrainer:
         return tf.add_n([tf.reduce_sum(tf.square(variable.value - anchor)) for variable, anchor in pairs])
 
 
-def _optimizer(name: str) -> Any:
+def optimizer_named(name: str) -> Any:
+    """A new Keras optimizer.
+
+    Raises:
+        ConfigError: Keras does not know the name.
+    """
     try:
         return keras.optimizers.get(name)
     except ValueError as error:

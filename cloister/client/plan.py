@@ -34,13 +34,17 @@ class PublicSettings:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Local training of one round: E epochs of minibatches of B examples at rate s, with FedProx's μ (0: without)."""
+    """Local training of one round: E epochs of minibatches of B examples at rate s, with FedProx's μ (0: without).
+
+    `round` counts from 1; `seed` is of shuffles and dropout, never of noise.
+    """
 
     epochs: int
     batch_size: int
     learning_rate: float
     proximal_mu: float
     seed: tuple[int, ...]
+    round: int = 1
 
     @classmethod
     def of(cls, client: ClientConfig, recipe: Recipe, public: PublicSettings, owner: int) -> "TrainingPlan":
@@ -54,8 +58,14 @@ class TrainingPlan:
         """
         return cls(
             epochs=recipe.local_epochs if client.local_epochs == "auto" else client.local_epochs,
-            batch_size=recipe.batch_size if client.batch_size == "auto" else client.batch_size,
+            batch_size=batch_size_of(client, recipe),
             learning_rate=recipe.learning_rate if client.learning_rate == "auto" else client.learning_rate,
             proximal_mu=public.proximal_mu,
             seed=(public.seed, public.round, owner),
+            round=public.round,
         )
+
+
+def batch_size_of(client: ClientConfig, recipe: Recipe) -> int:
+    """`client.batch-size`, or the recipe's."""
+    return recipe.batch_size if client.batch_size == "auto" else client.batch_size

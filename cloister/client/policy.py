@@ -44,9 +44,11 @@ tasks = ["digits"]
 min-server-noise-multiplier = 0.0
 min-client-noise-multiplier = 0.0
 
-# Largest epsilon of all runs on this data together, at this delta, by this site's own ledger. If the node
-# configuration has a max-epsilon too, the smaller one holds; of two deltas also.
+# Largest epsilon of all runs on this data together, at this delta, by this site's own ledger: for the site as a whole
+# by what servers promise, and for each example by the noise of dp-sgd that is added here. If the node configuration
+# has the same key, the smaller number holds; of two deltas also.
 max-epsilon = 0.0
+max-example-epsilon = 0.0
 target-delta = 1e-5
 
 # Largest privacy.max-leakage that a run with "laplace" may have.
@@ -76,7 +78,8 @@ class Policy(BaseModel):
         tasks: that a run may have.
         min_server_noise_multiplier: of all promised releases of a round together.
         min_client_noise_multiplier: of DP-SGD.
-        max_epsilon: over all runs on the node's data; 0: no budget.
+        max_epsilon, max_example_epsilon: over all runs on the node's data, for the node and for an example; 0: no
+            budget.
         target_delta: at which it is judged.
         max_leakage: that a run with `laplace` may be configured for; 0: no limit.
         min_rows: training examples the node must have.
@@ -98,6 +101,7 @@ class Policy(BaseModel):
     min_server_noise_multiplier: NonNegative = 0.0
     min_client_noise_multiplier: NonNegative = 0.0
     max_epsilon: NonNegative = 0.0
+    max_example_epsilon: NonNegative = 0.0
     target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     max_leakage: NonNegative = 0.0
     min_rows: Annotated[int, Field(ge=0)] = 0
@@ -164,12 +168,17 @@ def _explained(item: Any) -> str:
     return f"{key} = {item['input']!r} is not valid: {item['msg'].replace('Input should', 'it must')}"
 
 
-def budget_of(node: UserConfig, budget: float, delta: float) -> tuple[float, float]:
-    """The budget and δ in force: the stricter of the given ones and the policy's; a budget of 0 is none."""
+def budgets_of(node: UserConfig, budget: float, example_budget: float, delta: float) -> tuple[float, float, float]:
+    """Both budgets and δ in force: the stricter of the given ones and the policy's; a budget of 0 is none."""
     policy = policy_of(node)
-    if policy is None or not policy.max_epsilon:
-        return budget, delta
-    return min(budget or math.inf, policy.max_epsilon), min(delta, policy.target_delta)
+    if policy is None or not (policy.max_epsilon or policy.max_example_epsilon):
+        return budget, example_budget, delta
+    stricter = (_stricter(budget, policy.max_epsilon), _stricter(example_budget, policy.max_example_epsilon))
+    return *stricter, min(delta, policy.target_delta)
+
+
+def _stricter(one: float, other: float) -> float:
+    return min(one or math.inf, other or math.inf) if one or other else 0.0
 
 
 def in_words(policy: Policy) -> list[str]:
@@ -177,6 +186,8 @@ def in_words(policy: Policy) -> list[str]:
     lines = [f"tasks: {', '.join(policy.tasks)}", *_noise_in_words(policy)]
     if policy.max_epsilon:
         lines.append(f"at most ε = {policy.max_epsilon:g} at δ = {policy.target_delta:g} over all runs on this data")
+    if policy.max_example_epsilon:
+        lines.append(f"for an example at most ε = {policy.max_example_epsilon:g} at δ = {policy.target_delta:g}")
     if policy.max_leakage:
         lines.append(f"laplace: privacy.max-leakage at most {policy.max_leakage:g}")
     if policy.min_rows:

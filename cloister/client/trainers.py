@@ -1,7 +1,9 @@
 """Trainers by the kind of model they train.
 
 A trainer is made once per process and model, and keeps what is costly to make. `fit` starts from the weights the
-model has, takes the examples and a `TrainingPlan`, and returns the mean training loss of the last epoch.
+model has, takes the examples and a `TrainingPlan`, and returns the mean training loss of the last epoch, if it may be
+told. Trainers for `privacy.client = "dp-sgd"` go by the kind of model and `-dp-sgd`; they are made with the batch size
+and the run's `privacy.*` as well.
 """
 
 from typing import Protocol
@@ -15,7 +17,9 @@ TRAINERS = Registry(
     "cloister.trainers",
     {
         "keras": "cloister.client.keras_trainer:KerasTrainer",
+        "keras-dp-sgd": "cloister.client.dp_sgd_keras_trainer:PrivateKerasTrainer",
         "numpy": "cloister.client.numpy_trainer:NumpyTrainer",
+        "numpy-dp-sgd": "cloister.client.dp_sgd_numpy_trainer:PrivateNumpyTrainer",
     },
 )
 
@@ -23,6 +27,6 @@ TRAINERS = Registry(
 class Trainer(Protocol):
     """Trains one model in place."""
 
-    def fit(self, examples: Examples, plan: TrainingPlan) -> float:
-        """Train on the examples; the mean loss of the last epoch."""
+    def fit(self, examples: Examples, plan: TrainingPlan) -> float | None:
+        """Train on the examples; the mean loss of the last epoch, None where it may not be told."""
         ...

@@ -45,6 +45,7 @@ class TaskConfig(Section):
     alpha: Positive = 0.5
     shards_per_client: Count = 2
     table: str = ""
+    examples_per_client: Annotated[int, Field(ge=0)] = 0
     rotated_fraction: Fraction = 0.0
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
 
@@ -57,6 +58,11 @@ class TaskConfig(Section):
                     f"task.{_kebab(name)} = {getattr(self, name)!r} has no effect with task.partition = "
                     f"{self.partition!r}; it belongs to {partition!r}"
                 )
+        if self.examples_per_client and self.partition not in ("auto", "iid", "shards"):
+            raise ValueError(
+                f"task.examples-per-client = {self.examples_per_client} has no effect with task.partition = "
+                f"{self.partition!r}; it belongs to 'iid' and 'shards'"
+            )
         return self
 
 

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.events import UNSAMPLED, Event, Gaussian, Relation, Sampling
+from cloister.privacy.events import UNSAMPLED, Event, Gaussian, Relation, Repeated, Sampling
 
 Accountant = Literal["rdp", "pld", "published"]
 
@@ -91,7 +91,9 @@ class Account:
     def _add(self, event: Event, count: int = 1) -> None:
         if count == 0:
             return
-        if not isinstance(event, Gaussian) or event.noise_multiplier == 0:
+        if isinstance(event, Repeated):
+            self._add(event.event, event.count * count)
+        elif not isinstance(event, Gaussian) or event.noise_multiplier == 0:
             # Also a Laplace release: against all other vectors, however far, it promises nothing.
             self._unbounded = True
         elif event.sampling.kind == "without-replacement" and self.relation == "add-or-remove":

@@ -73,22 +73,7 @@ class Books:
         Raises:
             BudgetExhausted: they would; nothing was recorded.
         """
-        if not self.max_epsilon:
-            return
-        account = self.account()
-        for event in events:
-            account = account.plus(event)
-        epsilon = best_epsilon(account, self.delta)[0]
-        if math.isinf(epsilon):
-            raise BudgetExhausted(
-                f"{self.ledger.path} holds, or would hold, releases for which nothing can be claimed: no ε up to "
-                f"{self.max_epsilon:g} covers them; if this is other data, give it another data-identity"
-            )
-        if epsilon > self.max_epsilon:
-            raise BudgetExhausted(
-                f"the next release would bring ε from {self.epsilon():.4g} to {epsilon:.4g} at δ = {self.delta:g}, "
-                f"past the budget of {self.max_epsilon:g}"
-            )
+        refuse_beyond(self.account(), events, self.delta, self.max_epsilon, str(self.ledger.path))
 
     @contextmanager
     def release(self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0) -> Iterator[None]:
@@ -103,3 +88,34 @@ class Books:
         )
         yield
         self.ledger.done(release)
+
+
+def refuse_beyond(account: Account, events: Iterable[Event], delta: float, max_epsilon: float, keeper: str) -> None:
+    """Refuse if an account would pass a budget with these events.
+
+    Args:
+        account: of what was released before.
+        events: that are about to happen.
+        delta: at which ε is judged.
+        max_epsilon: that may not be passed; 0: no budget.
+        keeper: whose account it is, for the message.
+
+    Raises:
+        BudgetExhausted: it would.
+    """
+    if not max_epsilon:
+        return
+    after = account
+    for event in events:
+        after = after.plus(event)
+    epsilon = best_epsilon(after, delta)[0]
+    if math.isinf(epsilon):
+        raise BudgetExhausted(
+            f"{keeper} holds, or would hold, releases for which nothing can be claimed: no ε up to {max_epsilon:g} "
+            "covers them; if this is other data, give it another data-identity"
+        )
+    if epsilon > max_epsilon:
+        raise BudgetExhausted(
+            f"the next release would bring ε from {best_epsilon(account, delta)[0]:.4g} to {epsilon:.4g} at "
+            f"δ = {delta:g}, past the budget of {max_epsilon:g}"
+        )

@@ -49,6 +49,9 @@ UNSAMPLED = Sampling()
 LEAST = 1e-6
 """The smallest multiplier that is accounted for: below, squares lose their meaning and ε is past every use."""
 
+MOST = 10**9
+"""The most releases that one event stands for."""
+
 
 @dataclass(frozen=True)
 class Gaussian:
@@ -70,6 +73,25 @@ class Gaussian:
             raise PrivacyError(
                 f"a noise multiplier must be 0 or between {LEAST:g} and {1 / LEAST:g}, got {self.noise_multiplier}"
             )
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """The same release several times over, as the steps of a training are.
+
+    Attributes:
+        event: each of them. Later ones may be chosen by what earlier ones released, but for their multiplier.
+        count: how many, above 0.
+    """
+
+    event: Gaussian
+    count: int
+
+    def __post_init__(self) -> None:
+        if type(self.event) is not Gaussian:
+            raise PrivacyError("what is repeated must be a gaussian event")
+        if type(self.count) is not int or not 0 < self.count <= MOST:
+            raise PrivacyError(f"a count of releases must be a whole number from 1 to {MOST}, got {self.count!r}")
 
 
 @dataclass(frozen=True)
@@ -101,13 +123,20 @@ class Laplace:
         return self.epsilon * self.radius
 
 
-Event = Gaussian | Laplace | Unaccounted
-KINDS: dict[str, type] = {"gaussian": Gaussian, "laplace": Laplace, "unaccounted": Unaccounted}
+Event = Gaussian | Repeated | Laplace | Unaccounted
+KINDS: dict[str, type] = {
+    "gaussian": Gaussian,
+    "repeated": Repeated,
+    "laplace": Laplace,
+    "unaccounted": Unaccounted,
+}
 
 
 def to_json(event: Event) -> dict[str, Any]:
     """An event as a JSON object."""
     (kind,) = (name for name, cls in KINDS.items() if type(event) is cls)
+    if isinstance(event, Repeated):
+        return {"kind": kind, "event": to_json(event.event), "count": event.count}
     return {"kind": kind, **asdict(event)}
 
 
@@ -124,6 +153,8 @@ def from_json(content: Mapping[str, Any]) -> Event:
     if not isinstance(kind, str) or kind not in KINDS:
         raise PrivacyError(f"unknown event kind {kind!r}; known: {', '.join(KINDS)}")
     try:
+        if "event" in fields:
+            fields["event"] = from_json(fields["event"])
         if "sampling" in fields:
             fields["sampling"] = Sampling(**fields["sampling"])
         event: Event = KINDS[kind](**fields)

@@ -9,7 +9,7 @@ from rich.table import Table
 from cloister.core import check
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting import Account
-from cloister.privacy.events import Event, Gaussian, Laplace
+from cloister.privacy.events import Event, Gaussian, Laplace, Repeated
 from cloister.privacy.ledger import Ledger
 
 
@@ -48,6 +48,8 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
 
 def in_words(event: Event) -> str:
     """An event in a few words."""
+    if isinstance(event, Repeated):
+        return f"{event.count} times {in_words(event.event)}"
     if isinstance(event, Laplace):
         return f"laplace, ε = {event.epsilon:.4g} per unit, leakage {event.leakage:.4g} within {event.radius:.4g}"
     if not isinstance(event, Gaussian):

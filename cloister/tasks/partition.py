@@ -1,7 +1,8 @@
 """Dealing the examples of a benchmark to simulated clients.
 
-Every way to deal returns one index array per client. No example goes to two clients, and each array is in rising
-order, so that the deal depends on the seed alone and no client receives its examples class by class.
+Every way to deal returns one index array per client. No example goes to two clients, unless clients of a given size
+need more than there are; and each array is in rising order, so that the deal depends on the seed alone and no client
+receives its examples class by class.
 """
 
 import re
@@ -32,7 +33,7 @@ def deal(config: TaskConfig, default: str, dataset: Dataset, clients: int, class
         config: of the task.
         default: what `task.partition = "auto"` means.
         dataset: with n training examples, labelled 0 to `classes` - 1.
-        clients: how many parts to make, 1 to n.
+        clients: how many parts to make, 1 to n, or any number where `task.examples-per-client` says how large.
         classes: number of classes; 0 where targets are no labels.
         seed: ≥ 0; the same seed deals the same parts.
 
@@ -44,13 +45,15 @@ def deal(config: TaskConfig, default: str, dataset: Dataset, clients: int, class
     """
     check.positive(clients=clients)
     check.non_negative(seed=seed)
-    _refuse_more_clients_than(len(dataset.train), clients)
     labels, rng = dataset.train.y, np.random.default_rng(seed)
     kind = default if config.partition == "auto" else config.partition
     if not classes and kind in BY_LABEL:
         raise ConfigError(
             f"task.partition = {kind!r} deals by class, and task.name = {config.name!r} has none; use iid or natural"
         )
+    if config.examples_per_client:
+        return of_one_size(labels, clients, config, kind, rng)
+    _refuse_more_clients_than(len(labels), clients)
     match kind:
         case "iid":
             return iid(labels, clients, rng)
@@ -88,6 +91,40 @@ def shards(labels: NDArray, clients: int, shards_per_client: int, rng: np.random
     pieces = np.array_split(np.argsort(labels, kind="stable"), total)
     hands = rng.permutation(total).reshape(clients, shards_per_client)
     return [np.sort(np.concatenate([pieces[piece] for piece in hand])) for hand in hands]
+
+
+def of_one_size(
+    labels: NDArray, clients: int, config: TaskConfig, kind: str, rng: np.random.Generator
+) -> list[Indices]:
+    """Clients of exactly `task.examples-per-client` examples, by `iid` or `shards`.
+
+    When the examples are used up they are all dealt again, in another order, to the clients that follow; what is left
+    of a deal that does not come out even, at random, sits out of it.
+
+    Raises:
+        ConfigError: it is another kind of partition, or there are fewer examples, or shards would not be whole.
+    """
+    size = config.examples_per_client
+    if kind not in ("iid", "shards"):
+        raise ConfigError(f"task.examples-per-client = {size} goes with iid and shards, not with {kind!r}")
+    if size > len(labels):
+        raise ConfigError(f"task.examples-per-client = {size} must be at most the {len(labels)} training examples")
+    if kind == "shards" and size % config.shards_per_client:
+        raise ConfigError(
+            f"task.examples-per-client = {size} must be a multiple of task.shards-per-client = "
+            f"{config.shards_per_client}"
+        )
+    parts: list[Indices] = []
+    while len(parts) < clients:
+        hands = len(labels) // size
+        dealt = rng.permutation(len(labels))[: hands * size]
+        own = (
+            iid(labels[dealt], hands, rng)
+            if kind == "iid"
+            else shards(labels[dealt], hands, config.shards_per_client, rng)
+        )
+        parts += [np.sort(dealt[part]) for part in own]
+    return parts[:clients]
 
 
 def dirichlet(labels: NDArray, clients: int, alpha: float, rng: np.random.Generator) -> list[Indices]:

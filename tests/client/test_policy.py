@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cloister import cli
 from cloister.client.app import app
-from cloister.client.books import limits
+from cloister.client.books import numbers_of
 from cloister.client.mods import contain_errors
 from cloister.client.obey import obey_policy, promised_multiplier
 from cloister.client.policy import CHECKED_BUNDLE, TEMPLATE, Policy, read_policy
@@ -154,7 +154,7 @@ class TestLimits:
         assert not ask(tmp_path, METRIC, kind="evaluate", scores_may_leave=True).has_error()
 
     def test_what_cannot_be_classified_is_refused(self, tmp_path):
-        with pytest.raises(PolicyError, match="'train.other' message is none that a policy knows"):
+        with pytest.raises(PolicyError, match=r"'train\.other' message is none that a policy knows"):
             ask(tmp_path, METRIC, kind="train.other")
 
     def test_too_many_local_epochs(self, tmp_path):
@@ -182,15 +182,18 @@ class TestLimits:
     @pytest.mark.parametrize(
         ("node", "changes", "budget"),
         [
-            ({}, {}, (0.0, 1e-5)),
-            ({"max-epsilon": 3.0}, {}, (3.0, 1e-5)),
-            ({}, {"max_epsilon": 2.0}, (2.0, 1e-5)),
-            ({"max-epsilon": 3.0}, {"max_epsilon": 2.0, "target_delta": 1e-4}, (2.0, 1e-5)),
-            ({"max-epsilon": 1.0}, {"max_epsilon": 2.0, "target_delta": 1e-6}, (1.0, 1e-6)),
+            ({}, {}, (0.0, 0.0, 1e-5)),
+            ({"max-epsilon": 3.0}, {}, (3.0, 0.0, 1e-5)),
+            ({}, {"max_epsilon": 2.0}, (2.0, 0.0, 1e-5)),
+            ({"max-epsilon": 3.0}, {"max_epsilon": 2.0, "target_delta": 1e-4}, (2.0, 0.0, 1e-5)),
+            ({"max-epsilon": 1.0}, {"max_epsilon": 2.0, "target_delta": 1e-6}, (1.0, 0.0, 1e-6)),
+            ({"max-example-epsilon": 1.0}, {"max_example_epsilon": 2.0}, (0.0, 1.0, 1e-5)),
+            ({"max-epsilon": 1.0}, {"max_example_epsilon": 2.0}, (1.0, 2.0, 1e-5)),
         ],
     )
     def test_the_stricter_budget_wins(self, tmp_path, node, changes, budget):
-        assert limits(node | {"policy": str(policy_file(tmp_path, **changes))}) == budget
+        found = numbers_of(node | {"policy": str(policy_file(tmp_path, **changes))})
+        assert tuple(found.values()) == budget
 
 
 def test_the_reason_is_told_and_nothing_else(tmp_path):

@@ -29,7 +29,7 @@ from cloister.privacy.accounting import (
     rounds_for,
     sampled_curve,
 )
-from cloister.privacy.events import UNSAMPLED, Gaussian, Sampling, Unaccounted
+from cloister.privacy.events import UNSAMPLED, Gaussian, Repeated, Sampling, Unaccounted
 
 ACCOUNTANTS = ["rdp", "pld", "published"]
 RELATIONS = ["add-or-remove", "replace-one"]
@@ -328,6 +328,22 @@ class TestRoundsThatDiffer:
         one_by_one = Account([Gaussian(2.0, poisson(0.1))] * 12 + [Gaussian(9.0)] * 3)
         at_once = account(2.0, poisson(0.1), 12).plus(Gaussian(9.0), 3)
         assert at_once.epsilon(SMALL) == pytest.approx(one_by_one.epsilon(SMALL), rel=ROUNDING)
+
+    @pytest.mark.parametrize("event", [Gaussian(9.0), Gaussian(2.0, poisson(0.1)), Gaussian(0.0)])
+    def test_a_repeated_event_is_a_short_form_in_the_ledger(self, event):
+        one_by_one = Account([event] * 12)
+        at_once = Account([Repeated(event, 3)]).plus(Repeated(event, 2), 4).plus(event)
+        assert at_once.epsilon(SMALL) == pytest.approx(one_by_one.epsilon(SMALL), rel=ROUNDING)
+
+    @pytest.mark.parametrize("count", [0, -1, 1.5, True, "6", None, 10**10])
+    def test_a_repeated_event_has_a_count(self, count):
+        with pytest.raises(PrivacyError, match="count of releases must be a whole number from 1 to 1000000000"):
+            Repeated(Gaussian(1.0), count)
+
+    @pytest.mark.parametrize("event", [Unaccounted("no noise"), Repeated(Gaussian(1.0), 2), {"noise_multiplier": 1.0}])
+    def test_only_a_gaussian_is_repeated(self, event):
+        with pytest.raises(PrivacyError, match="must be a gaussian event"):
+            Repeated(event, 2)
 
     def test_none_is_nothing_and_fewer_is_refused(self):
         assert account(1.0, poisson(0.1), 0).is_unsampled

@@ -16,7 +16,7 @@ from cloister.cli import app
 from cloister.core.errors import BudgetExhausted, LedgerError, PrivacyError
 from cloister.privacy import ledger as module
 from cloister.privacy.books import Books
-from cloister.privacy.events import UNSAMPLED, Gaussian, Sampling, Unaccounted, from_json, to_json
+from cloister.privacy.events import UNSAMPLED, Gaussian, Repeated, Sampling, Unaccounted, from_json, to_json
 from cloister.privacy.ledger import GENESIS, Ledger, line_hash
 
 EVENTS = [
@@ -60,6 +60,20 @@ def rewrite(path, lines):
 
 
 class TestWhatIsWritten:
+    def test_many_steps_are_one_line(self, path):
+        event = Repeated(Gaussian(4.0, Sampling("poisson", probability=0.25)), 600)
+        write(path, [event])
+        (entry,) = Ledger(path).entries
+        assert entry.event == event and len(lines_of(path)) == 2
+        assert lines_of(path)[0]["event"]["event"]["kind"] == "gaussian"
+
+    @pytest.mark.parametrize(
+        "inner", [{}, None, {"kind": "unaccounted", "reason": "x"}, to_json(Gaussian(1.0)) | {"k": 1}]
+    )
+    def test_many_of_what_is_not_known_are_refused(self, inner):
+        with pytest.raises(PrivacyError):
+            from_json({"kind": "repeated", "event": inner, "count": 2})
+
     def test_comes_back(self, path):
         written = write(path)
         read = Ledger(path)

@@ -1,0 +1,80 @@
+"""DP-SGD for Keras models."""
+
+import math
+
+import keras
+import numpy as np
+
+from cloister.client.keras_trainer import optimizer_named
+from cloister.client.noise_sources import NoiseSource, refuse_penalty
+from cloister.client.plan import TrainingPlan
+from cloister.core.config import PrivacyConfig
+from cloister.core.errors import ConfigError
+from cloister.privacy.dpsgd.step import DpSgd
+from cloister.privacy.local_steps import LocalSteps, clipping_norm_of
+from cloister.tasks.base import Examples
+from cloister.tasks.keras_model import KerasModel
+
+
+class PrivateKerasTrainer:
+    """Any Keras optimizer on clipped and noised sums of the gradients of single examples.
+
+    The optimizer starts afresh in every `fit`: nothing of one client's training reaches another's.
+
+    Args:
+        model: a classifier, trained in place.
+        optimizer: the name of a Keras optimizer.
+        batch_size: B, of every plan that follows.
+        privacy: the run's `privacy.*`.
+
+    Guarantee: as `LocalSteps` and `DpSgd` say; what the optimizer makes of a noised sum is post-processing.
+
+    Raises:
+        ConfigError: Keras does not know the optimizer, or the loss is none of a classifier.
+        UnsupportedModel: the model's examples have no gradients of their own.
+    """
+
+    def __init__(self, model: KerasModel, optimizer: str, batch_size: int, privacy: PrivacyConfig) -> None:
+        if model.loss != "cross-entropy":
+            raise ConfigError(f"privacy.client = 'dp-sgd' is for classifiers; this model's loss is {model.loss!r}")
+        self.model = model
+        self.privacy = privacy
+        self._optimizer = optimizer_named(optimizer)
+        self._dp_sgd = DpSgd(
+            model.keras,
+            batch_size=batch_size,
+            noise_multiplier=privacy.client_noise_multiplier,
+            clipping_norm=privacy.client_clipping_norm,
+            optimizer=self._optimizer,
+            loss=keras.losses.sparse_categorical_crossentropy,
+            microbatch_size=_microbatch_size(batch_size, privacy),
+        )
+        self._initial = [np.array(variable.numpy()) for variable in self._optimizer.variables]
+        self._sources = NoiseSource(privacy.noise_seed)
+
+    def fit(self, examples: Examples, plan: TrainingPlan) -> None:
+        """Train from the model's weights. There is no loss to tell: it would carry no noise.
+
+        Raises:
+            ConfigError: the plan has another batch size, or a penalty.
+        """
+        refuse_penalty(plan)
+        if plan.batch_size != self._dp_sgd.batch_size:
+            raise ConfigError(f"client.batch-size = {plan.batch_size} must be {self._dp_sgd.batch_size} in this run")
+        self._reset(plan)
+        steps = LocalSteps(len(examples), plan.batch_size, plan.epochs, self.privacy.batch_sampling)
+        bound = clipping_norm_of(self.privacy, plan.round)
+        self._dp_sgd.noise = self._sources.noise(plan)
+        for batch in steps.batches(self._sources.batch_seed(plan)):
+            self._dp_sgd.step(examples.x[batch], examples.y[batch], bound)
+
+    def _reset(self, plan: TrainingPlan) -> None:
+        for variable, value in zip(self._optimizer.variables, self._initial, strict=True):
+            variable.assign(value)
+        self._optimizer.learning_rate = plan.learning_rate
+        self.model.reseed(int(np.random.SeedSequence(plan.seed).generate_state(1)[0]))
+
+
+def _microbatch_size(batch_size: int, privacy: PrivacyConfig) -> int:
+    """So many examples that most Poisson batches are one microbatch: padding costs less than another call."""
+    return batch_size if privacy.batch_sampling == "shuffle" else batch_size + math.ceil(2 * math.sqrt(batch_size))

@@ -1,0 +1,90 @@
+"""What DP-SGD on a client's own examples takes and releases in a round: said once, for training and for the ledger."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from cloister.core import check
+from cloister.core.config import PrivacyConfig
+from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
+from cloister.privacy.events import Event, Gaussian, Repeated, Sampling, Unaccounted
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """The private steps of one client in one round.
+
+    Args:
+        examples: n > 0 that the client trains on; public, since q and the number of steps depend on it.
+        batch_size: B > 0, what a noised sum is divided by, and the size of a batch on average.
+        epochs: E > 0.
+        sampling: `poisson`: E·⌈n/B⌉ steps, in each of which every example takes part with probability B/n. `shuffle`:
+            in each epoch the examples in a random order are cut into ⌊n/B⌋ batches, and those behind sit out.
+
+    Guarantee (for neighbours that differ in whether the gradients of one example count): a `poisson` step is a Gaussian
+        mechanism sampled with q = B/n. Under `shuffle` the order does not depend on the examples, and whatever it is,
+        an example is in at most one batch of an epoch: the other steps are post-processing of what was released
+        before, on data that do not differ. So a whole epoch is one Gaussian mechanism of multiplier σ, without
+        amplification, also against somebody who knows the order.
+    """
+
+    examples: int
+    batch_size: int
+    epochs: int
+    sampling: Literal["poisson", "shuffle"] = "poisson"
+
+    def __post_init__(self) -> None:
+        check.positive(examples=self.examples, batch_size=self.batch_size, local_epochs=self.epochs)
+        check.one_of(("poisson", "shuffle"), batch_sampling=self.sampling)
+
+    @property
+    def count(self) -> int:
+        """Steps in a round."""
+        if self.sampling == "poisson":
+            return self.epochs * math.ceil(self.examples / self.batch_size)
+        return self.epochs * max(1, self.examples // self.batch_size)
+
+    @property
+    def rate(self) -> float:
+        """q: the probability of an example to be in a batch of `poisson`."""
+        return min(1.0, self.batch_size / self.examples)
+
+    def batches(self, seed: int | None = None) -> Iterator[Batch]:
+        """Indices of the examples in each step; the operating system draws them unless there is a seed."""
+        if self.sampling == "poisson":
+            return poisson(self.examples, self.rate, self.count, seed)
+        return shuffle(self.examples, min(self.batch_size, self.examples), self.count, seed)
+
+    def event(self, noise_multiplier: float) -> Event:
+        """What a round with this σ costs one example."""
+        if self.sampling == "poisson":
+            return Repeated(Gaussian(noise_multiplier, Sampling("poisson", self.rate)), self.count)
+        return Repeated(Gaussian(noise_multiplier), self.epochs)
+
+
+def clipping_norm_of(privacy: PrivacyConfig, server_round: int) -> float:
+    """S of a round: S ← max(S, least) before it and S ← S - S·decay after it, from the configured S on.
+
+    The noise follows S: whatever it is, a step is a Gaussian mechanism of multiplier σ. See `docs/end-to-end.md`.
+    """
+    decayed = privacy.client_clipping_norm * (1 - privacy.clipping_decay) ** max(0, server_round - 1)
+    return max(decayed, privacy.least_clipping_norm)
+
+
+def recorded_event(privacy: PrivacyConfig, steps: LocalSteps) -> Event:
+    """What is entered in a client's ledger for a round, before its training starts."""
+    reasons = reservations(privacy)
+    return Unaccounted("; ".join(reasons)) if reasons else steps.event(privacy.client_noise_multiplier)
+
+
+def reservations(privacy: PrivacyConfig) -> list[str]:
+    """Why nothing can be claimed for the examples of a client; empty if it can."""
+    if privacy.client != "dp-sgd":
+        return [f"privacy.client is {privacy.client!r}: the server sees models trained on examples without noise"]
+    reasons = []
+    if privacy.client_noise_multiplier == 0:
+        reasons.append("privacy.client-noise-multiplier is 0: there is no noise")
+    if privacy.noise_seed != -1:
+        reasons.append("the noise is seeded: whoever knows privacy.noise-seed can remove it")
+    return reasons

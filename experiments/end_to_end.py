@@ -1,0 +1,207 @@
+"""The thesis' systems for end-to-end privacy on MNIST: accuracy by rounds, and what is and is not guaranteed.
+
+    python experiments/end_to_end.py SYSTEM --data FOLDER_OF_MNIST_NPZ [--rounds 100] [--clients 100] [--partition iid]
+    python experiments/end_to_end.py central --data FOLDER_OF_MNIST_NPZ [--epochs 247]
+    python experiments/end_to_end.py plot
+
+SYSTEM is proposed, curator, naive, none or topped-up: the configuration of that name in experiments/end_to_end, on top
+of common.toml. `-c key=value` overrides it. Every run goes to experiments/results/end_to_end, its command with it.
+`plot` needs matplotlib.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+import time
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+SYSTEMS = ("proposed", "curator", "naive", "none", "topped-up")
+PARTICIPATION = {100: 0.1, 1000: 0.05, 10000: 0.005}
+"""Share of the clients that train in a round, as in the thesis."""
+RESULTS = FOLDER / "results" / "end_to_end"
+CENTRAL = {"noise-multiplier": 4.0, "batch-size": 600, "clipping-norm": 4.0, "learning-rate": 0.02, "seed": 1}
+
+
+def settings_of(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The dotted keys of a run."""
+    from cloister.core.config import flatten
+
+    found: dict[str, Any] = {}
+    for name in ("common", system):
+        found |= flatten(tomllib.loads((FOLDER / "end_to_end" / f"{name}.toml").read_text()))
+    found |= {
+        "strategy.fraction-train": PARTICIPATION[arguments.clients],
+        "task.partition": arguments.partition,
+        "num-rounds": arguments.rounds,
+    }
+    overrides = tomllib.loads("\n".join(arguments.config or []))
+    return found | flatten(overrides)
+
+
+def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run a system; its curve, and what its run directory says about privacy."""
+    from rich.console import Console
+
+    from cloister.core.config import parse
+    from cloister.local.simulation import simulate
+    from cloister.server.console import Narrator
+
+    settings = settings_of(system, arguments)
+    place = {"task.data-path": arguments.data, "output-dir": arguments.output_dir}
+    narrator = Narrator(arguments.rounds, Console(quiet=arguments.quiet))
+    outcome = simulate(settings | place, arguments.clients, narrator)
+    curve = [[done.number, *scores(done.central)] for done in outcome.rounds]
+    return {
+        "system": system,
+        "clients": arguments.clients,
+        "partition": arguments.partition,
+        "settings": settings,
+        "columns": ["round", "accuracy", "loss"],
+        "curve": curve,
+        "accounting": accounting(parse(settings), len(outcome.rounds) - 1),
+        "server-privacy": {key: outcome.privacy[key] for key in ("status", "reasons", "claims")},
+    }
+
+
+def accounting(config: Any, rounds: int) -> dict[str, Any]:
+    """What the run would claim with secret noise, beside what the thesis claims."""
+    from cloister.privacy import end_to_end
+    from cloister.privacy.accounting import Account, best_epsilon
+    from cloister.privacy.events import Gaussian, Sampling
+
+    privacy, share, found = config.privacy, config.strategy.fraction_train, {}
+    if privacy.client == "dp-sgd":
+        setting = end_to_end.Setting(privacy.client_noise_multiplier, 100, 600, 1, share, rounds)
+        found["published"] = {
+            "example-delta-at-1.31": end_to_end.published_example(setting).delta(1.31, "published"),
+            "client-delta-at-8": end_to_end.published_client(setting).delta(8, "published"),
+        }
+        secret = privacy.model_copy(update={"noise_seed": -1})
+        taken_part = {"average-client": round(share * rounds), "client-in-every-round": rounds}
+        found["sound"] = {
+            name: end_to_end.dp_sgd_statement(
+                secret, examples=600, batch_size=100, epochs=1, rounds_taken_part=number, delta=1e-5
+            )["claims"]
+            for name, number in taken_part.items()
+        }
+    if privacy.server == "global-dp" and privacy.noise_multiplier != "auto":
+        drawn = Sampling("poisson", share) if config.strategy.sampling == "poisson" else Sampling()
+        account = Account().plus(Gaussian(privacy.noise_multiplier, drawn), rounds)
+        found["server"] = {"sampling": drawn.kind, "client-epsilon-at-1e-3": best_epsilon(account, 1e-3)[0]}
+    return found
+
+
+def central(arguments: argparse.Namespace) -> dict[str, Any]:
+    """DP-SGD on all of MNIST in one place, an epoch being 100 Poisson batches of 600 on average."""
+    import keras
+
+    from cloister.core.config import TaskConfig
+    from cloister.privacy.accounting import Account
+    from cloister.privacy.dpsgd import central as trainer
+    from cloister.privacy.dpsgd.step import DpSgd
+    from cloister.privacy.events import Gaussian, Sampling
+    from cloister.privacy.noise import GaussianNoise
+    from cloister.tasks.mnist import Mnist
+
+    task = Mnist(TaskConfig(name="mnist", model="mlp", data_path=arguments.data))
+    data, model = task.load(), task.build()
+    model.initialise(CENTRAL["seed"])
+    private = DpSgd(
+        model.keras,
+        batch_size=CENTRAL["batch-size"],
+        noise_multiplier=CENTRAL["noise-multiplier"],
+        clipping_norm=CENTRAL["clipping-norm"],
+        optimizer=keras.optimizers.SGD(CENTRAL["learning-rate"]),
+        microbatch_size=650,
+        noise=GaussianNoise(CENTRAL["seed"]),
+    )
+    rate, per_epoch = CENTRAL["batch-size"] / len(data.train), len(data.train) // CENTRAL["batch-size"]
+    event = Gaussian(CENTRAL["noise-multiplier"], Sampling("poisson", rate))
+    curve, start = [], time.perf_counter()
+    for epoch in range(1, arguments.epochs + 1):
+        for _ in trainer.train(private, data.train.x, data.train.y, steps=per_epoch, seed=10**6 + epoch):
+            pass
+        accuracy, loss = scores(task.metrics(data.test.y, model.predict(data.test.x)))
+        account = Account().plus(event, epoch * per_epoch)
+        curve.append([epoch, accuracy, loss, account.delta(2.0, "published"), account.epsilon(1e-5)])
+        if epoch % 10 == 0:
+            print(f"epoch {epoch}  accuracy {accuracy:.4f}  {time.perf_counter() - start:.0f} s", flush=True)
+    columns = ["epoch", "accuracy", "loss", "published-delta-at-2", "epsilon-at-1e-5"]
+    return {"system": "central", "settings": CENTRAL, "columns": columns, "curve": curve}
+
+
+def scores(metrics: Any) -> tuple[float, float]:
+    """Accuracy and loss, in four digits."""
+    return round(metrics["accuracy"], 4), round(metrics["loss"], 4)
+
+
+def name_of(result: dict[str, Any]) -> str:
+    """A file name for a result."""
+    if result["system"] == "central":
+        return "central"
+    return f"{result['system']}-{result['partition']}-{result['clients']}"
+
+
+def save(result: dict[str, Any], name: str) -> None:
+    """Write a result down, a row of its curve a line."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    rows = ",\n    ".join(json.dumps(row) for row in result["curve"])
+    text = json.dumps({**result, "curve": "CURVE"}, indent=2, ensure_ascii=False)
+    (RESULTS / f"{name}.json").write_text(text.replace('"CURVE"', f"[\n    {rows}\n  ]") + "\n")
+
+
+def plot(results: Iterable[Path]) -> None:
+    """All curves as they are: federated ones by round, and the central one by epoch."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5))
+    for path in sorted(results):
+        result = json.loads(path.read_text())
+        x, y = ([row[column] for row in result["curve"]] for column in (0, 1))
+        (right if result["system"] == "central" else left).plot(x, y, label=path.stem)
+    left.set(xlabel="round", ylabel="test accuracy", title="MNIST, clients of 600 examples")
+    right.set(xlabel="epoch", title="central DP-SGD: σ 4, batch 600, S 4, rate 0.02")
+    right.axhline(0.9249, linestyle=":", color="grey", label="reported at 247 epochs")
+    left.axhline(0.8908, linestyle=":", color="grey", label="reported at 635 rounds: proposed, iid")
+    for axes in (left, right):
+        axes.legend(fontsize=8)
+        axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(FOLDER / "results" / "end_to_end.png", dpi=110)
+
+
+def main() -> None:
+    """Run one system, or draw what was run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("system", choices=[*SYSTEMS, "central", "plot"])
+    parser.add_argument("--data", default="")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--clients", type=int, default=100, choices=sorted(PARTICIPATION))
+    parser.add_argument("--partition", default="iid", choices=["iid", "shards"])
+    parser.add_argument("--epochs", type=int, default=247)
+    parser.add_argument("--output-dir", default="runs")
+    parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--name", default="", help="of the result; by default from system, partition and clients")
+    parser.add_argument("-c", dest="config", action="append", help="a key of the configuration, in TOML")
+    arguments = parser.parse_args()
+    if arguments.system == "plot":
+        plot(RESULTS.glob("*.json"))
+        return
+    start = time.perf_counter()
+    result = central(arguments) if arguments.system == "central" else federated(arguments.system, arguments)
+    command = shlex.join(sys.argv[1:]).replace(arguments.data, "FOLDER_OF_MNIST_NPZ") if arguments.data else ""
+    result |= {"command": f"python experiments/end_to_end.py {command}", "seconds": round(time.perf_counter() - start)}
+    save(result, arguments.name or name_of(result))
+    print(result["curve"][-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()

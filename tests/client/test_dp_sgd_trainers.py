@@ -1,0 +1,204 @@
+"""DP-SGD in a client: the right step, noise of its own for everybody, nothing carried from one client to the next."""
+
+import numpy as np
+import pytest
+
+from cloister.client.dp_sgd_keras_trainer import PrivateKerasTrainer
+from cloister.client.dp_sgd_numpy_trainer import PrivateNumpyTrainer
+from cloister.client.plan import TrainingPlan
+from cloister.core.config import PrivacyConfig
+from cloister.core.errors import ConfigError, UnsupportedModel
+from cloister.privacy.dpsgd.one_by_one import noisy_sum
+from cloister.privacy.noise import GaussianNoise
+from cloister.tasks.base import Examples
+from cloister.tasks.keras_model import KerasModel
+from cloister.tasks.softmax import SoftmaxRegression
+
+RNG = np.random.default_rng(0)
+DATA = Examples(RNG.random((40, 6)).astype(np.float32), RNG.integers(0, 3, 40))
+RATE = 0.5
+
+
+def plan(**changes):
+    defaults = {"epochs": 1, "batch_size": 40, "learning_rate": RATE, "proximal_mu": 0.0, "seed": (1, 1, 0)}
+    return TrainingPlan(**(defaults | changes))
+
+
+def privacy(sigma=1.0, clip=1.0, **settings):
+    return PrivacyConfig(
+        server="none", client="dp-sgd", client_noise_multiplier=sigma, client_clipping_norm=clip, **settings
+    )
+
+
+def linear(*extra):
+    import keras
+
+    layers = [keras.Input((6,)), *extra, keras.layers.Dense(3, activation="softmax", name="out")]
+    return keras.Sequential(layers, name="net")
+
+
+def of_keras(**settings):
+    model = KerasModel(linear)
+    return PrivateKerasTrainer(model, "sgd", 40, privacy(**settings))
+
+
+def of_numpy(**settings):
+    return PrivateNumpyTrainer(SoftmaxRegression(6, 3), "sgd", 40, privacy(**settings))
+
+
+KINDS = pytest.mark.parametrize("make", [of_keras, of_numpy])
+
+
+def started(trainer, seed=2):
+    """At the same weights, whatever the kind of model."""
+    kernel, bias = np.random.default_rng(seed).standard_normal((6, 3)), np.full(3, 0.1)
+    arrays = trainer.model.arrays()
+    trainer.model.assign({name: kernel if array.ndim == 2 else bias for name, array in arrays.items()})
+    return kernel, bias
+
+
+def moved(trainer, examples=DATA, **changes):
+    """How far training moves the weights, as one vector."""
+    before = np.concatenate([array.ravel() for array in trainer.model.arrays().values()])
+    assert trainer.fit(examples, plan(**changes)) is None
+    after = np.concatenate([array.ravel() for array in trainer.model.arrays().values()])
+    return after.astype(np.float64) - before
+
+
+def gradients(kernel, bias, examples=DATA):
+    """Of each example: (x, 1) ⊗ (softmax - one-hot), flat in the order of the weights."""
+    scores = np.exp(examples.x @ kernel + bias)
+    residual = scores / scores.sum(axis=1, keepdims=True) - np.eye(3)[examples.y]
+    return np.concatenate(
+        [(examples.x[:, :, None] * residual[:, None, :]).reshape(len(examples), -1), residual], axis=1
+    )
+
+
+@KINDS
+@pytest.mark.parametrize("clip", [0.3, 1e3])
+def test_a_step_is_the_clipped_sum_over_the_configured_batch_size(make, clip):
+    trainer = make(sigma=0.0, clip=clip)
+    own = gradients(*started(trainer))
+    norms = np.linalg.norm(own, axis=1)
+    assert (norms > 0.3).any() and (norms < 1e3).all()
+    expected = -RATE / 40 * (own * np.minimum(1, clip / norms)[:, None]).sum(axis=0)
+    np.testing.assert_allclose(moved(trainer), expected, rtol=1e-4, atol=1e-7)
+
+
+@KINDS
+def test_a_small_client_is_divided_by_the_same_size(make):
+    trainer = make(sigma=0.0, clip=1e3)
+    few = DATA.take(np.arange(10))
+    expected = -RATE / 40 * gradients(*started(trainer), few).sum(axis=0)
+    np.testing.assert_allclose(moved(trainer, few), expected, rtol=1e-4, atol=1e-7)
+
+
+@KINDS
+def test_the_noise_is_that_of_the_multiplier(make):
+    """Two-sided: 20 rounds of 21 numbers; a standard deviation off by a third is 8 standard errors away."""
+    noisy, exact = make(sigma=50.0, clip=0.5, noise_seed=3), make(sigma=0.0, clip=0.5)
+    rounds = []
+    for number in range(1, 21):
+        for trainer in (noisy, exact):
+            started(trainer)
+        rounds.append(moved(noisy, seed=(1, number, 0), round=number) - moved(exact))
+    assert np.std(rounds) == pytest.approx(RATE / 40 * 50.0 * 0.5, rel=0.15)
+
+
+@KINDS
+def test_clients_rounds_and_processes_have_noise_of_their_own(make):
+    trainer = make(sigma=5.0)
+    moves = []
+    for _ in range(3):
+        started(trainer)
+        moves.append(moved(trainer))
+    assert len({move.tobytes() for move in moves}) == 3
+
+
+@KINDS
+def test_seeded_noise_differs_between_clients_and_rounds_and_repeats(make):
+    trainer = make(sigma=5.0, noise_seed=0)
+
+    def of(*seed):
+        started(trainer)
+        return moved(trainer, seed=seed).tobytes()
+
+    assert len({of(1, 1, 0), of(1, 1, 1), of(1, 2, 0), of(2, 1, 0)}) == 4
+    assert of(1, 1, 0) == of(1, 1, 0)
+
+
+@KINDS
+def test_the_clip_follows_the_round(make):
+    trainer = make(sigma=0.0, clip=0.2, clipping_decay=0.5, least_clipping_norm=0.04)
+    sizes = []
+    for number in (1, 2, 3, 4):
+        started(trainer)
+        sizes.append(np.linalg.norm(moved(trainer, round=number)))
+    # All gradients are longer than 0.2 but for a few.
+    np.testing.assert_allclose(np.array(sizes) / sizes[-1], [5.0, 2.5, 1.25, 1.0], rtol=0.05)
+
+
+@KINDS
+def test_a_gradient_that_is_not_finite_contributes_nothing(make):
+    trainer = make(sigma=0.0, clip=1e3)
+    whole = DATA.take(np.arange(39))
+    broken = Examples(np.concatenate([whole.x, np.full((1, 6), np.nan, np.float32)]), np.append(whole.y, 0))
+    expected = -RATE / 40 * gradients(*started(trainer), whole).sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(moved(trainer, broken), expected, rtol=1e-4, atol=1e-7)
+
+
+@KINDS
+def test_fedproxs_penalty_is_refused(make):
+    with pytest.raises(ConfigError, match=r"strategy.proximal-mu = 0\.1 cannot go with privacy.client = 'dp-sgd'"):
+        make().fit(DATA, plan(proximal_mu=0.1))
+
+
+def test_the_optimizer_starts_afresh():
+    trainer = PrivateKerasTrainer(KerasModel(linear), "adam", 40, privacy(sigma=0.0))
+    moves = []
+    for _ in range(2):
+        started(trainer)
+        moves.append(moved(trainer, learning_rate=0.01))
+    np.testing.assert_array_equal(*moves)
+
+
+def test_another_batch_size_is_refused():
+    with pytest.raises(ConfigError, match=r"client\.batch-size = 8 must be 40 in this run"):
+        of_keras().fit(DATA, plan(batch_size=8))
+
+
+def test_batch_normalisation_is_refused_with_its_replacement():
+    import keras
+
+    with pytest.raises(UnsupportedModel, match="GroupNormalization"):
+        PrivateKerasTrainer(KerasModel(lambda: linear(keras.layers.BatchNormalization())), "sgd", 40, privacy())
+
+
+def test_what_is_no_classifier_is_refused():
+    with pytest.raises(ConfigError, match="is for classifiers"):
+        PrivateKerasTrainer(KerasModel(linear, "squared-error"), "sgd", 40, privacy())
+
+
+def test_numpy_models_know_one_optimizer():
+    with pytest.raises(ConfigError, match="must be 'sgd'"):
+        PrivateNumpyTrainer(SoftmaxRegression(6, 3), "adam", 40, privacy())
+
+
+class TestOneByOne:
+    LIKE = (np.zeros(3), np.zeros(1))
+
+    def of(self, gradients, clip=1.0, sigma=0.0):
+        return noisy_sum(gradients, self.LIKE, clipping_norm=clip, noise_multiplier=sigma, noise=GaussianNoise(1))
+
+    def test_an_empty_batch_is_noise(self):
+        assert all((piece != 0).all() for piece in self.of([], sigma=1.0))
+        assert all((piece == 0).all() for piece in self.of([]))
+
+    def test_one_norm_over_all_arrays(self):
+        first, second = self.of([(np.array([3.0, 0, 0]), np.array([4.0]))], clip=1.0)
+        np.testing.assert_allclose([*first, *second], [0.6, 0, 0, 0.8])
+
+    def test_zeros_and_what_is_not_finite(self):
+        broken = [(np.array([np.inf, 0, 0]), np.zeros(1)), (np.zeros(3), np.array([np.nan])), self.LIKE]
+        assert all((piece == 0).all() for piece in self.of(broken))

@@ -1,0 +1,102 @@
+"""What a round of DP-SGD takes is what its event says."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloister.core.config import PrivacyConfig
+from cloister.core.errors import ConfigError
+from cloister.privacy.accounting import Account
+from cloister.privacy.events import Gaussian, Repeated, Sampling, Unaccounted
+from cloister.privacy.local_steps import LocalSteps, clipping_norm_of, recorded_event
+
+sizes = st.integers(1, 60)
+
+
+@given(sizes, sizes, st.integers(1, 4))
+def test_as_many_poisson_batches_as_the_event_counts(examples, batch_size, epochs):
+    steps = LocalSteps(examples, batch_size, epochs)
+    event = steps.event(2.0)
+    assert isinstance(event, Repeated)
+    assert len(list(steps.batches(1))) == event.count == epochs * -(-examples // batch_size)
+    assert event.event == Gaussian(2.0, Sampling("poisson", min(1.0, batch_size / examples)))
+
+
+@given(sizes, sizes, st.integers(1, 4))
+def test_a_shuffled_epoch_has_an_example_at_most_once_and_costs_one_release(examples, batch_size, epochs):
+    steps = LocalSteps(examples, batch_size, epochs, "shuffle")
+    batches = list(steps.batches(1))
+    assert len(batches) == steps.count
+    per_epoch = len(batches) // epochs
+    for epoch in range(epochs):
+        taken = np.concatenate(batches[epoch * per_epoch : (epoch + 1) * per_epoch])
+        assert len(np.unique(taken)) == len(taken) == min(batch_size, examples) * per_epoch
+    assert steps.event(2.0) == Repeated(Gaussian(2.0), epochs)
+
+
+def test_poisson_batches_have_the_rate_that_is_accounted_for():
+    steps = LocalSteps(1000, 100, 40)
+    taken = np.array([np.isin(np.arange(1000), batch) for batch in steps.batches(3)])
+    assert taken.shape == (400, 1000)
+    # 400,000 draws: five standard deviations are 0.0024.
+    assert taken.mean() == pytest.approx(steps.rate, abs=0.0024)
+    assert len({batch.sum() for batch in taken}) > 20
+
+
+def test_batches_of_two_rounds_differ_unless_seeded():
+    steps = LocalSteps(200, 20, 1)
+    first, second = ([batch.tolist() for batch in steps.batches()] for _ in range(2))
+    assert first != second
+    assert [batch.tolist() for batch in steps.batches(4)] == [batch.tolist() for batch in steps.batches(4)]
+
+
+def test_a_poisson_epoch_costs_less_than_a_shuffled_one():
+    poisson, shuffle = (
+        Account([LocalSteps(600, 100, 1, kind).event(4.0)]).epsilon(1e-5) for kind in ("poisson", "shuffle")
+    )
+    assert poisson < 0.5 * shuffle
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [((0, 1, 1), "examples must be > 0"), ((1, 0, 1), "batch_size must be > 0"), ((1, 1, 0), "local_epochs must be")],
+)
+def test_nothing_to_train_on_is_refused(numbers, said):
+    with pytest.raises(ConfigError, match=said):
+        LocalSteps(*numbers)
+
+
+@given(st.floats(0.1, 10), st.floats(0, 0.9), st.floats(0, 5), st.integers(1, 30))
+def test_the_clip_decays_as_the_published_loop_does(high, decay, low, rounds):
+    privacy = PrivacyConfig(
+        server="none",
+        noise_multiplier=0.05,
+        client="dp-sgd",
+        client_clipping_norm=high,
+        clipping_decay=decay,
+        least_clipping_norm=low,
+    )
+    norm = high
+    for number in range(1, rounds + 1):
+        norm = max(norm, low)
+        assert clipping_norm_of(privacy, number) == pytest.approx(norm, rel=1e-9)
+        norm = norm - norm * decay
+
+
+class TestNothingIsClaimed:
+    @pytest.mark.parametrize(
+        ("settings", "reason"),
+        [
+            ({"client": "none"}, "privacy.client is 'none'"),
+            ({"client": "dp-sgd", "client_noise_multiplier": 0.0}, "client-noise-multiplier is 0"),
+            ({"client": "dp-sgd", "noise_seed": 3}, "the noise is seeded"),
+        ],
+    )
+    def test_and_the_reason_is_recorded(self, settings, reason):
+        event = recorded_event(PrivacyConfig(server="none", **settings), LocalSteps(10, 5, 1))
+        assert isinstance(event, Unaccounted) and reason in event.reason
+
+    def test_but_with_noise_it_is(self):
+        steps = LocalSteps(10, 5, 1)
+        assert recorded_event(PrivacyConfig(server="none", client="dp-sgd"), steps) == steps.event(1.0)
