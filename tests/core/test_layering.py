@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "client": {"core", "tasks", "privacy", "client"},
     "server": {"core", "tasks", "privacy", "strategies", "server"},
     "local": {"core", "client", "server", "local"},
-    "cli": {"core", "privacy", "client", "server", "local"},
+    "provision": {"core", "provision"},
+    "cli": {"core", "privacy", "client", "server", "local", "provision"},
 }
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
 
@@ -169,6 +170,8 @@ PUBLIC = {
     "cloister.privacy.distance": ["DISTANCES"],
     "cloister.privacy.noise": ["GaussianNoise"],
     "cloister.privacy.release": ["Release", "noisy_mean"],
+    "cloister.provision.kits": ["Report", "provision"],
+    "cloister.provision.superlink": ["OperatorsOnly", "serve"],
     "cloister.server.app": ["app"],
     "cloister.server.build": ["Plan", "build"],
     "cloister.strategies": ["STRATEGIES"],

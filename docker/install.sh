@@ -1,0 +1,11 @@
+#!/bin/sh
+# Install into the images' environment: `light` or `all` packages as pinned, or `cloister` itself beside it.
+set -eu
+if ls /wheels/*.whl >/dev/null 2>&1; then
+    export PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheels
+fi
+if [ "$1" = cloister ]; then
+    exec /opt/cloister/bin/pip install --quiet --no-deps --prefix /package .
+fi
+python3 requirements.py "$1" >requirements.txt
+exec /opt/cloister/bin/pip install --quiet --requirement requirements.txt --constraint constraints.txt
