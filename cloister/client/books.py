@@ -16,6 +16,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from cloister.client.data import DATA_PATH
 from cloister.client.handlers import run_config
+from cloister.client.policy import POLICY, budget_of
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.core.wire import CONFIG, PROMISE, ROUND
 from cloister.privacy.books import Books
@@ -33,17 +34,17 @@ DEFAULT_FOLDER = "~/.cloister/ledgers"
 def keep_books(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Record what a training reply will go into before it is made; abstain if the node's budget does not allow it.
 
-    A node keeps books if it has data of its own (`data-path`) or if its configuration says anything about books. Scores
-    of a model on its examples carry no noise: a node with a budget sends none.
+    A node keeps books if it has data of its own (`data-path`), a policy, or if its configuration says anything about
+    books. Scores of a model on its examples carry no noise: a node with a budget sends none.
 
     Raises:
         BudgetExhausted: the node abstains; the server sees an error reply that says so.
         PrivacyError: the server's promise cannot be read.
     """
     node, kind = context.node_config, message.metadata.message_type
-    if not {DATA_PATH, LEDGER_FOLDER, BUDGET, DELTA, IDENTITY} & set(node):
+    if not {DATA_PATH, LEDGER_FOLDER, BUDGET, DELTA, IDENTITY, POLICY} & set(node):
         return call_next(message, context)
-    if kind == MessageType.EVALUATE and node.get(BUDGET):
+    if kind == MessageType.EVALUATE and limits(node)[0]:
         raise BudgetExhausted(
             f"this node has a budget ({BUDGET}), and scores on its examples would leave without noise"
         )
@@ -79,13 +80,20 @@ def books_of(node: UserConfig, task: str, run: str) -> Books:
     Raises:
         ConfigError: its budget or its δ is no number.
         LedgerError: its ledger is broken.
+        PolicyError: its policy cannot be read.
     """
     path = _folder(node) / f"{identity_of(node, task)}.jsonl"
+    budget, delta = limits(node)
+    return Books(Ledger(path), run, "client", delta=delta, max_epsilon=budget)
+
+
+def limits(node: UserConfig) -> tuple[float, float]:
+    """The budget and the δ of a node: the stricter of what its configuration and its policy say; 0 is no budget."""
     numbers = {BUDGET: node.get(BUDGET, 0.0), DELTA: node.get(DELTA, 1e-5)}
     for key, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{key} = {value!r} in the node configuration must be a number")
-    return Books(Ledger(path), run, "client", delta=float(numbers[DELTA]), max_epsilon=float(numbers[BUDGET]))
+    return budget_of(node, float(numbers[BUDGET]), float(numbers[DELTA]))
 
 
 def _folder(node: UserConfig) -> Path:

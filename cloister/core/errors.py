@@ -7,6 +7,7 @@
     ├── FederationError         too few nodes, or arrays that do not belong to this run's model
     └── PrivacyError            a privacy guarantee would be broken
         ├── UnboundedSensitivity    noise was asked for before anything bounded a contribution
+        ├── PolicyError             a site's policy refuses what a run asks of it
         ├── LedgerError             a ledger is broken, or could not be written
         └── BudgetExhausted         the next release would pass a budget; nothing of it has been made
 
@@ -41,6 +42,10 @@ class PrivacyError(CloisterError):
 
 class UnboundedSensitivity(PrivacyError):
     """Noise was asked for before anything bounded a contribution."""
+
+
+class PolicyError(PrivacyError):
+    """A site's policy refuses what a run asks of it."""
 
 
 class LedgerError(PrivacyError):
