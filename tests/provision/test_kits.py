@@ -109,7 +109,9 @@ class TestFirstRun:
         import yaml
 
         files = contents(make().folder)
-        stored = {key.split(".")[-1]: value for key, value in yaml.safe_load(files["operator/credentials.yaml"]).items()}
+        stored = {
+            key.split(".")[-1]: value for key, value in yaml.safe_load(files["operator/credentials.yaml"]).items()
+        }
         token = b64decode(stored["oidc-access-token"])
         assert b64decode(stored["authn-type"]) == b"oidc"
         assert files["server/operators.sha256"].split()[0].decode() == hashlib.sha256(token).hexdigest()
@@ -325,7 +327,9 @@ class TestOwnKey:
     def test_a_key_the_site_made_is_registered_and_its_private_half_never_seen(self, make, tmp_path):
         key = ec.generate_private_key(ec.SECP384R1())
         report = make(self.write(tmp_path / "south.pub", key))
-        assert load_ssh_public_key((report.folder / "operator" / "nodes" / "south.pub").read_bytes()) == key.public_key()
+        assert (
+            load_ssh_public_key((report.folder / "operator" / "nodes" / "south.pub").read_bytes()) == key.public_key()
+        )
         assert not (report.folder / "sites" / "south" / "node.key").exists()
         assert any("site south puts its own private key" in note for note in report.notes)
 
