@@ -36,6 +36,27 @@ def run(
         simulate(read_settings(settings or []), clients)
 
 
+@app.command("warm-node", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def warm_node(
+    context: typer.Context,
+    keras: Annotated[bool, typer.Option(help="Import Keras beforehand; tasks without a network need none.")] = True,
+) -> None:
+    """Run a SuperNode whose clients start at once; takes the options of flower-supernode."""
+    from cloister.warm.node import run_node
+
+    with _told():
+        raise typer.Exit(run_node(context.args, keras))
+
+
+@app.command()
+def policy(path: Annotated[Path, typer.Argument(help="A policy.toml file.")]) -> None:
+    """Check the policy of a site, and say in words what it demands."""
+    from cloister.client.policy import in_words, read_policy
+
+    with _told():
+        typer.echo("\n".join(in_words(read_policy(path))))
+
+
 ledger = typer.Typer(help="Read the ledger of a server or a node.", no_args_is_help=True)
 app.add_typer(ledger, name="ledger")
 

@@ -170,3 +170,29 @@ def budget_of(node: UserConfig, budget: float, delta: float) -> tuple[float, flo
     if policy is None or not policy.max_epsilon:
         return budget, delta
     return min(budget or math.inf, policy.max_epsilon), min(delta, policy.target_delta)
+
+
+def in_words(policy: Policy) -> list[str]:
+    """What a policy demands, a line each; a line that begins with `!` says what it does not prevent."""
+    lines = [f"tasks: {', '.join(policy.tasks)}", *_noise_in_words(policy)]
+    if policy.max_epsilon:
+        lines.append(f"at most ε = {policy.max_epsilon:g} at δ = {policy.target_delta:g} over all runs on this data")
+    if policy.max_leakage:
+        lines.append(f"laplace: privacy.max-leakage at most {policy.max_leakage:g}")
+    if policy.min_rows:
+        lines.append(f"at least {policy.min_rows} examples to train on")
+    if policy.max_local_epochs:
+        lines.append(f"at most {policy.max_local_epochs} local epochs a round")
+    lines.append("! scores may leave, without noise" if policy.scores_may_leave else "no scores leave")
+    fabs = [f"app bundle {digest}" for digest in policy.allowed_fabs]
+    return lines + (fabs or ["! any app bundle may run, also one that obeys no policy"])
+
+
+def _noise_in_words(policy: Policy) -> list[str]:
+    if not policy.mechanisms:
+        return ["! runs without noise are taken part in: the server sees this site's models"]
+    floors = {"dp-sgd": policy.min_client_noise_multiplier, "laplace": 0.0}
+    named = [(name, floors.get(name, policy.min_server_noise_multiplier)) for name in policy.mechanisms]
+    words = [f"{name} with at least {floor:g}" if floor else f"{name} with any noise" for name, floor in named]
+    believed = set(SERVER_SIDE) & set(policy.mechanisms)
+    return ["noise: " + ", or ".join(words)] + (["! noise of the server is believed, not seen"] if believed else [])

@@ -3,7 +3,7 @@
     OUT/authority/     ca.key, ca.crt: signs the server's certificate; keep it off the network
     OUT/server/        certificate and key, the executor's secret, the operators' digests, start.sh
     OUT/operator/      the token for `flwr`, the nodes' public keys, register.sh
-    OUT/sites/NAME/    the node's key, the authority's certificate, the policy, start.sh
+    OUT/sites/NAME/    the node's key, its executor's secret, the authority's certificate, the policy, start.sh
 
 What is there is kept, whatever it is: running again adds what is missing, and renews only what it is told to.
 """
@@ -206,6 +206,7 @@ def _write_site(kits: _Kits, federation: Federation, site: Site, policy: str) ->
     # A kit that was handed over and removed here is not made again.
     if is_new or kits.path(home).is_dir():
         kits.add(f"{home}/policy.toml", policy, PUBLIC)
+        kits.add(f"{home}/superexec.secret", secrets.token_hex(32), SECRET)
         kits.add_script(f"{home}/start.sh", scripts.site_script(federation, site))
 
 

@@ -52,11 +52,13 @@ _SITE = """\
 # The site's own key, if it was not made here, is put in the same place.
 [ -f "$kit/node.key" ] || { echo "$kit/node.key is missing: put the site's private node key there" >&2; exit 2; }
 set -- --superlink "${CLOISTER_SUPERLINK:-@ADDRESS@}" --root-certificates "$kit/ca.crt" \\
-    --auth-supernode-private-key "$kit/node.key" --port "${CLOISTER_PORT:-9094}" \\
+    --auth-supernode-private-key "$kit/node.key" --superexec-auth-secret-file "$kit/superexec.secret" \\
+    --port "${CLOISTER_PORT:-9094}" \\
     --node-config "policy=\\"$kit/policy.toml\\" ledger-dir=\\"$state/ledgers\\" "@CONFIG@ "$@"
 # Bundles signed by these people only, if the site says so.
 [ ! -f "$kit/trusted-entities.yaml" ] || set -- "$@" --trusted-entities "$kit/trusted-entities.yaml"
-exec ${CLOISTER_NODE:-flower-supernode} "$@"
+# CLOISTER_NODE=flower-supernode starts every client anew; slower, and allowed-fabs of the policy is not enforced.
+exec ${CLOISTER_NODE:-cloister warm-node} "$@"
 """
 
 _REGISTER = """\

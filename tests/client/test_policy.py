@@ -110,7 +110,9 @@ class TestMechanisms:
         assert not ask(tmp_path, settings).has_error()
 
     def test_a_run_without_any_is_refused(self, tmp_path):
-        with pytest.raises(PolicyError, match=r"privacy.server = 'none', not 'global-dp'; privacy.server = 'none', not"):
+        with pytest.raises(
+            PolicyError, match=r"privacy.server = 'none', not 'global-dp'; privacy.server = 'none', not"
+        ):
             ask(tmp_path, OPEN)
 
     def test_unless_none_is_insisted_on(self, tmp_path):

@@ -23,9 +23,10 @@ MAY_IMPORT = {
     "tasks": {"core", "tasks"},
     "client": {"core", "tasks", "privacy", "client"},
     "server": {"core", "tasks", "privacy", "strategies", "server"},
+    "warm": {"core", "client", "tasks", "warm"},
     "local": {"core", "client", "server", "local"},
     "provision": {"core", "provision"},
-    "cli": {"core", "privacy", "client", "server", "local", "provision"},
+    "cli": {"core", "privacy", "client", "server", "local", "provision", "warm"},
 }
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
 

@@ -51,8 +51,7 @@ SECRETS = {
     "server/superexec.secret",
     "server/operators.sha256",
     "operator/credentials.yaml",
-    "sites/north/node.key",
-    "sites/south/node.key",
+    *(f"sites/{site}/{name}" for site in ("north", "south") for name in ("node.key", "superexec.secret")),
 }
 
 
