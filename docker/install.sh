@@ -8,4 +8,6 @@ if [ "$1" = cloister ]; then
     exec /opt/cloister/bin/pip install --quiet --no-deps --prefix /package .
 fi
 python3 requirements.py "$1" >requirements.txt
-exec /opt/cloister/bin/pip install --quiet --requirement requirements.txt --constraint constraints.txt
+/opt/cloister/bin/pip install --quiet --requirement requirements.txt --constraint constraints.txt
+# 430 MB of C++ headers that nothing here compiles against.
+rm -rf /opt/cloister/lib/python3*/site-packages/tensorflow/include
