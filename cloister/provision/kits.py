@@ -105,6 +105,7 @@ def provision(
     federation = read_federation(description)
     _refuse_shared_keys(federation)
     kits = _Kits(folder.resolve())
+    kits.add(".gitignore", "*\n", PUBLIC)
     _write_authority(kits, federation, renew_authority)
     _write_server(kits, federation, renew or renew_authority)
     _write_operator(kits, federation)

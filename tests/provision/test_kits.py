@@ -1,10 +1,12 @@
 """Start-up kits: what is in them, who may read it, and what running again leaves alone."""
 
 import hashlib
+import io
 import shutil
 import subprocess
+import zipfile
 from datetime import UTC, datetime, timedelta
-from io import StringIO
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -17,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
     load_ssh_public_key,
 )
+from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import parse_config_args
 from rich.console import Console
 
@@ -73,6 +76,7 @@ class TestFirstRun:
     def test_every_member_has_a_kit(self, make):
         files = set(contents(make().folder))
         assert files == SECRETS | {
+            ".gitignore",
             "authority/ca.crt",
             *(f"server/{name}" for name in ("ca.crt", "server.crt", "start.sh", "SHA256SUMS")),
             *(f"operator/{name}" for name in ("ca.crt", "config.toml", "register.sh", "SHA256SUMS")),
@@ -145,6 +149,16 @@ class TestFirstRun:
 
     def test_the_policy_is_the_template(self, make):
         assert contents(make().folder)["sites/south/policy.toml"].decode() == POLICY
+
+    def test_no_kit_gets_into_version_control_or_into_an_app_bundle(self, make, tmp_path):
+        """Flower ships the toml and yaml files of a checkout to nodes, but for what the root's .gitignore names."""
+        root = Path(__file__).parents[2]
+        shutil.copytree(root / "cloister" / "provision", tmp_path / "cloister")
+        for name in (".gitignore", "pyproject.toml", "LICENSE"):
+            shutil.copy(root / name, tmp_path)
+        assert (make().folder / ".gitignore").read_text() == "*\n"
+        names = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(tmp_path))).namelist()
+        assert "cloister/kits.py" in names and not [name for name in names if name.startswith("kits/")]
 
 
 class TestScripts:
@@ -252,7 +266,7 @@ class TestRenewal:
 
     def test_the_expiry_is_shown_and_red_when_near(self, make):
         def screen(report):
-            text = StringIO()
+            text = io.StringIO()
             show(report, Console(file=text, width=120, force_terminal=True, color_system="standard"))
             return text.getvalue()
 
