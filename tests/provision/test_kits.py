@@ -2,13 +2,17 @@
 
 import hashlib
 import io
+import os
+import re
 import shutil
 import subprocess
 import zipfile
+from base64 import b64decode
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -86,9 +90,7 @@ class TestFirstRun:
         }
 
     @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-    def test_secrets_are_for_their_owner_only(self, make, umask, monkeypatch):
-        import os
-
+    def test_secrets_are_for_their_owner_only(self, make, umask):
         before = os.umask(umask)
         try:
             folder = make().folder
@@ -107,10 +109,6 @@ class TestFirstRun:
             assert [other for other, content in files.items() if secret in content] == [owner + name]
 
     def test_the_operators_token_is_not_on_the_server(self, make):
-        from base64 import b64decode
-
-        import yaml
-
         files = contents(make().folder)
         stored = {
             key.split(".")[-1]: value for key, value in yaml.safe_load(files["operator/credentials.yaml"]).items()
@@ -393,3 +391,15 @@ def test_a_bad_description_is_refused_with_the_key_and_nothing_is_written(case, 
 def test_a_description_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         read_federation(tmp_path / "federation.toml")
+
+
+def test_the_guides_example_is_a_federation_and_compose_has_its_sites(tmp_path):
+    root = Path(__file__).parents[2]
+    example, *_ = re.findall(r"```toml\n(name = .*?)```", (root / "docs" / "deploy.md").read_text(), re.DOTALL)
+    (tmp_path / "federation.toml").write_text(example)
+    federation = read_federation(tmp_path / "federation.toml")
+    assert federation.address == "fl.example.org:8000"
+    shipped = read_federation(root / "docker" / "federation.toml")
+    services = yaml.safe_load((root / "compose.yaml").read_text())["services"]
+    assert {site.name for site in shipped.sites} <= set(services) and shipped.server.port == 8000
+    assert "superlink" in shipped.server.addresses
