@@ -113,7 +113,7 @@ def provision(
         _write_site(kits, federation, site, policy)
     members = ["server", "operator", *(f"sites/{site.name}" for site in federation.sites)]
     for member in members:
-        _spread_authority(kits, member, renew_authority)
+        _spread_authority(kits, member)
         _sum_up(kits, member)
     _note_strangers(kits, federation)
     return Report(kits.folder, tuple(kits.written), tuple(kits.notes), _expiries(kits))
@@ -174,10 +174,11 @@ def _take_signed(kits: _Kits, federation: Federation, renew: bool) -> None:
     key, addresses = kits.read("server/server.key"), federation.server.addresses
     if renew or not kits.has("server/server.csr"):
         kits.write("server/server.csr", certificates.signing_request(key, addresses), PUBLIC)
-    if not federation.authority.certificate:
+    if renew or not federation.authority.certificate:
         kits.notes.append(
             "have server/server.csr signed, name certificate and ca-certificate in federation.toml, and run this again"
         )
+    if not federation.authority.certificate:
         return
     signed = _file(federation.authority.certificate, "certificate")
     certificates.check_signed(signed, kits.read("authority/ca.crt"), key, addresses)
@@ -221,10 +222,10 @@ def _node_key(kits: _Kits, site: Site) -> bytes:
     return public_key
 
 
-def _spread_authority(kits: _Kits, member: str, renewed: bool) -> None:
-    """Put the authority's certificate, of which every member needs a copy, into a kit."""
-    name = f"{member}/ca.crt"
-    if kits.has("authority/ca.crt") and kits.path(member).is_dir() and (renewed or not kits.has(name)):
+def _spread_authority(kits: _Kits, member: str) -> None:
+    """Put the authority's certificate into a kit that has none, or has the one before."""
+    name, is_new = f"{member}/ca.crt", "authority/ca.crt" in kits.written
+    if kits.has("authority/ca.crt") and kits.path(member).is_dir() and (is_new or not kits.has(name)):
         kits.write(name, kits.read("authority/ca.crt"), PUBLIC)
 
 

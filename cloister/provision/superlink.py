@@ -62,10 +62,8 @@ def serve(operators: Path, arguments: list[str]) -> None:
         ConfigError: the file of operators holds none, or a token would travel in the clear.
     """
     digests = read_digests(operators)
-    if "--insecure" in arguments:
-        raise ConfigError(
-            "--insecure would send operators' tokens in the clear; use flower-superlink to try things out"
-        )
     sys.argv = ["flower-superlink", *arguments]
     config = _parse_superlink_lifespan_config()
+    if config.insecure:
+        raise ConfigError("operators' tokens would travel in the clear; to try things out, use flower-superlink")
     _run_superlink_http_api(lifespan_config=replace(config, authn_plugin=OperatorsOnly(digests)))

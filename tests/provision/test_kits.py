@@ -316,6 +316,14 @@ class TestExternalAuthority:
         assert all(after[name] == before[name] for name in before if not name.endswith("SHA256SUMS"))
         assert make(self.described(tmp_path, after["server/server.crt"], authority[0])).written == ()
 
+    def test_a_house_that_changes_its_authority(self, make, tmp_path, authority):
+        folder = make(FEDERATION + '[authority]\nkind = "external"\n').folder
+        make(self.described(tmp_path, self.signed(folder, authority), authority[0]))
+        key = new_tls_key()
+        other = self_signed(key, "the hospital's new", 1000), key
+        make(self.described(tmp_path, self.signed(folder, other), other[0]))
+        assert (folder / "sites" / "north" / "ca.crt").read_bytes() == other[0]
+
     def test_a_certificate_that_nodes_would_refuse(self, make, tmp_path, authority):
         folder = make(FEDERATION + '[authority]\nkind = "external"\n').folder
         few = x509.SubjectAlternativeName([x509.DNSName("fl.example.org"), x509.DNSName("localhost")])

@@ -80,8 +80,9 @@ class TestOperatorsFile:
         result = CliRunner().invoke(app, ["superlink", "--operators", str(tmp_path / "none")])
         assert result.exit_code == 1 and "No such file" in result.output
 
-    def test_tokens_never_travel_in_the_clear(self, tmp_path):
+    @pytest.mark.parametrize("option", ["--insecure", "--insec"])
+    def test_tokens_never_travel_in_the_clear(self, tmp_path, option):
         path = tmp_path / "operators"
         path.write_text(digest_of(TOKEN))
-        result = CliRunner().invoke(app, ["superlink", "--operators", str(path), "--insecure", "--port", "1"])
+        result = CliRunner().invoke(app, ["superlink", "--operators", str(path), option, "--port", "1"])
         assert result.exit_code == 1 and "in the clear" in result.output
