@@ -113,6 +113,11 @@ pytestmark = pytest.mark.slow
 
 
 class TestNodes:
+    @pytest.fixture(autouse=True)
+    def without_warming(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A node that is refused needs no Keras."""
+        monkeypatch.setenv("CLOISTER_NODE", "flower-supernode")
+
     def test_with_a_key_that_is_not_registered(self, secured: Secured) -> None:
         script = secured.kits / "sites" / STRANGER / "start.sh"
         log = secured.refused("unregistered", str(script), "--port", str(free_ports(1)[0]), *ONE_TRY)
