@@ -125,6 +125,36 @@ def calibrate(
             typer.echo(f"privacy.noise-multiplier={_rounded_up(multiplier):.4g}")
 
 
+@app.command(name="provision")
+def provision_kits(
+    description: Annotated[Path, typer.Argument(help="federation.toml: the server, the authority and the sites.")],
+    output: Annotated[Path, typer.Option(help="Folder for the kits.")] = Path("kits"),
+    renew: Annotated[bool, typer.Option("--renew", help="Make a new server certificate.")] = False,
+    renew_authority: Annotated[
+        bool, typer.Option("--renew-authority", help="Make new certificates of our own authority and of the server.")
+    ] = False,
+) -> None:
+    """Write a start-up kit for the server, the operator and each site; again: add what is missing."""
+    from cloister.client.policy import TEMPLATE
+    from cloister.provision.kits import provision
+    from cloister.provision.report import show
+
+    with _told():
+        show(provision(description, output, TEMPLATE, renew, renew_authority))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def superlink(
+    context: typer.Context,
+    operators: Annotated[Path, typer.Option(help="File of SHA-256 digests of operators' tokens.")],
+) -> None:
+    """Flower's SuperLink, which takes orders from provisioned operators only; other options are flower-superlink's."""
+    from cloister.provision.superlink import serve
+
+    with _told():
+        serve(operators, context.args)
+
+
 def _rounded_up(number: float) -> float:
     """A number above 0 to four digits, never less than it is: a smaller multiplier would pass the budget."""
     unit = 10.0 ** (math.floor(math.log10(number)) - 3)

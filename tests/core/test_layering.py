@@ -25,7 +25,8 @@ MAY_IMPORT = {
     "server": {"core", "tasks", "privacy", "strategies", "server"},
     "warm": {"core", "client", "tasks", "warm"},
     "local": {"core", "client", "server", "privacy", "local"},
-    "cli": {"core", "privacy", "client", "server", "local", "warm"},
+    "provision": {"core", "provision"},
+    "cli": {"core", "privacy", "client", "server", "local", "provision", "warm"},
 }
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
 
@@ -177,6 +178,8 @@ PUBLIC = {
     "cloister.privacy.dpsgd.step": ["ClippedSum", "DpSgd", "StepCounts"],
     "cloister.privacy.noise": ["GaussianNoise"],
     "cloister.privacy.release": ["Release", "noisy_mean"],
+    "cloister.provision.kits": ["Report", "provision"],
+    "cloister.provision.superlink": ["OperatorsOnly", "serve"],
     "cloister.server.app": ["app"],
     "cloister.server.build": ["Plan", "build"],
     "cloister.strategies": ["STRATEGIES"],
