@@ -28,6 +28,7 @@ from cloister.tasks import TASKS
 LEDGER_FOLDER = "ledger-dir"
 IDENTITY = "data-identity"
 BUDGET = "max-epsilon"
+MAX_LEAKAGE = "max-leakage"
 DELTA = "target-delta"
 logger = logging.getLogger("cloister.client")
 DEFAULT_FOLDER = "~/.cloister/ledgers"
@@ -70,7 +71,7 @@ def keep_books(message: Message, context: Context, call_next: ClientAppCallable)
 
 def keeps_books(node: UserConfig) -> bool:
     """Whether the node has data of its own, or its configuration says anything about books."""
-    return bool({DATA_PATH, LEDGER_FOLDER, BUDGET, DELTA, IDENTITY} & set(node))
+    return bool({DATA_PATH, LEDGER_FOLDER, BUDGET, MAX_LEAKAGE, DELTA, IDENTITY} & set(node))
 
 
 @contextmanager

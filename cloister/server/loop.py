@@ -71,6 +71,7 @@ class RoundLoop:
         timeout: seconds a round waits for replies.
         every: rounds from one evaluation to the next; the last round is always scored.
         stopping: ends a run that no longer learns.
+        judged_by_clients: whether it goes by their scores, and not by the server's.
 
     Attributes:
         stopped: why the run ended before its last round; empty if it did not.
@@ -85,6 +86,7 @@ class RoundLoop:
     timeout: float
     every: int = 1
     stopping: EarlyStopping = field(default_factory=lambda: EarlyStopping(0))
+    judged_by_clients: bool = False
     stopped: str = ""
     aggregated: int = 0
 
@@ -103,7 +105,7 @@ class RoundLoop:
                 self.stopped = f"stopped before round {number}: {error}"
                 break
             self._publish(done, arrays)
-            if self.stopping.observe(number, done.federated or done.central, arrays):
+            if self.stopping.observe(number, done.federated if self.judged_by_clients else done.central, arrays):
                 self.stopped = self.stopping.why()
                 break
             silent = 0 if _heard(done) else silent + 1
