@@ -62,6 +62,18 @@ def show(
         print_ledger(_opened(path), delta, relation)
 
 
+@ledger.command()
+def leakage(paths: Annotated[list[Path], typer.Argument(help="Ledgers of clients, one each.")]) -> None:
+    """Add up what clients that noise their own models have leaked: each of them, and how they compare."""
+    from cloister.privacy.leakage import leakage_in_words, leakage_report
+
+    spent = [_opened(path).leakage() for path in paths]
+    for path, leaked in zip(paths, spent, strict=True):
+        typer.echo(f"{path}: {leaked:.6g}")
+    for line in leakage_in_words(leakage_report(spent)):
+        typer.echo(line)
+
+
 @app.command()
 def calibrate(
     epsilon: Annotated[float, typer.Option(help="ε that may be spent.")],

@@ -102,7 +102,8 @@ def leakage_report(spent: Sequence[float]) -> dict[str, Any]:
     numbers = {"clients": len(spent), "that-released": len(released), "without-limit": sum(map(math.isinf, spent))}
     if not len(released):
         return numbers
-    counts, edges = np.histogram(released, BINS)
+    # From 0: leakages that are equal but for rounding would leave no room for bins between them.
+    counts, edges = np.histogram(released, BINS, range=(0.0, released.max()))
     return {
         **numbers,
         "median": float(np.median(released)),

@@ -146,7 +146,7 @@ def test_hypotheses_that_lie_on_each_other_are_reported():
     strategy = around(everybody(FedAvg))
     one_round(
         strategy,
-        grid_for(4, lambda node: lambda sent: shifted(unstacked(sent)[0], 2 * node - 5)),
+        grid_for(20, lambda node: lambda sent: shifted(unstacked(sent)[0], 2 * node - 21)),
         stacked([model, model]),
     )
     assert strategy.measured.collapsed == ((0, 1),)
