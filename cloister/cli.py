@@ -36,6 +36,32 @@ def run(
         simulate(read_settings(settings or []), clients)
 
 
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="A run directory, or the model-dir of a client.")],
+    data: Annotated[Path, typer.Argument(help="A CSV file, an .npz file, or a folder of images.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the predictions, as CSV; else they are printed.")
+    ] = None,
+    hypothesis: Annotated[
+        int | None, typer.Option(min=0, help="Which of several; needed where there are no labels to choose by.")
+    ] = None,
+) -> None:
+    """Score examples with a trained model; print figures of merit too where the examples have labels."""
+    from cloister.predict import predict as predictions
+
+    with _told():
+        found = predictions(model, data, hypothesis)
+        if out:
+            found.write(out)
+        else:
+            typer.echo("\n".join(found.lines()))
+    if found.hypotheses > 1:
+        typer.echo(f"hypothesis {found.hypothesis} of {found.hypotheses}", err=True)
+    for name, value in found.metrics.items():
+        typer.echo(f"{name} {value:.6g}", err=True)
+
+
 ledger = typer.Typer(help="Read the ledger of a server or a node.", no_args_is_help=True)
 app.add_typer(ledger, name="ledger")
 

@@ -88,6 +88,14 @@ class Model(Protocol):
         """Write the model so that it can be loaded without Cloister."""
         ...
 
+    def load(self, path: Path) -> None:
+        """Replace every weight by what `save` wrote.
+
+        Raises:
+            DataError: the file holds no such model.
+        """
+        ...
+
 
 class Task(ABC):
     """One learning problem, a classification unless it is a `Regression`. Subclasses are plugins, found by name.
@@ -100,6 +108,7 @@ class Task(ABC):
         input_shape: of one example, as the model takes it.
         models: the names `task.model` may take, the default first.
         rotates: whether `task.rotated-fraction` means anything to it.
+        image_shape: height and width of the grey image that an example is; None: it is none.
     """
 
     recipe: ClassVar[Recipe]
@@ -109,6 +118,7 @@ class Task(ABC):
     input_shape: ClassVar[tuple[int, ...]]
     models: ClassVar[tuple[str, ...]]
     rotates: ClassVar[bool] = False
+    image_shape: ClassVar[tuple[int, int] | None] = None
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config

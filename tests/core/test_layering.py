@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "client": {"core", "tasks", "privacy", "client"},
     "server": {"core", "tasks", "privacy", "strategies", "server"},
     "local": {"core", "client", "server", "privacy", "local"},
-    "cli": {"core", "privacy", "client", "server", "local"},
+    "predict": {"core", "tasks", "predict"},
+    "cli": {"core", "privacy", "client", "server", "local", "predict"},
 }
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
 
@@ -159,6 +160,7 @@ PUBLIC = {
         "UnboundedSensitivity",
     ],
     "cloister.core.registry": ["Registry"],
+    "cloister.predict": ["Predictions", "predict"],
     "cloister.local.grid": ["LocalGrid"],
     "cloister.local.simulation": ["simulate"],
     "cloister.privacy.audits.sensitivity": ["Finding", "leave_one_out"],
