@@ -2,9 +2,9 @@
 (ν = 5) come to both optima, what the noised ones leak, and where the hypotheses of every round lay (its Figure 1).
 
 100 users of 10 examples, 7 a round, one step of rate 0.1; a run stops after 6 rounds without a smaller loss on 100
-other users and keeps its best hypotheses. Two more rows show what lets noised hypotheses find both optima: smaller steps, for
-the noise is in proportion to a step and averages out over many, and more users a round. The figure needs matplotlib:
-`pip install -e '.[experiments]'`.
+other users and keeps its best hypotheses. Two more rows show what lets noised hypotheses find both optima: smaller
+steps, for the noise is in proportion to a step and averages out over many, and more users a round. The figure needs
+matplotlib: `pip install -e '.[experiments]'`.
 
     python experiments/linear.py [--seeds 20] [--methods FedAvg IFCA ...]
 """

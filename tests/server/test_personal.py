@@ -156,7 +156,7 @@ class TestWhatLeaves:
 
     def test_who_has_reached_the_limit_abstains_and_the_round_goes_on(self, tmp_path):
         settings = NOISE | {"num-rounds": 8, "strategy.fraction-train": 0.5, "privacy.max-leakage": 1.2}
-        outcome, heard, grid = overheard(tmp_path, settings)
+        outcome, _, grid = overheard(tmp_path, settings)
         assert max(grid.leakages()) <= 1.2 + 1e-9
         refused = [rejection for done in outcome.rounds[1:] for rejection in done.measured.rejected]
         assert refused and all("limit of leakage" in rejection.detail for rejection in refused)
