@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "warm": {"core", "client", "tasks", "warm"},
     "local": {"core", "client", "server", "privacy", "local"},
     "provision": {"core", "provision"},
-    "cli": {"core", "privacy", "client", "server", "local", "provision", "warm"},
+    "predict": {"core", "tasks", "predict"},
+    "cli": {"core", "privacy", "client", "server", "local", "predict", "provision", "warm"},
 }
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
 
@@ -165,6 +166,7 @@ PUBLIC = {
         "UnboundedSensitivity",
     ],
     "cloister.core.registry": ["Registry"],
+    "cloister.predict": ["Predictions", "predict"],
     "cloister.local.grid": ["LocalGrid"],
     "cloister.local.simulation": ["simulate"],
     "cloister.privacy.audits.sensitivity": ["Finding", "leave_one_out"],
