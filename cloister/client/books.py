@@ -111,11 +111,11 @@ def _planned(message: Message, context: Context) -> Iterator[_Planned]:
         if config.privacy.client == "dp-sgd":
             yield _Planned(Tally(context.state, delta, epsilon), own)
         return
+    promise = promised(message.content.config_records[CONFIG]) if training else scores
     books = books_of(node, config.task.name, str(message.metadata.run_id))
     of_examples = Books(books.ledger, books.run, "example", delta, epsilon)
     for each in (books, of_examples):
         each.begin(each.run)
-    promise = promised(message.content.config_records[CONFIG]) if training else scores
     yield _Planned(books, promise, "as the server promised")
     yield _Planned(of_examples, own, mechanism, clip)
 

@@ -279,7 +279,7 @@ def federated(tmp_path, node_configs, **changes):
 
 def node_entries(tmp_path, node):
     (path,) = (tmp_path / f"node-{node}").glob("*.jsonl")
-    return Ledger(path).entries
+    return [entry for entry in Ledger(path).entries if entry.unit == "client"]
 
 
 def test_a_node_whose_budget_is_spent_abstains_and_the_round_goes_on(tmp_path):
