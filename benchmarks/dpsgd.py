@@ -1,6 +1,6 @@
 """A step of DP-SGD, beside a plain step of the same model in the same process.
 
-python benchmarks/dpsgd.py [--repeats N] [--vectorized-map] [--opacus PYTHON]
+python benchmarks/dpsgd.py [--repeats N] [--only CASE] [--vectorized-map] [--memory] [--opacus PYTHON]
 
 `--opacus` runs this script once more, with the interpreter of an environment that has torch and Opacus: their ghost
 clipping, beside torch's own plain step.
@@ -199,7 +199,6 @@ def torch_model(kind: str) -> Any:
 def opacus_steps(kind: str, batch: int) -> dict[str, Callable[[], object]]:
     """A plain step of torch, and one with Opacus' ghost clipping."""
     import torch
-    from opacus import GradSampleModule  # noqa: F401
     from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
         GradSampleModuleFastGradientClipping,
     )

@@ -36,6 +36,42 @@ def run(
         simulate(read_settings(settings or []), clients)
 
 
+@app.command("warm-node", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def warm_node(
+    context: typer.Context,
+    keras: Annotated[bool, typer.Option(help="Import Keras beforehand; tasks without a network need none.")] = True,
+) -> None:
+    """Run a SuperNode whose clients start at once; takes the options of flower-supernode."""
+    from cloister.warm.node import run_node
+
+    with _told():
+        raise typer.Exit(run_node(context.args, keras))
+
+
+@app.command()
+def status(
+    connection: Annotated[str, typer.Argument(help="A SuperLink connection of Flower's config.toml.")] = "",
+    output: Annotated[Path, typer.Option("--runs", help="An output-dir, or one run directory.")] = Path("runs"),
+    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show the nodes and runs of a SuperLink, and how far the newest run in output-dir is."""
+    from cloister.server.status import as_json, newest_run, run_state, superlink_state, told
+
+    with _told():
+        run = run_state(newest_run(output)) if output.is_dir() or not connection else None
+        superlink = superlink_state(connection) if connection else None
+        typer.echo(as_json(run, superlink) if json else "\n".join(told(run, superlink)))
+
+
+@app.command()
+def policy(path: Annotated[Path, typer.Argument(help="A policy.toml file.")]) -> None:
+    """Check the policy of a site, and say in words what it demands."""
+    from cloister.client.policy import in_words, read_policy
+
+    with _told():
+        typer.echo("\n".join(in_words(read_policy(path))))
+
+
 ledger = typer.Typer(help="Read the ledger of a server or a node.", no_args_is_help=True)
 app.add_typer(ledger, name="ledger")
 

@@ -20,6 +20,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from cloister.client.data import DATA_PATH
 from cloister.client.example_books import Spending, Tally, limits, mechanism_of, training_event
 from cloister.client.handlers import run_config
+from cloister.client.policy import POLICY, budgets_of
 from cloister.core import check
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.core.wire import CONFIG, PROMISE, ROUND
@@ -33,7 +34,7 @@ IDENTITY = "data-identity"
 BUDGET = "max-epsilon"
 EXAMPLE_BUDGET = "max-example-epsilon"
 DELTA = "target-delta"
-KEYS = {DATA_PATH, LEDGER_FOLDER, BUDGET, EXAMPLE_BUDGET, DELTA, IDENTITY}
+KEYS = {DATA_PATH, LEDGER_FOLDER, BUDGET, EXAMPLE_BUDGET, DELTA, IDENTITY, POLICY}
 """A node whose configuration says any of these keeps books on disk."""
 logger = logging.getLogger("cloister.client")
 DEFAULT_FOLDER = "~/.cloister/ledgers"
@@ -42,10 +43,10 @@ DEFAULT_FOLDER = "~/.cloister/ledgers"
 def keep_books(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Record what a training reply will go into before it is made; abstain if the node's budget does not allow it.
 
-    A node keeps books if it has data of its own (`data-path`) or if its configuration says anything about books: about
-    itself, as far as the server promises, and about each of its examples, as far as it protects them itself. Any other
-    node counts what DP-SGD costs its examples in its state. Scores of a model on its examples carry no noise: where
-    there is a budget, none are sent.
+    A node keeps books if it has data of its own (`data-path`), a policy, or if its configuration says anything about
+    books: about itself, as far as the server promises, and about each of its examples, as far as it protects them
+    itself. Any other node counts what DP-SGD costs its examples in its state. Scores of a model on its examples carry
+    no noise: where there is a budget, none are sent.
 
     Raises:
         BudgetExhausted: the node abstains; the server sees an error reply that says so.
@@ -80,8 +81,9 @@ def keeps_books(node: UserConfig) -> bool:
 
 def _refuse_scores(node: UserConfig) -> None:
     """Raises BudgetExhausted if scores, which carry no noise, would leave a node that limits what may leave."""
+    numbers = numbers_of(node)
     for key in (BUDGET, EXAMPLE_BUDGET):
-        if node.get(key):
+        if numbers[key]:
             raise BudgetExhausted(
                 f"this node has a budget ({key}), and scores on its examples would leave without noise"
             )
@@ -102,7 +104,7 @@ def _planned(message: Message, context: Context) -> Iterator[_Planned]:
     node, config = context.node_config, run_config(context)
     scores: list[Event] = [Unaccounted("scores left without noise")]
     training = message.metadata.message_type == MessageType.TRAIN
-    numbers = _numbers_of(node)
+    numbers = numbers_of(node)
     delta, epsilon = limits(config.privacy, numbers[DELTA], numbers[EXAMPLE_BUDGET])
     own, mechanism, clip = scores, "", 0.0
     if training:
@@ -135,18 +137,20 @@ def books_of(node: UserConfig, task: str, run: str) -> Books:
     Raises:
         ConfigError: its budget or its δ is no number.
         LedgerError: its ledger is broken.
+        PolicyError: its policy cannot be read.
     """
     TASKS.load(task)  # the name comes from the server, and is to name a file here
     path = _folder(node) / f"{identity_of(node, task)}.jsonl"
-    numbers = _numbers_of(node)
+    numbers = numbers_of(node)
     return Books(_ledger(path), run, "client", delta=numbers[DELTA], max_epsilon=numbers[BUDGET])
 
 
-def _numbers_of(node: UserConfig) -> dict[str, float]:
-    """The node's δ and its budgets.
+def numbers_of(node: UserConfig) -> dict[str, float]:
+    """The node's δ and its budgets, the stricter of what its configuration and its policy say; a budget of 0 is none.
 
     Raises:
         ConfigError: one is no number in its range.
+        PolicyError: the policy cannot be read.
     """
     numbers = {
         BUDGET: node.get(BUDGET, 0.0),
@@ -158,7 +162,8 @@ def _numbers_of(node: UserConfig) -> dict[str, float]:
             raise ConfigError(f"{key} = {value!r} in the node configuration must be a number")
     check.positive(**{f"{DELTA} in the node configuration": float(numbers[DELTA])})
     check.non_negative(**{f"{key} in the node configuration": float(numbers[key]) for key in (BUDGET, EXAMPLE_BUDGET)})
-    return {key: float(value) for key, value in numbers.items()}
+    budget, example_budget, delta = budgets_of(node, *(float(value) for value in numbers.values()))
+    return {BUDGET: budget, EXAMPLE_BUDGET: example_budget, DELTA: delta}
 
 
 @lru_cache(maxsize=4096)

@@ -24,7 +24,8 @@ def contain_errors(message: Message, context: Context, call_next: ClientAppCalla
     try:
         return call_next(message, context)
     except Exception as error:
-        logger.log(ERROR, "this client failed", exc_info=error)
+        place = f"run {message.metadata.run_id}, round {message.metadata.group_id}, node {context.node_id}"
+        logger.log(ERROR, "%s: this client failed", place, exc_info=error)
         told = isinstance(error, CloisterError) and not isinstance(error, DataError)
         reason = f"{type(error).__name__}: {error if told else 'details are in the log of the node'}"
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -73,6 +73,7 @@ class StrategyConfig(Section):
     fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0
     fraction_evaluate: Fraction = 1.0
     min_nodes: Count = 2
+    min_replies: Annotated[int, Field(ge=0)] = 0
     sampling: Literal["fixed", "poisson"] = "fixed"
     weighting: Literal["auto", "examples", "uniform"] = "auto"
     options: dict[str, Scalar] = Field(default_factory=dict)
@@ -233,6 +234,7 @@ class RunConfig(Section):
     node_timeout: Positive = 120.0
     keep_checkpoints: Annotated[int, Field(ge=0)] = 3
     tensorboard: bool = True
+    log_format: Literal["text", "json"] = "text"
     task: TaskConfig = Field(default_factory=TaskConfig)
     strategy: StrategyConfig = Field(default_factory=StrategyConfig)
     client: ClientConfig = Field(default_factory=ClientConfig)

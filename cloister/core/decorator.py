@@ -29,7 +29,8 @@ class Measurements:
     """What a decorator saw in one round.
 
     `clipped_fraction`, `clip_calibration` and `distance` come from un-noised updates: they are for the server's own
-    eyes. `epsilon` is what the ledger amounts to after the round, where something sound can be said.
+    eyes. `epsilon` is what the ledger amounts to after the round, where something sound can be said. `abandoned`: too
+    few replies counted, and the model is what it was.
     """
 
     asked: int
@@ -46,6 +47,7 @@ class Measurements:
     cluster_sizes: tuple[int, ...] = ()
     collapsed: tuple[tuple[int, int], ...] = ()
     epsilon: float | None = None
+    abandoned: bool = False
 
 
 class Decorator(Strategy):
@@ -53,12 +55,14 @@ class Decorator(Strategy):
 
     Attributes:
         inner: the wrapped strategy.
+        min_replies: how many must count, or the round is abandoned; 0: as many as come.
         measured: of the last training round.
         unscored: the replies of the last evaluation round that did not count.
     """
 
     def __init__(self, inner: Strategy) -> None:
         self.inner = inner
+        self.min_replies = 0
         self.measured: Measurements | None = None
         self.unscored: tuple[Rejection, ...] = ()
         self._sent: ArrayRecord | None = None
@@ -92,7 +96,12 @@ class Decorator(Strategy):
         sent = from_record(self.sent)
         expected = self.expected_reply(sent)
         layout = Layout.of(expected)
-        arrays, metrics = self.aggregate(server_round, screen(replies, self._asked, layout, layout.rows(expected)))
+        screening = screen(replies, self._asked, layout, layout.rows(expected))
+        if len(screening.accepted) < self.min_replies:
+            accepted = len(screening.accepted)
+            self.measured = Measurements(len(self._asked), accepted, screening.rejected, abandoned=True)
+            return None, None
+        arrays, metrics = self.aggregate(server_round, screening)
         return (None if arrays is None else _in_layout(arrays, Layout.of(sent))), metrics
 
     @property

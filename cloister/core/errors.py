@@ -8,6 +8,7 @@
     └── PrivacyError            a privacy guarantee would be broken
         ├── UnboundedSensitivity    noise was asked for before anything bounded a contribution
         ├── UnsupportedModel        a model's examples have no gradients of their own, or none that can be vouched for
+        ├── PolicyError             a site's policy refuses what a run asks of it
         ├── LedgerError             a ledger is broken, or could not be written
         └── BudgetExhausted         the next release would pass a budget; nothing of it has been made
 
@@ -46,6 +47,10 @@ class UnboundedSensitivity(PrivacyError):
 
 class UnsupportedModel(PrivacyError):
     """A model's examples have no gradients of their own, or none that can be vouched for."""
+
+
+class PolicyError(PrivacyError):
+    """A site's policy refuses what a run asks of it."""
 
 
 class LedgerError(PrivacyError):

@@ -11,6 +11,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run configuration describes."""
+    from cloister.server.patience import PatientGrid
     from cloister.server.run import run
 
-    run(grid, parse(context.run_config))
+    run(PatientGrid(grid), parse(context.run_config))

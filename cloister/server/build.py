@@ -88,7 +88,22 @@ def build(config: RunConfig) -> Plan:
             f"privacy.max-epsilon = {config.privacy.max_epsilon:g} cannot cover evaluation.federated = "
             f"{config.evaluation.federated!r}: scores on clients' examples leave without noise"
         )
+    _demand_replies(strategy, config.strategy.min_replies)
     return Plan(config, seed, task, strategy, books)
+
+
+def _demand_replies(strategy: Decorator, least: int) -> None:
+    """Let rounds with fewer replies be abandoned.
+
+    Raises:
+        ConfigError: there is a guarantee that this would break.
+    """
+    if least and isinstance(strategy, GlobalDP) and strategy.is_accounted:
+        raise ConfigError(
+            f"strategy.min-replies = {least} contradicts the guarantee of privacy.server = {strategy.mechanism!r}: "
+            "whether a round is abandoned would tell whether one more client replied; use 0"
+        )
+    strategy.min_replies = least
 
 
 def _books(config: RunConfig) -> Books:

@@ -51,6 +51,8 @@ class Narrator:
                 parts.append(f"ε {done.measured.epsilon:.3g}")
             if not self.secret_cohorts:
                 parts.append(f"replies {done.measured.accepted}/{done.measured.asked}")
+            if done.measured.abandoned:
+                parts.append("abandoned")
             parts.append(f"{done.seconds['total']:.1f} s")
         self.console.print("  ".join(parts))
         rejected = done.measured.rejected if done.measured and not self.secret_cohorts else ()

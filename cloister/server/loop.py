@@ -14,12 +14,13 @@ from flwr.serverapp import Grid
 from cloister.core.decorator import Decorator, Measurements
 from cloister.core.errors import BudgetExhausted, FederationError
 from cloister.core.replies import Rejection
+from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
 
 SECRET = ("asked", "accepted", "rejected")
 """Measurements that tell who was drawn."""
 PATIENCE = 3
-"""Rounds in a row without one reply that counts, after which a run stops. The first round has no patience."""
+"""Rounds in a row without enough replies that count, after which a run stops. Without any, the first has none."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class RoundLoop:
         timeout: seconds a round waits for replies.
         every: rounds from one evaluation to the next; the last round is always scored.
         stopping: ends a run that no longer learns.
+        stop: listens for requests to end the run.
 
     Attributes:
         stopped: why the run ended before its last round; empty if it did not.
@@ -85,11 +87,14 @@ class RoundLoop:
     timeout: float
     every: int = 1
     stopping: EarlyStopping = field(default_factory=lambda: EarlyStopping(0))
+    stop: Stop = field(default_factory=Stop)
     stopped: str = ""
     aggregated: int = 0
 
     def run(self, arrays: ArrayRecord, rounds: int) -> ArrayRecord:
-        """The global model after `rounds` rounds, or after as many as the budget allows, or the best on early stopping.
+        """The global model after `rounds` rounds, or after as many as the budget allows, or until it is asked to stop.
+
+        On early stopping it is the best one.
 
         Raises:
             FederationError: nobody's reply counted in the first round, or in several rounds in a row.
@@ -102,19 +107,23 @@ class RoundLoop:
             except BudgetExhausted as error:
                 self.stopped = f"stopped before round {number}: {error}"
                 break
+            except StopAsked as request:
+                self.stopped = f"stopped by {request}: round {number} was abandoned, nothing of it was released"
+                break
             self._publish(done, arrays)
             if self.stopping.observe(number, done.federated or done.central, arrays):
                 self.stopped = self.stopping.why()
                 break
             silent = 0 if _heard(done) else silent + 1
-            if silent and (number == 1 or silent == PATIENCE):
+            if silent == PATIENCE or (silent and number == 1 and not done.measured.accepted):  # type: ignore[union-attr]
                 raise FederationError(_why_nobody(number, done))
         return arrays if self.stopping.best is None else self.stopping.best
 
     def _round(self, number: int, arrays: ArrayRecord, scored: bool) -> tuple[ArrayRecord, Round]:
         clock = _Clock()
-        messages = self.strategy.configure_train(number, arrays, ConfigRecord(dict(self.public)), self.grid)
-        replies = self._replies(messages)
+        with self.stop.waiting():
+            messages = self.strategy.configure_train(number, arrays, ConfigRecord(dict(self.public)), self.grid)
+            replies = self._replies(number, messages)
         clock.lap("train")
         aggregated, train = self.strategy.aggregate_train(number, replies)
         self.aggregated = number
@@ -129,17 +138,22 @@ class RoundLoop:
 
     def _federated(self, number: int, arrays: ArrayRecord) -> Mapping[str, float]:
         config = ConfigRecord(dict(self.public))
-        messages = list(self.strategy.configure_evaluate(number, arrays, config, self.grid))
-        if not messages:
-            return {}
-        replies = self._replies(messages)
+        try:
+            with self.stop.waiting():
+                messages = list(self.strategy.configure_evaluate(number, arrays, config, self.grid))
+                if not messages:
+                    return {}
+                replies = self._replies(number, messages)
+        except StopAsked:
+            return {}  # The model of this round is there: it is kept, without scores, and the next round is not begun.
         return dict(self.strategy.aggregate_evaluate(number, replies) or {})  # type: ignore[arg-type]
 
-    def _replies(self, messages: Iterable[Message]) -> list[Message]:
+    def _replies(self, number: int, messages: Iterable[Message]) -> list[Message]:
         """Send, and wait as long as a round may take; a message nobody has fetched by then is void."""
         messages = list(messages)
         for message in messages:
             message.metadata.ttl = self.timeout
+            message.metadata.group_id = str(number)  # nodes show it in their logs
         return list(self.grid.send_and_receive(messages, timeout=self.timeout))
 
     def _score(self, arrays: ArrayRecord) -> Mapping[str, float]:
@@ -167,10 +181,13 @@ class _Clock:
 def _heard(done: Round) -> bool:
     """Whether some reply counted, or none was asked for (an empty Poisson cohort is no failure)."""
     measured = done.measured
-    return measured is None or measured.accepted > 0 or measured.asked == 0
+    if measured is None or measured.asked == 0:
+        return True
+    return measured.accepted > 0 and not measured.abandoned
 
 
 def _why_nobody(number: int, done: Round) -> str:
     rejected = done.measured.rejected if done.measured else ()
     reasons = sorted({f"{item.code}: {item.detail}" for item in rejected})
-    return f"no reply counted in round {number}: " + "; ".join(reasons[:5])
+    few = f"too few replies ({done.measured.accepted})" if done.measured and done.measured.accepted else "no reply"
+    return f"{few} counted in round {number}: " + "; ".join(reasons[:5])

@@ -20,8 +20,10 @@ from cloister.server.build import Plan, build
 from cloister.server.clients import client_statement, personalise
 from cloister.server.console import Narrator
 from cloister.server.evaluation import CentralEvaluation
+from cloister.server.jsonlog import JsonNarrator
 from cloister.server.loop import Observer, Round, RoundLoop
 from cloister.server.rundir import RunDirectory
+from cloister.server.stop import Stop
 from cloister.server.stopping import EarlyStopping
 from cloister.tasks.base import Model
 
@@ -70,11 +72,11 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     plan.books.begin(directory.path.name)
     for reason in plan.confessions:
         plan.books.confess(reason)
-    narrator = narrator or Narrator(config.num_rounds)
+    narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
     narrator.opening(plan, directory)
     directory.write_json("privacy.json", running(plan.claim))
     rounds: list[Round] = []
-    with _observers(plan, directory, narrator, rounds) as observers:
+    with Stop().listening() as stop, _observers(plan, directory, narrator, rounds) as observers:
         loop = RoundLoop(
             grid,
             plan.strategy,
@@ -84,6 +86,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
             config.round_timeout,
             config.evaluation.every,
             EarlyStopping(config.evaluation.patience),
+            stop,
         )
         try:
             arrays = loop.run(initial, config.num_rounds)
@@ -91,9 +94,9 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
                 personalise(grid, arrays, {SEED: plan.seed, ROUND: loop.aggregated}, plan.hypotheses)
         finally:
             privacy = _state_privacy(plan, directory, layout, loop.aggregated)
-    for name, arrays_of_one in _named_models(plan, from_record(arrays)).items():
-        model.assign(arrays_of_one)
-        model.save(directory.path / f"{name}{model.suffix}")
+        for name, arrays_of_one in _named_models(plan, from_record(arrays)).items():
+            model.assign(arrays_of_one)
+            model.save(directory.path / f"{name}{model.suffix}")
     narrator.closing(plan, directory, privacy, loop.stopped, time.perf_counter() - started)
     return Outcome(arrays, rounds, directory, plan, privacy, loop.stopped)
 

@@ -23,8 +23,9 @@ MAY_IMPORT = {
     "tasks": {"core", "tasks"},
     "client": {"core", "tasks", "privacy", "client"},
     "server": {"core", "tasks", "privacy", "strategies", "server"},
+    "warm": {"core", "client", "tasks", "warm"},
     "local": {"core", "client", "server", "privacy", "local"},
-    "cli": {"core", "privacy", "client", "server", "local"},
+    "cli": {"core", "privacy", "client", "server", "local", "warm"},
 }
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 from uuid import uuid4
 
 REPOSITORY = Path(__file__).parents[2]
@@ -41,6 +42,7 @@ class Processes:
         self.folder = folder
         self.mark = uuid4().hex
         self.services: dict[str, subprocess.Popen[bytes]] = {}
+        self.commands: dict[str, tuple[str, ...]] = {}
         # Ray keeps sockets here, whose paths may have 107 characters: pytest's own folder can be too deep.
         self.ray = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
 
@@ -60,24 +62,70 @@ class Processes:
         (port,) = free_ports(1)
         self.address = f"127.0.0.1:{port}"
         self.start(SUPERLINK, "flower-superlink", "--insecure", "--port", str(port), *options)
-        self.wait(lambda: _answers(f"http://{self.address}/health"), 60, "answer of the SuperLink")
+        self.wait_for_superlink()
         connection = f'[superlink.{CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n'
-        self._home("flwr").joinpath("config.toml").write_text(connection)
+        for name in ("flwr", "told"):
+            self._home(name).joinpath("config.toml").write_text(connection)
 
-    def supernodes(self, configs: list[Mapping[str, Setting]]) -> None:
-        """Start one SuperNode for each node configuration. Whether they are connected, the run finds out."""
+    def wait_for_superlink(self) -> None:
+        """Wait until the SuperLink answers."""
+        self.wait(lambda: _answers(f"http://{self.address}/health"), 60, "answer of the SuperLink")
+
+    def supernodes(self, configs: list[Mapping[str, Setting]], *program: str) -> None:
+        """Start one SuperNode for each node configuration. Whether they are connected, the run finds out.
+
+        `program` is one that takes the options of `flower-supernode`.
+        """
         for number, (config, port) in enumerate(zip(configs, free_ports(len(configs)), strict=True)):
             link = ["--insecure", "--superlink", self.address, "--port", str(port)]
-            self.start(f"supernode-{number}", "flower-supernode", *link, "--node-config", flower_line(config))
+            command = [*(program or ["flower-supernode"]), *link, "--node-config", flower_line(config)]
+            self.start(f"supernode-{number}", *command)
 
     def flwr_run(self, settings: Mapping[str, Setting], *options: str, seconds: float) -> None:
         """Run the app of this repository, and wait for its end."""
         command = ["run", str(REPOSITORY), CONNECTION, "--stream", "--run-config", flower_line(settings), *options]
         self.run("flwr", "flwr", *command, seconds=seconds)
 
+    def flwr_begin(self, settings: Mapping[str, Setting], seconds: float) -> None:
+        """Have a run begin; it goes on by itself."""
+        command = ["run", str(REPOSITORY), CONNECTION, "--run-config", flower_line(settings)]
+        self.run("flwr", "flwr", *command, seconds=seconds)
+
+    def told(self, program: str, *arguments: str, seconds: float = 120) -> Any:
+        """What a program tells in JSON."""
+        self.folder.joinpath("told.log").unlink(missing_ok=True)
+        self.run("told", program, *arguments, seconds=seconds)
+        text = self.log("told")
+        return json.loads(text[text.index("{") :])
+
     def start(self, name: str, program: str, *arguments: str) -> None:
-        """Start a process that runs until the end of the `with` block."""
+        """Start a process that runs until the end of the `with` block, or until it is killed."""
+        self.commands[name] = (program, *arguments)
         self.services[name] = self._popen(name, program, arguments)
+
+    def kill(self, name: str) -> None:
+        """End a process as a power cut would."""
+        process = self.services.pop(name)
+        process.kill()
+        process.wait()
+
+    def restart(self, name: str) -> None:
+        """Start a killed process again, with the same options."""
+        self.start(name, *self.commands[name])
+
+    def log(self, name: str) -> str:
+        """What a process has written so far, before and after a restart."""
+        return self.folder.joinpath(f"{name}.log").read_text(errors="replace")
+
+    def pids(self, program: str) -> list[int]:
+        """The living processes of this object whose command line names a program."""
+        found = []
+        for pid in _marked(self.mark):
+            with suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+                if any(Path(word).name == program for word in line):
+                    found.append(pid)
+        return found
 
     def run(self, name: str, program: str, *arguments: str, seconds: float) -> None:
         """Run a process to its end.
@@ -106,7 +154,7 @@ class Processes:
             time.sleep(0.1)
 
     def _popen(self, name: str, program: str, arguments: tuple[str, ...]) -> "subprocess.Popen[bytes]":
-        with self.folder.joinpath(f"{name}.log").open("wb") as log:
+        with self.folder.joinpath(f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [str(PROGRAMS / program), *arguments],
                 cwd=self.folder,

@@ -1,8 +1,8 @@
-"""One app, three runtimes: the same seed gives the same model in each of them."""
+"""One app, several runtimes: the same seed gives the same model in each of them."""
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +44,15 @@ def deployment(processes: Processes, settings: dict[str, Setting]) -> None:
     processes.flwr_run(settings, seconds=PATIENCE)
 
 
+def warm_deployment(processes: Processes, settings: dict[str, Setting]) -> None:
+    processes.superlink()
+    nodes: list[Mapping[str, Setting]] = [
+        {"partition-id": number, "num-partitions": CLIENTS} for number in range(CLIENTS)
+    ]
+    processes.supernodes(nodes, "cloister", "warm-node")
+    processes.flwr_run(settings, seconds=PATIENCE)
+
+
 def final_model(
     runtime: Callable[[Processes, dict[str, Setting]], None], folder: Path
 ) -> dict[str, NDArray[np.float32]]:
@@ -58,8 +67,8 @@ def final_model(
 
 
 @pytest.mark.slow
-def test_the_final_model_is_the_same_three_ways(tmp_path: Path) -> None:
-    """All three pairs are bitwise equal.
+def test_the_final_model_is_the_same_in_every_runtime(tmp_path: Path) -> None:
+    """All are bitwise equal.
 
     Nothing that differs between the runtimes reaches a number: replies are aggregated in the order of their contents,
     not of their arrival; a client's seed is that of its partition, not of its process; and batches of this size are
@@ -68,7 +77,7 @@ def test_the_final_model_is_the_same_three_ways(tmp_path: Path) -> None:
     and that is the same for all processes of one machine.
     """
     wanted = final_model(in_process, tmp_path)
-    for runtime in (simulation, deployment):
+    for runtime in (simulation, deployment, warm_deployment):
         found = final_model(runtime, tmp_path)
         assert found.keys() == wanted.keys()
         for name, array in wanted.items():

@@ -3,6 +3,7 @@
     batches       which examples take part in a step, and in which fixed shapes they are computed; without TensorFlow
     vetting       refuses what has no per-example gradient, and checks the fast way against the slow one on made-up data
     capture       one backward pass that keeps what went into each layer with weights, and the gradient of what came out
+    parts         what a layer's per-example gradients are asked for
     dense, convolution, vectorised
                   per-example squared norms and weighted sums of one layer's gradients
     gradients     the layers put together: clipped sums of a fixed-shape microbatch, compiled

@@ -4,7 +4,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from cloister.core.cohort import NORM_ERROR
 from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd import vectorised
 from cloister.privacy.dpsgd.capture import Call, Unit, is_plain_dense, record, units
@@ -12,6 +11,9 @@ from cloister.privacy.dpsgd.convolution import convolution
 from cloister.privacy.dpsgd.dense import dense
 from cloister.privacy.dpsgd.parts import Part
 from cloister.privacy.dpsgd.vectorised import Loss
+
+NORM_ERROR = 2.0**-18
+"""Bound on the relative error of a norm: TensorFlow adds squares in vectors and pairwise, not one after the other."""
 
 
 class Gradients:

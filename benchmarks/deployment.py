@@ -1,0 +1,144 @@
+"""A deployment of four idle nodes as processes: seconds a round, start-up and memory, with cold and with warm clients.
+
+python benchmarks/deployment.py [rounds]
+
+Each way is run twice, in turns. Seconds depend on what else the machine does; processor seconds hardly do.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from common import machine, table
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtimes"))
+from processes import Processes
+
+NODES = 4
+COLD, WARM, WARM_LIGHT = ("flower-supernode",), ("cloister", "warm-node"), ("cloister", "warm-node", "--no-keras")
+CASES = {
+    "Keras, cold": ("mlp", COLD),
+    "Keras, warm": ("mlp", WARM),
+    "NumPy, cold": ("softmax", COLD),
+    "NumPy, warm": ("softmax", WARM_LIGHT),
+}
+SECONDS = 900
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def measure(model: str, program: tuple[str, ...], rounds: int, folder: Path) -> dict[str, list[float]]:
+    """Start everything, train, and look at what it took."""
+    settings = {
+        "task.model": model, "num-rounds": rounds, "strategy.min-nodes": NODES, "evaluation.central": False,
+        "evaluation.federated": "off", "output-dir": str(folder), "run-name": "run",
+    }  # fmt: skip
+    with Processes(folder / "processes") as processes:
+        processes.superlink()
+        began = time.perf_counter()
+        configs = [{"partition-id": number, "num-partitions": NODES} for number in range(NODES)]
+        processes.supernodes(configs, *program)
+        nodes = [processes.services[f"supernode-{number}"].pid for number in range(NODES)]
+        ready = "warm:" if program != COLD else "SuperNode ID"
+        processes.wait(lambda: all(ready in processes.log(f"supernode-{n}") for n in range(NODES)), SECONDS, "nodes")
+        started = time.perf_counter() - began
+        processor = sum(map(processor_seconds, nodes))
+        with watched(nodes[0]) as memory:
+            processes.flwr_run(settings, seconds=SECONDS)
+        processor = sum(map(processor_seconds, nodes)) - processor
+    lines = [json.loads(line) for line in (folder / "run" / "rounds.jsonl").read_text().splitlines()][1:]
+    seconds = [line["seconds"]["train"] for line in lines]
+    return {
+        "first": seconds[:1], "later": seconds[1:], "processor": [processor / rounds], "start": [started],
+        "idle": [memory[0]], "peak": [max(memory)],
+    }  # fmt: skip
+
+
+def family(pid: int) -> list[int]:
+    """A process and its descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            children.setdefault(_stat(int(entry.name))[1], []).append(int(entry.name))
+    found = [pid]
+    for parent in found:
+        found += children.get(parent, [])
+    return found
+
+
+def _stat(pid: int) -> list[int]:
+    """Numbers of /proc/PID/stat after the state: [1] is the parent, as here state counts as 0."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return [0, *map(int, words[1:])]
+
+
+def processor_seconds(pid: int) -> float:
+    """Of a process, its descendants, and those descendants that have ended and been waited for."""
+    total = 0
+    for member in family(pid):
+        with suppress(OSError):
+            total += sum(_stat(member)[11:15])
+    return total / TICKS
+
+
+def shared_memory(pid: int) -> float:
+    """Proportional resident MB of a process and its descendants: what they share is counted once."""
+    total = 0
+    for member in family(pid):
+        with suppress(OSError):
+            text = Path(f"/proc/{member}/smaps_rollup").read_text()
+            total += int(next(line for line in text.splitlines() if line.startswith("Pss:")).split()[1])
+    return total / 1e3
+
+
+@contextmanager
+def watched(pid: int) -> Iterator[list[float]]:
+    """The memory of a node, twice a second, the first value before anything is done."""
+    seen, done = [shared_memory(pid)], threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.5):
+            seen.append(shared_memory(pid))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        thread.join()
+
+
+def main() -> None:
+    """Print the table."""
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 6
+    machine()
+    results: dict[str, dict[str, list[float]]] = {name: {} for name in CASES}
+    for turn in range(2):
+        for name, (model, program) in CASES.items():
+            with tempfile.TemporaryDirectory(prefix="cloister-") as folder:
+                for key, values in measure(model, program, rounds, Path(folder)).items():
+                    results[name].setdefault(key, []).extend(values)
+            print(f"turn {turn}: {name} done, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
+    lines = []
+    for name, found in results.items():
+        later = found["later"]
+        middle = {key: statistics.median(values) for key, values in found.items()}
+        lines.append([
+            name, f"{middle['start']:.0f}", f"{middle['first']:.1f}",
+            f"{middle['later']:.1f} ({min(later):.1f} to {max(later):.1f})", f"{middle['processor']:.1f}",
+            f"{middle['idle']:.0f}", f"{middle['peak']:.0f}",
+        ])  # fmt: skip
+    head = ["clients", "start, s", "first round, s", "later rounds, s", "processor s a round", "idle MB", "peak MB"]
+    table(head, lines)
+    print(f"{NODES} nodes; memory is one node's, proportional; processor seconds are all nodes' without the server.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""A client takes as long as the server waits for its reply, and no longer.
+
+A SuperNode handles one message at a time and waits for its client as long as that lives: a client that hangs would
+keep its node from every later round.
+"""
+
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+
+from cloister.client.policy import CHECKED_BUNDLE
+from cloister.core.errors import FederationError
+
+HARD_SECONDS = 10.0
+"""How long after its deadline a process that did not let itself be interrupted is ended."""
+PROGRAM = "flwr-clientapp"
+
+
+def within_deadline(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Give up when the message's time to live is over, counted from now: clocks of two machines may differ.
+
+    Python code is interrupted. A process that hangs elsewhere is ended a little later; its SuperNode notices within a
+    minute and answers for it. In a process that serves several messages nothing is done.
+
+    Raises:
+        FederationError: the time is over.
+    """
+    if not _is_own_process():
+        return call_next(message, context)
+    with _alarm(message.metadata.ttl):
+        return call_next(message, context)
+
+
+def _is_own_process() -> bool:
+    """Whether this process was made for this message, by Flower or by a warm node."""
+    return Path(sys.argv[0]).name == PROGRAM or CHECKED_BUNDLE in os.environ
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    def give_up(*_: Any) -> NoReturn:
+        raise FederationError(f"this client gave up after {seconds:g} s: the server waits no longer")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(seconds + HARD_SECONDS, exit=True, file=sys.__stderr__ or sys.stderr)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,118 @@
+"""Waiting for replies, on a grid whose clock is turned by hand."""
+
+import pytest
+from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from support import content, zeros
+
+from cloister.core.identity import assume_run
+from cloister.server import patience
+from cloister.server.patience import GRACE_SECONDS, POLL_SECONDS, PatientGrid
+
+EXPIRED = 59.5
+"""After so many seconds it is Flower that replies, for a node that has let its message expire."""
+
+
+class SlowGrid:
+    """Nodes that reply so many seconds after they were asked; None: never."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self.now = 100.0
+        self.waiting = {}
+        self.pulled = []
+
+    def push_messages(self, messages):
+        for message in messages:
+            node = message.metadata.dst_node_id
+            delay = self.seconds[node]
+            if delay == "refused":
+                yield None
+                continue
+            message.metadata.__dict__["_message_id"] = f"{node}-{self.now}"
+            if delay is not None:
+                reply = Message(content(zeros()), reply_to=message)
+                if delay == EXPIRED:
+                    reply = Message(Error(ErrorCode.MESSAGE_UNAVAILABLE), reply_to=message)
+                    reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+                self.waiting[message.metadata.message_id] = (self.now + delay, reply)
+            yield message.metadata.message_id
+
+    def pull_messages(self, ids):
+        self.pulled.append(self.now)
+        ready = [found for found in ids if found in self.waiting and self.waiting[found][0] <= self.now]
+        return [self.waiting.pop(found)[1] for found in ready]
+
+
+@pytest.fixture
+def ask(monkeypatch):
+    """A function that asks all nodes: who replied, and after how many seconds the answer was there."""
+    assume_run()
+
+    def start(seconds):
+        inner = SlowGrid(seconds)
+        grid = PatientGrid(inner)
+        monkeypatch.setattr(patience.time, "monotonic", lambda: inner.now)
+        monkeypatch.setattr(patience.time, "sleep", lambda pause: setattr(inner, "now", inner.now + pause))
+
+        def once(timeout=60.0):
+            started = inner.now
+            messages = [Message(RecordDict(), node, "train") for node in inner.seconds]
+            replies = grid.send_and_receive(messages, timeout=timeout)
+            return sorted(reply.metadata.src_node_id for reply in replies), inner.now - started
+
+        return inner, once
+
+    return start
+
+
+def test_a_round_ends_when_the_last_reply_is_there(ask):
+    inner, once = ask({1: 0.0, 2: 1.0, 3: 2.0})
+    nodes, seconds = once()
+    assert nodes == [1, 2, 3] and seconds == pytest.approx(2.0, abs=2 * POLL_SECONDS)
+    assert max(later - sooner for sooner, later in zip(inner.pulled, inner.pulled[1:])) < 2 * POLL_SECONDS
+
+
+@pytest.mark.parametrize("hangs", [None, EXPIRED])
+def test_a_node_that_hangs_costs_one_deadline(ask, hangs):
+    _, once = ask({1: 1.0, 2: 4.0, 3: hangs})
+    seconds = [once()[1] for _ in range(3)]
+    assert seconds[0] == pytest.approx(hangs or 60, abs=0.2)
+    assert seconds[1:] == pytest.approx([8, 8], abs=0.4)
+
+
+def test_a_late_node_has_at_least_the_grace(ask):
+    _, once = ask({1: 0.0, 2: None})
+    assert [once()[1] for _ in range(2)] == pytest.approx([60, GRACE_SECONDS], abs=0.4)
+
+
+def test_a_late_node_that_replies_again_is_waited_for_again(ask):
+    inner, once = ask({1: 1.0, 2: None})
+    once()
+    inner.seconds[2] = 3.0
+    assert once()[0] == [1, 2]
+    inner.seconds[2] = 30.0
+    assert once()[0] == [1, 2]
+
+
+def test_nobody_is_given_up_before_anybody_has_replied(ask):
+    inner, once = ask({1: None, 2: None})
+    once()
+    inner.seconds |= {1: 40.0, 2: 41.0}
+    assert once()[0] == [1, 2]
+
+
+def test_a_message_that_could_not_be_sent_is_not_waited_for(ask):
+    _, once = ask({1: 1.0, 2: "refused"})
+    nodes, seconds = once()
+    assert nodes == [1] and seconds < 2
+
+
+def test_there_may_be_no_deadline(ask):
+    _, once = ask({1: 1.0, 2: 500.0})
+    assert once(timeout=None)[0] == [1, 2]
+
+
+def test_nobody_asked_is_no_waiting(ask):
+    _, once = ask({})
+    assert once() == ([], 0.0)

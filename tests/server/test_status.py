@@ -1,0 +1,92 @@
+"""What `cloister status` reads from a run directory and from Flower's answers."""
+
+import json
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cloister import cli
+from cloister.core.errors import ConfigError, FederationError
+from cloister.local.simulation import simulate
+from cloister.server import status
+from cloister.server.console import Narrator
+
+SETTINGS = {
+    "task.model": "softmax",
+    "privacy.server": "global-dp",
+    "privacy.noise-multiplier": 2.0,
+    "privacy.max-epsilon": 10.0,
+    "num-rounds": 2,
+    "tensorboard": False,
+}
+NODES = {
+    "success": True,
+    "nodes": [
+        {"node-id": "7", "status": "online", "online-at": "2026-01-01 10:00:00Z", "offline-at": ""},
+        {"node-id": "8", "status": "offline", "online-at": "", "offline-at": "2026-01-01 09:00:00Z"},
+    ],
+}
+RUNS = {"success": True, "runs": [{"run-id": "5", "status": "running"}]}
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    simulate(SETTINGS | {"output-dir": str(folder), "run-name": "a"}, 3, Narrator(2, Console(quiet=True)))
+    return folder
+
+
+def test_a_finished_run(output):
+    state = status.run_state(status.newest_run(output))
+    assert (state.task, state.round, state.rounds, state.replies, state.ended) == ("digits", 2, 2, (3, 3), True)
+    assert 0 < state.epsilon < 10 and state.budget_left == pytest.approx(10 - state.epsilon)
+
+
+def test_a_run_under_way_whose_last_line_is_not_whole(output, tmp_path):
+    lines = (output / "a" / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "config.json").write_text((output / "a" / "config.json").read_text())
+    (tmp_path / "rounds.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
+    state = status.run_state(status.newest_run(tmp_path))
+    assert (state.round, state.ended) == (1, False)
+
+
+def test_a_run_before_its_first_round(output, tmp_path):
+    (tmp_path / "config.json").write_text((output / "a" / "config.json").read_text())
+    state = status.run_state(tmp_path)
+    assert (state.round, state.replies, state.budget_left) == (0, None, None)
+
+
+def test_no_run(tmp_path):
+    with pytest.raises(ConfigError, match="no run directory in"):
+        status.newest_run(tmp_path)
+    with pytest.raises(ConfigError, match="is no run directory"):
+        status.run_state(tmp_path)
+
+
+def test_the_command(output, monkeypatch):
+    answers = {"supernode": NODES, "list": RUNS}
+    monkeypatch.setattr(status, "_ask", lambda *command: answers[command[0]])
+    shown = CliRunner().invoke(cli.app, ["status", "hospital", "--runs", str(output)]).stdout
+    for words in (
+        "node 7  online  since 2026",
+        "node 8  offline  last seen 2026",
+        "run 5  running",
+        "round 2/2  ended",
+    ):
+        assert words in shown
+    assert "left of the budget" in shown
+    told = json.loads(CliRunner().invoke(cli.app, ["status", "hospital", "--runs", str(output), "--json"]).stdout)
+    assert told["run"]["round"] == 2 and told["nodes"] == NODES["nodes"] and told["runs"] == RUNS["runs"]
+
+
+def test_a_superlink_that_does_not_answer(monkeypatch, tmp_path):
+    program = tmp_path / "flwr"
+    program.write_text('#!/bin/sh\necho \'{"success": false, "error-message": "no such connection"}\'\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(FederationError, match="no such connection"):
+        status.superlink_state("nowhere")
+    program.write_text("#!/bin/sh\nexit 3\n")
+    with pytest.raises(FederationError, match="gave no answer"):
+        status.superlink_state("nowhere")

@@ -1,0 +1,162 @@
+"""A run that is asked to end: what it finishes, what it abandons, and what it leaves."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
+from rich.console import Console
+
+from cloister.client.app import app
+from cloister.core.config import parse
+from cloister.core.errors import ConfigError, FederationError
+from cloister.local.grid import LocalGrid
+from cloister.privacy.ledger import Ledger
+from cloister.server import evaluation
+from cloister.server.build import build
+from cloister.server.console import Narrator
+from cloister.server.run import run
+from cloister.server.stop import Stop, StopAsked
+
+SOUND = {
+    "task.model": "softmax",
+    "privacy.server": "global-dp",
+    "privacy.noise-multiplier": 2.0,
+    "tensorboard": False,
+    "num-rounds": 3,
+    "privacy.data-identity": "digits",
+}
+
+
+class Asking(LocalGrid):
+    """Sends this process a signal while round `when` waits for its replies."""
+
+    when = 2
+    asked = 0
+
+    def pull_messages(self, message_ids):
+        self.asked += 1
+        if self.asked == self.when:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().pull_messages(message_ids)
+
+
+def go(tmp_path, settings, grid=Asking, clients=3):
+    config = parse(settings | {"output-dir": str(tmp_path)})
+    return run(grid.simulated(app, config.flat(), clients), config, Narrator(3, Console(quiet=True)))
+
+
+def test_a_waiting_round_is_abandoned_and_everything_is_left_whole(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    outcome = go(tmp_path, SOUND)
+    path = outcome.directory.path
+    assert outcome.stopped == "stopped by SIGTERM: round 2 was abandoned, nothing of it was released"
+    assert [done.number for done in outcome.rounds] == [0, 1]
+    with np.load(path / "model.npz") as saved, np.load(path / "checkpoints" / "round-00001.npz") as first:
+        for name in first:
+            np.testing.assert_array_equal(saved[name], first[name])
+    assert json.loads((path / "privacy.json").read_text())["rounds"] == 1
+    entries = Ledger(tmp_path / "ledgers" / "digits.jsonl").entries
+    assert len(entries) == 1
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_round_that_is_being_aggregated_is_finished(tmp_path, monkeypatch):
+    scored = evaluation.CentralEvaluation.__call__
+    calls = []
+
+    def score(self, arrays):
+        calls.append(1)
+        if len(calls) == 2:  # the first is of the initial model
+            os.kill(os.getpid(), signal.SIGTERM)
+        return scored(self, arrays)
+
+    monkeypatch.setattr(evaluation.CentralEvaluation, "__call__", score)
+    outcome = go(tmp_path, SOUND, LocalGrid)
+    assert [done.number for done in outcome.rounds] == [0, 1] and "round 2 was abandoned" in outcome.stopped
+    assert outcome.privacy["rounds"] == 1
+
+
+def test_a_model_is_kept_when_its_scores_are_not_waited_for(tmp_path):
+    settings = {"task.model": "softmax", "privacy.server": "none", "tensorboard": False, "num-rounds": 3}
+    outcome = go(tmp_path, settings)  # the second wait is for the scores of the first round
+    assert [done.number for done in outcome.rounds] == [0, 1] and not outcome.rounds[1].federated
+    first = np.load(outcome.directory.checkpoints / "round-00001.npz")
+    assert any(np.abs(first[name]).sum() for name in first)
+
+
+def test_a_second_request_is_not_held_back():
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append("old handler"))
+    try:
+        with Stop().listening() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.asked == "SIGTERM" and not heard
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert heard == ["old handler"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_request_from_before_the_wait_ends_it():
+    with Stop().listening() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(StopAsked, match="SIGINT"), stop.waiting():
+            pass
+
+
+class Refusing(LocalGrid):
+    """The last two of its nodes fail in the rounds of `bad`."""
+
+    bad = (1, 2)
+    round = 0
+
+    def push_messages(self, messages):
+        self.round += 1
+        return super().push_messages(messages)
+
+    def _answer(self, message):
+        if message.metadata.dst_node_id > 1 and self.round in self.bad:
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "no"), reply_to=message)
+        return super()._answer(message)
+
+
+HEURISTIC = {"task.model": "softmax", "tensorboard": False, "num-rounds": 3, "strategy.min-replies": 2}
+
+
+@pytest.mark.parametrize("server", ["metric", "none"])
+def test_a_round_with_too_few_replies_is_abandoned_and_the_run_goes_on(tmp_path, server):
+    outcome = go(tmp_path, HEURISTIC | {"privacy.server": server, "evaluation.federated": "off"}, Refusing)
+    zero, one, two, three = outcome.rounds
+    assert one.central == zero.central == two.central != three.central
+    assert [done.measured.abandoned for done in (one, two, three)] == [True, True, False]
+    assert one.measured.accepted == 1
+
+
+def test_too_few_replies_in_three_rounds_end_the_run(tmp_path):
+    class Hopeless(Refusing):
+        bad = (1, 2, 3)
+
+    with pytest.raises(FederationError, match=r"too few replies \(1\) counted in round 3"):
+        go(tmp_path, HEURISTIC, Hopeless)
+
+
+def test_a_guarantee_does_not_let_replies_decide_over_a_release():
+    with pytest.raises(ConfigError, match=r"strategy.min-replies = 2 contradicts the guarantee"):
+        build(parse(SOUND | {"strategy.min-replies": 2}))
+
+
+def test_a_log_for_machines(tmp_path, capsys):
+    config = parse(HEURISTIC | {"output-dir": str(tmp_path), "run-name": "x", "log-format": "json"})
+    run(Refusing.simulated(app, config.flat(), 3), config)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["event"] for line in lines if line["event"] != "rejected"] == ["start", *["round"] * 4, "end"]
+    assert {line["run"] for line in lines} == {"x"} and all(line["time"] for line in lines)
+    rejected = [line for line in lines if line["event"] == "rejected"]
+    assert [(line["round"], line["node"], line["code"]) for line in rejected] == [
+        (1, "2", "error"), (1, "3", "error"), (2, "2", "error"), (2, "3", "error"),
+    ]  # fmt: skip
+    assert [line["abandoned"] for line in lines if line["event"] == "round" and line["round"]] == [True, True, False]
