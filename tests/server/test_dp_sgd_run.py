@@ -190,3 +190,52 @@ def test_seeded_runs_repeat_and_others_do_not(tmp_path):
 
     np.testing.assert_array_equal(model(privacy__noise_seed=5), model(privacy__noise_seed=5))
     assert (model() != model()).all()
+
+
+class Crash:
+    def fit(self, examples, plan):
+        raise MemoryError
+
+
+def test_what_a_training_would_cost_is_on_disk_before_it_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr("cloister.client.handlers.trainer_of", lambda config: Crash())
+    with pytest.raises(FederationError):
+        federated(tmp_path, nodes(tmp_path))
+    (entry,) = entries(tmp_path, 0)
+    assert entry.event in [step(examples) for examples in EXAMPLES] and not entry.done
+
+
+def test_what_scores_cost_is_recorded_too(tmp_path):
+    federated(tmp_path, nodes(tmp_path), task__test_fraction=0.2, evaluation__federated="on", num_rounds=1)
+    train, score = entries(tmp_path, 0)
+    assert isinstance(train.event, Repeated) and score.event == Unaccounted("scores left without noise")
+
+
+def test_a_budget_of_the_run_lets_no_scores_leave(tmp_path):
+    config = parse(
+        settings(
+            tmp_path,
+            task__test_fraction=0.2,
+            evaluation__federated="on",
+            num_rounds=1,
+            privacy__client_max_epsilon=100.0,
+        )
+    )
+    outcome = run(LocalGrid.simulated(app, config.flat(), CLIENTS), config, silent())
+    assert outcome.rounds[1].measured.accepted == 4 and outcome.rounds[1].federated == {}
+
+
+def test_choosing_a_hypothesis_by_its_loss_costs_without_limit():
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+    from cloister.client.example_books import training_event
+
+    flat = parse({"privacy.server": "none", "privacy.client": "dp-sgd"}).flat()
+    context = Context(1, 1, {"partition-id": 0, "num-partitions": 4}, RecordDict(), flat)
+
+    def event(**more):
+        content = RecordDict({"config": ConfigRecord({"server-round": 1, "seed": 1, **more})})
+        return training_event(Message(content, 1, "train"), context)
+
+    assert isinstance(event(hypotheses=2), Unaccounted)
+    assert isinstance(event(hypotheses=1), Repeated) and isinstance(event(), Repeated)
