@@ -43,7 +43,7 @@ def settings_of(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run a system; its curve, and what its run directory says about privacy."""
+    """Run a system; its curve, and what is to be said about its privacy."""
     from rich.console import Console
 
     from cloister.core.config import parse
@@ -63,7 +63,7 @@ def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "columns": ["round", "accuracy", "loss"],
         "curve": curve,
         "accounting": accounting(parse(settings), len(outcome.rounds) - 1),
-        "server-privacy": {key: outcome.privacy[key] for key in ("status", "reasons", "claims")},
+        "server-claims": outcome.privacy["claims"],
     }
 
 
