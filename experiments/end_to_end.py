@@ -12,7 +12,6 @@ of common.toml. `-c key=value` overrides it. Every run goes to experiments/resul
 import argparse
 import json
 import shlex
-import sys
 import time
 import tomllib
 from collections.abc import Iterable
@@ -44,7 +43,7 @@ def settings_of(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run a system; its curve, and what its run directory says about privacy."""
+    """Run a system; its curve, and what is to be said about its privacy."""
     from rich.console import Console
 
     from cloister.core.config import parse
@@ -64,7 +63,7 @@ def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "columns": ["round", "accuracy", "loss"],
         "curve": curve,
         "accounting": accounting(parse(settings), len(outcome.rounds) - 1),
-        "server-privacy": {key: outcome.privacy[key] for key in ("status", "reasons", "claims")},
+        "server-claims": outcome.privacy["claims"],
     }
 
 
@@ -122,17 +121,30 @@ def central(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     rate, per_epoch = CENTRAL["batch-size"] / len(data.train), len(data.train) // CENTRAL["batch-size"]
     event = Gaussian(CENTRAL["noise-multiplier"], Sampling("poisson", rate))
-    curve, start = [], time.perf_counter()
+    columns = ["epoch", "accuracy", "loss", "published-delta-at-2", "epsilon-at-1e-5"]
+    result: dict[str, Any] = {"system": "central", "settings": CENTRAL, "columns": columns, "curve": []}
+    start = time.perf_counter()
     for epoch in range(1, arguments.epochs + 1):
         for _ in trainer.train(private, data.train.x, data.train.y, steps=per_epoch, seed=10**6 + epoch):
             pass
         accuracy, loss = scores(task.metrics(data.test.y, model.predict(data.test.x)))
         account = Account().plus(event, epoch * per_epoch)
-        curve.append([epoch, accuracy, loss, account.delta(2.0, "published"), account.epsilon(1e-5)])
+        result["curve"].append([epoch, accuracy, loss, account.delta(2.0, "published"), account.epsilon(1e-5)])
         if epoch % 10 == 0:
-            print(f"epoch {epoch}  accuracy {accuracy:.4f}  {time.perf_counter() - start:.0f} s", flush=True)
-    columns = ["epoch", "accuracy", "loss", "published-delta-at-2", "epsilon-at-1e-5"]
-    return {"system": "central", "settings": CENTRAL, "columns": columns, "curve": curve}
+            print(f"epoch {epoch}  accuracy {accuracy:.4f}", flush=True)
+            save(result | provenance(arguments, start), arguments.name or "central")
+    return result
+
+
+def provenance(arguments: argparse.Namespace, start: float) -> dict[str, Any]:
+    """How a result came about, without where things lie on this machine."""
+    given = {"data": "FOLDER_OF_MNIST_NPZ", "rounds": arguments.rounds, "clients": arguments.clients}
+    given |= {"partition": arguments.partition, "epochs": arguments.epochs}
+    names = ("data", "epochs") if arguments.system == "central" else ("data", "rounds", "clients", "partition")
+    options = " ".join(f"--{name} {given[name]}" for name in names)
+    options += "".join(f" -c {shlex.quote(line)}" for line in arguments.config or [])
+    command = f"python experiments/end_to_end.py {arguments.system} {options}"
+    return {"command": command, "seconds": round(time.perf_counter() - start)}
 
 
 def scores(metrics: Any) -> tuple[float, float]:
@@ -197,8 +209,7 @@ def main() -> None:
         return
     start = time.perf_counter()
     result = central(arguments) if arguments.system == "central" else federated(arguments.system, arguments)
-    command = shlex.join(sys.argv[1:]).replace(arguments.data, "FOLDER_OF_MNIST_NPZ") if arguments.data else ""
-    result |= {"command": f"python experiments/end_to_end.py {command}", "seconds": round(time.perf_counter() - start)}
+    result |= provenance(arguments, start)
     save(result, arguments.name or name_of(result))
     print(result["curve"][-1], flush=True)
 

@@ -262,3 +262,64 @@ def test_a_holdout_of_little_is_empty(labels):
     assert train.size == len(labels)
     assert test.size == 0
     assert test.dtype == np.intp
+
+
+class TestClientsOfOneSize:
+    """100, 1000 and 10,000 clients of 600 examples, a hundred times smaller."""
+
+    LABELS = labels_of((60, 60, 60, 60, 60, 60, 60, 60, 60, 60))
+
+    def of(self, clients, size=6, **config):
+        return deal(self.LABELS, clients, classes=10, examples_per_client=size, **config)
+
+    @pytest.mark.parametrize("how", ["iid", "shards"])
+    def test_as_many_as_there_are_examples_for_share_them_all(self, how):
+        assert_complete(self.of(100, partition=how), 600)
+
+    @pytest.mark.parametrize("how", ["iid", "shards"])
+    @pytest.mark.parametrize("clients", [1, 40, 101, 1000])
+    def test_each_has_so_many_different_examples(self, how, clients):
+        parts = self.of(clients, partition=how)
+        assert len(parts) == clients
+        assert all(len(part) == 6 and (np.diff(part) > 0).all() for part in parts)
+
+    def test_examples_repeat_evenly_and_in_other_company(self):
+        parts = self.of(1000, partition="iid")
+        assert (np.bincount(np.concatenate(parts)) == 10).all()
+        assert len({tuple(part) for part in parts}) == 1000
+
+    def test_shards_are_of_one_label_where_they_come_out_even(self):
+        counts = counts_of(self.LABELS, self.of(1000, partition="shards"), 10)
+        assert ((counts > 0).sum(axis=1) <= 2).all() and set(np.unique(counts)) == {0, 3, 6}
+
+    def test_what_does_not_come_out_even_sits_out(self):
+        parts = self.of(200, size=7, partition="iid")
+        first, second = np.concatenate(parts[:85]), np.concatenate(parts[85:170])
+        assert len(np.unique(first)) == len(first) == 595 == len(np.unique(second))
+        assert set(first) != set(second)
+
+    def test_the_seed_decides(self):
+        mine, same = (np.array(self.of(150, partition="iid")) for _ in range(2))
+        np.testing.assert_array_equal(mine, same)
+        other = np.array(deal(self.LABELS, 150, classes=10, seed=8, examples_per_client=6))
+        assert (mine != other).any()
+
+    @pytest.mark.parametrize(
+        ("config", "said"),
+        [
+            ({"size": 601}, "examples-per-client = 601 must be at most the 600 training examples"),
+            ({"size": 7, "partition": "shards"}, "must be a multiple of task.shards-per-client = 2"),
+        ],
+    )
+    def test_impossible(self, config, said):
+        with pytest.raises(ConfigError, match=said):
+            self.of(3, **config)
+
+    @pytest.mark.parametrize("how", ["dirichlet", "natural", "table"])
+    def test_where_it_has_no_effect_it_is_refused(self, how):
+        from cloister.core.config import parse
+
+        with pytest.raises(ConfigError, match=f"examples-per-client = 6 has no effect with task.partition = '{how}'"):
+            parse({"task.partition": how, "task.examples-per-client": 6, "task.table": "6" if how == "table" else ""})
+        with pytest.raises(ConfigError, match="goes with iid and shards, not with 'natural'"):
+            partition.deal(TaskConfig(examples_per_client=2), "natural", dataset(self.LABELS), 2, 10, 0)

@@ -1,0 +1,151 @@
+"""DP-SGD keeps its claim when somebody tries to tell whether a canary was in it; broken steps are caught the same way.
+
+The adversary chooses the other examples, and knows the model before: all of them push it the same way with a gradient
+of norm S, and the canary pushes it back. Noise is seeded, so that a test gives the same answer until the generator
+changes. With another stream a sound step fails with probability at most `FALSE_ALARM`.
+"""
+
+from functools import cache
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cloister.privacy.accounting import Account
+from cloister.privacy.audits.epsilon import Trials
+from cloister.privacy.dpsgd.one_by_one import noisy_sum
+from cloister.privacy.dpsgd.step import ClippedSum, DpSgd
+from cloister.privacy.events import Gaussian
+from cloister.privacy.local_steps import LocalSteps
+from cloister.privacy.noise import GaussianNoise
+
+FALSE_ALARM = 1e-4
+RUNS = 1000
+DELTA = 0.1
+"""A claim has to hold at every δ; at this one so many runs see most of ε."""
+SIGMA = 1.0
+CLIP = 0.5
+OTHERS = 3
+FAR = np.array([[30.0, 0, 0, 0]], np.float32)
+"""An input whose gradient is longer than the clip by far."""
+
+
+def linear():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="softmax", name="out")], name="net")
+
+
+class Right(DpSgd):
+    """The real thing. A clipped sum depends on the examples alone, so it is computed once for all runs."""
+
+    def __init__(self, **options):
+        super().__init__(
+            linear(),
+            batch_size=OTHERS + 1,
+            noise_multiplier=SIGMA,
+            clipping_norm=CLIP,
+            optimizer=keras.optimizers.SGD(1.0),
+            noise=GaussianNoise(5),
+            **options,
+        )
+        self._sums = {}
+
+    def clipped_sum(self, x, y, clipping_norm):
+        key = (x.tobytes(), y.tobytes(), clipping_norm)
+        if key not in self._sums:
+            found = super().clipped_sum(x, y, clipping_norm)
+            self._sums[key] = ClippedSum(tuple(np.array(total) for total in found.sums), found.examples, 0, 0)
+        return self._sums[key]
+
+
+class ClipSkipped(Right):
+    def clipped_sum(self, x, y, clipping_norm):
+        return super().clipped_sum(x, y, 1e6)
+
+
+class NoisePerMicrobatch(Right):
+    """Each microbatch carries an equal share of the noise: variances add up, standard deviations do not."""
+
+    def step(self, x, y, clipping_norm=None):
+        totals = [np.zeros(variable.shape) for variable in self.model.trainable_variables]
+        for start in range(0, OTHERS + 1):
+            piece = slice(start, start + 1)
+            sums = self.clipped_sum(x[piece], y[piece], self.clipping_norm).sums
+            noised = self._noised(sums, self.noise_multiplier * self.clipping_norm / (OTHERS + 1))
+            totals = [total + part for total, part in zip(totals, noised, strict=True)]
+        self._descend([tf.constant(total, tf.float32) for total in totals], tf.constant(OTHERS + 1.0))
+
+
+class DividedByTheActualSize(Right):
+    def step(self, x, y, clipping_norm=None):
+        noised = self._noised(self.clipped_sum(x, y, self.clipping_norm).sums, self.noise_multiplier * CLIP)
+        self._descend([tf.constant(total) for total in noised], tf.constant(float(len(x))))
+
+
+def released(dp_sgd, x, y):
+    """How far a step takes the model along the canary's direction."""
+    variables = dp_sgd.model.trainable_variables
+    for variable in variables:
+        variable.assign(np.zeros(variable.shape))
+    dp_sgd.step(x, y)
+    kernel = next(variable for variable in variables if len(variable.shape) == 2).numpy()
+    return float(kernel[0, 1] - kernel[0, 0])
+
+
+@cache
+def trials(kind):
+    dp_sgd = kind()
+    x, y = np.repeat(FAR, OTHERS + 1, axis=0), np.array([0] * OTHERS + [1])
+    # Without a clip it is the canary that is too long.
+    x[-1] *= 10 if kind is ClipSkipped else 1
+    present = np.array([released(dp_sgd, x, y) for _ in range(RUNS)])
+    absent = np.array([released(dp_sgd, x[:-1], y[:-1]) for _ in range(RUNS)])
+    return Trials(present, absent)
+
+
+def claimed():
+    return Account([Gaussian(SIGMA)]).epsilon(DELTA, "pld")
+
+
+BROKEN = [ClipSkipped, NoisePerMicrobatch, DividedByTheActualSize]
+
+
+class TestAStep:
+    def test_shows_less_than_is_claimed(self):
+        assert 0 < trials(Right).epsilon(DELTA, 1 - FALSE_ALARM) <= claimed()
+        # A Gaussian mechanism, and hardly better than it must be: 1/σ is what it may show.
+        assert 0.6 / SIGMA < trials(Right).shift(1 - FALSE_ALARM) <= 1 / SIGMA
+
+    @pytest.mark.parametrize("kind", BROKEN)
+    def test_that_is_broken_is_caught(self, kind):
+        assert trials(kind).epsilon(DELTA, 1 - FALSE_ALARM) > claimed()
+        assert trials(kind).shift(1 - FALSE_ALARM) > 1 / SIGMA
+
+
+class TestARound:
+    """Several Poisson steps on all examples, one by one in NumPy; the canary is the last."""
+
+    STEPS = LocalSteps(OTHERS + 1, 2, 2)
+
+    def score(self, noise, clip, present, seed):
+        total = 0.0
+        for batch in self.STEPS.batches(seed):
+            pushes = [(np.array([clip if i == OTHERS else -clip]),) for i in batch if present or i != OTHERS]
+            (release,) = noisy_sum(pushes, (np.zeros(1),), clipping_norm=CLIP, noise_multiplier=SIGMA, noise=noise)
+            total += float(release[0])
+        return total
+
+    def told_apart(self, clip):
+        noise, seeds = GaussianNoise(6), iter(range(10**6))
+        present = np.array([self.score(noise, clip, True, next(seeds)) for _ in range(2 * RUNS)])
+        absent = np.array([self.score(noise, clip, False, next(seeds)) for _ in range(2 * RUNS)])
+        return Trials(present, absent).epsilon(DELTA, 1 - FALSE_ALARM)
+
+    def test_shows_less_than_is_claimed(self):
+        claim = Account([self.STEPS.event(SIGMA)]).epsilon(DELTA, "pld")
+        # Gradients of any length are clipped to the same.
+        assert self.told_apart(CLIP) <= claim and 0 < self.told_apart(1e3 * CLIP) <= claim
+
+    def test_without_a_clip_it_would_be_caught(self, monkeypatch):
+        monkeypatch.setattr("cloister.privacy.dpsgd.one_by_one._factor", lambda gradient, clipping_norm: 1.0)
+        assert self.told_apart(20 * CLIP) > Account([self.STEPS.event(SIGMA)]).epsilon(DELTA, "pld")
