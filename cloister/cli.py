@@ -72,6 +72,32 @@ def policy(path: Annotated[Path, typer.Argument(help="A policy.toml file.")]) ->
         typer.echo("\n".join(in_words(read_policy(path))))
 
 
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="A run directory, or the model-dir of a client.")],
+    data: Annotated[Path, typer.Argument(help="A CSV file, an .npz file, or a folder of images.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the predictions, as CSV; else they are printed.")
+    ] = None,
+    hypothesis: Annotated[
+        int | None, typer.Option(min=0, help="Which of several; needed where there are no labels to choose by.")
+    ] = None,
+) -> None:
+    """Score examples with a trained model; print figures of merit too where the examples have labels."""
+    from cloister.predict import predict as predictions
+
+    with _told():
+        found = predictions(model, data, hypothesis)
+        if out:
+            found.write(out)
+        else:
+            typer.echo("\n".join(found.lines()))
+    if found.hypotheses > 1:
+        typer.echo(f"hypothesis {found.hypothesis} of {found.hypotheses}", err=True)
+    for name, value in found.metrics.items():
+        typer.echo(f"{name} {value:.6g}", err=True)
+
+
 ledger = typer.Typer(help="Read the ledger of a server or a node.", no_args_is_help=True)
 app.add_typer(ledger, name="ledger")
 
@@ -96,6 +122,18 @@ def show(
 
     with _told():
         print_ledger(_opened(path), delta, relation)
+
+
+@ledger.command()
+def leakage(paths: Annotated[list[Path], typer.Argument(help="Ledgers of clients, one each.")]) -> None:
+    """Add up what clients that noise their own models have leaked: each of them, and how they compare."""
+    from cloister.privacy.leakage import leakage_in_words, leakage_report
+
+    spent = [_opened(path).leakage() for path in paths]
+    for path, leaked in zip(paths, spent, strict=True):
+        typer.echo(f"{path}: {leaked:.6g}")
+    for line in leakage_in_words(leakage_report(spent)):
+        typer.echo(line)
 
 
 @app.command()
@@ -123,6 +161,36 @@ def calibrate(
         else:
             multiplier = noise_multiplier_for(epsilon, delta, rounds, sampling)
             typer.echo(f"privacy.noise-multiplier={_rounded_up(multiplier):.4g}")
+
+
+@app.command(name="provision")
+def provision_kits(
+    description: Annotated[Path, typer.Argument(help="federation.toml: the server, the authority and the sites.")],
+    output: Annotated[Path, typer.Option(help="Folder for the kits.")] = Path("kits"),
+    renew: Annotated[bool, typer.Option("--renew", help="Make a new server certificate.")] = False,
+    renew_authority: Annotated[
+        bool, typer.Option("--renew-authority", help="Make new certificates of our own authority and of the server.")
+    ] = False,
+) -> None:
+    """Write a start-up kit for the server, the operator and each site; again: add what is missing."""
+    from cloister.client.policy import TEMPLATE
+    from cloister.provision.kits import provision
+    from cloister.provision.report import show
+
+    with _told():
+        show(provision(description, output, TEMPLATE, renew, renew_authority))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def superlink(
+    context: typer.Context,
+    operators: Annotated[Path, typer.Option(help="File of SHA-256 digests of operators' tokens.")],
+) -> None:
+    """Flower's SuperLink, which takes orders from provisioned operators only; other options are flower-superlink's."""
+    from cloister.provision.superlink import serve
+
+    with _told():
+        serve(operators, context.args)
 
 
 def _rounded_up(number: float) -> float:

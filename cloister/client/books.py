@@ -33,8 +33,9 @@ LEDGER_FOLDER = "ledger-dir"
 IDENTITY = "data-identity"
 BUDGET = "max-epsilon"
 EXAMPLE_BUDGET = "max-example-epsilon"
+MAX_LEAKAGE = "max-leakage"
 DELTA = "target-delta"
-KEYS = {DATA_PATH, LEDGER_FOLDER, BUDGET, EXAMPLE_BUDGET, DELTA, IDENTITY, POLICY}
+KEYS = {DATA_PATH, LEDGER_FOLDER, BUDGET, EXAMPLE_BUDGET, MAX_LEAKAGE, DELTA, IDENTITY, POLICY}
 """A node whose configuration says any of these keeps books on disk."""
 logger = logging.getLogger("cloister.client")
 DEFAULT_FOLDER = "~/.cloister/ledgers"

@@ -47,6 +47,8 @@ def local_data(config: TaskConfig, node: UserConfig, seed: int) -> LocalData:
         DataError: the data is absent or is not what the task reads.
     """
     examples = _own_file(config, str(node[DATA_PATH])) if DATA_PATH in node else _partition(config, node, seed)
+    if not config.test_fraction:
+        return LocalData(examples, examples.take(np.arange(0)))
     strata = task_of(config).strata(examples.y)
     train, test = holdout(strata, config.test_fraction, np.random.default_rng([seed, owner_of(node)]))
     return LocalData(examples.take(train), examples.take(test))

@@ -1,35 +1,60 @@
 """What a client's releases have leaked in all: on disk where its node keeps books, in its context where it does not."""
 
-from typing import Protocol
+import math
+from abc import ABC, abstractmethod
 
-from flwr.app import Context, MetricRecord
+from flwr.app import Context, MetricRecord, UserConfig
 
-from cloister.client.books import books_of, keeps_books
-from cloister.core.errors import BudgetExhausted
+from cloister.client.books import MAX_LEAKAGE, books_of, keeps_books
+from cloister.core.config import PrivacyConfig
+from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.core.wire import LEAKAGE
-from cloister.privacy.events import Laplace
+from cloister.privacy.events import Laplace, Unaccounted
 from cloister.privacy.ledger import Ledger
 
 SPENT, RELEASES = "spent", "releases"
+ROUNDING = 1e-12
+"""By which a sum of leakages may pass its limit: ten releases of 0.4 are 4."""
 
 
-class Spending(Protocol):
-    """Leakage that adds up over the releases of one client (Galli et al., 2023, Theorem 4.2)."""
+class Spending(ABC):
+    """Leakage that adds up over the releases of one client (Galli et al., 2023, Theorem 4.2).
+
+    Args:
+        limit: Σ ε·radius that may not be passed; 0: no limit.
+    """
+
+    def __init__(self, limit: float = 0.0) -> None:
+        self.limit = limit
 
     @property
+    @abstractmethod
     def spent(self) -> float:
-        """Σ ε·radius so far."""
-        ...
+        """Σ ε·radius so far; ∞ once something left without noise."""
 
-    def release(self, event: Laplace, run: str, server_round: int) -> None:
-        """Count a release that is about to be made."""
-        ...
+    @abstractmethod
+    def release(self, event: Laplace | Unaccounted, run: str, server_round: int) -> None:
+        """Count a release that is about to be made.
+
+        Raises:
+            BudgetExhausted: it would pass the limit; nothing was counted.
+        """
+
+    def require(self, leakage: float) -> None:
+        """Refuse releases that leak so much together, if they would pass the limit.
+
+        Raises:
+            BudgetExhausted: they would. How much was spent is the client's own affair.
+        """
+        if self.limit and self.spent + leakage > self.limit * (1 + ROUNDING):
+            raise BudgetExhausted("this client's limit of leakage would be passed")
 
 
-class InLedger:
-    """Counted on disk before anything is released."""
+class InLedger(Spending):
+    """Counted on disk before anything is released, over all runs on this data."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, limit: float = 0.0) -> None:
+        super().__init__(limit)
         self._ledger = ledger
 
     @property
@@ -37,15 +62,16 @@ class InLedger:
         """Of all runs on this data."""
         return self._ledger.leakage()
 
-    def release(self, event: Laplace, run: str, server_round: int) -> None:
+    def release(self, event: Laplace | Unaccounted, run: str, server_round: int) -> None:
         """A line of the ledger. Nothing tells it apart from one that was made and not handed on: both count."""
-        self._ledger.open(event, "neighbourhood", run, server_round, lambda: None, "laplace")
+        self._ledger.open(event, "neighbourhood", run, server_round, lambda: self.require(_cost(event)), "laplace")
 
 
-class InContext:
+class InContext(Spending):
     """Counted in memory, for as long as a simulated client lives."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, limit: float = 0.0) -> None:
+        super().__init__(limit)
         self._record = context.state.metric_records.setdefault(LEAKAGE, MetricRecord({SPENT: 0.0, RELEASES: 0}))
 
     @property
@@ -53,29 +79,36 @@ class InContext:
         """Of this run."""
         return float(self._record[SPENT])  # type: ignore[arg-type]
 
-    def release(self, event: Laplace, run: str, server_round: int) -> None:
+    def release(self, event: Laplace | Unaccounted, run: str, server_round: int) -> None:
         """Add it up."""
-        self._record[SPENT] = self.spent + event.leakage
+        self.require(_cost(event))
+        self._record[SPENT] = self.spent + _cost(event)
         self._record[RELEASES] = int(self._record[RELEASES]) + 1  # type: ignore[arg-type]
 
 
-def spending_of(context: Context, task: str) -> Spending:
+def _cost(event: Laplace | Unaccounted) -> float:
+    return event.leakage if isinstance(event, Laplace) else math.inf
+
+
+def spending_of(context: Context, task: str, limit: float = 0.0) -> Spending:
     """The books of this client about what it leaks."""
     if keeps_books(context.node_config):
-        return InLedger(books_of(context.node_config, task, "").ledger)
-    return InContext(context)
+        return InLedger(books_of(context.node_config, task, "").ledger, limit)
+    return InContext(context, limit)
 
 
-def require(spending: Spending, leakage: float, most: float) -> None:
-    """Refuse a release that would pass the limit.
+def limit_of(privacy: PrivacyConfig, node: UserConfig) -> float:
+    """The smaller of the run's limit and the node's own; 0: neither has one."""
+    return min((limit for limit in (privacy.max_leakage, own_limit(node)) if limit), default=0.0)
 
-    Args:
-        spending: so far.
-        leakage: of the release.
-        most: Σ ε·radius that may not be passed; 0: no limit.
+
+def own_limit(node: UserConfig) -> float:
+    """The node's own limit; 0: it has none.
 
     Raises:
-        BudgetExhausted: it would. How much was spent is the client's own affair.
+        ConfigError: it is no number of at least 0.
     """
-    if most and spending.spent + leakage > most * (1 + 1e-12):
-        raise BudgetExhausted("this client's limit of leakage would be passed")
+    own = node.get(MAX_LEAKAGE, 0.0)
+    if isinstance(own, bool) or not isinstance(own, int | float) or not 0 <= own < math.inf:
+        raise ConfigError(f"{MAX_LEAKAGE} = {own!r} in the node configuration must be a number of at least 0")
+    return float(own)

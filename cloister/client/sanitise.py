@@ -5,58 +5,62 @@
 Within the distance r of what was trained, ε·r = p/ν is the most by which likelihoods differ.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
 import numpy as np
-from flwr.app import Context, Message, MessageType, RecordDict, UserConfig
+from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
+from cloister.client.books import MAX_LEAKAGE
 from cloister.client.handlers import hypotheses_of, run_config
-from cloister.client.leakage import Spending, require, spending_of
+from cloister.client.leakage import Spending, limit_of, own_limit, spending_of
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.config import PrivacyConfig
-from cloister.core.errors import ConfigError, PrivacyError
+from cloister.core.errors import BudgetExhausted, PrivacyError
 from cloister.core.wire import ARRAYS, CHOSEN, CONFIG, METRICS, ROUND
-from cloister.privacy.events import Laplace
+from cloister.privacy.events import Laplace, Unaccounted
 from cloister.privacy.laplace import LaplaceNoise
 
-LEAKAGE = "max-leakage"
-"""The node's own limit, in its configuration."""
+BLOCK = 1 << 14
+"""Parameters that a distance is computed over at a time."""
 
 
 def sanitise(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Noise a trained model by `privacy.client = 'laplace'`; in any other run do nothing.
+    """Noise a trained model by `privacy.client = 'laplace'`, and let nothing else of the reply through.
 
-    A release that would pass the limit of leakage is not made, nor trained for.
+    A release that would pass the limit of leakage is not made, nor trained for. A node with a limit of its own takes
+    part in nothing that leaves it without this noise.
 
     Raises:
         BudgetExhausted: the client abstains; the server sees an error reply that says so.
         PrivacyError: the model cannot be noised.
     """
-    privacy = run_config(context).privacy
-    if privacy.client != "laplace" or message.metadata.message_type != MessageType.TRAIN:
+    config, kind = run_config(context), message.metadata.message_type
+    limit = limit_of(config.privacy, context.node_config)
+    if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
+        return call_next(message, context)
+    if config.privacy.client != "laplace" or kind == MessageType.EVALUATE:
+        if own_limit(context.node_config):
+            raise BudgetExhausted(f"this node has a limit ({MAX_LEAKAGE}), and this would leave without noise")
         return call_next(message, context)
     hypotheses = hypotheses_of(message)
-    cost = leakage_of(Layout.of(hypotheses[0]).size, privacy.client_noise_multiplier)
-    spending = spending_of(context, run_config(context).task.name)
-    require(spending, cost, _limit(privacy, context.node_config))
+    spending = spending_of(context, config.task.name, limit)
+    spending.require(leakage_of(Layout.of(hypotheses[0]).size, config.privacy.client_noise_multiplier))
     reply = call_next(message, context)
     if reply.has_error():
         return reply
-    trained = from_record(reply.content.array_records[ARRAYS])
-    chosen = reply.content.metric_records[METRICS].get(CHOSEN, 0)
-    start = hypotheses[int(chosen)]  # type: ignore[arg-type]
-    noise = LaplaceNoise(_seed(privacy, context, message))
+    trained, start = from_record(reply.content.array_records[ARRAYS]), hypotheses[_chosen(reply, len(hypotheses))]
+    noise = LaplaceNoise(_seed(config.privacy, context, message))
     where = (str(message.metadata.run_id), int(message.content.config_records[CONFIG][ROUND]))  # type: ignore[arg-type]
-    content = RecordDict({ARRAYS: to_record(released(trained, start, privacy, noise, spending, where))})
-    content[METRICS] = reply.content.metric_records[METRICS]
-    return Message(content, reply_to=message)
+    sent = to_record(released(trained, start, config.privacy, noise, spending, where))
+    return Message(RecordDict({ARRAYS: sent, METRICS: MetricRecord()}), reply_to=message)
 
 
 def leakage_of(parameters: int, noise_multiplier: float) -> float:
-    """p/ν, what one release leaks within its neighbourhood, whatever that is; 0 without noise, which claims nothing."""
-    return parameters / noise_multiplier if noise_multiplier else 0.0
+    """p/ν, what one release leaks within its neighbourhood, whatever that is; ∞ without noise."""
+    return parameters / noise_multiplier if noise_multiplier else math.inf
 
 
 def released(
@@ -79,39 +83,55 @@ def released(
         where: run and round.
 
     Raises:
-        PrivacyError: an array is not finite.
+        PrivacyError: an array is not finite, or the arrays are not those that training began with.
+        BudgetExhausted: another process has used the limit up meanwhile.
     """
-    sent = {name: np.array(array) for name, array in trained.items()}
-    groups = [[name] for name in sent] if privacy.per_layer else [list(sent)]
-    for names in groups if privacy.client_noise_multiplier else ():
-        parameters = sum(sent[name].size for name in names)
-        radius = privacy.radius or _norm([sent[name] - start[name] for name in names])
+    sent = _checked(trained, start)
+    multiplier = privacy.client_noise_multiplier
+    if not multiplier:
+        spending.release(Unaccounted("privacy.client-noise-multiplier is 0: there is no noise"), *where)
+        return sent
+    for names in [[name] for name in sent] if privacy.per_layer else [list(sent)]:
+        radius = privacy.radius or distance(names, sent, start)
         if not radius:
             continue
-        epsilon = parameters / (privacy.client_noise_multiplier * radius)
+        epsilon = sum(sent[name].size for name in names) / (multiplier * radius)
         spending.release(Laplace(epsilon, radius), *where)
         noise.add(tuple(sent[name].reshape(-1) for name in names), epsilon)
     return sent
 
 
-def _norm(pieces: list[NDArray]) -> float:
-    """‖δ‖₂ in double precision.
+def _checked(trained: Mapping[str, NDArray], start: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    """A copy of the trained arrays to be noised, if ε can be about them: the same numbers of parameters, all finite."""
+    if {name: array.shape for name, array in trained.items()} != {name: array.shape for name, array in start.items()}:
+        raise PrivacyError("the trained arrays are not those that training began with: nothing is released")
+    if not all(np.isfinite(array).all() for array in trained.values()):
+        raise PrivacyError("training has diverged: there is no finite model to release")
+    return {name: np.array(trained[name]) for name in start}
+
+
+def distance(names: Iterable[str], one: Mapping[str, NDArray], other: Mapping[str, NDArray]) -> float:
+    """The Euclidean distance of two models over these arrays, in double precision, without copies of them."""
+    total = 0.0
+    for name in names:
+        a, b = one[name].reshape(-1), other[name].reshape(-1)
+        for start in range(0, len(a), BLOCK):
+            piece = np.subtract(a[start : start + BLOCK], b[start : start + BLOCK], dtype=np.float64)
+            total += float(np.vdot(piece, piece))
+    return math.sqrt(total)
+
+
+def _chosen(reply: Message, hypotheses: int) -> int:
+    """From which hypothesis the client trained.
 
     Raises:
-        PrivacyError: it is not finite.
+        PrivacyError: it does not say, or it is none of them: how far it moved is unknown.
     """
-    norm = float(np.sqrt(sum(np.vdot(piece, piece) for piece in (piece.astype(np.float64) for piece in pieces))))
-    if not np.isfinite(norm):
-        raise PrivacyError("training has diverged: there is no finite model to release")
-    return norm
-
-
-def _limit(privacy: PrivacyConfig, node: UserConfig) -> float:
-    """The smaller of the run's limit and the node's own; 0: neither has one."""
-    own = node.get(LEAKAGE, 0.0)
-    if isinstance(own, bool) or not isinstance(own, int | float) or own < 0:
-        raise ConfigError(f"{LEAKAGE} = {own!r} in the node configuration must be a number of at least 0")
-    return min((limit for limit in (privacy.max_leakage, float(own)) if limit), default=0.0)
+    metrics = reply.content.metric_records.get(METRICS, MetricRecord())
+    chosen = metrics.get(CHOSEN, 0 if hypotheses == 1 else None)
+    if not isinstance(chosen, int) or not 0 <= chosen < hypotheses:
+        raise PrivacyError("the trainer does not say which hypothesis it began with: nothing is released")
+    return chosen
 
 
 def _seed(privacy: PrivacyConfig, context: Context, message: Message) -> int | None:

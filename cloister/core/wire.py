@@ -12,8 +12,6 @@ SEED = "seed"
 PROXIMAL_MU = "proximal-mu"
 HYPOTHESES = "hypotheses"
 """How many models the record of arrays holds, one after the other; absent: one, under its own names."""
-HELD_OUT = "held-out"
-"""Whether the client never trains and may score models on all it has."""
 PROMISE = "privacy-multipliers"
 """Multipliers of the releases that a client's update will go into; absent: nothing is claimed."""
 

@@ -15,20 +15,13 @@ far, so every multiplier is halved for `replace-one`; dp-accounting's Rényi acc
 Where a mechanism chooses its multiplier from earlier releases, what is recorded is the least it can be.
 """
 
-import functools
-import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from copy import copy
-from typing import Literal
+from typing import Any, Literal
 
-import dp_accounting
 import numpy as np
-from dp_accounting import gaussian_mechanism, pld
-from dp_accounting.privacy_accountant import NeighboringRelation
-from dp_accounting.rdp import rdp_privacy_accountant
 from numpy.typing import NDArray
 
 from cloister.core import check
@@ -38,7 +31,7 @@ from cloister.privacy.events import UNSAMPLED, Event, Gaussian, Relation, Repeat
 Accountant = Literal["rdp", "pld", "published"]
 
 LARGE = (80, 96, 112, 128, 160, 192, 256, 512, 1024)
-FINE = tuple(sorted({*rdp_privacy_accountant.DEFAULT_RDP_ORDERS, *LARGE}))
+FINE = tuple(sorted({*(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 64), *LARGE}))
 """Rényi orders for few different releases: dp-accounting's own, and those that a small ε needs."""
 COARSE = (1.5, 2.5, 3.5, *range(2, 20), *range(20, 40, 2), *range(40, 80, 5), *LARGE)
 """Rényi orders for many: few, and mostly whole ones, which cost less. Fewer orders can only make ε larger."""
@@ -167,7 +160,7 @@ class Account:
         multiplier = self._unsampled_multiplier()
         curve = orders / (2 * multiplier**2) if multiplier else np.zeros_like(orders)
         for event, count in self._grouped().items():
-            curve = curve + count * sampled_curve(event, self.relation, choice)
+            curve = curve + count * _accountants().sampled_curve(event, self.relation, choice)
         return orders, curve
 
     def _grouped(self) -> Counter[Gaussian]:
@@ -180,10 +173,10 @@ class Account:
         return groups
 
     def _rdp_epsilon(self, delta: float) -> float:
-        return float(rdp_privacy_accountant.compute_epsilon(*self._curve(), delta)[0])
+        return _accountants().rdp_epsilon(*self._curve(), delta)
 
     def _rdp_delta(self, epsilon: float) -> float:
-        return float(rdp_privacy_accountant.compute_delta(*self._curve(), epsilon)[0])
+        return _accountants().rdp_delta(*self._curve(), epsilon)
 
     def _published_epsilon(self, delta: float) -> float:
         """min over α of RDP(α) + ln(1/δ)/(α - 1)."""
@@ -197,72 +190,28 @@ class Account:
 
     def _pld_epsilon(self, delta: float) -> float:
         if not self._sampled:
-            return float(gaussian_mechanism.get_epsilon_gaussian(self._unsampled_multiplier(), delta))
+            return _accountants().gaussian_epsilon(self._unsampled_multiplier(), delta)
         return float(self._losses().get_epsilon(delta))
 
     def _pld_delta(self, epsilon: float) -> float:
         if not self._sampled:
-            # dp-accounting has no public form of the curve that its `get_epsilon_gaussian` inverts.
-            return math.exp(gaussian_mechanism._get_log_delta(self._unsampled_multiplier(), epsilon))
+            return _accountants().gaussian_delta(self._unsampled_multiplier(), epsilon)
         return float(self._losses().get_delta(epsilon))
 
-    def _losses(self) -> pld.PLDAccountant:
+    def _losses(self) -> Any:
         """The privacy loss distribution of the events."""
         if not self.has_pld:
             raise PrivacyError("pld covers neither draws without replacement nor very many different sampled releases")
-        replace = self.relation == "replace-one"
-        accountant = pld.PLDAccountant(
-            NeighboringRelation.REPLACE_ONE if replace else NeighboringRelation.ADD_OR_REMOVE_ONE,
-            max(LOSS_STEP, self._rdp_epsilon(SMALL_DELTA) / LOSS_STEPS),
-        )
-        if self._precision:
-            # dp-accounting's loss distributions double the shift under replace-one themselves.
-            accountant.compose(dp_accounting.GaussianDpEvent(1 / math.sqrt(self._precision)))
-        for event, count in self._sampled.items():
-            accountant.compose(_as_dp_event(event), count)
-        return accountant
+        step = max(LOSS_STEP, self._rdp_epsilon(SMALL_DELTA) / LOSS_STEPS)
+        unsampled = 1 / math.sqrt(self._precision) if self._precision else 0.0
+        return _accountants().losses(unsampled, self._sampled, self.relation, step)
 
 
-@functools.lru_cache(maxsize=4096)
-def sampled_curve(event: Gaussian, relation: Relation, orders: tuple[float, ...] = FINE) -> NDArray[np.float64]:
-    """Rényi divergence of one sampled release at each order.
+def _accountants() -> Any:
+    """dp-accounting, when ε is asked for: it takes SciPy along, and whoever only records needs neither."""
+    from cloister.privacy import accountants
 
-    A draw never tells more than a release without one: divergences are quasi-convex. That holds where dp-accounting
-    finds no number, or one above it (draws without replacement of a large share), and for Poisson draws under
-    replace-one, for which no curve is known here.
-    """
-    # dp-accounting's Rényi accountant takes the multiplier as it is under either relation: halve it here.
-    halved = event.noise_multiplier / (1 if relation == "add-or-remove" else 2)
-    unsampled = np.array(orders) / (2 * halved**2)
-    if relation == "replace-one" and event.sampling.kind == "poisson":
-        return unsampled
-    rule = NeighboringRelation.ADD_OR_REMOVE_ONE if relation == "add-or-remove" else NeighboringRelation.REPLACE_ONE
-    accountant = rdp_privacy_accountant.RdpAccountant(orders, rule)
-    sampled = _as_dp_event(Gaussian(halved, event.sampling))
-    with _absl_silenced():
-        accountant.compose(sampled)
-    # The curve has no public accessor; this project pins the version it is read from.
-    curve: NDArray[np.float64] = np.minimum(accountant._rdp, unsampled)
-    return curve
-
-
-def _as_dp_event(event: Gaussian) -> dp_accounting.DpEvent:
-    inner, sampling = dp_accounting.GaussianDpEvent(event.noise_multiplier), event.sampling
-    if sampling.kind == "poisson":
-        return dp_accounting.PoissonSampledDpEvent(sampling.probability, inner)
-    return dp_accounting.SampledWithoutReplacementDpEvent(sampling.population, sampling.cohort, inner)
-
-
-@contextmanager
-def _absl_silenced() -> Iterator[None]:
-    """Without the warnings about fractional orders that do not converge: those orders are left out, as they should."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+    return accountants
 
 
 def _share(sampling: Sampling) -> float:

@@ -15,6 +15,8 @@ from cloister.core.arrays import Layout, Row
 from cloister.core.cohort import Cohort
 from cloister.privacy.distance import layer_grams
 
+MOST_STEPS = 300
+"""Of k-means, as in scikit-learn."""
 TOGETHER = 0.1
 """Hypotheses closer than this share of the clients' distance to their own no longer tell groups apart."""
 
@@ -56,6 +58,8 @@ def clustered(layout: Layout, models: Sequence[Row], hypotheses: Sequence[Row]) 
     Source: Galli et al. (2023), Algorithm 1, line 9.
     """
     points = _coordinates(layout, [*models, *hypotheses])
+    # Centred between the hypotheses: where they nearly agree, distances lose no digits to what they have in common.
+    points -= points[len(models) :].mean(axis=0)
     members, centres = points[: len(models)], points[len(models) :].copy()
     labels = lloyd(members, centres)
     squares = np.square(members - centres[labels]).sum(axis=1)
@@ -67,12 +71,18 @@ def lloyd(points: NDArray, centres: NDArray) -> NDArray[np.intp]:
     """k-means by Lloyd's iteration; `centres` are moved in place, and one that nobody is nearest to stays.
 
     scikit-learn's would move an empty cluster to the point farthest from all others, the noisiest client.
-    """
-    from sklearn.metrics import pairwise_distances_argmin
 
+    Args:
+        points: shape (n, d).
+        centres: shape (k, d), the hypotheses to start from.
+
+    Returns:
+        The cluster of each point, shape (n,): of centres equally near the first. The objective falls in every step but
+        for rounding, which might go round in circles: after `MOST_STEPS` the last assignment stands.
+    """
     labels = np.full(len(points), -1, np.intp)
-    while len(points):
-        nearest = pairwise_distances_argmin(points, centres)
+    for _ in range(MOST_STEPS if len(points) else 0):
+        nearest = (np.square(centres).sum(axis=1) - 2 * points @ centres.T).argmin(axis=1)
         if (nearest == labels).all():
             break
         labels = nearest

@@ -1,5 +1,6 @@
 """What may be said about clients that noise their own models (d-privacy), and what their ledgers add up to."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from cloister.core.config import PrivacyConfig
 EVERYBODY = "everybody but the client itself: the server, the other clients, and whoever sees the models"
 BINS = 10
 """Of the histogram of composed leakage."""
+BAR = 40
+"""Characters of the longest bar, where it is printed."""
 
 
 def laplace_statement(privacy: PrivacyConfig, parameters: int, rounds: int) -> dict[str, Any]:
@@ -88,21 +91,36 @@ def laplace_in_words(facts: dict[str, Any]) -> list[str]:
 
 
 def leakage_report(spent: Sequence[float]) -> dict[str, Any]:
-    """Composed leakage over clients: median, maximum and histogram, of those that released anything.
+    """Composed leakage over clients: median, maximum and histogram, of those that released anything with noise.
 
     Source: Galli et al. (2023), Table 1 and Figure 4.
 
     Args:
-        spent: Σ ε·radius of each client.
+        spent: Σ ε·radius of each client; ∞ where something left without noise: of those only their number is told.
     """
-    released = np.array([leakage for leakage in spent if leakage > 0])
+    released = np.array([leakage for leakage in spent if 0 < leakage < math.inf])
+    numbers = {"clients": len(spent), "that-released": len(released), "without-limit": sum(map(math.isinf, spent))}
     if not len(released):
-        return {"clients": len(spent), "that-released": 0}
-    counts, edges = np.histogram(released, BINS)
+        return numbers
+    # From 0: leakages that are equal but for rounding would leave no room for bins between them.
+    counts, edges = np.histogram(released, BINS, range=(0.0, released.max()))
     return {
-        "clients": len(spent),
-        "that-released": len(released),
+        **numbers,
         "median": float(np.median(released)),
         "maximum": float(released.max()),
         "histogram": {"edges": [float(edge) for edge in edges], "counts": [int(count) for count in counts]},
     }
+
+
+def leakage_in_words(report: dict[str, Any]) -> list[str]:
+    """The report as lines of plain text, the histogram as bars."""
+    lines = [f"{report['clients']} clients, of which {report['that-released']} released something with noise"]
+    if report["without-limit"]:
+        lines.append(f"{report['without-limit']} clients released something without noise: their leakage has no limit")
+    if not report["that-released"]:
+        return lines
+    lines.append(f"composed leakage: median {report['median']:.4g}, maximum {report['maximum']:.4g}")
+    edges, counts = report["histogram"]["edges"], report["histogram"]["counts"]
+    for low, high, count in zip(edges, edges[1:], counts, strict=False):
+        lines.append(f"  {low:9.4g} to {high:9.4g} {count:6} {'#' * math.ceil(count / max(counts) * BAR)}".rstrip())
+    return lines

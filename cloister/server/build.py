@@ -83,6 +83,8 @@ def build(config: RunConfig) -> Plan:
             f"privacy.max-epsilon = {config.privacy.max_epsilon:g} is a budget for a guarantee, and there is none: "
             + "; ".join(strategy.reservations())
         )
+    if config.privacy.client == "laplace":
+        _refuse_beside_laplace(config)
     if config.privacy.max_epsilon and config.evaluates_on_clients:
         raise ConfigError(
             f"privacy.max-epsilon = {config.privacy.max_epsilon:g} cannot cover evaluation.federated = "
@@ -106,6 +108,20 @@ def _demand_replies(strategy: Decorator, least: int) -> None:
     strategy.min_replies = least
 
 
+def _refuse_beside_laplace(config: RunConfig) -> None:
+    """Refuse what would go past the noise of the clients."""
+    if config.weights_by_examples:
+        raise ConfigError(
+            f"strategy.weighting = {config.strategy.weighting!r} contradicts privacy.client = 'laplace': clients send "
+            "what they have noised and nothing else, no example count; use 'uniform'"
+        )
+    if config.privacy.max_leakage and not config.privacy.client_noise_multiplier:
+        raise ConfigError(
+            f"privacy.max-leakage = {config.privacy.max_leakage:g} cannot be kept with "
+            "privacy.client-noise-multiplier = 0: a release without noise leaks without limit"
+        )
+
+
 def _books(config: RunConfig) -> Books:
     privacy = config.privacy
     folder = Path(privacy.ledger_dir or Path(config.output_dir) / "ledgers").expanduser().resolve()
@@ -123,12 +139,18 @@ def data_identity(config: RunConfig) -> str:
     return f"{config.task.name}-{place}"
 
 
-def named_strategy(config: RunConfig) -> Strategy:
-    """The strategy that `strategy.name` names, with its options and its sampling."""
+def named_strategy(config: RunConfig, draws: bool = True) -> Strategy:
+    """The strategy that `strategy.name` names, with its options and its sampling.
+
+    Args:
+        config: of the run.
+        draws: whether its draws are asked for; one that only aggregates draws as few nodes as it can.
+    """
     factory = STRATEGIES.load(config.strategy.name)
     options = _options(factory, config)
     held_out = _held_out(config)
-    train = _sampling(config, "train", config.strategy.fraction_train, config.strategy.sampling)
+    fraction = config.strategy.fraction_train if draws else 1e-9
+    train = _sampling(config, "train", fraction, config.strategy.sampling)
     evaluate = _sampling(config, "evaluate", config.strategy.fraction_evaluate, "fixed")
     try:
         strategy: Strategy = factory(
@@ -199,7 +221,7 @@ def decorate(strategy: Strategy, config: RunConfig, books: Books) -> Decorator:
     """The decorator that `privacy.server` names, around the strategy."""
     privacy = config.privacy
     if privacy.server == "laplace-clustering":
-        return LaplaceClustering(lambda: named_strategy(config), privacy.clusters)
+        return LaplaceClustering(strategy, lambda: named_strategy(config, draws=False), privacy.clusters)
     if privacy.server == "none":
         return Screened(strategy, by_examples=config.weights_by_examples)
     if privacy.server == "global-dp":

@@ -73,6 +73,7 @@ class RoundLoop:
         every: rounds from one evaluation to the next; the last round is always scored.
         stopping: ends a run that no longer learns.
         stop: listens for requests to end the run.
+        judged_by_clients: whether it goes by their scores, and not by the server's.
 
     Attributes:
         stopped: why the run ended before its last round; empty if it did not.
@@ -88,6 +89,7 @@ class RoundLoop:
     every: int = 1
     stopping: EarlyStopping = field(default_factory=lambda: EarlyStopping(0))
     stop: Stop = field(default_factory=Stop)
+    judged_by_clients: bool = False
     stopped: str = ""
     aggregated: int = 0
 
@@ -111,7 +113,7 @@ class RoundLoop:
                 self.stopped = f"stopped by {request}: round {number} was abandoned, nothing of it was released"
                 break
             self._publish(done, arrays)
-            if self.stopping.observe(number, done.federated or done.central, arrays):
+            if self.stopping.observe(number, done.federated if self.judged_by_clients else done.central, arrays):
                 self.stopped = self.stopping.why()
                 break
             silent = 0 if _heard(done) else silent + 1

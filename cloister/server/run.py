@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
@@ -87,6 +88,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
             config.evaluation.every,
             EarlyStopping(config.evaluation.patience),
             stop,
+            judged_by_clients=config.evaluates_on_clients,
         )
         try:
             arrays = loop.run(initial, config.num_rounds)
@@ -101,13 +103,28 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     return Outcome(arrays, rounds, directory, plan, privacy, loop.stopped)
 
 
+APART = 0.01
+"""Standard deviation by which hypotheses are moved apart where a model has but one way to begin."""
+
+
 def _initial(plan: Plan, model: Model) -> dict[str, NDArray]:
     """The model to start from, or several of them under hypotheses."""
     models = []
     for number in range(max(1, plan.hypotheses)):
         model.initialise(plan.seed + number)
         models.append(model.arrays())
-    return stacked(models) if plan.hypotheses else models[0]
+    return stacked(_apart(models, plan.seed)) if plan.hypotheses else models[0]
+
+
+def _apart(models: list[dict[str, NDArray]], seed: int) -> list[dict[str, NDArray]]:
+    """The models, none like the first: of equal hypotheses every client would take the same, for good."""
+    rng = np.random.default_rng(seed)
+    for model in models[1:]:
+        if all(np.array_equal(array, models[0][name]) for name, array in model.items()):
+            model.update(
+                {name: array + rng.normal(0, APART, array.shape).astype(array.dtype) for name, array in model.items()}
+            )
+    return models
 
 
 def _named_models(plan: Plan, arrays: Mapping[str, NDArray]) -> dict[str, Mapping[str, NDArray]]:

@@ -88,6 +88,14 @@ class Model(Protocol):
         """Write the model so that it can be loaded without Cloister."""
         ...
 
+    def load(self, path: Path) -> None:
+        """Replace every weight by what `save` wrote.
+
+        Raises:
+            DataError: the file holds no such model.
+        """
+        ...
+
 
 class Task(ABC):
     """One learning problem, a classification unless it is a `Regression`. Subclasses are plugins, found by name.
@@ -100,6 +108,7 @@ class Task(ABC):
         input_shape: of one example, as the model takes it.
         models: the names `task.model` may take, the default first.
         rotates: whether `task.rotated-fraction` means anything to it.
+        image_shape: height and width of the grey image that an example is; None: it is none.
     """
 
     recipe: ClassVar[Recipe]
@@ -109,6 +118,7 @@ class Task(ABC):
     input_shape: ClassVar[tuple[int, ...]]
     models: ClassVar[tuple[str, ...]]
     rotates: ClassVar[bool] = False
+    image_shape: ClassVar[tuple[int, int] | None] = None
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config
@@ -173,6 +183,10 @@ class Task(ABC):
     def build(self) -> Model:
         """A new, untrained model."""
 
+    def losses(self, y: NDArray, scores: NDArray) -> NDArray:
+        """The loss of each example, shape (n,); their mean is the `loss` of `metrics`."""
+        return cross_entropies(y, scores)
+
     def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
         """Named figures of merit of class probabilities `scores` (n, classes) against labels `y` (n,)."""
         return {"loss": cross_entropy(y, scores), "accuracy": float(np.mean(scores.argmax(axis=1) == y))}
@@ -199,16 +213,26 @@ class Regression(Task):
         """One stratum: no two targets need be equal."""
         return np.zeros(len(y), np.int64)
 
+    def losses(self, y: NDArray, scores: NDArray) -> NDArray:
+        """The squared error of each example, shape (n,)."""
+        return np.square(scores.astype(np.float64) - y)
+
     def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
         """Mean squared error as `loss`, and its root as `rmse`, of predictions `scores` (n,) in the units of y."""
-        mean = float(np.square(scores.astype(np.float64) - y).mean())
+        mean = float(self.losses(y, scores).mean())
         return {"loss": mean, "rmse": mean**0.5}
 
 
 def cross_entropy(y: NDArray, scores: NDArray) -> float:
-    """Mean negative log-likelihood, in nats; probabilities are floored at 1e-7, as Keras does."""
-    chosen = np.take_along_axis(scores, y.astype(np.int64)[:, None], axis=1)
-    return float(-np.log(np.maximum(chosen, 1e-7)).mean())
+    """Mean negative log-likelihood, in nats."""
+    return float(cross_entropies(y, scores).mean())
+
+
+def cross_entropies(y: NDArray, scores: NDArray) -> NDArray:
+    """Negative log-likelihoods, shape (n,), in nats; probabilities are floored at 1e-7, as Keras does."""
+    chosen = np.take_along_axis(scores, y.astype(np.int64)[:, None], axis=1)[:, 0]
+    losses: NDArray = -np.log(np.maximum(chosen, 1e-7))
+    return losses
 
 
 def read_npz(path: Path, targets: Literal["integer labels", "numbers"] = "integer labels") -> Examples:

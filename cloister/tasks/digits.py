@@ -20,6 +20,7 @@ class Digits(Task):
     recipe = Recipe(local_epochs=5, batch_size=16, learning_rate=0.3)
     classes = 10
     input_shape = (64,)
+    image_shape = (8, 8)
     models = ("mlp", "softmax")
 
     def load(self) -> Dataset:

@@ -20,6 +20,7 @@ class Emnist(Task):
     recipe = Recipe(local_epochs=1, batch_size=32, learning_rate=0.05)
     classes = 62
     input_shape = SHAPE
+    image_shape = SHAPE[:2]
     models = ("cnn", "softmax")
 
     def load(self) -> Dataset:

@@ -1,5 +1,6 @@
 """A Keras model as the federation sees it. Importing this module does not import Keras; making a model does."""
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.errors import FederationError
+from cloister.core.errors import DataError, FederationError
 from cloister.core.files import atomic_path
 from cloister.tasks.backend import import_keras
 from cloister.tasks.base import Loss, NamedArrays
@@ -89,6 +90,17 @@ class KerasModel:
         """Write the model in Keras' own format."""
         with atomic_path(path) as partial:
             self.keras.save(partial)
+
+    def load(self, path: Path) -> None:
+        """Replace every weight by what `save` wrote. Only weights are read: nothing in the file is run.
+
+        Raises:
+            DataError: the file holds no model of this architecture.
+        """
+        try:
+            self.keras.load_weights(path)
+        except (ValueError, TypeError, KeyError, OSError, zipfile.BadZipFile):
+            raise DataError(f"{path} holds no model of this task: a .keras file of it was expected") from None
 
 
 def _fresh(build: Callable[[], Any]) -> Any:

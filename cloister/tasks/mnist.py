@@ -26,6 +26,7 @@ class Mnist(Task):
     recipe = Recipe(local_epochs=10, batch_size=10, learning_rate=0.03)
     classes = 10
     input_shape = (28, 28, 1)
+    image_shape = (28, 28)
     models = ("mlp", "cnn")
 
     def load(self) -> Dataset:

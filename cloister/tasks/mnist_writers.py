@@ -27,6 +27,7 @@ class MnistWriters(Task):
     partition = "natural"
     classes = 10
     input_shape = SHAPE
+    image_shape = SHAPE[:2]
     models = ("cnn", "cnn-62", "softmax")
     rotates = True
 

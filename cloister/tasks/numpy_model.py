@@ -1,12 +1,13 @@
 """What models in NumPy have in common: weights by name, and gradients of their own."""
 
+import zipfile
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.errors import FederationError
+from cloister.core.errors import DataError, FederationError
 from cloister.core.files import atomic_path
 from cloister.tasks.base import NamedArrays
 
@@ -52,6 +53,20 @@ class NumpyModel(ABC):
         """Write the weights to an `.npz` file."""
         with atomic_path(path) as partial, partial.open("wb") as file:
             np.savez(file, **self.weights)  # type: ignore[arg-type]
+
+    def load(self, path: Path) -> None:
+        """Replace every weight by what `save` wrote, without pickles.
+
+        Raises:
+            DataError: the file is no archive of arrays.
+            FederationError: names or shapes are not this model's.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                arrays = dict(archive.items())
+        except (ValueError, TypeError, AttributeError, EOFError, OSError, zipfile.BadZipFile):
+            raise DataError(f"{path} holds no model: an .npz file of its weights was expected") from None
+        self.assign(arrays)
 
 
 def check_same(arrays: NamedArrays, own: NamedArrays) -> None:

@@ -25,7 +25,9 @@ MAY_IMPORT = {
     "server": {"core", "tasks", "privacy", "strategies", "server"},
     "warm": {"core", "client", "tasks", "warm"},
     "local": {"core", "client", "server", "privacy", "local"},
-    "cli": {"core", "privacy", "client", "server", "local", "warm"},
+    "provision": {"core", "provision"},
+    "predict": {"core", "tasks", "predict"},
+    "cli": {"core", "privacy", "client", "server", "local", "predict", "provision", "warm"},
 }
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
 
@@ -119,7 +121,7 @@ TENSORFLOW = {module for module in FILES if module.startswith("cloister.privacy.
     "cloister.privacy.dpsgd.batches"
 }
 """DP-SGD's modules, which are imported when a model is there to be trained."""
-HEAVY = ("tensorflow", "keras", "sklearn", "pandas", "cv2", "tensorboard", "ray")
+HEAVY = ("tensorflow", "keras", "sklearn", "pandas", "cv2", "tensorboard", "ray", "scipy", "dp_accounting")
 
 
 def test_only_files_named_for_it_import_keras_or_tensorflow_at_the_top():
@@ -164,6 +166,7 @@ PUBLIC = {
         "UnboundedSensitivity",
     ],
     "cloister.core.registry": ["Registry"],
+    "cloister.predict": ["Predictions", "predict"],
     "cloister.local.grid": ["LocalGrid"],
     "cloister.local.simulation": ["simulate"],
     "cloister.privacy.audits.sensitivity": ["Finding", "leave_one_out"],
@@ -177,6 +180,8 @@ PUBLIC = {
     "cloister.privacy.dpsgd.step": ["ClippedSum", "DpSgd", "StepCounts"],
     "cloister.privacy.noise": ["GaussianNoise"],
     "cloister.privacy.release": ["Release", "noisy_mean"],
+    "cloister.provision.kits": ["Report", "provision"],
+    "cloister.provision.superlink": ["OperatorsOnly", "serve"],
     "cloister.server.app": ["app"],
     "cloister.server.build": ["Plan", "build"],
     "cloister.strategies": ["STRATEGIES"],

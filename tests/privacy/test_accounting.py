@@ -15,9 +15,10 @@ import oracles
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.privacy_accountant import NeighboringRelation
-from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 
 from cloister.core.errors import ConfigError, PrivacyError
+from cloister.privacy.accountants import sampled_curve
 from cloister.privacy.accounting import (
     COARSE,
     FINE,
@@ -27,7 +28,6 @@ from cloister.privacy.accounting import (
     least_multiplier,
     noise_multiplier_for,
     rounds_for,
-    sampled_curve,
 )
 from cloister.privacy.events import UNSAMPLED, Gaussian, Repeated, Sampling, Unaccounted
 
@@ -512,3 +512,7 @@ class TestCalibration:
     def test_what_no_noise_can_do_is_refused(self):
         with pytest.raises(ConfigError, match="no noise multiplier up to 1e6 stays within ε = 1"):
             least_multiplier(lambda z: 2.0, 1.0)
+
+
+def test_no_order_that_dp_accounting_looks_at_is_left_out():
+    assert set(rdp_privacy_accountant.DEFAULT_RDP_ORDERS) <= set(FINE)

@@ -30,7 +30,8 @@ class LaplaceClustering(Decorator):
     hypothesis. All clients of a cluster count the same.
 
     Args:
-        make: a new copy of the wrapped strategy; one is made for each hypothesis, and one that draws the nodes.
+        inner: the wrapped strategy, which draws the nodes.
+        make: a copy of it for one hypothesis, which aggregates. Whom it would draw is not asked.
         hypotheses: k ≥ 1. With one, and clients that add no noise, this is the wrapped strategy itself; with several
             and no noise it is IFCA (Ghosh et al., 2020).
 
@@ -39,9 +40,9 @@ class LaplaceClustering(Decorator):
     Source: Galli et al. (2023), Algorithm 1.
     """
 
-    def __init__(self, make: Callable[[], Strategy], hypotheses: int) -> None:
+    def __init__(self, inner: Strategy, make: Callable[[], Strategy], hypotheses: int) -> None:
         check.positive(clusters=hypotheses)
-        super().__init__(make())
+        super().__init__(inner)
         self.hypotheses = hypotheses
         self.copies = [make() for _ in range(hypotheses)]
 
@@ -55,7 +56,7 @@ class LaplaceClustering(Decorator):
         config[HYPOTHESES] = self.hypotheses
         messages = super().configure_train(server_round, arrays, config, grid)
         for copy, model in zip(self.copies, models, strict=True):
-            # A server optimizer steps from the model it was configured with. Whom it would send that to is not asked.
+            # A server optimizer steps from the model it was configured with.
             list(copy.configure_train(server_round, to_record(model), ConfigRecord(dict(config)), grid))
         return messages
 

@@ -1,0 +1,256 @@
+"""A trained model on new examples: the model of a run directory, or the one that a client keeps for itself."""
+
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.config import parse
+from cloister.core.errors import ConfigError, DataError
+from cloister.core.files import atomic_path
+from cloister.tasks import TASKS
+from cloister.tasks.base import Examples, Model, Task
+
+LABELS = ("y", "label")
+"""What the last column of a CSV file is called if it holds labels."""
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Examples to be scored.
+
+    Attributes:
+        names: what each is called in the predictions.
+        x: in the task's units.
+        y: their labels, or None.
+    """
+
+    names: tuple[str, ...]
+    x: NDArray
+    y: NDArray | None = None
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of examples.
+
+    Attributes:
+        names: of the examples.
+        outputs: class probabilities of shape (n, classes), or numbers of shape (n,).
+        metrics: named figures of merit, where there were labels.
+        hypothesis, hypotheses: which model of how many.
+    """
+
+    names: tuple[str, ...]
+    outputs: NDArray
+    metrics: dict[str, float]
+    hypothesis: int = 0
+    hypotheses: int = 1
+
+    def lines(self) -> Iterator[str]:
+        """CSV with a header: example and prediction, and of a class its probability."""
+        classes = self.outputs.ndim == 2
+        yield "example,prediction,probability" if classes else "example,prediction"
+        for name, output in zip(self.names, self.outputs, strict=True):
+            said = f"{output.argmax()},{output.max():.6g}" if classes else f"{output:.9g}"
+            yield f"{_quoted(name)},{said}"
+
+    def write(self, path: Path) -> None:
+        """Write the CSV, whole.
+
+        Raises:
+            ConfigError: the place cannot be written.
+        """
+        try:
+            with atomic_path(path) as partial:
+                partial.write_text("\n".join(self.lines()) + "\n")
+        except OSError as error:
+            raise ConfigError(f"--out: {path} cannot be written: {error.strerror}") from None
+
+
+def predict(model_dir: Path, data: Path, hypothesis: int | None = None) -> Predictions:
+    """Score examples.
+
+    Args:
+        model_dir: a run directory, or a client's model-dir: a configuration, and a model or several hypotheses.
+        data: see `read`.
+        hypothesis: which; None takes the only one, or the one of least loss on the labels.
+
+    Raises:
+        DataError: there is no model, or the examples are not what its task takes.
+        ConfigError: there are several hypotheses and nothing to choose by, or not the one asked for.
+    """
+    task = _task(model_dir)
+    files = _models(model_dir)
+    if hypothesis is not None and hypothesis >= len(files):
+        raise ConfigError(f"--hypothesis {hypothesis}: {model_dir} holds {len(files)}, counted from 0")
+    scored, model = read(task, data), task.build()
+    if hypothesis is None and len(files) > 1 and scored.y is None:
+        raise ConfigError(
+            f"{model_dir} holds {len(files)} hypotheses, and {data} no labels to choose by; name one with "
+            f"--hypothesis (0 to {len(files) - 1}), or score with the model that a client keeps for itself"
+        )
+    numbers = range(len(files)) if hypothesis is None else [hypothesis]
+    found = [replace(_predictions(task, model, files[n], scored), hypothesis=n, hypotheses=len(files)) for n in numbers]
+    return min(found, key=_loss)
+
+
+def read(task: Task, data: Path) -> Scored:
+    """Examples from a CSV file, an `.npz` file, or a folder of images.
+
+    A CSV file has a header, and one column for each number of an example, in the task's order and units; a last column
+    `y` or `label` holds labels. Where the task has a table format of its own, the file is in that one. An `.npz` file
+    has `x`, and maybe `y`. A folder holds images; where they lie in folders named 0, 1, ..., those are their labels.
+
+    Raises:
+        DataError: it is none of these, or not what the task takes.
+    """
+    if data.is_dir():
+        return _images(task, data)
+    if not data.is_file():
+        raise DataError(f"no file or folder at {data}")
+    if data.suffix.lower() == ".npz":
+        return _archive(task, data)
+    if type(task).read is not Task.read:
+        return _numbered(task.read(data))
+    return _table(task, data)
+
+
+def _task(folder: Path) -> Task:
+    try:
+        content = json.loads((folder / "config.json").read_text())
+        settings = dict(content["config"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DataError(
+            f"{folder} is no run directory and no model-dir of a client: it has no config.json of one"
+        ) from None
+    config = parse(settings).task
+    task: Task = TASKS.load(config.name)(config)
+    return task
+
+
+def _models(folder: Path) -> list[Path]:
+    """The file of the model, or those of all hypotheses in their order."""
+    found = {
+        int(match.group(1)): path
+        for path in folder.iterdir()
+        if (match := re.fullmatch(r"hypothesis-(\d+)\.(npz|keras)", path.name))
+    }
+    alone = [path for path in (folder / "model.npz", folder / "model.keras") if path.is_file()]
+    files = [found[number] for number in sorted(found)] or alone
+    if not files or sorted(found) != list(range(len(found))) or (found and alone) or len(alone) > 1:
+        raise DataError(f"{folder} must hold one model.npz or model.keras, or hypothesis-0 to hypothesis-(k - 1)")
+    return files
+
+
+def _predictions(task: Task, model: Model, file: Path, scored: Scored) -> Predictions:
+    if file.suffix != model.suffix:
+        raise DataError(f"{file} is not of the kind of the task's model, {model.suffix}")
+    model.load(file)
+    outputs = model.predict(scored.x)
+    return Predictions(scored.names, outputs, {} if scored.y is None else task.metrics(scored.y, outputs))
+
+
+def _loss(found: Predictions) -> float:
+    loss = found.metrics.get("loss", 0.0)
+    return loss if loss == loss else np.inf
+
+
+def _numbered(examples: Examples, labelled: bool = True) -> Scored:
+    if not len(examples):
+        raise DataError("there are no examples to score")
+    return Scored(tuple(map(str, range(len(examples)))), examples.x, examples.y if labelled else None)
+
+
+def _checked(task: Task, x: NDArray, y: NDArray | None, data: Path) -> Scored:
+    """Examples as the task takes them; without labels, stand-ins go through the same checks."""
+    stand_ins = np.zeros(len(x), np.int64 if task.classes else np.float32)
+    try:
+        return _numbered(task.checked(Examples(x, stand_ins if y is None else y), data), y is not None)
+    except DataError as error:
+        raise DataError(str(error).removeprefix("data-path: ")) from None
+
+
+def _archive(task: Task, data: Path) -> Scored:
+    expected = DataError(f"{data} must be an .npz file with an array x (numbers), and may hold y ({task.targets})")
+    try:
+        with np.load(data, allow_pickle=False) as archive:
+            x, y = archive["x"], archive.get("y")
+    except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile):
+        raise expected from None
+    if x.dtype.kind not in "fiu" or (
+        y is not None and (y.ndim != 1 or y.dtype.kind not in ("iu" if task.classes else "fiu"))
+    ):
+        raise expected
+    return _checked(task, x, y, data)
+
+
+def _table(task: Task, data: Path) -> Scored:
+    frame = _frame(data)
+    labelled = str(frame.columns[-1]).strip().lower() in LABELS
+    numbers = frame.to_numpy()
+    x, y = (numbers[:, :-1], numbers[:, -1]) if labelled else (numbers, None)
+    features = int(np.prod(task.input_shape))
+    if x.shape[1] != features:
+        raise DataError(
+            f"{data} must have {features} columns in the task's order, and may have a last one called y or label; "
+            f"found {x.shape[1]}"
+        )
+    if y is not None and task.classes:
+        if (y != np.rint(y)).any():
+            raise DataError(f"{data}: column {frame.columns[-1]} must hold whole numbers, the classes")
+        y = y.astype(np.int64)
+    return _checked(task, x.reshape(len(x), *task.input_shape), y, data)
+
+
+def _frame(data: Path) -> Any:
+    import pandas
+
+    try:
+        frame = pandas.read_csv(data).astype(np.float64)
+    except (ValueError, TypeError, OSError):
+        # Not chained: pandas quotes the cells it cannot read.
+        raise DataError(f"{data} must be a CSV file with a header, and numbers below it") from None
+    if frame.empty:
+        raise DataError(f"{data} has no rows below its header")
+    if frame.isna().to_numpy().any():
+        raise DataError(f"{data} has empty cells; every cell needs a number")
+    return frame
+
+
+def _images(task: Task, folder: Path) -> Scored:
+    if task.image_shape is None:
+        raise DataError(f"{folder}: examples of this task are no images; give a CSV or an .npz file")
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGES)
+    if not paths:
+        raise DataError(f"{folder} holds no images ({', '.join(IMAGES)})")
+    x = np.stack([_pixels(path, task.image_shape) for path in paths]).reshape(len(paths), *task.input_shape)
+    numbered = [path.parent.name.isdecimal() and path.parent != folder for path in paths]
+    y = np.array([int(path.parent.name) for path in paths]) if all(numbered) else None
+    if any(numbered) and y is None:
+        raise DataError(f"{folder}: some images lie in folders named by a label and some do not")
+    return replace(_checked(task, x, y, folder), names=tuple(str(path.relative_to(folder)) for path in paths))
+
+
+def _pixels(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """A grey image of this height and width, from 0 (black) to 1 (white), as the benchmarks' images are."""
+    import cv2
+
+    image = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)
+    if image is None:
+        raise DataError(f"{path} is not an image that can be read")
+    height, width = shape
+    if image.shape != shape:
+        image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+    return image.astype(np.float32) / np.float32(255)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"' if set(name) & set(',"\n\r') else name

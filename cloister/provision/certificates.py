@@ -1,0 +1,189 @@
+"""Keys and certificates: a small authority, the server's certificate, and the keys by which nodes are known.
+
+TLS keys are P-256, accepted everywhere; node keys are P-384 in OpenSSH format, as `flower-supernode` reads them.
+"""
+
+import ipaddress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_public_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from cloister.core.errors import ConfigError
+
+LOOPBACK = ("localhost", "127.0.0.1")
+"""Every server certificate is made out for these too: the executor of the server's own app connects to them."""
+BACKDATED = timedelta(hours=1)
+"""Clocks of machines differ: a certificate is valid a little before it was made."""
+
+
+def new_tls_key() -> bytes:
+    """A private key for an authority or a server, PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def new_node_key() -> tuple[bytes, bytes]:
+    """A private and a public node key, in OpenSSH format."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    return private, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+
+
+def checked_node_key(path: Path) -> bytes:
+    """A public node key that a site made itself.
+
+    Raises:
+        ConfigError: there is none, or it is of a kind that Flower does not take.
+    """
+    try:
+        content = path.read_bytes()
+        key = load_ssh_public_key(content)
+    except OSError as error:
+        raise ConfigError(f"public-key {path}: {error.strerror}") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigError(f"public-key {path} is no public key in OpenSSH format") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ConfigError(f"public-key {path} must be an EC key: ssh-keygen -t ecdsa -b 384")
+    return content
+
+
+def self_signed(key: bytes, name: str, days: int) -> bytes:
+    """The certificate of an authority for itself, PEM. It may sign servers and no other authority."""
+    private = _loaded(key)
+    subject = _named(f"{name} authority")
+    builder = _builder(subject, subject, private.public_key(), datetime.now(UTC) + timedelta(days=days))
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    return builder.sign(private, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def server_certificate(key: bytes, addresses: list[str], days: int, authority: bytes, authority_key: bytes) -> bytes:
+    """A server's certificate for these addresses and the loopback, PEM; never valid for longer than its authority."""
+    issuer, private = x509.load_pem_x509_certificate(authority), _loaded(authority_key)
+    expires = min(datetime.now(UTC) + timedelta(days=days), issuer.not_valid_after_utc)
+    builder = _builder(_named(addresses[0]), issuer.subject, _loaded(key).public_key(), expires)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = builder.add_extension(_alternative_names(addresses), critical=False)
+    identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    builder = builder.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False
+    )
+    return builder.sign(private, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def signing_request(key: bytes, addresses: list[str]) -> bytes:
+    """What an external authority is asked to sign, PEM."""
+    builder = x509.CertificateSigningRequestBuilder().subject_name(_named(addresses[0]))
+    builder = builder.add_extension(_alternative_names(addresses), critical=False)
+    return builder.sign(_loaded(key), hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def check_signed(certificate: bytes, authority: bytes, key: bytes, addresses: list[str]) -> None:
+    """Refuse a certificate that a node of this federation would refuse.
+
+    Args:
+        certificate: PEM, the server's first, then intermediates.
+        authority: PEM, what nodes trust.
+        key: the server's.
+        addresses: it must be made out for, besides the loopback.
+
+    Raises:
+        ConfigError: it is for another key or lacks an address, the chain does not lead to the authority, or it expired.
+    """
+    try:
+        chain = x509.load_pem_x509_certificates(certificate)
+        roots = x509.load_pem_x509_certificates(authority)
+    except ValueError:
+        raise ConfigError("certificate and ca-certificate must be PEM files of certificates") from None
+    if chain[0].public_key() != _loaded(key).public_key():
+        raise ConfigError("the certificate is not for the key of this server kit: sign its server.csr")
+    if missing := sorted({*addresses, *LOOPBACK} - addresses_of(certificate)):
+        raise ConfigError(f"the server's certificate is not made out for {', '.join(missing)}")
+    for issued, issuers in zip(chain, [*([link] for link in chain[1:]), roots], strict=True):
+        if not any(_issued_by(issued, issuer) for issuer in issuers):
+            raise ConfigError("the certificate was not issued by ca-certificate, directly or through intermediates")
+    if min(link.not_valid_after_utc for link in chain) < datetime.now(UTC):
+        raise ConfigError("the server's certificate has expired")
+
+
+def _issued_by(issued: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        issued.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def addresses_of(certificate: bytes) -> set[str]:
+    """Host names and IP addresses that the first certificate in a PEM is made out for."""
+    extensions = x509.load_pem_x509_certificate(certificate).extensions
+    try:
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return set()
+    addresses = {str(address) for address in names.get_values_for_type(x509.IPAddress)}
+    return addresses | set(names.get_values_for_type(x509.DNSName))
+
+
+def expiry_of(certificate: bytes) -> datetime:
+    """When the first certificate in a PEM ends, in UTC."""
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+
+
+def _loaded(key: bytes) -> ec.EllipticCurvePrivateKey:
+    private = load_pem_private_key(key, password=None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    return private
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+
+def _alternative_names(addresses: list[str]) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName([_general(address) for address in dict.fromkeys([*addresses, *LOOPBACK])])
+
+
+def _general(address: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        return x509.DNSName(address)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, expires: datetime
+) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+    builder = builder.serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(datetime.now(UTC) - BACKDATED).not_valid_after(expires)
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,0 +1,120 @@
+"""The scripts in the kits. They work on a plain machine and in a container, and wherever a kit is copied to."""
+
+import json
+import shlex
+
+from cloister.provision.federation import Federation, Site
+
+_HEAD = """\
+#!/bin/sh
+# {purpose}
+set -eu
+umask 077
+kit=$(cd "$(dirname "$0")" && pwd)
+"""
+_STATE = """\
+state=${CLOISTER_STATE:-"$kit/state"}
+mkdir -p "$state"
+export FLWR_HOME="$state/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+cd "$state"
+"""
+
+_SERVER = """\
+superlink() {
+    exec cloister superlink --operators "$kit/operators.sha256" \\
+        --ssl-ca-certfile "$kit/ca.crt" --ssl-certfile "$kit/server.crt" --ssl-keyfile "$kit/server.key" \\
+        --enable-supernode-auth --isolation process --superexec-auth-secret-file "$kit/superexec.secret" \\
+        --database "$state/superlink.db" --disable-runtime-dependency-installation \\
+        --host "${CLOISTER_BIND:-0.0.0.0}" --port @PORT@ "$@"
+}
+superexec() {
+    exec flower-superexec --runtime-api-address "${CLOISTER_SUPERLINK:-127.0.0.1:@PORT@}" \\
+        --root-certificates "$kit/ca.crt" --superexec-auth-secret-file "$kit/superexec.secret" "$@"
+}
+both() {
+    superlink "$@" & link=$!
+    superexec & executor=$!
+    trap 'kill $link $executor 2>/dev/null || true' INT TERM
+    # Whichever ends first ends the other; whoever supervises this script then starts both again.
+    while kill -0 $link 2>/dev/null && kill -0 $executor 2>/dev/null; do sleep 1; done
+    kill $link $executor 2>/dev/null || true
+    wait
+}
+part=${1:-both}
+[ $# -eq 0 ] || shift
+case "$part" in
+    both | superlink | superexec) "$part" "$@" ;;
+    *) echo "usage: $0 [both|superlink|superexec] [options]" >&2; exit 2 ;;
+esac
+"""
+
+_SITE = """\
+# The site's own key, if it was not made here, is put in the same place.
+[ -f "$kit/node.key" ] || { echo "$kit/node.key is missing: put the site's private node key there" >&2; exit 2; }
+set -- --superlink "${CLOISTER_SUPERLINK:-@ADDRESS@}" --root-certificates "$kit/ca.crt" \\
+    --auth-supernode-private-key "$kit/node.key" --superexec-auth-secret-file "$kit/superexec.secret" \\
+    --port "${CLOISTER_PORT:-9094}" \\
+    --node-config "policy=\\"$kit/policy.toml\\" ledger-dir=\\"$state/ledgers\\" "@CONFIG@ "$@"
+# Bundles signed by these people only, if the site says so.
+[ ! -f "$kit/trusted-entities.yaml" ] || set -- "$@" --trusted-entities "$kit/trusted-entities.yaml"
+# CLOISTER_NODE=flower-supernode starts every client anew; slower, and allowed-fabs of the policy is not enforced.
+exec ${CLOISTER_NODE:-cloister warm-node} "$@"
+"""
+
+_REGISTER = """\
+# A configuration for this call alone: the kit may lie anywhere, and be read-only.
+home=$(mktemp -d)
+trap 'rm -rf "$home"' EXIT
+export FLWR_HOME="$home" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+cp "$kit/credentials.yaml" "$home/"
+printf '[superlink.@NAME@]\\naddress = "@ADDRESS@"\\nroot-certificates = "%s"\\n' "$kit/ca.crt" >"$home/config.toml"
+failed=0
+for key in "$kit"/nodes/*.pub; do
+    site=$(basename "$key" .pub)
+    if answer=$(flwr supernode register "$key" @NAME@ --name "$site" 2>&1); then
+        echo "$site: registered"
+    elif echo "$answer" | grep -qi 'already in use'; then
+        echo "$site: known"
+    else
+        echo "$site: $answer" >&2
+        failed=1
+    fi
+done
+exit $failed
+"""
+
+_CONNECTION = """\
+# Flower's connection to this federation: export FLWR_HOME to this folder, then `flwr run . {name} --stream`.
+# The path below is where the kit was made; change it when the kit moves.
+[superlink]
+default = "{name}"
+
+[superlink.{name}]
+address = "{address}"
+root-certificates = {certificate}
+"""
+
+
+def server_script(federation: Federation) -> str:
+    """Starts the SuperLink and the executor of its apps, or one of them."""
+    head = _HEAD.format(purpose=f"Start the server of federation {federation.name}: both parts, or one in a container.")
+    return head + _STATE + _SERVER.replace("@PORT@", str(federation.server.port))
+
+
+def site_script(federation: Federation, site: Site) -> str:
+    """Starts the site's SuperNode."""
+    config = " ".join(f"{key}={json.dumps(value)}" for key, value in site.node_config().items())
+    head = _HEAD.format(purpose=f"Start the node of site {site.name} in federation {federation.name}.")
+    body = _SITE.replace("@ADDRESS@", federation.address).replace("@CONFIG@", shlex.quote(config))
+    return head + _STATE + body
+
+
+def register_script(federation: Federation) -> str:
+    """Tells the SuperLink the public keys of all sites; those it knows are left as they are."""
+    head = _HEAD.format(purpose=f"Register the nodes of federation {federation.name}. Run it again for a new site.")
+    return head + _REGISTER.replace("@NAME@", federation.name).replace("@ADDRESS@", federation.address)
+
+
+def connection(federation: Federation, certificate: str) -> str:
+    """What the `flwr` command needs to know, with the path of the authority's certificate."""
+    return _CONNECTION.format(name=federation.name, address=federation.address, certificate=json.dumps(certificate))

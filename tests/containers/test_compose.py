@@ -1,0 +1,264 @@
+"""The shipped compose.yaml, as a site would use it: images built without a registry, a stack, a run, the artefacts.
+
+Needs a container engine, compose and debootstrap. Where they are missing the tests skip with the reason; with
+REQUIRE_DOCKER=1 they fail instead.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from cloister.client.policy import TEMPLATE
+from cloister.provision.kits import provision
+
+REPOSITORY = Path(__file__).parents[2]
+RUNTIMES = REPOSITORY / "tests" / "runtimes"
+BASE = "cloister-base"
+SITES = ("site-1", "site-2", "site-3", "site-4")
+SERVICES = ("superlink", "superexec", *SITES)
+BUILT = ("superlink", "superexec", "site-1")
+UID = os.getuid() or 1000
+"""Containers run as who owns the kits; never as root."""
+
+pytestmark = pytest.mark.docker
+
+
+def call(*command: str, seconds: float = 600, **environment: str) -> str:
+    """What a command wrote.
+
+    Raises:
+        AssertionError: it failed.
+    """
+    done = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-8000:]}"
+    return done.stdout
+
+
+def unavailable(reason: str) -> None:
+    if os.environ.get("REQUIRE_DOCKER") == "1":
+        pytest.fail(f"REQUIRE_DOCKER=1, but {reason}")
+    pytest.skip(reason)
+
+
+def compose_command() -> list[str]:
+    """docker-compose, or the plugin of newer engines."""
+    if shutil.which("docker-compose"):
+        return ["docker-compose"]
+    return ["docker", "compose"]
+
+
+@pytest.fixture(scope="module")
+def images() -> None:
+    """The images of compose.yaml, on a base that no registry was asked for."""
+    for program in ("docker", "debootstrap"):
+        if not shutil.which(program):
+            unavailable(f"there is no {program} on this machine")
+    for command in (["docker", "info"], [*compose_command(), "version"]):
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            unavailable(f"`{' '.join(command)}` fails on this machine")
+    if os.getuid() != 0:
+        unavailable("debootstrap needs root")
+    call("docker/make-base.sh", BASE)
+    call("docker/wheels.sh", sys.executable)
+    try:
+        call(*compose_command(), "build", *BUILT, CLOISTER_BASE=BASE, seconds=1800)
+    finally:
+        for wheel in REPOSITORY.glob("docker/wheels/*.whl"):
+            wheel.unlink()
+
+
+class Stack:
+    """The containers of compose.yaml under a name of their own."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self.port = folder, port
+        self.environment = {
+            "COMPOSE_PROJECT_NAME": f"cloister-test-{os.getpid()}",
+            "CLOISTER_BASE": BASE,
+            "CLOISTER_KITS": str(folder / "kits"),
+            "CLOISTER_DATA_FOLDER": str(folder / "data"),
+            "CLOISTER_PUBLISH": f"127.0.0.1:{port}",
+            "CLOISTER_UID": str(UID),
+            "CLOISTER_GID": str(UID),
+        }
+
+    def provision(self) -> None:
+        """The shipped federation, but that its last site has a file of its own."""
+        text = (REPOSITORY / "docker" / "federation.toml").read_text()
+        partition = "partition-id = 3\nnum-partitions = 4\n"
+        assert partition in text
+        description = self.folder / "federation.toml"
+        description.write_text(text.replace(partition, 'data-path = "/data/own.npz"\n'))
+        provision(description, self.folder / "kits", TEMPLATE)
+        for site in SITES:
+            (self.folder / "data" / site).mkdir(parents=True)
+        pixels, labels = load_digits(return_X_y=True)
+        own = self.folder / "data" / SITES[-1] / "own.npz"
+        np.savez(own, x=(pixels[3::4] / 16).astype(np.float32), y=labels[3::4])
+        if os.getuid() == 0:
+            for path in [self.folder / "kits", *(self.folder / "kits").rglob("*")]:
+                os.chown(path, UID, UID)
+
+    def operator(self) -> str:
+        """The operator's FLWR_HOME, for the port by which this stack is reached."""
+        home = self.folder / "operator"
+        shutil.copytree(self.folder / "kits" / "operator", home)
+        for name in ("config.toml", "credentials.yaml"):
+            text = (home / name).read_text()
+            assert "localhost:8000" in text
+            (home / name).write_text(text.replace("localhost:8000", f"localhost:{self.port}"))
+        return str(home)
+
+    def compose(self, *arguments: str, seconds: float = 900) -> str:
+        return call(*compose_command(), *arguments, seconds=seconds, **self.environment)
+
+    def container(self, service: str) -> str:
+        """Its id. Compose would say it too, and take seconds."""
+        labels = {"project": self.environment["COMPOSE_PROJECT_NAME"], "service": service}
+        filters = [f"--filter=label=com.docker.compose.{key}={value}" for key, value in labels.items()]
+        return call("docker", "ps", "-q", *filters).strip()
+
+    def inspect(self, service: str) -> dict:
+        return json.loads(call("docker", "inspect", self.container(service)))[0]
+
+    def becomes_healthy(self, service: str) -> bool:
+        """Whether it does, within a few of its health checks."""
+        deadline = time.monotonic() + 120
+        while (status := self.inspect(service)["State"]["Health"]["Status"]) == "starting":
+            assert time.monotonic() < deadline
+            time.sleep(1)
+        return status == "healthy"
+
+    def inside(self, service: str, script: str) -> subprocess.CompletedProcess[str]:
+        command = ["docker", "exec", self.container(service), "sh", "-c", script]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def stack(images: None, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
+    sys.path.insert(0, str(RUNTIMES))
+    from processes import free_ports
+
+    up = Stack(tmp_path_factory.mktemp("stack"), free_ports(1)[0])
+    up.provision()
+    failed = request.session.testsfailed
+    try:
+        up.compose("up", "-d")
+        yield up
+    finally:
+        if request.session.testsfailed > failed or sys.exc_info()[0]:
+            print(up.compose("logs", "--no-color", "--tail", "200"))
+        up.compose("down", "--volumes", "--remove-orphans")
+    assert call("docker", "ps", "-aq", "--filter", f"name={up.environment['COMPOSE_PROJECT_NAME']}") == ""
+
+
+@pytest.fixture(scope="module")
+def run(stack: Stack) -> Path:
+    """The run directory, fetched, of three rounds of digits under metric noise."""
+    settings = "num-rounds=3 strategy.min-nodes=4 run-name='three' privacy.server='metric' seed=7"
+    flwr = str(Path(sys.executable).with_name("flwr"))
+    environment = {"FLWR_HOME": stack.operator(), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    command = (flwr, "run", ".", "compose", "--stream", "--run-config", settings)
+    output = call(*command, seconds=900, **environment)
+    assert "Successfully started run" in output
+    fetched = stack.folder / "fetched"
+    call("docker", "cp", f"{stack.container('superexec')}:/state/runs/three", str(fetched))
+    return fetched
+
+
+def test_all_sites_train_under_noise_and_the_artefacts_are_fetched(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 1, 2, 3]
+    assert [(line["measured"]["accepted"], line["measured"]["rejected"]) for line in lines[1:]] == [(4, [])] * 3
+    assert all(line["measured"]["noise_std"] > 0 for line in lines[1:])
+    assert lines[-1]["central"]["accuracy"] > lines[0]["central"]["accuracy"] + 0.3
+    for name in ("config.json", "privacy.json", "ledger.jsonl", "model.keras"):
+        assert (run / name).stat().st_size > 0
+    assert json.loads((run / "config.json").read_text())["config"]["privacy.server"] == "metric"
+
+
+def test_a_site_with_a_file_of_its_own_kept_its_own_ledger(run: Path, stack: Stack) -> None:
+    ledgers = stack.inside("site-4", "cat /state/ledgers/*.jsonl").stdout.splitlines()
+    assert len(ledgers) >= 3
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_nothing_runs_as_root_or_can_change_its_container(run: Path, stack: Stack, service: str) -> None:
+    assert stack.inside(service, "id -u").stdout.strip() == str(UID) != "0"
+    assert "CapEff:\t0000000000000000" in stack.inside(service, "cat /proc/1/status").stdout
+    refusals = stack.inside(service, "for folder in / /opt/cloister /kit /etc; do touch $folder/x; done").stderr
+    assert refusals.count("Read-only file system") == 4
+    assert stack.inside(service, "touch /state/x /tmp/x").returncode == 0
+    found = stack.inspect(service)
+    assert found["HostConfig"]["ReadonlyRootfs"] and not found["HostConfig"]["Privileged"]
+    assert stack.becomes_healthy(service)
+
+
+def test_no_secret_is_in_an_argument_a_variable_or_a_layer(stack: Stack) -> None:
+    kits = stack.folder / "kits"
+    # Of each file the last long word: the lines before it begin alike in all keys.
+    secrets = [re.findall(r"[\w+/=-]{32,}", path.read_text())[-1] for path in secret_files(kits)]
+    assert len(set(secrets)) == len(secrets) == 5 + 2 * len(SITES)
+    seen = [json.dumps(stack.inspect(service)) for service in SERVICES]
+    seen += [call("docker", "history", "--no-trunc", f"cloister-{name}") for name in ("superlink", "supernode")]
+    assert not [secret for secret in secrets for text in seen if secret in text]
+    assert (
+        stack.inside("superlink", "ls /opt/cloister/lib/python3*/site-packages | grep -ci tensorflow").stdout == "0\n"
+    )
+
+
+def secret_files(kits: Path) -> list[Path]:
+    return [path for path in kits.rglob("*") if path.is_file() and path.stat().st_mode & 0o777 == 0o600]
+
+
+def test_the_servers_app_cannot_read_the_servers_key(run: Path, stack: Stack) -> None:
+    assert stack.inside("superexec", "ls /kit").stdout.split() == ["ca.crt", "start.sh", "superexec.secret"]
+
+
+def test_sites_and_the_servers_app_reach_the_superlink_and_nothing_else(stack: Stack) -> None:
+    addresses = stack.inspect("superlink")["NetworkSettings"]["Networks"]
+    for service in ("superexec", *SITES):
+        (network,) = stack.inspect(service)["NetworkSettings"]["Networks"]
+        assert call("docker", "network", "inspect", "--format", "{{.Internal}}", network).strip() == "true"
+        reach = "import socket; socket.create_connection(('{}', 8000), timeout=3)"
+        for name, network in addresses.items():
+            # The SuperLink stands with its other foot in the network from which its port is published.
+            done = stack.inside(service, f'python3 -c "{reach.format(network["IPAddress"])}"')
+            assert done.returncode == (1 if name.endswith("outside") else 0), done.stderr
+
+
+def test_a_superlink_that_was_killed_knows_its_nodes_again(run: Path, stack: Stack) -> None:
+    call("docker", "kill", stack.container("superlink"))
+    stack.compose("up", "-d")
+    assert stack.compose("logs", "--no-color", "register").count(": known") >= len(SITES)
+
+
+@pytest.mark.parametrize("files", [["compose.yaml"], ["compose.yaml", "compose.plain-http.yaml"]])
+def test_the_compose_files_are_valid(files: list[str]) -> None:
+    command = compose_command()
+    if (
+        not shutil.which(command[0])
+        or subprocess.run([*command, "version"], capture_output=True, check=False).returncode
+    ):
+        unavailable("there is no compose on this machine")
+    options = [option for file in files for option in ("-f", file)]
+    call(*command, *options, "config")

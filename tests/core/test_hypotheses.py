@@ -1,0 +1,44 @@
+"""Several models in one record."""
+
+import numpy as np
+import pytest
+from support import random_models
+
+from cloister.core.errors import FederationError
+from cloister.core.hypotheses import stacked, unstacked
+
+
+@pytest.mark.parametrize("count", [1, 2, 11])
+def test_models_come_back_in_their_order(count):
+    models = random_models(count)
+    back = unstacked(stacked(models))
+    assert len(back) == count and all(list(model) == list(models[0]) for model in back)
+    for model, other in zip(models, back, strict=True):
+        for name, array in model.items():
+            np.testing.assert_array_equal(array, other[name])
+
+
+def test_an_array_may_have_a_path_for_a_name():
+    (model,) = unstacked(stacked([{"dense/kernel/0": np.ones(2)}]))
+    assert list(model) == ["dense/kernel/0"]
+
+
+ONE = np.ones(2)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {},
+        {"kernel": ONE},
+        {"0/kernel": ONE, "kernel": ONE},
+        {"1/kernel": ONE},
+        {"0/kernel": ONE, "2/kernel": ONE},
+        {"0/kernel": ONE, "1/kernel": ONE, "1/bias": ONE},
+        {"0/kernel": ONE, "1/bias": ONE},
+        {"00/kernel": ONE},
+    ],
+)
+def test_what_holds_no_hypotheses_is_refused(arrays):
+    with pytest.raises(FederationError, match="hypotheses 0 to k - 1"):
+        unstacked(arrays)

@@ -1,0 +1,104 @@
+"""What is said about clients that noise their own models, and what their ledgers add up to."""
+
+import json
+import math
+
+import pytest
+from typer.testing import CliRunner
+
+from cloister.cli import app
+from cloister.core.config import PrivacyConfig
+from cloister.privacy.events import Gaussian, Laplace, Unaccounted
+from cloister.privacy.leakage import laplace_in_words, laplace_statement, leakage_in_words, leakage_report
+from cloister.privacy.ledger import Ledger
+
+
+def statement(**settings):
+    config = PrivacyConfig(server="laplace-clustering", client="laplace", client_noise_multiplier=5.0, **settings)
+    return laplace_statement(config, parameters=20, rounds=10)
+
+
+class TestStatement:
+    def test_a_radius_chosen_beforehand_is_sound(self):
+        facts = statement(radius=0.5)
+        (claim,) = facts["claims"]
+        assert facts["status"] == "sound" and claim["leakage"] == 40 and claim["radius"] == 0.5
+        assert claim["unit"] == "neighbourhood"
+
+    def test_a_limit_bounds_it(self):
+        assert statement(radius=0.5, max_leakage=6.0)["claims"][0]["leakage"] == 6
+        assert statement(radius=0.5, max_leakage=60.0)["claims"][0]["leakage"] == 40
+
+    @pytest.mark.parametrize(
+        ("settings", "reason"),
+        [
+            ({}, "privacy.radius is 0"),
+            ({"radius": 1.0, "noise_seed": 3}, "seeded"),
+            ({"radius": 1.0, "per_layer": True}, "per-layer"),
+        ],
+    )
+    def test_what_is_not_sound_claims_nothing_and_says_why(self, settings, reason):
+        facts = statement(**settings)
+        assert facts["status"] == "heuristic" and facts["claims"] == []
+        assert any(reason in line for line in laplace_in_words(facts))
+
+    def test_no_noise_is_no_protection(self):
+        config = PrivacyConfig(server="none", client="laplace", client_noise_multiplier=0.0, radius=1.0)
+        facts = laplace_statement(config, 20, 10)
+        assert facts["status"] == "heuristic" and facts["leakage-of-a-release"] is None and not facts["claims"]
+
+
+class TestReport:
+    def test_median_maximum_and_histogram(self):
+        report = leakage_report([0.0, 0.4, 0.4, 0.8, 2.4])
+        assert report["clients"] == 5 and report["that-released"] == 4
+        assert report["median"] == pytest.approx(0.6) and report["maximum"] == 2.4
+        assert sum(report["histogram"]["counts"]) == 4 and report["histogram"]["edges"][-1] == 2.4
+        json.dumps(report, allow_nan=False)
+
+    def test_nobody_released_anything(self):
+        assert leakage_report([0.0, 0.0]) == {"clients": 2, "that-released": 0, "without-limit": 0}
+
+    def test_what_has_no_limit_has_no_place_in_a_median(self):
+        report = leakage_report([0.4, math.inf])
+        assert report["maximum"] == 0.4 and report["without-limit"] == 1
+        json.dumps(report, allow_nan=False)
+        assert any("no limit" in line for line in leakage_in_words(report))
+
+    def test_in_words(self):
+        lines = leakage_in_words(leakage_report([1.0] * 10 + [2.0] * 5))
+        assert "median 1, maximum 2" in lines[1]
+        assert lines[2].endswith("#" * 40) and lines[-1].endswith("#" * 20) and len(lines) == 12
+
+
+class TestCommand:
+    def ledger(self, folder, name, *events):
+        book = Ledger(folder / f"{name}.jsonl")
+        for event in events:
+            unit = "neighbourhood" if isinstance(event, Laplace) else "client"
+            book.open(event, unit, "run", 1, allow=lambda: None)
+        return str(book.path)
+
+    def run(self, *paths):
+        return CliRunner().invoke(app, ["ledger", "leakage", *paths])
+
+    def test_each_ledger_then_all_of_them(self, tmp_path):
+        two = self.ledger(tmp_path, "two", Laplace(0.2, 2.0), Laplace(0.4, 1.0), Unaccounted("nothing claimed"))
+        one = self.ledger(tmp_path, "one", Laplace(0.1, 4.0), Gaussian(1.0))
+        none = self.ledger(tmp_path, "none", Gaussian(1.0))
+        result = self.run(two, one, none)
+        assert result.exit_code == 0, result.output
+        lines = result.output.splitlines()
+        assert [line.rsplit(" ", 1)[-1] for line in lines[:3]] == ["0.8", "0.4", "0"]
+        assert "3 clients, of which 2" in result.output and "median 0.6, maximum 0.8" in result.output
+
+    def test_a_release_without_noise_has_no_limit(self, tmp_path):
+        book = Ledger(tmp_path / "bad.jsonl")
+        book.open(Unaccounted("no noise"), "neighbourhood", "run", 1, allow=lambda: None)
+        assert "without noise" in self.run(str(book.path)).output
+
+    def test_what_is_no_ledger(self, tmp_path):
+        (tmp_path / "broken.jsonl").write_text("{}\n")
+        for path in ("broken.jsonl", "absent.jsonl"):
+            result = self.run(str(tmp_path / path))
+            assert result.exit_code == 1 and "LedgerError" in result.output and "Traceback" not in result.output

@@ -1,0 +1,413 @@
+"""Start-up kits: what is in them, who may read it, and what running again leaves alone."""
+
+import hashlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import zipfile
+from base64 import b64decode
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.config import parse_config_args
+from rich.console import Console
+
+from cloister.core.errors import ConfigError
+from cloister.provision.certificates import addresses_of, new_tls_key, self_signed, server_certificate
+from cloister.provision.federation import read_federation
+from cloister.provision.kits import provision
+from cloister.provision.report import show
+
+POLICY = 'mechanisms = ["metric"]\n'
+FEDERATION = """\
+name = "hospitals"
+
+[server]
+addresses = ["fl.example.org", "10.1.2.3", "2001:db8::1"]
+port = 8443
+days = 90
+
+[[sites]]
+name = "north"
+data-path = "/data/north's file.npz"
+
+[[sites]]
+name = "south"
+partition-id = 1
+num-partitions = 2
+"""
+THIRD = '\n[[sites]]\nname = "east"\ndata-path = "/data/east.npz"\n'
+SECRETS = {
+    "authority/ca.key",
+    "server/server.key",
+    "server/superexec.secret",
+    "server/operators.sha256",
+    "operator/credentials.yaml",
+    *(f"sites/{site}/{name}" for site in ("north", "south") for name in ("node.key", "superexec.secret")),
+}
+
+
+@pytest.fixture
+def make(tmp_path):
+    def provisioned(text=FEDERATION, **options):
+        description = tmp_path / "federation.toml"
+        description.write_text(text)
+        return provision(description, tmp_path / "kits", POLICY, **options)
+
+    return provisioned
+
+
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class TestFirstRun:
+    def test_every_member_has_a_kit(self, make):
+        files = set(contents(make().folder))
+        assert files == SECRETS | {
+            ".gitignore",
+            "authority/ca.crt",
+            *(f"server/{name}" for name in ("ca.crt", "server.crt", "start.sh", "SHA256SUMS")),
+            *(f"operator/{name}" for name in ("ca.crt", "config.toml", "register.sh", "SHA256SUMS")),
+            *(f"operator/nodes/{name}.pub" for name in ("north", "south")),
+            *(f"sites/north/{name}" for name in ("ca.crt", "policy.toml", "start.sh", "SHA256SUMS")),
+            *(f"sites/south/{name}" for name in ("ca.crt", "policy.toml", "start.sh", "SHA256SUMS")),
+        }
+
+    @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+    def test_secrets_are_for_their_owner_only(self, make, umask):
+        before = os.umask(umask)
+        try:
+            folder = make().folder
+        finally:
+            os.umask(before)
+        modes = {path.relative_to(folder).as_posix(): path.stat().st_mode & 0o777 for path in folder.rglob("*")}
+        assert {name for name, mode in modes.items() if mode == 0o600} == SECRETS
+        assert all(modes[path.relative_to(folder).as_posix()] == 0o700 for path in folder.rglob("*") if path.is_dir())
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert not [name for name, mode in modes.items() if mode & 0o022], "somebody else may write"
+
+    def test_a_private_key_is_in_one_kit_only(self, make):
+        files = contents(make().folder)
+        for owner, name in [("sites/north/", "node.key"), ("sites/south/", "node.key"), ("server/", "server.key")]:
+            secret = files[owner + name].split(b"-----")[2].split(b"\n")[2]
+            assert [other for other, content in files.items() if secret in content] == [owner + name]
+
+    def test_the_operators_token_is_not_on_the_server(self, make):
+        files = contents(make().folder)
+        stored = {
+            key.split(".")[-1]: value for key, value in yaml.safe_load(files["operator/credentials.yaml"]).items()
+        }
+        token = b64decode(stored["oidc-access-token"])
+        assert b64decode(stored["authn-type"]) == b"oidc"
+        assert files["server/operators.sha256"].split()[0].decode() == hashlib.sha256(token).hexdigest()
+        assert not [name for name, content in files.items() if token in content]
+
+    def test_node_keys_are_what_flower_reads_and_belong_together(self, make):
+        files = contents(make().folder)
+        private = load_ssh_private_key(files["sites/north/node.key"], None)
+        assert isinstance(private, ec.EllipticCurvePrivateKey) and private.curve.name == "secp384r1"
+        public = load_ssh_public_key(files["operator/nodes/north.pub"])
+        assert private.public_key() == public != load_ssh_public_key(files["operator/nodes/south.pub"])
+
+    def test_the_server_certificate(self, make):
+        files = contents(make().folder)
+        authority = x509.load_pem_x509_certificate(files["authority/ca.crt"])
+        certificate = x509.load_pem_x509_certificate(files["server/server.crt"])
+        certificate.verify_directly_issued_by(authority)
+        assert certificate.public_key() == load_pem_private_key(files["server/server.key"], None).public_key()
+        wanted = {"fl.example.org", "10.1.2.3", "2001:db8::1", "localhost", "127.0.0.1"}
+        assert addresses_of(files["server/server.crt"]) == wanted
+        assert timedelta(days=89) < certificate.not_valid_after_utc - datetime.now(UTC) < timedelta(days=90)
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+        assert not constraints.ca
+        assert files["server/ca.crt"] == files["sites/north/ca.crt"] == files["operator/ca.crt"]
+
+    def test_the_checksums_are_those_of_the_kit(self, make):
+        folder = make().folder
+        for kit in (folder / "server", folder / "operator", folder / "sites" / "north"):
+            subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=kit, check=True)
+            listed = {line.split("  ")[1] for line in (kit / "SHA256SUMS").read_text().splitlines()}
+            assert listed == set(contents(kit)) - {"SHA256SUMS"}
+
+    def test_the_policy_is_the_template(self, make):
+        assert contents(make().folder)["sites/south/policy.toml"].decode() == POLICY
+
+    def test_no_kit_gets_into_version_control_or_into_an_app_bundle(self, make, tmp_path):
+        """Flower ships the toml and yaml files of a checkout to nodes, but for what the root's .gitignore names."""
+        root = Path(__file__).parents[2]
+        shutil.copytree(root / "cloister" / "provision", tmp_path / "cloister")
+        for name in (".gitignore", "pyproject.toml", "LICENSE"):
+            shutil.copy(root / name, tmp_path)
+        assert (make().folder / ".gitignore").read_text() == "*\n"
+        names = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(tmp_path))).namelist()
+        assert "cloister/kits.py" in names and not [name for name in names if name.startswith("kits/")]
+
+
+class TestScripts:
+    def test_the_shell_understands_them(self, make):
+        for script in make().folder.rglob("*.sh"):
+            subprocess.run(["sh", "-n", str(script)], check=True)
+            assert script.stat().st_mode & 0o100
+
+    @pytest.mark.parametrize(
+        ("site", "data"),
+        [("north", {"data-path": "/data/north's file.npz"}), ("south", {"partition-id": 1, "num-partitions": 2})],
+    )
+    def test_a_site_starts_its_node_with_its_own_configuration(self, make, site, data, tmp_path):
+        """The script calls whatever CLOISTER_NODE names: here a program that prints its arguments, a line each."""
+        kit = tmp_path / "a kit that moved"
+        shutil.copytree(make().folder / "sites" / site, kit)
+        environment = {"PATH": "/usr/bin:/bin", "CLOISTER_NODE": "printf %s\\n"}
+        arguments = self.lines_of(kit / "start.sh", environment)
+        options = dict(zip(arguments[::2], arguments[1::2], strict=True))
+        assert options["--superlink"] == "fl.example.org:8443"
+        assert options["--auth-supernode-private-key"] == f"{kit}/node.key"
+        assert options["--root-certificates"] == f"{kit}/ca.crt"
+        own = {"policy": f"{kit}/policy.toml", "ledger-dir": f"{kit}/state/ledgers"}
+        assert parse_config_args([options["--node-config"]]) == own | data
+        assert "--insecure" not in arguments
+
+    def test_a_site_may_insist_on_signed_code(self, make):
+        kit = make().folder / "sites" / "north"
+        (kit / "trusted-entities.yaml").touch()
+        arguments = self.lines_of(kit / "start.sh", {"PATH": "/usr/bin:/bin", "CLOISTER_NODE": "printf %s\\n"})
+        assert arguments[-2:] == ["--trusted-entities", f"{kit}/trusted-entities.yaml"]
+
+    def test_a_node_without_its_key_does_not_start(self, make):
+        kit = make().folder / "sites" / "north"
+        (kit / "node.key").unlink()
+        done = subprocess.run([str(kit / "start.sh")], capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and "node.key is missing" in done.stderr
+
+    def lines_of(self, script, environment):
+        return subprocess.run(
+            ["sh", str(script)], env=environment, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+
+
+class TestAgain:
+    def test_nothing_changes(self, make):
+        before = contents(make().folder)
+        again = make()
+        assert again.written == () and again.notes == () and contents(again.folder) == before
+
+    def test_a_new_site_touches_no_other(self, make):
+        first = make()
+        before = contents(first.folder)
+        (first.folder / "sites" / "north" / "policy.toml").write_text("# the site's own\n")
+        after = contents(make(FEDERATION + THIRD).folder)
+        changed = {name for name in before if after[name] != before[name]}
+        assert changed == {"sites/north/policy.toml", "operator/SHA256SUMS"}
+        assert after["sites/north/policy.toml"] == b"# the site's own\n"
+        new = set(after) - set(before)
+        assert {name for name in new if not name.startswith("sites/east/")} == {"operator/nodes/east.pub"}
+        assert "sites/east/node.key" in new
+
+    def test_a_kit_that_was_handed_over_is_not_made_again(self, make):
+        folder = make().folder
+        shutil.rmtree(folder / "sites" / "north")
+        again = make(FEDERATION + THIRD)
+        assert not (folder / "sites" / "north").exists() and (folder / "sites" / "east").is_dir()
+        assert "sites/north" not in " ".join(again.written)
+
+    def test_what_no_longer_fits_is_told_and_kept(self, make):
+        before = contents(make().folder)
+        again = make(FEDERATION.replace('"fl.example.org", ', '"new.example.org", '))
+        assert contents(again.folder) == before
+        notes = "\n".join(again.notes)
+        assert "not made out for new.example.org; use --renew" in notes
+        assert "sites/north/start.sh differs" in notes and "operator/register.sh differs" in notes
+
+    def test_a_site_that_left_is_told(self, make):
+        make(FEDERATION + THIRD)
+        assert any("site east is not in federation.toml" in note for note in make().notes)
+
+
+class TestRenewal:
+    def test_a_new_server_certificate_and_nothing_else(self, make):
+        before = contents(make().folder)
+        after = contents(make(renew=True).folder)
+        assert {name for name in after if after[name] != before.get(name)} == {"server/server.crt", "server/SHA256SUMS"}
+
+    def test_nodes_with_the_old_authority_trust_what_the_renewed_one_signs(self, make):
+        before = contents(make().folder)
+        after = contents(make(renew_authority=True).folder)
+        assert after["authority/ca.crt"] != before["authority/ca.crt"]
+        assert after["sites/north/ca.crt"] == after["authority/ca.crt"]
+        assert after["sites/north/node.key"] == before["sites/north/node.key"]
+        renewed = x509.load_pem_x509_certificate(after["server/server.crt"])
+        for authority in (before["authority/ca.crt"], after["authority/ca.crt"]):
+            renewed.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
+
+    def test_a_certificate_does_not_outlive_its_authority(self):
+        key = new_tls_key()
+        authority = self_signed(key, "short", 10)
+        certificate = server_certificate(new_tls_key(), ["host"], 365, authority, key)
+        ends = [x509.load_pem_x509_certificate(pem).not_valid_after_utc for pem in (authority, certificate)]
+        assert ends[0] == ends[1]
+
+    def test_the_expiry_is_shown_and_red_when_near(self, make):
+        def screen(report):
+            text = io.StringIO()
+            show(report, Console(file=text, width=120, force_terminal=True, color_system="standard"))
+            return text.getvalue()
+
+        long, short = screen(make()), screen(make(FEDERATION.replace("days = 90", "days = 20"), renew=True))
+        end = (datetime.now(UTC) + timedelta(days=20)).date()
+        assert "server/server.crt" in short and str(end) in short
+        assert "\x1b[31m" in short and "\x1b[31m" not in long
+
+    def test_an_authority_that_is_not_here_signs_nothing(self, make):
+        folder = make().folder
+        (folder / "authority" / "ca.key").unlink()
+        assert make(FEDERATION + THIRD).folder == folder  # a new site needs no signature
+        with pytest.raises(ConfigError, match=r"authority/ca\.key is not in"):
+            make(renew=True)
+
+
+class TestExternalAuthority:
+    @pytest.fixture
+    def authority(self):
+        key = new_tls_key()
+        return self_signed(key, "the hospital's", 1000), key
+
+    def signed(self, folder, authority, addresses=None):
+        """What an authority makes of the request, as `openssl x509 -req -copy_extensions copy` would."""
+        request = x509.load_pem_x509_csr((folder / "server" / "server.csr").read_bytes())
+        assert request.is_signature_valid
+        certificate, key = authority
+        issuer, private = x509.load_pem_x509_certificate(certificate), load_pem_private_key(key, None)
+        builder = x509.CertificateBuilder(issuer.subject, request.subject, request.public_key(), 7)
+        builder = builder.not_valid_before(datetime.now(UTC)).not_valid_after(datetime.now(UTC) + timedelta(days=9))
+        names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        builder = builder.add_extension(addresses or names, critical=False)
+        return builder.sign(private, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+    def described(self, tmp_path, certificate, authority):
+        (tmp_path / "signed.crt").write_bytes(certificate)
+        (tmp_path / "theirs.crt").write_bytes(authority)
+        keys = 'kind = "external"\ncertificate = "signed.crt"\nca-certificate = "theirs.crt"\n'
+        return FEDERATION + "[authority]\n" + keys
+
+    def test_a_request_first_then_what_was_signed(self, make, tmp_path, authority):
+        first = make(FEDERATION + '[authority]\nkind = "external"\n')
+        assert any("have server/server.csr signed" in note for note in first.notes)
+        assert not list(first.folder.rglob("*.crt")) and not (first.folder / "authority").exists()
+        before = contents(first.folder)
+        second = make(self.described(tmp_path, self.signed(first.folder, authority), authority[0]))
+        after = contents(second.folder)
+        assert after["sites/north/ca.crt"] == after["server/ca.crt"] == authority[0]
+        assert all(after[name] == before[name] for name in before if not name.endswith("SHA256SUMS"))
+        assert make(self.described(tmp_path, after["server/server.crt"], authority[0])).written == ()
+
+    def test_a_house_that_changes_its_authority(self, make, tmp_path, authority):
+        folder = make(FEDERATION + '[authority]\nkind = "external"\n').folder
+        make(self.described(tmp_path, self.signed(folder, authority), authority[0]))
+        key = new_tls_key()
+        other = self_signed(key, "the hospital's new", 1000), key
+        make(self.described(tmp_path, self.signed(folder, other), other[0]))
+        assert (folder / "sites" / "north" / "ca.crt").read_bytes() == other[0]
+
+    def test_a_certificate_that_nodes_would_refuse(self, make, tmp_path, authority):
+        folder = make(FEDERATION + '[authority]\nkind = "external"\n').folder
+        few = x509.SubjectAlternativeName([x509.DNSName("fl.example.org"), x509.DNSName("localhost")])
+        with pytest.raises(ConfigError, match=r"not made out for 10\.1\.2\.3, 127\.0\.0\.1, 2001:db8::1"):
+            make(self.described(tmp_path, self.signed(folder, authority, few), authority[0]))
+        stranger = self_signed(new_tls_key(), "the hospital's", 1000)
+        with pytest.raises(ConfigError, match="was not issued by ca-certificate"):
+            make(self.described(tmp_path, self.signed(folder, authority), stranger))
+        other = server_certificate(new_tls_key(), ["fl.example.org"], 9, *authority)
+        with pytest.raises(ConfigError, match="not for the key of this server kit"):
+            make(self.described(tmp_path, other, authority[0]))
+        assert not (folder / "server" / "server.crt").exists()
+
+
+class TestOwnKey:
+    def write(self, path, key):
+        path.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+        return FEDERATION.replace('name = "south"', f'name = "south"\npublic-key = "{path.name}"')
+
+    def test_a_key_the_site_made_is_registered_and_its_private_half_never_seen(self, make, tmp_path):
+        key = ec.generate_private_key(ec.SECP384R1())
+        report = make(self.write(tmp_path / "south.pub", key))
+        assert (
+            load_ssh_public_key((report.folder / "operator" / "nodes" / "south.pub").read_bytes()) == key.public_key()
+        )
+        assert not (report.folder / "sites" / "south" / "node.key").exists()
+        assert any("site south puts its own private key" in note for note in report.notes)
+
+    def test_a_key_of_another_kind(self, make, tmp_path):
+        text = self.write(tmp_path / "south.pub", ed25519.Ed25519PrivateKey.generate())
+        with pytest.raises(ConfigError, match="must be an EC key"):
+            make(text)
+
+    def test_one_key_for_two_sites(self, make, tmp_path):
+        text = self.write(tmp_path / "south.pub", ec.generate_private_key(ec.SECP384R1()))
+        with pytest.raises(ConfigError, match="two sites have the same public-key"):
+            make(text.replace('name = "north"', 'name = "north"\npublic-key = "south.pub"'))
+
+
+BAD = {
+    "an unknown key": ("port = 8443", "prot = 8443", "unknown key 'server.prot'; valid keys: addresses, port, days"),
+    "an unknown section": ("[server]", "[autority]\n[server]", "unknown key 'autority'"),
+    "a mistyped key": ("port = 8443", 'port = "8443"', "server.port = '8443' is not valid"),
+    "a port that is none": ("port = 8443", "port = 70000", "server.port = 70000 is not valid"),
+    "no address": ('["fl.example.org", "10.1.2.3", "2001:db8::1"]', "[]", "server.addresses = [] is not valid"),
+    "an address with a port": ("10.1.2.3", "10.1.2.3:80", "'10.1.2.3:80' is neither a host name nor an IP"),
+    "an address with a scheme": ("fl.example.org", "https://fl.org", "neither a host name nor an IP address"),
+    "a broken IP address": ("10.1.2.3", "10.1.2.333", "'10.1.2.333' is neither a host name nor an IP"),
+    "every interface": ("10.1.2.3", "0.0.0.0", "'0.0.0.0' means every interface"),
+    "a site twice": ('"south"', '"north"', "site names must be unique; twice: north"),
+    "a name that is a path": ('"north"', '"../north"', "sites.0.name = '../north' is not valid"),
+    "half a partition": ("num-partitions = 2", "", "site 'south' needs data-path, or partition-id and num-partitions"),
+    "a partition too many": ("partition-id = 1", "partition-id = 2", "partition-id must be below num-partitions"),
+    "two kinds of data": ("partition-id = 1", 'data-path = "x"\npartition-id = 1', "site 'south' needs data-path, or"),
+    "a path of two lines": ("north's file", "north\\nfile", "it must be one line"),
+    "no name": ('name = "hospitals"', "", "name is missing"),
+    "no TOML": ("[server]", "[server", "is no TOML"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_description_is_refused_with_the_key_and_nothing_is_written(case, tmp_path):
+    old, new, message = BAD[case]
+    assert old in FEDERATION
+    description = tmp_path / "federation.toml"
+    description.write_text(FEDERATION.replace(old, new))
+    with pytest.raises(ConfigError) as error:
+        provision(description, tmp_path / "kits", POLICY)
+    assert message in str(error.value)
+    assert not (tmp_path / "kits").exists()
+
+
+def test_a_description_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        read_federation(tmp_path / "federation.toml")
+
+
+def test_the_guides_example_is_a_federation_and_compose_has_its_sites(tmp_path):
+    root = Path(__file__).parents[2]
+    example, *_ = re.findall(r"```toml\n(name = .*?)```", (root / "docs" / "deploy.md").read_text(), re.DOTALL)
+    (tmp_path / "federation.toml").write_text(example)
+    federation = read_federation(tmp_path / "federation.toml")
+    assert federation.address == "fl.example.org:8000"
+    shipped = read_federation(root / "docker" / "federation.toml")
+    services = yaml.safe_load((root / "compose.yaml").read_text())["services"]
+    assert {site.name for site in shipped.sites} <= set(services) and shipped.server.port == 8000
+    assert "superlink" in shipped.server.addresses

@@ -1,0 +1,176 @@
+"""A provisioned federation as real processes: its members train together, and nobody else gets in."""
+
+import json
+import shutil
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import REPOSITORY, Processes, flower_line, free_ports
+
+from cloister.provision.kits import provision
+
+MEMBERS = ("north", "south")
+STRANGER = "stranger"
+PATIENCE = 120
+POLICY = 'mechanisms = ["metric"]\ntasks = ["digits"]\n'
+ONE_TRY = ("--max-retries", "0")
+SETTINGS = {"num-rounds": 2, "strategy.min-nodes": 2, "task.model": "softmax", "evaluation.federated": "off"}
+
+
+class Secured:
+    """A SuperLink with TLS and node authentication from provisioned kits, with its two registered nodes."""
+
+    def __init__(self, folder: Path, processes: Processes) -> None:
+        self.folder, self.processes = folder, processes
+        self.port, *self.node_ports = free_ports(len(MEMBERS) + 1)
+        self.kits = self.provisioned("kits", "trial", (*MEMBERS, STRANGER))
+        (self.kits / "operator" / "nodes" / f"{STRANGER}.pub").unlink()  # provisioned, and never registered
+        self.tries = 0
+
+    def provisioned(self, output: str, name: str, sites: tuple[str, ...]) -> Path:
+        tables = [f'[[sites]]\nname = "{s}"\npartition-id = {i}\nnum-partitions = 3\n' for i, s in enumerate(sites)]
+        description = self.folder / f"{output}.toml"
+        server = f'name = "{name}"\n[server]\naddresses = ["localhost"]\nport = {self.port}\n'
+        description.write_text(server + "".join(tables))
+        return provision(description, self.folder / output, POLICY).folder
+
+    def start(self) -> None:
+        self.processes.start("superlink", str(self.kits / "server" / "start.sh"))
+        self.processes.wait(self.answers, PATIENCE, "answer of the SuperLink")
+        self.processes.run("register", str(self.kits / "operator" / "register.sh"), seconds=PATIENCE)
+        for name, port in zip(MEMBERS, self.node_ports):
+            self.processes.start(name, str(self.kits / "sites" / name / "start.sh"), "--port", str(port))
+
+    def answers(self) -> bool:
+        try:
+            return self.ask("health", None) == 200
+        except urllib.error.URLError:
+            return False
+
+    def ask(self, path: str, body: bytes | None) -> int:
+        """The status that the SuperLink answers with to somebody who has the authority's certificate and no more."""
+        context = ssl.create_default_context(cafile=str(self.kits / "server" / "ca.crt"))
+        kind = {"Content-Type": "application/protobuf"}
+        request = urllib.request.Request(f"https://localhost:{self.port}/{path}", body, kind)
+        try:
+            with urllib.request.urlopen(request, timeout=10, context=context) as response:
+                return response.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    def home(self, *files: Path, config: str = "") -> str:
+        """A FLWR_HOME with these files; its name is also that of the process that will use it."""
+        self.tries += 1
+        name = f"operator-{self.tries}"
+        home = self.processes.folder / "homes" / name
+        home.mkdir(parents=True)
+        for file in files:
+            shutil.copy(file, home)
+        (home / "config.toml").write_text(config or (self.kits / "operator" / "config.toml").read_text())
+        return name
+
+    def run(self, home: str, **settings: str) -> str:
+        """`flwr run` with this FLWR_HOME; what it wrote."""
+        arguments = ["run", str(REPOSITORY), "trial", "--stream", "--run-config", flower_line(SETTINGS | settings)]
+        self.processes.run(home, "flwr", *arguments, seconds=PATIENCE)
+        return self.log(home)
+
+    def refused(self, name: str, program: str, *arguments: str) -> str:
+        """A process that must fail; what it wrote."""
+        with pytest.raises(AssertionError, match=f"{name} ended with"):
+            self.processes.run(name, program, *arguments, seconds=PATIENCE)
+        return self.log(name)
+
+    def log(self, name: str) -> str:
+        return (self.processes.folder / f"{name}.log").read_text()
+
+    def trains(self, name: str) -> None:
+        """The members, all of them and nobody else, train the model."""
+        home = self.home(self.kits / "operator" / "credentials.yaml")
+        self.run(home, **{"run-name": name})
+        lines = (self.kits / "server" / "state" / "runs" / name / "rounds.jsonl").read_text().splitlines()
+        first, *_, last = (json.loads(line) for line in lines)
+        assert (last["round"], last["measured"]["accepted"], last["measured"]["rejected"]) == (2, len(MEMBERS), [])
+        assert last["central"]["accuracy"] > first["central"]["accuracy"] + 0.2
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("secured")
+    with Processes(folder / "processes") as processes:
+        federation = Secured(folder, processes)
+        federation.start()
+        federation.trains("before")
+        yield federation
+        federation.trains("after")
+
+
+pytestmark = pytest.mark.slow
+
+
+class TestNodes:
+    @pytest.fixture(autouse=True)
+    def without_warming(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A node that is refused needs no Keras."""
+        monkeypatch.setenv("CLOISTER_NODE", "flower-supernode")
+
+    def test_with_a_key_that_is_not_registered(self, secured: Secured) -> None:
+        script = secured.kits / "sites" / STRANGER / "start.sh"
+        log = secured.refused("unregistered", str(script), "--port", str(free_ports(1)[0]), *ONE_TRY)
+        assert "Failed to activate SuperNode" in log
+
+    def test_with_the_certificate_of_another_authority(self, secured: Secured) -> None:
+        kit = secured.folder / "deceived"
+        shutil.copytree(secured.kits / "sites" / STRANGER, kit)
+        shutil.copy(secured.provisioned("others", "others", ("x",)) / "server" / "ca.crt", kit / "ca.crt")
+        log = secured.refused("wrong-authority", str(kit / "start.sh"), "--port", str(free_ports(1)[0]), *ONE_TRY)
+        assert "CERTIFICATE_VERIFY_FAILED" in log
+
+    def test_without_encryption(self, secured: Secured) -> None:
+        link = ["--insecure", "--superlink", f"localhost:{secured.port}", "--port", str(free_ports(1)[0])]
+        log = secured.refused("plain-http", "flower-supernode", *link, *ONE_TRY)
+        assert "Failed to initialize the connection" in log
+
+    def test_that_register_themselves(self, secured: Secured) -> None:
+        """Without a key of its own a node makes one and asks to be let in."""
+        link = ["--superlink", f"localhost:{secured.port}", "--port", str(free_ports(1)[0])]
+        authority = str(secured.kits / "server" / "ca.crt")
+        log = secured.refused("self-made", "flower-supernode", *link, "--root-certificates", authority, *ONE_TRY)
+        assert "Failed to initialize the connection" in log
+
+
+class TestOrders:
+    def test_without_credentials(self, secured: Secured) -> None:
+        assert "Authentication failed" in self.refused(secured, secured.home())
+
+    def test_with_a_token_of_another_federation(self, secured: Secured) -> None:
+        others = secured.provisioned("strangers", "trial", ("x",)) / "operator" / "credentials.yaml"
+        self.refused(secured, secured.home(others))
+
+    def test_with_the_wrong_authority(self, secured: Secured) -> None:
+        others = secured.provisioned("third", "trial", ("x",)) / "operator"
+        home = secured.home(secured.kits / "operator" / "credentials.yaml", config=(others / "config.toml").read_text())
+        self.refused(secured, home)
+
+    def test_without_encryption(self, secured: Secured) -> None:
+        config = f'[superlink.trial]\naddress = "localhost:{secured.port}"\ninsecure = true\n'
+        self.refused(secured, secured.home(secured.kits / "operator" / "credentials.yaml", config=config))
+
+    @pytest.mark.parametrize("order", ["start-run", "list-runs", "register-node", "list-nodes", "stop-run"])
+    def test_every_order_asks_who_gives_it(self, secured: Secured, order: str) -> None:
+        assert secured.ask(f"v1/control/{order}", b"") == 401
+
+    def test_the_servers_work_is_for_its_own_executor(self, secured: Secured) -> None:
+        assert secured.ask("v1/runtime/acquire-task", b"") == 401
+
+    def refused(self, secured: Secured, home: str) -> str:
+        runs = secured.log("superlink").count('/v1/control/start-run HTTP/1.1" 200')
+        arguments = ["run", str(REPOSITORY), "trial", "--stream", "--run-config", flower_line(SETTINGS)]
+        log = secured.refused(home, "flwr", *arguments)
+        assert "Successfully started run" not in log
+        assert secured.log("superlink").count('/v1/control/start-run HTTP/1.1" 200') == runs
+        return log
