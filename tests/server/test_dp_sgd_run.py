@@ -5,13 +5,14 @@ import math
 
 import numpy as np
 import pytest
+from flwr.app import RecordDict
 from rich.console import Console
 
 from cloister.client.app import app
 from cloister.client.books import EXAMPLE_BUDGET, identity_of
-from cloister.client.example_books import STATE, limits
+from cloister.client.example_books import STATE, Tally, limits
 from cloister.core.config import PrivacyConfig, parse
-from cloister.core.errors import FederationError
+from cloister.core.errors import BudgetExhausted, FederationError
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.privacy.accounting import Account
@@ -137,6 +138,15 @@ class TestBudget:
         assert again.rounds[1].measured.accepted == 3
         assert len(entries(tmp_path, 1)) == 2 and len(entries(tmp_path, 0)) == 4
 
+    def test_a_tally_counts_nothing_past_it(self):
+        tally = Tally(RecordDict(), DELTA, spent(1) * 1.01)
+        with tally.release(step(359), 1):
+            pass
+        before = tally.account().epsilon(DELTA)
+        with pytest.raises(BudgetExhausted), tally.release(step(359), 2):
+            pytest.fail("the block was entered")
+        assert tally.account().epsilon(DELTA) == before == pytest.approx(spent(1))
+
     def test_the_smaller_one_wins(self):
         privacy = PrivacyConfig(server="none", client="dp-sgd", client_max_epsilon=2.0, target_delta=1e-4)
         assert limits(privacy, 1e-6, 3.0) == (1e-6, 2.0)
@@ -226,7 +236,7 @@ def test_a_budget_of_the_run_lets_no_scores_leave(tmp_path):
 
 
 def test_choosing_a_hypothesis_by_its_loss_costs_without_limit():
-    from flwr.app import ConfigRecord, Context, Message, RecordDict
+    from flwr.app import ConfigRecord, Context, Message
 
     from cloister.client.example_books import training_event
 
