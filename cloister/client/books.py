@@ -178,15 +178,17 @@ def _folder(node: UserConfig) -> Path:
 
 
 def identity_of(node: UserConfig, task: str) -> str:
-    """The name of the node's data: as given, or the task with a digest of where the data lies."""
+    """The name of the node's data: as given, or a digest of where it lies, or of the part of a task that it is."""
     if IDENTITY in node:
         if not re.fullmatch(r"[\w.-]+", str(node[IDENTITY])):
             raise ConfigError(f"{IDENTITY} in the node configuration must be letters, digits, '.', '_' and '-'")
         return str(node[IDENTITY])
-    # However a path is written, it is the same data.
-    path = Path(str(node[DATA_PATH])).expanduser().resolve() if DATA_PATH in node else ""
-    place = f"{path} {node.get('partition-id', '')}"
-    return f"{task}-{hashlib.sha256(f'{task} {place}'.encode()).hexdigest()[:12]}"
+    # However a path is written, and whatever a server calls the task, it is the same data.
+    if DATA_PATH in node:
+        path = Path(str(node[DATA_PATH])).expanduser().resolve()
+        return f"data-{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    place = f"{task} {node.get('partition-id', '')}"
+    return f"{task}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
 
 
 def promised(config: ConfigRecord) -> list[Event]:

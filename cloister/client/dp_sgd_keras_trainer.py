@@ -65,6 +65,7 @@ class PrivateKerasTrainer:
         steps = LocalSteps(len(examples), plan.batch_size, plan.epochs, self.privacy.batch_sampling)
         bound = clipping_norm_of(self.privacy, plan.round)
         self._dp_sgd.noise = self._sources.noise(plan)
+        self._draw_masks(plan)
         for batch in steps.batches(self._sources.batch_seed(plan)):
             self._dp_sgd.step(examples.x[batch], examples.y[batch], bound)
 
@@ -72,7 +73,13 @@ class PrivateKerasTrainer:
         for variable, value in zip(self._optimizer.variables, self._initial, strict=True):
             variable.assign(value)
         self._optimizer.learning_rate = plan.learning_rate
-        self.model.reseed(int(np.random.SeedSequence(plan.seed).generate_state(1)[0]))
+
+    def _draw_masks(self, plan: TrainingPlan) -> None:
+        """Dropout's masks are as secret as the noise, and repeated only with it: the server knows the plan's seed."""
+        if self._dp_sgd.noise.seeded:
+            self.model.reseed(int(np.random.SeedSequence(plan.seed).generate_state(1)[0]))
+        else:
+            self._dp_sgd.reseed()
 
 
 def _microbatch_size(batch_size: int, privacy: PrivacyConfig) -> int:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict, UserConfig
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
@@ -18,11 +18,13 @@ from cloister.client.handlers import hypotheses_of, run_config
 from cloister.client.leakage import Spending, limit_of, own_limit, spending_of
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.config import PrivacyConfig
-from cloister.core.errors import BudgetExhausted, PrivacyError
+from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.core.wire import ARRAYS, CHOSEN, CONFIG, METRICS, ROUND
 from cloister.privacy.events import Laplace, Unaccounted
 from cloister.privacy.laplace import LaplaceNoise
 
+MIN_RADIUS = "min-radius"
+"""The smallest radius that a node with a limit of its own takes part under, in its configuration."""
 BLOCK = 1 << 14
 """Parameters that a distance is computed over at a time."""
 
@@ -47,7 +49,10 @@ def sanitise(message: Message, context: Context, call_next: ClientAppCallable) -
         return call_next(message, context)
     hypotheses = hypotheses_of(message)
     spending = spending_of(context, config.task.name, limit)
-    spending.require(leakage_of(Layout.of(hypotheses[0]).size, config.privacy.client_noise_multiplier))
+    refuse_free_radius(config.privacy, context.node_config)
+    seeded = config.privacy.noise_seed != -1
+    cost = leakage_of(Layout.of(hypotheses[0]).size, config.privacy.client_noise_multiplier)
+    spending.require(math.inf if seeded else cost)
     reply = call_next(message, context)
     if reply.has_error():
         return reply
@@ -56,6 +61,22 @@ def sanitise(message: Message, context: Context, call_next: ClientAppCallable) -
     where = (str(message.metadata.run_id), int(message.content.config_records[CONFIG][ROUND]))  # type: ignore[arg-type]
     sent = to_record(released(trained, start, config.privacy, noise, spending, where))
     return Message(RecordDict({ARRAYS: sent, METRICS: MetricRecord()}), reply_to=message)
+
+
+def refuse_free_radius(privacy: PrivacyConfig, node: UserConfig) -> None:
+    """Refuse a radius that the server may choose as small as it likes: noise is in proportion, and the leakage is not.
+
+    Raises:
+        PrivacyError: this node has a limit of its own, and the run's radius is not of at least its `min-radius`.
+    """
+    least = node.get(MIN_RADIUS, 0.0)
+    if isinstance(least, bool) or not isinstance(least, int | float) or least < 0:
+        raise ConfigError(f"{MIN_RADIUS} = {least!r} in the node configuration must be a number of at least 0")
+    if privacy.radius and own_limit(node) and not 0 < least <= privacy.radius:
+        raise PrivacyError(
+            f"privacy.radius = {privacy.radius:g} is not of at least the {MIN_RADIUS} of this node, which has a limit "
+            f"({MAX_LEAKAGE}): a limit within a radius of any size bounds nothing"
+        )
 
 
 def leakage_of(parameters: int, noise_multiplier: float) -> float:
@@ -88,6 +109,8 @@ def released(
     """
     sent = _checked(trained, start)
     multiplier = privacy.client_noise_multiplier
+    if privacy.noise_seed != -1:
+        spending.release(Unaccounted("the noise is seeded: whoever knows privacy.noise-seed can remove it"), *where)
     if not multiplier:
         spending.release(Unaccounted("privacy.client-noise-multiplier is 0: there is no noise"), *where)
         return sent
@@ -96,7 +119,8 @@ def released(
         if not radius:
             continue
         epsilon = sum(sent[name].size for name in names) / (multiplier * radius)
-        spending.release(Laplace(epsilon, radius), *where)
+        if privacy.noise_seed == -1:
+            spending.release(Laplace(epsilon, radius), *where)
         noise.add(tuple(sent[name].reshape(-1) for name in names), epsilon)
     return sent
 

@@ -147,6 +147,11 @@ class PrivacyConfig(Section):
         ]
         if lines:
             raise ValueError("\n".join(lines))
+        if self.clipping_decay and not self.least_clipping_norm:
+            raise ValueError(
+                f"privacy.clipping-decay = {self.clipping_decay} needs privacy.least-clipping-norm above 0: the clip "
+                "would shrink until single precision knows it no more"
+            )
         if self.noise_multiplier == "auto" and not self.max_epsilon:
             raise ValueError("privacy.noise-multiplier = 'auto' is calibrated to privacy.max-epsilon = 0; set a budget")
         if self.max_distance and self.max_distance < self.min_distance:

@@ -116,7 +116,8 @@ def in_words(facts: dict[str, Any]) -> list[str]:
     """The statement as lines of plain text."""
     if facts["status"] == "none":
         seen = "what every client sends" if "clients" in facts else "every client's model"
-        return [f"privacy on the server: none. The server, and whoever sees its records, sees {seen}."]
+        first = f"privacy on the server: none. The server, and whoever sees its records, sees {seen}."
+        return [first, *(f"  leaves without noise: {item}" for item in facts["unprotected"])]
     lines = [f"privacy: {facts['mechanism']}, {facts['status']}"]
     lines += [f"  not a guarantee: {reason}" for reason in facts["reasons"]]
     for claim in facts["claims"]:

@@ -271,6 +271,10 @@ def _unprotected(config: RunConfig) -> list[str]:
     ]
     if not config.is_private:
         items.append("every client's model, example count and training loss, to the server")
+    elif not config.privacy.has_server_noise and not (
+        config.privacy.client != "none" and config.privacy.client_noise_multiplier
+    ):
+        items.append("every client's model, to the server")
     elif config.weights_by_examples:
         items.append("every client's example count, to the server")
     if config.privacy.server == "metric" and config.privacy.distance_release == "exact":

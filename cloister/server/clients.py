@@ -1,6 +1,6 @@
 """What the server has to say to and about its clients beside rounds: personal models, and mechanisms of theirs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -11,8 +11,6 @@ from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES
 from cloister.privacy.leakage import laplace_in_words, laplace_statement
 from cloister.server.build import Plan
 
-BATCHES = (1, 10, 100)
-"""Sizes of the clients that a claim about DP-SGD is made for, in batches."""
 PATIENCE_SECONDS = 60.0
 """How long the end of a run waits for nodes to save their personal models."""
 
@@ -29,13 +27,39 @@ def personalise(grid: Grid, arrays: ArrayRecord, public: Mapping[str, int], hypo
 def client_statement(plan: Plan, layout: Layout, rounds: int) -> dict[str, Any] | None:
     """What may be said about the clients' own mechanism; None without one."""
     privacy = plan.config.privacy
+    if privacy.client == "none":
+        return None
     if privacy.client == "laplace":
-        return laplace_statement(privacy, layout.size // max(1, plan.hypotheses), rounds)
-    return _dp_sgd_statement(plan, rounds) if privacy.client == "dp-sgd" else None
+        facts = laplace_statement(privacy, layout.size // max(1, plan.hypotheses), rounds)
+    else:
+        facts = _dp_sgd_statement(plan, rounds)
+    return _reserved(facts, list(_beside_the_noise(plan)))
+
+
+def _beside_the_noise(plan: Plan) -> Iterator[str]:
+    """What clients let leave in this run that their own noise does not cover."""
+    if plan.config.privacy.client == "dp-sgd" and plan.hypotheses > 1:
+        yield "each client chooses among hypotheses by its own examples, without noise"
+    if plan.config.evaluates_on_clients and not plan.config.evaluation.held_out_clients:
+        yield "scores of models on the clients' own examples leave without noise"
+
+
+def _reserved(facts: dict[str, Any], reasons: list[str]) -> dict[str, Any]:
+    """The statement without its claims, if there are reasons against them."""
+    if not reasons:
+        return facts
+    facts |= {"status": "heuristic", "reasons": [*facts["reasons"], *reasons]}
+    for part in (facts, *facts.get("by-examples", ())):
+        if "claims" in part:
+            part["claims"] = []
+    return facts
 
 
 def _dp_sgd_statement(plan: Plan, rounds: int) -> dict[str, Any]:
-    """For clients of several sizes: how many examples a client has, the server does not know."""
+    """For clients of several sizes: how many examples a client has, the server does not know.
+
+    Just above one batch an epoch has two steps that hardly sample: no other size costs more.
+    """
     from cloister.privacy.end_to_end import dp_sgd_statement
 
     config, recipe = plan.config, plan.task.recipe
@@ -44,13 +68,13 @@ def _dp_sgd_statement(plan: Plan, rounds: int) -> dict[str, Any]:
     about = [
         dp_sgd_statement(
             config.privacy,
-            examples=batches * batch_size,
+            examples=examples,
             batch_size=batch_size,
             epochs=epochs,
             rounds_taken_part=rounds,
             delta=config.privacy.target_delta,
         )
-        for batches in BATCHES
+        for examples in (batch_size, batch_size + 1, 10 * batch_size, 100 * batch_size)
     ]
     common = {name: about[0][name] for name in ("mechanism", "status", "reasons", "parameters", "noise")}
     sizes = [{name: each[name] for name in ("examples", "rounds", "claims", "heuristic")} for each in about]

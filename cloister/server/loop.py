@@ -77,6 +77,7 @@ class RoundLoop:
 
     Attributes:
         stopped: why the run ended before its last round; empty if it did not.
+        asked: rounds that clients were asked to train in, whatever became of their replies.
         aggregated: rounds whose replies were aggregated, whether or not the round came to its end.
     """
 
@@ -92,6 +93,7 @@ class RoundLoop:
     judged_by_clients: bool = False
     stopped: str = ""
     aggregated: int = 0
+    asked: int = 0
 
     def run(self, arrays: ArrayRecord, rounds: int) -> ArrayRecord:
         """The global model after `rounds` rounds, or after as many as the budget allows, or until it is asked to stop.
@@ -110,7 +112,10 @@ class RoundLoop:
                 self.stopped = f"stopped before round {number}: {error}"
                 break
             except StopAsked as request:
-                self.stopped = f"stopped by {request}: round {number} was abandoned, nothing of it was released"
+                self.stopped = (
+                    f"stopped by {request}: round {number} was abandoned; the server released nothing of it, and what "
+                    "clients had sent had reached the server"
+                )
                 break
             self._publish(done, arrays)
             if self.stopping.observe(number, done.federated if self.judged_by_clients else done.central, arrays):
@@ -125,6 +130,7 @@ class RoundLoop:
         clock = _Clock()
         with self.stop.waiting():
             messages = self.strategy.configure_train(number, arrays, ConfigRecord(dict(self.public)), self.grid)
+            self.asked = number
             replies = self._replies(number, messages)
         clock.lap("train")
         aggregated, train = self.strategy.aggregate_train(number, replies)

@@ -95,7 +95,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
             if plan.hypotheses:
                 personalise(grid, arrays, {SEED: plan.seed, ROUND: loop.aggregated}, plan.hypotheses)
         finally:
-            privacy = _state_privacy(plan, directory, layout, loop.aggregated)
+            privacy = _state_privacy(plan, directory, layout, loop.aggregated, loop.asked)
         for name, arrays_of_one in _named_models(plan, from_record(arrays)).items():
             model.assign(arrays_of_one)
             model.save(directory.path / f"{name}{model.suffix}")
@@ -134,10 +134,10 @@ def _named_models(plan: Plan, arrays: Mapping[str, NDArray]) -> dict[str, Mappin
     return {f"hypothesis-{number}": model for number, model in enumerate(unstacked(arrays))}
 
 
-def _state_privacy(plan: Plan, directory: RunDirectory, layout: Layout, rounds: int) -> dict[str, Any]:
+def _state_privacy(plan: Plan, directory: RunDirectory, layout: Layout, rounds: int, asked: int) -> dict[str, Any]:
     """Write `privacy.json` and a copy of the ledger, whatever became of the run."""
     directory.copy_ledger(plan.books.ledger.path)
-    clients = client_statement(plan, layout, rounds)
+    clients = client_statement(plan, layout, asked)
     facts = statement(plan.claim, plan.books, rounds, sampling_in_words(plan), clients)
     directory.write_json("privacy.json", facts)
     return facts

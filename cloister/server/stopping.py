@@ -40,6 +40,8 @@ class EarlyStopping:
 
     def why(self) -> str:
         """What is said when it stops."""
+        if self.best is None:
+            return f"stopped: {self.patience} evaluations without a {CRITERION} that is a number"
         return (
             f"stopped: {self.patience} evaluations without a {CRITERION} below {self._least:.4g}, that of round "
             f"{self.best_round}, whose model is kept"

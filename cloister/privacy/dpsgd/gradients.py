@@ -35,13 +35,13 @@ class Gradients:
         self.units: list[Unit] = units(model) if by_layer else []
         self.kernels: dict[str, str] = {}
 
-    def losses(self, x: Any, y: Any) -> Any:
+    def losses(self, x: Any, y: Any, training: bool = True) -> Any:
         """Shape (batch,), as in training.
 
         Raises:
             ConfigError: the loss function gives something else.
         """
-        losses = self._loss(y, self.model(x, training=True))
+        losses = self._loss(y, self.model(x, training=training))
         if losses.shape != x.shape[:1]:
             raise ConfigError(f"loss must give one number per example, shape {tuple(x.shape[:1])}; got {losses.shape}")
         return losses

@@ -1,6 +1,7 @@
 """A private step of gradient descent: clip each example's gradient, sum, noise, divide, descend."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from cloister.core import check
 from cloister.core.cohort import rooms, share
 from cloister.core.errors import ConfigError, UnsupportedModel
 from cloister.privacy.dpsgd.batches import pieces, small
-from cloister.privacy.dpsgd.vectorised import Loss
+from cloister.privacy.dpsgd.vectorised import Loss, is_seed
 from cloister.privacy.dpsgd.vetting import Probe, made_up, vetted
 from cloister.privacy.noise import BLOCK, ROOM, GaussianNoise
 from cloister.privacy.release import put_on_grid
@@ -121,6 +122,7 @@ class DpSgd:
         self._descend = tf.function(self._apply, autograph=False)
         self._outs = tuple(_aligned(variable.shape, variable.dtype) for variable in model.trainable_variables)
         self._rooms = list(rooms(ROOM))
+        self.reseed()
 
     @property
     def method(self) -> str:
@@ -131,6 +133,18 @@ class DpSgd:
     def kernels(self) -> dict[str, str]:
         """How each layer's gradients are held."""
         return self._gradients.kernels
+
+    def reseed(self) -> None:
+        """Let random layers draw from the operating system's entropy from here on, unless the noise is seeded too.
+
+        A mask of dropout belongs to a place in the batch: one example more shifts those of all behind it. As long as
+        masks are independent and secret that is no difference (their laws are the same, and the bound holds for each);
+        known to somebody, they would tell who was drawn, and let one example move the sum by more than S.
+        """
+        for variable in self.model.non_trainable_variables if not self.noise.seeded else ():
+            if is_seed(variable):
+                words = np.frombuffer(os.urandom(4 * variable.shape[0]), np.uint32)
+                variable.assign((words >> 1).astype(variable.dtype))
 
     def step(self, x: NDArray, y: NDArray, clipping_norm: float | None = None) -> StepCounts:
         """One step on a batch, which may be empty: noise is released all the same.

@@ -41,7 +41,7 @@ def vetted(model: Any, loss: Loss, probe: Probe) -> Gradients:
     trial.refuse_coupling()
     try:
         by_layer = Gradients(model, loss, by_layer=True)
-        if trial.agrees_by_layer(by_layer):
+        if not trial.depends_on_company() and trial.agrees_by_layer(by_layer):
             return by_layer
     except NotCapturable:
         pass
@@ -128,6 +128,25 @@ class _Trial:
                 "an example's gradient changes with the other examples of its batch, so it cannot be clipped alone; "
                 "look for a layer or a loss that takes a mean, a maximum or a sum over the batch"
             )
+
+    def depends_on_company(self) -> bool:
+        """Whether an example's gradient changes with its place in a batch or with how many there are.
+
+        Then it is one thing only where it is taken alone. Random layers draw by place and are left out of this.
+        """
+        training = not any(is_seed(variable) for variable in self.model.non_trainable_variables)
+        alone = self._of(0, [0], training)
+        return not all(
+            _same(alone, self._of(place, order, training))
+            for place, order in ((0, [0, 1, 2]), (2, [2, 1, 0]), (0, [0, 1]), (1, [2, 0, 1, 1]))
+        )
+
+    def _of(self, place: int, order: list[int], training: bool) -> list[Any]:
+        """The gradient of the example at this place of a batch of these."""
+        with self._scope(), tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self._values)
+            own = self._plain.losses(tf.gather(self.x, order), tf.gather(self.y, order), training)[place]
+        return [tf.zeros([1]) if g is None else tf.convert_to_tensor(g) for g in tape.gradient(own, self._values)]
 
     def _of_first(self, x: Any, y: Any) -> list[Any]:
         """The gradient of the first example, in the company of the others."""
