@@ -123,7 +123,7 @@ class TestData:
     @pytest.mark.parametrize("label", [0.5, 10, -1])
     def test_labels_that_are_no_classes(self, tmp_path, label):
         data = table(tmp_path / "x.csv", [[0.1] * 64 + [label]], ",".join(map(str, range(64))) + ",y")
-        with pytest.raises(DataError, match="whole numbers|labels from 0 to 9"):
+        with pytest.raises(DataError, match=r"whole numbers|labels from 0 to 9"):
             predict(digits(tmp_path / "run"), data)
 
     @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ class TestImages:
         with pytest.raises(DataError, match="some do not"):
             predict(run, mixed)
         (tmp_path / "empty" / "a.png").write_text("no image")
-        with pytest.raises(DataError, match="cannot be read|can be read"):
+        with pytest.raises(DataError, match=r"cannot be read|can be read"):
             predict(run, tmp_path / "empty")
         with pytest.raises(DataError, match="no images"):
             predict(linear(tmp_path / "linear", (5, 6)), mixed)

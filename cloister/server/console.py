@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from cloister.core.config import PrivacyConfig
 from cloister.privacy.claim import Claim, in_words
 from cloister.server.build import Plan
 from cloister.server.clients import clients_in_words
@@ -37,6 +38,8 @@ class Narrator:
         self.console.print(f"Cloister  {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds")
         self.console.print(f"run directory  {directory.path}")
         self.console.print(f"privacy        {contract(plan.claim)}")
+        if config.privacy.client != "none":
+            self.console.print(f"on clients     {contract_of_clients(config.privacy)}")
         for reason in plan.claim.reasons:
             self.console.print(f"               because {reason}")
 
@@ -77,11 +80,19 @@ class Narrator:
 def contract(claim: Claim) -> str:
     """What is promised, in one line."""
     if claim.mechanism == "none":
-        return "none: the server sees every client's model"
+        return "none on the server, which sees what every client sends"
     named = [(key.removeprefix("privacy."), value) for key, value in list(claim.parameters.items())[:3]]
     settings = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in named)
     promise = f"; unit: {claim.unit}, {claim.relation}" if claim.status == "sound" else ""
     return f"{claim.mechanism} ({settings}); {claim.status}{promise}"
+
+
+def contract_of_clients(privacy: PrivacyConfig) -> str:
+    """What the clients do to what they send, in one line."""
+    noise = f"{privacy.client} (client-noise-multiplier {privacy.client_noise_multiplier:.4g}"
+    if privacy.client == "laplace":
+        return f"{noise}, radius {privacy.radius:.4g})" if privacy.radius else f"{noise}, radius of the update)"
+    return f"{noise}, client-clipping-norm {privacy.client_clipping_norm:.4g}, {privacy.batch_sampling} batches)"
 
 
 def _rows(last: Round | None, plan: Plan, seconds: float) -> list[tuple[str, str]]:
@@ -91,6 +102,8 @@ def _rows(last: Round | None, plan: Plan, seconds: float) -> list[tuple[str, str
     rows.append(
         ("privacy", plan.claim.mechanism + ("" if plan.claim.mechanism == "none" else f" ({plan.claim.status})"))
     )
+    if plan.config.privacy.client != "none":
+        rows.append(("on clients", plan.config.privacy.client))
     if measured and measured.noise_std is not None:
         rows.append(("noise std on a weight, last round", f"{measured.noise_std:.3e}"))
         nominal = "" if plan.claim.status == "sound" else "nominal "
