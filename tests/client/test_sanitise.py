@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from scipy import stats
-from statistics_of_noise import FALSE_ALARM
 from support import random_models, zeros
 
 from cloister.client import books
@@ -24,6 +23,7 @@ from cloister.core.identity import assume_run
 from cloister.privacy.events import Laplace
 from cloister.privacy.laplace import LaplaceNoise
 
+FALSE_ALARM = 1e-9
 NU = 5.0
 LAPLACE = {"privacy.server": "laplace-clustering", "privacy.client": "laplace", "privacy.client-noise-multiplier": NU}
 START = zeros()

@@ -266,8 +266,10 @@ class TestStopping:
         assert [done.number for done in outcome.rounds if done.central] == [0, 3, 6, 8]
 
     def test_where_clients_are_asked_the_servers_score_stops_nothing(self, tmp_path, monkeypatch):
+        """Not even in rounds in which none of them answers."""
         scores = Scores([0.0])
         monkeypatch.setattr("cloister.server.run.CentralEvaluation", lambda *_: scores)
+        monkeypatch.setattr("cloister.server.loop.RoundLoop._federated", lambda *_: {})
         settings = {"num-rounds": 6, "evaluation.patience": 2, "evaluation.held-out-clients": 0.25}
         assert len(go(tmp_path, CLUSTERS | settings).rounds) == 7
 
