@@ -87,4 +87,6 @@ def reservations(privacy: PrivacyConfig) -> list[str]:
         reasons.append("privacy.client-noise-multiplier is 0: there is no noise")
     if privacy.noise_seed != -1:
         reasons.append("the noise is seeded: whoever knows privacy.noise-seed can remove it")
+    if privacy.server == "laplace-clustering" and privacy.clusters > 1:
+        reasons.append("privacy.clusters is above 1: which hypothesis suits the examples is found out without noise")
     return reasons

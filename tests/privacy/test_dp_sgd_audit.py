@@ -127,18 +127,19 @@ class TestARound:
 
     STEPS = LocalSteps(OTHERS + 1, 2, 2)
 
-    def score(self, noise, clip, present, seed):
+    def score(self, noise, length, present, seed):
         total = 0.0
         for batch in self.STEPS.batches(seed):
-            pushes = [(np.array([clip if i == OTHERS else -clip]),) for i in batch if present or i != OTHERS]
+            pushes = [(np.array([length if i == OTHERS else -CLIP]),) for i in batch if present or i != OTHERS]
             (release,) = noisy_sum(pushes, (np.zeros(1),), clipping_norm=CLIP, noise_multiplier=SIGMA, noise=noise)
             total += float(release[0])
         return total
 
-    def told_apart(self, clip):
+    def told_apart(self, length):
+        """The canary's gradient is so long before it is clipped."""
         noise, seeds = GaussianNoise(6), iter(range(10**6))
-        present = np.array([self.score(noise, clip, True, next(seeds)) for _ in range(2 * RUNS)])
-        absent = np.array([self.score(noise, clip, False, next(seeds)) for _ in range(2 * RUNS)])
+        present = np.array([self.score(noise, length, True, next(seeds)) for _ in range(2 * RUNS)])
+        absent = np.array([self.score(noise, length, False, next(seeds)) for _ in range(2 * RUNS)])
         return Trials(present, absent).epsilon(DELTA, 1 - FALSE_ALARM)
 
     def test_shows_less_than_is_claimed(self):

@@ -91,10 +91,11 @@ class TestNothingIsClaimed:
             ({"client": "none"}, "privacy.client is 'none'"),
             ({"client": "dp-sgd", "client_noise_multiplier": 0.0}, "client-noise-multiplier is 0"),
             ({"client": "dp-sgd", "noise_seed": 3}, "the noise is seeded"),
+            ({"client": "dp-sgd", "server": "laplace-clustering", "clusters": 2}, "found out without noise"),
         ],
     )
     def test_and_the_reason_is_recorded(self, settings, reason):
-        event = recorded_event(PrivacyConfig(server="none", **settings), LocalSteps(10, 5, 1))
+        event = recorded_event(PrivacyConfig(**({"server": "none"} | settings)), LocalSteps(10, 5, 1))
         assert isinstance(event, Unaccounted) and reason in event.reason
 
     def test_but_with_noise_it_is(self):
