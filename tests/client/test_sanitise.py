@@ -20,7 +20,7 @@ from cloister.core.config import PrivacyConfig
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.core.hypotheses import stacked
 from cloister.core.identity import assume_run
-from cloister.privacy.events import Laplace
+from cloister.privacy.events import Laplace, Unaccounted
 from cloister.privacy.laplace import LaplaceNoise
 
 FALSE_ALARM = 1e-9
@@ -371,3 +371,30 @@ def test_noise_that_is_to_be_repeated_differs_between_clients_and_rounds():
 
 def test_the_record_is_of_flowers_kind():
     assert isinstance(sent_by(moved(1.0)).content["arrays"], ArrayRecord)
+
+
+class TestWhatAServerMightAsk:
+    def test_seeded_noise_counts_as_none(self, tmp_path):
+        node = {"ledger-dir": str(tmp_path), "data-identity": "mine"}
+        settings = LAPLACE | {"privacy.noise-seed": 7}
+        sent_by(moved(1.0), context_of(settings, node))
+        (entry,) = books_of(node, "digits", "").ledger.entries
+        assert isinstance(entry.event, Unaccounted) and "seeded" in entry.event.reason
+
+    def test_nor_does_it_fit_into_any_limit(self, tmp_path):
+        node = {"ledger-dir": str(tmp_path), "data-identity": "mine", "max-leakage": 1e9}
+        with pytest.raises(BudgetExhausted):
+            sent_by(moved(1.0), context_of(LAPLACE | {"privacy.noise-seed": 7}, node))
+
+    @pytest.mark.parametrize(("radius", "least", "allowed"), [(1e-6, 0, False), (1.0, 2.0, False), (2.0, 2.0, True)])
+    def test_a_radius_is_of_the_nodes_choosing_where_it_has_a_limit(self, tmp_path, radius, least, allowed):
+        node = {"ledger-dir": str(tmp_path), "data-identity": "mine", "max-leakage": 1e9}
+        context = context_of(LAPLACE | {"privacy.radius": radius}, node | ({"min-radius": least} if least else {}))
+        if allowed:
+            assert not sent_by(moved(1.0), context).has_error()
+        else:
+            with pytest.raises(PrivacyError, match="min-radius"):
+                sent_by(moved(1.0), context)
+
+    def test_without_a_limit_any_radius_will_do(self):
+        assert not sent_by(moved(1.0), context_of(LAPLACE | {"privacy.radius": 1e-6})).has_error()

@@ -241,7 +241,13 @@ def test_a_setting_of_another_client_mechanism_is_refused(client, key):
 @pytest.mark.parametrize("key", CLIENT_ONLY)
 def test_every_client_setting_has_an_effect_somewhere(key):
     client = "dp-sgd" if key in DP_SGD_ONLY else "laplace"
-    assert parse({"privacy.client": client, f"privacy.{key}": CLIENT_ONLY[key]})
+    floor = {"privacy.least-clipping-norm": 0.5} if key == "clipping-decay" else {}
+    assert parse({"privacy.client": client, f"privacy.{key}": CLIENT_ONLY[key]} | floor)
+
+
+def test_a_clip_that_shrinks_needs_a_floor():
+    message = refusal(**{"privacy.client": "dp-sgd", "privacy.clipping-decay": 0.1})
+    assert message.startswith("privacy.clipping-decay = 0.1 needs privacy.least-clipping-norm above 0")
 
 
 def test_clusters_are_for_clustering():
