@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from support import all_nodes, content, flat, grid_of, one_round, random_models
 
+import cloister.privacy.accountants  # noqa: F401  once, before the children are forked
 from cloister.client.books import keep_books
 from cloister.core.arrays import from_record
 from cloister.core.identity import LOCAL_RUN, assume_run

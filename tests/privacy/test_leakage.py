@@ -68,7 +68,7 @@ class TestReport:
     def test_in_words(self):
         lines = leakage_in_words(leakage_report([1.0] * 10 + [2.0] * 5))
         assert "median 1, maximum 2" in lines[1]
-        assert lines[2].endswith("#" * 40) and lines[-1].endswith("#" * 20) and len(lines) == 12
+        assert lines[7].endswith("#" * 40) and lines[-1].endswith("#" * 20) and len(lines) == 12
 
 
 class TestCommand:

@@ -67,7 +67,7 @@ def test_nothing_to_train_on_is_refused(numbers, said):
         LocalSteps(*numbers)
 
 
-@given(st.floats(0.1, 10), st.floats(0, 0.9), st.floats(0, 5), st.integers(1, 30))
+@given(st.floats(0.1, 10), st.floats(0, 0.9), st.floats(1e-6, 5), st.integers(1, 30))
 def test_the_clip_decays_as_the_published_loop_does(high, decay, low, rounds):
     privacy = PrivacyConfig(
         server="none",

@@ -236,9 +236,9 @@ def test_dropout_differs_between_examples_and_between_steps():
 
 def test_checking_leaves_the_model_alone():
     model = small(layers.Dense(4), layers.Dropout(0.5))
-    before = [np.array(variable) for variable in model.variables]
+    before = [np.array(variable) for variable in model.weights]
     dp_sgd(model)
-    assert all(np.array_equal(a, b) for a, b in zip(before, model.variables, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(before, model.weights, strict=True))
     assert all("call" not in vars(layer) for layer in model.layers)
 
 
