@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 import zipfile
 from base64 import b64decode
 from datetime import UTC, datetime, timedelta
@@ -185,9 +186,65 @@ class TestScripts:
 
     def test_a_site_may_insist_on_signed_code(self, make):
         kit = make().folder / "sites" / "north"
-        (kit / "trusted-entities.yaml").touch()
+        (kit / "trusted-entities.yaml").write_text("# of the review board\nfpk_1: ssh-ed25519 AAAA\n")
         arguments = self.lines_of(kit / "start.sh", {"PATH": "/usr/bin:/bin", "CLOISTER_NODE": "printf %s\\n"})
         assert arguments[-2:] == ["--trusted-entities", f"{kit}/trusted-entities.yaml"]
+
+    @pytest.mark.parametrize("content", ["", "\n", "# fpk_1: ssh-ed25519 AAAA\n", "{}\n"])
+    def test_a_list_of_nobody_is_no_list(self, make, content):
+        """Flower would take it for none and let every bundle run."""
+        kit = make().folder / "sites" / "north"
+        (kit / "trusted-entities.yaml").write_text(content)
+        environment = {"PATH": "/usr/bin:/bin", "CLOISTER_NODE": "printf %s\\n"}
+        done = subprocess.run([str(kit / "start.sh")], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and "names nobody" in done.stderr and not done.stdout
+
+    @pytest.mark.parametrize("part", ["superexec", "both"])
+    def test_the_servers_app_ends_in_order_before_its_executor(self, make, part, tmp_path):
+        done = self.stopped(make().folder / "server", part, tmp_path)
+        order = (tmp_path / "order").read_text().split()
+        assert order == ["app-asked", "app-ended", "executor-ended"] + ["link-ended"] * (part == "both")
+        assert done == 0
+
+    @pytest.mark.parametrize("name", ["flower-superexec", "cloister"])
+    def test_a_server_that_lost_a_part_has_failed(self, make, name, tmp_path):
+        self.programs(tmp_path)
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\nexit 0\n")
+        done = subprocess.run(
+            [str(make().folder / "server" / "start.sh")], env=self.environment(tmp_path), timeout=60, check=False
+        )
+        assert done.returncode == 1
+
+    def environment(self, tmp_path):
+        return {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "ORDER": str(tmp_path / "order")}
+
+    def programs(self, tmp_path):
+        """A SuperLink, and an executor with one app that takes a while to end, and one that is dead and not buried."""
+        loop = "while :; do sleep 0.05; done\n"
+        said = 'echo {} >>"$ORDER"'
+        programs = {
+            "cloister": f"#!/bin/sh\ntrap '{said.format('link-ended')}; exit 0' TERM\n{loop}",
+            "flower-superexec": f"#!/bin/sh\ntrap '{said.format('executor-ended')}; exit 0' TERM\n"
+            f"flwr-serverapp dead &\nflwr-serverapp &\n{loop}",
+            "flwr-serverapp": '#!/bin/sh\n[ "$1" != dead ] || exit 0\n'
+            f"trap '{said.format('app-asked')}; sleep 1; {said.format('app-ended')}; exit 0' TERM\n"
+            f'touch "$ORDER"\n{loop}',
+        }
+        (tmp_path / "bin").mkdir()
+        for name, text in programs.items():
+            (tmp_path / "bin" / name).write_text(text)
+            (tmp_path / "bin" / name).chmod(0o755)
+
+    def stopped(self, kit, part, tmp_path):
+        """The exit status of a part of the server that is asked to end while an app is running."""
+        self.programs(tmp_path)
+        script = subprocess.Popen([str(kit / "start.sh"), part], env=self.environment(tmp_path))
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "order").exists():
+            assert time.monotonic() < deadline and script.poll() is None
+            time.sleep(0.05)
+        script.terminate()
+        return script.wait(60)
 
     def test_a_node_without_its_key_does_not_start(self, make):
         kit = make().folder / "sites" / "north"

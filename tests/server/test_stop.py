@@ -101,6 +101,24 @@ def test_a_second_request_is_not_held_back():
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_the_echo_that_flower_sends_after_the_first_request_is_none(monkeypatch, first):
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda *_: heard.append("old handler"))
+    try:
+        with Stop().listening() as stop:
+            os.kill(os.getpid(), first)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.asked == first.name and not heard
+            monkeypatch.setattr("cloister.server.stop.ECHO_SECONDS", -1.0)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert heard == ["old handler"]
+        os.kill(os.getpid(), signal.SIGINT)
+        assert heard == ["old handler"] * 2
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_request_from_before_the_wait_ends_it():
     with Stop().listening() as stop:
         os.kill(os.getpid(), signal.SIGINT)
