@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_ssh_private_key,
     load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -40,6 +41,21 @@ def new_node_key() -> tuple[bytes, bytes]:
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     return private, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+
+
+def public_half(private: bytes, name: str) -> bytes:
+    """The public key of a private node key, in OpenSSH format.
+
+    Raises:
+        ConfigError: it is no EC key in OpenSSH format without a passphrase.
+    """
+    try:
+        key = load_ssh_private_key(private, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ConfigError(f"{name} is no private key in OpenSSH format") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{name} must be an EC key: ssh-keygen -t ecdsa -b 384")
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
 
 
 def checked_node_key(path: Path) -> bytes:

@@ -82,6 +82,7 @@ class TestFirstRun:
         files = set(contents(make().folder))
         assert files == SECRETS | {
             ".gitignore",
+            "issued.json",
             "authority/ca.crt",
             *(f"server/{name}" for name in ("ca.crt", "server.crt", "start.sh", "SHA256SUMS")),
             *(f"operator/{name}" for name in ("ca.crt", "config.toml", "register.sh", "SHA256SUMS")),
@@ -270,7 +271,7 @@ class TestAgain:
         (first.folder / "sites" / "north" / "policy.toml").write_text("# the site's own\n")
         after = contents(make(FEDERATION + THIRD).folder)
         changed = {name for name in before if after[name] != before[name]}
-        assert changed == {"sites/north/policy.toml", "operator/SHA256SUMS"}
+        assert changed == {"sites/north/policy.toml", "operator/SHA256SUMS", "issued.json"}
         assert after["sites/north/policy.toml"] == b"# the site's own\n"
         new = set(after) - set(before)
         assert {name for name in new if not name.startswith("sites/east/")} == {"operator/nodes/east.pub"}
@@ -282,6 +283,69 @@ class TestAgain:
         again = make(FEDERATION + THIRD)
         assert not (folder / "sites" / "north").exists() and (folder / "sites" / "east").is_dir()
         assert "sites/north" not in " ".join(again.written)
+
+    def test_a_lost_public_key_is_taken_from_the_private_one_that_is_there(self, make):
+        before = contents(make().folder)
+        shutil.rmtree(make().folder / "operator" / "nodes")
+        after = contents(make().folder)
+        assert after["sites/north/node.key"] == before["sites/north/node.key"]
+        assert after["operator/nodes/north.pub"] == before["operator/nodes/north.pub"]
+
+    @pytest.mark.parametrize("with_record", [True, False])
+    def test_kits_that_were_all_handed_over_are_not_made_again(self, make, with_record):
+        folder = make().folder
+        before = contents(folder)
+        if not with_record:  # kits of before there was one
+            (folder / "issued.json").unlink()
+            make()
+        for name in ("operator", "server", "sites"):
+            shutil.rmtree(folder / name)
+        again = make(FEDERATION + THIRD)
+        made = (*again.written, *make(FEDERATION + THIRD).written)
+        keys = [name for name in made if name.endswith((".key", ".secret", ".yaml", ".sha256", "server.crt"))]
+        assert sorted(keys) == ["sites/east/node.key", "sites/east/superexec.secret"]
+        assert contents(folder)["operator/nodes/north.pub"] == before["operator/nodes/north.pub"]
+        assert any("server was made before and is not here" in note for note in again.notes)
+        with pytest.raises(ConfigError, match="put it back"):
+            make(renew=True)
+
+    def test_unless_that_is_asked_for(self, make):
+        folder = make().folder
+        before = contents(folder)
+        with pytest.raises(ConfigError, match="move it away first"):
+            make(remake=["sites/north"])
+        shutil.rmtree(folder / "sites" / "north")
+        shutil.rmtree(folder / "operator")
+        make(remake=["sites/north", "operator"])
+        after = contents(folder)
+        for name in ("sites/north/node.key", "operator/nodes/north.pub", "operator/credentials.yaml"):
+            assert after[name] != before[name]
+        assert after["operator/nodes/south.pub"] == before["operator/nodes/south.pub"]
+        token = b64decode(yaml.safe_load(after["operator/credentials.yaml"]).popitem()[1])
+        assert token and after["server/operators.sha256"] != before["server/operators.sha256"]
+        with pytest.raises(ConfigError, match="'west' is none of server, operator, sites/north"):
+            make(remake=["west"])
+
+    def test_a_record_that_is_none(self, make):
+        (make().folder / "issued.json").write_text("[]")
+        with pytest.raises(ConfigError, match="no record of issued kits"):
+            make()
+
+    @pytest.mark.parametrize("name", ["server/start.sh", "server", "sites/north/policy.toml"])
+    def test_what_stands_in_the_place_of_something_else(self, make, tmp_path, name):
+        path = tmp_path / "kits" / name
+        path.parent.mkdir(parents=True)
+        path.write_text("") if name == "server" else path.mkdir()
+        with pytest.raises(ConfigError, match=name):
+            make()
+
+    def test_a_folder_that_was_there_is_closed_to_others(self, make, tmp_path):
+        (tmp_path / "kits" / "server").mkdir(parents=True)
+        for folder in (tmp_path / "kits", tmp_path / "kits" / "server"):
+            folder.chmod(0o755)
+        make()
+        assert (tmp_path / "kits").stat().st_mode & 0o777 == 0o700
+        assert (tmp_path / "kits" / "server").stat().st_mode & 0o777 == 0o700
 
     def test_what_no_longer_fits_is_told_and_kept(self, make):
         before = contents(make().folder)
