@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import ipaddress
 import os
 import re
 import shutil
@@ -24,12 +25,13 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
     load_ssh_public_key,
 )
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import parse_config_args
 from rich.console import Console
 
 from cloister.core.errors import ConfigError
-from cloister.provision.certificates import addresses_of, new_tls_key, self_signed, server_certificate
+from cloister.provision.certificates import addresses_of, check_signed, new_tls_key, self_signed, server_certificate
 from cloister.provision.federation import read_federation
 from cloister.provision.kits import provision
 from cloister.provision.report import show
@@ -457,6 +459,53 @@ class TestExternalAuthority:
         with pytest.raises(ConfigError, match="not for the key of this server kit"):
             make(self.described(tmp_path, other, authority[0]))
         assert not (folder / "server" / "server.crt").exists()
+
+
+class TestSignedElsewhere:
+    """What `check_signed` makes of the details of a certificate."""
+
+    KEY = new_tls_key()
+
+    def signed(self, names=("host",), before=-1, after=9, usage=None, ca=True, root=(-9, 9)):
+        authority_key = load_pem_private_key(new_tls_key(), None)
+        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "the house")])
+        authority = self.built(issuer, issuer, authority_key.public_key(), *root)
+        authority = authority.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "host")])
+        leaf = self.built(subject, issuer, load_pem_private_key(self.KEY, None).public_key(), before, after)
+        alternatives = [x509.DNSName(name) for name in (*names, "localhost")]
+        loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        leaf = leaf.add_extension(x509.SubjectAlternativeName([*alternatives, loopback]), critical=False)
+        if usage:
+            leaf = leaf.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        return [one.sign(authority_key, hashes.SHA256()).public_bytes(Encoding.PEM) for one in (leaf, authority)]
+
+    def built(self, subject, issuer, key, before, after):
+        now = datetime.now(UTC)
+        builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
+        return builder.not_valid_before(now + timedelta(days=before)).not_valid_after(now + timedelta(days=after))
+
+    @pytest.mark.parametrize(
+        "details", [{}, {"names": ("HOST",)}, {"usage": ExtendedKeyUsageOID.SERVER_AUTH}], ids=["plain", "case", "use"]
+    )
+    def test_nodes_accept(self, details):
+        check_signed(*self.signed(**details), self.KEY, ["host"])
+
+    @pytest.mark.parametrize(
+        ("details", "says"),
+        [
+            ({"before": 1}, "the server's certificate is not valid yet"),
+            ({"before": -9, "after": -1}, "the server's certificate has expired"),
+            ({"root": (-9, -1)}, "CN=the house above it has expired"),
+            ({"root": (1, 9)}, "CN=the house above it is not valid yet"),
+            ({"ca": False}, "was not issued by ca-certificate"),
+            ({"usage": ExtendedKeyUsageOID.CLIENT_AUTH}, "lacks serverAuth"),
+            ({"names": ("hosts",)}, "not made out for host"),
+        ],
+    )
+    def test_nodes_would_refuse(self, details, says):
+        with pytest.raises(ConfigError, match=says):
+            check_signed(*self.signed(**details), self.KEY, ["host"])
 
 
 class TestOwnKey:
