@@ -171,6 +171,10 @@ def provision_kits(
     renew_authority: Annotated[
         bool, typer.Option("--renew-authority", help="Make new certificates of our own authority and of the server.")
     ] = False,
+    remake: Annotated[
+        list[str] | None,
+        typer.Option(help="server, operator or sites/NAME: make a kit anew that was made before and is not here."),
+    ] = None,
 ) -> None:
     """Write a start-up kit for the server, the operator and each site; again: add what is missing."""
     from cloister.client.policy import TEMPLATE
@@ -178,7 +182,7 @@ def provision_kits(
     from cloister.provision.report import show
 
     with _told():
-        show(provision(description, output, TEMPLATE, renew, renew_authority))
+        show(provision(description, output, TEMPLATE, renew, renew_authority, remake or []))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

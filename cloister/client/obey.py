@@ -76,6 +76,8 @@ def _why_off(name: Mechanism, policy: Policy, config: RunConfig, public: ConfigR
     found = config.flat().get(f"privacy.{side}", "none")
     if found != name:
         return f"privacy.{side} = {found!r}, not {name!r}"
+    if (seed := config.privacy.noise_seed) != -1:
+        return f"privacy.noise-seed = {seed} is noise that whoever knows the seed can remove, demanded: -1"
     return _server_noise(policy, config, public) if side == "server" else _client_noise(name, policy, config)
 
 
@@ -95,6 +97,22 @@ def _client_noise(name: Mechanism, policy: Policy, config: RunConfig) -> str:
         return f"privacy.client-noise-multiplier = {found!r}, demanded: a number above 0"
     if found < floor:
         return f"privacy.client-noise-multiplier = {found:g}, demanded: at least {floor:g}"
+    return _laplace_radius(policy, config) if name == "laplace" else ""
+
+
+def _laplace_radius(policy: Policy, config: RunConfig) -> str:
+    """Why a radius that the run chose is too small; 0 is how far training moved the model, which no run chooses.
+
+    The noise grows with the radius, and what is counted as leaked does not: next to no radius is next to no noise. With
+    `per-layer` every array has the radius by itself, and noise of that size.
+    """
+    found = config.flat().get("privacy.radius", 0.0)
+    if found == 0:
+        return ""
+    if not policy.min_radius:
+        return f"privacy.radius = {found:g}, demanded: 0, as this node has no min-radius"
+    if not isinstance(found, int | float) or not found >= policy.min_radius:
+        return f"privacy.radius = {found!r}, demanded: 0 or at least {policy.min_radius:g}"
     return ""
 
 

@@ -29,7 +29,8 @@ logger = logging.getLogger("cloister.client")
 
 TEMPLATE = """\
 # What a run must do before this site takes part in it. These rules win over whatever a run asks for.
-# Every message is checked; a file that cannot be read refuses everything. 0 means: no limit.
+# Every message is checked; a file that cannot be read refuses everything. 0 means: no limit, where nothing
+# else is said.
 # `cloister policy FILE` checks this file and says in words what it demands.
 
 # At least one of these must be on in a run: "global-dp", "metric" (noise on the server), "dp-sgd", "laplace" (noise
@@ -53,6 +54,10 @@ target-delta = 1e-5
 
 # Largest privacy.max-leakage that a run with "laplace" may have.
 max-leakage = 0.0
+
+# Smallest privacy.radius that a run with "laplace" may choose; the noise grows with it. 0: a run may choose none, and
+# has to leave it at 0, which is how far training moved the model.
+min-radius = 0.0
 
 # Fewest examples this site trains on.
 min-rows = 0
@@ -82,6 +87,7 @@ class Policy(BaseModel):
             budget.
         target_delta: at which it is judged.
         max_leakage: that a run with `laplace` may be configured for; 0: no limit.
+        min_radius: that a run with `laplace` may choose; 0: it may choose none.
         min_rows: training examples the node must have.
         max_local_epochs: of a round; 0: no limit.
         scores_may_leave: whether evaluation replies are sent.
@@ -104,6 +110,7 @@ class Policy(BaseModel):
     max_example_epsilon: NonNegative = 0.0
     target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     max_leakage: NonNegative = 0.0
+    min_radius: NonNegative = 0.0
     min_rows: Annotated[int, Field(ge=0)] = 0
     max_local_epochs: Annotated[int, Field(ge=0)] = 0
     scores_may_leave: bool = False
@@ -115,6 +122,7 @@ class Policy(BaseModel):
         floors: dict[str, tuple[float, tuple[Mechanism, ...]]] = {
             "min-server-noise-multiplier": (self.min_server_noise_multiplier, SERVER_SIDE),
             "min-client-noise-multiplier": (self.min_client_noise_multiplier, ("dp-sgd",)),
+            "min-radius": (self.min_radius, ("laplace",)),
         }
         for key, (floor, mechanisms) in floors.items():
             if floor and not set(mechanisms) & set(self.mechanisms):
@@ -190,6 +198,8 @@ def in_words(policy: Policy) -> list[str]:
         lines.append(f"for an example at most ε = {policy.max_example_epsilon:g} at δ = {policy.target_delta:g}")
     if policy.max_leakage:
         lines.append(f"laplace: privacy.max-leakage at most {policy.max_leakage:g}")
+    if policy.min_radius:
+        lines.append(f"laplace: privacy.radius 0 or at least {policy.min_radius:g}")
     if policy.min_rows:
         lines.append(f"at least {policy.min_rows} examples to train on")
     if policy.max_local_epochs:

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_ssh_private_key,
     load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -40,6 +41,21 @@ def new_node_key() -> tuple[bytes, bytes]:
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     return private, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+
+
+def public_half(private: bytes, name: str) -> bytes:
+    """The public key of a private node key, in OpenSSH format.
+
+    Raises:
+        ConfigError: it is no EC key in OpenSSH format without a passphrase.
+    """
+    try:
+        key = load_ssh_private_key(private, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ConfigError(f"{name} is no private key in OpenSSH format") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{name} must be an EC key: ssh-keygen -t ecdsa -b 384")
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
 
 
 def checked_node_key(path: Path) -> bytes:
@@ -103,7 +119,8 @@ def check_signed(certificate: bytes, authority: bytes, key: bytes, addresses: li
         addresses: it must be made out for, besides the loopback.
 
     Raises:
-        ConfigError: it is for another key or lacks an address, the chain does not lead to the authority, or it expired.
+        ConfigError: it is for another key, lacks an address or is not for servers, the chain does not lead to the
+            authority, or by way of something that is none, or a part of it has expired or has not begun.
     """
     try:
         chain = x509.load_pem_x509_certificates(certificate)
@@ -112,13 +129,43 @@ def check_signed(certificate: bytes, authority: bytes, key: bytes, addresses: li
         raise ConfigError("certificate and ca-certificate must be PEM files of certificates") from None
     if chain[0].public_key() != _loaded(key).public_key():
         raise ConfigError("the certificate is not for the key of this server kit: sign its server.csr")
-    if missing := sorted({*addresses, *LOOPBACK} - addresses_of(certificate)):
+    wanted = {address.lower() for address in (*addresses, *LOOPBACK)}
+    if missing := sorted(wanted - {address.lower() for address in addresses_of(certificate)}):
         raise ConfigError(f"the server's certificate is not made out for {', '.join(missing)}")
+    if not _is_for_servers(chain[0]):
+        raise ConfigError("the server's certificate is not for servers: its extended key usage lacks serverAuth")
+    _check_path(chain, roots)
+
+
+def _check_path(chain: list[x509.Certificate], roots: list[x509.Certificate]) -> None:
+    """Refuse a chain that does not lead to one of the roots, through authorities, all of them valid now."""
+    path = list(chain)
     for issued, issuers in zip(chain, [*([link] for link in chain[1:]), roots], strict=True):
-        if not any(_issued_by(issued, issuer) for issuer in issuers):
+        issuer = next((link for link in issuers if _is_authority(link) and _issued_by(issued, link)), None)
+        if issuer is None:
             raise ConfigError("the certificate was not issued by ca-certificate, directly or through intermediates")
-    if min(link.not_valid_after_utc for link in chain) < datetime.now(UTC):
-        raise ConfigError("the server's certificate has expired")
+        path.append(issuer)
+    now = datetime.now(UTC)
+    for link in path:
+        if not link.not_valid_before_utc <= now <= link.not_valid_after_utc:
+            which = "the server's certificate" if link is chain[0] else f"{link.subject.rfc4514_string()} above it"
+            raise ConfigError(f"{which} has expired" if link.not_valid_after_utc < now else f"{which} is not valid yet")
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    try:
+        return bool(certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca)
+    except x509.ExtensionNotFound:
+        return False
+
+
+def _is_for_servers(certificate: x509.Certificate) -> bool:
+    """Whether its use is not restricted to others."""
+    try:
+        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return True
+    return bool({ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE} & set(usage))
 
 
 def _issued_by(issued: x509.Certificate, issuer: x509.Certificate) -> bool:

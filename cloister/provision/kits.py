@@ -6,11 +6,15 @@
     OUT/sites/NAME/    the node's key, its executor's secret, the authority's certificate, the policy, start.sh
 
 What is there is kept, whatever it is: running again adds what is missing, and renews only what it is told to.
+OUT/issued.json remembers whose kits were ever made: one that was handed over and is no longer here is not made again,
+with new keys that nobody knows, unless that is asked for.
 """
 
 import hashlib
+import json
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +26,10 @@ from cloister.provision.federation import Federation, Site, read_federation
 
 SECRET, PUBLIC, SCRIPT, FOLDER = 0o600, 0o644, 0o755, 0o700
 CHECKSUMS = "SHA256SUMS"
+HEART = {"server": "server/server.key", "operator": "operator/credentials.yaml"}
+"""Without which a kit is not there, whatever else lies in its folder."""
+ISSUED = "issued.json"
+"""Member -> public key of its node; empty for the server and the operator."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,7 @@ class _Kits:
     folder: Path
     written: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    issued: dict[str, str] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
         return self.folder / name
@@ -56,14 +65,28 @@ class _Kits:
         return self.path(name).read_bytes()
 
     def has(self, name: str) -> bool:
-        return self.path(name).is_file()
+        path = self.path(name)
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is in the place of a file of the kit: move it away")
+        return path.is_file()
+
+    def is_gone(self, member: str) -> bool:
+        """Whether a member's kit was made once and is no longer here, which is noted."""
+        gone = member in self.issued and not self.has(HEART[member])
+        if gone:
+            self.notes.append(f"{member} was made before and is not here: it is not made again (--remake {member})")
+        return gone
 
     def write(self, name: str, content: bytes | str, mode: int) -> None:
         """Write a file whole, in folders that nobody else can look into."""
         path = self.path(name)
         inside = [parent for parent in path.parents if self.folder in parent.parents]
-        for folder in (self.folder, *reversed(inside)):
-            folder.mkdir(mode=FOLDER, parents=True, exist_ok=True)
+        try:
+            for folder in (self.folder, *reversed(inside)):
+                folder.mkdir(mode=FOLDER, parents=True, exist_ok=True)
+                folder.chmod(FOLDER)  # also one that somebody else has made
+        except OSError as error:
+            raise ConfigError(f"{error.filename}: {error.strerror}") from None
         with (
             atomic_path(path) as partial,
             open(partial, "xb", opener=lambda file, flags: os.open(file, flags, mode)) as file,
@@ -85,7 +108,12 @@ class _Kits:
 
 
 def provision(
-    description: Path, folder: Path, policy: str, renew: bool = False, renew_authority: bool = False
+    description: Path,
+    folder: Path,
+    policy: str,
+    renew: bool = False,
+    renew_authority: bool = False,
+    remake: Sequence[str] = (),
 ) -> Report:
     """Write what is missing of the kits of a federation.
 
@@ -96,6 +124,8 @@ def provision(
         renew: make a new server certificate.
         renew_authority: make a new certificate of our own authority, with its old key, and of the server. Nodes that
             still hold the old one trust the server until the old one ends.
+        remake: members (`server`, `operator`, `sites/NAME`) whose kits were made before, are not here and are to be
+            made anew, with new keys.
 
     Guarantees: private keys and secrets are readable by their owner only, and a site's is in its kit and nowhere else.
 
@@ -105,18 +135,66 @@ def provision(
     federation = read_federation(description)
     _refuse_shared_keys(federation)
     kits = _Kits(folder.resolve())
+    members = ["server", "operator", *(f"sites/{site.name}" for site in federation.sites)]
+    kits.issued = _issued(kits, members)
+    _forget(kits, members, remake)
     kits.add(".gitignore", "*\n", PUBLIC)
     _write_authority(kits, federation, renew_authority)
     _write_server(kits, federation, renew or renew_authority)
     _write_operator(kits, federation)
     for site in federation.sites:
         _write_site(kits, federation, site, policy)
-    members = ["server", "operator", *(f"sites/{site.name}" for site in federation.sites)]
+    _remember(kits, members)
     for member in members:
         _spread_authority(kits, member)
         _sum_up(kits, member)
     _note_strangers(kits, federation)
     return Report(kits.folder, tuple(kits.written), tuple(kits.notes), _expiries(kits))
+
+
+def _issued(kits: _Kits, members: Sequence[str]) -> dict[str, str]:
+    """What was ever made; in a folder without a record, what is there.
+
+    Raises:
+        ConfigError: the record cannot be read.
+    """
+    if not kits.has(ISSUED):
+        made = {name: "" for name, heart in HEART.items() if kits.has(heart)}
+        keys = kits.path("operator/nodes").glob("*.pub")
+        return made | {f"sites/{path.stem}": path.read_text() for path in keys if f"sites/{path.stem}" in members}
+    try:
+        found = json.loads(kits.read(ISSUED))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found.values()):
+        raise ConfigError(f"{kits.path(ISSUED)} is no record of issued kits")
+    return found
+
+
+def _forget(kits: _Kits, members: Sequence[str], remake: Sequence[str]) -> None:
+    """Treat members as if their kits had never been made."""
+    for member in remake:
+        if member not in members:
+            raise ConfigError(f"--remake {member!r} is none of {', '.join(members)}")
+        if kits.path(HEART.get(member, member)).exists():
+            raise ConfigError(f"--remake {member}: it is in {kits.folder}; move it away first")
+        kits.issued.pop(member, None)
+        kits.path(f"operator/nodes/{Path(member).name}.pub").unlink(missing_ok=True)
+        if member == "operator":
+            kits.path("server/operators.sha256").unlink(missing_ok=True)
+
+
+def _remember(kits: _Kits, members: Sequence[str]) -> None:
+    """Note what is there now beside what was ever made."""
+    issued = dict(kits.issued)
+    for member in members:
+        public = f"operator/nodes/{Path(member).name}.pub"
+        if member.startswith("sites/") and kits.has(public):
+            issued[member] = kits.read(public).decode()
+        elif member in HEART and kits.has(HEART[member]):
+            issued.setdefault(member, "")
+    if issued != kits.issued or not kits.has(ISSUED):
+        kits.write(ISSUED, json.dumps(issued, indent=2) + "\n", PUBLIC)
 
 
 def _refuse_shared_keys(federation: Federation) -> None:
@@ -147,6 +225,12 @@ def _write_authority(kits: _Kits, federation: Federation, renew: bool) -> None:
 
 
 def _write_server(kits: _Kits, federation: Federation, renew: bool) -> None:
+    if kits.is_gone("server"):
+        if renew:
+            raise ConfigError(
+                f"the server's kit is not in {kits.folder}: put it back to have a certificate for its key"
+            )
+        return
     kits.add("server/server.key", certificates.new_tls_key(), SECRET)
     if federation.authority.kind == "own":
         _sign_server(kits, federation, renew)
@@ -187,6 +271,8 @@ def _take_signed(kits: _Kits, federation: Federation, renew: bool) -> None:
 
 
 def _write_operator(kits: _Kits, federation: Federation) -> None:
+    if kits.is_gone("operator"):
+        return
     if not kits.has("operator/credentials.yaml") and not kits.has("server/operators.sha256"):
         token = credentials.new_token()
         kits.write("operator/credentials.yaml", credentials.credentials_file(federation.address, token), SECRET)
@@ -199,10 +285,11 @@ def _write_operator(kits: _Kits, federation: Federation) -> None:
 def _write_site(kits: _Kits, federation: Federation, site: Site, policy: str) -> None:
     """Add a site; its public key goes to the operator, its private key nowhere."""
     home, public = f"sites/{site.name}", f"operator/nodes/{site.name}.pub"
-    is_new = not kits.has(public)
-    if is_new:
+    is_new = home not in kits.issued
+    if not kits.has(public):
         kits.write(public, _node_key(kits, site), PUBLIC)
-        kits.notes.append(f"register site {site.name}: operator/register.sh")
+        if is_new:
+            kits.notes.append(f"register site {site.name}: operator/register.sh")
     elif site.public_key and certificates.checked_node_key(Path(site.public_key)) != kits.read(public):
         kits.notes.append(f"{public} is not the public-key of federation.toml; remove it to have it replaced")
     # A kit that was handed over and removed here is not made again.
@@ -213,12 +300,18 @@ def _write_site(kits: _Kits, federation: Federation, site: Site, policy: str) ->
 
 
 def _node_key(kits: _Kits, site: Site) -> bytes:
-    """The public key of a new site: its own, or one whose private half goes into its kit."""
+    """The public key of a site: its own, or one whose private half is in its kit, or goes there if it never was."""
+    home = f"sites/{site.name}"
+    private = f"{home}/node.key"
     if site.public_key:
         kits.notes.append(f"site {site.name} puts its own private key in its kit as node.key")
         return certificates.checked_node_key(Path(site.public_key))
+    if kits.has(private):
+        return certificates.public_half(kits.read(private), str(kits.path(private)))
+    if known := kits.issued.get(home):
+        return known.encode()
     private_key, public_key = certificates.new_node_key()
-    kits.write(f"sites/{site.name}/node.key", private_key, SECRET)
+    kits.write(private, private_key, SECRET)
     return public_key
 
 

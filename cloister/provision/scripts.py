@@ -27,18 +27,45 @@ superlink() {
         --database "$state/superlink.db" --disable-runtime-dependency-installation \\
         --host "${CLOISTER_BIND:-0.0.0.0}" --port @PORT@ "$@"
 }
+# The server's apps that are running: those that are dead and not yet buried have no command line.
+apps() {
+    for status in $(grep -ls "^PPid:[[:space:]]*$executor\$" /proc/[0-9]*/status); do
+        process=${status%/status}
+        if tr '\0' '\n' 2>/dev/null <"$process/cmdline" | grep -q flwr-serverapp; then echo "${process#/proc/}"; fi
+    done
+}
+# The executor would cut its apps off: asked to end, each app ends in order first, and the executor, held still, starts
+# no other one meanwhile.
 superexec() {
-    exec flower-superexec --runtime-api-address "${CLOISTER_SUPERLINK:-127.0.0.1:@PORT@}" \\
-        --root-certificates "$kit/ca.crt" --superexec-auth-secret-file "$kit/superexec.secret" "$@"
+    asked=
+    trap 'asked=yes' INT TERM HUP
+    flower-superexec --runtime-api-address "${CLOISTER_SUPERLINK:-127.0.0.1:@PORT@}" \
+        --root-certificates "$kit/ca.crt" --superexec-auth-secret-file "$kit/superexec.secret" "$@" & executor=$!
+    status=0
+    [ -n "$asked" ] || wait $executor || status=$?
+    [ -n "$asked" ] || exit $status
+    kill -STOP $executor 2>/dev/null || true
+    for app in $(apps); do kill "$app" 2>/dev/null || true; done
+    while [ -n "$(apps)" ]; do sleep 0.2; done
+    kill $executor 2>/dev/null || true
+    kill -CONT $executor 2>/dev/null || true
+    wait $executor || true
+    exit 0
 }
 both() {
+    asked=
+    trap 'asked=yes' INT TERM HUP
     superlink "$@" & link=$!
     superexec & executor=$!
-    trap 'kill $link $executor 2>/dev/null || true' INT TERM
     # Whichever ends first ends the other; whoever supervises this script then starts both again.
-    while kill -0 $link 2>/dev/null && kill -0 $executor 2>/dev/null; do sleep 1; done
-    kill $link $executor 2>/dev/null || true
-    wait
+    while [ -z "$asked" ] && kill -0 $link 2>/dev/null && kill -0 $executor 2>/dev/null; do sleep 1; done
+    # Apps tell the SuperLink how they ended: it goes last.
+    kill $executor 2>/dev/null || true
+    while kill -0 $executor 2>/dev/null; do wait $executor || true; done
+    kill $link 2>/dev/null || true
+    wait $link || true
+    [ -n "$asked" ] || exit 1
+    exit 0
 }
 part=${1:-both}
 [ $# -eq 0 ] || shift
@@ -56,7 +83,12 @@ set -- --superlink "${CLOISTER_SUPERLINK:-@ADDRESS@}" --root-certificates "$kit/
     --port "${CLOISTER_PORT:-9094}" \\
     --node-config "policy=\\"$kit/policy.toml\\" ledger-dir=\\"$state/ledgers\\" "@CONFIG@ "$@"
 # Bundles signed by these people only, if the site says so.
-[ ! -f "$kit/trusted-entities.yaml" ] || set -- "$@" --trusted-entities "$kit/trusted-entities.yaml"
+if [ -e "$kit/trusted-entities.yaml" ]; then
+    # Flower takes an empty list for none, and lets every bundle run.
+    grep -q '^[^#]*:' "$kit/trusted-entities.yaml" ||
+        { echo "$kit/trusted-entities.yaml names nobody: remove it, or say whose bundles may run" >&2; exit 2; }
+    set -- "$@" --trusted-entities "$kit/trusted-entities.yaml"
+fi
 # CLOISTER_NODE=flower-supernode starts every client anew; slower, and allowed-fabs of the policy is not enforced.
 exec ${CLOISTER_NODE:-cloister warm-node} "$@"
 """
@@ -65,6 +97,7 @@ _REGISTER = """\
 # A configuration for this call alone: the kit may lie anywhere, and be read-only.
 home=$(mktemp -d)
 trap 'rm -rf "$home"' EXIT
+trap 'exit 143' INT TERM HUP
 export FLWR_HOME="$home" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 cp "$kit/credentials.yaml" "$home/"
 printf '[superlink.@NAME@]\\naddress = "@ADDRESS@"\\nroot-certificates = "%s"\\n' "$kit/ca.crt" >"$home/config.toml"

@@ -123,7 +123,7 @@ class RoundLoop:
                 break
             silent = 0 if _heard(done) else silent + 1
             if silent == PATIENCE or (silent and number == 1 and not done.measured.accepted):  # type: ignore[union-attr]
-                raise FederationError(_why_nobody(number, done))
+                raise FederationError(_why_nobody(number, done, self.strategy.has_secret_cohorts))
         return arrays if self.stopping.best is None else self.stopping.best
 
     def _round(self, number: int, arrays: ArrayRecord, scored: bool) -> tuple[ArrayRecord, Round]:
@@ -194,8 +194,10 @@ def _heard(done: Round) -> bool:
     return measured.accepted > 0 and not measured.abandoned
 
 
-def _why_nobody(number: int, done: Round) -> str:
-    rejected = done.measured.rejected if done.measured else ()
-    reasons = sorted({f"{item.code}: {item.detail}" for item in rejected})
-    few = f"too few replies ({done.measured.accepted})" if done.measured and done.measured.accepted else "no reply"
+def _why_nobody(number: int, done: Round, secret_cohorts: bool) -> str:
+    """Why a run ends for want of replies; not who was drawn, nor how many, where that has to stay secret."""
+    if secret_cohorts or done.measured is None:
+        return f"no reply counted in round {number}; see the logs of the nodes"
+    reasons = sorted({f"{item.code}: {item.detail}" for item in done.measured.rejected})
+    few = f"too few replies ({done.measured.accepted})" if done.measured.accepted else "no reply"
     return f"{few} counted in round {number}: " + "; ".join(reasons[:5])

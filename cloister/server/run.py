@@ -1,7 +1,8 @@
 """One run, from its configuration to its run directory."""
 
+import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,9 +25,11 @@ from cloister.server.evaluation import CentralEvaluation
 from cloister.server.jsonlog import JsonNarrator
 from cloister.server.loop import Observer, Round, RoundLoop
 from cloister.server.rundir import RunDirectory
-from cloister.server.stop import Stop
+from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
 from cloister.tasks.base import Model
+
+logger = logging.getLogger("cloister.server")
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,15 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
         )
         try:
             arrays = loop.run(initial, config.num_rounds)
-            if plan.hypotheses:
-                personalise(grid, arrays, {SEED: plan.seed, ROUND: loop.aggregated}, plan.hypotheses)
         finally:
             privacy = _state_privacy(plan, directory, layout, loop.aggregated, loop.asked)
         for name, arrays_of_one in _named_models(plan, from_record(arrays)).items():
             model.assign(arrays_of_one)
             model.save(directory.path / f"{name}{model.suffix}")
+        if plan.hypotheses:
+            _hand_out(
+                stop, lambda: personalise(grid, arrays, {SEED: plan.seed, ROUND: loop.aggregated}, plan.hypotheses)
+            )
     narrator.closing(plan, directory, privacy, loop.stopped, time.perf_counter() - started)
     return Outcome(arrays, rounds, directory, plan, privacy, loop.stopped)
 
@@ -132,6 +137,17 @@ def _named_models(plan: Plan, arrays: Mapping[str, NDArray]) -> dict[str, Mappin
     if not plan.hypotheses:
         return {"model": arrays}
     return {f"hypothesis-{number}": model for number, model in enumerate(unstacked(arrays))}
+
+
+def _hand_out(stop: Stop, personalised: Callable[[], None]) -> None:
+    """Give the nodes their last models, unless somebody asks to stop: the run has its own, and is not lost with it."""
+    try:
+        with stop.waiting():
+            personalised()
+    except StopAsked:
+        logger.warning("asked to stop: nodes may not have the last models")
+    except Exception as error:
+        logger.warning("nodes may not have the last models: %s: %s", type(error).__name__, error)
 
 
 def _state_privacy(plan: Plan, directory: RunDirectory, layout: Layout, rounds: int, asked: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class RunState:
         task: and strategy and mechanism: of its configuration.
         round: the last finished one, of `rounds`.
         written: when, in seconds since 1970.
-        replies: that counted in it, and that were asked for; None before the first.
+        replies: that counted in it, and that were asked for; None before the first, and where cohorts are secret.
         rejected: reasons of the last round, a line each.
         epsilon: of everything in the ledger so far; None where nothing is claimed.
         budget_left: of `privacy.max-epsilon`; None without a budget or without a claim.
@@ -82,12 +82,20 @@ def run_state(directory: Path) -> RunState:
         round=last["round"],
         rounds=config["num-rounds"],
         written=changed,
-        replies=(measured["accepted"], measured["asked"]) if measured else None,
+        replies=(measured["accepted"], measured["asked"]) if "accepted" in measured else None,
         rejected=tuple(_reason(item) for item in measured.get("rejected", ())),
         epsilon=epsilon,
         budget_left=max(0.0, budget - epsilon) if budget and epsilon is not None else None,
-        ended=any(directory.glob("model.*")),
+        ended=_has_ended(directory),
     )
+
+
+def _has_ended(directory: Path) -> bool:
+    """Whether the statement about privacy is the last one; while a run is under way it says so."""
+    try:
+        return bool(json.loads((directory / "privacy.json").read_text())["status"] != "running")
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def _reason(item: Mapping[str, Any]) -> str:

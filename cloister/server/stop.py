@@ -1,16 +1,20 @@
 """An orderly end on request: a round that is waiting is abandoned, one that is being aggregated is finished.
 
 Asked by SIGTERM (a service manager, `docker stop`) or SIGINT (Ctrl-C; Flower sends it to the ServerApp when the run is
-stopped or the SuperLink is gone). A second request ends the process at once.
+stopped, or the SuperLink or its own parent is gone). A second request ends the process at once; but a SIGINT soon after
+the first request is none: whatever stopped the server's parts together has Flower send it too.
 """
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ECHO_SECONDS = 30.0
+"""After the first request, in which a SIGINT is taken for its echo."""
 
 
 class StopAsked(BaseException):
@@ -26,6 +30,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked = ""
+        self._since = 0.0
         self._waiting = False
         self._before: dict[int, Any] = {}
 
@@ -55,8 +60,14 @@ class Stop:
             self._waiting = False
 
     def _hear(self, number: int, _: Any) -> None:
-        self.asked = signal.Signals(number).name
-        self._restore()
+        if self.asked:  # only SIGINT is still listened to
+            if time.monotonic() - self._since > ECHO_SECONDS:
+                self._restore()
+                signal.raise_signal(number)
+            return
+        self.asked, self._since = signal.Signals(number).name, time.monotonic()
+        if (before := self._before.pop(signal.SIGTERM, None)) is not None:
+            signal.signal(signal.SIGTERM, before)
         if self._waiting:
             self._waiting = False
             raise StopAsked(self.asked)

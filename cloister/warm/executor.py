@@ -2,15 +2,19 @@
 
 A process that has imported everything heavy, and computed nothing, asks the SuperNode for tasks. For each it forks a
 child, which runs `flwr-clientapp`'s own function once and ends: what a client computes, and above all its noise, never
-lives longer than its message.
+lives longer than its message. A child loads the very bundle that was looked at, from a folder that nobody else has
+written to: Flower's own loader goes by the names that the server gives, into a folder shared by all runs.
 """
 
 import gc
 import hashlib
 import importlib
 import os
+import shutil
 import signal
+import ssl
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,19 +25,33 @@ from typing import Any, NoReturn
 
 import flwr
 import httpx
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.clientapp.client_app import ClientApp
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    AcquireTaskResponse,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+)
 from flwr.supercore import log
 from flwr.supercore.constant import TaskType
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime import run_clientapp as clientapp
 
 from cloister.client.policy import CHECKED_BUNDLE, Policy
-from cloister.core.errors import PolicyError
+from cloister.core.errors import FederationError, PolicyError
 
 TESTED_WITH = "1.41.0"
 """The flwr whose internals this package relies on; with any other, clients start cold."""
 POLL_SECONDS = 0.2
+LEAVE_SECONDS = 5.0
+"""For children to end after they were asked to."""
 APP = "cloister"
 """The package that Flower ships: what a child runs comes from the bundle of its run, not from this process."""
 LIBRARIES = ("cloister.client.app", "cloister.privacy.accounting", "dp_accounting", "sklearn.datasets", "pandas")
@@ -59,6 +77,15 @@ class Link:
         if self.secret is not None:
             methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
             interceptors.append(SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=methods))
+        return self._connected(interceptors)
+
+    def client_of_task(self, token: str) -> RuntimeHttpClient:
+        """A client that may speak for a task it was given."""
+        return self._connected(
+            [RuntimeVersionHttpInterceptor(component_name="SuperExec"), RuntimeTokenHttpInterceptor(token)]
+        )
+
+    def _connected(self, interceptors: list[Any]) -> RuntimeHttpClient:
         return RuntimeHttpClient.from_server_address(
             server_address=self.address,
             insecure=not self.certificates,
@@ -95,34 +122,39 @@ class Executor:
 
     link: Link
     policy: Callable[[], Policy | None] = lambda: None
-    children: set[int] = field(default_factory=set)
+    children: dict[int, Path] = field(default_factory=dict)
+    reachable: bool = True
 
     def serve(self, going_on: Callable[[], bool]) -> None:
-        """Run tasks as long as `going_on`; then end the children."""
-        with self.link.client() as client:
-            while going_on():
-                self._reap()
-                if not (token := _next_task(client)):
-                    time.sleep(POLL_SECONDS)
-                    continue
-                self.fork(token)
-        for child in self.children:
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGTERM)
+        """Run tasks as long as `going_on`; then end the children.
+
+        Raises:
+            FederationError: the SuperNode's certificate is not one to be trusted.
+        """
+        try:
+            with self.link.client() as client:
+                while going_on():
+                    self._reap()
+                    if (answer := self._asked(client)) is None:
+                        time.sleep(POLL_SECONDS)
+                    elif answer.task.type == TaskType.CLIENT_APP:
+                        self.fork(answer.token)
+                    else:
+                        self._refuse(answer.token)
+        finally:
+            self._end_children()
 
     def fork(self, token: str) -> None:
-        """Run a task in a child of this process."""
+        """Run a task in a child of this process, with a folder of its own."""
+        folder = Path(tempfile.mkdtemp(prefix="cloister-"))
         child = os.fork()
         if not child:
-            _as_child(lambda: self._run(token, os.getppid()))
-        self.children.add(child)
+            _as_child(lambda: self._run(token, os.getppid(), folder))
+        self.children[child] = folder
 
-    def _run(self, token: str, parent: int) -> None:
+    def _run(self, token: str, parent: int, folder: Path) -> None:
         """Be `flwr-clientapp` for one task."""
-        install = vars(clientapp)["install_from_fab"]
-        vars(clientapp)["install_from_fab"] = lambda bundle, **options: install(
-            _allowed(bundle, self.policy()), **options
-        )
+        load_only_what_is_allowed(self.policy, folder)
         _forget_app()
         clientapp.run_clientapp(
             runtime_api_address=self.link.address,
@@ -133,10 +165,50 @@ class Executor:
             runtime_dependency_install=False,
         )
 
+    def _asked(self, client: RuntimeHttpClient) -> AcquireTaskResponse | None:
+        """A task to run; None if there is none, or if the SuperNode cannot be reached now, which is said once."""
+        try:
+            answer = _next_task(client)
+        except httpx.TransportError as error:
+            if _is_about_trust(error):
+                raise FederationError(f"the SuperNode at {self.link.address} is not to be trusted: {error}") from None
+            if self.reachable:
+                log(WARNING, "no SuperNode answers at %s yet: %s", self.link.address, error)
+            self.reachable = False
+            return None
+        self.reachable = True
+        return answer
+
+    def _refuse(self, token: str) -> None:
+        """Answer a task of another kind with an error: left alone, it would keep all later messages waiting."""
+        log(ERROR, "refused a task that is none of a client: a warm node runs no agents")
+        with suppress(httpx.HTTPError), self.link.client_of_task(token) as client:
+            client.PullTaskInput(PullTaskInputRequest())
+            client.PullMessages(PullAppMessagesRequest())
+            details = "this node runs clients only"
+            client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details))
+
     def _reap(self) -> None:
-        for child in list(self.children):
+        for child, folder in list(self.children.items()):
             if os.waitpid(child, os.WNOHANG)[0]:
-                self.children.discard(child)
+                self._forget(child, folder)
+
+    def _end_children(self) -> None:
+        """End all children, those that do not listen by force."""
+        for child in self.children:
+            os.kill(child, signal.SIGTERM)
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while self.children and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            self._reap()
+        for child, folder in list(self.children.items()):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            self._forget(child, folder)
+
+    def _forget(self, child: int, folder: Path) -> None:
+        del self.children[child]
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_tested() -> bool:
@@ -147,17 +219,25 @@ def is_tested() -> bool:
     return False
 
 
-def _next_task(client: RuntimeHttpClient) -> str:
-    """The token of a task to run; empty if there is none, or if the SuperNode cannot be reached now."""
+def _next_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
+    """A task and its token; None if there is none, or if the SuperNode has troubles of its own."""
+    kinds = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
     try:
-        answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-    except httpx.TransportError:
-        return ""
+        answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=kinds))
     except httpx.HTTPStatusError as error:
         if error.response.is_server_error:
-            return ""
+            return None
         raise
-    return str(answer.token) if answer.HasField("task") else ""
+    return answer if answer.HasField("task") and answer.token else None
+
+
+def _is_about_trust(error: BaseException | None) -> bool:
+    """Whether an error, or one that led to it, is that a certificate was not accepted."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _as_child(work: Callable[[], None]) -> NoReturn:
@@ -183,6 +263,31 @@ def _forget_app() -> None:
     for name in [name for name in sys.modules if name == APP or name.startswith(APP + ".")]:
         del sys.modules[name]
     importlib.invalidate_caches()
+
+
+def load_only_what_is_allowed(policy: Callable[[], Policy | None], folder: Path) -> None:
+    """Have this process unpack a bundle that the policy allows in `folder`, and load the app from there and no other.
+
+    What the server says about the bundle (its name, its version, its digest) chooses nothing: a bundle of another name
+    or version than the run's is an error of Flower's loader.
+    """
+    names = vars(clientapp)
+    unpack, loader = names["install_from_fab"], names["get_load_client_app_fn"]
+    unpacked: list[Path] = []
+
+    def install(bundle: bytes, **_: Any) -> Path:
+        if any(folder.iterdir()):
+            raise PolicyError("the folder for an app bundle was not empty")
+        path: Path = unpack(_allowed(bundle, policy()), install_dir=folder, skip_prompt=True)
+        unpacked.append(path)
+        return path
+
+    def get_load(**_: Any) -> Callable[[str, str, str], ClientApp]:
+        (path,) = unpacked
+        load: Callable[[str, str, str], ClientApp] = loader(default_app_ref="", app_path=str(path), multi_app=True)
+        return load
+
+    names["install_from_fab"], names["get_load_client_app_fn"] = install, get_load
 
 
 def _allowed(bundle: bytes, policy: Policy | None) -> bytes:

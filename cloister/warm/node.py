@@ -13,14 +13,13 @@ from pathlib import Path
 from flwr.common.config import parse_config_args
 from flwr.supercore import log
 from flwr.supercore.auth import load_superexec_auth_secret
+from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
 from cloister.client.policy import policy_of
-from cloister.core.errors import ConfigError
-from cloister.warm.executor import Executor, Link, is_tested, warm_up
+from cloister.core.errors import ConfigError, PolicyError
+from cloister.warm.executor import TESTED_WITH, Executor, Link, is_tested, warm_up
 
 SUPERNODE = "flower-supernode"
-PORT = 9094
-"""Where a SuperNode listens for its executor if it is not told otherwise."""
 
 
 def run_node(options: Sequence[str], keras: bool = True) -> int:
@@ -35,13 +34,17 @@ def run_node(options: Sequence[str], keras: bool = True) -> int:
 
     Raises:
         ConfigError: an option is not for this command.
-        PolicyError: the node's policy cannot be read.
+        FederationError: the SuperNode's certificate is not one to be trusted.
+        PolicyError: the node's policy cannot be read, or cannot be enforced with this flwr.
     """
     ours = _read(options)
     node = parse_config_args([ours.node_config] if ours.node_config else None)
-    policy_of(node)
+    policy = policy_of(node)
     if not is_tested():
-        return subprocess.call([SUPERNODE, *options])
+        if policy is not None and policy.allowed_fabs:
+            raise PolicyError(f"allowed-fabs cannot be enforced with this flwr, only with {TESTED_WITH}")
+        # In place of this process: a signal to it is then one to the SuperNode.
+        os.execvp(SUPERNODE, [SUPERNODE, *options])
     supernode = subprocess.Popen(
         [sys.executable, "-P", "-m", "cloister.warm.supernode", *options, "--isolation", "process"]
     )
@@ -57,13 +60,11 @@ def run_node(options: Sequence[str], keras: bool = True) -> int:
 
 
 def _read(options: Sequence[str]) -> argparse.Namespace:
-    """Those options of `flower-supernode` that concern its executor too."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=PORT)
-    for name in ("isolation", "node-config", "ssl-certfile", "ssl-ca-certfile", "superexec-auth-secret-file"):
-        parser.add_argument(f"--{name}", default="")
-    ours, _ = parser.parse_known_args(options)
+    """The options as `flower-supernode` itself reads them: abbreviated, repeated and deprecated ones too."""
+    parser: argparse.ArgumentParser = _parse_args_run_supernode()
+    parser.prog = "cloister warm-node"
+    parser.set_defaults(isolation="")
+    ours = parser.parse_args(list(options))
     if ours.isolation:
         raise ConfigError(f"--isolation = {ours.isolation!r}: cloister warm-node has clients of its own; leave it out")
     if bool(ours.ssl_certfile) != bool(ours.ssl_ca_certfile):

@@ -27,6 +27,8 @@ from cloister.server.run import run
 GLOBAL = {"task.model": "softmax", "privacy.server": "global-dp", "privacy.noise-multiplier": 2.0}
 METRIC = {"task.model": "softmax"}
 OPEN = {"task.model": "softmax", "privacy.server": "none"}
+LAPLACE = OPEN | {"privacy.client": "laplace", "privacy.client-noise-multiplier": 1.0, "privacy.per-layer": False}
+DP_SGD = OPEN | {"privacy.client": "dp-sgd", "privacy.client-noise-multiplier": 1.0}
 BUNDLE = "0" * 64
 
 
@@ -77,6 +79,7 @@ class TestTheFile:
             ({"allowed_fabs": ["abc"]}, "allowed-fabs.0 = 'abc'"),
             ({"mechanisms": ["dp-sgd"], "min_server_noise_multiplier": 1.0}, "no effect unless mechanisms holds 'glo"),
             ({"min_client_noise_multiplier": 1.0}, "no effect unless mechanisms holds 'dp-sgd'"),
+            ({"min_radius": 1.0}, "min-radius = 1 has no effect unless mechanisms holds 'laplace'"),
         ],
     )
     def test_a_malformed_policy_is_one_clear_error(self, tmp_path, changes, says):
@@ -141,6 +144,35 @@ class TestMechanisms:
     def test_noise_of_the_client_that_the_run_does_not_have(self, tmp_path):
         with pytest.raises(PolicyError, match=r"privacy.client = 'none', not 'dp-sgd'"):
             ask(tmp_path, METRIC, mechanisms=["dp-sgd"], min_client_noise_multiplier=0.5)
+
+    @pytest.mark.parametrize("kind", ["dp-sgd", "laplace", "global-dp", "metric"])
+    def test_noise_that_a_seed_takes_away_again(self, tmp_path, kind):
+        run = {"dp-sgd": DP_SGD, "laplace": LAPLACE, "global-dp": GLOBAL, "metric": METRIC}[kind]
+        assert not ask(tmp_path, run, mechanisms=[kind]).has_error()
+        with pytest.raises(PolicyError, match=r"privacy.noise-seed = 7 is noise that whoever .* demanded: -1"):
+            ask(tmp_path, run | {"privacy.noise-seed": 7}, mechanisms=[kind])
+
+    @pytest.mark.parametrize("per_layer", [False, True])
+    @pytest.mark.parametrize(
+        ("radius", "floor", "enough"),
+        [
+            (0.0, 0.0, True),
+            (1e-9, 0.0, False),
+            (9.0, 0.0, False),
+            (0.0, 0.5, True),
+            (0.5, 0.5, True),
+            (0.4, 0.5, False),
+        ],
+    )
+    def test_a_radius_next_to_none_is_noise_next_to_none(self, tmp_path, radius, floor, enough, per_layer):
+        asked = LAPLACE | {"privacy.radius": radius, "privacy.per-layer": per_layer}
+        policy = {"mechanisms": ["laplace"], "min_radius": floor}
+        if enough:
+            assert not ask(tmp_path, asked, **policy).has_error()
+        else:
+            demanded = "0 or at least 0.5" if floor else "0, as this node has no min-radius"
+            with pytest.raises(PolicyError, match=rf"privacy.radius = .*, demanded: {demanded}"):
+                ask(tmp_path, asked, **policy)
 
 
 class TestLimits:

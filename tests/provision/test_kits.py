@@ -2,10 +2,12 @@
 
 import hashlib
 import io
+import ipaddress
 import os
 import re
 import shutil
 import subprocess
+import time
 import zipfile
 from base64 import b64decode
 from datetime import UTC, datetime, timedelta
@@ -23,12 +25,13 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
     load_ssh_public_key,
 )
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import parse_config_args
 from rich.console import Console
 
 from cloister.core.errors import ConfigError
-from cloister.provision.certificates import addresses_of, new_tls_key, self_signed, server_certificate
+from cloister.provision.certificates import addresses_of, check_signed, new_tls_key, self_signed, server_certificate
 from cloister.provision.federation import read_federation
 from cloister.provision.kits import provision
 from cloister.provision.report import show
@@ -81,6 +84,7 @@ class TestFirstRun:
         files = set(contents(make().folder))
         assert files == SECRETS | {
             ".gitignore",
+            "issued.json",
             "authority/ca.crt",
             *(f"server/{name}" for name in ("ca.crt", "server.crt", "start.sh", "SHA256SUMS")),
             *(f"operator/{name}" for name in ("ca.crt", "config.toml", "register.sh", "SHA256SUMS")),
@@ -185,9 +189,65 @@ class TestScripts:
 
     def test_a_site_may_insist_on_signed_code(self, make):
         kit = make().folder / "sites" / "north"
-        (kit / "trusted-entities.yaml").touch()
+        (kit / "trusted-entities.yaml").write_text("# of the review board\nfpk_1: ssh-ed25519 AAAA\n")
         arguments = self.lines_of(kit / "start.sh", {"PATH": "/usr/bin:/bin", "CLOISTER_NODE": "printf %s\\n"})
         assert arguments[-2:] == ["--trusted-entities", f"{kit}/trusted-entities.yaml"]
+
+    @pytest.mark.parametrize("content", ["", "\n", "# fpk_1: ssh-ed25519 AAAA\n", "{}\n"])
+    def test_a_list_of_nobody_is_no_list(self, make, content):
+        """Flower would take it for none and let every bundle run."""
+        kit = make().folder / "sites" / "north"
+        (kit / "trusted-entities.yaml").write_text(content)
+        environment = {"PATH": "/usr/bin:/bin", "CLOISTER_NODE": "printf %s\\n"}
+        done = subprocess.run([str(kit / "start.sh")], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and "names nobody" in done.stderr and not done.stdout
+
+    @pytest.mark.parametrize("part", ["superexec", "both"])
+    def test_the_servers_app_ends_in_order_before_its_executor(self, make, part, tmp_path):
+        done = self.stopped(make().folder / "server", part, tmp_path)
+        order = (tmp_path / "order").read_text().split()
+        assert order == ["app-asked", "app-ended", "executor-ended"] + ["link-ended"] * (part == "both")
+        assert done == 0
+
+    @pytest.mark.parametrize("name", ["flower-superexec", "cloister"])
+    def test_a_server_that_lost_a_part_has_failed(self, make, name, tmp_path):
+        self.programs(tmp_path)
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\nexit 0\n")
+        done = subprocess.run(
+            [str(make().folder / "server" / "start.sh")], env=self.environment(tmp_path), timeout=60, check=False
+        )
+        assert done.returncode == 1
+
+    def environment(self, tmp_path):
+        return {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "ORDER": str(tmp_path / "order")}
+
+    def programs(self, tmp_path):
+        """A SuperLink, and an executor with one app that takes a while to end, and one that is dead and not buried."""
+        loop = "while :; do sleep 0.05; done\n"
+        said = 'echo {} >>"$ORDER"'
+        programs = {
+            "cloister": f"#!/bin/sh\ntrap '{said.format('link-ended')}; exit 0' TERM\n{loop}",
+            "flower-superexec": f"#!/bin/sh\ntrap '{said.format('executor-ended')}; exit 0' TERM\n"
+            f"flwr-serverapp dead &\nflwr-serverapp &\n{loop}",
+            "flwr-serverapp": '#!/bin/sh\n[ "$1" != dead ] || exit 0\n'
+            f"trap '{said.format('app-asked')}; sleep 1; {said.format('app-ended')}; exit 0' TERM\n"
+            f'touch "$ORDER"\n{loop}',
+        }
+        (tmp_path / "bin").mkdir()
+        for name, text in programs.items():
+            (tmp_path / "bin" / name).write_text(text)
+            (tmp_path / "bin" / name).chmod(0o755)
+
+    def stopped(self, kit, part, tmp_path):
+        """The exit status of a part of the server that is asked to end while an app is running."""
+        self.programs(tmp_path)
+        script = subprocess.Popen([str(kit / "start.sh"), part], env=self.environment(tmp_path))
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "order").exists():
+            assert time.monotonic() < deadline and script.poll() is None
+            time.sleep(0.05)
+        script.terminate()
+        return script.wait(60)
 
     def test_a_node_without_its_key_does_not_start(self, make):
         kit = make().folder / "sites" / "north"
@@ -213,7 +273,7 @@ class TestAgain:
         (first.folder / "sites" / "north" / "policy.toml").write_text("# the site's own\n")
         after = contents(make(FEDERATION + THIRD).folder)
         changed = {name for name in before if after[name] != before[name]}
-        assert changed == {"sites/north/policy.toml", "operator/SHA256SUMS"}
+        assert changed == {"sites/north/policy.toml", "operator/SHA256SUMS", "issued.json"}
         assert after["sites/north/policy.toml"] == b"# the site's own\n"
         new = set(after) - set(before)
         assert {name for name in new if not name.startswith("sites/east/")} == {"operator/nodes/east.pub"}
@@ -225,6 +285,69 @@ class TestAgain:
         again = make(FEDERATION + THIRD)
         assert not (folder / "sites" / "north").exists() and (folder / "sites" / "east").is_dir()
         assert "sites/north" not in " ".join(again.written)
+
+    def test_a_lost_public_key_is_taken_from_the_private_one_that_is_there(self, make):
+        before = contents(make().folder)
+        shutil.rmtree(make().folder / "operator" / "nodes")
+        after = contents(make().folder)
+        assert after["sites/north/node.key"] == before["sites/north/node.key"]
+        assert after["operator/nodes/north.pub"] == before["operator/nodes/north.pub"]
+
+    @pytest.mark.parametrize("with_record", [True, False])
+    def test_kits_that_were_all_handed_over_are_not_made_again(self, make, with_record):
+        folder = make().folder
+        before = contents(folder)
+        if not with_record:  # kits of before there was one
+            (folder / "issued.json").unlink()
+            make()
+        for name in ("operator", "server", "sites"):
+            shutil.rmtree(folder / name)
+        again = make(FEDERATION + THIRD)
+        made = (*again.written, *make(FEDERATION + THIRD).written)
+        keys = [name for name in made if name.endswith((".key", ".secret", ".yaml", ".sha256", "server.crt"))]
+        assert sorted(keys) == ["sites/east/node.key", "sites/east/superexec.secret"]
+        assert contents(folder)["operator/nodes/north.pub"] == before["operator/nodes/north.pub"]
+        assert any("server was made before and is not here" in note for note in again.notes)
+        with pytest.raises(ConfigError, match="put it back"):
+            make(renew=True)
+
+    def test_unless_that_is_asked_for(self, make):
+        folder = make().folder
+        before = contents(folder)
+        with pytest.raises(ConfigError, match="move it away first"):
+            make(remake=["sites/north"])
+        shutil.rmtree(folder / "sites" / "north")
+        shutil.rmtree(folder / "operator")
+        make(remake=["sites/north", "operator"])
+        after = contents(folder)
+        for name in ("sites/north/node.key", "operator/nodes/north.pub", "operator/credentials.yaml"):
+            assert after[name] != before[name]
+        assert after["operator/nodes/south.pub"] == before["operator/nodes/south.pub"]
+        token = b64decode(yaml.safe_load(after["operator/credentials.yaml"]).popitem()[1])
+        assert token and after["server/operators.sha256"] != before["server/operators.sha256"]
+        with pytest.raises(ConfigError, match="'west' is none of server, operator, sites/north"):
+            make(remake=["west"])
+
+    def test_a_record_that_is_none(self, make):
+        (make().folder / "issued.json").write_text("[]")
+        with pytest.raises(ConfigError, match="no record of issued kits"):
+            make()
+
+    @pytest.mark.parametrize("name", ["server/start.sh", "server", "sites/north/policy.toml"])
+    def test_what_stands_in_the_place_of_something_else(self, make, tmp_path, name):
+        path = tmp_path / "kits" / name
+        path.parent.mkdir(parents=True)
+        path.write_text("") if name == "server" else path.mkdir()
+        with pytest.raises(ConfigError, match=name):
+            make()
+
+    def test_a_folder_that_was_there_is_closed_to_others(self, make, tmp_path):
+        (tmp_path / "kits" / "server").mkdir(parents=True)
+        for folder in (tmp_path / "kits", tmp_path / "kits" / "server"):
+            folder.chmod(0o755)
+        make()
+        assert (tmp_path / "kits").stat().st_mode & 0o777 == 0o700
+        assert (tmp_path / "kits" / "server").stat().st_mode & 0o777 == 0o700
 
     def test_what_no_longer_fits_is_told_and_kept(self, make):
         before = contents(make().folder)
@@ -336,6 +459,53 @@ class TestExternalAuthority:
         with pytest.raises(ConfigError, match="not for the key of this server kit"):
             make(self.described(tmp_path, other, authority[0]))
         assert not (folder / "server" / "server.crt").exists()
+
+
+class TestSignedElsewhere:
+    """What `check_signed` makes of the details of a certificate."""
+
+    KEY = new_tls_key()
+
+    def signed(self, names=("host",), before=-1, after=9, usage=None, ca=True, root=(-9, 9)):
+        authority_key = load_pem_private_key(new_tls_key(), None)
+        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "the house")])
+        authority = self.built(issuer, issuer, authority_key.public_key(), *root)
+        authority = authority.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "host")])
+        leaf = self.built(subject, issuer, load_pem_private_key(self.KEY, None).public_key(), before, after)
+        alternatives = [x509.DNSName(name) for name in (*names, "localhost")]
+        loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        leaf = leaf.add_extension(x509.SubjectAlternativeName([*alternatives, loopback]), critical=False)
+        if usage:
+            leaf = leaf.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        return [one.sign(authority_key, hashes.SHA256()).public_bytes(Encoding.PEM) for one in (leaf, authority)]
+
+    def built(self, subject, issuer, key, before, after):
+        now = datetime.now(UTC)
+        builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
+        return builder.not_valid_before(now + timedelta(days=before)).not_valid_after(now + timedelta(days=after))
+
+    @pytest.mark.parametrize(
+        "details", [{}, {"names": ("HOST",)}, {"usage": ExtendedKeyUsageOID.SERVER_AUTH}], ids=["plain", "case", "use"]
+    )
+    def test_nodes_accept(self, details):
+        check_signed(*self.signed(**details), self.KEY, ["host"])
+
+    @pytest.mark.parametrize(
+        ("details", "says"),
+        [
+            ({"before": 1}, "the server's certificate is not valid yet"),
+            ({"before": -9, "after": -1}, "the server's certificate has expired"),
+            ({"root": (-9, -1)}, "CN=the house above it has expired"),
+            ({"root": (1, 9)}, "CN=the house above it is not valid yet"),
+            ({"ca": False}, "was not issued by ca-certificate"),
+            ({"usage": ExtendedKeyUsageOID.CLIENT_AUTH}, "lacks serverAuth"),
+            ({"names": ("hosts",)}, "not made out for host"),
+        ],
+    )
+    def test_nodes_would_refuse(self, details, says):
+        with pytest.raises(ConfigError, match=says):
+            check_signed(*self.signed(**details), self.KEY, ["host"])
 
 
 class TestOwnKey:

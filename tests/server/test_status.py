@@ -51,6 +51,25 @@ def test_a_run_under_way_whose_last_line_is_not_whole(output, tmp_path):
     assert (state.round, state.ended) == (1, False)
 
 
+def test_a_run_whose_cohorts_are_secret(tmp_path):
+    """How many were drawn and replied is not written down, so it cannot be shown."""
+    poisson = {"strategy.sampling": "poisson", "strategy.fraction-train": 0.9}
+    simulate(SETTINGS | poisson | {"output-dir": str(tmp_path), "run-name": "a"}, 5, Narrator(2, Console(quiet=True)))
+    state = status.run_state(tmp_path / "a")
+    assert state.replies is None and state.rejected == () and state.round == 2
+    assert not any("replies" in line for line in status.told(state, None))
+
+
+@pytest.mark.parametrize(
+    ("content", "ended"), [('{"status": "running"}', False), ('{"status": "sound"}', True), ("{", False)]
+)
+def test_the_end_is_what_the_statement_about_privacy_says(output, tmp_path, content, ended):
+    """Whatever the models are called: those of several hypotheses have other names."""
+    (tmp_path / "config.json").write_text((output / "a" / "config.json").read_text())
+    (tmp_path / "privacy.json").write_text(content)
+    assert status.run_state(tmp_path).ended is ended
+
+
 def test_a_run_before_its_first_round(output, tmp_path):
     (tmp_path / "config.json").write_text((output / "a" / "config.json").read_text())
     state = status.run_state(tmp_path)

@@ -1,5 +1,6 @@
 """A run that is asked to end: what it finishes, what it abandons, and what it leaves."""
 
+import io
 import json
 import os
 import signal
@@ -12,12 +13,15 @@ from rich.console import Console
 
 from cloister.client.app import app
 from cloister.core.config import parse
+from cloister.core.decorator import Measurements
 from cloister.core.errors import ConfigError, FederationError
+from cloister.core.replies import Rejection
 from cloister.local.grid import LocalGrid
 from cloister.privacy.ledger import Ledger
 from cloister.server import evaluation
 from cloister.server.build import build
 from cloister.server.console import Narrator
+from cloister.server.loop import Round, _why_nobody
 from cloister.server.run import run
 from cloister.server.stop import Stop, StopAsked
 
@@ -101,6 +105,24 @@ def test_a_second_request_is_not_held_back():
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_the_echo_that_flower_sends_after_the_first_request_is_none(monkeypatch, first):
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda *_: heard.append("old handler"))
+    try:
+        with Stop().listening() as stop:
+            os.kill(os.getpid(), first)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.asked == first.name and not heard
+            monkeypatch.setattr("cloister.server.stop.ECHO_SECONDS", -1.0)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert heard == ["old handler"]
+        os.kill(os.getpid(), signal.SIGINT)
+        assert heard == ["old handler"] * 2
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_request_from_before_the_wait_ends_it():
     with Stop().listening() as stop:
         os.kill(os.getpid(), signal.SIGINT)
@@ -142,6 +164,51 @@ def test_too_few_replies_in_three_rounds_end_the_run(tmp_path):
 
     with pytest.raises(FederationError, match=r"too few replies \(1\) counted in round 3"):
         go(tmp_path, HEURISTIC, Hopeless)
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_why_a_run_ends_does_not_tell_whom_a_secret_draw_hit(secret):
+    rejected = (Rejection(7, "error", "disk full"),)
+    done = Round(3, measured=Measurements(asked=2, accepted=1, rejected=rejected))
+    told = _why_nobody(3, done, secret)
+    assert "round 3" in told and ("disk full" in told) is not secret and ("(1)" in told) is not secret
+
+
+HYPOTHESES = {
+    "task.name": "linear",
+    "privacy.server": "laplace-clustering",
+    "task.test-fraction": 0.0,
+    "tensorboard": False,
+    "num-rounds": 2,
+}
+
+
+@pytest.mark.parametrize("trouble", ["error", "signal"])
+def test_what_goes_wrong_when_nodes_get_their_last_models_costs_the_run_nothing(tmp_path, monkeypatch, trouble):
+    def personalise(*_):
+        if trouble == "error":
+            raise ConnectionError("the SuperLink is gone")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("cloister.server.run.personalise", personalise)
+    outcome = go(tmp_path, HYPOTHESES, LocalGrid, clients=6)
+    assert len(list(outcome.directory.path.glob("hypothesis-*"))) > 1 and len(outcome.rounds) == 3
+
+
+def test_who_is_stopped_hands_out_no_models(tmp_path, monkeypatch):
+    monkeypatch.setattr("cloister.server.run.personalise", lambda *_: pytest.fail("it was asked to stop"))
+    outcome = go(tmp_path, HYPOTHESES, clients=6)
+    assert outcome.stopped and list(outcome.directory.path.glob("hypothesis-*"))
+
+
+def test_a_rejected_reply_is_told_with_its_round(tmp_path):
+    said = io.StringIO()
+    config = parse(HEURISTIC | {"output-dir": str(tmp_path)})
+    run(Refusing.simulated(app, config.flat(), 3), config, Narrator(3, Console(file=said, width=200)))
+    told = [line.strip() for line in said.getvalue().splitlines() if "rejected:" in line]
+    assert [line[:32] for line in told] == [
+        f"rejected: round {n}, node {k}, error"[:32] for n in (1, 2) for k in (2, 3)
+    ]
 
 
 def test_a_guarantee_does_not_let_replies_decide_over_a_release():

@@ -3,18 +3,32 @@
 import hashlib
 import json
 import os
+import ssl
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
+from flwr.cli.build import build_fab_from_disk
+from flwr.clientapp.client_app import LoadClientAppError
+from flwr.proto.runtime_pb2 import AcquireTaskResponse
+from flwr.proto.task_pb2 import Task
+from flwr.supercore.constant import TaskType
+from flwr.supernode.runtime import run_clientapp as clientapp
 
 from cloister.client.policy import CHECKED_BUNDLE, Policy
-from cloister.core.errors import ConfigError, PolicyError
+from cloister.core.errors import ConfigError, FederationError, PolicyError
 from cloister.warm import executor, node
 
 BUNDLE = b"an app bundle"
 DIGEST = hashlib.sha256(BUNDLE).hexdigest()
+
+
+def sha(bundle):
+    return hashlib.sha256(bundle).hexdigest()
+
 
 CHILDREN = """
 import json, os, sys
@@ -91,9 +105,171 @@ class TestBundles:
 def test_with_another_flower_clients_start_cold(monkeypatch):
     called = []
     monkeypatch.setattr(executor.flwr, "__version__", "1.99.0")
-    monkeypatch.setattr(node.subprocess, "call", lambda command: called.append(command) or 7)
-    assert node.run_node(["--insecure", "--port", "9100"]) == 7
-    assert called == [["flower-supernode", "--insecure", "--port", "9100"]]
+    # In its place, not below it: a child of this process would outlive a SIGTERM to it.
+    monkeypatch.setattr(node.os, "execvp", lambda *call: called.append(call) or sys.exit(7))
+    with pytest.raises(SystemExit, match="7"):
+        node.run_node(["--insecure", "--port", "9100"])
+    assert called == [("flower-supernode", ["flower-supernode", "--insecure", "--port", "9100"])]
+
+
+def test_with_another_flower_a_node_that_pins_bundles_does_not_start(monkeypatch, tmp_path):
+    policy = tmp_path / "policy.toml"
+    policy.write_text(f'mechanisms = []\ntasks = ["digits"]\nallowed-fabs = ["{DIGEST}"]\n')
+    monkeypatch.setattr(executor.flwr, "__version__", "1.99.0")
+    monkeypatch.setattr(node.os, "execvp", lambda *_: pytest.fail("it started"))
+    with pytest.raises(PolicyError, match=r"allowed-fabs cannot be enforced with this flwr, only with 1\.41\.0"):
+        node.run_node(["--insecure", "--node-config", f'policy="{policy}"'])
+
+
+class TestWhatIsLoaded:
+    """A bundle that is allowed, and a server that would have another one loaded."""
+
+    @pytest.fixture
+    def bundle(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+        monkeypatch.setattr(clientapp, "install_from_fab", clientapp.install_from_fab)
+        monkeypatch.setattr(clientapp, "get_load_client_app_fn", clientapp.get_load_client_app_fn)
+        monkeypatch.setattr(sys, "path", sys.path[:])
+        (tmp_path / "private").mkdir()
+        return self.built(tmp_path, "vetted")
+
+    @pytest.fixture(autouse=True)
+    def modules(self):
+        before = set(sys.modules)
+        yield
+        for name in set(sys.modules) - before:
+            if name.startswith("pinned"):
+                del sys.modules[name]
+
+    def built(self, tmp_path, mark, version="1.0.0"):
+        project = tmp_path / mark / "pinned"
+        project.mkdir(parents=True)
+        (project / "pinned.py").write_text(
+            f"from flwr.clientapp import ClientApp\napp = ClientApp()\napp.mark = {mark!r}\n"
+        )
+        (project / "pyproject.toml").write_text(
+            f'[project]\nname = "pinned"\nversion = "{version}"\ndescription = ""\nlicense = {{ file = "LICENSE" }}\n'
+            'dependencies = ["flwr>=1.41.0"]\n'
+            '[tool.flwr.app]\npublisher = "p"\nfab-format-version = 1\nflwr-version-target = "1.41.0"\n'
+            '[tool.flwr.app.components]\nserverapp = "pinned:app"\nclientapp = "pinned:app"\n'
+        )
+        (project / "LICENSE").write_text("MIT\n")
+        return build_fab_from_disk(project)
+
+    def loaded(self, tmp_path, bundle, digest, version="1.0.0", policy=True):
+        """What `run_clientapp` does with a bundle and the names that the server gives."""
+        listed = Policy.model_validate({"mechanisms": [], "tasks": ["digits"], "allowed-fabs": [sha(bundle)]})
+        executor.load_only_what_is_allowed(lambda: listed if policy else None, tmp_path / "private")
+        clientapp.install_from_fab(bundle, skip_prompt=True)
+        load = clientapp.get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+        return load("p/pinned", version, digest)
+
+    def test_it_is_the_bundle_that_was_looked_at(self, bundle, tmp_path):
+        assert self.loaded(tmp_path, bundle, sha(bundle)).mark == "vetted"
+
+    def test_and_not_one_that_another_run_has_left_behind(self, bundle, tmp_path):
+        other = self.built(tmp_path, "planted")
+        clientapp.install_from_fab(other, skip_prompt=True)
+        assert self.loaded(tmp_path, bundle, sha(other)).mark == "vetted"
+
+    def test_nor_a_folder_that_was_tampered_with(self, bundle, tmp_path):
+        shared = clientapp.install_from_fab(bundle, skip_prompt=True)
+        module = shared / "pinned.py"
+        module.write_text(module.read_text().replace("vetted", "tampered"))
+        assert self.loaded(tmp_path, bundle, sha(bundle)).mark == "vetted"
+
+    def test_nor_one_of_another_version(self, bundle, tmp_path):
+        clientapp.install_from_fab(self.built(tmp_path, "planted", "2.0.0"), skip_prompt=True)
+        with pytest.raises(LoadClientAppError, match="mismatch"):
+            self.loaded(tmp_path, bundle, sha(bundle), version="2.0.0")
+
+    def test_nor_into_a_folder_in_which_something_lies(self, bundle, tmp_path):
+        (tmp_path / "private" / "apps").mkdir()
+        with pytest.raises(PolicyError, match="was not empty"):
+            self.loaded(tmp_path, bundle, sha(bundle))
+
+
+class TestServing:
+    """The executor against answers of a SuperNode."""
+
+    @pytest.fixture
+    def serve(self, monkeypatch):
+        def served(answers):
+            called, answers = [], iter(answers)
+
+            class Client:
+                def __enter__(self):
+                    return self
+
+                def __exit__(self, *_):
+                    pass
+
+                def __getattr__(self, name):
+                    return lambda request: called.append((name, request))
+
+                def AcquireTask(self, request):
+                    answer = next(answers)
+                    if isinstance(answer, Exception):
+                        raise answer
+                    kind = answer if answer in request.supported_task_types else None
+                    return AcquireTaskResponse(task=Task(type=kind), token="t") if kind else AcquireTaskResponse()
+
+            monkeypatch.setattr(executor.Link, "client", lambda _: Client())
+            monkeypatch.setattr(executor.Link, "client_of_task", lambda *_: Client())
+            monkeypatch.setattr(executor.Executor, "fork", lambda _, token: called.append(("fork", token)))
+            with suppress(StopIteration):
+                executor.Executor(executor.Link("node:1")).serve(lambda: True)
+            return called
+
+        monkeypatch.setattr(executor, "POLL_SECONDS", 0.0)
+        return served
+
+    def test_clients_are_forked(self, serve):
+        assert serve(["", TaskType.CLIENT_APP]) == [("fork", "t")]
+
+    def test_a_task_of_an_agent_is_answered_with_an_error(self, serve):
+        called = serve([TaskType.AGENT_APP, TaskType.CLIENT_APP])
+        assert [name for name, _ in called] == ["PullTaskInput", "PullMessages", "PushTaskOutput", "fork"]
+        assert called[2][1].sub_status == "failed"
+
+    def test_silence_is_told_once(self, serve, caplog):
+        refused = httpx.ConnectError("connection refused")
+        serve([refused, refused, "", refused])
+        assert caplog.text.count("no SuperNode answers at node:1 yet") == 2
+
+    def test_a_certificate_of_somebody_else_ends_it(self, serve):
+        refused = httpx.ConnectError("certificate verify failed")
+        refused.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
+        with pytest.raises(FederationError, match="node:1 is not to be trusted"):
+            serve([refused])
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_no_child_outlives_its_executor(tmp_path, monkeypatch, deaf):
+    monkeypatch.setattr(executor, "LEAVE_SECONDS", 1.0)
+    asking = executor.Executor(executor.Link("node:1"))
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    child = subprocess.Popen(["sh", "-c", f"trap '{'' if deaf else 'exit 0'}' TERM; echo; while :; do sleep 0.1; done"],
+                             stdout=subprocess.PIPE)  # fmt: skip
+    child.stdout.readline()  # it listens, or does not
+    asking.children[child.pid] = folder
+
+    class Broken:
+        def __enter__(self):
+            raise KeyError("anything")
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(executor.Link, "client", lambda _: Broken())
+    with pytest.raises(KeyError):
+        asking.serve(lambda: True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+    assert not asking.children and not folder.exists()
+    child.stdout.close()
+    child.returncode = 0
 
 
 class TestOptions:
@@ -120,9 +296,22 @@ class TestOptions:
         with pytest.raises(ConfigError, match="leave it out"):
             node._read(["--isolation", "subprocess"])
 
-    def test_a_node_whose_policy_cannot_be_read_does_not_start(self):
+    @pytest.mark.parametrize("option", ["--node-config", "--node-conf", "--nod"])
+    def test_a_node_whose_policy_cannot_be_read_does_not_start(self, option):
         with pytest.raises(PolicyError, match="cannot be read"):
-            node.run_node(["--node-config", 'policy="/nowhere/policy.toml"'])
+            node.run_node([option, 'policy="/nowhere/policy.toml"'])
+
+    def test_the_last_of_several_counts_as_it_does_for_the_supernode(self):
+        with pytest.raises(PolicyError, match="cannot be read"):
+            node.run_node(["--node-config", "a=1", "--node-conf", 'policy="/nowhere/policy.toml"'])
+
+    def test_isolation_is_found_under_any_name(self):
+        with pytest.raises(ConfigError, match="leave it out"):
+            node._read(["--isol", "process"])
+
+    def test_names_of_before_are_understood(self):
+        link = node._link(node._read(["--appio-ssl-certfile", "a.pem", "--appio-ssl-ca-certfile", "/ca.pem"]))
+        assert link.certificates == "/ca.pem"
 
     def test_a_shared_secret(self, tmp_path):
         (tmp_path / "secret").write_bytes(b"0123456789abcdef0123456789abcdef")
