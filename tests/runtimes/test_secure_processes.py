@@ -1,8 +1,11 @@
 """A provisioned federation as real processes: its members train together, and nobody else gets in."""
 
 import json
+import os
 import shutil
+import signal
 import ssl
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -87,6 +90,13 @@ class Secured:
 
     def log(self, name: str) -> str:
         return (self.processes.folder / f"{name}.log").read_text()
+
+    def cut_power(self, name: str) -> None:
+        """End a member's processes such that none can take its leave."""
+        for pid in self.processes.pids("cloister.warm.supernode"):
+            if f"sites/{name}/" in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
+        self.processes.kill(name)
 
     def trains(self, name: str) -> None:
         """The members, all of them and nobody else, train the model."""
@@ -174,3 +184,17 @@ class TestOrders:
         assert "Successfully started run" not in log
         assert secured.log("superlink").count('/v1/control/start-run HTTP/1.1" 200') == runs
         return log
+
+
+def test_a_member_that_lost_its_power_gets_in_again(secured: Secured) -> None:
+    """The key is in use until the SuperLink takes the node for offline: it is started again until it gets in."""
+    secured.cut_power("north")
+    activated = secured.log("north").count("SuperNode ID")
+    deadline = time.monotonic() + PATIENCE
+    while secured.log("north").count("SuperNode ID") == activated:
+        assert time.monotonic() < deadline
+        running = secured.processes.services.get("north")
+        if running is None or running.poll() is not None:
+            secured.processes.restart("north")
+        time.sleep(0.5)
+    secured.trains("after-the-power-cut")
