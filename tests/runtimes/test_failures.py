@@ -106,10 +106,11 @@ def test_a_superlink_that_is_killed_keeps_its_state_and_its_nodes_come_back(tmp_
 
         processes.restart(SUPERLINK)
         processes.wait_for_superlink()
+        # How soon each node notices is Flower's affair: in some round all of them are back.
         processes.flwr_run(
-            SETTINGS | {"output-dir": str(tmp_path), "run-name": "second", "num-rounds": 2}, seconds=SECONDS
+            SETTINGS | {"output-dir": str(tmp_path), "run-name": "second", "num-rounds": 6}, seconds=2 * SECONDS
         )
-        assert 3 in accepted(second) and len(accepted(second)) == 2
+        assert 3 in accepted(second) and len(accepted(second)) == 6
         runs = processes.told("flwr", "list", CONNECTION, "--format", "json")["runs"]
         assert len(runs) == 2, "the run from before the restart is remembered"
         assert sum(found["status"] == "finished:completed" for found in runs) == 1
