@@ -10,12 +10,13 @@ import math
 import tomllib
 from logging import ERROR
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from flwr.app import UserConfig
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cloister.core.errors import ConfigError, PolicyError
+from cloister.core.explain import explained
 
 POLICY = "policy"
 """The key of the node configuration that holds the path of the policy."""
@@ -162,18 +163,11 @@ def read_policy(path: Path) -> Policy:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"policy {path} is no TOML: {error}") from None
     except ValidationError as error:
-        raise ConfigError("\n".join(f"policy {path}: {line}" for line in map(_explained, error.errors()))) from None
+        raise ConfigError("\n".join(f"policy {path}: {line}" for line in _lines(error))) from None
 
 
-def _explained(item: Any) -> str:
-    if item["type"] == "value_error":
-        return str(item["ctx"]["error"])
-    key = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "missing":
-        return f"{key} is missing"
-    if item["type"] == "extra_forbidden":
-        return f"unknown key {key!r}; valid keys: {', '.join(field.replace('_', '-') for field in Policy.model_fields)}"
-    return f"{key} = {item['input']!r} is not valid: {item['msg'].replace('Input should', 'it must')}"
+def _lines(error: ValidationError) -> list[str]:
+    return [explained(item, lambda _: Policy) for item in error.errors()]
 
 
 def budgets_of(node: UserConfig, budget: float, example_budget: float, delta: float) -> tuple[float, float, float]:

@@ -29,7 +29,7 @@ from cloister.core.errors import LedgerError, PrivacyError
 from cloister.privacy.accounting import Account
 from cloister.privacy.events import Event, Laplace, Relation, Unit, from_json, to_json
 
-VERSION = 1
+VERSION = 2
 GENESIS = "0" * 64
 FIELDS = {
     "budget": {"v", "seq", "time", "kind", "run", "unit", "delta", "epsilon", "previous", "hash"},

@@ -4,11 +4,12 @@ import ipaddress
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cloister.core.errors import ConfigError
+from cloister.core.explain import explained
 
 LABEL = r"[a-zA-Z0-9_]([a-zA-Z0-9_-]{0,61}[a-zA-Z0-9])?"
 HOST_NAME = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*")
@@ -161,7 +162,9 @@ def read_federation(path: Path) -> Federation:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no TOML: {error}") from None
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{path}: {_explained(item)}" for item in error.errors())) from None
+        raise ConfigError(
+            "\n".join(f"{path}: {explained(item, SECTIONS.__getitem__)}" for item in error.errors())
+        ) from None
     return _with_paths(federation, path.resolve().parent)
 
 
@@ -187,16 +190,3 @@ SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
     ("authority",): Authority,
     ("sites",): Site,
 }
-
-
-def _explained(item: Any) -> str:
-    if item["type"] == "value_error":
-        return str(item["ctx"]["error"])
-    key = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "missing":
-        return f"{key} is missing"
-    if item["type"] == "extra_forbidden":
-        section = SECTIONS[tuple(str(part) for part in item["loc"][:-1] if not isinstance(part, int))]
-        valid = ", ".join(field.replace("_", "-") for field in section.model_fields)
-        return f"unknown key {key!r}; valid keys: {valid}"
-    return f"{key} = {item['input']!r} is not valid: {item['msg'].replace('Input should', 'it must')}"

@@ -63,7 +63,11 @@ class Plan:
     def claim(self) -> Claim:
         """What may be said about the models, with what leaves beside them."""
         base = self.strategy.claim() if isinstance(self.strategy, GlobalDP) else Claim("none")
-        return replace(base, unprotected=tuple(_unprotected(self.config)))
+        reasons = base.reasons
+        if base.mechanism != "none" and self.config.evaluates_on_clients:
+            # The ledger holds them too, so that no ε is left to claim.
+            reasons = (*reasons, "scores of the model on clients' own examples leave without noise")
+        return replace(base, reasons=reasons, unprotected=tuple(_unprotected(self.config)))
 
 
 def build(config: RunConfig) -> Plan:

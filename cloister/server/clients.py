@@ -58,7 +58,8 @@ def _reserved(facts: dict[str, Any], reasons: list[str]) -> dict[str, Any]:
 def _dp_sgd_statement(plan: Plan, rounds: int) -> dict[str, Any]:
     """For clients of several sizes: how many examples a client has, the server does not know.
 
-    Just above one batch an epoch has two steps that hardly sample: no other size costs more.
+    Just above one batch an epoch has two steps that hardly sample. With little noise some sizes of two or three batches
+    cost a tenth more than that; what a client has really spent, its own ledger knows.
     """
     from cloister.privacy.end_to_end import dp_sgd_statement
 
@@ -78,7 +79,7 @@ def _dp_sgd_statement(plan: Plan, rounds: int) -> dict[str, Any]:
     ]
     common = {name: about[0][name] for name in ("mechanism", "status", "reasons", "parameters", "noise")}
     sizes = [{name: each[name] for name in ("examples", "rounds", "claims", "heuristic")} for each in about]
-    return {**common, "see": "each client's own ledger", "by-examples": sizes}
+    return {**common, "see": "each client's own ledger: sizes in between may cost more", "by-examples": sizes}
 
 
 def clients_in_words(privacy: Mapping[str, Any]) -> list[str]:

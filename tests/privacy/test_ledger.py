@@ -10,53 +10,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from forged_ledgers import EVENTS, chained, lines_of, rewrite, write
 from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.core.errors import BudgetExhausted, LedgerError, PrivacyError
-from cloister.privacy import ledger as module
 from cloister.privacy.books import Books
-from cloister.privacy.events import UNSAMPLED, Gaussian, Repeated, Sampling, Unaccounted, from_json, to_json
+from cloister.privacy.events import Gaussian, Repeated, Sampling, Unaccounted, from_json, to_json
 from cloister.privacy.ledger import GENESIS, Ledger, line_hash
-
-EVENTS = [
-    Gaussian(1.5),
-    Gaussian(0.7, Sampling("poisson", probability=0.1)),
-    Gaussian(2.0, Sampling("without-replacement", cohort=3, population=9)),
-    Unaccounted("the noise is seeded: ε is ∞"),
-]
 
 
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "books" / "ledger.jsonl"
-
-
-def write(path, events=EVENTS, finish=True):
-    """A ledger with these releases, one a round."""
-    ledger = Ledger(path)
-    for number, event in enumerate(events, start=1):
-        release = ledger.open(event, "client", "run", number, allow=lambda: None)
-        if finish:
-            ledger.done(release)
-    return ledger
-
-
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def chained(lines):
-    """The lines with their numbers and hashes made right: what somebody forges who knows how."""
-    previous = GENESIS
-    for number, line in enumerate(lines):
-        line |= {"seq": number, "previous": previous}
-        line["hash"] = previous = line_hash(line)
-    return lines
-
-
-def rewrite(path, lines):
-    path.write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
 
 
 class TestWhatIsWritten:
@@ -226,8 +192,8 @@ class TestWhatWasTamperedWith:
     @pytest.mark.parametrize(
         ("line", "changes", "says"),
         [
-            (0, {"v": 2}, "line 1: not a line of a ledger of version 1"),
-            (2, {"v": "1"}, "line 3: not a line of a ledger of version 1"),
+            (0, {"v": 1}, "line 1: not a line of a ledger of version 2"),
+            (2, {"v": "1"}, "line 3: not a line of a ledger of version 2"),
             (2, {"kind": "reset"}, "line 3: unknown kind or fields"),
             (2, {"kind": ["open"]}, "line 3: unknown kind or fields"),
             (2, {"note": "free"}, "line 3: unknown kind or fields"),
@@ -498,136 +464,3 @@ class TestBooks:
             Books(Ledger(path), "", relation=relation) for relation in ("add-or-remove", "replace-one")
         )
         assert replacing.epsilon() > 1.9 * adding.epsilon()
-
-
-class TestTheCommand:
-    def invoke(self, *arguments):
-        return CliRunner().invoke(app, ["ledger", *map(str, arguments)], env={"COLUMNS": "200"})
-
-    def test_verify_names_the_head(self, path):
-        head = write(path).head
-        result = self.invoke("verify", path)
-        assert result.exit_code == 0 and f"unbroken; 4 releases; last hash {head}" in result.output
-
-    def test_show_lists_the_releases_and_what_they_amount_to(self, path):
-        write(path, EVENTS[:1] * 3, finish=False)
-        result = self.invoke("show", path, "--delta", "1e-6")
-        account = Ledger(path).account("client")
-        assert result.exit_code == 0 and result.output.count("gaussian, z = 1.5") == 3
-        assert result.output.count("unknown: counts") == 3
-        for name in ("rdp", "pld"):
-            assert f"ε = {account.epsilon(1e-6, name):.4g} by {name}" in result.output
-
-    def test_show_has_both_relations(self, path):
-        write(path, EVENTS[:1])
-        adding, replacing = (self.invoke("show", path, "--relation", name) for name in ("add-or-remove", "replace-one"))
-        assert adding.exit_code == replacing.exit_code == 0
-        halved = Ledger(path).account("client", "replace-one").epsilon(1e-5, "pld")
-        assert f"ε = {halved:.4g} by pld" in replacing.output and adding.output != replacing.output
-
-    def test_show_says_where_nothing_can_be_claimed(self, path):
-        write(path)
-        result = self.invoke("show", path)
-        assert "no guarantee: the noise is seeded" in result.output and "ε = inf by rdp" in result.output
-        assert "poisson 0.1" in result.output and "3 of 9" in result.output
-
-    def test_show_leaves_brackets_alone(self, path):
-        write(path, [Unaccounted("[/bold] and [red]")])
-        assert "[/bold] and [red]" in self.invoke("show", path).output
-
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (["verify", "absent.jsonl"], "LedgerError: no ledger at absent.jsonl"),
-            (["show", "absent.jsonl"], "LedgerError: no ledger at absent.jsonl"),
-            (["show", "{}", "--relation", "swap"], "ConfigError: relation must be one of"),
-            (["show", "{}", "--delta", "1"], "ConfigError: delta must be above 0 and below 1, got 1"),
-        ],
-    )
-    def test_an_error_is_one_line(self, path, arguments, says):
-        write(path, EVENTS[:1])
-        result = self.invoke(*(argument.format(path) for argument in arguments))
-        assert result.exit_code == 1 and says in result.output and "Traceback" not in result.output
-
-
-class TestBudgets:
-    def test_one_line_for_each_change(self, path):
-        for run, epsilon in (("first", 8.0), ("second", 8.0), ("third", 9.0)):
-            Books(Ledger(path), "", max_epsilon=epsilon).begin(run)
-        assert [(budget.run, budget.epsilon) for budget in Ledger(path).budgets] == [("first", 8.0), ("third", 9.0)]
-
-    def test_taking_it_away_is_a_change_too(self, path):
-        for epsilon in (0.0, 1.0, 0.0):
-            Books(Ledger(path), "", max_epsilon=epsilon).begin("run")
-        assert [budget.epsilon for budget in Ledger(path).budgets] == [1.0, 0.0]
-
-    def test_it_is_in_the_chain(self, path):
-        Books(Ledger(path), "", max_epsilon=1.0).begin("run")
-        (line,) = lines_of(path)
-        rewrite(path, [line | {"epsilon": 100.0}])
-        with pytest.raises(LedgerError, match="the line was changed"):
-            Ledger(path)
-
-    def test_each_unit_has_its_own(self, path):
-        Books(Ledger(path), "", "client", max_epsilon=1.0).begin("run")
-        Books(Ledger(path), "", "example", max_epsilon=2.0).begin("run")
-        assert [(budget.unit, budget.epsilon) for budget in Ledger(path).budgets] == [("client", 1.0), ("example", 2.0)]
-
-    def test_it_is_shown(self, path):
-        Books(Ledger(path), "", max_epsilon=3.5).begin("run")
-        shown = CliRunner().invoke(app, ["ledger", "show", str(path)]).output
-        assert "ε = 3.5 at δ = 1e-05" in shown
-
-    def test_releases_go_on_around_it(self, path):
-        write(path, EVENTS[:1])
-        Books(Ledger(path), "", max_epsilon=50.0).begin("run")
-        write(path, EVENTS[1:2])
-        assert [entry.event for entry in Ledger(path).entries] == EVENTS[:2]
-
-
-class TestCalibrate:
-    def calibrated(self, *arguments):
-        return float(self.printed("privacy.noise-multiplier", *arguments))
-
-    def printed(self, expected, *arguments):
-        result = CliRunner().invoke(app, ["calibrate", *map(str, arguments)])
-        assert result.exit_code == 0, result.output
-        key, value = result.output.strip().split("=")
-        assert key == expected
-        return value
-
-    @pytest.mark.parametrize("q", [1.0, 0.02])
-    def test_the_rounds_that_a_multiplier_allows(self, q):
-        rounds = int(self.printed("num-rounds", "--epsilon", 8, "--noise-multiplier", 2, "--sampling-probability", q))
-        sampling = UNSAMPLED if q == 1 else Sampling("poisson", probability=q)
-        spent = [module.Account().plus(Gaussian(2.0, sampling), n) for n in (rounds, rounds + 1)]
-        name = "pld" if q == 1 else "rdp"
-        assert spent[0].epsilon(1e-5, name) <= 8 < spent[1].epsilon(1e-5, name)
-
-    @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 50.0])
-    @pytest.mark.parametrize("q", [1.0, 0.02])
-    def test_what_is_printed_stays_within_the_budget_and_wastes_little(self, epsilon, q):
-        z = self.calibrated("--epsilon", epsilon, "--rounds", 30, "--sampling-probability", q)
-        sampling = UNSAMPLED if q == 1 else Sampling("poisson", probability=q)
-        account = module.Account().plus(Gaussian(z, sampling), 30)
-        spent = account.epsilon(1e-5, "pld" if q == 1 else "rdp")
-        assert 0.95 * epsilon < spent <= epsilon
-
-    def test_a_smaller_delta_needs_more_noise(self):
-        assert self.calibrated("--epsilon", 1, "--rounds", 1, "--delta", 1e-9) > self.calibrated(
-            "--epsilon", 1, "--rounds", 1
-        )
-
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (["--epsilon", "0", "--rounds", "1"], "ConfigError: epsilon must be > 0"),
-            (["--epsilon", "1", "--rounds", "1", "--delta", "0"], "ConfigError: delta must be above 0"),
-            (["--epsilon", "1"], "ConfigError: give either --rounds or --noise-multiplier"),
-            (["--epsilon", "1", "--rounds", "1", "--noise-multiplier", "1"], "ConfigError: give either --rounds or"),
-            (["--epsilon", "1", "--rounds", "1", "--sampling-probability", "2"], "PrivacyError: a Poisson sampling"),
-        ],
-    )
-    def test_an_error_is_one_line(self, arguments, says):
-        result = CliRunner().invoke(app, ["calibrate", *arguments])
-        assert result.exit_code == 1 and says in result.output and "Traceback" not in result.output

@@ -143,8 +143,24 @@ def test_without_a_mechanism_nothing_is_claimed_and_no_later_budget_can_be(tmp_p
         )
 
 
+def test_a_distance_far_below_1_is_calibrated_for_too(tmp_path):
+    """It multiplies the noise beyond what an accountant takes; what is counted is less, and nothing breaks off."""
+    private = {"privacy__server": "metric", "privacy__distance_release": "private", "num_rounds": 2}
+    noise = {
+        "privacy__noise_multiplier": "auto",
+        "privacy__distance_noise_multiplier": 8.0,
+        "privacy__max_epsilon": 8.0,
+    }
+    spent = go(tmp_path, privacy__clipping_norm=0.05, **private, **noise).privacy["claims"][0]["epsilon"]
+    assert 7.5 < spent <= 8.0
+
+
 def test_scores_that_left_without_noise_count_in_later_runs(tmp_path):
     go(tmp_path, evaluation__federated="on")
+    (path,) = tmp_path.glob("*/privacy.json")
+    during = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert during["status"] == "heuristic" and during["claims"] == []
+    assert any("scores of the model" in reason for reason in during["reasons"])
     later = go(tmp_path).privacy
     assert later["ledger"]["holds-releases-without-a-guarantee"]
     assert [claim["scope"] for claim in later["claims"]] == ["this run"]

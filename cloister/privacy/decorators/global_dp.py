@@ -237,7 +237,8 @@ class GlobalDP(Decorator):
         """The release of this round's sum, with the draw it was made over."""
         if not self.is_accounted:
             return Unaccounted("; ".join(self.reservations()))
-        return Gaussian(self.clip.joint_multiplier(multiplier), self.amplification())
+        # More noise than an accountant has use for is counted as less: a small distance may multiply it by a lot.
+        return Gaussian(min(self.clip.joint_multiplier(multiplier), 1 / LEAST), self.amplification())
 
     def worst_events(self, layout: Layout) -> list[Event]:
         """The releases of a round, with the least noise that they can have."""
