@@ -24,16 +24,9 @@ from cloister.core import check
 from cloister.core.arrays import Row
 from cloister.core.cohort import rooms, share
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.noise import GaussianNoise, NumberedBlock
+from cloister.privacy.noise import ROOM, GaussianNoise, NumberedBlock
 from cloister.privacy.release import GRID_BITS, add_on_grid, grid_step
 
-DOUBLE_UP_TO = 1 << 17
-"""Parameters up to which noise is made in double precision by default. Larger models take single precision, in half the
-time: at p/ν of thousands and more what rounding adds to the leakage is not what a guarantee fails on."""
-SINGLE_BITS = 12
-"""Single-precision sums are rounded this many bits below the deviation of the noise, 11 bits above its own last one."""
-ROOM_BYTES = 1 << 19
-"""Memory that each thread makes its noise in."""
 HEADROOM = 64
 """Deviations of the noise that a number's dtype must hold."""
 
@@ -44,20 +37,18 @@ class LaplaceNoise:
     Args:
         seed: None draws the key from the operating system. A number gives the same noise every time, for tests and
             for papers; whatever is released with it is not private, and says `seeded`.
-        double_up_to: parameters of the largest float32 model that is noised in double precision.
     """
 
-    def __init__(self, seed: int | None = None, double_up_to: int = DOUBLE_UP_TO) -> None:
+    def __init__(self, seed: int | None = None) -> None:
         self._normals = GaussianNoise(seed)
-        self._double_up_to = double_up_to
         self.seeded = self._normals.seeded
 
     def add(self, model: Row, epsilon: float, step: float | None = None) -> None:
         """Add one draw in R^p to the p parameters of a model, in place.
 
         The sums are rounded to a public grid, since the low bits of floating-point noise betray what it was added to
-        (Mironov, 2012): to a power of two about 2^-20 of the noise's deviation, or 2^-`SINGLE_BITS` where the noise is
-        of single precision. That grid follows from ε and p, not from the draw of w.
+        (Mironov, 2012): to a power of two about 2^-20 of the noise's deviation. That grid follows from ε and p,
+        not from the draw of w.
 
         Args:
             model: flat, writable float32 or float64 arrays with p ≥ 1 numbers together, which share one draw. For
@@ -73,33 +64,18 @@ class LaplaceNoise:
             ConfigError: ε is not a finite number above 0, or the step is no power of two.
             PrivacyError: the arrays cannot carry this noise, or this is a copy in a forked process. Nothing was added.
         """
-        dtype, size = self._precision(model), sum(piece.size for piece in model)
+        _refuse_unfit(model)
+        size = sum(piece.size for piece in model)
         _refuse_beyond(size, epsilon)
-        grid = _step(size, epsilon, dtype) if step is None else _power_of_two(step)
+        grid = _step(size, epsilon) if step is None else _power_of_two(step)
         std = math.sqrt(self._chi_square(size + 1)) / epsilon
-        room = ROOM_BYTES // dtype.itemsize
-        blocks = [block for piece in model for block in self._normals.blocks(piece, room // 2)]
-        memory = rooms(room, dtype)
+        blocks = [block for piece in model for block in self._normals.blocks(piece)]
+        memory = rooms(ROOM)
 
         def work(mine: Iterator[NumberedBlock]) -> None:
             add_on_grid(mine, std, self._normals.maker(next(memory)), grid)
 
         share(blocks, work, size)
-
-    def _precision(self, model: Row) -> np.dtype:
-        """What the noise of a model is made in."""
-        for piece in model:
-            if piece.dtype not in (np.float32, np.float64) or piece.ndim != 1 or not piece.flags.writeable:
-                raise PrivacyError(
-                    f"Laplace noise is added in place to flat, writable float32 or float64 arrays; found {piece.dtype} "
-                    f"of shape {piece.shape}"
-                )
-            if piece.size and not (math.isfinite(piece.min()) and math.isfinite(piece.max())):
-                raise PrivacyError("Laplace noise hides nothing in an array with NaN or infinite numbers")
-        size = sum(piece.size for piece in model)
-        if not size:
-            raise PrivacyError("Laplace noise needs a model of at least one parameter")
-        return np.dtype(np.float64) if size <= self._double_up_to else np.result_type(*model)
 
     def _chi_square(self, freedom: int) -> float:
         """One draw of χ² with at least 2 degrees of freedom, in double precision.
@@ -155,6 +131,20 @@ def log_radius_quantile(probability: float, p: int, epsilon: float) -> float:
     return math.log(gammaincinv(p, probability)) - math.log(epsilon)
 
 
+def _refuse_unfit(model: Row) -> None:
+    """Refuse arrays that noise cannot be added to in place, or that it would not hide."""
+    for piece in model:
+        if piece.dtype not in (np.float32, np.float64) or piece.ndim != 1 or not piece.flags.writeable:
+            raise PrivacyError(
+                f"Laplace noise is added in place to flat, writable float32 or float64 arrays; found {piece.dtype} "
+                f"of shape {piece.shape}"
+            )
+        if piece.size and not (math.isfinite(piece.min()) and math.isfinite(piece.max())):
+            raise PrivacyError("Laplace noise hides nothing in an array with NaN or infinite numbers")
+    if not sum(piece.size for piece in model):
+        raise PrivacyError("Laplace noise needs a model of at least one parameter")
+
+
 def _refuse_beyond(p: int, epsilon: float) -> None:
     """Refuse noise that would leave the range of numbers: infinities and zeros are no noise.
 
@@ -166,10 +156,9 @@ def _refuse_beyond(p: int, epsilon: float) -> None:
         raise PrivacyError("epsilon asks for Laplace noise beyond the range of single precision; scale the model")
 
 
-def _step(p: int, epsilon: float, dtype: np.dtype) -> float:
-    """The step of the grid for noise of this size and precision."""
-    step = grid_step(math.exp(log_coordinate_variance(p, epsilon) / 2))
-    return step if dtype == np.float64 else step * 2.0 ** (GRID_BITS - SINGLE_BITS)
+def _step(p: int, epsilon: float) -> float:
+    """The step of the grid for noise of this size."""
+    return grid_step(math.exp(log_coordinate_variance(p, epsilon) / 2))
 
 
 def _power_of_two(step: float) -> float:

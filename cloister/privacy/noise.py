@@ -77,8 +77,11 @@ class GaussianNoise:
             width: numbers in a block, at most `BLOCK`; a smaller one needs less room.
 
         Raises:
-            PrivacyError: this is a copy in a forked process, whose noise would be the parent's once more.
+            PrivacyError: this is a copy in a forked process, whose noise would be the parent's once more; or a block
+                is wider than its place in the stream, and would share numbers with the next.
         """
+        if not 0 < width <= BLOCK:
+            raise PrivacyError(f"a block of noise holds from 1 to {BLOCK} numbers, asked for {width}")
         if os.getpid() != self._process:
             raise PrivacyError("noise cannot be shared with a forked process: both would add the same; make another")
         return [(next(self._numbers), target[start : start + width]) for start in range(0, len(target), width)]
@@ -113,8 +116,14 @@ class Maker:
         """The numbers of a block, as many as are needed, where the next ones will be too.
 
         Radius √(-2 ln u) and a uniform point on the circle: two independent normals a pair (Box, Muller, 1958).
+
+        Raises:
+            PrivacyError: the block is larger than its place in the stream, or than the memory: some of its numbers
+                would be made of other blocks' bytes, or of none.
         """
         pairs = (count + 1) // 2
+        if pairs > min(HALF, len(self._radii)):
+            raise PrivacyError(f"a block of {count} numbers was asked of a maker of {2 * min(HALF, len(self._radii))}")
         drawn, radius = self._bytes[: self._bytes_per_pair * pairs], self._radii[:pairs]
         self._draw(number, drawn)
         _radius(drawn[: 8 * pairs].view(np.int64), std, radius)

@@ -9,7 +9,7 @@ from statistics_of_noise import FALSE_ALARM, is_normal, std_is
 
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy import noise
-from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.noise import BLOCK, GaussianNoise
 
 DTYPES = [np.float32, np.float64]
 
@@ -110,3 +110,33 @@ def test_no_noise_is_no_noise():
 def test_a_deviation_that_is_none_is_refused(std):
     with pytest.raises(ConfigError, match="std must be >= 0"):
         GaussianNoise().add(np.zeros(3), std)
+
+
+class TestRoomOfABlock:
+    """A block must never be made of another block's bytes, or of memory that nothing was written to."""
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_a_maker_refuses_more_numbers_than_it_has_memory_for(self, dtype):
+        maker = GaussianNoise(1).maker(np.empty(1024, dtype))
+        assert len(maker.normals(0, 512, 1.0)) == 512
+        with pytest.raises(PrivacyError, match="513"):
+            maker.normals(0, 513, 1.0)
+
+    def test_a_maker_refuses_more_numbers_than_a_block_has_in_the_stream(self):
+        with pytest.raises(PrivacyError, match=str(BLOCK + 1)):
+            GaussianNoise(1).maker(np.empty(8 * BLOCK)).normals(0, BLOCK + 1, 1.0)
+
+    @pytest.mark.parametrize("width", [0, -1, BLOCK + 1])
+    def test_a_stream_is_not_cut_into_wider_blocks(self, width):
+        with pytest.raises(PrivacyError, match="block"):
+            GaussianNoise(1).blocks(np.zeros(10), width)
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    @pytest.mark.parametrize("count", [1, 2, 511, BLOCK - 1, BLOCK])
+    def test_numbers_do_not_depend_on_what_the_memory_held(self, dtype, count):
+        made = [
+            GaussianNoise(1).maker(np.full(2 * BLOCK, poison, dtype)).normals(3, count, 1.0).copy()
+            for poison in (np.nan, 1e30)
+        ]
+        np.testing.assert_array_equal(*made)
+        assert np.isfinite(made[0]).all()
