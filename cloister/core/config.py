@@ -48,6 +48,7 @@ class TaskConfig(Section):
     examples_per_client: Annotated[int, Field(ge=0)] = 0
     rotated_fraction: Fraction = 0.0
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    group: Annotated[str, Field(pattern=r"^\w*$")] = ""
 
     @model_validator(mode="after")
     def _agree(self) -> "TaskConfig":
@@ -124,7 +125,7 @@ class PrivacyConfig(Section):
     ledger_dir: str = ""
     data_identity: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
     clusters: Annotated[int, Field(ge=1, le=100)] = 2
-    client: Literal["none", "dp-sgd", "laplace"] = "none"
+    client: Literal["none", "dp-sgd", "gaussian", "laplace"] = "none"
     client_noise_multiplier: NonNegative = 1.0
     client_clipping_norm: Positive = 1.0
     clipping_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -134,6 +135,10 @@ class PrivacyConfig(Section):
     radius: NonNegative = 0.0
     per_layer: bool = False
     max_leakage: NonNegative = 0.0
+    choice: Literal["private", "exact"] = "private"
+    choice_epsilon: Positive = 1.0
+    max_loss: Positive = 10.0
+    group_cap: Count = 10
 
     @model_validator(mode="after")
     def _agree(self) -> "PrivacyConfig":
@@ -181,9 +186,16 @@ class PrivacyConfig(Section):
             idle.append(("clusters", "server"))
         if not self.has_server_noise and self.client == "none":
             idle.append(("noise_seed", "server"))
-        if not self.has_server_noise and self.client != "dp-sgd":
+        if not self.has_server_noise and self.client not in ("dp-sgd", "gaussian"):
             idle.append(("target_delta", "server"))
         idle += [(name, "client") for name in _DP_SGD_ONLY if self.client != "dp-sgd"]
+        idle += [(name, "client") for name in _CLIPPED_ONLY if self.client not in ("dp-sgd", "gaussian")]
+        if self.client == "none":
+            idle += [(name, "client") for name in _CHOICE_ONLY]
+        elif self.server != "laplace-clustering":
+            idle += [(name, "server") for name in _CHOICE_ONLY]
+        elif self.choice == "exact":
+            idle += [(name, "choice") for name in _CHOICE_ONLY if name != "choice"]
         idle += [(name, "client") for name in _LAPLACE_ONLY if self.client != "laplace"]
         if self.client == "none":
             idle.append(("client_noise_multiplier", "client"))
@@ -201,7 +213,9 @@ _SERVER_NOISE_ONLY = (
     "placement",
     "population",
 )
-_DP_SGD_ONLY = ("batch_sampling", "client_clipping_norm", "client_max_epsilon", "clipping_decay", "least_clipping_norm")
+_DP_SGD_ONLY = ("batch_sampling", "clipping_decay", "group_cap", "least_clipping_norm")
+_CLIPPED_ONLY = ("client_clipping_norm", "client_max_epsilon")
+_CHOICE_ONLY = ("choice", "choice_epsilon", "max_loss")
 _LAPLACE_ONLY = ("max_leakage", "per_layer", "radius")
 _METRIC_ONLY = (
     "distance",
@@ -298,6 +312,15 @@ class RunConfig(Section):
             raise ValueError(
                 f"privacy.examples-cap = {self.privacy.examples_cap} has no effect with strategy.weighting = "
                 f"{self.strategy.weighting!r}; use 'examples', or remove it"
+            )
+        if self.task.group and self.privacy.client != "dp-sgd":
+            raise ValueError(
+                f"task.group = {self.task.group!r} has no effect with privacy.client = {self.privacy.client!r}: it is "
+                "whose gradients 'dp-sgd' clips together"
+            )
+        if self.privacy.group_cap != PrivacyConfig.model_fields["group_cap"].default and not self.task.group:
+            raise ValueError(
+                f"privacy.group-cap = {self.privacy.group_cap} has no effect with task.group = ''; name the groups"
             )
         if self.privacy.population and self.evaluation.held_out_clients:
             raise ValueError(

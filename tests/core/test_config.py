@@ -209,15 +209,16 @@ SETTINGS = {
     "bits-noise-multiplier": 5.0,
     "examples-cap": 100.0,
 }
-DP_SGD_ONLY = {
-    "client-clipping-norm": 4.0,
-    "clipping-decay": 0.1,
-    "least-clipping-norm": 0.5,
-    "batch-sampling": "shuffle",
-    "client-max-epsilon": 2.0,
-}
+DP_SGD_ONLY = {"clipping-decay": 0.1, "least-clipping-norm": 0.5, "batch-sampling": "shuffle", "group-cap": 3}
+CLIPPED_ONLY = {"client-clipping-norm": 4.0, "client-max-epsilon": 2.0}
+CHOICE_ONLY = {"choice": "exact", "choice-epsilon": 0.5, "max-loss": 3.0}
 LAPLACE_ONLY = {"radius": 2.0, "per-layer": True, "max-leakage": 3.0}
-CLIENT_ONLY = {"client-noise-multiplier": 4.0, **DP_SGD_ONLY, **LAPLACE_ONLY}
+CLIENT_ONLY = {"client-noise-multiplier": 4.0, **DP_SGD_ONLY, **CLIPPED_ONLY, **LAPLACE_ONLY, **CHOICE_ONLY}
+NEEDED = {
+    "clipping-decay": {"privacy.least-clipping-norm": 0.5},
+    "group-cap": {"task.group": "patient"},
+    **dict.fromkeys(CHOICE_ONLY, {"privacy.server": "laplace-clustering"}),
+}
 METRIC_ONLY = [key for key in SETTINGS if "distance" in key]
 ADAPTIVE_ONLY = ["clipping-quantile", "clipping-rate", "bits-noise-multiplier"]
 
@@ -230,7 +231,8 @@ def test_the_settings_tried_here_are_all_there_are():
 @pytest.mark.parametrize(
     ("client", "key"),
     [("none", key) for key in CLIENT_ONLY]
-    + [("laplace", key) for key in DP_SGD_ONLY]
+    + [("laplace", key) for key in (*DP_SGD_ONLY, *CLIPPED_ONLY)]
+    + [("gaussian", key) for key in (*DP_SGD_ONLY, *LAPLACE_ONLY)]
     + [("dp-sgd", key) for key in LAPLACE_ONLY],
 )
 def test_a_setting_of_another_client_mechanism_is_refused(client, key):
@@ -240,9 +242,22 @@ def test_a_setting_of_another_client_mechanism_is_refused(client, key):
 
 @pytest.mark.parametrize("key", CLIENT_ONLY)
 def test_every_client_setting_has_an_effect_somewhere(key):
-    client = "dp-sgd" if key in DP_SGD_ONLY else "laplace"
-    floor = {"privacy.least-clipping-norm": 0.5} if key == "clipping-decay" else {}
-    assert parse({"privacy.client": client, f"privacy.{key}": CLIENT_ONLY[key]} | floor)
+    client = "laplace" if key in LAPLACE_ONLY else "dp-sgd"
+    assert parse({"privacy.client": client, f"privacy.{key}": CLIENT_ONLY[key]} | NEEDED.get(key, {}))
+
+
+def test_a_private_choice_is_among_hypotheses():
+    message = refusal(**{"privacy.client": "dp-sgd", "privacy.choice-epsilon": 0.5})
+    assert message.startswith("privacy.choice-epsilon = 0.5 has no effect with privacy.server = 'metric'")
+    exact = {"privacy.client": "dp-sgd", "privacy.server": "laplace-clustering", "privacy.choice": "exact"}
+    assert "has no effect with privacy.choice = 'exact'" in refusal(**exact, **{"privacy.max-loss": 3.0})
+
+
+def test_groups_are_what_dp_sgd_clips_together():
+    assert "has no effect with privacy.client = 'gaussian'" in refusal(
+        **{"task.group": "patient", "privacy.client": "gaussian"}
+    )
+    assert "has no effect with task.group = ''" in refusal(**{"privacy.group-cap": 3, "privacy.client": "dp-sgd"})
 
 
 def test_a_clip_that_shrinks_needs_a_floor():
