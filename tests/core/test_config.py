@@ -217,7 +217,7 @@ CLIENT_ONLY = {"client-noise-multiplier": 4.0, **DP_SGD_ONLY, **CLIPPED_ONLY, **
 NEEDED = {
     "clipping-decay": {"privacy.least-clipping-norm": 0.5},
     "group-cap": {"task.group": "patient"},
-    **dict.fromkeys(CHOICE_ONLY, {"privacy.server": "laplace-clustering"}),
+    **{key: {"privacy.server": "laplace-clustering"} for key in CHOICE_ONLY},
 }
 METRIC_ONLY = [key for key in SETTINGS if "distance" in key]
 ADAPTIVE_ONLY = ["clipping-quantile", "clipping-rate", "bits-noise-multiplier"]
