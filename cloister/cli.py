@@ -66,7 +66,8 @@ def status(
 @app.command()
 def policy(path: Annotated[Path, typer.Argument(help="A policy.toml file.")]) -> None:
     """Check the policy of a site, and say in words what it demands."""
-    from cloister.client.policy import in_words, read_policy
+    from cloister.client.policy import read_policy
+    from cloister.client.policy_words import in_words
 
     with _told():
         typer.echo("\n".join(in_words(read_policy(path))))

@@ -1,15 +1,52 @@
-"""The ClientApp that Flower loads."""
+"""The ClientApp that Flower loads.
 
+    message → no_sooner_than → contain_errors → within_deadline        Flower's mods, which read nothing of it
+            → request_of                                               one typed request, or a refusal
+            → only_what_is_agreed → enforce_policy → keep_role → keep_budget → add_local_noise → handler
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from cloister.client.books import keep_books
-from cloister.client.deadline import within_deadline
+from cloister.client.budget import keep_budget
+from cloister.client.deadline import no_sooner_than, within_deadline
+from cloister.client.enforce import enforce_policy
+from cloister.client.filter import only_what_is_agreed
 from cloister.client.handlers import evaluate, keep_personal, train
-from cloister.client.mods import contain_errors, only_what_is_agreed
-from cloister.client.obey import obey_policy
-from cloister.client.sanitise import sanitise
+from cloister.client.mods import contain_errors
+from cloister.client.release import add_local_noise
+from cloister.client.request import EvaluateRequest, KeepRequest, Reply, Request, TrainRequest, request_of
+from cloister.client.roles import keep_role
 
-app = ClientApp(mods=[contain_errors, within_deadline, obey_policy, only_what_is_agreed, keep_books, sanitise])
-app.train()(train)
-app.evaluate()(evaluate)
-app.query()(keep_personal)
+Step = Callable[[Any, Context, Callable[..., Reply]], Reply]
+STEPS: tuple[Step, ...] = (only_what_is_agreed, enforce_policy, keep_role, keep_budget, add_local_noise)
+"""What a request passes on its way to its handler, and a reply on its way back; the first is outermost."""
+
+
+def answered_by(
+    kind: type[Request], handler: Callable[..., Reply], steps: Sequence[Step] = STEPS
+) -> Callable[[Message, Context], Message]:
+    """What Flower calls with a message: it becomes a request at the door, and only the reply's content leaves."""
+
+    def answer(message: Message, context: Context) -> Message:
+        reply = _passed(steps, handler)(request_of(kind, message, context), context)
+        return Message(reply.content(), reply_to=message)
+
+    return answer
+
+
+def _passed(steps: Sequence[Step], handler: Callable[..., Reply]) -> Callable[..., Reply]:
+    """The handler behind all steps."""
+    if not steps:
+        return handler
+    inner = _passed(steps[1:], handler)
+    return lambda request, context: steps[0](request, context, inner)
+
+
+app = ClientApp(mods=[no_sooner_than, contain_errors, within_deadline])
+app.train()(answered_by(TrainRequest, train))
+app.evaluate()(answered_by(EvaluateRequest, evaluate))
+app.query()(answered_by(KeepRequest, keep_personal))

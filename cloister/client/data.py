@@ -1,15 +1,18 @@
 """A client's own examples: a file of its node in a deployment, a part of a benchmark in a simulation."""
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from logging import WARNING
 from pathlib import Path
 
 import numpy as np
 from flwr.app import UserConfig
 from numpy.typing import NDArray
 
+from cloister.client.split import secret_key, split
 from cloister.core.config import TaskConfig
-from cloister.core.errors import ConfigError
+from cloister.core.errors import ConfigError, DataError
 from cloister.tasks import TASKS
 from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.partition import deal, holdout
@@ -17,6 +20,9 @@ from cloister.tasks.partition import deal, holdout
 DATA_PATH = "data-path"
 PARTITION = "partition-id"
 PARTITIONS = "num-partitions"
+LEDGER_FOLDER = "ledger-dir"
+DEFAULT_FOLDER = "~/.cloister/ledgers"
+logger = logging.getLogger("cloister.client")
 
 
 @dataclass(frozen=True)
@@ -34,19 +40,26 @@ def task_of(config: TaskConfig) -> Task:
     return task
 
 
-def local_data(config: TaskConfig, node: UserConfig, seed: int) -> LocalData:
+def local_data(config: TaskConfig, node: UserConfig, seed: int, tolerant: bool = False) -> LocalData:
     """The examples of the node with this node configuration.
+
+    Data of a node's own is split row by row, by a hash that is keyed with the node's secret: one row more or less moves
+    no other. A simulated part is split class by class, as papers do, from the run's seed.
 
     Args:
         config: the run's `task.*`.
         node: `data-path`, or `partition-id` and `num-partitions`.
         seed: of the run, the same for all clients, so that they agree on the partition.
+        tolerant: leave out single rows that the task cannot take, and say so in the log. Otherwise one such row is an
+            error, which a run under a client mechanism must not show.
 
     Raises:
         ConfigError: the node configuration has neither.
         DataError: the data is absent or is not what the task reads.
     """
-    examples = _own_file(config, str(node[DATA_PATH])) if DATA_PATH in node else _partition(config, node, seed)
+    if DATA_PATH in node:
+        return _own_data(config, str(node[DATA_PATH]), ledger_folder(node), tolerant)
+    examples = _partition(config, node, seed)
     if not config.test_fraction:
         return LocalData(examples, examples.take(np.arange(0)))
     strata = task_of(config).strata(examples.y)
@@ -59,9 +72,35 @@ def owner_of(node: UserConfig) -> int:
     return int(node.get(PARTITION, 0))
 
 
+def ledger_folder(node: UserConfig) -> Path:
+    """Where a node keeps its ledgers, and the secret that its data is split by."""
+    return Path(str(node.get(LEDGER_FOLDER, DEFAULT_FOLDER))).expanduser().resolve()
+
+
 @lru_cache(maxsize=4)
-def _own_file(config: TaskConfig, path: str) -> Examples:
-    return task_of(config).read(Path(path).expanduser())
+def _own_data(config: TaskConfig, path: str, folder: Path, tolerant: bool) -> LocalData:
+    examples = _own_file(_unsplit(config), path, tolerant)
+    train, test = split(examples, config.test_fraction, secret_key(folder) if config.test_fraction else b"")
+    return LocalData(examples.take(train), examples.take(test))
+
+
+def _unsplit(config: TaskConfig) -> TaskConfig:
+    """The configuration that the reading of a file depends on: the server may ask for many splits of one file."""
+    return config.model_copy(update={"test_fraction": 0.0})
+
+
+@lru_cache(maxsize=2)
+def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
+    task, place = task_of(config), Path(path).expanduser()
+    if not tolerant:
+        return task.read(place)
+    rows = task.rows(place)
+    if rows.x.shape[1:] != task.input_shape:
+        return task.checked(rows, place)  # no single row is at fault
+    keep = task.usable(rows)
+    if not keep.all():
+        logger.log(WARNING, "%d of %d rows are left out: a number or a label is out of range", (~keep).sum(), len(keep))
+    return task.checked(rows.take(np.flatnonzero(keep)), place)
 
 
 def _partition(config: TaskConfig, node: UserConfig, seed: int) -> Examples:
@@ -72,7 +111,17 @@ def _partition(config: TaskConfig, node: UserConfig, seed: int) -> Examples:
     index, count = int(node[PARTITION]), int(node[PARTITIONS])
     if not 0 <= index < count:
         raise ConfigError(f"{PARTITION} = {index} must be at least 0 and below {PARTITIONS} = {count}")
-    return _dataset(config).train.take(_parts(config, count, seed)[index])
+    dataset, own = _dataset(config), _parts(config, count, seed)[index]
+    return replace(dataset.train.take(own), groups=_groups(config, dataset, own))
+
+
+def _groups(config: TaskConfig, dataset: Dataset, own: NDArray) -> NDArray | None:
+    """Whose each example is, where the run protects groups: the benchmark's natural owners."""
+    if not config.group:
+        return None
+    if dataset.groups is None:
+        raise DataError(f"task.group = {config.group!r} needs examples with owners, and task {config.name!r} has none")
+    return dataset.groups[own]
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""A client takes as long as the server waits for its reply, and no longer.
+"""A client takes as long as the server waits for its reply, and no longer; and no less than its node's policy says.
 
 A SuperNode handles one message at a time and waits for its client as long as that lives: a client that hangs would
 keep its node from every later round.
@@ -8,16 +8,17 @@ import faulthandler
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
-from cloister.client.policy import CHECKED_BUNDLE
-from cloister.core.errors import FederationError
+from cloister.client.policy import CHECKED_BUNDLE, policy_of
+from cloister.core.errors import FederationError, PolicyError
 
 HARD_SECONDS = 10.0
 """How long after its deadline a process that did not let itself be interrupted is ended."""
@@ -37,6 +38,26 @@ def within_deadline(message: Message, context: Context, call_next: ClientAppCall
         return call_next(message, context)
     with _alarm(message.metadata.ttl):
         return call_next(message, context)
+
+
+def no_sooner_than(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Hold the answer to a training message back for `min-reply-seconds` of the node's policy, errors included.
+
+    How long training takes tells how much there is to train on, and whether a refusal came before or after it.
+    """
+    started = time.monotonic()
+    reply = call_next(message, context)
+    if message.metadata.message_type == MessageType.TRAIN:
+        time.sleep(max(0.0, _minimum_seconds(context) - (time.monotonic() - started)))
+    return reply
+
+
+def _minimum_seconds(context: Context) -> float:
+    try:
+        policy = policy_of(context.node_config)
+    except PolicyError:
+        return 0.0  # it was refused for that
+    return policy.min_reply_seconds if policy else 0.0
 
 
 def _is_own_process() -> bool:

@@ -1,11 +1,11 @@
-"""What a client's releases have leaked in all: on disk where its node keeps books, in its context where it does not."""
+"""What a client's releases have leaked in all: on disk where its node keeps a ledger, else in its state."""
 
 import math
 from abc import ABC, abstractmethod
 
 from flwr.app import Context, MetricRecord, UserConfig
 
-from cloister.client.books import MAX_LEAKAGE, books_of, keeps_books
+from cloister.client.ledgers import MAX_LEAKAGE, keeps_ledger, ledger_of
 from cloister.core.config import PrivacyConfig
 from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.core.wire import LEAKAGE
@@ -91,9 +91,9 @@ def _cost(event: Laplace | Unaccounted) -> float:
 
 
 def spending_of(context: Context, task: str, limit: float = 0.0) -> Spending:
-    """The books of this client about what it leaks."""
-    if keeps_books(context.node_config):
-        return InLedger(books_of(context.node_config, task, "").ledger, limit)
+    """Where this client counts what it leaks."""
+    if keeps_ledger(context.node_config):
+        return InLedger(ledger_of(context.node_config, task), limit)
     return InContext(context, limit)
 
 

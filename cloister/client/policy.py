@@ -23,54 +23,88 @@ POLICY = "policy"
 CHECKED_BUNDLE = "CLOISTER_CHECKED_BUNDLE"
 """The environment variable in which the executor of a node says which app bundle it has looked at and lets run."""
 
-Mechanism = Literal["global-dp", "metric", "dp-sgd", "laplace"]
+Mechanism = Literal["global-dp", "metric", "dp-sgd", "gaussian", "laplace"]
 SERVER_SIDE: tuple[Mechanism, ...] = ("global-dp", "metric")
-NonNegative = Annotated[float, Field(ge=0)]
+Limit = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
 logger = logging.getLogger("cloister.client")
 
 TEMPLATE = """\
 # What a run must do before this site takes part in it. These rules win over whatever a run asks for.
 # Every message is checked; a file that cannot be read refuses everything. 0 means: no limit, where nothing
 # else is said.
-# `cloister policy FILE` checks this file and says in words what it demands.
+# `cloister policy FILE` checks this file and says in words what it demands, and what could still be learnt.
 
-# At least one of these must be on in a run: "global-dp", "metric" (noise on the server), "dp-sgd", "laplace" (noise
-# here). An empty list takes part in runs without any noise too: the server then sees this site's models as they are.
-mechanisms = ["global-dp", "metric"]
+# At least one of these must be on in a run: "global-dp", "metric" (noise on the server, which this site believes),
+# "dp-sgd", "gaussian", "laplace" (noise here, which holds against the server too). An empty list takes part in runs
+# without any noise: the server then sees this site's models as they are.
+mechanisms = ["dp-sgd", "gaussian"]
 
 # Tasks this site trains for.
 tasks = ["digits"]
 
-# Noise below which a mechanism counts as off. `server` is what the server promises for a round, all its releases of
-# this site's update together; this site cannot check it. `client` is the noise of dp-sgd, which is added here.
-min-server-noise-multiplier = 0.0
-min-client-noise-multiplier = 0.0
+# How many examples (with group, how many groups) of its own this site says it has. Rates and numbers of steps of dp-sgd
+# follow from it and show it, so it must not be counted from the data: a round number that stays as it is.
+# 0: not stated; then this site takes part in no run with dp-sgd on data of its own.
+public-size = 0
 
-# Largest epsilon of all runs on this data together, at this delta, by this site's own ledger: for the site as a whole
-# by what servers promise, and for each example by the noise of dp-sgd that is added here. If the node configuration
-# has the same key, the smaller number holds; of two deltas also.
+# The array of the site's .npz file that says whose a row is, if one person has several rows. A run must then protect
+# each of these groups as a whole (task.group). Empty: rows are people.
+group = ""
+
+# Noise below which a mechanism counts as off. `server` is what the server promises for a round, all its releases of
+# this site's update together; this site cannot check it. `client` is sigma of dp-sgd and z of gaussian, `laplace` is nu:
+# that noise is added here.
+min-server-noise-multiplier = 0.0
+min-client-noise-multiplier = 0.5
+min-laplace-noise-multiplier = 0.0
+
+# Largest epsilon of all runs on this data together, at this delta, by this site's own ledger: for the site as a whole,
+# and for each example (or group) by the noise that is added here. If the node configuration has the same key, the
+# smaller number holds; of two deltas also.
 max-epsilon = 0.0
-max-example-epsilon = 0.0
+max-example-epsilon = 8.0
 target-delta = 1e-5
 
 # Largest privacy.max-leakage that a run with "laplace" may have.
 max-leakage = 0.0
 
-# Smallest privacy.radius that a run with "laplace" may choose; the noise grows with it. 0: a run may choose none, and
-# has to leave it at 0, which is how far training moved the model.
+# Smallest and largest privacy.radius of a run with "laplace". min-radius 0: a run may choose none, and has to leave it
+# at 0, which is how far training moved the model: a heuristic.
 min-radius = 0.0
+max-radius = 0.0
 
-# Fewest examples this site trains on.
+# What a run may ask of training here. S is privacy.client-clipping-norm: of a gradient with dp-sgd, of the update with
+# gaussian.
+min-client-clipping-norm = 1e-6
+max-client-clipping-norm = 1000.0
+max-learning-rate = 100.0
+min-batch-size = 0
+max-batch-size = 4096
+max-local-epochs = 20
+max-steps = 10000
+max-test-fraction = 0.5
+
+# Most models that a run may have this site choose among, and largest epsilon of one such choice.
+max-hypotheses = 1
+max-choice-epsilon = 1.0
+
+# Most training messages of one day (UTC).
+max-messages-per-day = 1000
+
+# Fewest examples this site trains on: with dp-sgd by public-size, else by what it has.
 min-rows = 0
 
-# Most local epochs of a round.
-max-local-epochs = 0
+# A reply to a training message leaves no sooner than so many seconds after it came: how long training took tells how
+# much there is to train on.
+min-reply-seconds = 0.0
 
 # Whether scores of the model on this site's examples may leave. They carry no noise.
 scores-may-leave = false
 
 # SHA-256 of the app bundles that may run here; empty: any. `cloister warm-node` enforces it before it runs a bundle;
-# `flower-supernode` alone cannot, and this site then refuses every run. See also its --trusted-entities.
+# `flower-supernode` alone cannot, and this site then refuses every run. Without it nothing here holds against a
+# server that ships other code.
 allowed-fabs = []
 """
 """A policy with every key, for a site to edit."""
@@ -82,15 +116,24 @@ class Policy(BaseModel):
     Args:
         mechanisms: at least one must be on, with its smallest noise; empty: none is insisted on.
         tasks: that a run may have.
+        public_size: number of units of the site's data that may be known; 0: not stated.
+        group: the array that says whose a row is; a run must protect groups by it. Empty: rows are units.
         min_server_noise_multiplier: of all promised releases of a round together.
-        min_client_noise_multiplier: of DP-SGD.
-        max_epsilon, max_example_epsilon: over all runs on the node's data, for the node and for an example; 0: no
-            budget.
+        min_client_noise_multiplier: σ of DP-SGD, z of local Gaussian noise.
+        min_laplace_noise_multiplier: ν of local Laplace noise.
+        max_epsilon, max_example_epsilon: over all runs on the node's data, for the node and for an example or group;
+            0: no budget.
         target_delta: at which it is judged.
         max_leakage: that a run with `laplace` may be configured for; 0: no limit.
-        min_radius: that a run with `laplace` may choose; 0: it may choose none.
-        min_rows: training examples the node must have.
-        max_local_epochs: of a round; 0: no limit.
+        min_radius, max_radius: that a run with `laplace` may choose; a minimum of 0: it may choose none.
+        min_client_clipping_norm, max_client_clipping_norm: S of DP-SGD, C of local Gaussian noise.
+        max_learning_rate, min_batch_size, max_batch_size, max_local_epochs, max_steps: of training in one round.
+        max_test_fraction: share of its examples that a run may have the node keep back.
+        max_hypotheses: models of a run with clusters.
+        max_choice_epsilon: ε of one private choice among them.
+        max_messages_per_day: training messages.
+        min_rows: examples the node must have, or say it has.
+        min_reply_seconds: before which no reply to a training message leaves.
         scores_may_leave: whether evaluation replies are sent.
         allowed_fabs: SHA-256 digests of app bundles; empty: any.
     """
@@ -105,30 +148,66 @@ class Policy(BaseModel):
 
     mechanisms: list[Mechanism]
     tasks: Annotated[list[str], Field(min_length=1)]
-    min_server_noise_multiplier: NonNegative = 0.0
-    min_client_noise_multiplier: NonNegative = 0.0
-    max_epsilon: NonNegative = 0.0
-    max_example_epsilon: NonNegative = 0.0
+    public_size: Count = 0
+    group: Annotated[str, Field(pattern=r"^\w*$")] = ""
+    min_server_noise_multiplier: Limit = 0.0
+    min_client_noise_multiplier: Limit = 0.0
+    min_laplace_noise_multiplier: Limit = 0.0
+    max_epsilon: Limit = 0.0
+    max_example_epsilon: Limit = 0.0
     target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    max_leakage: NonNegative = 0.0
-    min_radius: NonNegative = 0.0
-    min_rows: Annotated[int, Field(ge=0)] = 0
-    max_local_epochs: Annotated[int, Field(ge=0)] = 0
+    max_leakage: Limit = 0.0
+    min_radius: Limit = 0.0
+    max_radius: Limit = 0.0
+    min_client_clipping_norm: Limit = 0.0
+    max_client_clipping_norm: Limit = 0.0
+    max_learning_rate: Limit = 0.0
+    min_batch_size: Count = 0
+    max_batch_size: Count = 0
+    max_local_epochs: Count = 0
+    max_steps: Count = 0
+    max_test_fraction: Limit = 0.0
+    max_hypotheses: Count = 0
+    max_choice_epsilon: Limit = 0.0
+    max_messages_per_day: Count = 0
+    min_rows: Count = 0
+    min_reply_seconds: Limit = 0.0
     scores_may_leave: bool = False
     allowed_fabs: list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = []
 
     @model_validator(mode="after")
     def _agree(self) -> "Policy":
-        """Refuse a floor under a mechanism that is not insisted on: it would bind nobody."""
+        """Refuse rules that bind nobody: a minimum without its mechanism, a mechanism without minimum or budget."""
         floors: dict[str, tuple[float, tuple[Mechanism, ...]]] = {
             "min-server-noise-multiplier": (self.min_server_noise_multiplier, SERVER_SIDE),
-            "min-client-noise-multiplier": (self.min_client_noise_multiplier, ("dp-sgd",)),
+            "min-client-noise-multiplier": (self.min_client_noise_multiplier, ("dp-sgd", "gaussian")),
+            "min-laplace-noise-multiplier": (self.min_laplace_noise_multiplier, ("laplace",)),
             "min-radius": (self.min_radius, ("laplace",)),
         }
         for key, (floor, mechanisms) in floors.items():
             if floor and not set(mechanisms) & set(self.mechanisms):
                 names = " or ".join(repr(name) for name in mechanisms)
                 raise ValueError(f"{key} = {floor:g} has no effect unless mechanisms holds {names}")
+        any_budget = self.max_epsilon or self.max_example_epsilon
+        bounds: dict[Mechanism, tuple[str, float]] = {
+            "global-dp": ("min-server-noise-multiplier or max-epsilon", self.min_server_noise_multiplier or self.max_epsilon),
+            "metric": ("min-server-noise-multiplier or max-epsilon", self.min_server_noise_multiplier or self.max_epsilon),
+            "dp-sgd": ("min-client-noise-multiplier or a budget", self.min_client_noise_multiplier or any_budget),
+            "gaussian": ("min-client-noise-multiplier or a budget", self.min_client_noise_multiplier or any_budget),
+            "laplace": (
+                "min-laplace-noise-multiplier, max-leakage or a budget",
+                self.min_laplace_noise_multiplier or self.max_leakage or any_budget,
+            ),
+        }
+        for name in self.mechanisms:
+            keys, bound = bounds[name]
+            if not bound:
+                raise ValueError(f"mechanisms holds {name!r}, and no noise is too little for it: state {keys}")
+        for low, high in (("radius",) * 2, ("client_clipping_norm",) * 2, ("batch_size",) * 2):
+            minimum, maximum = getattr(self, f"min_{low}"), getattr(self, f"max_{high}")
+            if maximum and minimum > maximum:
+                key = low.replace("_", "-")
+                raise ValueError(f"min-{key} = {minimum:g} must be at most max-{key} = {maximum:g}")
         return self
 
 
@@ -181,33 +260,3 @@ def budgets_of(node: UserConfig, budget: float, example_budget: float, delta: fl
 
 def _stricter(one: float, other: float) -> float:
     return min(one or math.inf, other or math.inf) if one or other else 0.0
-
-
-def in_words(policy: Policy) -> list[str]:
-    """What a policy demands, a line each; a line that begins with `!` says what it does not prevent."""
-    lines = [f"tasks: {', '.join(policy.tasks)}", *_noise_in_words(policy)]
-    if policy.max_epsilon:
-        lines.append(f"at most ε = {policy.max_epsilon:g} at δ = {policy.target_delta:g} over all runs on this data")
-    if policy.max_example_epsilon:
-        lines.append(f"for an example at most ε = {policy.max_example_epsilon:g} at δ = {policy.target_delta:g}")
-    if policy.max_leakage:
-        lines.append(f"laplace: privacy.max-leakage at most {policy.max_leakage:g}")
-    if policy.min_radius:
-        lines.append(f"laplace: privacy.radius 0 or at least {policy.min_radius:g}")
-    if policy.min_rows:
-        lines.append(f"at least {policy.min_rows} examples to train on")
-    if policy.max_local_epochs:
-        lines.append(f"at most {policy.max_local_epochs} local epochs a round")
-    lines.append("! scores may leave, without noise" if policy.scores_may_leave else "no scores leave")
-    fabs = [f"app bundle {digest}" for digest in policy.allowed_fabs]
-    return lines + (fabs or ["! any app bundle may run, also one that obeys no policy"])
-
-
-def _noise_in_words(policy: Policy) -> list[str]:
-    if not policy.mechanisms:
-        return ["! runs without noise are taken part in: the server sees this site's models"]
-    floors = {"dp-sgd": policy.min_client_noise_multiplier, "laplace": 0.0}
-    named = [(name, floors.get(name, policy.min_server_noise_multiplier)) for name in policy.mechanisms]
-    words = [f"{name} with at least {floor:g}" if floor else f"{name} with any noise" for name, floor in named]
-    believed = set(SERVER_SIDE) & set(policy.mechanisms)
-    return ["noise: " + ", or ".join(words)] + (["! noise of the server is believed, not seen"] if believed else [])

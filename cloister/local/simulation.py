@@ -28,7 +28,7 @@ def simulate(
     """
     from cloister.client.app import app
     from cloister.client.data import local_data
-    from cloister.client.handlers import trainer_of
+    from cloister.client.workbench import workbench_of
 
     config = parse(settings or {})
     if clients < config.strategy.min_nodes:
@@ -38,7 +38,7 @@ def simulate(
         )
     # What a client would refuse is refused here, before a run directory is made.
     local_data(config.task, {"partition-id": 0, "num-partitions": clients}, max(0, config.seed))
-    trainer_of(config)
+    workbench_of(config).trainer
     grid = LocalGrid.simulated(app, config.flat(), clients)
     outcome = run(grid, config, narrator)
     if config.privacy.client == "laplace":

@@ -7,6 +7,7 @@ from typing import Literal
 
 from cloister.core import check
 from cloister.core.config import PrivacyConfig
+from cloister.core.errors import PrivacyError
 from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
 from cloister.privacy.events import Event, Gaussian, Repeated, Sampling, Unaccounted
 
@@ -15,15 +16,18 @@ from cloister.privacy.events import Event, Gaussian, Repeated, Sampling, Unaccou
 class LocalSteps:
     """The private steps of one client in one round.
 
-    Args:
-        examples: n > 0 that the client trains on; public, since q and the number of steps depend on it.
-        batch_size: B > 0, what a noised sum is divided by, and the size of a batch on average.
-        epochs: E > 0.
-        sampling: `poisson`: E·⌈n/B⌉ steps, in each of which every example takes part with probability B/n. `shuffle`:
-            in each epoch the examples in a random order are cut into ⌊n/B⌋ batches, and those behind sit out.
+    A unit is an example, or a group of examples that are clipped together.
 
-    Guarantee (for neighbours that differ in whether the gradients of one example count): a `poisson` step is a Gaussian
-        mechanism sampled with q = B/n. Under `shuffle` the order does not depend on the examples, and whatever it is,
+    Args:
+        examples: N > 0, the public number of units: q and the number of steps depend on it and show it. How many units
+            there really are may be another number.
+        batch_size: B > 0, what a noised sum is divided by, and the size of a batch on average, in units.
+        epochs: E > 0.
+        sampling: `poisson`: E·⌈N/B⌉ steps, in each of which every unit takes part with probability B/N. `shuffle`: in
+            each epoch N units in a random order are cut into ⌊N/B⌋ batches, and those behind sit out.
+
+    Guarantee (for neighbours that differ in whether the gradients of one unit count): a `poisson` step is a Gaussian
+        mechanism sampled with q = B/N, whatever the true number of units. Under `shuffle` the order does not depend on the examples, and whatever it is,
         an example is in at most one batch of an epoch: the other steps are post-processing of what was released
         before, on data that do not differ. So a whole epoch is one Gaussian mechanism of multiplier σ, without
         amplification, also against somebody who knows the order.
@@ -47,17 +51,27 @@ class LocalSteps:
 
     @property
     def rate(self) -> float:
-        """q: the probability of an example to be in a batch of `poisson`."""
+        """q: the probability of a unit to be in a batch of `poisson`."""
         return min(1.0, self.batch_size / self.examples)
 
-    def batches(self, seed: int | None = None) -> Iterator[Batch]:
-        """Indices of the examples in each step; the operating system draws them unless there is a seed."""
+    def batches(self, seed: int | None = None, present: int | None = None) -> Iterator[Batch]:
+        """Indices of the units in each step; the operating system draws them unless there is a seed.
+
+        Args:
+            seed: for tests and papers.
+            present: how many units there really are; N by default. Only `poisson` can do with another number.
+
+        Raises:
+            PrivacyError: the batches of a shuffled order would show how many units there are.
+        """
         if self.sampling == "poisson":
-            return poisson(self.examples, self.rate, self.count, seed)
+            return poisson(self.examples if present is None else present, self.rate, self.count, seed)
+        if present not in (None, self.examples):
+            raise PrivacyError("privacy.batch-sampling = 'shuffle' needs a public number of units; use 'poisson'")
         return shuffle(self.examples, min(self.batch_size, self.examples), self.count, seed)
 
     def event(self, noise_multiplier: float) -> Event:
-        """What a round with this σ costs one example."""
+        """What a round with this σ costs one unit."""
         if self.sampling == "poisson":
             return Repeated(Gaussian(noise_multiplier, Sampling("poisson", self.rate)), self.count)
         return Repeated(Gaussian(noise_multiplier), self.epochs)
@@ -87,6 +101,6 @@ def reservations(privacy: PrivacyConfig) -> list[str]:
         reasons.append("privacy.client-noise-multiplier is 0: there is no noise")
     if privacy.noise_seed != -1:
         reasons.append("the noise is seeded: whoever knows privacy.noise-seed can remove it")
-    if privacy.server == "laplace-clustering" and privacy.clusters > 1:
-        reasons.append("privacy.clusters is above 1: which hypothesis suits the examples is found out without noise")
+    if privacy.server == "laplace-clustering" and privacy.clusters > 1 and privacy.choice == "exact":
+        reasons.append("privacy.choice is 'exact': which hypothesis suits the examples is found out without noise")
     return reasons

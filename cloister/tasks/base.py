@@ -20,21 +20,27 @@ Loss = Literal["cross-entropy", "squared-error"]
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs x of shape (n, ...) and targets y of shape (n,): integer labels, or the floats of a regression."""
+    """Inputs x of shape (n, ...) and targets y of shape (n,): integer labels, or the floats of a regression.
+
+    `groups`, of shape (n,), says whose each example is (a patient's, a writer's); None: each is its own.
+    """
 
     x: NDArray
     y: NDArray
+    groups: NDArray | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
             raise DataError(f"{len(self.x)} inputs but {len(self.y)} targets")
+        if self.groups is not None and len(self.groups) != len(self.y):
+            raise DataError(f"{len(self.y)} examples but {len(self.groups)} of them in groups")
 
     def __len__(self) -> int:
         return len(self.y)
 
     def take(self, indices: NDArray) -> "Examples":
         """The examples at `indices`, in that order."""
-        return Examples(self.x[indices], self.y[indices])
+        return Examples(self.x[indices], self.y[indices], None if self.groups is None else self.groups[indices])
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,35 @@ class Task(ABC):
         Raises:
             DataError: the file is absent or is not what the task reads.
         """
-        return self.checked(read_npz(path, self.targets), path)
+        return self.checked(self.rows(path), path)
+
+    def rows(self, path: Path) -> Examples:
+        """What a node's file holds, before anything is asked of single rows.
+
+        Raises:
+            DataError: the file is absent or is no such file.
+        """
+        return read_npz(path, self.targets, self.config.group)
+
+    def refuse_groups(self, path: Path) -> None:
+        """Refuse `task.group` for a table, which has no column for it.
+
+        Raises:
+            DataError: the run protects groups.
+        """
+        if self.config.group:
+            raise DataError(f"task.group = {self.config.group!r} needs an .npz file with that array, found {path}")
+
+    def usable(self, examples: Examples) -> NDArray[np.bool_]:
+        """Which rows this task's model can take, shape (n,), each decided by itself: finite, with a target it knows."""
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(examples.x.astype(np.float32)).reshape(len(examples), -1).all(axis=1)
+        return finite & self.usable_targets(examples.y)
+
+    def usable_targets(self, y: NDArray) -> NDArray[np.bool_]:
+        """Which targets are classes, shape (n,)."""
+        known: NDArray[np.bool_] = (y >= 0) & (y < self.classes)
+        return known
 
     def checked(self, examples: Examples, path: Path) -> Examples:
         """The examples, if this task's model can take them.
@@ -163,7 +197,7 @@ class Task(ABC):
         inputs = examples.x.astype(np.float32)
         if not np.isfinite(inputs).all():
             raise DataError(f"data-path: {path} holds inputs that are NaN or infinite as float32")
-        return Examples(inputs, self.checked_targets(examples.y, path))
+        return Examples(inputs, self.checked_targets(examples.y, path), examples.groups)
 
     def checked_targets(self, y: NDArray, path: Path) -> NDArray:
         """The targets, as this task's metrics and losses take them.
@@ -197,6 +231,12 @@ class Regression(Task):
 
     classes = 0
     targets = "numbers"
+
+    def usable_targets(self, y: NDArray) -> NDArray[np.bool_]:
+        """Which targets are finite as float32, shape (n,)."""
+        with np.errstate(over="ignore"):
+            finite: NDArray[np.bool_] = np.isfinite(y.astype(np.float32))
+        return finite
 
     def checked_targets(self, y: NDArray, path: Path) -> NDArray:
         """The targets as float32.
@@ -235,21 +275,27 @@ def cross_entropies(y: NDArray, scores: NDArray) -> NDArray:
     return losses
 
 
-def read_npz(path: Path, targets: Literal["integer labels", "numbers"] = "integer labels") -> Examples:
-    """Read `x` and `y` from an `.npz` file, without pickles.
+def read_npz(
+    path: Path, targets: Literal["integer labels", "numbers"] = "integer labels", group: str = ""
+) -> Examples:
+    """Read `x` and `y` from an `.npz` file, without pickles; and whose each row is, if `group` names that array.
 
     Raises:
         DataError: the file is absent or holds no such arrays. What is in it is not quoted.
     """
     expected = f"an .npz file with arrays x (numbers) and y ({targets})"
+    if group:
+        expected += f" and {group} (whole numbers or text, one a row)"
     kinds = "iu" if targets == "integer labels" else "fiu"
     if not path.is_file():
         raise DataError(f"data-path: no file at {path}; expected {expected}")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            x, y = archive["x"], archive["y"]
+            x, y, groups = archive["x"], archive["y"], archive[group] if group else None
     except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile):
         raise DataError(f"data-path: {path} must be {expected}") from None
     if x.dtype.kind not in "fiu" or y.dtype.kind not in kinds or y.ndim != 1:
         raise DataError(f"data-path: {path} must be {expected}; found x of {x.dtype} and y of {y.dtype} {y.shape}")
-    return Examples(x, y)
+    if groups is not None and (groups.dtype.kind not in "iuU" or groups.shape != y.shape):
+        raise DataError(f"data-path: {path} must be {expected}; found {group} of {groups.dtype} {groups.shape}")
+    return Examples(x, y, groups)

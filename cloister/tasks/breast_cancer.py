@@ -71,7 +71,7 @@ class BreastCancer(Task):
         train, test = holdout(examples.y, 0.2, np.random.default_rng(SPLIT_SEED))
         return Dataset(examples.take(train), examples.take(test))
 
-    def read(self, path: Path) -> Examples:
+    def rows(self, path: Path) -> Examples:
         """A node's own data: an `.npz` file in the units above, or a `.csv` file in the units of `RANGES`.
 
         A `.csv` file has the 30 columns of `RANGES` and `target` (0 or 1), in any order; others are ignored.
@@ -79,7 +79,10 @@ class BreastCancer(Task):
         Raises:
             DataError: the file is absent or is not what the task reads.
         """
-        return _read_csv(path) if path.suffix.lower() == ".csv" else super().read(path)
+        if path.suffix.lower() not in (".csv",):
+            return super().rows(path)
+        self.refuse_groups(path)
+        return _read_csv(path)
 
     def build(self) -> Model:
         """Softmax regression."""

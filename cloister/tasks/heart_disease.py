@@ -104,7 +104,7 @@ class HeartDisease(Task):
         sizes = [len(part) for part, _ in splits]
         return Dataset(train, test, groups=np.repeat(np.arange(len(HOSPITALS)), sizes))
 
-    def read(self, path: Path) -> Examples:
+    def rows(self, path: Path) -> Examples:
         """A node's own data: an `.npz` file in the units above, or one hospital's `.data` or `.csv` file.
 
         The latter has 14 columns in UCI's order and no header; `?` is missing.
@@ -112,7 +112,10 @@ class HeartDisease(Task):
         Raises:
             DataError: the file is absent or is not what the task reads.
         """
-        return _read_hospital(path) if path.suffix.lower() in (".data", ".csv") else super().read(path)
+        if path.suffix.lower() not in (".data", ".csv"):
+            return super().rows(path)
+        self.refuse_groups(path)
+        return _read_hospital(path)
 
     def build(self) -> Model:
         """Softmax regression."""

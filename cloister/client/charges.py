@@ -1,0 +1,115 @@
+"""What a reply costs, for each unit that is protected: said before the reply is made, from public facts alone."""
+
+from dataclasses import dataclass
+
+from flwr.app import Context
+
+from cloister.client.data import local_data, task_of
+from cloister.client.local import caveats_of, chooses_privately, mechanism_of
+from cloister.client.plan import TrainingPlan
+from cloister.client.request import Request, TrainRequest
+from cloister.client.units import size_of
+from cloister.core.arrays import Layout
+from cloister.core.config import RunConfig
+from cloister.core.errors import PrivacyError
+from cloister.privacy.events import Event, Gaussian, Pure, Unaccounted, Unit
+from cloister.privacy.local_steps import LocalSteps, clipping_norm_of, recorded_event
+
+SCORES = "scores"
+"""The mechanism under which un-noised scores are entered in a ledger."""
+PROMISED = "as the server promised"
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Releases about one unit that a reply is about to make.
+
+    Attributes:
+        unit: whose protection they are about.
+        events: what happens.
+        mechanism: by which, for whoever reads the ledger.
+        clip: largest L2 norm of one unit's contribution; 0: none.
+    """
+
+    unit: Unit
+    events: tuple[Event, ...]
+    mechanism: str = ""
+    clip: float = 0.0
+
+
+def charges_of(request: Request, context: Context) -> list[Charge]:
+    """The releases of a reply, about the client and about its examples or groups.
+
+    Raises:
+        PrivacyError: the node does not state how much data it has, and DP-SGD would show it.
+    """
+    unit: Unit = "group" if request.config.task.group else "example"
+    if not isinstance(request, TrainRequest):
+        scores = (Unaccounted("scores left without noise"),)
+        return [Charge("client", scores, SCORES), Charge(unit, scores, SCORES)]
+    if request.config.privacy.client == "dp-sgd":
+        return [Charge("client", request.promise, PROMISED), _of_steps(request, context, unit)]
+    return _of_local_noise(request)
+
+
+def _of_steps(request: TrainRequest, context: Context, unit: Unit) -> Charge:
+    """DP-SGD, which protects each unit against everybody."""
+    privacy = request.config.privacy
+    events = [recorded_event(privacy, planned_steps(request, context))]
+    if chooses_privately(privacy):
+        events.append(Pure(privacy.choice_epsilon))
+    return Charge(unit, tuple(events), "dp-sgd", clipping_norm_of(privacy, request.round))
+
+
+def _of_local_noise(request: TrainRequest) -> list[Charge]:
+    """Noise on what is sent, which protects everything the client holds; or none, and what the server promises."""
+    privacy, mechanism = request.config.privacy, mechanism_of(request.config.privacy)
+    if mechanism is None:
+        unprotected = Unaccounted(f"privacy.client is {privacy.client!r}: the server sees models trained without noise")
+        return [Charge("client", request.promise, PROMISED), Charge("example", (unprotected,))]
+    if caveats := caveats_of(privacy, mechanism):
+        none = (Unaccounted("; ".join(caveats)),)
+        return [Charge("client", none, privacy.client), Charge("example", none, privacy.client)]
+    events = mechanism.events(Layout.of(request.models[0]).size)
+    if chooses_privately(privacy):
+        events.append(Pure(privacy.choice_epsilon))
+    clip = privacy.radius or privacy.client_clipping_norm
+    replaced = tuple(_replaced(event) for event in events)
+    return [Charge("client", tuple(events), privacy.client, clip), Charge("example", replaced, privacy.client, clip)]
+
+
+def _replaced(event: Event) -> Event:
+    """What an event of a whole client, who contributes or not, costs one of its examples.
+
+    Without the example the client contributes all the same, and something else: a replacement, twice as far.
+    """
+    if isinstance(event, Pure):
+        return Pure(2 * event.epsilon)
+    return Gaussian(event.noise_multiplier / 2) if isinstance(event, Gaussian) else event
+
+
+def planned_steps(request: TrainRequest, context: Context) -> LocalSteps:
+    """The private steps that a training request asks for, from the size that the node states.
+
+    Raises:
+        PrivacyError: the node does not state it, or batches would show the true one.
+    """
+    plan, sampling = plan_of(request, context), request.config.privacy.batch_sampling
+    if plan.public_size and sampling != "poisson":
+        raise PrivacyError(
+            f"privacy.batch-sampling = {sampling!r} would show how many examples this node has; use 'poisson'"
+        )
+    return LocalSteps(plan.public_size or _dealt(request, context), plan.batch_size, plan.epochs, sampling)
+
+
+def plan_of(request: TrainRequest, context: Context, owner: int = 0) -> TrainingPlan:
+    """How the node trains for a request; of a size only where DP-SGD needs one."""
+    config: RunConfig = request.config
+    size = size_of(context.node_config) if config.privacy.client == "dp-sgd" else 0
+    return TrainingPlan.of(request, task_of(config.task).recipe, owner, size)
+
+
+def _dealt(request: TrainRequest, context: Context) -> int:
+    """How many units a simulation dealt this client: public, like the partition."""
+    train = local_data(request.config.task, context.node_config, request.seed, tolerant=True).train
+    return max(1, len(train) if train.groups is None else len(set(train.groups.tolist())))

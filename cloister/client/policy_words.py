@@ -1,0 +1,83 @@
+"""A policy in words: what it demands, and what a malicious server could still learn under it."""
+
+from cloister.client.policy import SERVER_SIDE, Policy
+
+
+def in_words(policy: Policy) -> list[str]:
+    """What a policy demands, a line each; a line that begins with `!` says what it does not prevent."""
+    lines = [f"tasks: {', '.join(policy.tasks)}", *_noise(policy), *_budgets(policy), *_limits(policy)]
+    lines.append("! scores may leave, without noise" if policy.scores_may_leave else "no scores leave")
+    fabs = [f"app bundle {digest}" for digest in policy.allowed_fabs]
+    return [*lines, *(fabs or ["! any app bundle may run, also one that enforces no policy"]), *_learnable(policy)]
+
+
+def _noise(policy: Policy) -> list[str]:
+    if not policy.mechanisms:
+        return ["! runs without noise are taken part in: the server sees this site's models"]
+    minima = {
+        "laplace": policy.min_laplace_noise_multiplier,
+        **dict.fromkeys(SERVER_SIDE, policy.min_server_noise_multiplier),
+    }
+    named = [(name, minima.get(name, policy.min_client_noise_multiplier)) for name in policy.mechanisms]
+    words = [f"{name} with at least {minimum:g}" if minimum else f"{name} with any noise" for name, minimum in named]
+    believed = set(SERVER_SIDE) & set(policy.mechanisms)
+    return ["noise: " + ", or ".join(words)] + (["! noise of the server is believed, not seen"] if believed else [])
+
+
+def _budgets(policy: Policy) -> list[str]:
+    unit, at = ("group" if policy.group else "example"), f"at δ = {policy.target_delta:g} over all runs on this data"
+    lines = [f"each {policy.group} is protected as a whole"] if policy.group else []
+    if policy.max_epsilon:
+        lines.append(f"for the site at most ε = {policy.max_epsilon:g} {at}")
+    if policy.max_example_epsilon:
+        lines.append(f"for each {unit} at most ε = {policy.max_example_epsilon:g} {at}")
+    if not (policy.max_epsilon or policy.max_example_epsilon):
+        lines.append("! no budget: every run within these rules is taken part in, however many there are")
+    if policy.max_leakage:
+        lines.append(f"laplace: privacy.max-leakage at most {policy.max_leakage:g}")
+    if policy.public_size:
+        lines.append(f"this site says that it has {policy.public_size} {unit}s")
+    return lines
+
+
+def _limits(policy: Policy) -> list[str]:
+    lines = []
+    for key, (minimum, maximum) in RANGES.items():
+        low, high = getattr(policy, minimum, 0), getattr(policy, maximum, 0)
+        bounds = [f"at least {low:g}"] * bool(low) + [f"at most {high:g}"] * bool(high)
+        if bounds:
+            lines.append(f"{key}: {' and '.join(bounds)}")
+    if policy.min_rows:
+        lines.append(f"at least {policy.min_rows} examples to train on")
+    if policy.min_reply_seconds:
+        lines.append(f"no reply sooner than {policy.min_reply_seconds:g} s after the message")
+    return lines
+
+
+RANGES = {
+    "privacy.radius of laplace, where it is above 0": ("min_radius", "max_radius"),
+    "privacy.client-clipping-norm": ("min_client_clipping_norm", "max_client_clipping_norm"),
+    "client.learning-rate": ("", "max_learning_rate"),
+    "client.batch-size": ("min_batch_size", "max_batch_size"),
+    "client.local-epochs": ("", "max_local_epochs"),
+    "steps of training in a round": ("", "max_steps"),
+    "task.test-fraction": ("", "max_test_fraction"),
+    "privacy.clusters": ("", "max_hypotheses"),
+    "privacy.choice-epsilon": ("", "max_choice_epsilon"),
+    "training messages a day": ("", "max_messages_per_day"),
+}
+"""What a policy bounds, and by which of its fields."""
+
+
+def _learnable(policy: Policy) -> list[str]:
+    """What a malicious server learns although everything above holds."""
+    if not policy.allowed_fabs:
+        return ["! a server that ships its own code learns everything: nothing above binds that code"]
+    lines = ["! that this node is connected, when it replies, and that it refuses, with the rule it refuses by"]
+    if set(SERVER_SIDE) & set(policy.mechanisms) or not policy.mechanisms:
+        lines.append("! the site's trained model as it is, in every round of a run whose noise is the server's")
+    if "dp-sgd" in policy.mechanisms and not policy.group:
+        lines.append("! more than ε about a person with several examples: name the group, if there are any")
+    if not policy.min_reply_seconds:
+        lines.append("! roughly how many examples there are, from how long training takes")
+    return lines

@@ -1,0 +1,238 @@
+"""What a message of the server says, parsed once at the node's door.
+
+The server chooses every byte of a message. Here it becomes one typed value, or is refused: every record and field must
+be known, every number in its range, every array finite, and there are as many models as the run configuration says.
+Policy, budget, noise and handlers get that value; none of them sees the message.
+
+A refusal depends on the message and the run configuration alone, never on the node's data.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from cloister.core.arrays import from_record, to_record
+from cloister.core.config import RunConfig, parse
+from cloister.core.errors import FederationError, PrivacyError
+from cloister.core.hypotheses import unstacked
+from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES, METRICS, PROMISE, PROXIMAL_MU, ROUND, SEED
+from cloister.privacy.events import Event, Gaussian, Unaccounted
+
+NamedArrays = Mapping[str, NDArray]
+MAXIMUM_WHOLE = 2**31 - 1
+"""Largest round and seed: what a run configuration can hold."""
+MAXIMUM_PENALTY = 1e6
+"""Largest μ of FedProx."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What every message says.
+
+    Attributes:
+        config: of the run.
+        run: its id.
+        round: at least 0.
+        seed: of the run, for partitions, shuffles and dropout; never for noise.
+        models: one, or as many hypotheses as the run has clusters; every array is finite.
+    """
+
+    config: RunConfig
+    run: str
+    round: int
+    seed: int
+    models: tuple[NamedArrays, ...]
+
+
+@dataclass(frozen=True)
+class TrainRequest(Request):
+    """A request to train a model.
+
+    Attributes:
+        proximal_mu: FedProx's μ; 0: no penalty.
+        promise: the releases that the reply will go into, as the server says.
+    """
+
+    proximal_mu: float = 0.0
+    promise: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True)
+class EvaluateRequest(Request):
+    """A request to score a model."""
+
+
+@dataclass(frozen=True)
+class KeepRequest(Request):
+    """The final models of a run, for the node to keep the one that suits it; nothing is sent back."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What is on its way out of a node.
+
+    Attributes:
+        arrays: a trained model; None: none.
+        metrics: numbers about it.
+        chosen: index of the model that training began with; it never leaves.
+    """
+
+    arrays: NamedArrays | None = None
+    metrics: Mapping[str, float | int] = field(default_factory=dict)
+    chosen: int = 0
+
+    def content(self) -> RecordDict:
+        """The reply as Flower sends it."""
+        if self.arrays is None and not self.metrics:
+            return RecordDict()
+        content = RecordDict({METRICS: MetricRecord(dict(self.metrics))})
+        if self.arrays is not None:
+            content[ARRAYS] = to_record(self.arrays)
+        return content
+
+
+SPECIFIC: dict[type[Request], tuple[str, ...]] = {
+    TrainRequest: (PROXIMAL_MU, PROMISE),
+    EvaluateRequest: (),
+    KeepRequest: (),
+}
+"""Fields of a message beside those that every message may carry."""
+AnyRequest = TypeVar("AnyRequest", bound=Request)
+
+
+def request_of(kind: type[AnyRequest], message: Message, context: Context) -> AnyRequest:
+    """The request that a message makes of this node.
+
+    Args:
+        kind: what the message is about.
+        message: of the server.
+        context: of the node; its run configuration counts.
+
+    Raises:
+        ConfigError: the run configuration is none.
+        FederationError: a record or a field is missing, unknown, of another type or out of range; or the number of
+            models is not what the run configuration says; or an array is not finite.
+        PrivacyError: the promise cannot be read.
+    """
+    config, fields = run_config(context), _fields(kind, message)
+    special = {}
+    if kind is TrainRequest:
+        mu = _number(fields, PROXIMAL_MU, MAXIMUM_PENALTY, default=0.0)
+        special = {"proximal_mu": float(mu), "promise": promised(fields)}
+    return kind(
+        config,
+        str(message.metadata.run_id),
+        _whole(fields, ROUND),
+        _whole(fields, SEED),
+        _models(message, fields, config),
+        **special,
+    )
+
+
+def run_config(context: Context) -> RunConfig:
+    """The run configuration, parsed once per process."""
+    return _parsed(tuple(sorted((key, type(value).__name__, value) for key, value in context.run_config.items())))
+
+
+@lru_cache(maxsize=4)
+def _parsed(items: tuple[tuple[str, str, Any], ...]) -> RunConfig:
+    # Types are part of the key: True equals 1, and is another value of a configuration.
+    return parse({key: value for key, _, value in items})
+
+
+def promised(fields: Mapping[str, Any]) -> tuple[Event, ...]:
+    """The releases that a reply will go into, as the server says.
+
+    Raises:
+        PrivacyError: it says something that is no list of noise multipliers.
+    """
+    multipliers = fields.get(PROMISE)
+    if multipliers is None:
+        return (Unaccounted("the server claims nothing for this round"),)
+    if (
+        not isinstance(multipliers, list)
+        or not multipliers
+        or not all(isinstance(z, float) and z > 0 for z in multipliers)
+    ):
+        raise PrivacyError(f"{PROMISE!r} in the server's message must be a list of numbers above 0, and not empty")
+    return tuple(Gaussian(z) for z in multipliers)
+
+
+def refuse_misfit(models: Sequence[NamedArrays], own: NamedArrays) -> None:
+    """Refuse models that are not of this node's own kind.
+
+    Args:
+        models: that the server sent.
+        own: the arrays of the model that this node would train.
+
+    Raises:
+        FederationError: a name, a shape or a dtype differs; names it.
+    """
+    for model in models:
+        if odd := sorted(set(model) ^ set(own)):
+            raise FederationError(
+                f"array {odd[0]!r} is in only one of the model sent and the model here; are the tasks the same?"
+            )
+        for name, array in own.items():
+            if (model[name].shape, model[name].dtype) != (array.shape, array.dtype):
+                raise FederationError(
+                    f"array {name!r} must have shape {array.shape} and dtype {array.dtype}, found "
+                    f"{model[name].shape} and {model[name].dtype}"
+                )
+
+
+def _fields(kind: type[Request], message: Message) -> ConfigRecord:
+    """The one record of settings, if there is nothing in the message that is not known."""
+    content = message.content
+    records = (list(content.array_records), list(content.config_records), list(content.metric_records))
+    if records != ([ARRAYS], [CONFIG], []):
+        raise FederationError(f"the server's message must hold the records {ARRAYS!r} and {CONFIG!r} and no other")
+    fields = content.config_records[CONFIG]
+    known = (ROUND, SEED, HYPOTHESES, *SPECIFIC[kind])
+    if unknown := sorted(set(fields) - set(known)):
+        raise FederationError(f"unknown field {unknown[0]!r} in the server's message; known: {', '.join(known)}")
+    return fields
+
+
+def _models(message: Message, fields: ConfigRecord, config: RunConfig) -> tuple[NamedArrays, ...]:
+    """As many models as the run configuration says: what the message says must be the same."""
+    expected = config.privacy.clusters if config.privacy.server == "laplace-clustering" else None
+    found = fields.get(HYPOTHESES)
+    if type(found) is not type(expected) or found != expected:
+        told = "no such field" if expected is None else f"{HYPOTHESES} = {expected}"
+        raise FederationError(
+            f"{HYPOTHESES} = {str(found)[:20]!r} in the server's message contradicts the run configuration, which has "
+            f"{told}"
+        )
+    try:
+        arrays = from_record(message.content.array_records[ARRAYS])
+    except ValueError as error:
+        raise FederationError(f"the server's message holds an array that cannot be read: {error}") from None
+    models = [arrays] if expected is None else unstacked(arrays)
+    if len(models) != (expected or 1):
+        raise FederationError(f"{len(models)} models were found in the server's message, expected {expected}")
+    for name, array in arrays.items():
+        if array.dtype.kind != "f" or not np.isfinite(array).all():
+            raise FederationError(f"array {name!r} in the server's message must hold finite floats")
+    return tuple(models)
+
+
+def _whole(fields: ConfigRecord, name: str) -> int:
+    return int(_number(fields, name, MAXIMUM_WHOLE, whole=True))
+
+
+def _number(
+    fields: ConfigRecord, name: str, maximum: float, default: float | None = None, whole: bool = False
+) -> float | int:
+    """A field that is a number from 0 to `maximum`."""
+    value = fields.get(name, default)
+    kinds = (int,) if whole else (int, float)
+    if type(value) not in kinds or not 0 <= value <= maximum:  # type: ignore[operator]
+        kind = "a whole number" if whole else "a number"
+        raise FederationError(f"the server's message must carry {name!r} as {kind} from 0 to {maximum:g}")
+    return value  # type: ignore[return-value]

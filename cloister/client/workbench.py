@@ -1,0 +1,50 @@
+"""The model of a run and the trainer that was made for it: built once per process, and never apart."""
+
+from functools import cached_property, lru_cache
+
+from cloister.client.data import task_of
+from cloister.client.plan import batch_size_of
+from cloister.client.trainers import TRAINERS, Trainer
+from cloister.core.config import ClientConfig, PrivacyConfig, RunConfig, TaskConfig
+from cloister.tasks.base import Model
+
+
+class Workbench:
+    """A model, and its trainer as soon as somebody trains.
+
+    Both live and go together: a trainer that outlived its model would train one that nobody reads.
+
+    Args:
+        task, client, privacy: of the run configuration.
+    """
+
+    def __init__(self, task: TaskConfig, client: ClientConfig, privacy: PrivacyConfig) -> None:
+        self._recipe = task_of(task).recipe
+        self._client, self._privacy = client, privacy
+        self.model: Model = task_of(task).build()
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """Trains the model in place, with the optimizer that the run names.
+
+        Raises:
+            ConfigError: the optimizer is unknown, or does not go with the model.
+            UnsupportedModel: the run protects examples, and this model's have no gradients of their own.
+        """
+        optimizer = self._recipe.optimizer if self._client.optimizer == "auto" else self._client.optimizer
+        if self._privacy.client != "dp-sgd":
+            plain: Trainer = TRAINERS.load(self.model.kind)(self.model, optimizer)
+            return plain
+        batch_size = batch_size_of(self._client, self._recipe)
+        private: Trainer = TRAINERS.load(f"{self.model.kind}-dp-sgd")(self.model, optimizer, batch_size, self._privacy)
+        return private
+
+
+def workbench_of(config: RunConfig) -> Workbench:
+    """The workbench of a run; the last one is kept for the messages that follow."""
+    return _made(config.task, config.client, config.privacy)
+
+
+@lru_cache(maxsize=1)
+def _made(task: TaskConfig, client: ClientConfig, privacy: PrivacyConfig) -> Workbench:
+    return Workbench(task, client, privacy)
