@@ -48,6 +48,7 @@ def settings(hypotheses: int, folder: str) -> RunConfig:
         "task.test-fraction": 0.0,
         "privacy.server": "laplace-clustering",
         "privacy.client": "laplace",
+        "privacy.choice": "exact",
         "privacy.clusters": hypotheses,
         "output-dir": folder,
         "seed": 1,

@@ -40,6 +40,7 @@ SETTINGS = {
     "strategy.fraction-train": (COHORT + 0.5) / CLIENTS,
     "privacy.server": "laplace-clustering",
     "privacy.client": "laplace",
+    "privacy.choice": "exact",
     "evaluation.patience": 30,
     "tensorboard": False,
     "keep-checkpoints": 1,

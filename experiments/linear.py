@@ -28,7 +28,8 @@ from cloister.server.console import Narrator
 from cloister.tasks.linear import OPTIMA, USERS
 
 PERSONAL = {"privacy.server": "laplace-clustering", "privacy.clusters": 2}
-NOISED = PERSONAL | {"privacy.client": "laplace", "privacy.client-noise-multiplier": 5.0}
+PUBLISHED = {"privacy.client": "laplace", "privacy.choice": "exact"}
+NOISED = PERSONAL | PUBLISHED | {"privacy.client-noise-multiplier": 5.0}
 METHODS: Mapping[str, dict[str, Any]] = {
     "FedAvg": {"privacy.server": "none"},
     "IFCA": PERSONAL,

@@ -26,6 +26,7 @@ SETTINGS = {
     "task.test-fraction": 0.0,
     "privacy.server": "laplace-clustering",
     "privacy.client": "laplace",
+    "privacy.choice": "exact",
     "evaluation.every": 5,
     "evaluation.patience": 10,
     "tensorboard": False,
