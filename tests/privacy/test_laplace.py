@@ -12,7 +12,7 @@ from statistics_of_noise import FALSE_ALARM, is_normal, std_is
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy import laplace
 from cloister.privacy.laplace import LaplaceNoise
-from cloister.privacy.noise import BLOCK
+from cloister.privacy.noise import BLOCK, GaussianNoise
 from cloister.privacy.release import grid_step
 
 EPSILON = 0.7
@@ -79,8 +79,8 @@ def test_a_radius_of_the_wrong_shape_is_caught(p):
 
 def test_the_squared_scale_is_chi_square():
     """At 2 degrees of freedom, where the proposal of the rejection is furthest from what it must give."""
-    noise = LaplaceNoise(6)
-    sample = [noise._chi_square(2) for _ in range(60_000)]
+    noise = GaussianNoise(6)
+    sample = [laplace.deviation(noise, 1, 1.0) ** 2 for _ in range(60_000)]
     assert stats.kstest(sample, stats.chi2(2).cdf).pvalue > FALSE_ALARM
     d = 2 / 3
     proposed = 2 * d * np.maximum(1 + np.random.default_rng(0).standard_normal(60_000) / math.sqrt(9 * d), 0) ** 3
