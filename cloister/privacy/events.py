@@ -123,11 +123,23 @@ class Laplace:
         return self.epsilon * self.radius
 
 
-Event = Gaussian | Repeated | Laplace | Unaccounted
+@dataclass(frozen=True)
+class Pure:
+    """One release that is pure ε-DP for adding or zeroing one unit, and 2ε for replacing it.
+
+    Attributes:
+        epsilon: ε.
+    """
+
+    epsilon: float
+
+
+Event = Gaussian | Repeated | Laplace | Pure | Unaccounted
 KINDS: dict[str, type] = {
     "gaussian": Gaussian,
     "repeated": Repeated,
     "laplace": Laplace,
+    "pure": Pure,
     "unaccounted": Unaccounted,
 }
 

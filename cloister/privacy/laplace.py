@@ -25,10 +25,7 @@ from cloister.core.arrays import Row
 from cloister.core.cohort import rooms, share
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.noise import ROOM, GaussianNoise, NumberedBlock
-from cloister.privacy.release import GRID_BITS, add_on_grid, grid_step
-
-HEADROOM = 64
-"""Deviations of the noise that a number's dtype must hold."""
+from cloister.privacy.release import add_on_grid, grid_step, refuse_beyond
 
 
 class LaplaceNoise:
@@ -66,9 +63,9 @@ class LaplaceNoise:
         """
         _refuse_unfit(model)
         size = sum(piece.size for piece in model)
-        _refuse_beyond(size, epsilon)
-        grid = _step(size, epsilon) if step is None else _power_of_two(step)
-        std = math.sqrt(self._chi_square(size + 1)) / epsilon
+        public = public_step(size, epsilon)
+        grid = public if step is None else _power_of_two(step)
+        std = deviation(self._normals, size, epsilon)
         blocks = [block for piece in model for block in self._normals.blocks(piece)]
         memory = rooms(ROOM)
 
@@ -77,18 +74,46 @@ class LaplaceNoise:
 
         share(blocks, work, size)
 
-    def _chi_square(self, freedom: int) -> float:
-        """One draw of χ² with at least 2 degrees of freedom, in double precision.
 
-        Twice a Gamma of shape a = freedom/2, by rejection (Marsaglia, Tsang, 2000); half the sum of two squared
-        normals is the exponential number that -ln u is there.
-        """
-        d = freedom / 2 - 1 / 3
-        while True:
-            x, *pair = self._normals.standard_normal(3, np.float64)
-            root = 1 + x / math.sqrt(9 * d)
-            if root > 0 and math.hypot(*pair) ** 2 / 2 > d * (root**3 - 1 - 3 * math.log(root)) - x**2 / 2:
-                return 2 * d * root**3
+def deviation(normals: GaussianNoise, p: int, epsilon: float) -> float:
+    """Draw √w: the standard deviation of the normals that make one draw of Laplace noise in R^p.
+
+    Args:
+        normals: where the draw comes from; the p normals themselves must be other numbers of the same stream.
+        p: parameters that share the draw, at least 1.
+        epsilon: ε > 0, per unit of Euclidean distance.
+
+    Returns:
+        √(χ²(p + 1))/ε, which is private: it tells how far the noise went.
+    """
+    return math.sqrt(_chi_square(normals, p + 1)) / epsilon
+
+
+def public_step(p: int, epsilon: float) -> float:
+    """The step of the grid for noise of this size, which depends on ε and p and not on the draw.
+
+    Raises:
+        ConfigError: p or ε is not above 0.
+        PrivacyError: the noise would leave the range of numbers; without the value, since ε may follow from a private
+            update.
+    """
+    log_std = log_coordinate_variance(p, epsilon) / 2
+    refuse_beyond(log_std)
+    return grid_step(math.exp(log_std))
+
+
+def _chi_square(normals: GaussianNoise, freedom: int) -> float:
+    """One draw of χ² with at least 2 degrees of freedom, in double precision.
+
+    Twice a Gamma of shape a = freedom/2, by rejection (Marsaglia, Tsang, 2000); half the sum of two squared normals is
+    the exponential number that -ln u is there.
+    """
+    d = freedom / 2 - 1 / 3
+    while True:
+        x, *pair = normals.standard_normal(3, np.float64)
+        root = 1 + x / math.sqrt(9 * d)
+        if root > 0 and math.hypot(*pair) ** 2 / 2 > d * (root**3 - 1 - 3 * math.log(root)) - x**2 / 2:
+            return float(2 * d * root**3)
 
 
 def log_normaliser(p: int, epsilon: float) -> float:
@@ -143,22 +168,6 @@ def _refuse_unfit(model: Row) -> None:
             raise PrivacyError("Laplace noise hides nothing in an array with NaN or infinite numbers")
     if not sum(piece.size for piece in model):
         raise PrivacyError("Laplace noise needs a model of at least one parameter")
-
-
-def _refuse_beyond(p: int, epsilon: float) -> None:
-    """Refuse noise that would leave the range of numbers: infinities and zeros are no noise.
-
-    Raises:
-        PrivacyError: without the value, since ε may follow from a private update.
-    """
-    log_std, limits = log_coordinate_variance(p, epsilon) / 2, np.finfo(np.float32)
-    if not math.log(limits.tiny) + GRID_BITS < log_std < math.log(limits.max) - math.log(HEADROOM):
-        raise PrivacyError("epsilon asks for Laplace noise beyond the range of single precision; scale the model")
-
-
-def _step(p: int, epsilon: float) -> float:
-    """The step of the grid for noise of this size."""
-    return grid_step(math.exp(log_coordinate_variance(p, epsilon) / 2))
 
 
 def _power_of_two(step: float) -> float:

@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 from cloister.core import check
 from cloister.core.arrays import Row
 from cloister.core.cohort import BLOCK, Cohort, Span, rooms, share, spans, weighted_sum
-from cloister.core.errors import UnboundedSensitivity
+from cloister.core.errors import PrivacyError, UnboundedSensitivity
 from cloister.privacy.noise import ROOM, GaussianNoise, Maker, NumberedBlock
 
 GRID_BITS = 20
 """Releases are multiples of the power of two this many bits below the standard deviation of their noise."""
+
+HEADROOM = 64
+"""Deviations of the noise that a number's dtype must hold."""
 
 NoisedBlock = tuple[int, NDArray, NDArray]
 """A place in the stream of noise, numbers, and where they go with noise on them."""
@@ -125,6 +128,20 @@ def put_on_grid(places: Iterable[NoisedBlock], std: float, maker: Maker, step: f
 def grid_step(std: float) -> float:
     """The distance between the numbers that may be released under noise of this standard deviation: a power of two."""
     return float(2.0 ** (math.floor(math.log2(std)) - GRID_BITS)) if std else 0.0
+
+
+def refuse_beyond(log_std: float) -> None:
+    """Refuse noise that would leave the range of single precision: infinities and zeros are no noise.
+
+    Args:
+        log_std: ln of the standard deviation of one coordinate.
+
+    Raises:
+        PrivacyError: without the value, which may follow from private numbers.
+    """
+    limits = np.finfo(np.float32)
+    if not math.log(limits.tiny) + GRID_BITS < log_std < math.log(limits.max) - math.log(HEADROOM):
+        raise PrivacyError("this asks for noise beyond the range of single precision; scale the model")
 
 
 def noised(model: Row, std: float, noise: GaussianNoise) -> Row:

@@ -10,6 +10,8 @@ from cloister.privacy.clipping import clip
 from cloister.privacy.noise import ROOM, GaussianNoise
 from cloister.privacy.release import GRID_BITS, add_on_grid, grid_step, noised, noisy_mean
 
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
 
 def on_grid(values, step):
     steps = np.asarray(values, np.float64) / step
@@ -41,6 +43,21 @@ def test_a_release_is_on_the_grid_of_its_sum():
     released = noisy_mean(bounded, 2.0, 1, GaussianNoise(1))
     # float32 holds multiples of the step exactly up to 2^24 steps, 16 standard deviations.
     assert on_grid(np.concatenate(released.model), grid_step(2.0))
+
+
+@pytest.mark.parametrize("width", [3, 70_000])
+def test_every_number_of_a_mean_is_written_from_the_updates_and_the_noise(width):
+    """In poisoned memory; what is left of the sum without its noise is the sum of the clipped updates."""
+    sent, *models = random_models(3, 0.1, like=zeros(width))
+    cohort = clip(cohort_of(models, sent), 1.0)
+    plain, noised_mean = (noisy_mean(cohort, z, 2, GaussianNoise(1)) for z in (0.0, 2.0))
+    expected = [s + sum(f * (r - s) for f, r in zip(cohort.factors, rows, strict=True)) / 2
+                for s, *rows in zip(cohort.sent, *cohort.rows, strict=True)]  # fmt: skip
+    np.testing.assert_allclose(np.concatenate(plain.model), np.concatenate(expected), atol=1e-5)
+    noise = np.concatenate(noised_mean.model).astype(np.float64) - np.concatenate(plain.model)
+    assert np.isfinite(noise).all() and (noise != 0).mean() > 0.999
+    if len(noise) > 1000:
+        assert std_is(noise, 1.0) and not std_is(noise, 2 / 3) and not std_is(noise, 3 / 2)
 
 
 def test_without_noise_nothing_is_rounded():

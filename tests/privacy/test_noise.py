@@ -1,5 +1,6 @@
 """The noise source: normal, independent, never repeated, from entropy unless asked otherwise."""
 
+import math
 import multiprocessing
 
 import numpy as np
@@ -9,7 +10,9 @@ from statistics_of_noise import FALSE_ALARM, is_normal, std_is
 
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy import noise
-from cloister.privacy.noise import BLOCK, GaussianNoise
+from cloister.privacy.noise import BLOCK, BYTES_PER_PAIR, HALF, GaussianNoise, Maker
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 DTYPES = [np.float32, np.float64]
 
@@ -140,3 +143,65 @@ class TestRoomOfABlock:
         ]
         np.testing.assert_array_equal(*made)
         assert np.isfinite(made[0]).all()
+
+
+class TestPlacesInTheStream:
+    """Neighbouring blocks must not share a byte of the keystream, whatever their widths and types."""
+
+    @pytest.fixture
+    def drawn(self, monkeypatch):
+        """All bytes that noise is made from, in the generator's own blocks of 16."""
+        pieces, draw = [], Maker._draw
+
+        def overheard(self, number, out):
+            draw(self, number, out)
+            pieces.append(bytes(out.data))
+
+        monkeypatch.setattr(Maker, "_draw", overheard)
+        return pieces
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("width", [BLOCK, BLOCK - 1, BLOCK // 2 + 2, 64])
+    def test_blocks_have_no_byte_in_common(self, drawn, dtype, width):
+        source, target = GaussianNoise(11), np.zeros(4 * width, dtype)
+        source.maker(np.empty(2 * BLOCK, dtype)).add(source.blocks(target, width), 1.0)
+        source.add(np.zeros(BLOCK), 1.0)
+        chunks = [piece[at : at + 16] for piece in drawn for at in range(0, len(piece) - 15, 16)]
+        assert len(drawn) == 5 and len(set(chunks)) == len(chunks)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_radii_of_a_block_do_not_follow_the_angles_of_the_one_before(self, dtype):
+        """Under half the spacing the radius is made of the angle's bytes: the correlation would be about 0.9."""
+        sample = GaussianNoise(12).standard_normal(8 * BLOCK, dtype).reshape(8, 2, HALF).astype(np.float64)
+        radii, angles = np.hypot(*sample.swapaxes(0, 1)), np.abs(np.arctan2(sample[:, 1], sample[:, 0]))
+        for offset in (0, HALF // 4, HALF // 2):
+            a, b = radii[1:, : HALF - offset].ravel(), angles[:-1, offset:].ravel()
+            for x, y in ((a, b), (np.exp(-(a**2) / 2), np.pi - b)):
+                assert abs(stats.spearmanr(x, y).statistic) < 6 / np.sqrt(a.size)
+
+
+class TestBitsOfARadius:
+    """A radius is made of 64 bits, each of which counts: 32 would cut the tail at 6.7 standard deviations."""
+
+    def furthest(self, monkeypatch, dtype, bits):
+        """The largest number of a block whose radii are all made of these bits, at angle 0 or beside it."""
+
+        def fixed(self, number, out):
+            out[:] = 0
+            out[: len(out) * 8 // BYTES_PER_PAIR[np.dtype(dtype)]].view(np.int64)[:] = bits
+
+        monkeypatch.setattr(Maker, "_draw", fixed)
+        normals = GaussianNoise(1).maker(np.empty(256, dtype)).normals(0, 128, 1.0)
+        return np.abs(normals.astype(np.float64)).max()
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("bits", [0, 1, -1, 3 << 8, 1 << 31, 1 << 32, -(1 << 33), 1 << 45, 1 << 52, 1 << 61])
+    def test_the_map_from_bits_to_radius(self, monkeypatch, dtype, bits):
+        expected = math.sqrt(-2 * math.log((abs(bits) + 0.5) * 2.0**-63))
+        assert math.isclose(self.furthest(monkeypatch, dtype, bits), expected, rel_tol=1e-6)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_the_tail_ends_at_nine_point_four_and_the_middle_at_zero(self, monkeypatch, dtype):
+        assert 9.41 < self.furthest(monkeypatch, dtype, 0) < 9.42
+        assert self.furthest(monkeypatch, dtype, -(2**63)) == 0
+        assert self.furthest(monkeypatch, dtype, 2**63 - 1) < 1e-3

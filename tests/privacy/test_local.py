@@ -1,0 +1,555 @@
+"""Mechanisms of a client for its own update: what noise is added to lies in the ball, whatever the server sent."""
+
+import math
+import os
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain
+
+import numpy as np
+import pytest
+from scipy import stats
+from statistics_of_noise import FALSE_ALARM, is_normal, std_is
+
+from cloister.core.errors import ConfigError, PrivacyError
+from cloister.privacy import local_update
+from cloister.privacy.events import Gaussian, Laplace, Pure, Unaccounted
+from cloister.privacy.local import LocalGaussian, LocalLaplace, PublishedLaplace
+from cloister.privacy.noise import BLOCK, GaussianNoise
+from cloister.privacy.release import GRID_BITS, grid_step
+
+in_poisoned_memory = pytest.mark.usefixtures("poisoned_memory")
+
+CASES = int(os.environ.get("CLOISTER_SENSITIVITY_CASES", "1000"))
+"""Of the search over adversarial models."""
+MECHANISMS = [LocalLaplace(0.7, 5.0), LocalLaplace(0.7, 5.0, per_layer=True), LocalGaussian(0.7, 1.5)]
+BOTH = [LocalLaplace(0.7, 5.0), LocalGaussian(0.7, 1.5)]
+
+
+def arrays(*values, dtype=np.float32):
+    return {str(number): np.asarray(value, dtype) for number, value in enumerate(values)}
+
+
+def flat(named):
+    return np.concatenate([np.asarray(array, np.float64).ravel() for array in named.values()])
+
+
+def bound_of(mechanism):
+    return getattr(mechanism, "radius", None) or mechanism.clipping_norm
+
+
+@dataclass
+class Overheard:
+    """What noise is added to, piece by piece, and the noise's deviation; none is added."""
+
+    pieces: list
+    stds: list
+
+
+@pytest.fixture
+def overheard(monkeypatch):
+    heard = Overheard([], [])
+
+    def listen(blocks, std, maker, step=None):
+        for _, block in blocks:
+            heard.pieces.append(block.copy())
+            heard.stds.append(std)
+
+    monkeypatch.setattr(local_update, "add_on_grid", listen)
+    return heard
+
+
+# The law
+
+
+def releases(mechanism, update, count, start=0.0, seed=1):
+    """Shape (count, p): what leaves, less the start."""
+    noise, start = GaussianNoise(seed), arrays(np.full(len(update), start), dtype=np.float64)
+    trained = {"0": start["0"] + update}
+    return np.array([flat(mechanism.release(trained, start, noise)) - start["0"] for _ in range(count)])
+
+
+def laplace_noise_is_right(mechanism, per_unit):
+    """Mean (the projected update) and Gamma law of the length of the noise, per_unit = ε, in three dimensions."""
+    sample = releases(mechanism, np.array([3.0, 0.0, 4.0]), 3000) - 0.7 * np.array([0.6, 0.0, 0.8])
+    centred = np.abs(sample.mean(axis=0)).max() < 6 * math.sqrt(4 / 3000) / per_unit
+    radii = np.linalg.norm(sample, axis=1)
+    return bool(centred and stats.kstest(radii, stats.gamma(3, scale=1 / per_unit).cdf).pvalue > FALSE_ALARM)
+
+
+def test_laplace_noise_has_the_length_that_the_radius_sets():
+    mechanism = LocalLaplace(0.7, 5.0)
+    assert laplace_noise_is_right(mechanism, 3 / (5.0 * 0.7))
+    assert not laplace_noise_is_right(mechanism, 1.2 * 3 / (5.0 * 0.7))
+    assert not laplace_noise_is_right(mechanism, 3 / (5.0 * 0.7) / 1.2)
+
+
+def test_every_array_has_its_own_ball_and_its_own_noise():
+    mechanism, noise = LocalLaplace(0.7, 5.0, per_layer=True), GaussianNoise(3)
+    start, trained = arrays([0.0, 0.0], [0.0] * 4, dtype=np.float64), arrays([3.0, 4.0], [0.0] * 4, dtype=np.float64)
+    sent = [mechanism.release(trained, start, noise) for _ in range(5000)]
+    one = np.array([each["0"] for each in sent]) - 0.7 * np.array([0.6, 0.8])
+    other = np.array([each["1"] for each in sent])
+    radii = np.linalg.norm(one, axis=1), np.linalg.norm(other, axis=1)
+    for p, lengths in ((2, radii[0]), (4, radii[1])):
+        assert stats.kstest(lengths, stats.gamma(p, scale=0.7 * 5 / p).cdf).pvalue > FALSE_ALARM
+    assert abs(np.corrcoef(*radii)[0, 1]) < 6 / math.sqrt(5000)
+
+
+@pytest.mark.parametrize("update", [0.0, 1e-3, 50.0])
+def test_gaussian_noise_is_z_times_the_clip(update):
+    count = 200_000
+    start = arrays(np.zeros(count))
+    trained = arrays(np.full(count, update))
+    sample = flat(LocalGaussian(0.7, 1.5).release(trained, start, GaussianNoise(2)))
+    sample = sample - min(update, 0.7 / math.sqrt(count))
+    assert std_is(sample, 1.05) and is_normal(sample, 1.05)
+    assert not std_is(sample, 1.05 * 2 / 3) and not std_is(sample, 1.05 * 3 / 2)
+
+
+@in_poisoned_memory
+@pytest.mark.parametrize("mechanism", [*MECHANISMS, PublishedLaplace(5.0)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_parameter_of_a_large_model_gets_noise(mechanism, dtype):
+    """Four threads' worth of blocks, whole and cut, in memory that held NaN."""
+    sizes = (5, 20 * BLOCK + 3, 3, BLOCK, 45 * BLOCK)
+    start = arrays(*(np.zeros(size) for size in sizes), dtype=dtype)
+    trained = {name: array + dtype(1e-3) for name, array in start.items()}
+    sent = mechanism.release(trained, start, GaussianNoise(4))
+    for size, array in zip(sizes, sent.values(), strict=True):
+        assert array.dtype == dtype and np.isfinite(array).all()
+        if size < BLOCK:
+            continue
+        for stretch in np.array_split(array.astype(np.float64), 5 if size > BLOCK else 1):
+            assert is_normal((stretch - stretch.mean()) / stretch.std(), 1.0)
+            assert len(np.unique(stretch)) > 0.9 * len(stretch)
+
+
+# Sensitivity
+
+
+def models(seed, dtype):
+    """A start and what was trained from it twice, as whoever looks for a hole would choose, at all scales there are."""
+    rng = np.random.default_rng(seed)
+    limits = np.finfo(dtype)
+    low, high = math.log10(limits.smallest_subnormal), math.log10(limits.max)
+
+    def some(size):
+        scale = 10.0 ** rng.uniform(low, high - 0.01)
+        kind = rng.integers(7)
+        with np.errstate(all="ignore"):
+            values = [
+                lambda: rng.standard_normal(size) * scale,
+                lambda: np.full(size, scale),
+                lambda: np.where(np.arange(size) % 2, scale, -scale),
+                lambda: np.where(np.arange(size) == rng.integers(size), scale, 0.0),
+                lambda: rng.choice([-1.0, 1.0], size) * float(limits.max),
+                lambda: 10.0 ** rng.uniform(low, high - 0.01, size),
+                lambda: np.zeros(size),
+            ][kind]()
+        return np.clip(np.nan_to_num(values), -limits.max, limits.max).astype(dtype)
+
+    sizes = rng.integers(1, 9, 3)
+    start = {str(number): some(size) for number, size in enumerate(sizes)}
+
+    def trained():
+        how = rng.integers(4)
+        with np.errstate(all="ignore"):
+            return {
+                name: np.clip(
+                    [some(array.size), array + some(array.size), -array, np.nextafter(array, some(array.size))][how],
+                    -limits.max,
+                    limits.max,
+                ).astype(dtype)
+                for name, array in start.items()
+            }
+
+    return start, trained(), trained()
+
+
+def exact(vector):
+    return [Fraction(float(number)) for number in vector]
+
+
+def squared(vector):
+    return sum((number * number for number in vector), Fraction(0))
+
+
+def noised_vector(mechanism, trained, start, overheard):
+    """What noise is added to: one exact vector a part; and the deviations of the noise."""
+    overheard.pieces.clear(), overheard.stds.clear()
+    sent = mechanism.release(trained, start, GaussianNoise(1))
+    assert all(np.isfinite(array).all() for array in sent.values())
+    pieces = [exact(piece) for piece in overheard.pieces]
+    return pieces if getattr(mechanism, "per_layer", False) else [list(chain(*pieces))]
+
+
+def stays_in_the_ball(mechanism, cases, overheard, dtype=np.float32, first=0):
+    """Whether what noise is added to is within R of zero, and two of them within 2R, exactly, for all cases."""
+    bound = Fraction(bound_of(mechanism))
+    for case in range(first, first + cases):
+        start, *both = models(case, dtype)
+        one, other = (noised_vector(mechanism, trained, start, overheard) for trained in both)
+        for a, b in zip(one, other, strict=True):
+            apart = [x - y for x, y in zip(a, b, strict=True)]
+            if not (squared(a) <= bound**2 and squared(b) <= bound**2 and squared(apart) <= 4 * bound**2):
+                return False
+    return True
+
+
+@pytest.mark.parametrize("bound", [1e-20, 0.7, 1e20])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "make",
+    [lambda r: LocalLaplace(r, 5.0), lambda r: LocalLaplace(r, 5.0, per_layer=True), lambda r: LocalGaussian(r, 1.5)],
+    ids=["laplace", "laplace-per-layer", "gaussian"],
+)
+def test_no_models_bring_the_update_out_of_the_ball(make, dtype, bound, overheard):
+    assert stays_in_the_ball(make(bound), CASES // 10, overheard, dtype)
+
+
+def test_the_search_over_one_mechanism_of_each_kind(overheard):
+    for mechanism in BOTH:
+        assert stays_in_the_ball(mechanism, CASES // 2, overheard, first=10**6)
+
+
+def test_the_ball_is_reached(overheard):
+    for mechanism in MECHANISMS:
+        (vector, *_) = noised_vector(mechanism, arrays([3e8, 4e8]), arrays([0.0, 0.0]), overheard)
+        assert math.isclose(math.sqrt(squared(vector)), 0.7, rel_tol=1e-8)
+
+
+def test_a_small_update_is_not_changed_at_all(overheard):
+    for mechanism in MECHANISMS:
+        start, trained = arrays([1.0, -2.0], [3.0]), arrays([1.25, -2.125], [3.0])
+        vectors = noised_vector(mechanism, trained, start, overheard)
+        assert list(chain(*vectors)) == [Fraction(1, 4), Fraction(-1, 8), 0]
+
+
+@pytest.mark.parametrize("scale", [5e-324, 1e-310, 1e-200, 1e-150, 1.0, 1e150, 1e200, 8e307])
+def test_norms_hold_at_every_scale_of_a_double(scale):
+    block = np.array([3.0, -4.0] * 2) / 5 * scale
+    true = math.sqrt(sum(float(x / Fraction(scale)) ** 2 for x in exact(block))) * scale
+    assert math.isclose(local_update._norm(block), true, rel_tol=1e-12)
+
+
+def test_the_norm_of_many_numbers_is_within_its_error_bound():
+    rng = np.random.default_rng(0)
+    trained = (rng.standard_normal(5 * BLOCK + 1), 10.0 ** rng.uniform(-40, 38, 3 * BLOCK))
+    start = tuple(np.zeros_like(piece) for piece in trained)
+    for norm, piece in zip(local_update._norms(trained, start), trained, strict=True):
+        square = squared(exact(piece))
+        assert Fraction(norm) ** 2 <= square * Fraction(1 + local_update.NORM_ERROR)
+        assert square <= (Fraction(norm) * Fraction(1 + local_update.NORM_ERROR)) ** 2
+
+
+def test_an_update_so_large_that_its_factor_would_round_up_counts_as_zero(overheard):
+    """1e-20 over 1e308 is a number of few bits, which may be twice what it should be."""
+    start, trained = arrays([0.0], dtype=np.float64), arrays([1.7e308], dtype=np.float64)
+    (vector,) = noised_vector(LocalGaussian(1e-20, 1.0), trained, start, overheard)
+    assert vector == [0]
+
+
+# Broken twins
+
+
+class Unprojected(LocalLaplace):
+    """The ball is left out."""
+
+    def release(self, trained, start, noise, tell=None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cloister.privacy.local.factor_for", lambda norm, bound: 1.0)
+            return super().release(trained, start, noise, tell)
+
+
+class SquaredInSingle(LocalGaussian):
+    """The norm is that of float32."""
+
+    def release(self, trained, start, noise, tell=None):
+        def norms(after, before):
+            with np.errstate(all="ignore"):
+                return [float(np.linalg.norm((a - b).astype(np.float32))) for a, b in zip(after, before, strict=True)]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(local_update, "_norms", norms)
+            return super().release(trained, start, noise, tell)
+
+
+class OnTheModel(LocalGaussian):
+    """Noise goes to the model: the start is added to the clipped update first."""
+
+    def release(self, trained, start, noise, tell=None):
+        moved = LocalGaussian(self.clipping_norm, 0.0).release(trained, start, noise)
+        for array in moved.values():
+            wide = array.astype(np.float64)
+            local_update.add_on_grid(noise.blocks(wide), self._std(), noise.maker(np.empty(2 * BLOCK)))
+            array[...] = wide
+        return moved
+
+
+@pytest.mark.parametrize("twin", [Unprojected(0.7, 5.0), SquaredInSingle(0.7, 1.5), OnTheModel(0.7, 1.5)])
+def test_the_search_finds_the_hole_of_a_twin(twin, overheard):
+    assert not stays_in_the_ball(twin, 100, overheard)
+
+
+def told_apart(mechanism, start, one, other, seen, count=400):
+    """How often two releases are told apart by a server that looks at one number of what it receives."""
+    noise, start = GaussianNoise(5), arrays([start])
+    right = 0
+    for truth, trained in ((True, arrays([one])), (False, arrays([other]))):
+        for _ in range(count // 2):
+            right += seen(float(mechanism.release(trained, start, noise)["0"][0])) == truth
+    return right / count
+
+
+def most_often_right(epsilon, count=400):
+    """Above this, a pure ε-DP release is told apart with a false alarm of `FALSE_ALARM`."""
+    return stats.binom.isf(FALSE_ALARM, count, 1 / (1 + math.exp(-epsilon))) / count
+
+
+HUGE = float(np.float32(2.0**30))
+NEXT = float(np.nextafter(np.float32(HUGE), np.float32(np.inf)))
+
+
+@pytest.mark.parametrize(
+    ("start", "one", "other", "seen"),
+    [
+        (0.0, 1e6, -1e6, lambda number: number > 0),
+        (0.0, 1e30, 1e-30, lambda number: number > 1e6),
+        (HUGE, NEXT, HUGE, lambda number: number > HUGE),
+        (3e38, -3e38, 3e38, lambda number: number < 2.99e38),
+    ],
+)
+def test_a_server_that_chooses_the_scale_does_not_tell_two_trainings_apart(start, one, other, seen):
+    """ν = 40 and one parameter: 2p/ν = 0.05. The Gaussian of z = 40 is weaker than that: (0.05, 0.01)."""
+    allowed = most_often_right(0.05)
+    assert told_apart(LocalLaplace(1.0, 40.0), start, one, other, seen) < allowed
+    assert told_apart(LocalGaussian(1.0, 40.0), start, one, other, seen) < allowed + 0.01
+
+
+def test_a_server_tells_trainings_apart_that_are_not_bounded():
+    """The noise is that of the radius, and the server chooses how far training goes."""
+    told = told_apart(Unprojected(1.0, 40.0), 0.0, 1e6, -1e6, lambda number: number > 0)
+    assert told > most_often_right(0.05)
+
+
+def moves_the_mean_by_more_than_its_clip(mechanism, clip, count=400):
+    """Of releases on a start whose neighbour in float32 is 128 further, at six standard errors."""
+    noise, start, trained = GaussianNoise(5), arrays([HUGE]), arrays([NEXT])
+    moved = [float(mechanism.release(trained, start, noise)["0"][0]) - HUGE for _ in range(count)]
+    return np.mean(moved) > clip + 6 * np.std(moved) / math.sqrt(count)
+
+
+def test_a_start_that_is_added_before_the_noise_doubles_the_clip():
+    """A clip of 65 is more than half of 128: the start rounds it up to that."""
+    assert moves_the_mean_by_more_than_its_clip(OnTheModel(65.0, 1.0), 65.0)
+    assert not moves_the_mean_by_more_than_its_clip(LocalGaussian(65.0, 1.0), 65.0)
+
+
+@pytest.mark.parametrize("wrong", [0.5, 2.0])
+def test_a_multiplier_that_is_off_by_two_is_seen(wrong):
+    """Both ways, for both: half the noise breaks the promise, twice the noise is a waste."""
+    assert not laplace_noise_is_right(LocalLaplace(0.7, 5.0 * wrong), 3 / (5.0 * 0.7))
+    start = arrays(np.zeros(200_000))
+    sample = flat(LocalGaussian(0.7, 1.5 * wrong).release(start, start, GaussianNoise(2)))
+    assert not std_is(sample, 1.05)
+
+
+# The order: noise on a public grid, then the start
+
+
+@pytest.mark.parametrize("mechanism", BOTH)
+def test_the_noised_update_lies_on_the_public_grid_and_the_start_comes_after(mechanism):
+    std = 1.05 if isinstance(mechanism, LocalGaussian) else math.sqrt(1001) * 5 * 0.7 / 1000
+    step = grid_step(std)
+    rng = np.random.default_rng(1)
+    trained = arrays(rng.standard_normal(1000), dtype=np.float64)
+    sent = flat(mechanism.release(trained, arrays(np.zeros(1000), dtype=np.float64), GaussianNoise(1)))
+    assert (sent / step == np.rint(sent / step)).all() and step < std / 2 ** (GRID_BITS - 1)
+    start = arrays(rng.standard_normal(1000) / 1e3, dtype=np.float64)
+    later = mechanism.release({"0": start["0"] + trained["0"]}, start, GaussianNoise(1))["0"]
+    assert not (later / step == np.rint(later / step)).all()
+
+
+@pytest.mark.parametrize("mechanism", [*MECHANISMS, PublishedLaplace(5.0)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_overflows_is_saturated(mechanism, sign):
+    for dtype in (np.float16, np.float32, np.float64):
+        largest = np.finfo(dtype).max
+        start = arrays(np.full(50, sign * largest), dtype=dtype)
+        trained = arrays(np.full(50, sign * largest * dtype(0.5)), dtype=dtype)
+        sent = mechanism.release(trained, start, GaussianNoise(1))["0"]
+        assert np.isfinite(sent).all() and sent.dtype == dtype
+
+
+# Updates that are none
+
+
+def bad_updates():
+    good = arrays(np.ones((2, 3)), [1.0])
+    for value in (np.nan, np.inf, -np.inf):
+        changed = {name: array.copy() for name, array in good.items()}
+        changed["0"][1, 2] = value
+        yield changed
+    yield {"0": good["0"]}
+    yield {**good, "2": np.ones(1, np.float32)}
+    yield {**good, "1": np.ones(2, np.float32)}
+    yield {**good, "0": np.ones((3, 2), np.float32)}
+    yield {**good, "1": np.ones(1, np.int64)}
+    yield {**good, "1": np.ones(1, np.complex64)}
+    yield {**good, "1": np.array(["x"])}
+    yield {}
+
+
+BAD = list(bad_updates())
+
+
+@in_poisoned_memory
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("case", range(len(BAD)))
+def test_an_update_that_is_none_leaves_as_the_zero_update_does(mechanism, case):
+    """The same reply, bit for bit, under the same noise; the reason stays here."""
+    start, reasons = arrays(np.full((2, 3), 7.0), [5.0]), []
+    sent = mechanism.release(BAD[case], start, GaussianNoise(1), reasons.append)
+    still = mechanism.release(start, start, GaussianNoise(1), reasons.append)
+    assert len(reasons) == 1 and reasons[0] in (local_update.NOT_THE_ARRAYS, local_update.NOT_FINITE)
+    for name, array in sent.items():
+        np.testing.assert_array_equal(array, still[name])
+        assert np.isfinite(array).all() and (array != start[name]).all()
+
+
+def test_an_update_whose_norm_no_double_holds_counts_as_zero():
+    start, trained = arrays(np.zeros(9), dtype=np.float64), arrays(np.full(9, 1.7e308), dtype=np.float64)
+    reasons = []
+    sent = LocalGaussian(1.0, 1e-3).release(trained, start, GaussianNoise(1), reasons.append)
+    assert reasons == [local_update.NOT_FINITE] and np.abs(sent["0"]).max() < 0.1
+
+
+@pytest.mark.parametrize("mechanism", [*MECHANISMS, PublishedLaplace(5.0)])
+def test_a_start_that_nothing_can_be_added_to_is_refused(mechanism):
+    for bad in (np.nan, np.inf):
+        with pytest.raises(PrivacyError, match="NaN or infinite"):
+            mechanism.release(arrays([1.0, 2.0]), arrays([1.0, bad]), GaussianNoise(1))
+    for dtype in (np.int64, np.longdouble, np.complex64):
+        with pytest.raises(PrivacyError, match="must be float16, float32 or float64"):
+            mechanism.release(arrays([1.0]), {"0": np.ones(1, dtype)}, GaussianNoise(1))
+
+
+# Memory
+
+
+@in_poisoned_memory
+@pytest.mark.parametrize("mechanism", [*MECHANISMS, PublishedLaplace(5.0)])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.longdouble])
+def test_memory_order_and_type_of_what_was_trained_do_not_matter(mechanism, dtype):
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((40, 30)).astype(np.float16)
+    start = arrays(np.zeros((40, 30)))
+    orders = {
+        "c": values.astype(dtype),
+        "fortran": np.asfortranarray(values.astype(dtype)),
+        "strided": np.repeat(values.astype(dtype), 2, axis=1)[:, ::2],
+        "backwards": np.ascontiguousarray(values.astype(dtype)[::-1])[::-1],
+    }
+    for array in orders.values():
+        array.flags.writeable = False
+    sent = {name: mechanism.release({"0": array}, start, GaussianNoise(1))["0"] for name, array in orders.items()}
+    for array in sent.values():
+        np.testing.assert_array_equal(array, sent["c"])
+        assert array.shape == (40, 30) and array.dtype == np.float32 and array.flags.c_contiguous
+        assert (array != values).mean() > 0.99 and array.flags.writeable
+
+
+def test_a_start_in_any_order_is_what_noise_is_put_on():
+    values = np.random.default_rng(0).standard_normal((40, 30)).astype(np.float32)
+    trained = {"0": values + 1}
+    plain = LocalGaussian(1.0, 1.0).release(trained, {"0": values}, GaussianNoise(1))["0"]
+    turned = LocalGaussian(1.0, 1.0).release(trained, {"0": np.asfortranarray(values)}, GaussianNoise(1))["0"]
+    np.testing.assert_array_equal(plain, turned)
+
+
+def test_what_was_trained_is_neither_changed_nor_handed_out():
+    start, trained = arrays([1.0, 2.0], np.zeros((0, 3))), arrays([1.5, 2.0], np.zeros((0, 3)))
+    kept = {name: array.copy() for name, array in trained.items()}
+    for mechanism in (*MECHANISMS, PublishedLaplace(5.0), LocalGaussian(1.0, 0.0), LocalLaplace(1.0, 0.0)):
+        sent = mechanism.release(trained, start, GaussianNoise(1))
+        assert list(sent) == list(start) and sent["1"].shape == (0, 3)
+        for name, array in sent.items():
+            np.testing.assert_array_equal(trained[name], kept[name])
+            assert not np.shares_memory(array, trained[name]) and not np.shares_memory(array, start[name])
+
+
+# As published
+
+
+def test_the_published_noise_is_in_proportion_to_the_update():
+    sample = releases(PublishedLaplace(5.0), np.array([3.0, 0.0, 4.0]), 5000) - np.array([3.0, 0.0, 4.0])
+    radii = np.linalg.norm(sample, axis=1)
+    assert stats.kstest(radii, stats.gamma(3, scale=5.0 * 5 / 3).cdf).pvalue > FALSE_ALARM
+    assert stats.kstest(radii, stats.gamma(3, scale=1.2 * 5.0 * 5 / 3).cdf).pvalue < FALSE_ALARM
+
+
+@pytest.mark.parametrize("moved", [0.0, 1e-42, 3e38])
+def test_a_part_that_has_no_published_noise_is_sent_as_it_came(moved):
+    start, trained = arrays([1.0] * 3, [0.0] * 3), arrays([1.5] * 3, [moved] * 3)
+    sent = PublishedLaplace(5.0, per_layer=True).release(trained, start, GaussianNoise(1))
+    assert (sent["0"] != trained["0"]).all() and (sent["1"] == start["1"]).all()
+
+
+# What it costs
+
+
+def test_events_and_caveats():
+    assert LocalLaplace(0.7, 5.0).events(20) == [Pure(4.0)] == LocalLaplace(0.7, 5.0, per_layer=True).events(20)
+    assert LocalGaussian(0.7, 1.5).events(20) == [Gaussian(1.5)]
+    (published,) = PublishedLaplace(5.0).events(20)
+    assert isinstance(published, Laplace) and published.leakage == 4.0
+    assert not any(mechanism.caveats() for mechanism in MECHANISMS) and PublishedLaplace(5.0).caveats()
+    for silent in (LocalLaplace(0.7, 0.0), LocalGaussian(0.7, 0.0), PublishedLaplace(0.0)):
+        assert isinstance(silent.events(20)[0], Unaccounted) and "is 0" in silent.caveats()[0]
+
+
+def test_parameters_have_the_names_of_the_configuration():
+    assert LocalLaplace(0.7, 5.0, per_layer=True).parameters() == {
+        "privacy.client-noise-multiplier": 5.0,
+        "privacy.radius": 0.7,
+        "privacy.per-layer": True,
+    }
+    assert LocalGaussian(0.7, 1.5).parameters() == {
+        "privacy.client-noise-multiplier": 1.5,
+        "privacy.client-clipping-norm": 0.7,
+    }
+    assert PublishedLaplace(5.0).parameters()["privacy.radius"] == 0
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, 1e-7])
+def test_a_multiplier_that_is_none_is_refused(bad):
+    for make in (lambda z: LocalLaplace(1.0, z), lambda z: LocalGaussian(1.0, z), PublishedLaplace):
+        with pytest.raises(ConfigError, match="client_noise_multiplier"):
+            make(bad)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_ball_that_is_none_is_refused(bad):
+    with pytest.raises(ConfigError, match="radius"):
+        LocalLaplace(bad, 1.0)
+    with pytest.raises(ConfigError, match="client_clipping_norm"):
+        LocalGaussian(bad, 1.0)
+
+
+@pytest.mark.parametrize("bound", [1e-300, 1e-37, 1e38, 1e300])
+def test_noise_beyond_the_range_of_numbers_is_refused_before_and_after_training(bound):
+    for mechanism in (LocalLaplace(bound, 5.0), LocalGaussian(bound, 5.0)):
+        with pytest.raises((PrivacyError, ConfigError)):
+            mechanism.events(20)
+        with pytest.raises((PrivacyError, ConfigError)):
+            mechanism.release(arrays([1.0]), arrays([2.0]), GaussianNoise(1))
+
+
+def test_seeds_repeat_and_entropy_does_not():
+    start = arrays(np.zeros(30))
+    for mechanism in MECHANISMS:
+        first, again = (mechanism.release(start, start, GaussianNoise(7))["0"] for _ in range(2))
+        np.testing.assert_array_equal(first, again)
+        noise = GaussianNoise()
+        assert (mechanism.release(start, start, noise)["0"] != mechanism.release(start, start, noise)["0"]).any()
