@@ -43,6 +43,11 @@ class TestTheCommand:
         halved = Ledger(path).account("client", "replace-one").epsilon(1e-5, "pld")
         assert f"ε = {halved:.4g} by pld" in replacing.output and adding.output != replacing.output
 
+    def test_show_counts_no_draw_that_the_clients_together_know(self, path):
+        write(path, [Gaussian(4.0, Sampling("without-replacement", cohort=1, population=1000))])
+        shown = self.invoke("show", path, "--relation", "replace-one").output
+        assert f"ε = {module.Account([Gaussian(2.0)]).epsilon(1e-5, 'pld'):.4g} by pld" in shown
+
     def test_show_says_where_nothing_can_be_claimed(self, path):
         write(path)
         result = self.invoke("show", path)
