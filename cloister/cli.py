@@ -149,8 +149,8 @@ def calibrate(
 
     For global-dp with a fixed clip.
     """
-    from cloister.privacy.accounting import noise_multiplier_for, rounds_for
     from cloister.privacy.events import UNSAMPLED, Sampling
+    from cloister.privacy.filters import noise_multiplier_for, rounds_for
 
     with _told():
         if bool(rounds) == bool(noise_multiplier):

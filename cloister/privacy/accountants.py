@@ -9,11 +9,13 @@ from contextlib import contextmanager
 import dp_accounting
 import numpy as np
 from dp_accounting import gaussian_mechanism, pld
+from dp_accounting.pld import common, privacy_loss_distribution
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import rdp_privacy_accountant
 from numpy.typing import NDArray
+from scipy import special  # type: ignore[import-untyped]
 
-from cloister.privacy.events import Gaussian, Relation
+from cloister.privacy.events import LEAST, Gaussian, Relation
 
 RULES = {
     "add-or-remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -42,12 +44,60 @@ def gaussian_delta(multiplier: float, epsilon: float) -> float:
     return math.exp(gaussian_mechanism._get_log_delta(multiplier, epsilon))
 
 
-def losses(unsampled: float, sampled: Mapping[Gaussian, int], relation: Relation, step: float) -> pld.PLDAccountant:
+@functools.lru_cache(maxsize=4096)
+def gaussian_parameter(epsilon: float, delta: float) -> float:
+    """The largest μ, to one part in 10¹², of a Gaussian release of multiplier 1/μ that is (ε, δ)-DP.
+
+    By bisection on the exact curve, which rises with μ. What is returned is the lower end.
+    """
+    low, high = 0.0, 1.0
+    while gaussian_delta(1 / high, epsilon) <= delta:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if gaussian_delta(1 / middle, epsilon) <= delta else (low, middle)
+    return low
+
+
+@functools.lru_cache(maxsize=4096)
+def pure_parameter(epsilon: float) -> float:
+    """μ of the Gaussian release that protects no better than a pure ε: Φ(μ/2) = e^ε/(1 + e^ε).
+
+    A pure ε bounds the type II error β of any test of two neighbours from below by two straight lines in its type I
+    error α, β = 1 - e^ε·α and β = e^-ε·(1 - α) (Kairouz, Oh, Viswanath, 2017, arXiv:1311.0776). They meet in the fixed
+    point α = β = a = 1/(1 + e^ε), and together run from (0, 1) over (a, a) to (1, 0). The curve of a Gaussian,
+    G(α) = Φ(Φ⁻¹(1 - α) - μ), is convex and its own inverse, runs from (0, 1) to (1, 0), and its fixed point, where
+    Φ⁻¹(1 - α) = μ/2, is Φ(-μ/2) = a for this μ. So the two lines are chords of G, and a convex function lies below its
+    chords: whoever is told pure ε apart no better than by the lines is told apart no better than by G. Every such
+    release is μ-GDP (Dong, Roth, Su, 2022, arXiv:1905.02383, Definition 4), and no smaller μ would do, since G would
+    pass above (a, a).
+    """
+    # Φ⁻¹ loses its relative precision at 1/2: a smaller ε is counted as `LEAST`.
+    return float(-2 * special.ndtri_exp(-np.logaddexp(0.0, max(epsilon, LEAST))))
+
+
+def pure_curve(epsilon: float, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    """Rényi divergence of a pure release at each order: at most min(ε, α·ε²/2).
+
+    Source: Bun, Steinke (2016), arXiv:1605.02065, Proposition 3.3; and no divergence is above that of order ∞.
+    """
+    curve: NDArray[np.float64] = np.minimum(epsilon, np.array(orders) * epsilon**2 / 2)
+    return curve
+
+
+def losses(
+    unsampled: float,
+    sampled: Mapping[Gaussian, int],
+    pure: Mapping[float, int],
+    relation: Relation,
+    step: float,
+) -> privacy_loss_distribution.PrivacyLossDistribution:
     """The privacy loss distribution of releases.
 
     Args:
         unsampled: multiplier of the one Gaussian that all releases without a draw amount to; 0: there are none.
         sampled: the others, and how often each was made.
+        pure: ε of each pure release under this relation, and how often it was made.
         relation: which datasets are neighbours.
         step: of the distribution.
     """
@@ -57,7 +107,14 @@ def losses(unsampled: float, sampled: Mapping[Gaussian, int], relation: Relation
         accountant.compose(dp_accounting.GaussianDpEvent(unsampled))
     for event, count in sampled.items():
         accountant.compose(_as_dp_event(event), count)
-    return accountant
+    # The accountant knows no pure event, and its distribution has no public accessor; the version is pinned.
+    composed = accountant._pld
+    for epsilon, count in pure.items():
+        alone = privacy_loss_distribution.from_privacy_parameters(
+            common.DifferentialPrivacyParameters(epsilon, 0.0), value_discretization_interval=step
+        )
+        composed = composed.compose(alone.self_compose(count))
+    return composed
 
 
 @functools.lru_cache(maxsize=4096)

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from cloister.core import check
-from cloister.core.errors import BudgetExhausted
+from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.privacy.accounting import Account, best_epsilon
 from cloister.privacy.events import Event, Relation, Unaccounted, Unit
+from cloister.privacy.filters import Filter, FilterKind, cost, filter_for
 from cloister.privacy.ledger import Ledger
 
 
@@ -21,10 +22,12 @@ class Books:
         delta: at which ε is judged.
         max_epsilon: that may not be passed; 0: no budget.
         relation: which datasets are neighbours.
+        kind: of the filter, if the ledger has none for this unit yet; None: `gaussian` for clients, `renyi`, which
+            counts draws, for other units.
 
     Guarantee: while the budget is not passed, everything in the ledger about this unit is together (`max_epsilon`,
-        `delta`)-DP against the other clients and whoever sees the models. Events are recorded with the least noise
-        that they can have, whatever was released before: their composition is that of multipliers fixed beforehand.
+        `delta`)-DP against the other clients and whoever sees the models, also where releases, and whole runs, were
+        chosen by what earlier ones released; the budget itself must not have been (see `Ledger.limit`).
     """
 
     def __init__(
@@ -35,8 +38,10 @@ class Books:
         delta: float = 1e-5,
         max_epsilon: float = 0.0,
         relation: Relation = "add-or-remove",
+        kind: FilterKind | None = None,
     ) -> None:
-        check.positive(target_delta=delta)
+        if not 0 < delta < 1:
+            raise ConfigError(f"target_delta must be above 0 and below 1, got {delta}")
         check.non_negative(max_epsilon=max_epsilon)
         self.ledger = ledger
         self.run = run
@@ -44,11 +49,12 @@ class Books:
         self.delta = delta
         self.max_epsilon = max_epsilon
         self.relation: Relation = relation
+        self.kind: FilterKind = kind or ("gaussian" if unit == "client" else "renyi")
 
     def begin(self, run: str) -> None:
         """Enter everything that follows under the name of this run, and the budget if it is a new one."""
         self.run = run
-        self.ledger.limit(run, self.unit, self.delta, self.max_epsilon)
+        self.ledger.limit(run, self.unit, self.delta, self.max_epsilon, self.kind)
 
     def confess(self, reason: str) -> None:
         """Record that something leaves without a guarantee; no budget over the same data can cover it."""
@@ -64,8 +70,33 @@ class Books:
         return Account(own, self.relation, insiders)
 
     def epsilon(self) -> float:
-        """ε of everything in the ledger about this unit, at this δ; ∞ where nothing can be claimed."""
+        """ε of everything in the ledger about this unit, at this δ; ∞ where nothing can be claimed.
+
+        It holds if nothing was chosen by what was released before. Budgets do not rest on it.
+        """
         return best_epsilon(self.account(), self.delta)[0]
+
+    @property
+    def filter(self) -> Filter:
+        """What keeps the budget: the ledger's own, or where it has none, the one that `begin` would enter."""
+        return self.ledger.filter_of(self.unit) or filter_for(self.kind, self.max_epsilon, self.delta)
+
+    @property
+    def limit(self) -> float:
+        """The most that may be spent under the filter."""
+        return self.filter.limit(self.max_epsilon, self.delta)
+
+    def spent(self) -> float:
+        """What everything in the ledger about this unit comes to under the filter."""
+        return self.ledger.spent(self.unit, self.filter, self.relation)
+
+    def share(self) -> float:
+        """Spent of the limit, where there is a budget: 1 is all of it."""
+        return _share(self.spent(), self.limit)
+
+    def cost(self, event: Event) -> float:
+        """What a release would add to what is spent."""
+        return cost(self.filter, event, self.relation)
 
     def require(self, events: Iterable[Event]) -> None:
         """Refuse if these events would pass the budget.
@@ -73,7 +104,9 @@ class Books:
         Raises:
             BudgetExhausted: they would; nothing was recorded.
         """
-        refuse_beyond(self.account(), events, self.delta, self.max_epsilon, str(self.ledger.path))
+        if self.max_epsilon:
+            after = self.spent() + sum(self.cost(event) for event in events)
+            _refuse(self.spent(), after, self.filter, self.max_epsilon, self.delta, str(self.ledger.path))
 
     @contextmanager
     def release(self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0) -> Iterator[None]:
@@ -91,7 +124,7 @@ class Books:
 
 
 def refuse_beyond(account: Account, events: Iterable[Event], delta: float, max_epsilon: float, keeper: str) -> None:
-    """Refuse if an account would pass a budget with these events.
+    """Refuse if an account that no ledger holds would pass a budget with these events, by a Rényi filter.
 
     Args:
         account: of what was released before.
@@ -105,17 +138,26 @@ def refuse_beyond(account: Account, events: Iterable[Event], delta: float, max_e
     """
     if not max_epsilon:
         return
-    after = account
-    for event in events:
-        after = after.plus(event)
-    epsilon = best_epsilon(after, delta)[0]
-    if math.isinf(epsilon):
+    chosen = filter_for("renyi", max_epsilon, delta)
+    before = chosen.spent(account)
+    after = before + sum(cost(chosen, event, account.relation) for event in events)
+    _refuse(before, after, chosen, max_epsilon, delta, keeper)
+
+
+def _refuse(before: float, after: float, chosen: Filter, max_epsilon: float, delta: float, keeper: str) -> None:
+    """Raises BudgetExhausted if what is spent after some events is more than the limit."""
+    if math.isinf(after):
         raise BudgetExhausted(
             f"{keeper} holds, or would hold, releases for which nothing can be claimed: no ε up to {max_epsilon:g} "
             "covers them; if this is other data, give it another data-identity"
         )
-    if epsilon > max_epsilon:
+    limit = chosen.limit(max_epsilon, delta)
+    if after > limit:
         raise BudgetExhausted(
-            f"the next release would bring ε from {best_epsilon(account, delta)[0]:.4g} to {epsilon:.4g} at "
-            f"δ = {delta:g}, past the budget of {max_epsilon:g}"
+            f"the next release would bring what is spent from {100 * _share(before, limit):.4g} % to "
+            f"{100 * _share(after, limit):.4g} %, past the budget of {max_epsilon:g} at δ = {delta:g} (by {chosen})"
         )
+
+
+def _share(spent: float, limit: float) -> float:
+    return spent / limit if limit else math.inf if spent else 0.0

@@ -4,11 +4,13 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloister.core.errors import PrivacyError
-from cloister.privacy.accounting import Account, best_epsilon
+from cloister.privacy.accounting import Account, by_accountant
 from cloister.privacy.books import Books
 
 RUN = "this run"
+ALL_RUNS = "all runs in the ledger"
+IF_FIXED = "it holds if no run was chosen by what earlier ones released"
+IF_BUDGET_FIXED = "and if no budget was set or changed because of what had been released"
 STRANGERS = "whoever sees the models of the run, is no client, and knows of no draw"
 NEIGHBOURS = (
     "one client's contributions count or not (or, under replace-one, are exchanged for others); the roster of "
@@ -86,30 +88,46 @@ def statement(
 
 
 def _claims(claim: Claim, books: Books) -> list[dict[str, Any]]:
-    """One claim for this run, one for everything in the ledger, and one against those who are no clients."""
+    """One claim for this run, one for everything in the ledger, and one against those who are no clients.
+
+    The parameters of a run are fixed before it, so that its own figure is that of the tightest accountant.
+    """
     common = {"unit": claim.unit, "relation": claim.relation, "delta": books.delta}
     run = _numbers(books.account_of_run(), books.delta)
-    everything = _numbers(books.account(), books.delta)
     claims = [{**common, "adversary": OUTSIDERS, "scope": RUN, **run}]
-    if math.isfinite(everything["epsilon"]):
-        claims.append({**common, "adversary": OUTSIDERS, "scope": "all runs in the ledger", **everything})
+    if math.isfinite(books.epsilon()):
+        claims.append({**common, "adversary": OUTSIDERS, "scope": ALL_RUNS, **_everything(books)})
     strangers = _numbers(books.account_of_run(insiders=False), books.delta)
     if strangers["epsilon"] < run["epsilon"]:
         claims.append({**common, "adversary": STRANGERS, "scope": RUN, **strangers})
     return claims
 
 
+def _everything(books: Books) -> dict[str, Any]:
+    """What holds over all runs: the budget, where one is kept, and otherwise a figure that rests on a condition."""
+    if not books.max_epsilon or books.share() > 1:
+        return {**_numbers(books.account(), books.delta), "condition": IF_FIXED}
+    kept = {"epsilon": books.max_epsilon, "budget": True, "filter": str(books.filter), "spent": books.share()}
+    return kept if books.ledger.was_set_beforehand(books.unit) else {**kept, "condition": IF_BUDGET_FIXED}
+
+
 def _numbers(account: Account, delta: float) -> dict[str, Any]:
-    """ε by the accountant that is tightest quickly, and by every other that applies."""
-    epsilon, accountant = best_epsilon(account, delta)
-    others: dict[str, float] = {}
-    for name in ("rdp", "pld"):
-        try:
-            others[name] = account.epsilon(delta, name)  # type: ignore[arg-type]
-        except PrivacyError:
-            continue
-    tightest = min(others, key=lambda name: others[name]) if others else accountant
-    return {"epsilon": others.get(tightest, epsilon), "accountant": tightest, "by-accountant": others}
+    """ε by the tightest accountant, and by every other that applies."""
+    found = by_accountant(account, delta)
+    tightest = min(found, key=lambda name: found[name])
+    return {"epsilon": found[tightest], "accountant": tightest, "by-accountant": found}
+
+
+def _claim_in_words(claim: dict[str, Any]) -> str:
+    """One claim as a line of plain text."""
+    about = f"{claim['scope']}: against {claim['adversary']}; unit {claim['unit']}, {claim['relation']}"
+    condition = f"; {claim['condition']}" if "condition" in claim else ""
+    if claim.get("budget"):
+        return (
+            f"  ε ≤ {claim['epsilon']:.4g} at δ = {claim['delta']:g}, {about}; whatever later runs were chosen by "
+            f"(a budget, kept by {claim['filter']}), {100 * claim['spent']:.3g} % spent{condition}"
+        )
+    return f"  ε = {claim['epsilon']:.4g} at δ = {claim['delta']:g}, {about}; by {claim['accountant']}{condition}"
 
 
 def in_words(facts: dict[str, Any]) -> list[str]:
@@ -121,12 +139,8 @@ def in_words(facts: dict[str, Any]) -> list[str]:
     lines = [f"privacy: {facts['mechanism']}, {facts['status']}"]
     lines += [f"  not a guarantee: {reason}" for reason in facts["reasons"]]
     for claim in facts["claims"]:
-        line = (
-            f"  ε = {claim['epsilon']:.4g} at δ = {claim['delta']:g}, {claim['scope']}: against {claim['adversary']}; "
-            f"unit {claim['unit']}, {claim['relation']}; by {claim['accountant']}"
-        )
         how = f"; {facts['rounds']} rounds, sampling {facts['sampling']}" if claim["scope"] == RUN else ""
-        lines.append(line + how)
+        lines.append(_claim_in_words(claim) + how)
     if facts["status"] == "sound" and facts["ledger"]["holds-releases-without-a-guarantee"]:
         lines.append("  no claim over all runs: the ledger holds releases of earlier runs without a guarantee")
     lines.append("  no claim against the server, which sees every update before it is noised")

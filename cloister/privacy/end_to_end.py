@@ -13,8 +13,7 @@ from scipy import stats  # type: ignore[import-untyped]
 
 from cloister.core import check
 from cloister.core.config import PrivacyConfig
-from cloister.core.errors import PrivacyError
-from cloister.privacy.accounting import Account
+from cloister.privacy.accounting import Account, by_accountant
 from cloister.privacy.events import LEAST, Gaussian, Sampling
 from cloister.privacy.local_steps import LocalSteps, reservations
 
@@ -171,18 +170,18 @@ def _parameters(privacy: PrivacyConfig) -> dict[str, Any]:
 
 
 def _example_claim(steps: LocalSteps, sigma: float, rounds: int, delta: float) -> dict[str, Any]:
-    by_accountant = _by_accountant(sound_example(steps, sigma, rounds), delta)
-    tightest = min(by_accountant, key=lambda name: by_accountant[name])
+    found = by_accountant(sound_example(steps, sigma, rounds), delta)
+    tightest = min(found, key=lambda name: found[name])
     words = f"poisson, {steps.rate:.4g}" if steps.sampling == "poisson" else "shuffle, no amplification claimed"
     return {
         "unit": "example",
         "relation": "add-or-remove",
         "neighbours": EXAMPLES_ARE_NEIGHBOURS,
         "adversary": EVERYBODY,
-        "epsilon": by_accountant[tightest],
+        "epsilon": found[tightest],
         "delta": delta,
         "accountant": tightest,
-        "by-accountant": by_accountant,
+        "by-accountant": found,
         "noise-multiplier": sigma,
         "steps": rounds * steps.count,
         "sampling": words,
@@ -218,13 +217,3 @@ def _published_claim(steps: LocalSteps, sigma: float, rounds: int, delta: float)
         "noise-multiplier": multiplier,
         "releases": rounds,
     }
-
-
-def _by_accountant(account: Account, delta: float) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name in ("rdp", "pld"):
-        try:
-            found[name] = account.epsilon(delta, name)  # type: ignore[arg-type]
-        except PrivacyError:
-            continue
-    return found

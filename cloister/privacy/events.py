@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args
 from cloister.core.errors import PrivacyError
 
 Relation = Literal["add-or-remove", "replace-one"]
-Unit = Literal["client", "example", "neighbourhood"]
-"""Whose protection a release is about: a client with all it has, one of its examples, or what a client sends against
-everything else within a distance (d-privacy)."""
+Unit = Literal["client", "example", "group", "neighbourhood"]
+"""Whose protection a release is about: a client with all it has, one of its examples, all examples of one group of them
+(a patient's), or what a client sends against everything else within a distance (d-privacy)."""
 SamplingKind = Literal["none", "poisson", "without-replacement"]
 
 
@@ -95,6 +95,24 @@ class Repeated:
 
 
 @dataclass(frozen=True)
+class Pure:
+    """One release with pure differential privacy.
+
+    Attributes:
+        epsilon: ε > 0: log of the most by which adding one unit, or zeroing it out, changes the probability of any
+            outcome. Replacing one unit is both at once, and costs 2ε.
+    """
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.epsilon, bool) or not isinstance(self.epsilon, int | float):
+            raise PrivacyError("the ε of a pure release must be a number")
+        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
+            raise PrivacyError(f"the ε of a pure release must be finite and above 0, got {self.epsilon}")
+
+
+@dataclass(frozen=True)
 class Unaccounted:
     """A release for which no guarantee is claimed, and why."""
 
@@ -123,23 +141,12 @@ class Laplace:
         return self.epsilon * self.radius
 
 
-@dataclass(frozen=True)
-class Pure:
-    """One release that is pure ε-DP for adding or zeroing one unit, and 2ε for replacing it.
-
-    Attributes:
-        epsilon: ε.
-    """
-
-    epsilon: float
-
-
-Event = Gaussian | Repeated | Laplace | Pure | Unaccounted
+Event = Gaussian | Repeated | Pure | Laplace | Unaccounted
 KINDS: dict[str, type] = {
     "gaussian": Gaussian,
     "repeated": Repeated,
-    "laplace": Laplace,
     "pure": Pure,
+    "laplace": Laplace,
     "unaccounted": Unaccounted,
 }
 

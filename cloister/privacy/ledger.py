@@ -3,13 +3,16 @@
 One file of JSON lines per data identity and owner (a server, or a node). A line is never changed. Each carries the hash
 of the line before it and its own, so that a change, a gap or a swap anywhere but at the end shows.
 
-    budget  written when a run begins under another budget than the one before it: so a raised one shows
+    budget  written when a run begins under another budget than the one before it: so a raised one shows; the first
+            about a unit names the filter that keeps all of them
     open    written and synced before the noise is drawn: from here on the release counts as spent
     done    written after the release was handed on; a release that was opened and is not done counts all the same
 
 A crash may therefore count a release that never left, and can never miss one that did. A line that a crash tore is the
 last one and has no newline; whatever it was about cannot have been released, because its sync never returned. Readers
 pass over it and the next writer cuts it off.
+
+Times are days: where the draw of a cohort is secret, the seconds between two lines would tell how large it was.
 """
 
 import fcntl
@@ -26,13 +29,16 @@ from typing import IO, Any, get_args
 from uuid import uuid4
 
 from cloister.core.errors import LedgerError, PrivacyError
+from cloister.core.files import DAY
+from cloister.privacy import filters
 from cloister.privacy.accounting import Account
 from cloister.privacy.events import Event, Laplace, Relation, Unit, from_json, to_json
+from cloister.privacy.filters import Filter, FilterKind
 
-VERSION = 2
+VERSION = 3
 GENESIS = "0" * 64
 FIELDS = {
-    "budget": {"v", "seq", "time", "kind", "run", "unit", "delta", "epsilon", "previous", "hash"},
+    "budget": {"v", "seq", "time", "kind", "run", "unit", "delta", "epsilon", "filter", "previous", "hash"},
     "open": {
         *("v", "seq", "time", "kind", "release", "run", "round", "unit", "mechanism", "clip", "event"),
         *("previous", "hash"),
@@ -52,7 +58,7 @@ class Entry:
         mechanism: by which it was released, for whoever reads; what is composed is the event.
         clip: largest L2 norm of one unit's contribution, in force; 0 where there is none.
         event: what happened.
-        time: seconds since 1970 when it was opened.
+        time: the day it was opened, in seconds since 1970.
         done: whether it is known to have been handed on. It counts either way.
     """
 
@@ -69,12 +75,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent from here on: ε at δ, over all releases about this unit; ε 0: no limit."""
+    """What may be spent from here on: ε at δ, over all releases about this unit; ε 0: no limit.
+
+    Attributes:
+        filter: by which it is kept: the same for all budgets about a unit.
+        time: the day it was set, in seconds since 1970.
+    """
 
     run: str
     unit: Unit
     delta: float
     epsilon: float
+    filter: Filter
     time: float
 
 
@@ -96,6 +108,10 @@ class Ledger:
         self._count = 0
         self._last_hash = GENESIS
         self._accounts: dict[tuple[Unit, Relation, bool], Account] = {}
+        self._spent: dict[tuple[Unit, Filter, Relation], float] = {}
+        self._filters: dict[Unit, Filter] = {}
+        self._released: set[Unit] = set()
+        self._set_late: set[Unit] = set()
         self._name_is_on_disk = False
         if path.exists():
             with path.open("rb") as file:
@@ -123,6 +139,22 @@ class Ledger:
             events = (entry.event for entry in self._entries.values() if entry.unit == unit)
             self._accounts[key] = Account(events, relation, insiders)
         return self._accounts[key]
+
+    def filter_of(self, unit: Unit) -> Filter | None:
+        """The filter that keeps the budgets about this unit, from the first of them on; None before."""
+        return self._filters.get(unit)
+
+    def was_set_beforehand(self, unit: Unit) -> bool:
+        """Whether there is a budget about this unit, and none was set or changed after a release about it."""
+        return unit in self._filters and unit not in self._set_late
+
+    def spent(self, unit: Unit, chosen: Filter, relation: Relation = "add-or-remove") -> float:
+        """What all releases about this unit cost under a filter: a running sum, a term more for each release."""
+        key = (unit, chosen, relation)
+        if key not in self._spent:
+            events = (entry.event for entry in self._entries.values() if entry.unit == unit)
+            self._spent[key] = sum(filters.cost(chosen, event, relation) for event in events)
+        return self._spent[key]
 
     def leakage(self) -> float:
         """Σ ε·radius of all Laplace releases; ∞ if a release about the neighbourhood is none of those."""
@@ -164,12 +196,25 @@ class Ledger:
             self._append(file, "open", content)
         return release
 
-    def limit(self, run: str, unit: Unit, delta: float, epsilon: float) -> None:
-        """Record under which budget a run begins, if it is another than the last one about this unit."""
+    def limit(self, run: str, unit: Unit, delta: float, epsilon: float, kind: FilterKind = "gaussian") -> None:
+        """Record under which budget a run begins, if it is another than the last one about this unit.
+
+        The first budget about a unit chooses the filter, of its own ε and δ alone, and later ones keep it: an order
+        picked anew could depend on what was released. A larger budget gives the same filter a larger limit. All
+        together is then within the larger one; that is a promise if raising it was no answer to what was released,
+        and the line that says so stays.
+
+        Args:
+            run: that begins.
+            unit, delta, epsilon: of the budget; ε 0: none.
+            kind: of the filter, where there is none yet.
+        """
         with self._locked() as file:
             last = next((budget for budget in reversed(self._budgets) if budget.unit == unit), None)
             if (last.delta, last.epsilon) != (delta, epsilon) if last else epsilon:
-                self._append(file, "budget", {"run": run, "unit": unit, "delta": delta, "epsilon": epsilon})
+                chosen = last.filter if last else filters.filter_for(kind, epsilon, delta)
+                content = {"run": run, "unit": unit, "delta": delta, "epsilon": epsilon}
+                self._append(file, "budget", content | {"filter": filters.to_json(chosen)})
 
     def done(self, release: str) -> None:
         """Record that an opened release was handed on."""
@@ -193,7 +238,7 @@ class Ledger:
 
     def _append(self, file: IO[bytes], kind: str, content: dict[str, Any]) -> None:
         """Write a line and wait until the disk has it."""
-        line = {"v": VERSION, "seq": self._count, "time": time.time(), "kind": kind, **content}
+        line = {"v": VERSION, "seq": self._count, "time": today(), "kind": kind, **content}
         line["previous"] = self._last_hash
         line["hash"] = line_hash(line)
         item = self._item_of(line)
@@ -233,7 +278,7 @@ class Ledger:
         except ValueError:
             raise LedgerError(f"{where}: not JSON") from None
         if not isinstance(line, dict) or line.get("v") != VERSION:
-            raise LedgerError(f"{where}: not a line of a ledger of version {VERSION}")
+            raise LedgerError(f"{where}: not a line of a ledger of version {VERSION}{_what_to_do(line)}")
         if str(line.get("kind")) not in FIELDS or set(line) != FIELDS[line["kind"]]:
             raise LedgerError(f"{where}: unknown kind or fields")
         if line["hash"] != line_hash(line):
@@ -247,8 +292,20 @@ class Ledger:
         if "unit" in line and line["unit"] not in get_args(Unit):
             raise LedgerError(f"{self._where}: unknown unit {line['unit']!r}; known: {', '.join(get_args(Unit))}")
         if line["kind"] == "budget":
-            return Budget(**{name: line[name] for name in ("run", "unit", "delta", "epsilon", "time")})
+            return self._budget_of(line)
         return self._entry_of(line)
+
+    def _budget_of(self, line: dict[str, Any]) -> Budget:
+        """A budget, kept by the filter of those before it."""
+        try:
+            chosen = filters.from_json(line["filter"])
+        except PrivacyError as error:
+            raise LedgerError(f"{self._where}: {error}") from None
+        if chosen != self._filters.get(line["unit"], chosen):
+            raise LedgerError(
+                f"{self._where}: the filter of unit {line['unit']!r} is another than that of its first budget"
+            )
+        return Budget(filter=chosen, **{name: line[name] for name in ("run", "unit", "delta", "epsilon", "time")})
 
     def _entry_of(self, line: dict[str, Any]) -> Entry:
         """A release as it is after a line about it."""
@@ -273,14 +330,36 @@ class Ledger:
         """Add a checked line to what is known."""
         if isinstance(item, Budget):
             self._budgets.append(item)
+            self._filters.setdefault(item.unit, item.filter)
+            self._set_late |= self._released & {item.unit}
         else:
             self._entries[item.release] = item
         if line["kind"] == "open" and isinstance(item, Entry):
+            self._released.add(item.unit)
             for key, account in self._accounts.items():
                 if key[0] == item.unit:
                     self._accounts[key] = account.plus(item.event)
+            for unit, chosen, relation in self._spent:
+                if unit == item.unit:
+                    self._spent[unit, chosen, relation] += filters.cost(chosen, item.event, relation)
         self._count += 1
         self._last_hash = line["hash"]
+
+
+def today() -> float:
+    """The beginning of this day (UTC), in seconds since 1970."""
+    return float(time.time() // DAY * DAY)
+
+
+def _what_to_do(line: Any) -> str:
+    """How to go on from a ledger of an older version."""
+    version = line.get("v") if isinstance(line, dict) else None
+    if type(version) is not int or not 0 < version < VERSION:
+        return ""
+    return (
+        f": it is of version {version}, whose budgets were kept by another rule. Move the file away to begin a new "
+        "ledger, and lower the budget by what the old one has spent"
+    )
 
 
 def line_hash(line: dict[str, Any]) -> str:

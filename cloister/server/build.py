@@ -18,6 +18,7 @@ from cloister.privacy.claim import Claim
 from cloister.privacy.clipping import AdaptiveClip, FixedClip
 from cloister.privacy.decorators import GlobalDP, LaplaceClustering, MetricDP
 from cloister.privacy.events import Relation
+from cloister.privacy.filters import FilterKind
 from cloister.privacy.ledger import Ledger
 from cloister.privacy.noise import GaussianNoise
 from cloister.strategies import STRATEGIES
@@ -131,7 +132,10 @@ def _books(config: RunConfig) -> Books:
     folder = Path(privacy.ledger_dir or Path(config.output_dir) / "ledgers").expanduser().resolve()
     path = folder / f"{data_identity(config)}.jsonl"
     relation: Relation = "replace-one" if privacy.population else "add-or-remove"
-    return Books(Ledger(path), "", "client", privacy.target_delta, privacy.max_epsilon, relation)
+    # Only Rényi DP counts draws; `fixed` ones are known to the clients together, and amplify nothing in a budget.
+    amplified = config.strategy.sampling == "poisson" and privacy.server == "global-dp"
+    kind: FilterKind = "renyi" if amplified and config.strategy.fraction_train < 1 else "gaussian"
+    return Books(Ledger(path), "", "client", privacy.target_delta, privacy.max_epsilon, relation, kind)
 
 
 def data_identity(config: RunConfig) -> str:

@@ -16,22 +16,21 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
+from scipy.stats import norm
 
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.accountants import sampled_curve
+from cloister.privacy import accounting
+from cloister.privacy.accountants import pure_curve, pure_parameter, sampled_curve
 from cloister.privacy.accounting import (
     COARSE,
     FINE,
     MOST_CURVES,
     Account,
     best_epsilon,
-    least_multiplier,
-    noise_multiplier_for,
-    rounds_for,
 )
-from cloister.privacy.events import UNSAMPLED, Gaussian, Repeated, Sampling, Unaccounted
+from cloister.privacy.events import KINDS, UNSAMPLED, Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
 
-ACCOUNTANTS = ["rdp", "pld", "published"]
+ACCOUNTANTS = ["rdp", "pld", "gdp", "published"]
 RELATIONS = ["add-or-remove", "replace-one"]
 SMALL = 1e-5
 ROUNDING = 1e-9
@@ -399,7 +398,7 @@ def test_more_rounds_less_noise_or_a_larger_share_never_cost_less(kind, relation
     assert by_rounds[0] < by_rounds[-1] and by_noise[0] < by_noise[-1]
 
 
-@pytest.mark.parametrize("name", ACCOUNTANTS)
+@pytest.mark.parametrize("name", ["rdp", "pld", "published"])
 @pytest.mark.parametrize(
     "composed", [account(3.0, rounds=10), account(2.0, poisson(0.05), 900)], ids=["none", "poisson"]
 )
@@ -409,9 +408,132 @@ def test_epsilon_and_delta_are_each_others_inverse(composed, name):
         assert composed.epsilon(delta, name) == pytest.approx(epsilon, rel=1e-5)
 
 
+EXAMPLES = {
+    "gaussian": (Gaussian(2.0), True),
+    "repeated": (Repeated(Gaussian(2.0, poisson(0.3)), 5), True),
+    "pure": (Pure(0.7), True),
+    "laplace": (Laplace(0.1, 2.0), False),
+    "unaccounted": (Unaccounted("no noise"), False),
+}
+"""An event of each kind, and whether it has a bound."""
+
+
+class TestEveryKindHasAPriceWithEveryAccountant:
+    def test_none_is_forgotten(self):
+        assert set(EXAMPLES) == set(KINDS) and set(accounting.PRICED) == set(KINDS.values())
+
+    @pytest.mark.parametrize("relation", RELATIONS)
+    @pytest.mark.parametrize("name", ACCOUNTANTS)
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_beside_others(self, kind, name, relation):
+        """More than without it; and without any limit where there is no bound."""
+        event, bounded = EXAMPLES[kind]
+        before = Account([Gaussian(5.0)], relation)
+        for change, least in (("epsilon", SMALL), ("delta", 4.0)):
+            found, without = (getattr(each, change)(least, name) for each in (before.plus(event), before))
+            assert found > without
+            assert bounded == (found < (math.inf if change == "epsilon" else 1.0))
+
+    def test_what_no_accountant_knows_is_refused_loudly(self):
+        class Cauchy:
+            pass
+
+        with pytest.raises(PrivacyError, match="no accountant has a price for an event of type Cauchy"):
+            Account([Cauchy()])
+        with pytest.raises(PrivacyError, match="type Cauchy"):
+            Account().plus(Cauchy(), 0)
+
+
+def randomized_response(epsilon, count, at):
+    """δ at an ε of `count` randomized responses, by adding up all outcomes: the worst of what is pure ε-DP."""
+    truth = 1 / (1 + math.exp(-epsilon))
+    found = 0.0
+    for lies in range(count + 1):
+        ways = math.comb(count, lies)
+        p = truth ** (count - lies) * (1 - truth) ** lies
+        q = truth**lies * (1 - truth) ** (count - lies)
+        found += ways * max(0.0, p - math.exp(at) * q)
+    return found
+
+
+class TestPureReleases:
+    @pytest.mark.parametrize(("epsilon", "count"), [(0.1, 1), (0.1, 50), (1.0, 1), (1.0, 6), (4.0, 2)])
+    @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+    def test_never_below_the_worst_there_is(self, epsilon, count, share):
+        at = share * epsilon * count
+        truth, found = randomized_response(epsilon, count, at), Account().plus(Pure(epsilon), count)
+        assert truth * (1 - ROUNDING) <= found.delta(at, "pld") <= truth + 1e-3
+        for name in ("rdp", "gdp", "published"):
+            assert found.delta(at, name) >= truth * (1 - ROUNDING)
+
+    @pytest.mark.parametrize("epsilon", [0.01, 0.5, 3.0, 20.0])
+    def test_of_its_rényi_curve(self, epsilon):
+        """The exact divergence of one randomized response, and no more than ε."""
+        truth = 1 / (1 + math.exp(-epsilon))
+        for order, found in zip(FINE, pure_curve(epsilon, FINE), strict=True):
+            moment = np.logaddexp(
+                order * math.log(truth) + (1 - order) * math.log1p(-truth),
+                order * math.log1p(-truth) + (1 - order) * math.log(truth),
+            )
+            assert moment / (order - 1) * (1 - 1e-6) <= found <= epsilon
+
+    @pytest.mark.parametrize("epsilon", [1e-3, 0.3, 2.0, 9.0, 30.0])
+    def test_its_gaussian_lies_below_every_test_that_it_allows_and_touches_one(self, epsilon):
+        """G(α) ≤ max(1 - e^ε·α, e^-ε·(1 - α), 0) everywhere, with equality where α = β."""
+        mu, kink = pure_parameter(epsilon), 1 / (1 + math.exp(epsilon))
+        grid = np.concatenate([np.geomspace(1e-30, 1 - 1e-12, 4001), [kink]])
+        gaussian = norm.cdf(norm.isf(grid) - mu)
+        lines = np.maximum(1 - math.exp(epsilon) * grid, math.exp(-epsilon) * (1 - grid))
+        assert (gaussian <= lines * (1 + 1e-9) + 1e-15).all()
+        assert gaussian[-1] == pytest.approx(kink, rel=1e-6)
+        smaller = norm.cdf(norm.isf(kink) - 0.99 * mu)
+        assert smaller > kink, "no smaller μ would do"
+
+    def test_a_huge_and_a_tiny_one_have_a_price(self):
+        assert pure_parameter(2.4e6) == pytest.approx(2 * math.sqrt(2 * 2.4e6), rel=1e-3)
+        assert 0 < pure_parameter(1e-9) == pure_parameter(1e-6) == pytest.approx(1e-6 * math.sqrt(math.pi / 2))
+        huge = Account([Pure(1000.0)])
+        assert not huge.has_pld and 1000 <= huge.epsilon(SMALL, "rdp") < 1001
+        with pytest.raises(PrivacyError, match="pure ε above 500"):
+            huge.epsilon(SMALL, "pld")
+
+    @pytest.mark.parametrize("name", ACCOUNTANTS)
+    def test_replacing_a_unit_is_removing_one_and_adding_another(self, name):
+        found, doubled = Account([Pure(0.4)] * 3, "replace-one"), Account([Pure(0.8)] * 3)
+        assert (
+            found.epsilon(SMALL, name) == doubled.epsilon(SMALL, name) > Account([Pure(0.4)] * 3).epsilon(SMALL, name)
+        )
+
+    def test_beside_gaussians_of_every_kind(self):
+        events = [Pure(0.5), Gaussian(3.0), Pure(0.5), Gaussian(2.0, poisson(0.1)), Pure(0.2)]
+        found, alone = Account(events), Account([event for event in events if isinstance(event, Gaussian)])
+        for name in ACCOUNTANTS:
+            assert alone.epsilon(SMALL, name) < found.epsilon(SMALL, name)
+            if name != "gdp":  # which takes pure releases for Gaussians
+                assert found.epsilon(SMALL, name) <= alone.epsilon(SMALL, name) + 1.2 + 1e-3
+
+    @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan, "1", True, None])
+    def test_an_epsilon_out_of_range_is_refused(self, epsilon):
+        with pytest.raises(PrivacyError, match="pure release"):
+            Pure(epsilon)
+
+
+class TestGaussianDP:
+    @pytest.mark.parametrize("relation", RELATIONS)
+    def test_without_a_draw_it_is_exact(self, relation):
+        found = Account([Gaussian(3.0)] * 4, relation)
+        assert found.epsilon(SMALL, "gdp") == pytest.approx(found.epsilon(SMALL, "pld"), rel=ROUNDING)
+
+    def test_a_draw_counts_for_nothing(self):
+        drawn, plain = (Account([Gaussian(3.0, sampling)] * 4) for sampling in (poisson(0.1), UNSAMPLED))
+        assert drawn.epsilon(SMALL, "gdp") == pytest.approx(plain.epsilon(SMALL, "gdp"), rel=ROUNDING)
+
+
 class TestWhatCannotBeAccountedFor:
     @pytest.mark.parametrize("name", ACCOUNTANTS)
-    @pytest.mark.parametrize("event", [Unaccounted("seeded"), Gaussian(0.0), Gaussian(0.0, poisson(0.1))])
+    @pytest.mark.parametrize(
+        "event", [Unaccounted("seeded"), Gaussian(0.0), Gaussian(0.0, poisson(0.1)), Laplace(1e-9, 1.0)]
+    )
     def test_makes_everything_unbounded(self, event, name):
         composed = Account([Gaussian(10.0), event, Gaussian(10.0)])
         assert composed.epsilon(SMALL, name) == math.inf and composed.delta(100.0, name) == 1.0
@@ -456,62 +578,6 @@ class TestWhatCannotBeAccountedFor:
     def test_and_draws(self, fields):
         with pytest.raises(PrivacyError):
             Sampling(**fields)
-
-
-class TestCalibration:
-    CASES = pytest.mark.parametrize(
-        ("epsilon", "rounds", "sampling", "relation"),
-        [
-            (1.0, 1, UNSAMPLED, "add-or-remove"),
-            (8.0, 100, UNSAMPLED, "replace-one"),
-            (2.0, 500, poisson(0.02), "add-or-remove"),
-            (3.0, 10, cohorts(5, 100), "replace-one"),
-        ],
-    )
-
-    @CASES
-    def test_the_multiplier_is_enough_and_no_more(self, epsilon, rounds, sampling, relation):
-        z = noise_multiplier_for(epsilon, SMALL, rounds, sampling, relation)
-        spent = [best_epsilon(account(x, sampling, rounds, relation), SMALL)[0] for x in (z, z / 1.002)]
-        assert spent[0] <= epsilon < spent[1]
-
-    @CASES
-    def test_the_rounds_are_all_that_fit(self, epsilon, rounds, sampling, relation):
-        z = noise_multiplier_for(epsilon, SMALL, rounds, sampling, relation)
-        found = rounds_for(z, epsilon, SMALL, sampling, relation)
-        assert rounds <= found <= rounds * 1.01 + 1
-        spent = [best_epsilon(account(z, sampling, x, relation), SMALL)[0] for x in (found, found + 1)]
-        assert spent[0] <= epsilon < spent[1]
-
-    def test_none_fits(self):
-        assert rounds_for(0.1, 1.0, SMALL) == 0
-
-    def test_a_single_release_needs_what_the_closed_form_says(self):
-        truth = oracles.gaussian_epsilon(SMALL, noise_multiplier_for(1.0, SMALL, 1))
-        assert 0.998 < truth <= 1.0
-
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            ((0.0, SMALL, 1), "epsilon must be > 0, got 0.0"),
-            ((math.inf, SMALL, 1), "epsilon must be > 0, got inf"),
-            ((1.0, 1.0, 1), "delta must be above 0 and below 1, got 1.0"),
-            ((1.0, SMALL, 0), "rounds must be > 0, got 0"),
-        ],
-    )
-    def test_what_is_out_of_range_is_named(self, arguments, says):
-        with pytest.raises(ConfigError, match=says):
-            noise_multiplier_for(*arguments)
-
-    def test_of_rounds_too(self):
-        with pytest.raises(ConfigError, match=r"noise_multiplier must be > 0, got 0.0"):
-            rounds_for(0.0, 1.0, SMALL)
-        with pytest.raises(ConfigError, match=r"epsilon must be > 0, got -1.0"):
-            rounds_for(1.0, -1.0, SMALL)
-
-    def test_what_no_noise_can_do_is_refused(self):
-        with pytest.raises(ConfigError, match="no noise multiplier up to 1e6 stays within ε = 1"):
-            least_multiplier(lambda z: 2.0, 1.0)
 
 
 def test_no_order_that_dp_accounting_looks_at_is_left_out():

@@ -1,5 +1,7 @@
 """The decorators over a whole round: what leaves is noised as configured, in both placements, whatever is inside."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
@@ -11,11 +13,13 @@ from test_distance import GOLDEN
 from cloister.core.arrays import to_record
 from cloister.core.cohort import NORM_ERROR
 from cloister.core.decorator import Screened
-from cloister.core.errors import ConfigError, FederationError
+from cloister.core.errors import BudgetExhausted, ConfigError, FederationError
+from cloister.privacy.books import Books
 from cloister.privacy.decorators import GlobalDP, MetricDP
+from cloister.privacy.ledger import Ledger
 from cloister.privacy.noise import GaussianNoise
 from cloister.strategies.fedopt import FedAvgM, FedYogi
-from cloister.strategies.robust import FedMedian
+from cloister.strategies.robust import FedMedian, FedTrimmedAvg
 from cloister.strategies.sampling import Sampling
 
 WIDTH = 100_000
@@ -133,6 +137,95 @@ def test_fewer_replies_than_asked_for_mean_more_noise_in_placement_model():
     assert strategy.measured.noise_std == pytest.approx(3.0 / 2)
 
 
+def sound(kind, z=2.0, noise=None, **options):
+    """A decorator with a guarantee, from the operating system's noise."""
+    private = {"release": "private", "distance_multiplier": z} if kind is MetricDP else {}
+    return kind(
+        options.pop("inner", None) or all_nodes(),
+        noise_multiplier=z,
+        clipping_norm=1.0,
+        noise=noise or GaussianNoise(),
+        **private,
+        **options,
+    )
+
+
+SOUND = pytest.mark.parametrize(
+    ("kind", "options"),
+    [(GlobalDP, {}), (MetricDP, {}), (GlobalDP, {"placement": "rule"}), (GlobalDP, {"examples_cap": 5.0})],
+    ids=["global-dp", "metric", "rule", "capped"],
+)
+
+
+def gone(node, _):
+    raise RuntimeError("gone")
+
+
+class TestARoundUnderAGuarantee:
+    def strategy(self, kind, options, **others):
+        inner = all_nodes(FedMedian) if options.get("placement") == "rule" else None
+        return sound(kind, inner=inner, **options, **others)
+
+    @SOUND
+    def test_in_which_nobody_replies_is_recorded_and_released_like_any_other(self, tmp_path, kind, options):
+        """Silence would tell whoever was silent whether the last one replied."""
+        ledgers = []
+        for name, answer in (("silent", gone), ("full", lambda node, sent: content(sent))):
+            books = Books(Ledger(tmp_path / name), "run")
+            strategy = self.strategy(kind, options, books=books)
+            arrays, _ = one_round(strategy, grid_of(answer, 3), zeros(2000))
+            assert np.std(flat(arrays)) > 0.1, "nothing was noised"
+            ledgers.append([(entry.event, entry.done) for entry in books.ledger.entries])
+        assert ledgers[0] == ledgers[1] and ledgers[0]
+
+    @SOUND
+    def test_publishes_nothing_that_was_not_noised(self, tmp_path, kind, options):
+        """What is measured about two cohorts that one client tells apart is the same, but for noise and counts."""
+        sent, *models = random_models(5, 0.01)
+        hostile = [*models[:-1], {name: array + 1000 for name, array in models[-1].items()}]
+        seen = []
+        for cohort in (models, hostile):
+            strategy = self.strategy(kind, options, noise=Unseeded(7))
+            released(strategy, cohort, sent)
+            seen.append(dataclasses.asdict(strategy.measured))
+        noised = {"released_distance", "noise_std", "noise_multiplier"} if kind is MetricDP else set()
+        assert {name for name in seen[0] if seen[0][name] != seen[1][name]} <= noised
+        assert all(one["clipped_fraction"] is one["distance"] is one["clip_calibration"] is None for one in seen)
+
+    def test_without_one_they_are_shown_to_the_server(self):
+        """The control: the same two cohorts differ there."""
+        sent, *models = random_models(5, 0.01)
+        hostile = [*models[:-1], {name: array + 1000 for name, array in models[-1].items()}]
+        strategies = [decorated(MetricDP, 1.0, measure="before") for _ in range(2)]
+        for strategy, cohort in zip(strategies, (models, hostile), strict=True):
+            released(strategy, cohort, sent)
+        plain, moved = (strategy.measured for strategy in strategies)
+        assert (plain.clipped_fraction, moved.clipped_fraction) == (0.0, 0.25)
+        assert moved.distance > 100 > plain.distance and moved.clip_calibration > 100 > plain.clip_calibration
+
+    @SOUND
+    def test_that_would_pass_the_budget_asks_nobody(self, tmp_path, kind, options):
+        """Clients who train for a round that is never released have worked, and told the server all, for nothing."""
+        trained = []
+
+        def answer(node, sent):
+            trained.append(node)
+            return content(sent)
+
+        strategy = self.strategy(kind, options, books=Books(Ledger(tmp_path / "ledger"), "run", max_epsilon=0.1))
+        with pytest.raises(BudgetExhausted, match=r"past the budget of 0\.1"):
+            one_round(strategy, grid_of(answer, 3), zeros())
+        assert trained == [] and strategy.books.ledger.entries == []
+
+
+class Unseeded(GaussianNoise):
+    """Noise that a test can repeat, and that says it cannot be."""
+
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.seeded = False
+
+
 class TestMetricNoise:
     def test_directions(self):
         sent, *models = random_models(4, 0.1)
@@ -224,6 +317,16 @@ class TestBadUse:
     def test_a_median_of_one_release_is_refused(self, kind):
         with pytest.raises(ConfigError, match=r"privacy.placement = 'update'.*FedMedian.*'model'"):
             kind(FedMedian(), noise_multiplier=1.0, clipping_norm=1.0)
+
+    @pytest.mark.parametrize("fraction", [0.5, 1.0])
+    @pytest.mark.parametrize("inner", [FedMedian, FedTrimmedAvg])
+    def test_a_rule_over_a_cohort_of_secret_size_is_refused(self, inner, fraction):
+        """Its sensitivity is that of the cohort that was asked: its noise would tell how many those were."""
+        drawn = inner(train=Sampling(fraction, min_nodes=1, kind="poisson"))
+        with pytest.raises(ConfigError, match=r"'rule' needs a cohort of public size"):
+            GlobalDP(drawn, noise_multiplier=1.0, clipping_norm=1.0, placement="rule")
+        fixed = inner(train=Sampling(fraction, min_nodes=1, kind="fixed"))
+        assert GlobalDP(fixed, noise_multiplier=1.0, clipping_norm=1.0, placement="rule").is_accounted
 
     @pytest.mark.parametrize(
         "options",

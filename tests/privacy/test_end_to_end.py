@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import oracles
 import pytest
 from scipy import stats
 
@@ -92,6 +93,19 @@ class TestClient:
         size = round(4.0 / (multiplier * math.sqrt(6)))
         tail = [64 * 6 * stats.binom.sf(b, 600, 1 / 6) for b in (size - 1, size)]
         assert tail[1] <= DELTA / 2 < tail[0]
+
+    @pytest.mark.parametrize(("examples", "batch"), [(600, 100), (60, 30), (5000, 20)])
+    @pytest.mark.parametrize("rounds", [1, 64])
+    @pytest.mark.parametrize("delta", [1e-2, 1e-5])
+    def test_a_batch_that_is_too_large_and_noise_that_is_too_little_share_delta(self, examples, batch, rounds, delta):
+        """P(some batch is larger than is counted on) plus the exact δ of the Gaussians, both recomputed."""
+        sigma = 20.0 * batch  # so that ε is small, and δ not lost in rounding
+        steps = LocalSteps(examples, batch, 1)
+        epsilon, multiplier = sound_client(steps, sigma, rounds, delta)
+        counted_on = round(sigma / multiplier / math.sqrt(steps.count))
+        too_large = rounds * steps.count * stats.binom.sf(counted_on, examples, batch / examples)
+        too_little = oracles.gaussian_delta(epsilon, multiplier / math.sqrt(rounds))
+        assert 0.5 * delta < too_large + too_little <= delta * (1 + 1e-9)
 
     def test_without_rounds_nothing_is_spent(self):
         assert sound_client(LocalSteps(600, 100, 1), 4.0, 0, DELTA)[0] == 0

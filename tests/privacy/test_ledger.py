@@ -1,5 +1,6 @@
 """The ledger: nothing is released that it does not hold, and nothing in it can be lost, changed or passed over."""
 
+import contextlib
 import errno
 import json
 import math
@@ -14,9 +15,12 @@ from forged_ledgers import EVENTS, chained, lines_of, rewrite, write
 from typer.testing import CliRunner
 
 from cloister.cli import app
-from cloister.core.errors import BudgetExhausted, LedgerError, PrivacyError
+from cloister.core.errors import BudgetExhausted, ConfigError, LedgerError, PrivacyError
+from cloister.privacy import filters
+from cloister.privacy.accounting import Account
 from cloister.privacy.books import Books
-from cloister.privacy.events import Gaussian, Repeated, Sampling, Unaccounted, from_json, to_json
+from cloister.privacy.events import Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted, from_json, to_json
+from cloister.privacy.filters import cost, filter_for
 from cloister.privacy.ledger import GENESIS, Ledger, line_hash
 
 
@@ -82,7 +86,7 @@ class TestWhatIsWritten:
         with pytest.raises(LedgerError, match="never opened"):
             write(path).done("0" * 32)
 
-    @pytest.mark.parametrize("event", EVENTS)
+    @pytest.mark.parametrize("event", [*EVENTS, Pure(0.25)])
     def test_an_event_survives_json(self, event):
         assert from_json(json.loads(json.dumps(to_json(event)))) == event
 
@@ -91,6 +95,8 @@ class TestWhatIsWritten:
         [
             {},
             {"kind": "cauchy", "scale": 1.0},
+            {"kind": "pure", "epsilon": 0.0},
+            {"kind": "pure"},
             {"kind": ["gaussian"]},
             {"kind": "gaussian"},
             {"kind": "gaussian", "noise_multiplier": 1.0, "clip": 2.0},
@@ -192,8 +198,10 @@ class TestWhatWasTamperedWith:
     @pytest.mark.parametrize(
         ("line", "changes", "says"),
         [
-            (0, {"v": 1}, "line 1: not a line of a ledger of version 2"),
-            (2, {"v": "1"}, "line 3: not a line of a ledger of version 2"),
+            (0, {"v": 1}, "line 1: not a line of a ledger of version 3: it is of version 1, .* Move the file away"),
+            (1, {"v": 2}, "line 2: not a line of a ledger of version 3: it is of version 2, .* Move the file away"),
+            (2, {"v": "1"}, "line 3: not a line of a ledger of version 3$"),
+            (2, {"v": 4}, "line 3: not a line of a ledger of version 3$"),
             (2, {"kind": "reset"}, "line 3: unknown kind or fields"),
             (2, {"kind": ["open"]}, "line 3: unknown kind or fields"),
             (2, {"note": "free"}, "line 3: unknown kind or fields"),
@@ -457,6 +465,86 @@ class TestBooks:
             raise ZeroDivisionError
         (entry,) = Ledger(path).entries
         assert not entry.done and books.epsilon() > 0
+
+    @pytest.mark.parametrize("kind", ["gaussian", "renyi"])
+    @pytest.mark.parametrize("relation", ["add-or-remove", "replace-one"])
+    def test_allow_a_budget_to_the_last_release_and_not_a_thousandth_more(self, path, kind, relation):
+        """Ten releases of a multiplier that they fill it with; then the same with a ten-thousandth less noise each."""
+        limit = filter_for(kind, 3.0, 1e-5).limit(3.0, 1e-5)
+        per_unit = cost(filter_for(kind, 3.0, 1e-5), Gaussian(1.0), relation)
+        exact = math.sqrt(10 * per_unit / limit)
+        for z, allowed in ((exact * (1 + 1e-9), 10), (exact * (1 - 1e-4), 9)):
+            books = Books(Ledger(path.with_name(f"{allowed}")), "", "client", 1e-5, 3.0, relation, kind)
+            books.begin("run")
+            made = 0
+            with contextlib.suppress(BudgetExhausted):
+                while made < 20:
+                    with books.release(Gaussian(z), made):
+                        made += 1
+            assert made == allowed and books.share() == pytest.approx(allowed / 10, rel=1e-3)
+
+    @pytest.mark.parametrize("kind", ["gaussian", "renyi"])
+    def test_count_no_draw_that_the_clients_together_know(self, path, kind):
+        """A cohort of a fixed size: all others know who was left. Against them a budget has to hold."""
+        drawn = Gaussian(4.0, Sampling("without-replacement", cohort=1, population=1000))
+        books = Books(Ledger(path), "run", max_epsilon=2.0, relation="replace-one", kind=kind)
+        made = 0
+        with contextlib.suppress(BudgetExhausted):
+            while made < 1000:
+                with books.release(drawn, made):
+                    made += 1
+        plain = Books(Ledger(path.with_name("plain")), "run", max_epsilon=2.0, relation="replace-one", kind=kind)
+        assert made == int(plain.limit / plain.cost(Gaussian(4.0)))
+        assert books.epsilon() == pytest.approx(Account([Gaussian(2.0)] * made).epsilon(1e-5, "pld"))
+
+    def test_count_a_draw_by_coins_under_a_rényi_filter_alone(self, path):
+        drawn = Gaussian(1.0, Sampling("poisson", probability=0.01))
+        shares = []
+        for kind in ("gaussian", "renyi"):
+            books = Books(Ledger(path.with_name(kind)), "run", max_epsilon=8.0, kind=kind)
+            with books.release(drawn, 1):
+                shares.append(books.share())
+        assert shares[0] > 20 * shares[1] > 0
+
+    @pytest.mark.parametrize("kind", ["gaussian", "renyi"])
+    @pytest.mark.parametrize("event", [Laplace(1e-9, 1e-9), Unaccounted("scores"), Gaussian(0.0)])
+    def test_refuse_under_any_budget_what_has_no_bound(self, path, kind, event):
+        books = Books(Ledger(path), "run", max_epsilon=1e6, kind=kind)
+        with pytest.raises(BudgetExhausted, match="nothing can be claimed"), books.release(event, 1):
+            pytest.fail("released")
+        assert Ledger(path).entries == []
+
+    @pytest.mark.parametrize("unit", ["client", "example", "group"])
+    def test_pay_for_a_pure_release(self, path, unit):
+        books = Books(Ledger(path), "run", unit, max_epsilon=4.0)
+        with books.release(Pure(0.5), 1):
+            pass
+        assert 0 < books.share() < 1
+        with pytest.raises(BudgetExhausted, match=r"from .* % to .* %, past the budget of 4 at"):
+            books.require([Pure(3.9)])
+
+    def test_say_what_is_spent_and_of_what(self, path):
+        books = Books(Ledger(path), "run", max_epsilon=2.0)
+        assert books.spent() == books.share() == 0
+        with books.release(Gaussian(4.0), 1):
+            pass
+        assert books.spent() == pytest.approx(1 / 16) and books.share() == pytest.approx(1 / 16 / books.limit)
+
+    def test_know_what_is_spent_at_the_cost_of_one_release(self, path, monkeypatch):
+        """Fifty releases are priced once each, not anew for each that follows."""
+        priced = []
+        monkeypatch.setattr(filters, "cost", lambda *arguments: priced.append(arguments) or cost(*arguments))
+        books = Books(Ledger(path), "run", max_epsilon=50.0)
+        for number in range(50):
+            with books.release(Gaussian(50.0 + number), number):
+                pass
+        assert len(priced) == 50
+        assert books.spent() == pytest.approx(sum((50.0 + number) ** -2 for number in range(50)))
+
+    def test_have_a_delta_that_is_a_probability(self, path):
+        for delta in (0.0, 1.0, -1.0, math.nan):
+            with pytest.raises(ConfigError, match="target_delta must be above 0 and below 1"):
+                Books(Ledger(path), "run", delta=delta)
 
     def test_judge_by_their_relation(self, path):
         write(path, [Gaussian(4.0)])

@@ -1,14 +1,15 @@
 """What a person sees of a ledger, of its budgets and of a plan for one."""
 
 import pytest
-from forged_ledgers import EVENTS, lines_of, rewrite, write
+from forged_ledgers import EVENTS, chained, lines_of, rewrite, write
 from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.core.errors import LedgerError
 from cloister.privacy import ledger as module
 from cloister.privacy.books import Books
-from cloister.privacy.events import UNSAMPLED, Gaussian, Sampling, Unaccounted
+from cloister.privacy.events import UNSAMPLED, Gaussian, Pure, Sampling, Unaccounted
+from cloister.privacy.filters import GaussianFilter, filter_for
 from cloister.privacy.ledger import Ledger
 
 
@@ -42,11 +43,56 @@ class TestTheCommand:
         halved = Ledger(path).account("client", "replace-one").epsilon(1e-5, "pld")
         assert f"ε = {halved:.4g} by pld" in replacing.output and adding.output != replacing.output
 
+    def test_show_counts_no_draw_that_the_clients_together_know(self, path):
+        write(path, [Gaussian(4.0, Sampling("without-replacement", cohort=1, population=1000))])
+        shown = self.invoke("show", path, "--relation", "replace-one").output
+        assert f"ε = {module.Account([Gaussian(2.0)]).epsilon(1e-5, 'pld'):.4g} by pld" in shown
+
     def test_show_says_where_nothing_can_be_claimed(self, path):
         write(path)
         result = self.invoke("show", path)
         assert "no guarantee: the noise is seeded" in result.output and "ε = inf by rdp" in result.output
         assert "poisson 0.1" in result.output and "3 of 9" in result.output
+
+    def test_show_gives_every_reason_in_full_however_narrow_the_window(self, path):
+        reason = "the server claims nothing for this round, " + "and says so at some length, " * 6 + "to the end"
+        ledger = write(path, [Unaccounted(reason)] * 3)
+        ledger.open(Unaccounted("scores left without noise"), "example", "run", 1, allow=lambda: None)
+        result = CliRunner().invoke(app, ["ledger", "show", str(path)], env={"COLUMNS": "40"})
+        assert f"no guarantee, unit client, 3 releases: {reason}\n" in result.output
+        assert "no guarantee, unit example, 1 releases: scores left without noise\n" in result.output
+
+    def test_show_tells_days_and_no_times(self, path, monkeypatch):
+        monkeypatch.setattr(module.time, "time", lambda: 1_700_000_000.5)  # 2023-11-14, 22:13:20 UTC
+        write(path, EVENTS[:1])
+        Books(Ledger(path), "", max_epsilon=3.5).begin("run")
+        assert {line["time"] for line in lines_of(path)} == {1_699_920_000.0}
+        shown = self.invoke("show", path).output
+        assert shown.count("2023-11-14") == 2 and "22:13" not in shown and "00:00" not in shown
+
+    def test_show_knows_every_unit_and_how_much_of_its_budget_is_spent(self, path):
+        for unit, events in (("client", [Gaussian(4.0)]), ("example", [Gaussian(2.0)]), ("group", [Pure(0.5)])):
+            books = Books(Ledger(path), "", unit, max_epsilon=5.0)
+            books.begin("run")
+            for event in events:
+                with books.release(event, 1):
+                    pass
+        shown = self.invoke("show", path).output
+        assert "pure, ε = 0.5" in shown
+        for unit in ("client", "example", "group"):
+            share = 100 * Books(Ledger(path), "", unit, max_epsilon=5.0).share()
+            assert f"{unit}, add-or-remove, δ = 1e-05: ε = " in shown
+            assert (
+                f"{unit}, add-or-remove: ε ≤ 5 at δ = 1e-05, whatever later runs were chosen by; {share:.3g} %" in shown
+            )
+        assert shown.count("it holds if no run was chosen by what earlier ones released") == 3
+        assert shown.count("kept by Rényi DP of order") == 2 and "kept by Gaussian DP" in shown
+
+    def test_show_does_not_claim_a_budget_that_was_passed_before_it_was_set(self, path):
+        write(path, [Gaussian(0.5)])
+        Books(Ledger(path), "", max_epsilon=1.0).begin("run")
+        shown = self.invoke("show", path).output
+        assert "more is spent than the budget of ε = 1" in shown and "ε ≤ 1" not in shown
 
     def test_show_leaves_brackets_alone(self, path):
         write(path, [Unaccounted("[/bold] and [red]")])
@@ -90,6 +136,68 @@ class TestBudgets:
         Books(Ledger(path), "", "example", max_epsilon=2.0).begin("run")
         assert [(budget.unit, budget.epsilon) for budget in Ledger(path).budgets] == [("client", 1.0), ("example", 2.0)]
 
+    def test_another_delta_is_another_budget(self, path):
+        for delta in (1e-5, 1e-5, 1e-6):
+            Books(Ledger(path), "", delta=delta, max_epsilon=1.0).begin("run")
+        assert [(budget.epsilon, budget.delta) for budget in Ledger(path).budgets] == [(1.0, 1e-5), (1.0, 1e-6)]
+
+    def test_that_of_another_unit_in_between_is_none_of_its_own(self, path):
+        """Neither a line for what did not change, nor none for what did."""
+        for unit, epsilon in (("client", 1.0), ("example", 2.0), ("client", 1.0), ("client", 2.0), ("example", 2.0)):
+            Books(Ledger(path), "", unit, max_epsilon=epsilon).begin("run")
+        found = [(budget.unit, budget.epsilon) for budget in Ledger(path).budgets]
+        assert found == [("client", 1.0), ("example", 2.0), ("client", 2.0)]
+
+    @pytest.mark.parametrize(
+        ("unit", "kind", "expected"),
+        [
+            ("client", None, GaussianFilter()),
+            ("client", "renyi", filter_for("renyi", 8.0, 1e-5)),
+            ("example", None, filter_for("renyi", 8.0, 1e-5)),
+            ("group", None, filter_for("renyi", 8.0, 1e-5)),
+            ("example", "gaussian", GaussianFilter()),
+        ],
+    )
+    def test_the_first_one_names_the_filter(self, path, unit, kind, expected):
+        books = Books(Ledger(path), "", unit, max_epsilon=8.0, kind=kind)
+        assert books.filter == expected, "a run is calibrated before its budget is entered"
+        books.begin("run")
+        assert lines_of(path)[0]["filter"]["kind"] == ("gaussian" if expected == GaussianFilter() else "renyi")
+        (budget,) = Ledger(path).budgets
+        assert budget.filter == expected == Ledger(path).filter_of(unit)
+
+    def test_later_ones_keep_the_filter_of_the_first(self, path):
+        """An order picked anew would be picked after seeing what was released."""
+        for epsilon, kind in ((8.0, "renyi"), (1.0, "renyi"), (0.0, None), (20.0, "gaussian")):
+            Books(Ledger(path), "", max_epsilon=epsilon, kind=kind).begin("run")
+        first = filter_for("renyi", 8.0, 1e-5)
+        assert [budget.filter for budget in Ledger(path).budgets] == [first] * 4
+        assert filter_for("renyi", 1.0, 1e-5) != first
+        raised = Books(Ledger(path), "", max_epsilon=20.0, kind="gaussian")
+        assert raised.filter == first and raised.limit == first.limit(20.0, 1e-5) > first.limit(8.0, 1e-5)
+
+    def test_a_forged_change_of_the_filter_is_refused(self, path):
+        for epsilon in (8.0, 9.0):
+            Books(Ledger(path), "", "example", max_epsilon=epsilon).begin("run")
+        first, second = lines_of(path)
+        rewrite(path, chained([first, second | {"filter": {"kind": "renyi", "order": 2.0}}]))
+        with pytest.raises(LedgerError, match="line 2: the filter of unit 'example' is another than that of its first"):
+            Ledger(path)
+        rewrite(path, chained([first | {"filter": {"kind": "pld"}}]))
+        with pytest.raises(LedgerError, match="line 1: unknown kind of filter 'pld'; known: gaussian, renyi"):
+            Ledger(path)
+
+    def test_whether_it_was_set_beforehand_is_known(self, path):
+        """A budget that answers what was released is a weaker promise."""
+        Books(Ledger(path), "", max_epsilon=1.0).begin("run")
+        Books(Ledger(path), "", max_epsilon=2.0).begin("run")
+        write(path, [Gaussian(9.0)])
+        Books(Ledger(path), "", "example", max_epsilon=2.0).begin("run")
+        assert Ledger(path).was_set_beforehand("client") and Ledger(path).was_set_beforehand("example")
+        assert not Ledger(path).was_set_beforehand("group")
+        Books(Ledger(path), "", max_epsilon=3.0).begin("run")
+        assert not Ledger(path).was_set_beforehand("client") and Ledger(path).was_set_beforehand("example")
+
     def test_it_is_shown(self, path):
         Books(Ledger(path), "", max_epsilon=3.5).begin("run")
         shown = CliRunner().invoke(app, ["ledger", "show", str(path)]).output
@@ -117,18 +225,18 @@ class TestCalibrate:
     def test_the_rounds_that_a_multiplier_allows(self, q):
         rounds = int(self.printed("num-rounds", "--epsilon", 8, "--noise-multiplier", 2, "--sampling-probability", q))
         sampling = UNSAMPLED if q == 1 else Sampling("poisson", probability=q)
-        spent = [module.Account().plus(Gaussian(2.0, sampling), n) for n in (rounds, rounds + 1)]
-        name = "pld" if q == 1 else "rdp"
-        assert spent[0].epsilon(1e-5, name) <= 8 < spent[1].epsilon(1e-5, name)
+        chosen = filter_for("gaussian" if q == 1 else "renyi", 8.0, 1e-5)
+        spent = [chosen.spent(module.Account().plus(Gaussian(2.0, sampling), n)) for n in (rounds, rounds + 1)]
+        assert spent[0] <= chosen.limit(8.0, 1e-5) < spent[1]
 
     @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 50.0])
     @pytest.mark.parametrize("q", [1.0, 0.02])
     def test_what_is_printed_stays_within_the_budget_and_wastes_little(self, epsilon, q):
         z = self.calibrated("--epsilon", epsilon, "--rounds", 30, "--sampling-probability", q)
         sampling = UNSAMPLED if q == 1 else Sampling("poisson", probability=q)
-        account = module.Account().plus(Gaussian(z, sampling), 30)
-        spent = account.epsilon(1e-5, "pld" if q == 1 else "rdp")
-        assert 0.95 * epsilon < spent <= epsilon
+        chosen = filter_for("gaussian" if q == 1 else "renyi", epsilon, 1e-5)
+        spent = chosen.spent(module.Account().plus(Gaussian(z, sampling), 30))
+        assert 0.95 * chosen.limit(epsilon, 1e-5) < spent <= chosen.limit(epsilon, 1e-5)
 
     def test_a_smaller_delta_needs_more_noise(self):
         assert self.calibrated("--epsilon", 1, "--rounds", 1, "--delta", 1e-9) > self.calibrated(

@@ -139,7 +139,7 @@ class TestBudget:
         assert len(entries(tmp_path, 1)) == 2 and len(entries(tmp_path, 0)) == 4
 
     def test_a_tally_counts_nothing_past_it(self):
-        tally = Tally(RecordDict(), DELTA, spent(1) * 1.01)
+        tally = Tally(RecordDict(), DELTA, spent(2))
         with tally.release(step(359), 1):
             pass
         before = tally.account().epsilon(DELTA)

@@ -27,11 +27,11 @@ from cloister.core.decorator import Aggregated, Decorator, Measurements, virtual
 from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.core.replies import Screening
 from cloister.core.wire import PROMISE
-from cloister.privacy.accounting import Account, best_epsilon, least_multiplier
 from cloister.privacy.books import Books
 from cloister.privacy.claim import Claim
 from cloister.privacy.clipping import AdaptiveClip, FixedClip, capped_weights, clip, clipped_fraction
 from cloister.privacy.events import LEAST, UNSAMPLED, Event, Gaussian, Sampling, Unaccounted
+from cloister.privacy.filters import least_multiplier
 from cloister.privacy.median import noisy_trimmed_mean
 from cloister.privacy.noise import GaussianNoise
 from cloister.privacy.release import Release, bounded_models, noised, noisy_mean
@@ -261,7 +261,7 @@ class GlobalDP(Decorator):
         return self.amplification().kind != "none"
 
     def calibrate(self, layout: Layout, rounds: int) -> None:
-        """Choose the least noise multiplier with which so many more rounds stay within the budget of the books.
+        """Choose the smallest noise multiplier with which so many more rounds stay within the budget of the books.
 
         Raises:
             ConfigError: there is no budget to calibrate to, or none will do.
@@ -270,37 +270,31 @@ class GlobalDP(Decorator):
         books = self.books
         if books is None or not books.max_epsilon:
             raise ConfigError("a noise multiplier can only be calibrated to a budget; set privacy.max-epsilon")
-        if books.epsilon() > SPENT * books.max_epsilon:
+        if books.spent() > SPENT * books.limit:
             books.require(())
             raise BudgetExhausted(
-                f"{books.ledger.path}: ε = {books.epsilon():.4g} of privacy.max-epsilon = {books.max_epsilon:g} is "
+                f"{books.ledger.path}: {100 * books.share():.4g} % of privacy.max-epsilon = {books.max_epsilon:g} is "
                 "spent; what is left would take noise in which nothing can be learnt"
             )
 
         def spent(multiplier: float) -> float:
             self.noise_multiplier = multiplier
-            return self.composed(books.account(), layout, rounds, books.delta)
+            return books.spent() + rounds * sum(books.cost(event) for event in self.worst_events(layout))
 
         given = self.noise_multiplier
         try:
             beside = spent(1 / LEAST)
-            if beside > books.max_epsilon:
+            if beside > books.limit:
                 raise ConfigError(
                     f"privacy.max-epsilon = {books.max_epsilon:g} is passed whatever privacy.noise-multiplier is: what "
                     f"the ledger holds and what {rounds} rounds release beside the sum (a distance, with "
                     "privacy.distance-noise-multiplier; the share of an adaptive clip, with "
-                    f"privacy.bits-noise-multiplier) already come to ε = {beside:.4g}"
+                    f"privacy.bits-noise-multiplier) already take {100 * beside / books.limit:.4g} % of it"
                 )
-            chosen = least_multiplier(spent, books.max_epsilon)
+            chosen = least_multiplier(spent, books.limit, f"privacy.max-epsilon = {books.max_epsilon:g}")
         finally:
             self.noise_multiplier = given
         self.noise_multiplier = chosen
-
-    def composed(self, account: Account, layout: Layout, rounds: int, delta: float) -> float:
-        """ε of an account and so many rounds more, each with the least noise it can have."""
-        for event in self.worst_events(layout):
-            account = account.plus(event, rounds)
-        return best_epsilon(account, delta)[0]
 
     @property
     def is_accounted(self) -> bool:

@@ -1,0 +1,326 @@
+"""Filters: a budget holds against whoever chooses each release after seeing the ones before, and is not wasted."""
+
+import math
+from functools import cache
+
+import mpmath as mp
+import numpy as np
+import oracles
+import pytest
+from scipy import stats
+
+from cloister.core.errors import ConfigError, PrivacyError
+from cloister.privacy.accounting import FINE, Account, best_epsilon
+from cloister.privacy.events import UNSAMPLED, Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
+from cloister.privacy.filters import (
+    GaussianFilter,
+    RenyiFilter,
+    cost,
+    filter_for,
+    from_json,
+    least_multiplier,
+    noise_multiplier_for,
+    rounds_for,
+    to_json,
+)
+
+SMALL = 1e-5
+BUDGETS = pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0.1, 1e-6), (1.0, 1e-5), (8.0, 1e-5), (3.0, 1e-2), (40.0, 1e-9)]
+)
+
+
+def poisson(q):
+    return Sampling("poisson", probability=q)
+
+
+def cohorts(cohort, population):
+    return Sampling("without-replacement", cohort=cohort, population=population)
+
+
+def account(z, sampling=UNSAMPLED, rounds=1, relation="add-or-remove"):
+    return Account(relation=relation).plus(Gaussian(z, sampling), rounds)
+
+
+def room(order, epsilon, delta):
+    """B(α), from the conversion as it is printed: ε = B + (ln(1/δ) + (α - 1)·ln(1 - 1/α) - ln α)/(α - 1)."""
+    a = mp.mpf(order)
+    return float(epsilon - (mp.log(1 / mp.mpf(delta)) + (a - 1) * mp.log(1 - 1 / a) - mp.log(a)) / (a - 1))
+
+
+class TestTheLimit:
+    @BUDGETS
+    def test_of_gaussian_dp_is_where_the_exact_curve_meets_delta(self, epsilon, delta):
+        mu = math.sqrt(GaussianFilter().limit(epsilon, delta))
+        assert oracles.gaussian_delta(epsilon, 1 / mu) == pytest.approx(delta, rel=1e-6)
+        assert oracles.gaussian_delta(epsilon, 1 / (mu * (1 + 1e-6))) > delta
+
+    @BUDGETS
+    def test_of_rényi_dp_is_the_conversion_turned_round(self, epsilon, delta):
+        for order in (1.5, 4, 64):
+            assert RenyiFilter(order).limit(epsilon, delta) == pytest.approx(max(0, room(order, epsilon, delta)))
+
+    @BUDGETS
+    def test_what_fills_it_is_within_the_budget_by_the_truth(self, epsilon, delta):
+        chosen = filter_for("renyi", epsilon, delta)
+        z = math.sqrt(chosen.order / 2 / chosen.limit(epsilon, delta))
+        assert 0.01 * delta < oracles.gaussian_delta(epsilon, z) <= delta
+
+    @BUDGETS
+    def test_the_order_has_room_for_the_most_gaussian_releases(self, epsilon, delta):
+        chosen = filter_for("renyi", epsilon, delta)
+        rooms = {order: room(order, epsilon, delta) / order for order in FINE}
+        assert chosen.order in FINE and rooms[chosen.order] == pytest.approx(max(rooms.values()))
+
+    def test_a_budget_that_no_order_shows_has_no_room(self):
+        """ε = 0.001 is below what the conversion of the largest order takes: everything is refused."""
+        assert filter_for("renyi", 1e-3, SMALL).limit(1e-3, SMALL) == 0
+
+
+class TestWhatAReleaseCosts:
+    def test_without_a_draw(self):
+        assert cost(GaussianFilter(), Gaussian(4.0)) == pytest.approx(1 / 16)
+        assert cost(RenyiFilter(6.0), Gaussian(4.0)) == pytest.approx(6 / 32)
+
+    def test_under_replace_one_four_times_as_much(self):
+        for chosen in (GaussianFilter(), RenyiFilter(6.0)):
+            assert cost(chosen, Gaussian(4.0), "replace-one") == pytest.approx(4 * cost(chosen, Gaussian(4.0)))
+
+    def test_a_draw_counts_for_rényi_dp_alone(self):
+        drawn = Gaussian(1.0, poisson(0.01))
+        assert cost(GaussianFilter(), drawn) == 1
+        assert cost(RenyiFilter(8), drawn) == pytest.approx(oracles.renyi(oracles.poisson(1.0, 0.01), 8), rel=1e-9)
+
+    @pytest.mark.parametrize("chosen", [GaussianFilter(), RenyiFilter(6.0)])
+    @pytest.mark.parametrize("relation", ["add-or-remove", "replace-one"])
+    def test_a_draw_of_a_fixed_size_hides_nothing_from_the_clients_together(self, chosen, relation):
+        """All others know who was left: a budget that holds against them counts such a draw as none."""
+        drawn = cost(chosen, Gaussian(4.0, cohorts(1, 100)), relation)
+        assert drawn == pytest.approx(cost(chosen, Gaussian(4.0), "replace-one"))
+
+    @pytest.mark.parametrize("chosen", [GaussianFilter(), RenyiFilter(6.0)])
+    def test_many_cost_as_many_as_they_are(self, chosen):
+        drawn = Gaussian(2.0, poisson(0.1))
+        assert cost(chosen, Repeated(drawn, 7)) == pytest.approx(7 * cost(chosen, drawn))
+
+    @pytest.mark.parametrize("chosen", [GaussianFilter(), RenyiFilter(6.0)])
+    @pytest.mark.parametrize("event", [Unaccounted("no noise"), Laplace(0.1, 1.0), Laplace(1e-9, 0.0), Gaussian(0.0)])
+    def test_what_has_no_bound_costs_everything(self, chosen, event):
+        assert cost(chosen, event) == math.inf
+
+    @pytest.mark.parametrize("chosen", [GaussianFilter(), RenyiFilter(3.9)])
+    def test_costs_add_up_to_those_of_the_account(self, chosen):
+        events = [Gaussian(2.0), Repeated(Gaussian(3.0, poisson(0.1)), 40), Pure(0.3), Gaussian(9.0), Pure(0.3)]
+        assert sum(cost(chosen, event) for event in events) == pytest.approx(chosen.spent(Account(events)))
+
+
+# --- an adversary who chooses ---
+
+X = np.linspace(-60, 60, 24_001)
+"""Outcomes of a release whose deviation is at most 6, in steps of 0.005."""
+
+
+def tradeoff(z, epsilon):
+    """∫ max(0, P - e^ε·Q) of one Gaussian release, for any real ε; z = ∞ is no release."""
+    if math.isinf(z):
+        return np.maximum(0, -np.expm1(epsilon))
+    return stats.norm.cdf(1 / (2 * z) - epsilon * z) - np.exp(epsilon + stats.norm.logcdf(-1 / (2 * z) - epsilon * z))
+
+
+def adaptive_delta(epsilon, first, above, below, threshold):
+    """δ of an adversary who sees N(b, first²) and goes on with multiplier `above` or `below` a threshold."""
+    worst = 0.0
+    for mean, other in ((1, 0), (0, 1)):
+        p, q = (stats.norm.pdf(X, m, first) for m in (mean, other))
+        loss = (stats.norm.logpdf(X, mean, first) - stats.norm.logpdf(X, other, first)) * (p + q > 0)
+        rest = epsilon - loss
+        hidden = np.where(threshold < X, tradeoff(above, rest), tradeoff(below, rest))
+        worst = max(worst, float(np.trapezoid(p * hidden, X)))
+    return worst
+
+
+class TestWhoeverChooses:
+    """The hockey-stick divergence of two releases, the second of which depends on the first, by quadrature."""
+
+    EPSILON, DELTA = 1.0, 1e-3
+
+    def rest(self, first, share=1.0):
+        """The multiplier that fills the Gaussian filter, or a larger budget, after a release with `first`."""
+        return (share * GaussianFilter().limit(self.EPSILON, self.DELTA) - first**-2) ** -0.5
+
+    @pytest.mark.parametrize("first", [3.5, 4.0, 5.5])
+    def test_the_quadrature_gives_the_closed_form_where_nobody_chooses(self, first):
+        joint = (first**-2 + 3.0**-2) ** -0.5
+        found = adaptive_delta(self.EPSILON, first, 3.0, 3.0, 0.0)
+        assert found == pytest.approx(oracles.gaussian_delta(self.EPSILON, joint), rel=1e-6)
+
+    @pytest.mark.parametrize("first", [3.5, 4.0, 5.5])
+    @pytest.mark.parametrize("threshold", [-5.0, 0.5, 4.0])
+    def test_stays_within_the_budget_of_a_gaussian_filter(self, first, threshold):
+        full = self.rest(first)
+        for above, below in ((full, math.inf), (math.inf, full), (full, 2 * full), (full, full)):
+            assert adaptive_delta(self.EPSILON, first, above, below, threshold) <= self.DELTA * (1 + 1e-6)
+        assert adaptive_delta(self.EPSILON, first, full, full, threshold) == pytest.approx(self.DELTA, rel=1e-6)
+
+    def test_and_would_not_stay_within_a_tenth_less(self):
+        """The positive control: a filter that allows 10 % more is found out."""
+        full = self.rest(4.0, share=1.1)
+        assert adaptive_delta(self.EPSILON, 4.0, full, math.inf, 0.0) > self.DELTA
+
+    @pytest.mark.parametrize("threshold", [-4.0, 0.5, 5.0])
+    def test_stays_within_the_budget_of_a_rényi_filter(self, threshold):
+        """One release drawn with q = 0.2, then as the outcome says a Gaussian without a draw, or drawn ones."""
+        chosen = filter_for("renyi", self.EPSILON, self.DELTA)
+        left = chosen.limit(self.EPSILON, self.DELTA) - cost(chosen, Gaussian(1.5, poisson(0.2)))
+        plain = least_multiplier(lambda z: cost(chosen, Gaussian(z)), left, "")
+        drawn = least_multiplier(lambda z: cost(chosen, Gaussian(z, poisson(0.2))), left, "")
+        found = [
+            chosen_between(self.EPSILON, [(1.5, 0.2), above, below], threshold)
+            for above, below in (((plain, 1.0), (drawn, 0.2)), ((drawn, 0.2), (plain, 1.0)))
+        ]
+        assert 0.01 * self.DELTA < max(found) <= self.DELTA
+
+    def test_that_adversary_too_is_found_out_where_it_is_given_too_much(self):
+        assert chosen_between(self.EPSILON, [(1.5, 0.2), (0.8, 1.0), (0.8, 0.2)], 0.5) > self.DELTA
+
+
+def chosen_between(epsilon, releases, threshold):
+    """δ of a Poisson-sampled release followed by one of two others, each (z, q), on a grid of both outcomes."""
+    grid = np.linspace(-45, 45, 1801)
+    step = grid[1] - grid[0]
+
+    def densities(release):
+        z, q = release
+        nothing = stats.norm.pdf(grid, 0, z)
+        return (1 - q) * nothing + q * stats.norm.pdf(grid, 1, z), nothing
+
+    first, above, below = map(densities, releases)
+    worst = 0.0
+    for p, q in ((0, 1), (1, 0)):
+        total = 0.0
+        for where, second in ((grid > threshold, above), (grid <= threshold, below)):
+            with_, without = (np.outer(first[side][where], second[side]) for side in (p, q))
+            total += float(np.maximum(0, with_ - math.exp(epsilon) * without).sum()) * step**2
+        worst = max(worst, total)
+    return worst
+
+
+class TestTheSmallestOrderAfterwards:
+    """To take the tightest figure when everything is over allows an adversary more than any one order bounds."""
+
+    EPSILON = 8.0
+    FEW = Gaussian(4.0)
+    MANY = Gaussian(0.55, poisson(0.02))
+
+    @cache  # noqa: B019  the class has no state
+    def filled(self, event):
+        """One release, then as many more of a kind as the smallest ε over all orders lets pass."""
+        found = Account([self.FEW])
+        while best_epsilon(more := found.plus(event), SMALL)[0] <= self.EPSILON:
+            found = more
+        return found
+
+    def test_no_order_covers_both_ways_of_going_on(self):
+        ways = [self.filled(event) for event in (self.FEW, self.MANY)]
+        for order in FINE:
+            assert max(way.renyi(order) for way in ways) > room(order, self.EPSILON, SMALL)
+
+    def test_a_filter_stops_in_time_either_way(self):
+        chosen = filter_for("renyi", self.EPSILON, SMALL)
+        for event in (self.FEW, self.MANY):
+            allowed = (chosen.limit(self.EPSILON, SMALL) - cost(chosen, self.FEW)) // cost(chosen, event)
+            within = Account([self.FEW]).plus(event, int(allowed))
+            assert best_epsilon(within, SMALL)[0] <= self.EPSILON
+            assert chosen.spent(self.filled(event)) >= chosen.spent(within)
+        assert chosen.spent(self.filled(self.MANY)) > 1.05 * chosen.limit(self.EPSILON, SMALL)
+
+
+class TestInTheLedger:
+    @pytest.mark.parametrize("chosen", [GaussianFilter(), RenyiFilter(12.0), RenyiFilter(1.1)])
+    def test_a_filter_comes_back(self, chosen):
+        assert from_json(to_json(chosen)) == chosen
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            {},
+            None,
+            "gaussian",
+            {"kind": "pld"},
+            {"kind": ["renyi"]},
+            {"kind": "renyi"},
+            {"kind": "renyi", "order": 1.0},
+            {"kind": "renyi", "order": math.inf},
+            {"kind": "renyi", "order": math.nan},
+            {"kind": "renyi", "order": "2"},
+            {"kind": "renyi", "order": True},
+            {"kind": "gaussian", "order": 2.0},
+        ],
+    )
+    def test_one_that_is_not_understood_is_refused(self, content):
+        with pytest.raises(PrivacyError):
+            from_json(content)
+
+    def test_a_kind_that_is_not_known_is_named(self):
+        with pytest.raises(ConfigError, match=r"filter must be one of .*; got 'pld'"):
+            filter_for("pld", 1.0, SMALL)
+
+
+def planned(sampling, epsilon):
+    return filter_for("renyi" if sampling.kind == "poisson" else "gaussian", epsilon, SMALL)
+
+
+class TestCalibration:
+    CASES = pytest.mark.parametrize(
+        ("epsilon", "rounds", "sampling", "relation"),
+        [
+            (1.0, 1, UNSAMPLED, "add-or-remove"),
+            (8.0, 100, UNSAMPLED, "replace-one"),
+            (2.0, 500, poisson(0.02), "add-or-remove"),
+            (3.0, 10, cohorts(5, 100), "replace-one"),
+        ],
+    )
+
+    @CASES
+    def test_the_multiplier_is_enough_and_no_more(self, epsilon, rounds, sampling, relation):
+        z, chosen = noise_multiplier_for(epsilon, SMALL, rounds, sampling, relation), planned(sampling, epsilon)
+        spent = [chosen.spent(account(x, sampling, rounds, relation)) for x in (z, z / 1.002)]
+        assert spent[0] <= chosen.limit(epsilon, SMALL) < spent[1]
+
+    @CASES
+    def test_the_rounds_are_all_that_fit(self, epsilon, rounds, sampling, relation):
+        z, chosen = noise_multiplier_for(epsilon, SMALL, rounds, sampling, relation), planned(sampling, epsilon)
+        found = rounds_for(z, epsilon, SMALL, sampling, relation)
+        assert rounds <= found <= rounds * 1.01 + 1
+        spent = [chosen.spent(account(z, sampling, x, relation)) for x in (found, found + 1)]
+        assert spent[0] <= chosen.limit(epsilon, SMALL) < spent[1]
+
+    def test_none_fits(self):
+        assert rounds_for(0.1, 1.0, SMALL) == 0
+
+    def test_a_single_release_needs_what_the_closed_form_says(self):
+        truth = oracles.gaussian_epsilon(SMALL, noise_multiplier_for(1.0, SMALL, 1))
+        assert 0.998 < truth <= 1.0
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            ((0.0, SMALL, 1), "epsilon must be > 0, got 0.0"),
+            ((math.inf, SMALL, 1), "epsilon must be > 0, got inf"),
+            ((1.0, 1.0, 1), "delta must be above 0 and below 1, got 1.0"),
+            ((1.0, SMALL, 0), "rounds must be > 0, got 0"),
+        ],
+    )
+    def test_what_is_out_of_range_is_named(self, arguments, says):
+        with pytest.raises(ConfigError, match=says):
+            noise_multiplier_for(*arguments)
+
+    def test_of_rounds_too(self):
+        with pytest.raises(ConfigError, match=r"noise_multiplier must be > 0, got 0.0"):
+            rounds_for(0.0, 1.0, SMALL)
+        with pytest.raises(ConfigError, match=r"epsilon must be > 0, got -1.0"):
+            rounds_for(1.0, -1.0, SMALL)
+
+    def test_what_no_noise_can_do_is_refused(self):
+        with pytest.raises(ConfigError, match="no noise multiplier up to 1e6 stays within a budget of ε = 1"):
+            least_multiplier(lambda z: 2.0, 1.0, "a budget of ε = 1")
