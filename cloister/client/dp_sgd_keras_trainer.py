@@ -8,16 +8,18 @@ import numpy as np
 from cloister.client.keras_trainer import optimizer_named
 from cloister.client.noise_sources import NoiseSource, refuse_penalty
 from cloister.client.plan import TrainingPlan
+from cloister.client.units import Units
 from cloister.core.config import PrivacyConfig
 from cloister.core.errors import ConfigError
+from cloister.privacy.dpsgd.rounding import DEFAULT_OVERSTATEMENT, largest_microbatch
 from cloister.privacy.dpsgd.step import DpSgd
-from cloister.privacy.local_steps import LocalSteps, clipping_norm_of
+from cloister.privacy.local_steps import clipping_norm_of
 from cloister.tasks.base import Examples
 from cloister.tasks.keras_model import KerasModel
 
 
 class PrivateKerasTrainer:
-    """Any Keras optimizer on clipped and noised sums of the gradients of single examples.
+    """Any Keras optimizer on clipped and noised sums of the gradients of single examples, or of groups of them.
 
     The optimizer starts afresh in every `fit`: nothing of one client's training reaches another's.
 
@@ -26,6 +28,7 @@ class PrivateKerasTrainer:
         optimizer: the name of a Keras optimizer.
         batch_size: B, of every plan that follows.
         privacy: the run's `privacy.*`.
+        group_cap: most examples of a unit; 1: each example is one.
 
     Guarantee: as `LocalSteps` and `DpSgd` say; what the optimizer makes of a noised sum is post-processing.
 
@@ -34,11 +37,11 @@ class PrivateKerasTrainer:
         UnsupportedModel: the model's examples have no gradients of their own.
     """
 
-    def __init__(self, model: KerasModel, optimizer: str, batch_size: int, privacy: PrivacyConfig) -> None:
+    def __init__(self, model: KerasModel, optimizer: str, batch_size: int, privacy: PrivacyConfig, group_cap: int = 1) -> None:
         if model.loss != "cross-entropy":
             raise ConfigError(f"privacy.client = 'dp-sgd' is for classifiers; this model's loss is {model.loss!r}")
         self.model = model
-        self.privacy = privacy
+        self.privacy, self.group_cap = privacy, group_cap
         self._optimizer = optimizer_named(optimizer)
         self._dp_sgd = DpSgd(
             model.keras,
@@ -48,6 +51,7 @@ class PrivateKerasTrainer:
             optimizer=self._optimizer,
             loss=keras.losses.sparse_categorical_crossentropy,
             microbatch_size=_microbatch_size(batch_size, privacy),
+            group_cap=group_cap,
         )
         self._initial = [np.array(variable.numpy()) for variable in self._optimizer.variables]
         self._sources = NoiseSource(privacy.noise_seed)
@@ -62,12 +66,14 @@ class PrivateKerasTrainer:
         if plan.batch_size != self._dp_sgd.batch_size:
             raise ConfigError(f"client.batch-size = {plan.batch_size} must be {self._dp_sgd.batch_size} in this run")
         self._reset(plan)
-        steps = LocalSteps(len(examples), plan.batch_size, plan.epochs, self.privacy.batch_sampling)
+        units = Units.of(examples, self.group_cap, self._sources.batch_seed(plan))
+        steps = units.steps(plan, self.privacy)
         bound = clipping_norm_of(self.privacy, plan.round)
         self._dp_sgd.noise = self._sources.noise(plan)
         self._draw_masks(plan)
-        for batch in steps.batches(self._sources.batch_seed(plan)):
-            self._dp_sgd.step(examples.x[batch], examples.y[batch], bound)
+        for batch in steps.batches(self._sources.batch_seed(plan), len(units)):
+            chosen = units.of_batch(batch)
+            self._dp_sgd.step(chosen.x, chosen.y, bound, chosen.groups)
 
     def _reset(self, plan: TrainingPlan) -> None:
         for variable, value in zip(self._optimizer.variables, self._initial, strict=True):
@@ -84,4 +90,5 @@ class PrivateKerasTrainer:
 
 def _microbatch_size(batch_size: int, privacy: PrivacyConfig) -> int:
     """So many examples that most Poisson batches are one microbatch: padding costs less than another call."""
-    return batch_size if privacy.batch_sampling == "shuffle" else batch_size + math.ceil(2 * math.sqrt(batch_size))
+    wanted = batch_size if privacy.batch_sampling == "shuffle" else batch_size + math.ceil(2 * math.sqrt(batch_size))
+    return max(1, min(wanted, largest_microbatch(batch_size, DEFAULT_OVERSTATEMENT)))

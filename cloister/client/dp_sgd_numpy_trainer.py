@@ -1,29 +1,30 @@
 """DP-SGD for models that give their own gradient."""
 
-from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cloister.client.noise_sources import NoiseSource, refuse_penalty
 from cloister.client.plan import TrainingPlan
+from cloister.client.units import Units
 from cloister.core.arrays import Row
 from cloister.core.config import PrivacyConfig
 from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
-from cloister.privacy.local_steps import LocalSteps, clipping_norm_of
+from cloister.privacy.local_steps import clipping_norm_of
 from cloister.tasks.base import Examples
 from cloister.tasks.numpy_model import NumpyModel
 
 
 class PrivateNumpyTrainer:
-    """Plain SGD on clipped and noised sums of the gradients of single examples.
+    """Plain SGD on clipped and noised sums of the gradients of single examples, or of groups of them.
 
     Args:
         model: trained in place; its gradient of a batch is the mean of those of its examples.
         optimizer: `sgd`; these models know no other.
         batch_size: not needed before training.
         privacy: the run's `privacy.*`.
+        group_cap: most examples of a unit; 1: each example is one.
 
     Guarantee: as `LocalSteps` and `noisy_sum` say.
 
@@ -31,33 +32,37 @@ class PrivateNumpyTrainer:
         ConfigError: another optimizer was asked for.
     """
 
-    def __init__(self, model: NumpyModel, optimizer: str, batch_size: int, privacy: PrivacyConfig) -> None:
+    def __init__(self, model: NumpyModel, optimizer: str, batch_size: int, privacy: PrivacyConfig, group_cap: int = 1) -> None:
         if optimizer != "sgd":
             raise ConfigError(f"client.optimizer must be 'sgd' for a model in NumPy, got {optimizer!r}")
         self.model = model
-        self.privacy = privacy
+        self.privacy, self.group_cap = privacy, group_cap
         self._sources = NoiseSource(privacy.noise_seed)
 
     def fit(self, examples: Examples, plan: TrainingPlan) -> None:
         """Train from the model's weights. There is no loss to tell: it would carry no noise."""
         refuse_penalty(plan)
-        steps = LocalSteps(len(examples), plan.batch_size, plan.epochs, self.privacy.batch_sampling)
+        units = Units.of(examples, self.group_cap, self._sources.batch_seed(plan))
+        steps = units.steps(plan, self.privacy)
         noise, bound = self._sources.noise(plan), clipping_norm_of(self.privacy, plan.round)
         like = tuple(weight.reshape(-1) for weight in self.model.weights.values())
-        for batch in steps.batches(self._sources.batch_seed(plan)):
+        for batch in steps.batches(self._sources.batch_seed(plan), len(units)):
             total = noisy_sum(
-                self._gradients(examples, batch),
+                (partial(self._gradient, units.examples_of(number)) for number in batch),
                 like,
                 clipping_norm=bound,
                 noise_multiplier=self.privacy.client_noise_multiplier,
                 noise=noise,
             )
-            for weight, piece in zip(self.model.weights.values(), total, strict=True):
-                weight -= (plan.learning_rate / plan.batch_size * piece).reshape(weight.shape).astype(weight.dtype)
+            self._descend(plan.learning_rate / plan.batch_size, total)
 
-    def _gradients(self, examples: Examples, batch: NDArray[np.intp]) -> Iterator[Row]:
-        """Of each example in the batch, flat."""
-        for index in batch:
-            one = examples.take(np.array([index]))
-            _, gradients = self.model.loss_and_gradients(one.x, one.y)
-            yield tuple(gradients[name].reshape(-1) for name in self.model.weights)
+    def _gradient(self, unit: Examples) -> Row:
+        """The mean gradient of a unit's examples, flat."""
+        _, gradients = self.model.loss_and_gradients(unit.x, unit.y)
+        return tuple(gradients[name].reshape(-1) for name in self.model.weights)
+
+    def _descend(self, rate: float, total: Row) -> None:
+        """Weights may leave the range of numbers; what they become follows from noised sums alone."""
+        with np.errstate(all="ignore"):
+            for weight, piece in zip(self.model.weights.values(), total, strict=True):
+                weight -= (rate * piece).reshape(weight.shape).astype(weight.dtype)

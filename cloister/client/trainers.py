@@ -2,8 +2,8 @@
 
 A trainer is made once per process and model, and keeps what is costly to make. `fit` starts from the weights the
 model has, takes the examples and a `TrainingPlan`, and returns the mean training loss of the last epoch, if it may be
-told. Trainers for `privacy.client = "dp-sgd"` go by the kind of model and `-dp-sgd`; they are made with the batch size
-and the run's `privacy.*` as well.
+told. Trainers for `privacy.client = "dp-sgd"` go by the kind of model and `-dp-sgd`; they are made with the batch size,
+the run's `privacy.*` and the most examples of a unit as well.
 """
 
 from typing import Protocol

@@ -4,11 +4,21 @@ A unit is an example, or with `task.group` a group of examples (a patient's, a w
 rate of batches and in the number of steps, so on a node with data of its own it is a constant that its operator states.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 from flwr.app import UserConfig
+from numpy.typing import NDArray
 
 from cloister.client.data import DATA_PATH
+from cloister.client.plan import TrainingPlan
 from cloister.client.policy import policy_of
+from cloister.core.config import PrivacyConfig
 from cloister.core.errors import ConfigError, PrivacyError
+from cloister.privacy.dpsgd.batches import rows_of, units_of
+from cloister.privacy.local_steps import LocalSteps
+from cloister.tasks.base import Examples
 
 PUBLIC_SIZE = "public-size"
 MAXIMUM_SIZE = 10**9
@@ -40,3 +50,41 @@ def size_of(node: UserConfig) -> int:
             "of dp-sgd would show how many examples it has"
         )
     return stated if DATA_PATH in node else 0
+
+
+@dataclass(frozen=True)
+class Units:
+    """The examples that a client trains on, unit by unit.
+
+    Attributes:
+        examples: all of them.
+        members: indices of each group's examples; None: every example is a unit.
+    """
+
+    examples: Examples
+    members: Sequence[NDArray[np.intp]] | None
+
+    @classmethod
+    def of(cls, examples: Examples, cap: int, seed: int | None = None) -> "Units":
+        """The units of some examples, of which at most `cap` of a group count; which ones is drawn anew each time."""
+        if examples.groups is None:
+            return cls(examples, None)
+        return cls(examples, units_of(examples.groups, cap, seed))
+
+    def __len__(self) -> int:
+        return len(self.examples) if self.members is None else len(self.members)
+
+    def steps(self, plan: TrainingPlan, privacy: PrivacyConfig) -> LocalSteps:
+        """The private steps of a round, from the public size, which is the true one in a simulation alone."""
+        return LocalSteps(plan.public_size or max(1, len(self)), plan.batch_size, plan.epochs, privacy.batch_sampling)
+
+    def examples_of(self, number: int) -> Examples:
+        """The examples of one unit."""
+        return self.examples.take(np.array([number]) if self.members is None else self.members[number])
+
+    def of_batch(self, batch: NDArray[np.intp]) -> Examples:
+        """The examples of a batch of units; `groups` numbers the units within the batch, where they are groups."""
+        if self.members is None:
+            return self.examples.take(batch)
+        rows, groups = rows_of(self.members, batch)
+        return Examples(self.examples.x[rows], self.examples.y[rows], groups)

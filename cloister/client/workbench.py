@@ -21,6 +21,7 @@ class Workbench:
     def __init__(self, task: TaskConfig, client: ClientConfig, privacy: PrivacyConfig) -> None:
         self._recipe = task_of(task).recipe
         self._client, self._privacy = client, privacy
+        self._group_cap = privacy.group_cap if task.group else 1
         self.model: Model = task_of(task).build()
 
     @cached_property
@@ -36,7 +37,8 @@ class Workbench:
             plain: Trainer = TRAINERS.load(self.model.kind)(self.model, optimizer)
             return plain
         batch_size = batch_size_of(self._client, self._recipe)
-        private: Trainer = TRAINERS.load(f"{self.model.kind}-dp-sgd")(self.model, optimizer, batch_size, self._privacy)
+        make = TRAINERS.load(f"{self.model.kind}-dp-sgd")
+        private: Trainer = make(self.model, optimizer, batch_size, self._privacy, self._group_cap)
         return private
 
 
