@@ -1,4 +1,4 @@
-"""What may be said about clients that noise their own models (d-privacy), and what their ledgers add up to."""
+"""What the ledgers of clients that noise their own models (d-privacy) add up to."""
 
 import math
 from collections.abc import Sequence
@@ -6,88 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from cloister.core.config import PrivacyConfig
-
 EVERYBODY = "everybody but the client itself: the server, the other clients, and whoever sees the models"
 BINS = 10
 """Of the histogram of composed leakage."""
 BAR = 40
 """Characters of the longest bar, where it is printed."""
-
-
-def laplace_statement(privacy: PrivacyConfig, parameters: int, rounds: int) -> dict[str, Any]:
-    """The claim about one client's releases, for `privacy.json`.
-
-    What is protected is the trained model that a client sends, against other models within a distance r of it: not
-    whether the client took part, and not what it holds that would move its model further. Releases add up
-    (Galli et al., 2023, Theorem 4.2).
-
-    Args:
-        privacy: of the run, with `client = 'laplace'`.
-        parameters: p, of one model.
-        rounds: in which a client took part at most.
-    """
-    multiplier = privacy.client_noise_multiplier
-    reasons = _reservations(privacy)
-    facts: dict[str, Any] = {
-        "mechanism": "laplace",
-        "status": "heuristic" if reasons else "sound",
-        "reasons": reasons,
-        "parameters": {
-            "privacy.client-noise-multiplier": multiplier,
-            "privacy.radius": privacy.radius,
-            "privacy.per-layer": privacy.per_layer,
-            "privacy.max-leakage": privacy.max_leakage,
-        },
-        "unit": "neighbourhood",
-        "adversary": EVERYBODY,
-        "leakage-of-a-release": parameters / multiplier if multiplier else None,
-        "claims": [],
-        "unprotected": ["whether a client takes part, and in which rounds it abstains"],
-    }
-    if not reasons:
-        most = rounds * parameters / multiplier
-        facts["claims"] = [
-            {
-                "guarantee": "d-privacy, Euclidean distance of models",
-                "unit": "neighbourhood",
-                "adversary": EVERYBODY,
-                "radius": privacy.radius,
-                "scope": f"a client that took part in all {rounds} rounds",
-                "leakage": min(most, privacy.max_leakage) if privacy.max_leakage else most,
-            }
-        ]
-    return facts
-
-
-def _reservations(privacy: PrivacyConfig) -> list[str]:
-    reasons = []
-    if not privacy.client_noise_multiplier:
-        reasons.append("privacy.client-noise-multiplier is 0: there is no noise")
-    if privacy.noise_seed != -1:
-        reasons.append("the noise is seeded: whoever knows privacy.noise-seed can remove it")
-    if not privacy.radius:
-        reasons.append(
-            "privacy.radius is 0: the scale of the noise follows from how far a client's own data moved its model, and "
-            "tells it; what is leaked within that distance is nominal"
-        )
-    elif privacy.per_layer:
-        reasons.append("privacy.per-layer gives every array the radius by itself: over all arrays they add up")
-    return reasons
-
-
-def laplace_in_words(facts: dict[str, Any]) -> list[str]:
-    """The statement as lines of plain text."""
-    lines = [f"clients: laplace, {facts['status']}"]
-    lines += [f"  not a guarantee: {reason}" for reason in facts["reasons"]]
-    if facts["leakage-of-a-release"] is not None:
-        lines.append(f"  one release leaks {facts['leakage-of-a-release']:.4g} within its neighbourhood")
-    for claim in facts["claims"]:
-        lines.append(
-            f"  leakage of at most {claim['leakage']:.4g} within distance {claim['radius']:.4g}, {claim['scope']}: "
-            f"against {claim['adversary']}"
-        )
-    return lines + [f"  leaves without noise: {item}" for item in facts["unprotected"]]
 
 
 def leakage_report(spent: Sequence[float]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from flwr.serverapp import Grid
 
 from cloister.core.arrays import Layout
 from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES
-from cloister.privacy.leakage import laplace_in_words, laplace_statement
+from cloister.privacy.local_claims import gaussian_statement, laplace_statement, local_in_words
 from cloister.server.build import Plan
 
 PATIENCE_SECONDS = 60.0
@@ -30,7 +30,9 @@ def client_statement(plan: Plan, layout: Layout, rounds: int) -> dict[str, Any] 
     if privacy.client == "none":
         return None
     if privacy.client == "laplace":
-        facts = laplace_statement(privacy, layout.size // max(1, plan.hypotheses), rounds)
+        facts = laplace_statement(privacy, layout.size // max(1, plan.hypotheses), rounds, plan.hypotheses)
+    elif privacy.client == "gaussian":
+        facts = gaussian_statement(privacy, rounds, plan.hypotheses)
     else:
         facts = _dp_sgd_statement(plan, rounds)
     return _reserved(facts, list(_beside_the_noise(plan)))
@@ -87,7 +89,7 @@ def clients_in_words(privacy: Mapping[str, Any]) -> list[str]:
     facts = privacy.get("clients")
     if facts is None:
         return []
-    return laplace_in_words(facts) if facts["mechanism"] == "laplace" else _dp_sgd_in_words(facts)
+    return _dp_sgd_in_words(facts) if facts["mechanism"] == "dp-sgd" else local_in_words(facts)
 
 
 def _dp_sgd_in_words(facts: Mapping[str, Any]) -> list[str]:

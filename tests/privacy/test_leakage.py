@@ -1,4 +1,4 @@
-"""What is said about clients that noise their own models, and what their ledgers add up to."""
+"""What the ledgers of clients that noise their own models add up to."""
 
 import json
 import math
@@ -7,45 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cloister.cli import app
-from cloister.core.config import PrivacyConfig
 from cloister.privacy.events import Gaussian, Laplace, Unaccounted
-from cloister.privacy.leakage import laplace_in_words, laplace_statement, leakage_in_words, leakage_report
+from cloister.privacy.leakage import leakage_in_words, leakage_report
 from cloister.privacy.ledger import Ledger
-
-
-def statement(**settings):
-    config = PrivacyConfig(server="laplace-clustering", client="laplace", client_noise_multiplier=5.0, **settings)
-    return laplace_statement(config, parameters=20, rounds=10)
-
-
-class TestStatement:
-    def test_a_radius_chosen_beforehand_is_sound(self):
-        facts = statement(radius=0.5)
-        (claim,) = facts["claims"]
-        assert facts["status"] == "sound" and claim["leakage"] == 40 and claim["radius"] == 0.5
-        assert claim["unit"] == "neighbourhood"
-
-    def test_a_limit_bounds_it(self):
-        assert statement(radius=0.5, max_leakage=6.0)["claims"][0]["leakage"] == 6
-        assert statement(radius=0.5, max_leakage=60.0)["claims"][0]["leakage"] == 40
-
-    @pytest.mark.parametrize(
-        ("settings", "reason"),
-        [
-            ({}, "privacy.radius is 0"),
-            ({"radius": 1.0, "noise_seed": 3}, "seeded"),
-            ({"radius": 1.0, "per_layer": True}, "per-layer"),
-        ],
-    )
-    def test_what_is_not_sound_claims_nothing_and_says_why(self, settings, reason):
-        facts = statement(**settings)
-        assert facts["status"] == "heuristic" and facts["claims"] == []
-        assert any(reason in line for line in laplace_in_words(facts))
-
-    def test_no_noise_is_no_protection(self):
-        config = PrivacyConfig(server="none", client="laplace", client_noise_multiplier=0.0, radius=1.0)
-        facts = laplace_statement(config, 20, 10)
-        assert facts["status"] == "heuristic" and facts["leakage-of-a-release"] is None and not facts["claims"]
 
 
 class TestReport:

@@ -176,8 +176,9 @@ def test_a_choice_without_noise_is_caught():
 
 @pytest.mark.parametrize(
     ("loss", "share"),
-    [(0.0, 0), (10.0, 1), (5.0, 0.5), (-3.0, 0), (1e38, 1), (-1e38, 0), (11.0, 1), (np.nan, 1), (np.inf, 1), (-np.inf, 1)],
-)  # fmt: skip
+    [(0.0, 0), (10.0, 1), (5.0, 0.5), (-3.0, 0), (1e38, 1), (-1e38, 0), (11.0, 1)]
+    + [(bad, 1) for bad in (np.nan, np.inf, -np.inf)],
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_loss_is_held_within_its_limits_and_counts_as_the_largest_if_it_is_none(loss, share, dtype):
     assert bounded(np.array([loss], dtype), LIMIT)[0] == share * STEPS
@@ -225,9 +226,11 @@ def test_the_integers_are_the_operating_systems(monkeypatch):
 
 
 def test_a_seeded_choice_repeats():
-    choices = [[PrivateChoice(0.1, LIMIT).choose(LOSSES, below=below) for _ in range(50)]
-               for below in (random.Random(3).randrange, random.Random(3).randrange, random.Random(4).randrange)]  # fmt: skip
-    assert choices[0] == choices[1] != choices[2]
+    def choices(seed):
+        below = random.Random(seed).randrange
+        return [PrivateChoice(0.1, LIMIT).choose(LOSSES, below=below) for _ in range(50)]
+
+    assert choices(3) == choices(3) != choices(4)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])

@@ -1,0 +1,109 @@
+"""What is said about clients that noise their own updates."""
+
+import json
+import math
+
+import pytest
+
+from cloister.core.config import PrivacyConfig
+from cloister.privacy.accounting import Account
+from cloister.privacy.events import Gaussian
+from cloister.privacy.local import LocalGaussian, LocalLaplace, PublishedLaplace
+from cloister.privacy.local_claims import gaussian_statement, laplace_statement, local_in_words, mechanism_of
+
+
+def laplace(hypotheses=1, **settings):
+    config = PrivacyConfig(server="laplace-clustering", client="laplace", **{"client_noise_multiplier": 5.0} | settings)
+    return laplace_statement(config, parameters=20, rounds=10, hypotheses=hypotheses)
+
+
+def gaussian(hypotheses=1, **settings):
+    config = PrivacyConfig(
+        server="laplace-clustering", client="gaussian", **{"client_noise_multiplier": 4.0} | settings
+    )
+    return gaussian_statement(config, rounds=10, hypotheses=hypotheses)
+
+
+def epsilons(facts):
+    return {claim["relation"]: claim["epsilon"] for claim in facts["claims"] if "epsilon" in claim}
+
+
+class TestLaplace:
+    def test_a_radius_is_sound_for_everything_that_a_client_holds(self):
+        facts = laplace(radius=0.5)
+        assert facts["status"] == "sound" and facts["unit"] == "client" and facts["leakage-of-a-release"] == 4
+        assert epsilons(facts) == {"add-or-remove": 40, "replace-one": 80}
+        assert all(claim["delta"] == 0 for claim in facts["claims"] if "delta" in claim)
+        json.dumps(facts, allow_nan=False)
+
+    def test_the_view_of_d_privacy_stays_beside_it(self):
+        (view,) = [claim for claim in laplace(radius=0.5)["claims"] if "leakage" in claim]
+        assert view["leakage"] == 40 and view["radius"] == 0.5 and view["unit"] == "neighbourhood"
+
+    def test_arrays_with_balls_of_their_own_cost_the_same(self):
+        assert epsilons(laplace(radius=0.5, per_layer=True)) == {"add-or-remove": 40, "replace-one": 80}
+
+    def test_a_limit_bounds_it(self):
+        assert epsilons(laplace(radius=0.5, max_leakage=6.0)) == {"add-or-remove": 6, "replace-one": 12}
+        assert epsilons(laplace(radius=0.5, max_leakage=60.0)) == {"add-or-remove": 40, "replace-one": 80}
+
+    def test_private_choices_add_up(self):
+        facts = laplace(3, radius=0.5, choice_epsilon=0.3)
+        assert epsilons(facts) == {"add-or-remove": 43, "replace-one": 86}
+        assert facts["parameters"]["privacy.choice-epsilon"] == 0.3
+        assert epsilons(laplace(1, radius=0.5, choice_epsilon=0.3))["add-or-remove"] == 40
+
+    def test_as_published_nothing_is_claimed(self):
+        assert (
+            laplace()["status"] == "heuristic" and "radius is 0" in laplace()["reasons"][0] and not laplace()["claims"]
+        )
+
+
+class TestGaussian:
+    def test_the_accountants_numbers_under_both_relations(self):
+        facts = gaussian(target_delta=1e-6)
+        assert facts["status"] == "sound"
+        assert epsilons(facts) == {
+            "add-or-remove": Account().plus(Gaussian(4.0), 10).epsilon(1e-6, "pld"),
+            "replace-one": Account().plus(Gaussian(2.0), 10).epsilon(1e-6, "pld"),
+        }
+        assert all(claim["delta"] == 1e-6 and claim["accountant"] == "pld" for claim in facts["claims"])
+
+    def test_private_choices_add_up(self):
+        without, with_choice = epsilons(gaussian()), epsilons(gaussian(2, choice_epsilon=0.25))
+        assert math.isclose(with_choice["add-or-remove"], without["add-or-remove"] + 2.5)
+        assert math.isclose(with_choice["replace-one"], without["replace-one"] + 5)
+
+
+@pytest.mark.parametrize("statement", [lambda **more: laplace(radius=1.0, **more), gaussian])
+class TestBoth:
+    @pytest.mark.parametrize(
+        ("settings", "reason"),
+        [
+            ({"noise_seed": 3}, "seeded"),
+            ({"client_noise_multiplier": 0.0}, "no noise"),
+            ({"choice": "exact", "hypotheses": 2}, "without noise"),
+        ],
+    )
+    def test_what_is_not_sound_claims_nothing_and_says_why(self, statement, settings, reason):
+        facts = statement(**settings)
+        assert facts["status"] == "heuristic" and facts["claims"] == []
+        assert any(reason in line for line in local_in_words(facts))
+
+    def test_the_server_is_an_adversary_unless_the_node_runs_its_code(self, statement):
+        assert "the server" in statement()["adversary"] and "its own code" in statement()["adversary"]
+
+    def test_an_epsilon_that_is_worth_nothing_is_called_so(self, statement):
+        assert any("next to nothing" in line for line in local_in_words(statement(client_noise_multiplier=0.5)))
+        assert not any("next to nothing" in line for line in local_in_words(statement(client_noise_multiplier=1e4)))
+
+
+def test_the_configuration_names_the_mechanism():
+    common = {"server": "none", "client_noise_multiplier": 2.0}
+    assert mechanism_of(PrivacyConfig(client="none", server="none")) is None
+    assert mechanism_of(PrivacyConfig(client="dp-sgd", **common)) is None
+    assert mechanism_of(PrivacyConfig(client="laplace", **common)) == PublishedLaplace(2.0)
+    assert mechanism_of(PrivacyConfig(client="laplace", radius=3.0, per_layer=True, **common)) == LocalLaplace(
+        3.0, 2.0, True
+    )
+    assert mechanism_of(PrivacyConfig(client="gaussian", client_clipping_norm=3.0, **common)) == LocalGaussian(3.0, 2.0)
