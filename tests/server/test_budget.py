@@ -15,7 +15,9 @@ from cloister.core.wire import CONFIG, PROMISE
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.privacy.accounting import best_epsilon
+from cloister.privacy.claim import IF_FIXED, in_words
 from cloister.privacy.events import Unaccounted
+from cloister.privacy.filters import filter_for
 from cloister.privacy.ledger import Ledger
 from cloister.server.build import data_identity
 from cloister.server.console import Narrator
@@ -69,13 +71,44 @@ def test_the_next_run_on_the_same_data_goes_on_where_the_last_one_stopped(tmp_pa
 def test_a_calibrated_run_spends_its_budget_and_the_ledger_says_the_same(tmp_path, strategy):
     outcome = go(tmp_path, strategy__name=strategy, privacy__noise_multiplier="auto", privacy__max_epsilon=6.0)
     assert len(outcome.rounds) == 5 and not outcome.stopped
-    claim = outcome.privacy["claims"][0]
+    claim, everything = outcome.privacy["claims"]
     assert 0.95 * 6.0 < claim["epsilon"] <= 6.0
+    assert everything["epsilon"] == 6.0 and everything["filter"] == "Gaussian DP" and "condition" not in everything
+    assert 0.99 < everything["spent"] <= 1.0
     account = ledger_of(tmp_path).account("client")
     assert best_epsilon(account, 1e-5)[0] == pytest.approx(claim["epsilon"])
     written = json.loads((outcome.directory.path / "privacy.json").read_text())
     assert written == outcome.privacy
     assert Ledger(outcome.directory.path / "ledger.jsonl").head == ledger_of(tmp_path).head
+
+
+def test_a_run_over_secret_draws_is_calibrated_to_the_filter_that_counts_them(tmp_path):
+    few = {"strategy__fraction_train": 0.5, "strategy__min_nodes": 1, "strategy__sampling": "poisson"}
+    outcome = go(tmp_path, privacy__noise_multiplier="auto", privacy__max_epsilon=6.0, **few)
+    assert len(outcome.rounds) == 5 and not outcome.stopped
+    (budget,) = ledger_of(tmp_path).budgets
+    assert budget.filter == filter_for("renyi", 6.0, 1e-5)
+    run, everything = outcome.privacy["claims"]
+    assert run["epsilon"] <= 6.0 == everything["epsilon"] and 0.99 < everything["spent"] <= 1.0
+    assert "Rényi DP of order" in everything["filter"]
+    refused = go(tmp_path, privacy__max_epsilon=6.0, **few)
+    assert len(refused.rounds) == 1 and "past the budget of 6" in refused.stopped
+
+
+def test_a_budget_that_was_raised_says_on_what_it_rests(tmp_path):
+    go(tmp_path, privacy__max_epsilon=4.0, num_rounds=1)
+    facts = go(tmp_path, privacy__max_epsilon=9.0, num_rounds=1).privacy
+    everything = facts["claims"][1]
+    assert everything["epsilon"] == 9.0 and "if no budget was set or changed because of" in everything["condition"]
+    (line,) = (line for line in in_words(facts) if "all runs in the ledger" in line)
+    assert "ε ≤ 9 at δ = 1e-05" in line and "whatever later runs were chosen by" in line and "% spent" in line
+
+
+def test_a_budget_below_what_was_spent_before_is_not_claimed(tmp_path):
+    go(tmp_path, num_rounds=2)
+    facts = go(tmp_path, privacy__max_epsilon=0.5).privacy
+    (_, everything) = facts["claims"]
+    assert everything["epsilon"] > 0.5 and "if no run was chosen by" in everything["condition"]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +154,8 @@ def test_a_sound_run_says_what_it_claims(tmp_path):
     for claim in (run, everything):
         assert claim["unit"] == "client" and claim["relation"] == "add-or-remove" and claim["delta"] == 1e-5
         assert claim["epsilon"] == min(claim["by-accountant"].values()) == claim["by-accountant"]["pld"]
+    assert "condition" not in run and everything["condition"] == IF_FIXED
+    assert [IF_FIXED in line for line in in_words(facts)[1:3]] == [False, True]
     assert facts["ledger"]["head"] == ledger_of(tmp_path).head and facts["ledger"]["releases-of-this-run"] == 4
     again = go(tmp_path).privacy["claims"]
     assert again[0]["epsilon"] == pytest.approx(run["epsilon"]) and again[1]["epsilon"] > 1.3 * run["epsilon"]
