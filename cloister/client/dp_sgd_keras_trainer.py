@@ -62,11 +62,12 @@ class PrivateKerasTrainer:
         if plan.batch_size != self._dp_sgd.batch_size:
             raise ConfigError(f"client.batch-size = {plan.batch_size} must be {self._dp_sgd.batch_size} in this run")
         self._reset(plan)
-        steps = LocalSteps(len(examples), plan.batch_size, plan.epochs, self.privacy.batch_sampling)
+        size = plan.public_size or len(examples)
+        steps = LocalSteps(size, plan.batch_size, plan.epochs, self.privacy.batch_sampling)
         bound = clipping_norm_of(self.privacy, plan.round)
         self._dp_sgd.noise = self._sources.noise(plan)
         self._draw_masks(plan)
-        for batch in steps.batches(self._sources.batch_seed(plan)):
+        for batch in steps.batches(self._sources.batch_seed(plan), present=len(examples)):
             self._dp_sgd.step(examples.x[batch], examples.y[batch], bound)
 
     def _reset(self, plan: TrainingPlan) -> None:

@@ -41,10 +41,11 @@ class PrivateNumpyTrainer:
     def fit(self, examples: Examples, plan: TrainingPlan) -> None:
         """Train from the model's weights. There is no loss to tell: it would carry no noise."""
         refuse_penalty(plan)
-        steps = LocalSteps(len(examples), plan.batch_size, plan.epochs, self.privacy.batch_sampling)
+        size = plan.public_size or len(examples)
+        steps = LocalSteps(size, plan.batch_size, plan.epochs, self.privacy.batch_sampling)
         noise, bound = self._sources.noise(plan), clipping_norm_of(self.privacy, plan.round)
         like = tuple(weight.reshape(-1) for weight in self.model.weights.values())
-        for batch in steps.batches(self._sources.batch_seed(plan)):
+        for batch in steps.batches(self._sources.batch_seed(plan), present=len(examples)):
             total = noisy_sum(
                 self._gradients(examples, batch),
                 like,
