@@ -82,7 +82,9 @@ def policy_file(folder, **changes):
     keys = {"mechanisms": ["global-dp", "metric"], "tasks": ["digits"], "min_server_noise_multiplier": 1e-6}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "policy.toml"
-    lines = [f"{key.replace('_', '-')} = {_toml(value)}" for key, value in (keys | changes).items() if value is not None]
+    lines = [
+        f"{key.replace('_', '-')} = {_toml(value)}" for key, value in (keys | changes).items() if value is not None
+    ]
     path.write_text("\n".join(lines))
     return path
 

@@ -41,7 +41,9 @@ class TestPartitions:
 
     @pytest.mark.parametrize("index", [4, -1])
     def test_a_partition_that_is_none(self, index):
-        with pytest.raises(ConfigError, match=f"partition-id = {index} must be at least 0 and below num-partitions = 4"):
+        with pytest.raises(
+            ConfigError, match=f"partition-id = {index} must be at least 0 and below num-partitions = 4"
+        ):
             local_data(TaskConfig(), {"partition-id": index, "num-partitions": 4}, seed=5)
 
     def test_groups_are_the_benchmarks_owners(self):

@@ -189,7 +189,9 @@ class TestLimits:
         for kind in (EvaluateRequest, KeepRequest):
             changes = ANY | {"max_test_fraction": 0.2, "scores_may_leave": True}
             refused("task.test-fraction = 0.3, demanded: at most 0.2", tmp_path, settings, kind, **changes)
-            refused("privacy.clusters = 2, demanded: at most 1", tmp_path, CHOICE, kind, **(ANY | {"max_hypotheses": 1}))
+            refused(
+                "privacy.clusters = 2, demanded: at most 1", tmp_path, CHOICE, kind, **(ANY | {"max_hypotheses": 1})
+            )
 
     def test_a_task_that_is_not_allowed(self, tmp_path):
         for kind in (TrainRequest, EvaluateRequest, KeepRequest):

@@ -22,7 +22,8 @@ def test_an_unexpected_error_leaves_as_its_type_only():
 
 
 @pytest.mark.parametrize(
-    "error", [CloisterError("x"), ConfigError("no key"), BudgetExhausted("spent"), PolicyError("no"), PrivacyError("no")]
+    "error",
+    [CloisterError("x"), ConfigError("no key"), BudgetExhausted("spent"), PolicyError("no"), PrivacyError("no")],
 )
 def test_our_own_errors_are_told(error):
     assert contained(error).error.reason == f"{type(error).__name__}: {error}"

@@ -59,7 +59,10 @@ class TestTheFile:
             ({"allowed_fabs": ["abc"]}, "allowed-fabs.0 = 'abc'"),
             (DP | {"min_server_noise_multiplier": 1.0}, "no effect unless mechanisms holds 'glo"),
             ({"min_client_noise_multiplier": 1.0}, "no effect unless mechanisms holds 'dp-sgd' or 'gaussian'"),
-            ({"min_laplace_noise_multiplier": 1.0}, "min-laplace-noise-multiplier = 1 has no effect unless .*'laplace'"),
+            (
+                {"min_laplace_noise_multiplier": 1.0},
+                "min-laplace-noise-multiplier = 1 has no effect unless .*'laplace'",
+            ),
             ({"min_radius": 1.0}, "min-radius = 1 has no effect unless mechanisms holds 'laplace'"),
             ({"min_batch_size": 9, "max_batch_size": 8}, "min-batch-size = 9 must be at most max-batch-size = 8"),
             (

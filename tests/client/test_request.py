@@ -183,7 +183,9 @@ class TestArrays:
     def test_one_number_that_is_not_finite(self, bad, kind):
         arrays = {name: array.copy() for name, array in SOFTMAX.items()}
         arrays["softmax/bias"][9] = bad
-        with pytest.raises(FederationError, match="array 'softmax/bias' in the server's message must hold finite floats"):
+        with pytest.raises(
+            FederationError, match="array 'softmax/bias' in the server's message must hold finite floats"
+        ):
             parsed(message_of(arrays, kind), kind=KINDS[kind])
 
     def test_the_last_hypothesis_is_looked_at_too(self):
