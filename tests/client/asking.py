@@ -7,7 +7,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from cloister.client.app import app
-from cloister.client.request import TrainRequest
+from cloister.client.request import TrainRequest, promised
 from cloister.core.arrays import from_record, to_record
 from cloister.core.config import parse
 from cloister.core.identity import assume_run
@@ -47,6 +47,8 @@ def context_of(settings=OPEN, node=None, node_id=1):
 
 def request_of_kind(kind=TrainRequest, settings=OPEN, models=(SOFTMAX,), number=1, run="1", **more):
     """What the door makes of a message."""
+    if kind is TrainRequest:
+        more = {"promise": promised({})} | more
     return kind(parse(settings), run, number, 3, tuple(models), **more)
 
 

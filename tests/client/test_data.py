@@ -1,6 +1,7 @@
 """A client's own examples: from a file of its node, or a part of a benchmark."""
 
 import logging
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -47,7 +48,9 @@ class TestPartitions:
             local_data(TaskConfig(), {"partition-id": index, "num-partitions": 4}, seed=5)
 
     def test_groups_are_the_benchmarks_owners(self):
-        with pytest.raises(DataError, match="task.group = 'patient' needs examples with owners, and task 'digits' has"):
+        with pytest.raises(
+            DataError, match=r"task.group = 'patient' needs examples with owners, and task 'digits' has"
+        ):
             local_data(TaskConfig(group="patient"), {"partition-id": 0, "num-partitions": 4}, seed=5)
 
 
@@ -101,7 +104,7 @@ class TestOwnFile:
 class TestTolerance:
     """Under DP-SGD a row that the task cannot take is one that is not there."""
 
-    BAD = {
+    BAD: ClassVar = {
         "nan": {"x": np.nan},
         "infinite": {"x": np.inf},
         "too large for single precision": {"x": 1e39},

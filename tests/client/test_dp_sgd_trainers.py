@@ -151,7 +151,7 @@ def test_a_gradient_that_is_not_finite_contributes_nothing(make):
 @KINDS
 @pytest.mark.parametrize("count", [0, 40])
 def test_steps_and_noise_are_those_of_the_stated_size_whatever_the_rows(make, count):
-    """8 steps of noise to speak of: 10 rounds of 21 numbers know its deviation to 4.9 %, and six times that is allowed."""
+    """8 steps that are noise: 10 rounds of 21 numbers know its deviation to 4.9 %, and six times that is allowed."""
     trainer = make(sigma=1000.0, clip=1e-4)
     moves = []
     for number in range(10):

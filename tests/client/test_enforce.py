@@ -36,7 +36,7 @@ CHOICE = CLUSTERED | {"privacy.client": "gaussian", "privacy.clusters": 2, "priv
 def ask(folder, settings, kind=TrainRequest, promise=(), configured=None, **changes):
     """What the policy makes of a request: passes it on, or an error."""
     node = {"policy": str(policy_file(folder, **changes)), "partition-id": 0, "num-partitions": 4} | (configured or {})
-    more = {"promise": tuple(Gaussian(z) for z in promise)} if kind is TrainRequest else {}
+    more = {"promise": tuple(Gaussian(z) for z in promise)} if promise else {}
     request = request_of_kind(kind, settings, **more)
     assert enforce_policy(request, context_of(settings, node), lambda *_: DONE) is DONE
 

@@ -1,4 +1,4 @@
-"""Whatever goes wrong with a client's data ends in the same kind of reply as success, where the client protects itself."""
+"""Where a client protects itself, whatever goes wrong with its data ends in the same kind of reply as success."""
 
 import logging
 import math

@@ -98,7 +98,7 @@ def test_a_choice_does_not_leave():
 
 @pytest.mark.parametrize("kind", ["train.other", "evaluate.other", "query.other"])
 def test_what_cannot_be_classified_is_answered_by_nobody(kind):
-    with pytest.raises(ValueError, match="No .* function registered"):
+    with pytest.raises(ValueError, match=r"No .* function registered"):
         answer(BASE, None, message_of(kind=kind))
 
 

@@ -190,7 +190,7 @@ class TestArrays:
 
     def test_the_last_hypothesis_is_looked_at_too(self):
         arrays = TWO | {"1/softmax/bias": np.full(10, np.nan, np.float32)}
-        with pytest.raises(FederationError, match="'1/softmax/bias' .* must hold finite floats"):
+        with pytest.raises(FederationError, match=r"'1/softmax/bias' .* must hold finite floats"):
             parsed(message_of(arrays, hypotheses=2), CLUSTERED)
 
     @pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.uint8])

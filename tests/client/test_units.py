@@ -1,4 +1,4 @@
-"""How much data a node has is what its operator states: rate, steps and answers follow from that, never from the rows."""
+"""How much data a node has is what its operator states: rate, steps and answers follow from that, not from rows."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ class TestWhatIsStated:
 
     @pytest.mark.parametrize("stated", [-1, True, 1.0, "40", MAXIMUM_SIZE + 1])
     def test_what_is_no_size(self, stated):
-        with pytest.raises(ConfigError, match="public-size = .* must be a whole number of at least 0"):
+        with pytest.raises(ConfigError, match=r"public-size = .* must be a whole number of at least 0"):
             public_size_of({"public-size": stated})
 
     def test_a_simulated_client_has_what_it_was_dealt(self):
@@ -58,7 +58,7 @@ class TestWhatIsStated:
             assert not list((tmp_path / "ledgers").glob("*.jsonl"))
 
     def test_shuffled_batches_would_show_the_true_size(self, tmp_path):
-        with pytest.raises(PrivacyError, match="privacy.batch-sampling = 'shuffle' would show how many examples"):
+        with pytest.raises(PrivacyError, match=r"privacy.batch-sampling = 'shuffle' would show how many examples"):
             steps_of(own_node(tmp_path), DP_SGD | {"privacy.batch-sampling": "shuffle"})
         assert steps_of(None, DP_SGD | {"privacy.batch-sampling": "shuffle"}).sampling == "shuffle"
 
