@@ -42,6 +42,7 @@ SIZED = {"partition-id": 0, "num-partitions": 4}
 CHOICE = {"privacy.server": "laplace-clustering", "privacy.clusters": 2, "privacy.choice-epsilon": 0.5}
 BALL = LAPLACE | {"privacy.radius": 2.0}
 NU = 5.0
+DAILY = {"mechanisms": [], "min_server_noise_multiplier": None, "max_messages_per_day": 2, "scores_may_leave": True}
 TWO = stacked([SOFTMAX, {name: array + 1 for name, array in SOFTMAX.items()}])
 
 
@@ -316,11 +317,9 @@ class TestBudgets:
 
 
 class TestMessagesADay:
-    RULES = {"mechanisms": [], "min_server_noise_multiplier": None, "max_messages_per_day": 2, "scores_may_leave": True}
-
     @pytest.fixture
     def limited(self, tmp_path, node):
-        return node | {"policy": str(policy_file(tmp_path, **self.RULES))}
+        return node | {"policy": str(policy_file(tmp_path, **DAILY))}
 
     @pytest.mark.parametrize(
         ("settings", "message"),

@@ -58,7 +58,7 @@ def test_and_made_anew_for_whatever_it_depends_on(change):
 
 @pytest.mark.parametrize("settings", [OPEN, DP_SGD])
 def test_an_optimizer_that_the_model_does_not_know(settings):
-    with pytest.raises(ConfigError, match="client.optimizer must be 'sgd'"):
+    with pytest.raises(ConfigError, match=r"client.optimizer must be 'sgd'"):
         workbench_of(parse(settings | {"client.optimizer": "adam"})).trainer  # noqa: B018
     assert "client.optimizer must be 'sgd'" in answer(settings | {"client.optimizer": "adam"}, None).error.reason
 
