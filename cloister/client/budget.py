@@ -13,7 +13,7 @@ from typing import Protocol
 
 from flwr.app import Context, UserConfig
 
-from cloister.client.charges import SCORES, Charge, charges_of
+from cloister.client.charges import FURTHER, SCORES, Charge, charges_of
 from cloister.client.enforce import Handler
 from cloister.client.ledgers import (
     BUDGET,
@@ -71,8 +71,9 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
             for spending, charge in planned:
                 spending.require(charge.events)
             for spending, charge in planned:
-                for event in charge.events:
-                    stack.enter_context(spending.release(event, request.round, charge.mechanism, charge.clip))
+                for number, event in enumerate(charge.events):
+                    mechanism = FURTHER if number else charge.mechanism
+                    stack.enter_context(spending.release(event, request.round, mechanism, charge.clip))
         except BudgetExhausted as error:
             # How much was spent, with others too, is the node's own affair.
             logger.log(INFO, "abstaining: %s", error)
@@ -129,7 +130,8 @@ def _refuse_beyond_today(ledger: Ledger, node: UserConfig) -> None:
     if policy is None or not policy.max_messages_per_day:
         return
     answered = sum(
-        entry.unit == "client" and entry.mechanism != SCORES and entry.time == today() for entry in ledger.entries
+        entry.unit == "client" and entry.mechanism not in (SCORES, FURTHER) and entry.time == today()
+        for entry in ledger.entries
     )
     if answered >= policy.max_messages_per_day:
         raise PolicyError(

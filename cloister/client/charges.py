@@ -18,6 +18,8 @@ from cloister.privacy.local_steps import LocalSteps, clipping_norm_of, recorded_
 SCORES = "scores"
 """The mechanism under which un-noised scores are entered in a ledger."""
 PROMISED = "as the server promised"
+FURTHER = "in the same message"
+"""The mechanism under which all but the first release of a reply about one unit are entered."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +97,19 @@ def planned_steps(request: TrainRequest, context: Context) -> LocalSteps:
         PrivacyError: the node does not state it, or batches would show the true one.
     """
     plan, sampling = plan_of(request, context), request.config.privacy.batch_sampling
-    if plan.public_size and sampling != "poisson":
+    if size_of(context.node_config) and sampling != "poisson":
         raise PrivacyError(
             f"privacy.batch-sampling = {sampling!r} would show how many examples this node has; use 'poisson'"
         )
-    return LocalSteps(plan.public_size or _dealt(request, context), plan.batch_size, plan.epochs, sampling)
+    return LocalSteps(plan.public_size, plan.batch_size, plan.epochs, sampling)
 
 
 def plan_of(request: TrainRequest, context: Context, owner: int = 0) -> TrainingPlan:
     """How the node trains for a request; of a size only where DP-SGD needs one."""
     config: RunConfig = request.config
-    size = size_of(context.node_config) if config.privacy.client == "dp-sgd" else 0
+    size = 0
+    if config.privacy.client == "dp-sgd":
+        size = size_of(context.node_config) or _dealt(request, context)
     return TrainingPlan.of(request, task_of(config.task).recipe, owner, size)
 
 

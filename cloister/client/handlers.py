@@ -123,14 +123,23 @@ def evaluate(request: EvaluateRequest, context: Context) -> Reply:
 
 
 def keep_personal(request: KeepRequest, context: Context) -> Reply:
-    """Save the final hypothesis that suits this client best in the `model-dir` of its node, and tell nobody which."""
+    """Save the final hypothesis that suits this client best in the `model-dir` of its node, and tell nobody which.
+
+    Where the client protects itself, nor does anybody hear whether that failed.
+    """
     config, folder = request.config, context.node_config.get(MODELS)
     if folder:
-        data, model = local_data(config.task, context.node_config, request.seed), workbench_of(config).model
-        refuse_misfit(request.models, model.arrays())
-        best(model, request.models, task_of(config.task), data.train)
-        place = Path(str(folder)).expanduser()
-        place.mkdir(parents=True, exist_ok=True)
-        model.save(place / f"model{model.suffix}")
-        (place / "config.json").write_text(json.dumps({"config": config.flat()}, indent=2) + "\n")
+        refuse_misfit(request.models, workbench_of(config).model.arrays())
+        attempt = _contained if config.privacy.client != "none" else _open
+        attempt(lambda: _save_best(request, context, Path(str(folder)).expanduser()), lambda: None)
     return Reply()
+
+
+def _save_best(request: KeepRequest, context: Context, place: Path) -> None:
+    config, model = request.config, workbench_of(request.config).model
+    tolerant = config.privacy.client == "dp-sgd"
+    data = local_data(config.task, context.node_config, request.seed, tolerant)
+    best(model, request.models, task_of(config.task), data.train)
+    place.mkdir(parents=True, exist_ok=True)
+    model.save(place / f"model{model.suffix}")
+    (place / "config.json").write_text(json.dumps({"config": config.flat()}, indent=2) + "\n")

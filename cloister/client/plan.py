@@ -15,8 +15,7 @@ class TrainingPlan:
         seed: of shuffles and dropout, never of noise.
         round: from 1 on.
         public_size: N, the number of units (examples, or groups) that whoever sees the noise may know: the rate of
-            Poisson batches and the number of private steps follow from it. 0: as many as there are, which is public
-            in a simulation.
+            Poisson batches and the number of private steps follow from it. 0: as many as there are.
     """
 
     epochs: int

@@ -1,4 +1,4 @@
-"""A client that hangs is interrupted, or ended, when nobody waits for it any more."""
+"""A client that hangs is interrupted, or ended, when nobody waits for it; and none answers too soon."""
 
 import signal
 import subprocess
@@ -6,11 +6,14 @@ import sys
 import time
 
 import pytest
+from asking import OPEN, answer, context_of, message_of, own_node, policy_file
 from flwr.app import Context, Message, RecordDict
 
-from cloister.client.deadline import within_deadline
+from cloister.client import deadline
+from cloister.client.deadline import no_sooner_than, within_deadline
+from cloister.client.mods import contain_errors
 from cloister.client.policy import CHECKED_BUNDLE
-from cloister.core.errors import FederationError
+from cloister.core.errors import DataError, FederationError
 from cloister.core.identity import assume_run
 
 
@@ -58,3 +61,81 @@ def test_what_does_not_let_itself_be_interrupted_is_ended():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "Timeout" in done.stderr
+
+
+class Clock:
+    """Time that passes only where somebody waits or works."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.waits = 1000.0, []
+        monkeypatch.setattr(deadline.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(deadline.time, "sleep", self.sleep)
+
+    def sleep(self, seconds):
+        self.waits.append(seconds)
+        self.now += seconds
+
+
+RULES = {"mechanisms": [], "min_server_noise_multiplier": None}
+
+
+class TestNoSooner:
+    @pytest.fixture
+    def clock(self, monkeypatch):
+        return Clock(monkeypatch)
+
+    def reply(self, clock, node, worked, kind="train", fails=False):
+        message, context = message_of(kind=kind), context_of(node=node)
+
+        def work(*_):
+            clock.now += worked
+            if fails:
+                raise DataError("no rows")
+            return message
+
+        started = clock.now
+        no_sooner_than(message, context, lambda *call: contain_errors(*call, work))
+        return clock.now - started
+
+    @pytest.mark.parametrize(("worked", "took"), [(0.0, 30.0), (29.0, 30.0), (30.0, 30.0), (31.0, 31.0)])
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_a_reply_takes_at_least_so_long_and_no_longer_than_it_must(self, tmp_path, clock, worked, took, fails):
+        node = {"policy": str(policy_file(tmp_path, **RULES, min_reply_seconds=30.0))}
+        assert self.reply(clock, node, worked, fails=fails) == pytest.approx(took)
+
+    @pytest.mark.parametrize("kind", ["evaluate", "query"])
+    def test_other_messages_are_answered_at_once(self, tmp_path, clock, kind):
+        node = {"policy": str(policy_file(tmp_path, **RULES, min_reply_seconds=30.0))}
+        assert self.reply(clock, node, 1.0, kind) == pytest.approx(1.0)
+
+    def test_without_the_rule_too(self, tmp_path, clock):
+        for node in ({}, {"policy": str(policy_file(tmp_path, **RULES))}, {"policy": str(tmp_path / "none.toml")}):
+            assert self.reply(clock, node, 1.0) == pytest.approx(1.0)
+
+    def test_every_answer_of_the_app_is_held_back(self, tmp_path, clock):
+        """Refused at the door, by the policy, for the budget, or trained: each after the same time."""
+        rules = RULES | {"min_reply_seconds": 30.0, "max_hypotheses": 1}
+        node = own_node(tmp_path, policy=str(policy_file(tmp_path, **rules)))
+        asked = [
+            (OPEN, node, message_of()),
+            (OPEN, node, message_of(more=1)),
+            (OPEN | {"task.name": "mnist"}, node, message_of()),
+            (OPEN, node | {"max-epsilon": 1.0}, message_of()),
+            (OPEN, node | {"data-path": "/nowhere.npz"}, message_of()),
+        ]
+        failed = []
+        for settings, configured, message in asked:
+            started = clock.now
+            failed.append(answer(settings, configured, message).has_error())
+            assert clock.now - started == pytest.approx(30.0)
+        assert failed == [False, True, True, True, True]
+
+    def test_a_deadline_counts_the_work_and_not_the_wait(self, tmp_path, clock, monkeypatch):
+        """A message with a short time to live is not given up while its answer is held back."""
+        monkeypatch.setenv(CHECKED_BUNDLE, "x")
+        node = {"policy": str(policy_file(tmp_path, **RULES, min_reply_seconds=1e4))}
+        message, context = message_of(ttl=30), context_of(node=node)
+        timers = []
+        monkeypatch.setattr(deadline.time, "sleep", lambda _: timers.append(signal.getitimer(signal.ITIMER_REAL)))
+        no_sooner_than(message, context, lambda *call: within_deadline(*call, lambda message, _: message))
+        assert timers == [(0.0, 0.0)]

@@ -14,17 +14,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 from support import all_nodes, content, flat, grid_of, one_round, random_models
 
 import cloister.privacy.accountants  # noqa: F401  once, before the children are forked
-from cloister.client.books import keep_books
+from cloister.client.budget import keep_budget
+from cloister.client.request import Reply, TrainRequest
 from cloister.core.arrays import from_record
-from cloister.core.identity import LOCAL_RUN, assume_run
+from cloister.core.config import parse
+from cloister.core.identity import LOCAL_RUN
 from cloister.privacy.books import Books
 from cloister.privacy.clipping import AdaptiveClip
 from cloister.privacy.decorators import GlobalDP, MetricDP
 from cloister.privacy.decorators import global_dp as decorators
+from cloister.privacy.events import Gaussian
 from cloister.privacy.ledger import Ledger
 from cloister.strategies.robust import FedMedian
 
@@ -142,20 +145,18 @@ def publish(folder: Path, point: Callable, data: bytes) -> None:
 
 
 def node_rounds(folder: Path, run: str, point: Callable = lambda *_: None) -> None:
-    """Replies of one node that keeps books: what it trained goes into the releases that the server promised."""
-    assume_run()
+    """Replies of one node that keeps a ledger: what it trained goes into the releases that the server promised."""
     configuration = {"ledger-dir": str(folder), "data-identity": "ledger", "max-epsilon": MAX_EPSILON}
+    config = parse({"privacy.server": "global-dp"})
 
-    def train(message: Message, _: object) -> Message:
+    def train(*_: object) -> Reply:
         note(folder / "noised")
         point("after the noise")
-        return Message(RecordDict(), reply_to=message)
+        return Reply()
 
     for number in range(1, ROUNDS + 1):
-        config = ConfigRecord({"server-round": number, "privacy-multipliers": [Z]})
-        message = Message(RecordDict({"config": config}), 1, "train")
-        context = Context(LOCAL_RUN, 1, configuration, RecordDict(), {})
-        keep_books(message, context, train)
+        request = TrainRequest(config, run, number, 0, (random_models(1)[0],), promise=(Gaussian(Z),))
+        keep_budget(request, Context(LOCAL_RUN, 1, configuration, RecordDict(), {}), train)
         publish(folder, point, f"{run} {number} {os.urandom(8).hex()}".encode())
 
 

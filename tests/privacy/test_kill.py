@@ -10,7 +10,6 @@ import pytest
 from killed_rounds import ROUNDS
 
 from cloister.core.errors import BudgetExhausted
-from cloister.core.identity import LOCAL_RUN
 from cloister.privacy.accounting import Account
 from cloister.privacy.books import Books
 from cloister.privacy.events import Gaussian
@@ -108,7 +107,7 @@ def test_a_new_run_goes_on_and_pays_for_what_was_open(killed, tmp_path):
         assert after[: len(before)] == before
         new = after[len(before) :]
         assert len(new) == ROUNDS * RELEASES[mechanism] and all(
-            entry.done and entry.run == (str(LOCAL_RUN) if mechanism == "node" else "restarted") for entry in new
+            entry.done and entry.run == "restarted" for entry in new
         )
         everything = Account(entry.event for entry in [*before, *new])
         assert Books(Ledger(folder / "ledger.jsonl"), "").epsilon() == pytest.approx(

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
 from test_clipping import cohort_of, true_norms
 
-from cloister.client.mods import only_what_is_agreed
+from cloister.client.filter import only_what_is_agreed
+from cloister.client.request import Reply, TrainRequest
 from cloister.core.arrays import to_record
 from cloister.core.config import parse
 from cloister.core.errors import ConfigError
-from cloister.core.identity import assume_run
 from cloister.privacy.audits.sensitivity import leave_one_out
 from cloister.privacy.clipping import capped_weights, clip
 from cloister.privacy.decorators import GlobalDP, MetricDP
@@ -119,14 +119,9 @@ SERVERS = {"global-dp": {"privacy.server": "global-dp"}, "metric": {"privacy.ser
 
 def left(settings):
     """The metrics that leave a node with a training reply."""
-    assume_run()
-    message = Message(
-        RecordDict({"arrays": to_record(zeros()), "config": ConfigRecord({"server-round": 1})}), 1, "train"
-    )
-    reply = content(zeros(), 17, **{"train-loss": 0.5})
-    context = Context(1, 1, {}, RecordDict(), {"task.model": "softmax"} | settings)
-    sent = only_what_is_agreed(message, context, lambda *_: Message(reply, reply_to=message))
-    return dict(sent.content["metrics"])
+    request = TrainRequest(parse({"task.model": "softmax"} | settings), "1", 1, 0, (zeros(),))
+    reply = Reply(zeros(), {"num-examples": 17, "train-loss": 0.5})
+    return only_what_is_agreed(request, Context(1, 1, {}, RecordDict(), {}), lambda *_: reply).metrics
 
 
 @pytest.mark.parametrize("server", SERVERS)

@@ -1,0 +1,391 @@
+"""What each kind of reply is charged, for whom, and what a node's budget makes of it."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from asking import (
+    CLUSTERED,
+    DP_SGD,
+    GAUSSIAN,
+    GLOBAL,
+    LAPLACE,
+    OPEN,
+    SOFTMAX,
+    P,
+    answer,
+    context_of,
+    entries_of,
+    ledger_of_node,
+    message_of,
+    own_node,
+    policy_file,
+    request_of_kind,
+    write_data,
+)
+from flwr.app import RecordDict
+
+from cloister.client import budget as subject
+from cloister.client import ledgers
+from cloister.client.budget import keep_budget
+from cloister.client.charges import FURTHER, PROMISED, SCORES, charges_of
+from cloister.client.ledgers import identity_of, limits_of
+from cloister.client.request import EvaluateRequest, KeepRequest, Reply
+from cloister.client.tally import Tally
+from cloister.core.errors import BudgetExhausted, PrivacyError
+from cloister.core.hypotheses import stacked
+from cloister.privacy.events import Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
+from cloister.privacy.ledger import Ledger
+
+SIZED = {"partition-id": 0, "num-partitions": 4}
+CHOICE = {"privacy.server": "laplace-clustering", "privacy.clusters": 2, "privacy.choice-epsilon": 0.5}
+BALL = LAPLACE | {"privacy.radius": 2.0}
+NU = 5.0
+DAILY = {"mechanisms": [], "min_server_noise_multiplier": None, "max_messages_per_day": 2, "scores_may_leave": True}
+TWO = stacked([SOFTMAX, {name: array + 1 for name, array in SOFTMAX.items()}])
+
+
+def charged(settings, node, kind=None, promise=()):
+    """{unit: events} of a reply."""
+    more = {"promise": promise} if promise else {}
+    models = [SOFTMAX] * 2 if "privacy.clusters" in settings else [SOFTMAX]
+    request = request_of_kind(kind, settings) if kind else request_of_kind(settings=settings, models=models, **more)
+    return {charge.unit: list(charge.events) for charge in charges_of(request, context_of(settings, node))}
+
+
+@pytest.fixture
+def node(tmp_path):
+    return own_node(tmp_path)
+
+
+class TestEachCombination:
+    STEPS = Repeated(Gaussian(1.0, Sampling("poisson", 0.25)), 4)
+
+    def test_dp_sgd(self, node):
+        promise = (Gaussian(3.0),)
+        assert charged(DP_SGD, node, promise=promise) == {"client": [Gaussian(3.0)], "example": [self.STEPS]}
+
+    def test_dp_sgd_of_groups(self, node):
+        found = charged(DP_SGD | {"task.group": "patient"}, node)
+        assert found["group"] == [self.STEPS] and "example" not in found
+
+    def test_dp_sgd_after_a_private_choice(self, node):
+        assert charged(DP_SGD | CHOICE, node)["example"] == [self.STEPS, Pure(0.5)]
+
+    @pytest.mark.parametrize(
+        "useless",
+        [
+            {"privacy.noise-seed": 3},
+            {"privacy.client-noise-multiplier": 0.0},
+            {"privacy.server": "laplace-clustering", "privacy.choice": "exact"},
+        ],
+    )
+    def test_dp_sgd_that_protects_nobody(self, node, useless):
+        (event,) = charged(DP_SGD | useless, node)["example"]
+        assert isinstance(event, Unaccounted)
+
+    def test_gaussian(self, node):
+        """What the client holds is zeroed by leaving it out, and exchanged by leaving out one example of it."""
+        assert charged(GAUSSIAN, node) == {"client": [Gaussian(2.0)], "example": [Gaussian(1.0)]}
+
+    def test_laplace_in_a_ball(self, node):
+        assert charged(BALL, node) == {"client": [Pure(P / NU)], "example": [Pure(2 * P / NU)]}
+
+    @pytest.mark.parametrize("settings", [GAUSSIAN, BALL])
+    def test_a_private_choice_is_a_release_too(self, node, settings):
+        alone, chosen = charged(settings, node), charged(settings | CHOICE, node)
+        assert chosen["client"] == [*alone["client"], Pure(0.5)]
+        assert chosen["example"] == [*alone["example"], Pure(1.0)]
+
+    @pytest.mark.parametrize("settings", [GAUSSIAN, BALL])
+    def test_one_hypothesis_is_no_choice(self, node, settings):
+        one = settings | {"privacy.server": "laplace-clustering", "privacy.clusters": 1}
+        assert charged(one, node) == charged(settings, node)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            LAPLACE,
+            GAUSSIAN | {"privacy.noise-seed": 3},
+            GAUSSIAN | {"privacy.client-noise-multiplier": 0.0},
+            BALL | {"privacy.noise-seed": 3},
+            GAUSSIAN | {"privacy.server": "laplace-clustering", "privacy.choice": "exact"},
+        ],
+    )
+    def test_local_noise_that_protects_nobody(self, node, settings):
+        found = charged(settings, node)
+        assert set(found) == {"client", "example"}
+        assert all(isinstance(event, Unaccounted) for events in found.values() for event in events)
+
+    @pytest.mark.parametrize("settings", [OPEN, GLOBAL])
+    def test_no_noise_here(self, node, settings):
+        promise = (Gaussian(3.0), Gaussian(4.0))
+        found = charged(settings, node, promise=promise)
+        assert found["client"] == list(promise)
+        assert isinstance(found["example"][0], Unaccounted)
+
+    @pytest.mark.parametrize("settings", [OPEN, DP_SGD, DP_SGD | {"task.group": "patient"}, GAUSSIAN])
+    def test_scores_have_no_noise(self, node, settings):
+        found = charged(settings, node, EvaluateRequest)
+        assert set(found) == {"client", "group" if "task.group" in settings else "example"}
+        assert all(events == [Unaccounted("scores left without noise")] for events in found.values())
+
+
+class TestTheLedger:
+    def test_everything_is_there_before_the_reply_is_made(self, node):
+        def look(*_):
+            assert [entry.done for entry in entries_of(node, "client")] == [False]
+            assert [entry.done for entry in entries_of(node, "example")] == [False]
+            raise MemoryError
+
+        with pytest.raises(MemoryError):
+            keep_budget(request_of_kind(settings=GAUSSIAN), context_of(GAUSSIAN, node), look)
+        assert not any(entry.done for entry in ledger_of_node(node).entries)
+
+    def test_who_reads_it_finds_mechanisms_and_clips(self, node):
+        answer(DP_SGD | {"privacy.client-clipping-norm": 0.5}, node)
+        (client,), (example,) = entries_of(node, "client"), entries_of(node, "example")
+        assert (client.mechanism, example.mechanism, example.clip) == (PROMISED, "dp-sgd", 0.5)
+        answer(GAUSSIAN | {"privacy.client-clipping-norm": 0.25}, node)
+        assert (entries_of(node, "client")[1].mechanism, entries_of(node, "client")[1].clip) == ("gaussian", 0.25)
+        answer(BALL, node)
+        assert (entries_of(node, "client")[2].mechanism, entries_of(node, "client")[2].clip) == ("laplace", 2.0)
+
+    def test_scores_are_recorded(self, node):
+        answer(OPEN | {"task.test-fraction": 0.5}, node, message_of(kind="evaluate"))
+        for unit in ("client", "example"):
+            (entry,) = entries_of(node, unit)
+            assert entry.mechanism == SCORES and isinstance(entry.event, Unaccounted) and entry.done
+
+    def test_a_query_is_not(self, node):
+        request = request_of_kind(KeepRequest)
+        assert keep_budget(request, context_of(OPEN, node | {"max-epsilon": 1.0}), lambda *_: Reply()) == Reply()
+        assert not list(Path(node["ledger-dir"]).glob("*.jsonl"))
+
+    def test_a_simulated_client_has_none(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("cloister.client.data.DEFAULT_FOLDER", str(tmp_path))
+        context = context_of(GAUSSIAN, SIZED)
+        keep_budget(request_of_kind(settings=GAUSSIAN), context, lambda *_: Reply())
+        assert not list(tmp_path.iterdir())
+        assert set(context.state.config_records) == {"client-releases", "example-releases"}
+
+
+class TestIdentity:
+    """One ledger for one lot of data, whoever asks and by whatever name."""
+
+    def test_data_elsewhere_is_other_data(self, tmp_path):
+        one, other = (identity_of({"data-path": str(tmp_path / name)}, "digits") for name in ("a.npz", "b.npz"))
+        assert one != other
+
+    def test_however_its_path_is_written(self, tmp_path, monkeypatch):
+        (tmp_path / "link").symlink_to(tmp_path)
+        monkeypatch.chdir(tmp_path)
+        spellings = ["a.npz", "./a.npz", "link/a.npz", str(tmp_path / "x" / ".." / "a.npz"), str(tmp_path / "a.npz")]
+        assert len({identity_of({"data-path": path}, "digits") for path in spellings}) == 1
+
+    def test_whatever_the_server_calls_the_task(self, tmp_path):
+        node = {"data-path": str(tmp_path / "a.npz")}
+        assert identity_of(node, "digits") == identity_of(node, "mnist")
+
+    def test_a_name_of_the_nodes_own(self, tmp_path):
+        paths = ({"data-path": str(tmp_path / name), "data-identity": "ward"} for name in ("a.npz", "b.npz"))
+        assert {identity_of(node, "digits") for node in paths} == {"ward"}
+
+    def test_parts_of_a_benchmark_are_apart(self):
+        assert len({identity_of({"partition-id": i}, task) for i in range(3) for task in ("digits", "mnist")}) == 6
+
+    def test_the_paths_of_a_site_do_not_show(self, tmp_path):
+        assert "secret-ward" not in identity_of({"data-path": str(tmp_path / "secret-ward.npz")}, "digits")
+
+    def test_budgets_of_two_files_are_two(self, tmp_path):
+        limit = {"max-example-epsilon": 20.0, "ledger-dir": str(tmp_path / "shared")}
+        one = own_node(tmp_path, write_data(tmp_path, name="one.npz")) | limit
+        other = own_node(tmp_path, write_data(tmp_path, name="other.npz")) | limit
+        while not answer(GAUSSIAN, one).has_error():
+            pass
+        assert not answer(GAUSSIAN, other).has_error()
+        assert len(list((tmp_path / "shared").glob("*.jsonl"))) == 2
+
+
+class TestBudgets:
+    def until_refused(self, settings, node, most=50, **fields):
+        for number in range(most):
+            reply = answer(settings, node, message_of(**fields))
+            if reply.has_error():
+                assert reply.error.reason.startswith("BudgetExhausted: the budget of this node is spent")
+                assert not any(digit in reply.error.reason for digit in "0123456789")
+                return number
+        return most
+
+    @pytest.mark.parametrize(
+        ("key", "settings", "unit", "fields"),
+        [
+            ("max-epsilon", GAUSSIAN, "client", {}),
+            ("max-example-epsilon", GAUSSIAN, "example", {}),
+            ("max-example-epsilon", DP_SGD, "example", {}),
+            ("max-epsilon", GLOBAL, "client", {"privacy_multipliers": [2.0]}),
+        ],
+    )
+    def test_none_is_passed_and_the_last_release_that_fits_is_made(self, node, key, settings, unit, fields):
+        node |= {key: 6.0}
+        made = self.until_refused(settings, node, **fields)
+        assert 0 < made < 50
+        account = ledger_of_node(node).account(unit)
+        assert account.epsilon(1e-5) <= 6.0
+        event = entries_of(node, unit)[0].event
+        assert account.plus(event, 2).epsilon(1e-5, "pld") > 6.0, "two more would not have fitted"
+        # Nothing else was counted in another place for what was not made.
+        assert {len(entries_of(node, each)) for each in ("client", "example")} == {made}
+
+    def test_a_pure_release_that_fits_is_made(self, node):
+        """ε = 0.65 for the client, twice that for an example; filters leave some of a budget for δ."""
+        settings = BALL | {"privacy.client-noise-multiplier": 1000.0}
+        for key, less in (("max-epsilon", 0.6), ("max-example-epsilon", 1.2)):
+            assert self.until_refused(settings, node | {key: less}) == 0
+        assert self.until_refused(settings, node | {"max-epsilon": 8.0, "max-example-epsilon": 8.0}, 1) == 1
+
+    def test_the_policys_budget_is_a_budget(self, tmp_path, node):
+        rules = {"mechanisms": ["gaussian"], "min_server_noise_multiplier": None, "max_epsilon": 6.0}
+        by_policy = self.until_refused(GAUSSIAN, node | {"policy": str(policy_file(tmp_path, **rules))})
+        other = own_node(tmp_path / "other") | {"max-epsilon": 6.0}
+        assert by_policy == self.until_refused(GAUSSIAN, other) > 0
+
+    @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon"])
+    @pytest.mark.parametrize("settings", [OPEN, LAPLACE, GAUSSIAN | {"privacy.noise-seed": 1}])
+    def test_nothing_without_a_guarantee_fits(self, node, key, settings):
+        assert self.until_refused(settings, node | {key: 1e9}) == 0
+
+    @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon"])
+    def test_nor_do_scores(self, node, key):
+        settings = OPEN | {"task.test-fraction": 0.5}
+        reply = answer(settings, node | {key: 1e9}, message_of(kind="evaluate"))
+        assert f"this node has a budget ({key}), and scores" in reply.error.reason
+        assert not answer(settings, node, message_of(kind="evaluate")).has_error()
+
+    @pytest.mark.parametrize("settings", [DP_SGD, GAUSSIAN])
+    def test_the_runs_own_budget_holds_for_simulated_clients(self, settings):
+        limited, context = settings | {"privacy.client-max-epsilon": 5.0}, context_of(settings, SIZED)
+        request, made = request_of_kind(settings=limited), 0
+        with pytest.raises(BudgetExhausted):
+            for _ in range(50):
+                keep_budget(request, context, lambda *_: Reply())
+                made += 1
+        unit = "client" if settings is GAUSSIAN else "example"
+        assert made > 0 and Tally(context.state, unit, 1e-5, 0).account().epsilon(1e-5) <= 5.0
+
+    def test_is_about_the_unit_that_the_mechanism_protects(self):
+        """With Gaussian noise the run's budget is the client's: for an example it would be spent four times as fast."""
+        context = context_of(GAUSSIAN, SIZED)
+        limited = GAUSSIAN | {"privacy.client-max-epsilon": 2.5}
+        keep_budget(request_of_kind(settings=limited), context, lambda *_: Reply())
+        assert Tally(context.state, "example", 1e-5, 0).account().epsilon(1e-5) > 2.5
+
+    @pytest.mark.parametrize("unit", ["client", "example"])
+    def test_draws_that_insiders_know_of_amplify_nothing(self, node, unit):
+        """Other clients know who was in a cohort of a fixed size: it costs what it would without a draw."""
+        drawn = Sampling("without-replacement", cohort=1, population=1000)
+        assert self.after_twenty(node, unit, drawn) == 0
+
+    def test_a_secret_draw_of_the_node_does(self, node):
+        assert self.after_twenty(node, "example", Sampling("poisson", 0.001)) == 1
+
+    def after_twenty(self, node, unit, sampling):
+        """Whether a weak release still fits into a budget, after twenty draws of one in a thousand."""
+        ledger = Ledger(Path(node["ledger-dir"]) / f"{identity_of(node, 'digits')}.jsonl")
+        for _ in range(20):
+            ledger.open(Gaussian(1.0, sampling), unit, "before", 1, lambda: None)
+        key = "max-epsilon" if unit == "client" else "max-example-epsilon"
+        weak = GAUSSIAN | {"privacy.client-noise-multiplier": 100.0}
+        return self.until_refused(weak, node | {key: 5.0}, 1)
+
+    def test_nor_in_a_tally(self):
+        tally = Tally(RecordDict(), "client", 1e-5, 5.0)
+        with pytest.raises(BudgetExhausted):
+            for _ in range(20):
+                with tally.release(Gaussian(1.0, Sampling("without-replacement", cohort=1, population=1000)), 1):
+                    pass
+
+    @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon", "target-delta"])
+    @pytest.mark.parametrize("value", ["much", True, -1.0, math.nan, math.inf])
+    def test_a_budget_that_is_no_number_is_none_that_is_kept(self, node, key, value):
+        reply = answer(GAUSSIAN, node | {key: value})
+        assert reply.error.reason.startswith("ConfigError") and key in reply.error.reason
+
+    def test_no_budget_is_none(self):
+        assert limits_of({}) == {"max-epsilon": 0.0, "max-example-epsilon": 0.0, "target-delta": 1e-5}
+
+
+class TestMessagesADay:
+    @pytest.fixture
+    def limited(self, tmp_path, node):
+        return node | {"policy": str(policy_file(tmp_path, **DAILY))}
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            (OPEN, {}),
+            (GAUSSIAN, {}),
+            (DP_SGD, {}),
+            (BALL, {}),
+            (LAPLACE, {}),
+            (GLOBAL, {"privacy_multipliers": [2.0, 3.0]}),
+            (GAUSSIAN | CHOICE, {"arrays": TWO, "hypotheses": 2}),
+        ],
+    )
+    def test_so_many_and_no_more_whatever_each_releases(self, limited, settings, message):
+        for _ in range(2):
+            assert not answer(settings, limited, message_of(**message)).has_error()
+        before = len(ledger_of_node(limited).entries)
+        reply = answer(settings, limited, message_of(**message))
+        assert reply.error.reason.endswith("max-messages-per-day = 2 were answered")
+        assert len(ledger_of_node(limited).entries) == before
+
+    def test_the_next_day_is_another(self, limited, monkeypatch):
+        for _ in range(2):
+            answer(OPEN, limited)
+        assert answer(OPEN, limited).has_error()
+        tomorrow = subject.today() + 86_400
+        monkeypatch.setattr(subject, "today", lambda: tomorrow)
+        assert not answer(OPEN, limited).has_error()
+
+    def test_scores_and_queries_do_not_count(self, limited):
+        settings = OPEN | {"task.test-fraction": 0.5}
+        for _ in range(3):
+            assert not answer(settings, limited, message_of(kind="evaluate")).has_error()
+            assert not answer(settings, limited, message_of(kind="query")).has_error()
+        assert not answer(settings, limited).has_error()
+
+    def test_what_was_refused_does_not_count(self, limited):
+        for _ in range(5):
+            assert answer(OPEN, limited, message_of(more=1)).has_error()
+        assert not answer(OPEN, limited).has_error()
+
+    def test_what_failed_does(self, limited):
+        limited |= {"data-path": "/nowhere.npz"}
+        for _ in range(2):
+            assert not answer(GAUSSIAN, limited).has_error()
+        assert "max-messages-per-day" in answer(GAUSSIAN, limited).error.reason
+
+    def test_over_runs_and_restarts(self, limited):
+        for run in ("1", "2"):
+            keep_budget(request_of_kind(run=run), context_of(OPEN, limited), lambda *_: Reply())
+            ledgers._ledger.cache_clear()
+        with pytest.raises(PrivacyError, match="max-messages-per-day"):
+            keep_budget(request_of_kind(run="3"), context_of(OPEN, limited), pytest.fail)
+
+
+def test_further_releases_of_a_message_say_so(node):
+    answer(GLOBAL, node, message_of(privacy_multipliers=[2.0, 3.0]))
+    assert [entry.mechanism for entry in entries_of(node, "client")] == [PROMISED, FURTHER]
+
+
+def test_a_neighbourhood_is_counted_beside(node):
+    answer(BALL, node)
+    assert [entry.event for entry in entries_of(node, "neighbourhood")] == [Laplace(P / NU / 2.0, 2.0)]
+    assert np.isclose(ledger_of_node(node).leakage(), P / NU)
+
+
+def test_clusters_without_noise_promise_nothing(node):
+    found = charged(CLUSTERED | {"privacy.clusters": 2}, node)
+    assert all(isinstance(event, Unaccounted) for events in found.values() for event in events)

@@ -1,0 +1,148 @@
+"""A client's own examples: from a file of its node, or a part of a benchmark."""
+
+import logging
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from asking import write_data
+
+from cloister.client.data import local_data
+from cloister.core.config import TaskConfig
+from cloister.core.errors import ConfigError, DataError
+
+WHOLE = TaskConfig(test_fraction=0.0)
+
+
+def node_with(path, **more):
+    return {"data-path": str(path), "ledger-dir": str(path.parent / "ledgers")} | more
+
+
+def read(path, config=WHOLE, tolerant=False):
+    return local_data(config, node_with(path), seed=5, tolerant=tolerant)
+
+
+class TestPartitions:
+    def test_parts_are_of_equal_size_and_split_as_the_run_says(self):
+        parts = [
+            local_data(TaskConfig(model="softmax"), {"partition-id": i, "num-partitions": 4}, seed=5) for i in range(4)
+        ]
+        sizes = [len(part.train) + len(part.test) for part in parts]
+        assert max(sizes) - min(sizes) <= 1 and sum(sizes) > 1400
+        assert all(abs(len(part.test) / (len(part.train) + len(part.test)) - 0.2) < 0.03 for part in parts)
+
+    def test_a_simulated_split_has_every_class_on_both_sides(self):
+        part = local_data(TaskConfig(), {"partition-id": 0, "num-partitions": 4}, seed=5)
+        assert set(part.test.y) == set(part.train.y) == set(range(10))
+
+    @pytest.mark.parametrize("node", [{}, {"partition-id": 1}, {"num-partitions": 2}, {"partition-id": True}])
+    def test_a_node_without_data(self, node):
+        with pytest.raises(ConfigError, match="must hold 'data-path', or 'partition-id' and 'num-partitions'"):
+            local_data(TaskConfig(), node, seed=5)
+
+    @pytest.mark.parametrize("index", [4, -1])
+    def test_a_partition_that_is_none(self, index):
+        with pytest.raises(
+            ConfigError, match=f"partition-id = {index} must be at least 0 and below num-partitions = 4"
+        ):
+            local_data(TaskConfig(), {"partition-id": index, "num-partitions": 4}, seed=5)
+
+    def test_groups_are_the_benchmarks_owners(self):
+        with pytest.raises(
+            DataError, match=r"task.group = 'patient' needs examples with owners, and task 'digits' has"
+        ):
+            local_data(TaskConfig(group="patient"), {"partition-id": 0, "num-partitions": 4}, seed=5)
+
+
+class TestOwnFile:
+    def test_it_is_read_whole(self, tmp_path):
+        data = read(write_data(tmp_path, 30))
+        assert len(data.train) == 30 and len(data.test) == 0 and data.train.groups is None
+
+    @pytest.mark.parametrize("groups", [np.arange(30) // 3, np.array([f"p{i // 3}" for i in range(30)])])
+    def test_with_its_groups(self, tmp_path, groups):
+        data = read(write_data(tmp_path, 30, patient=groups), TaskConfig(test_fraction=0.0, group="patient"))
+        np.testing.assert_array_equal(data.train.groups, groups)
+
+    @pytest.mark.parametrize(
+        "groups", [None, np.arange(30) / 3, np.zeros((30, 1), int), np.zeros(29, int), np.zeros(30, bool)]
+    )
+    def test_with_groups_that_are_none(self, tmp_path, groups):
+        path = write_data(tmp_path, 30, **({} if groups is None else {"patient": groups}))
+        with pytest.raises(DataError, match="patient"):
+            read(path, TaskConfig(test_fraction=0.0, group="patient"))
+
+    @pytest.mark.parametrize(
+        ("arrays", "says"),
+        [
+            ({"x": np.zeros((3, 63)), "y": np.zeros(3, int)}, r"shape \(64,\), found \(63,\)"),
+            ({"x": np.zeros((3, 64)), "y": np.full(3, 10)}, "labels from 0 to 9"),
+            ({"x": np.zeros((3, 64)), "y": np.full(3, -1)}, "labels from 0 to 9"),
+            ({"x": np.full((3, 64), np.nan), "y": np.zeros(3, int)}, "NaN"),
+            ({"x": np.zeros((3, 64)), "y": np.zeros(3)}, "integer labels"),
+            ({"x": np.zeros((3, 64)), "y": np.zeros(4, int)}, "3 inputs but 4 targets"),
+            ({"x": np.zeros((3, 64))}, "arrays x"),
+        ],
+    )
+    def test_a_file_that_is_not_what_the_task_reads(self, tmp_path, arrays, says):
+        np.savez(tmp_path / "own.npz", **arrays)
+        with pytest.raises(DataError, match=says):
+            read(tmp_path / "own.npz", TaskConfig())
+
+    @pytest.mark.parametrize("tolerant", [False, True])
+    @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short"])
+    def test_a_file_that_is_no_archive(self, tmp_path, content, tolerant):
+        (tmp_path / "own.npz").write_bytes(content)
+        with pytest.raises(DataError, match=r"must be an \.npz file"):
+            read(tmp_path / "own.npz", tolerant=tolerant)
+
+    def test_a_missing_file(self, tmp_path):
+        with pytest.raises(DataError, match="no file at"):
+            read(tmp_path / "none.npz")
+
+
+class TestTolerance:
+    """Under DP-SGD a row that the task cannot take is one that is not there."""
+
+    BAD: ClassVar = {
+        "nan": {"x": np.nan},
+        "infinite": {"x": np.inf},
+        "too large for single precision": {"x": 1e39},
+        "no class": {"y": 10},
+        "below the classes": {"y": -1},
+    }
+
+    @pytest.mark.parametrize("kind", BAD)
+    def test_a_bad_row_is_left_out_and_no_other(self, tmp_path, kind, caplog):
+        rng = np.random.default_rng(0)
+        x, y = rng.random((20, 64)), rng.integers(0, 10, 20)
+        if "x" in self.BAD[kind]:
+            x[7, 3] = self.BAD[kind]["x"]
+        else:
+            y[7] = self.BAD[kind]["y"]
+        path = write_data(tmp_path, x=x, y=y)
+        with pytest.raises(DataError):
+            read(path)
+        with caplog.at_level(logging.WARNING, "cloister.client"):
+            found = read(path, tolerant=True).train
+        keep = np.arange(20) != 7
+        np.testing.assert_array_equal(found.x, x[keep].astype(np.float32))
+        np.testing.assert_array_equal(found.y, y[keep])
+        assert "1 of 20 rows are left out" in caplog.text
+
+    def test_groups_go_with_their_rows(self, tmp_path):
+        x = np.random.default_rng(0).random((6, 64))
+        x[2] = np.nan
+        path = write_data(tmp_path, 6, x=x, patient=np.array([1, 1, 2, 2, 3, 3]))
+        found = read(path, TaskConfig(test_fraction=0.0, group="patient"), tolerant=True).train
+        np.testing.assert_array_equal(found.groups, [1, 1, 2, 3, 3])
+
+    def test_a_file_of_another_shape_is_no_row_that_is_bad(self, tmp_path):
+        with pytest.raises(DataError, match=r"shape \(64,\), found \(63,\)"):
+            read(write_data(tmp_path, x=np.zeros((40, 63))), tolerant=True)
+
+    def test_good_data_is_the_same_either_way(self, tmp_path):
+        path = write_data(tmp_path, 20)
+        one, other = read(path).train, read(path, tolerant=True).train
+        np.testing.assert_array_equal(one.x, other.x)
+        assert one.x.dtype == other.x.dtype == np.float32 and one.y.dtype == other.y.dtype == np.int64

@@ -1,0 +1,310 @@
+"""What a policy refuses: each rule at its minimum and its maximum, and the attacks that looked harmless."""
+
+import numpy as np
+import pytest
+from asking import (
+    CLUSTERED,
+    DP_SGD,
+    GAUSSIAN,
+    GLOBAL,
+    LAPLACE,
+    METRIC,
+    OPEN,
+    SOFTMAX,
+    answer,
+    context_of,
+    message_of,
+    own_node,
+    policy_file,
+    request_of_kind,
+)
+
+from cloister.client.enforce import enforce_policy, promised_multiplier
+from cloister.client.policy import CHECKED_BUNDLE, TEMPLATE
+from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
+from cloister.core.errors import PolicyError
+from cloister.core.hypotheses import stacked
+from cloister.privacy.events import Gaussian, Unaccounted
+
+BUNDLE = "0" * 64
+DONE = Reply(metrics={"done": 1})
+ANY = {"mechanisms": [], "min_server_noise_multiplier": None}
+"""A policy without a mechanism, for the other rules."""
+CHOICE = CLUSTERED | {"privacy.client": "gaussian", "privacy.clusters": 2, "privacy.choice-epsilon": 0.5}
+
+
+def ask(folder, settings, kind=TrainRequest, promise=(), configured=None, **changes):
+    """What the policy makes of a request: passes it on, or an error."""
+    node = {"policy": str(policy_file(folder, **changes)), "partition-id": 0, "num-partitions": 4} | (configured or {})
+    more = {"promise": tuple(Gaussian(z) for z in promise)} if promise else {}
+    request = request_of_kind(kind, settings, **more)
+    assert enforce_policy(request, context_of(settings, node), lambda *_: DONE) is DONE
+
+
+def refused(says, *arguments, **changes):
+    with pytest.raises(PolicyError, match=says) as refusal:
+        ask(*arguments, **changes)
+    return str(refusal.value)
+
+
+def only(mechanism, **changes):
+    """A policy that insists on one mechanism, and on a budget that no noise is too little for."""
+    budget = "max_epsilon" if mechanism in ("global-dp", "metric") else "max_example_epsilon"
+    return {"mechanisms": [mechanism], "min_server_noise_multiplier": None, budget: 1e6} | changes
+
+
+class TestMechanisms:
+    @pytest.mark.parametrize("settings", [GLOBAL, METRIC])
+    def test_one_of_the_list_is_enough(self, tmp_path, settings):
+        ask(tmp_path, settings, promise=[1.0])
+
+    def test_a_run_without_any_is_refused(self, tmp_path):
+        refused(r"privacy.server = 'none', not 'global-dp'; privacy.server = 'none', not 'metric'", tmp_path, OPEN)
+
+    def test_unless_none_is_insisted_on(self, tmp_path):
+        ask(tmp_path, OPEN, **ANY)
+
+    def test_a_mechanism_without_noise_is_off(self, tmp_path):
+        refused("privacy.noise-multiplier = 0 is no noise", tmp_path, GLOBAL | {"privacy.noise-multiplier": 0.0})
+        for name, settings in {"dp-sgd": DP_SGD, "gaussian": GAUSSIAN, "laplace": LAPLACE}.items():
+            silent = settings | {"privacy.client-noise-multiplier": 0.0}
+            refused("privacy.client-noise-multiplier = 0.0, demanded: a number above 0", tmp_path, silent, **only(name))
+
+    @pytest.mark.parametrize(
+        ("promise", "enough"), [([1.0], True), ([0.99], False), ([1.2, 1.2], False), ([], False), ([1.5, 1.5], True)]
+    )
+    def test_the_minimum_is_of_all_promised_releases_together(self, tmp_path, promise, enough):
+        if enough:
+            ask(tmp_path, GLOBAL, promise=promise, min_server_noise_multiplier=1.0)
+        else:
+            refused("demanded: at least 1", tmp_path, GLOBAL, promise=promise, min_server_noise_multiplier=1.0)
+
+    def test_releases_add_up_as_gaussians_do(self):
+        def total(*events):
+            return promised_multiplier(request_of_kind(promise=events))
+
+        assert total(Gaussian(3.0), Gaussian(4.0)) == pytest.approx(12 / 5)
+        assert total() == total(Unaccounted("nothing")) == 0.0
+
+    @pytest.mark.parametrize("name", ["dp-sgd", "gaussian"])
+    def test_noise_of_the_client_that_the_run_does_not_have(self, tmp_path, name):
+        for found, settings in (("none", METRIC), ("laplace", LAPLACE)):
+            refused(rf"privacy.client = '{found}', not '{name}'", tmp_path, settings, **only(name))
+
+    @pytest.mark.parametrize("kind", ["dp-sgd", "gaussian", "laplace", "global-dp", "metric"])
+    def test_noise_that_a_seed_takes_away_again(self, tmp_path, kind):
+        run = {"dp-sgd": DP_SGD, "gaussian": GAUSSIAN, "laplace": LAPLACE, "global-dp": GLOBAL, "metric": METRIC}[kind]
+        ask(tmp_path, run, promise=[1.0], **only(kind))
+        seeded = run | {"privacy.noise-seed": 7}
+        refused(r"privacy.noise-seed = 7 is noise that whoever .* demanded: -1", tmp_path, seeded, **only(kind))
+
+    @pytest.mark.parametrize("name", ["gaussian", "laplace"])
+    def test_a_choice_that_is_told(self, tmp_path, name):
+        noised = CLUSTERED | {"privacy.client": name, "privacy.client-noise-multiplier": 5.0}
+        ask(tmp_path, noised, **only(name))
+        exact = noised | {"privacy.choice": "exact"}
+        refused("privacy.choice = 'exact' tells the server which hypothesis suits", tmp_path, exact, **only(name))
+
+    @pytest.mark.parametrize(
+        ("settings", "key"),
+        [
+            (DP_SGD, "min_client_noise_multiplier"),
+            (GAUSSIAN, "min_client_noise_multiplier"),
+            (LAPLACE, "min_laplace_noise_multiplier"),
+        ],
+    )
+    def test_the_minimum_of_a_client(self, tmp_path, settings, key):
+        policy = only(settings["privacy.client"], **{key: 2.0})
+        ask(tmp_path, settings | {"privacy.client-noise-multiplier": 2.0}, **policy)
+        less = settings | {"privacy.client-noise-multiplier": 1.99}
+        refused("privacy.client-noise-multiplier = 1.99, demanded: at least 2", tmp_path, less, **policy)
+
+    @pytest.mark.parametrize("per_layer", [False, True])
+    @pytest.mark.parametrize(
+        ("radius", "bounds", "demanded"),
+        [
+            (0.0, {}, ""),
+            (1e-9, {}, "0, as this node has no min-radius"),
+            (9.0, {"max_radius": 10.0}, "0, as this node has no min-radius"),
+            (0.0, {"min_radius": 0.5}, ""),
+            (0.5, {"min_radius": 0.5}, ""),
+            (0.4, {"min_radius": 0.5}, "at least 0.5"),
+            (2.0, {"min_radius": 0.5, "max_radius": 2.0}, ""),
+            (2.1, {"min_radius": 0.5, "max_radius": 2.0}, "at most 2"),
+        ],
+    )
+    def test_a_radius_next_to_none_is_noise_next_to_none(self, tmp_path, radius, bounds, demanded, per_layer):
+        asked = LAPLACE | {"privacy.radius": radius, "privacy.per-layer": per_layer}
+        if demanded:
+            refused(rf"privacy.radius = .*, demanded: {demanded}", tmp_path, asked, **only("laplace", **bounds))
+        else:
+            ask(tmp_path, asked, **only("laplace", **bounds))
+
+
+BOUNDS = [
+    # run, its key, the policy's rule, a number within it, one outside, how it is called
+    (DP_SGD, "privacy.client-clipping-norm", {"min_client_clipping_norm": 0.5}, 0.5, 0.4, ""),
+    (DP_SGD, "privacy.client-clipping-norm", {"max_client_clipping_norm": 2.0}, 2.0, 2.1, ""),
+    (GAUSSIAN, "privacy.client-clipping-norm", {"min_client_clipping_norm": 0.5}, 0.5, 0.4, ""),
+    (GAUSSIAN, "privacy.client-clipping-norm", {"max_client_clipping_norm": 2.0}, 2.0, 2.1, ""),
+    (
+        DP_SGD | {"privacy.clipping-decay": 0.5},
+        "privacy.least-clipping-norm",
+        {"min_client_clipping_norm": 0.1},
+        0.1,
+        0.09,
+        "",
+    ),
+    (OPEN, "client.learning-rate", {"max_learning_rate": 0.5}, 0.5, 0.6, ""),
+    (OPEN, "client.batch-size", {"min_batch_size": 8}, 8, 7, ""),
+    (OPEN, "client.batch-size", {"max_batch_size": 8}, 8, 9, ""),
+    (OPEN, "client.local-epochs", {"max_local_epochs": 4}, 4, 5, ""),
+    (OPEN, "task.test-fraction", {"max_test_fraction": 0.25}, 0.25, 0.26, ""),
+    (CHOICE, "privacy.clusters", {"max_hypotheses": 2}, 2, 3, ""),
+    (CHOICE, "privacy.choice-epsilon", {"max_choice_epsilon": 0.5}, 0.5, 0.6, ""),
+    (DP_SGD, "client.local-epochs", {"max_steps": 8, "public_size": 40}, 2, 3, "steps of training"),
+    (OPEN, "client.local-epochs", {"max_steps": 8, "public_size": 40}, 2, 3, "steps of training"),
+]
+
+
+class TestLimits:
+    @pytest.mark.parametrize(("settings", "key", "rule", "within", "outside", "called"), BOUNDS)
+    def test_a_number_at_its_limit_and_past_it(self, tmp_path, settings, key, rule, within, outside, called):
+        ask(tmp_path, settings | {key: within}, **(ANY | rule))
+        side = "at least" if any(name.startswith("min") for name in rule) else "at most"
+        refused(rf"{called or key} = .*, demanded: {side}", tmp_path, settings | {key: outside}, **(ANY | rule))
+
+    @pytest.mark.parametrize(("settings", "key", "rule", "within", "outside", "called"), BOUNDS)
+    def test_without_the_rule_either_will_do(self, tmp_path, settings, key, rule, within, outside, called):
+        for value in (within, outside):
+            ask(tmp_path, settings | {key: value}, **ANY)
+
+    def test_what_the_recipe_says_counts_as_what_the_run_says(self, tmp_path):
+        recipe = {key: value for key, value in METRIC.items() if not key.startswith("client.")}
+        ask(tmp_path, recipe, **(ANY | {"max_local_epochs": 5}))
+        refused("client.local-epochs = 5, demanded: at most 4", tmp_path, recipe, **(ANY | {"max_local_epochs": 4}))
+
+    def test_test_fractions_and_hypotheses_of_other_messages_too(self, tmp_path):
+        settings = OPEN | {"task.test-fraction": 0.3}
+        for kind in (EvaluateRequest, KeepRequest):
+            changes = ANY | {"max_test_fraction": 0.2, "scores_may_leave": True}
+            refused("task.test-fraction = 0.3, demanded: at most 0.2", tmp_path, settings, kind, **changes)
+            refused(
+                "privacy.clusters = 2, demanded: at most 1", tmp_path, CHOICE, kind, **(ANY | {"max_hypotheses": 1})
+            )
+
+    def test_a_task_that_is_not_allowed(self, tmp_path):
+        for kind in (TrainRequest, EvaluateRequest, KeepRequest):
+            says = r"task.name = 'digits', allowed: breast-cancer, mnist"
+            refused(says, tmp_path, METRIC, kind, tasks=["breast-cancer", "mnist"])
+
+    def test_groups_that_a_run_does_not_protect(self, tmp_path):
+        grouped = DP_SGD | {"task.group": "patient"}
+        ask(tmp_path, grouped, **only("dp-sgd", group="patient"))
+        refused("task.group = '', demanded: 'patient'", tmp_path, DP_SGD, **only("dp-sgd", group="patient"))
+        refused("task.group = 'patient', demanded: ''", tmp_path, grouped, **only("dp-sgd"))
+
+    def test_a_group_is_no_word_of_runs_that_protect_the_site(self, tmp_path):
+        ask(tmp_path, GAUSSIAN, **only("gaussian", group="patient"))
+
+    @pytest.mark.parametrize("limit", [0.5, 1e-300])
+    def test_the_leakage_that_a_run_may_be_configured_for(self, tmp_path, limit):
+        policy = only("laplace", max_leakage=limit)
+        ask(tmp_path, LAPLACE | {"privacy.max-leakage": limit}, **policy)
+        for found in (0.0, limit * 1.01, 1e9):
+            asked = LAPLACE | {"privacy.max-leakage": found}
+            refused(r"privacy.max-leakage = .*, demanded: above 0 and at most", tmp_path, asked, **policy)
+
+    def test_scores_leave_only_if_they_may(self, tmp_path):
+        refused("scores of a model on its examples may not leave", tmp_path, METRIC, EvaluateRequest)
+        ask(tmp_path, METRIC, EvaluateRequest, scores_may_leave=True)
+
+    def test_too_few_examples_without_saying_how_many(self, tmp_path):
+        ask(tmp_path, OPEN, **(ANY | {"min_rows": 200}))
+        text = refused(r"fewer examples than it demands of itself$", tmp_path, OPEN, **(ANY | {"min_rows": 1000}))
+        assert not any(character.isdigit() for character in text)
+
+    def test_with_dp_sgd_by_the_size_that_is_stated(self, tmp_path):
+        node = own_node(tmp_path, tmp_path / "nobody-reads-this.npz")
+        ask(tmp_path, DP_SGD, configured=node, **only("dp-sgd", min_rows=40))
+        refused("fewer examples", tmp_path, DP_SGD, configured=node, **only("dp-sgd", min_rows=41))
+
+    def test_under_local_noise_nothing_shows_of_it_here(self, tmp_path):
+        """The handler answers for it with noise (see test_failures)."""
+        node = own_node(tmp_path, tmp_path / "nobody-reads-this.npz")
+        ask(tmp_path, GAUSSIAN, configured=node, **only("gaussian", min_rows=10**6))
+
+    def test_a_bundle_nobody_has_looked_at(self, tmp_path, monkeypatch):
+        pinned = ANY | {"allowed_fabs": [BUNDLE]}
+        monkeypatch.delenv(CHECKED_BUNDLE, raising=False)
+        refused("allowed-fabs", tmp_path, METRIC, **pinned)
+        monkeypatch.setenv(CHECKED_BUNDLE, "1" * 64)
+        refused("allowed-fabs", tmp_path, METRIC, **pinned)
+        monkeypatch.setenv(CHECKED_BUNDLE, BUNDLE)
+        ask(tmp_path, METRIC, **pinned)
+
+    def test_several_complaints_are_told_together(self, tmp_path):
+        text = refused("refused by the policy", tmp_path, OPEN | {"client.batch-size": 9}, max_batch_size=8)
+        assert "privacy.server = 'none'" in text and "client.batch-size = 9" in text
+
+
+class TestAttacks:
+    """What passed policies that looked strict."""
+
+    @pytest.fixture
+    def node(self, tmp_path):
+        (tmp_path / "policy.toml").write_text(TEMPLATE)
+        return own_node(tmp_path, policy=str(tmp_path / "policy.toml"))
+
+    def refusal(self, node, settings, message=None):
+        reply = answer(settings, node, message)
+        assert reply.has_error()
+        return reply.error.reason
+
+    def test_the_template_lets_dp_sgd_in_as_it_means_to(self, node):
+        assert not answer(DP_SGD, node).has_error()
+
+    def test_noise_next_to_none_under_the_template(self, node):
+        found = self.refusal(node, GLOBAL | {"privacy.noise-multiplier": 1e-12})
+        assert "privacy.client = 'none', not 'dp-sgd'" in found
+
+    def test_the_exact_distance_before_clipping_under_the_template(self, node):
+        settings = METRIC | {"privacy.distance-clip": "before", "privacy.noise-multiplier": 1e-12}
+        assert "refused by the policy" in self.refusal(node, settings)
+
+    @pytest.mark.parametrize("settings", [DP_SGD, GAUSSIAN])
+    def test_less_noise_on_the_client_than_the_template_has(self, node, settings):
+        found = self.refusal(node, settings | {"privacy.client-noise-multiplier": 0.49})
+        assert "privacy.client-noise-multiplier = 0.49, demanded: at least 0.5" in found
+
+    def test_laplace_noise_next_to_none(self, tmp_path, node):
+        with pytest.raises(PolicyError, match="cannot be read"):
+            ask(tmp_path, LAPLACE, mechanisms=["laplace"], min_server_noise_multiplier=None, min_radius=1.0)
+        policy = only("laplace", min_radius=1.0, max_example_epsilon=8.0)
+        policy_file(tmp_path, **policy)
+        found = self.refusal(node, LAPLACE | {"privacy.client-noise-multiplier": 1e-3, "privacy.radius": 1.0})
+        assert found.startswith("BudgetExhausted")
+
+    @pytest.mark.parametrize("settings", [DP_SGD, CLUSTERED | {"privacy.client": "dp-sgd"}])
+    def test_two_hypotheses(self, node, settings):
+        two = stacked([SOFTMAX, {name: array + 1 for name, array in SOFTMAX.items()}])
+        found = self.refusal(node, settings, message_of(two, hypotheses=2))
+        assert "hypotheses = '2'" in found or "privacy.clusters = 2, demanded: at most 1" in found
+
+    def test_clipping_norms_whose_squares_underflow(self, node):
+        for norm in (1e-33, 1e-46, 1e-7):
+            assert "demanded: at least 1e-06" in self.refusal(node, DP_SGD | {"privacy.client-clipping-norm": norm})
+
+    def test_scores(self, node):
+        settings = DP_SGD | {"task.test-fraction": 0.2, "evaluation.federated": "on"}
+        assert "may not leave" in self.refusal(node, settings, message_of(kind="evaluate"))
+
+    def test_a_refusal_is_the_same_whatever_the_data(self, tmp_path):
+        reasons = set()
+        for number, count in enumerate((40, 3)):
+            folder = tmp_path / str(number)
+            node = own_node(folder, policy=str(policy_file(folder, **only("dp-sgd", max_steps=1))))
+            rng = np.random.default_rng(number)
+            np.savez(folder / "data.npz", x=rng.random((count, 64)), y=np.full(count, number))
+            reasons.add(self.refusal(node, DP_SGD))
+        assert len(reasons) == 1

@@ -1,0 +1,108 @@
+"""What may leave a node in a reply, whatever was asked and whatever was made."""
+
+import pytest
+from asking import (
+    BASE,
+    CLUSTERED,
+    DP_SGD,
+    GAUSSIAN,
+    GLOBAL,
+    LAPLACE,
+    METRIC,
+    OPEN,
+    SOFTMAX,
+    answer,
+    context_of,
+    message_of,
+    request_of_kind,
+)
+from flwr.app import ConfigRecord
+
+from cloister.client.filter import only_what_is_agreed
+from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
+from cloister.core.errors import PrivacyError
+from cloister.core.hypotheses import stacked
+
+TOLD = {"num-examples": 17, "train-loss": 0.5}
+PRIVATE = {"global-dp": GLOBAL, "metric": METRIC, "dp-sgd": DP_SGD, "gaussian": GAUSSIAN, "laplace": LAPLACE}
+SCORED = {"task.test-fraction": 0.2}
+
+
+def left(kind, settings, reply):
+    request = request_of_kind(kind, settings)
+    return only_what_is_agreed(request, context_of(settings), lambda *_: reply)
+
+
+@pytest.mark.parametrize("run", PRIVATE)
+def test_a_private_training_reply_is_arrays_alone(run):
+    reply = left(TrainRequest, PRIVATE[run], Reply(SOFTMAX, TOLD, chosen=1))
+    assert reply.arrays is SOFTMAX and reply.metrics == {} and reply.chosen == 0
+    assert set(reply.content()) == {"arrays", "metrics"} and not dict(reply.content()["metrics"])
+
+
+def test_counts_leave_where_they_weigh_and_nothing_else_does():
+    settings = GLOBAL | {"strategy.weighting": "examples", "privacy.examples-cap": 50.0}
+    assert left(TrainRequest, settings, Reply(SOFTMAX, TOLD)).metrics == {"num-examples": 17}
+
+
+def test_an_open_training_reply_keeps_its_metrics():
+    assert left(TrainRequest, OPEN, Reply(SOFTMAX, TOLD)).metrics == TOLD
+
+
+@pytest.mark.parametrize("run", PRIVATE)
+@pytest.mark.parametrize("fraction", [0.0, 0.2])
+def test_scores_are_refused_where_the_run_has_none(run, fraction):
+    settings = PRIVATE[run] | {"task.test-fraction": fraction}
+    with pytest.raises(PrivacyError, match="scores may not leave this node in this run"):
+        left(EvaluateRequest, settings, pytest.fail)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [OPEN, OPEN | SCORED | {"evaluation.federated": "off"}, OPEN | SCORED | {"strategy.fraction-evaluate": 0.0}],
+)
+def test_and_in_an_open_run_that_evaluates_on_no_client(settings):
+    with pytest.raises(PrivacyError, match="evaluates on no client"):
+        left(EvaluateRequest, settings, pytest.fail)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [OPEN | SCORED, METRIC | SCORED | {"evaluation.federated": "on"}, DP_SGD | {"evaluation.held-out-clients": 0.5}],
+)
+def test_scores_leave_where_they_were_asked_for_and_no_model_with_them(settings):
+    reply = left(EvaluateRequest, settings, Reply(SOFTMAX, {"loss": 0.1, "num-examples": 3}))
+    assert reply == Reply(None, {"loss": 0.1, "num-examples": 3})
+    assert set(reply.content()) == {"metrics"}
+
+
+@pytest.mark.parametrize("settings", [OPEN, DP_SGD, CLUSTERED])
+def test_nothing_leaves_in_answer_to_a_query(settings):
+    reply = left(KeepRequest, settings, Reply(SOFTMAX, TOLD))
+    assert reply == Reply() and not list(reply.content())
+
+
+@pytest.mark.parametrize("run", PRIVATE)
+def test_the_whole_app_sends_nothing_else(run):
+    reply = answer(PRIVATE[run], None)
+    assert set(reply.content) == {"arrays", "metrics"} and not dict(reply.content["metrics"])
+    assert list(reply.content["arrays"]) == list(SOFTMAX)
+
+
+def test_a_choice_does_not_leave():
+    settings = CLUSTERED | {"privacy.client": "none"}
+    models = stacked([SOFTMAX, {name: array + 1 for name, array in SOFTMAX.items()}])
+    reply = answer(settings, None, message_of(models, hypotheses=2))
+    assert set(reply.content) == {"arrays", "metrics"} and not dict(reply.content["metrics"])
+
+
+@pytest.mark.parametrize("kind", ["train.other", "evaluate.other", "query.other"])
+def test_what_cannot_be_classified_is_answered_by_nobody(kind):
+    with pytest.raises(ValueError, match=r"No .* function registered"):
+        answer(BASE, None, message_of(kind=kind))
+
+
+def test_nothing_of_a_message_comes_back():
+    message = message_of(record={"server-round": 1, "seed": 3})
+    reply = answer(OPEN, None, message)
+    assert not [name for name, record in reply.content.items() if isinstance(record, ConfigRecord)]

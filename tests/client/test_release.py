@@ -1,0 +1,300 @@
+"""Noise on what a client sends: counted first, within the node's limits, and nothing else of the reply leaves."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from asking import (
+    DP_SGD,
+    GAUSSIAN,
+    GLOBAL,
+    LAPLACE,
+    MECHANISMS,
+    OPEN,
+    SOFTMAX,
+    P,
+    arrays_of,
+    context_of,
+    entries_of,
+    ledger_of_node,
+    message_of,
+    request_of_kind,
+)
+
+from cloister.client import ledgers
+from cloister.client.app import app
+from cloister.client.local import caveats_of, mechanism_of
+from cloister.client.release import add_local_noise
+from cloister.client.request import EvaluateRequest, KeepRequest, Reply
+from cloister.core.config import PrivacyConfig, parse
+from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
+from cloister.privacy.events import Laplace, Unaccounted
+from cloister.privacy.local import LocalGaussian, LocalLaplace, PublishedLaplace
+
+NU = 5.0
+NOISED = {"gaussian": GAUSSIAN, "published": LAPLACE, "laplace": LAPLACE | {"privacy.radius": 1.0}}
+TOLD = {"num-examples": 17, "train-loss": 0.5}
+
+
+def moved(by, like=SOFTMAX):
+    """A model at this distance, all of it in one parameter."""
+    trained = {name: array.copy() for name, array in like.items()}
+    trained["softmax/kernel"].reshape(-1)[0] += np.float32(by)
+    return trained
+
+
+def sent_by(trained, settings=LAPLACE, node=None, models=(SOFTMAX,), chosen=0, number=3):
+    request = request_of_kind(settings=settings, models=models, number=number)
+    return add_local_noise(request, context_of(settings, node), lambda *_: Reply(trained, TOLD, chosen))
+
+
+def distance(one, other):
+    return math.sqrt(sum(np.square(one[name].astype(float) - other[name]).sum() for name in one))
+
+
+class TestWhichMechanism:
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            (OPEN, None),
+            (DP_SGD, None),
+            (GAUSSIAN | {"privacy.client-clipping-norm": 3.0}, LocalGaussian(3.0, 2.0)),
+            (LAPLACE, PublishedLaplace(NU)),
+            (LAPLACE | {"privacy.per-layer": True}, PublishedLaplace(NU, True)),
+            (LAPLACE | {"privacy.radius": 2.0}, LocalLaplace(2.0, NU)),
+            (LAPLACE | {"privacy.radius": 2.0, "privacy.per-layer": True}, LocalLaplace(2.0, NU, True)),
+        ],
+    )
+    def test_by_the_configuration(self, settings, expected):
+        assert mechanism_of(parse(settings).privacy) == expected
+
+    @pytest.mark.parametrize("name", ["gaussian", "laplace"])
+    def test_a_bounded_update_has_no_caveats_but_those_of_the_run(self, name):
+        def caveats(**changes):
+            base = {"client": name, "server": "none", "radius": 1.0 if name == "laplace" else 0.0}
+            privacy = PrivacyConfig(**(base | changes))
+            return caveats_of(privacy, mechanism_of(privacy))
+
+        assert caveats() == []
+        assert "seeded" in caveats(noise_seed=3)[0]
+        assert "no noise" in caveats(client_noise_multiplier=0.0)[0]
+        assert caveats(server="laplace-clustering") == []
+        assert "privacy.choice is 'exact'" in caveats(server="laplace-clustering", choice="exact")[0]
+        assert caveats(server="laplace-clustering", choice="exact", clusters=1) == []
+
+
+class TestTheReply:
+    @pytest.mark.parametrize("name", NOISED)
+    def test_it_is_noised_arrays_and_nothing_else(self, name):
+        reply = sent_by(moved(1.0), NOISED[name])
+        assert reply.metrics == {} and reply.chosen == 0 and list(reply.arrays) == list(SOFTMAX)
+        for key, array in SOFTMAX.items():
+            assert (reply.arrays[key].shape, reply.arrays[key].dtype) == (array.shape, array.dtype)
+        assert distance(reply.arrays, moved(1.0)) > 0 and distance(reply.arrays, SOFTMAX) > 0
+
+    @pytest.mark.parametrize("name", ["gaussian", "laplace"])
+    def test_an_update_of_any_length_is_bounded(self, name):
+        """Noise without its randomness: 10³⁰ and 10 come to the same place, C or R from the start."""
+        settings = NOISED[name] | {"privacy.client-noise-multiplier": 1e-5, "privacy.noise-seed": 1}
+        settings |= {"privacy.radius": 3.0} if name == "laplace" else {"privacy.client-clipping-norm": 3.0}
+        for length in (10.0, 1e30):
+            assert distance(sent_by(moved(length), settings).arrays, SOFTMAX) == pytest.approx(3.0, rel=1e-2)
+
+    @pytest.mark.parametrize("name", ["gaussian", "laplace"])
+    def test_the_distance_is_from_the_hypothesis_that_was_trained(self, name):
+        settings = NOISED[name] | {"privacy.server": "laplace-clustering", "privacy.client-noise-multiplier": 1e-5}
+        models = [SOFTMAX, moved(100.0)]
+        sent = sent_by(moved(100.5), settings, models=models, chosen=1).arrays
+        assert distance(sent, models[1]) == pytest.approx(0.5, rel=0.01)
+
+    def test_how_much_noise(self):
+        """Gaussian: over 650 parameters within 20 % is 7 standard errors. Laplace: its length is Gamma of mean ν·R."""
+        assert distance(sent_by(moved(0), GAUSSIAN).arrays, SOFTMAX) / math.sqrt(P) == pytest.approx(2.0, rel=0.2)
+        settings = LAPLACE | {"privacy.radius": 2.0}
+        assert distance(sent_by(moved(0), settings).arrays, SOFTMAX) == pytest.approx(2.0 * NU, rel=0.3)
+
+    @pytest.mark.parametrize("name", NOISED)
+    def test_memory_order_does_not_take_the_noise_away(self, name):
+        trained = moved(1.0)
+        trained["softmax/kernel"] = np.asfortranarray(trained["softmax/kernel"])
+        sent = sent_by(trained, NOISED[name]).arrays
+        assert (sent["softmax/kernel"] != trained["softmax/kernel"]).all()
+
+    @pytest.mark.parametrize("name", NOISED)
+    def test_the_models_at_hand_are_left_alone(self, name):
+        trained = moved(1.0)
+        sent_by(trained, NOISED[name])
+        np.testing.assert_array_equal(trained["softmax/kernel"], moved(1.0)["softmax/kernel"])
+
+    @pytest.mark.parametrize("settings", [OPEN, GLOBAL, DP_SGD])
+    def test_other_runs_are_left_alone(self, settings):
+        trained = moved(1.0)
+        assert sent_by(trained, settings) == Reply(trained, TOLD)
+
+    @pytest.mark.parametrize("kind", [EvaluateRequest, KeepRequest])
+    def test_other_messages_are_left_alone(self, kind):
+        reply = Reply(metrics={"loss": 0.5})
+        request = request_of_kind(kind, LAPLACE)
+        assert add_local_noise(request, context_of(LAPLACE), lambda *_: reply) is reply
+
+
+class TestEntropy:
+    def test_noise_that_is_to_be_repeated_differs_between_clients_and_rounds(self):
+        settings = LAPLACE | {"privacy.noise-seed": 4}
+
+        def bias(owner, number):
+            node = {"partition-id": owner, "num-partitions": 9}
+            return tuple(sent_by(moved(1.0), settings, node, number=number).arrays["softmax/bias"])
+
+        assert bias(0, 1) == bias(0, 1)
+        assert len({bias(0, 1), bias(1, 1), bias(0, 2)}) == 3
+
+    def test_other_noise_never_repeats(self):
+        assert len({sent_by(moved(1.0), GAUSSIAN).arrays["softmax/bias"].tobytes() for _ in range(3)}) == 3
+
+
+class TestLeakage:
+    """What a Laplace release leaks within its radius, against the node's limit and the run's."""
+
+    @pytest.fixture
+    def node(self, tmp_path):
+        return {"data-identity": "ward", "ledger-dir": str(tmp_path)}
+
+    @pytest.mark.parametrize(("radius", "counted"), [(0.0, 1.0), (2.5, 2.5)])
+    def test_one_release_costs_p_over_nu(self, node, radius, counted):
+        sent_by(moved(7.0), LAPLACE | {"privacy.radius": radius}, node)
+        (entry,) = entries_of(node, "neighbourhood")
+        assert (entry.round, entry.mechanism) == (3, "laplace")
+        assert entry.event.radius == counted and entry.event.leakage == pytest.approx(P / NU)
+
+    @pytest.mark.parametrize("distance", [0.0, 1e-9, 1e9])
+    def test_what_is_counted_does_not_depend_on_the_update(self, node, distance):
+        sent_by(moved(distance), LAPLACE, node)
+        (entry,) = entries_of(node, "neighbourhood")
+        assert entry.event == Laplace(P / NU, 1.0)
+
+    def test_it_is_on_disk_before_anything_is_trained(self, node):
+        def train(*_):
+            (entry,) = entries_of(node, "neighbourhood")
+            assert isinstance(entry.event, Laplace)
+            raise MemoryError
+
+        with pytest.raises(MemoryError):
+            add_local_noise(request_of_kind(settings=LAPLACE), context_of(LAPLACE, node), train)
+        assert ledger_of_node(node).leakage() == pytest.approx(P / NU)
+
+    def test_it_adds_up_and_survives_a_restart(self, node):
+        for _ in range(3):
+            sent_by(moved(1.0), node=node)
+            ledgers._ledger.cache_clear()
+        assert ledger_of_node(node).leakage() == pytest.approx(3 * P / NU)
+
+    @pytest.mark.parametrize(
+        ("run", "own", "releases"), [(2.5, 0.0, 2), (0.0, 2.5, 2), (9.5, 1.5, 1), (1.5, 9.5, 1), (3.0, 0.0, 3)]
+    )
+    def test_the_smaller_limit_wins_to_the_last_release(self, node, run, own, releases):
+        """In releases; a limit of three of them allows three, whatever adding up rounds."""
+        settings, trained = LAPLACE | {"privacy.max-leakage": run * P / NU}, []
+        node |= {"max-leakage": own * P / NU} if own else {}
+
+        def train(*_):
+            trained.append(1)
+            return Reply(moved(1.0))
+
+        for number in range(5):
+            asked = request_of_kind(settings=settings, number=number), context_of(settings, node), train
+            if number < releases:
+                assert add_local_noise(*asked).arrays
+            else:
+                with pytest.raises(BudgetExhausted) as refusal:
+                    add_local_noise(*asked)
+                assert not any(digit in str(refusal.value) for digit in "0123456789")
+        assert len(trained) == releases == len(entries_of(node, "neighbourhood"))
+
+    def test_a_limit_of_the_run_holds_in_a_simulation_too(self):
+        settings = LAPLACE | {"privacy.max-leakage": 1.5 * P / NU}
+        context = context_of(settings)
+        request = request_of_kind(settings=settings)
+        add_local_noise(request, context, lambda *_: Reply(moved(1.0)))
+        with pytest.raises(BudgetExhausted):
+            add_local_noise(request, context, pytest.fail)
+        assert dict(context.state["leakage"]) == {"spent": pytest.approx(P / NU), "releases": 1}
+
+    @pytest.mark.parametrize("useless", [{"privacy.client-noise-multiplier": 0.0}, {"privacy.noise-seed": 7}])
+    def test_what_no_limit_can_be_kept_for(self, node, useless):
+        sent_by(moved(1.0), LAPLACE | useless, node)
+        (entry,) = entries_of(node, "neighbourhood")
+        assert isinstance(entry.event, Unaccounted) and ledger_of_node(node).leakage() == math.inf
+        with pytest.raises(BudgetExhausted):
+            sent_by(moved(1.0), LAPLACE | {"privacy.max-leakage": 1e9}, node)
+
+    @pytest.mark.parametrize("useless", [{"privacy.client-noise-multiplier": 0.0}, {"privacy.noise-seed": 7}])
+    def test_nor_does_it_fit_into_any(self, node, useless):
+        with pytest.raises(BudgetExhausted):
+            sent_by(moved(1.0), LAPLACE | useless, node | {"max-leakage": 1e9})
+
+    @pytest.mark.parametrize(
+        ("kind", "settings"),
+        [
+            ("train", OPEN),
+            ("train", GLOBAL),
+            ("train", DP_SGD),
+            ("train", GAUSSIAN),
+            ("evaluate", LAPLACE | {"evaluation.held-out-clients": 0.5}),
+        ],
+    )
+    def test_a_node_with_a_limit_takes_part_in_nothing_without_this_noise(self, node, kind, settings):
+        request = (
+            request_of_kind(EvaluateRequest, settings) if kind == "evaluate" else request_of_kind(settings=settings)
+        )
+        with pytest.raises(BudgetExhausted, match="max-leakage"):
+            add_local_noise(request, context_of(settings, node | {"max-leakage": 100.0}), pytest.fail)
+
+    @pytest.mark.parametrize("limit", [-1.0, "much", True, math.inf, math.nan])
+    def test_a_limit_that_is_none(self, node, limit):
+        with pytest.raises(ConfigError, match="max-leakage"):
+            sent_by(moved(1.0), node=node | {"max-leakage": limit})
+
+    def test_a_limit_makes_a_node_keep_a_ledger(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("cloister.client.data.DEFAULT_FOLDER", str(tmp_path))
+        sent_by(moved(1.0), node={"max-leakage": 1000.0})
+        assert len(list(tmp_path.glob("*.jsonl"))) == 1
+
+    @pytest.mark.parametrize(("radius", "minimum", "allowed"), [(1e-6, 0, False), (1.0, 2.0, False), (2.0, 2.0, True)])
+    def test_a_radius_is_of_the_nodes_choosing_where_it_has_a_limit(self, node, radius, minimum, allowed):
+        settings = LAPLACE | {"privacy.radius": radius}
+        node |= {"max-leakage": 1e9} | ({"min-radius": minimum} if minimum else {})
+        if allowed:
+            assert sent_by(moved(1.0), settings, node).arrays
+        else:
+            with pytest.raises(PrivacyError, match="min-radius"):
+                sent_by(moved(1.0), settings, node)
+            assert not list(Path(node["ledger-dir"]).glob("*"))
+
+    @pytest.mark.parametrize("minimum", [-1.0, "1", True])
+    def test_a_minimum_that_is_none(self, node, minimum):
+        with pytest.raises(ConfigError, match="min-radius"):
+            sent_by(moved(1.0), node=node | {"min-radius": minimum})
+
+    def test_without_a_limit_any_radius_will_do(self):
+        assert sent_by(moved(1.0), LAPLACE | {"privacy.radius": 1e-6}).arrays
+
+    def test_a_ledger_that_cannot_be_written_is_no_release(self, tmp_path):
+        (tmp_path / "a-file").write_text("")
+        node = {"data-identity": "ward", "ledger-dir": str(tmp_path / "a-file" / "ledgers")}
+        with pytest.raises(PrivacyError) as refused:
+            add_local_noise(request_of_kind(settings=LAPLACE), context_of(LAPLACE, node), pytest.fail)
+        assert str(tmp_path) not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [*MECHANISMS, "published"])
+def test_the_whole_app_counts_in_the_state_where_there_is_no_ledger(name):
+    settings = MECHANISMS.get(name, LAPLACE)
+    context = context_of(settings)
+    for _ in range(2):
+        arrays_of(app(message_of(), context))
+    counted = sum(context.state.config_records["example-releases"].values())
+    assert counted == (2 * 36 if name == "dp-sgd" else 2)
+    leaked = context.state.metric_records.get("leakage", {})
+    assert leaked.get("releases", 0) == (2 if settings["privacy.client"] == "laplace" else 0)

@@ -1,0 +1,285 @@
+"""The node's door: what a message may say, and that a refusal tells nothing of the node's data."""
+
+import numpy as np
+import pytest
+from asking import (
+    BASE,
+    CLUSTERED,
+    DP_SGD,
+    GLOBAL,
+    OPEN,
+    SOFTMAX,
+    answer,
+    arrays_of,
+    context_of,
+    message_of,
+    own_node,
+    policy_file,
+    write_data,
+)
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+
+from cloister.client.request import EvaluateRequest, KeepRequest, TrainRequest, promised, request_of
+from cloister.core.arrays import to_record
+from cloister.core.config import parse
+from cloister.core.errors import ConfigError, FederationError, PrivacyError
+from cloister.core.hypotheses import stacked
+from cloister.privacy.events import Gaussian, Unaccounted
+
+TWO = stacked([SOFTMAX, {name: array + 1 for name, array in SOFTMAX.items()}])
+KINDS = {"train": TrainRequest, "evaluate": EvaluateRequest, "query": KeepRequest}
+
+
+def parsed(message, settings=OPEN, kind=TrainRequest):
+    return request_of(kind, message, context_of(settings))
+
+
+class TestWhatIsUnderstood:
+    def test_everything_that_a_training_message_says(self):
+        fields = {"proximal_mu": 0.5, "privacy_multipliers": [2.0, 3.0]}
+        found = parsed(message_of(record={"server-round": 7, "seed": 5}, **fields), GLOBAL)
+        assert (found.round, found.seed, found.proximal_mu) == (7, 5, 0.5)
+        assert found.promise == (Gaussian(2.0), Gaussian(3.0))
+        assert found.config == parse(GLOBAL) and found.run == "1"
+        (model,) = found.models
+        assert list(model) == list(SOFTMAX)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_the_least_that_a_message_must_say(self, kind):
+        found = parsed(message_of(kind=kind), kind=KINDS[kind])
+        assert type(found) is KINDS[kind] and (found.round, found.seed) == (1, 3)
+
+    def test_a_whole_number_for_a_penalty(self):
+        assert parsed(message_of(proximal_mu=1)).proximal_mu == 1.0
+
+    @pytest.mark.parametrize("count", [1, 2, 3])
+    def test_as_many_models_as_the_run_has_clusters(self, count):
+        models = [SOFTMAX] * count
+        settings = CLUSTERED | {"privacy.clusters": count}
+        found = parsed(message_of(stacked(models), hypotheses=count), settings)
+        assert len(found.models) == count and all(list(model) == list(SOFTMAX) for model in found.models)
+
+
+class TestRecordsAndFields:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_an_unknown_field(self, kind):
+        with pytest.raises(FederationError, match=r"unknown field 'test-fraction' in the server's message; known: "):
+            parsed(message_of(kind=kind, test_fraction=0.1), kind=KINDS[kind])
+
+    @pytest.mark.parametrize("field", [{"proximal_mu": 0.1}, {"privacy_multipliers": [1.0]}])
+    @pytest.mark.parametrize("kind", ["evaluate", "query"])
+    def test_what_only_training_messages_carry(self, kind, field):
+        with pytest.raises(FederationError, match="unknown field"):
+            parsed(message_of(kind=kind, **field), kind=KINDS[kind])
+
+    @pytest.mark.parametrize("record", [ArrayRecord(), ConfigRecord(), MetricRecord()])
+    def test_an_unknown_record(self, record):
+        message = message_of()
+        message.content["more"] = record
+        with pytest.raises(FederationError, match="must hold the records 'arrays' and 'config' and no other"):
+            parsed(message)
+
+    @pytest.mark.parametrize("name", ["arrays", "config"])
+    def test_a_record_that_is_missing(self, name):
+        message = message_of()
+        del message.content[name]
+        with pytest.raises(FederationError, match="must hold the records 'arrays' and 'config'"):
+            parsed(message)
+
+    def test_records_under_each_others_names(self):
+        message = message_of()
+        arrays, config = message.content["arrays"], message.content["config"]
+        message.content["arrays"], message.content["config"] = config, arrays
+        with pytest.raises(FederationError, match="must hold the records"):
+            parsed(message)
+
+
+class TestNumbers:
+    @pytest.mark.parametrize("name", ["server-round", "seed"])
+    @pytest.mark.parametrize("value", [None, True, 1.0, "1", -1, 2**31, [1]])
+    def test_a_whole_number_that_is_none_or_out_of_range(self, name, value):
+        record = {"server-round": 1, "seed": 3} | {name: value}
+        record = {key: value for key, value in record.items() if value is not None}
+        with pytest.raises(FederationError, match=f"must carry '{name}' as a whole number from 0 to"):
+            parsed(message_of(record=record))
+
+    @pytest.mark.parametrize("value", [0, 2**31 - 1])
+    def test_the_ends_of_the_range(self, value):
+        assert parsed(message_of(record={"server-round": value, "seed": value})).seed == value
+
+    @pytest.mark.parametrize("value", [True, -0.1, np.nan, np.inf, 1.1e6, "1", [0.1]])
+    def test_a_penalty_that_is_none(self, value):
+        with pytest.raises(FederationError, match="must carry 'proximal-mu' as a number from 0 to"):
+            parsed(message_of(proximal_mu=value))
+
+    @pytest.mark.parametrize("value", [1.0, [], [0.0], [-1.0], [2.0, 0.0], [1], "2", [np.nan], True])
+    def test_a_promise_that_is_none(self, value):
+        with pytest.raises(PrivacyError, match="privacy-multipliers"):
+            parsed(message_of(privacy_multipliers=value), GLOBAL)
+
+    @pytest.mark.parametrize("value", [1e-7, 1e7, np.inf])
+    def test_a_promise_that_no_accountant_has_a_price_for(self, value):
+        with pytest.raises(PrivacyError, match="noise multiplier"):
+            parsed(message_of(privacy_multipliers=[value]), GLOBAL)
+
+    def test_no_promise_is_a_release_of_which_nothing_can_be_claimed(self):
+        (event,) = promised({})
+        assert isinstance(event, Unaccounted)
+
+
+class TestHowManyModels:
+    """The attack: a message that says one model and stacks several has the client choose among them."""
+
+    @pytest.mark.parametrize("claimed", [None, 0, 1, True, 2, 1.0, 2.0, "2", [2], -1])
+    def test_several_where_the_run_has_one(self, claimed):
+        fields = {} if claimed is None else {"hypotheses": claimed}
+        message = message_of(TWO, **fields)
+        if claimed is None:
+            # One model of four arrays, which is none of this task's.
+            reply = answer(OPEN, None, message)
+            assert "is in only one of the model sent and the model here" in reply.error.reason
+            return
+        with pytest.raises(FederationError, match="contradicts the run configuration, which has no such field"):
+            parsed(message)
+
+    @pytest.mark.parametrize("claimed", [None, 0, 1, True, 3, 2.0, "2", [2]])
+    def test_another_number_than_the_run_has(self, claimed):
+        fields = {} if claimed is None else {"hypotheses": claimed}
+        with pytest.raises(FederationError, match="contradicts the run configuration, which has hypotheses = 2"):
+            parsed(message_of(TWO, **fields), CLUSTERED)
+
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_another_number_than_it_says(self, count):
+        with pytest.raises(FederationError, match=f"{count} models were found in the server's message, expected 2"):
+            parsed(message_of(stacked([SOFTMAX] * count), hypotheses=2), CLUSTERED)
+
+    def test_true_is_not_one(self):
+        message = message_of(stacked([SOFTMAX]), hypotheses=True)
+        with pytest.raises(FederationError, match="contradicts"):
+            parsed(message, CLUSTERED | {"privacy.clusters": 1})
+
+    @pytest.mark.parametrize("names", [("0/a", "2/a"), ("0/a", "1/b"), ("0/a", "1/a", "1/b"), ("a", "b")])
+    def test_what_are_no_hypotheses(self, names):
+        arrays = {name: np.zeros(3, np.float32) for name in names}
+        with pytest.raises(FederationError, match="hypotheses 0 to k - 1"):
+            parsed(message_of(arrays, hypotheses=2), CLUSTERED)
+
+    @pytest.mark.parametrize("claimed", [1, True, 2])
+    def test_nothing_is_charged_and_nothing_of_the_choice_leaves(self, tmp_path, claimed):
+        """Whether a patient has class 0 was read from which of two stacked models came back trained."""
+        refusals = set()
+        for number, label in enumerate((0, 1)):
+            data = write_data(tmp_path, 50, name=f"{number}.npz", y=np.full(50, label))
+            node = own_node(tmp_path / str(number), data)
+            reply = answer(DP_SGD, node, message_of(TWO, hypotheses=claimed))
+            refusals.add(reply.error.reason)
+            assert not (tmp_path / str(number) / "ledgers").exists()
+        assert len(refusals) == 1
+
+
+class TestArrays:
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_one_number_that_is_not_finite(self, bad, kind):
+        arrays = {name: array.copy() for name, array in SOFTMAX.items()}
+        arrays["softmax/bias"][9] = bad
+        with pytest.raises(
+            FederationError, match="array 'softmax/bias' in the server's message must hold finite floats"
+        ):
+            parsed(message_of(arrays, kind), kind=KINDS[kind])
+
+    def test_the_last_hypothesis_is_looked_at_too(self):
+        arrays = TWO | {"1/softmax/bias": np.full(10, np.nan, np.float32)}
+        with pytest.raises(FederationError, match=r"'1/softmax/bias' .* must hold finite floats"):
+            parsed(message_of(arrays, hypotheses=2), CLUSTERED)
+
+    @pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.uint8])
+    def test_what_are_no_floats(self, dtype):
+        with pytest.raises(FederationError, match="must hold finite floats"):
+            parsed(message_of({"softmax/kernel": np.zeros((64, 10), dtype)}))
+
+    @pytest.mark.parametrize("data", [b"", b"\x93NUMPY", b"pickle"])
+    def test_bytes_that_are_no_array(self, data):
+        message = message_of()
+        record = ArrayRecord()
+        record["softmax/bias"] = Array("float32", (10,), "numpy.ndarray", data)
+        message.content["arrays"] = record
+        with pytest.raises(FederationError, match="an array that cannot be read"):
+            parsed(message)
+
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            ({"softmax/bias": np.zeros(11, np.float32)}, r"must have shape \(10,\) and dtype float32, found \(11,\)"),
+            ({"softmax/bias": np.zeros((10, 1), np.float32)}, r"found \(10, 1\) and float32"),
+            ({"softmax/bias": np.zeros(10)}, r"found \(10,\) and float64"),
+            ({"softmax/bias": np.zeros(10, np.float16)}, r"found \(10,\) and float16"),
+            ({"more": np.zeros(1, np.float32)}, "array 'more' is in only one"),
+            ({"softmax/bias": None}, "array 'softmax/bias' is in only one"),
+        ],
+    )
+    @pytest.mark.parametrize("settings", [OPEN, DP_SGD])
+    def test_a_model_that_is_not_the_tasks(self, settings, changes, says):
+        arrays = {name: array for name, array in (SOFTMAX | changes).items() if array is not None}
+        reply = answer(settings, None, message_of(arrays))
+        with pytest.raises(AssertionError, match=says):
+            arrays_of(reply)
+
+
+class TestConfiguration:
+    @pytest.mark.parametrize(
+        ("settings", "says"),
+        [
+            ({"task.modell": "softmax"}, "unknown key 'task.modell'"),
+            ({"client.local-epochs": True}, "client.local-epochs = True is not valid"),
+            ({"task.test-fraction": np.nan}, "task.test-fraction = nan"),
+            ({"privacy.client": "dp-sgd", "privacy.radius": 1.0}, "privacy.radius = 1.0 has no effect"),
+        ],
+    )
+    def test_one_that_contradicts_itself(self, settings, says):
+        with pytest.raises(ConfigError, match=says):
+            parsed(message_of(), BASE | settings)
+
+    def test_true_and_one_are_not_taken_for_each_other(self):
+        assert parsed(message_of(), OPEN | {"client.local-epochs": 1}).config.client.local_epochs == 1
+        with pytest.raises(ConfigError):
+            parsed(message_of(), OPEN | {"client.local-epochs": True})
+
+
+BAD = {
+    "field": ({}, {"more": 1}),
+    "round": ({}, {"server_round": -1}),
+    "models": ({}, {"hypotheses": 1}),
+    "array": ({"softmax/bias": np.full(10, np.nan, np.float32)}, {}),
+    "shape": ({"softmax/bias": np.zeros(11, np.float32)}, {}),
+    "promise": ({}, {"privacy_multipliers": [0.0]}),
+}
+
+
+@pytest.mark.parametrize("settings", [OPEN, DP_SGD])
+@pytest.mark.parametrize("bad", BAD)
+def test_a_refusal_is_the_same_whatever_the_data(tmp_path, bad, settings):
+    arrays, fields = BAD[bad]
+    reasons = set()
+    files = [write_data(tmp_path, 50), write_data(tmp_path, 7, name="few.npz"), tmp_path / "none.npz"]
+    for number, data in enumerate(files):
+        node = own_node(tmp_path / str(number), data)
+        reasons.add(answer(settings, node, message_of(SOFTMAX | arrays, **fields)).error.reason)
+    (reason,) = reasons
+    assert str(tmp_path) not in reason
+
+
+def test_a_message_under_a_policy_is_refused_at_the_door_first(tmp_path):
+    """A text of the policy would tell of it, and no budget is touched for what is no request."""
+    node = own_node(tmp_path, policy=str(policy_file(tmp_path)))
+    reply = answer(OPEN, node, message_of(more=1))
+    assert reply.error.reason.startswith("FederationError: unknown field 'more'")
+    assert not (tmp_path / "ledgers").exists()
+
+
+def test_arrays_are_read_without_a_copy():
+    message = message_of()
+    message.content["arrays"] = to_record(SOFTMAX)
+    (model,) = parsed(message).models
+    assert model["softmax/kernel"] is not SOFTMAX["softmax/kernel"]
+    assert np.shares_memory(model["softmax/kernel"], SOFTMAX["softmax/kernel"])

@@ -1,0 +1,157 @@
+"""A node that trained under a guarantee judges no models as an outsider, and the other way round: durably."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from asking import (
+    DP_SGD,
+    GAUSSIAN,
+    GLOBAL,
+    MECHANISMS,
+    OPEN,
+    answer,
+    context_of,
+    entries_of,
+    message_of,
+    own_node,
+    request_of_kind,
+)
+
+from cloister.client import ledgers
+from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
+from cloister.client.roles import keep_role
+from cloister.core.errors import PrivacyError
+
+HELD_OUT = {"evaluation.held-out-clients": 0.5}
+RUN = DP_SGD | HELD_OUT
+TRAINED = "PrivacyError: this node has trained under a guarantee, and is no held-out client: its scores do not leave"
+SCORED = "PrivacyError: this node has scored models of this run as a held-out client, and does not train in it"
+
+
+def train(node, settings=RUN, run="1", **more):
+    return asked("train", node, settings, run, **more)
+
+
+def score(node, settings=RUN, run="1", **more):
+    return asked("evaluate", node, settings, run, **more)
+
+
+def asked(kind, node, settings, run, **more):
+    """An error's text, or nothing; every message meets a process that has read no ledger."""
+    ledgers._ledger.cache_clear()
+    message = message_of(kind=kind)
+    message.metadata.__dict__["_run_id"] = int(run)
+    reply = answer(settings, node, message, **more)
+    return reply.error.reason if reply.has_error() else ""
+
+
+class TestOwnData:
+    @pytest.mark.parametrize("name", [*MECHANISMS, "global-dp"])
+    def test_trained_then_score(self, tmp_path, name):
+        node, settings = own_node(tmp_path), MECHANISMS.get(name, GLOBAL) | HELD_OUT
+        promise = {"privacy_multipliers": [2.0]} if name == "global-dp" else {}
+        assert not answer(settings, node, message_of(**promise)).has_error()
+        assert score(node, settings) == TRAINED
+        assert not [entry for entry in entries_of(node, "client") if entry.mechanism == "scores"]
+
+    def test_scored_then_train(self, tmp_path):
+        node = own_node(tmp_path)
+        assert score(node) == ""
+        assert train(node) == SCORED
+        assert not [entry for entry in entries_of(node, "example") if entry.mechanism == "dp-sgd"]
+
+    def test_each_role_may_go_on(self, tmp_path):
+        one, other = own_node(tmp_path / "one"), own_node(tmp_path / "other")
+        for _ in range(3):
+            assert train(one) == score(other) == ""
+
+    def test_under_another_id(self, tmp_path):
+        """Nodes that restart come back under one; their data is what counts."""
+        node = own_node(tmp_path)
+        assert train(node, node_id=1) == ""
+        assert score(node, node_id=101) == TRAINED
+
+    def test_in_another_run_trained_stays_trained(self, tmp_path):
+        node = own_node(tmp_path)
+        train(node, run="1")
+        assert score(node, run="2") == TRAINED
+
+    def test_in_another_run_who_scored_may_train(self, tmp_path):
+        """What was told of scores came before anything that this training makes."""
+        node = own_node(tmp_path)
+        assert score(node, run="1") == train(node, run="2") == ""
+        assert score(node, run="2") == TRAINED
+
+    def test_training_in_a_run_that_holds_nobody_out_counts(self, tmp_path):
+        node = own_node(tmp_path)
+        assert train(node, DP_SGD, run="1") == ""
+        assert score(node, run="2") == TRAINED
+
+    def test_in_another_process(self, tmp_path):
+        """The role is on the disk, not in a memory."""
+        node = own_node(tmp_path)
+        assert train(node) == ""
+        script = (
+            "import sys; sys.path[:0] = sys.argv[1:3]\n"
+            "import json; from asking import answer, message_of; from test_roles import RUN\n"
+            "print(answer(RUN, json.loads(sys.argv[3]), message_of(kind='evaluate')).error.reason)"
+        )
+        here = Path(__file__).parent
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(here), str(here.parent), json.dumps(node)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        assert done.stdout.strip() == TRAINED
+
+    def test_a_message_that_was_refused_gave_no_role(self, tmp_path):
+        node = own_node(tmp_path) | {"public-size": 0}
+        assert "public-size" in train(node)
+        assert score(node | {"public-size": 40}) == ""
+
+    def test_nothing_of_the_folder_is_told(self, tmp_path):
+        node = own_node(tmp_path)
+        train(node)
+        (path,) = (tmp_path / "ledgers").glob("*.jsonl")
+        path.write_text(path.read_text().replace("poisson", "Poisson"))
+        found = score(node)
+        assert found.startswith("LedgerError") and str(tmp_path) not in found
+
+
+class TestSimulated:
+    def ask(self, context, kind, settings=RUN, run="1"):
+        return keep_role(request_of_kind(kind, settings, run=run), context, lambda *_: Reply())
+
+    @pytest.mark.parametrize(
+        ("first", "then", "says"),
+        [(TrainRequest, EvaluateRequest, "has trained"), (EvaluateRequest, TrainRequest, "has scored")],
+    )
+    def test_the_state_remembers(self, first, then, says):
+        context = context_of(RUN)
+        self.ask(context, first)
+        self.ask(context, first)
+        with pytest.raises(PrivacyError, match=says):
+            self.ask(context, then)
+
+    def test_another_client_has_a_role_of_its_own(self):
+        self.ask(context_of(RUN), TrainRequest)
+        self.ask(context_of(RUN, {"partition-id": 1, "num-partitions": 4}), EvaluateRequest)
+
+    def test_a_query_is_no_role(self):
+        context = context_of(RUN)
+        for first, then in ((KeepRequest, TrainRequest), (KeepRequest, EvaluateRequest)):
+            context = context_of(RUN)
+            self.ask(context, first)
+            self.ask(context, then)
+            self.ask(context, first)
+
+    @pytest.mark.parametrize("settings", [OPEN | HELD_OUT, DP_SGD, GAUSSIAN, OPEN | {"task.test-fraction": 0.2}])
+    def test_other_runs_have_no_roles(self, settings):
+        context = context_of(settings)
+        for kind in (TrainRequest, EvaluateRequest, TrainRequest):
+            self.ask(context, kind, settings)

@@ -1,0 +1,186 @@
+"""A node's own split: each row by itself, by a secret of the node."""
+
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from asking import DP_SGD, answer, arrays_of, own_node, write_data
+from scipy import stats
+
+from cloister.client.data import local_data
+from cloister.client.split import KEY_BYTES, NAME, secret_key, split, uniform_hashes
+from cloister.core.config import TaskConfig
+from cloister.core.errors import ConfigError
+from cloister.tasks.base import Examples
+from cloister.tasks.partition import holdout
+
+FALSE_ALARM = 1e-9
+KEY = bytes(range(KEY_BYTES))
+OTHER = bytes(KEY_BYTES)
+
+
+def examples(count, seed=0, groups=None):
+    rng = np.random.default_rng(seed)
+    return Examples(rng.random((count, 5)).astype(np.float32), rng.integers(0, 10, count), groups)
+
+
+def scored(data, fraction=0.3, key=KEY):
+    """Which rows are scored with, as a mask."""
+    mask = np.zeros(len(data), bool)
+    mask[split(data, fraction, key)[1]] = True
+    return mask
+
+
+class TestEachRowByItself:
+    def test_every_row_is_on_one_side(self):
+        train, test = split(examples(100), 0.3, KEY)
+        assert sorted([*train, *test]) == list(range(100)) and len(train) and len(test)
+
+    @pytest.mark.parametrize("left_out", range(0, 60, 7))
+    def test_one_row_less_moves_no_other(self, left_out):
+        data, rest = examples(60), np.delete(np.arange(60), left_out)
+        np.testing.assert_array_equal(scored(data)[rest], scored(data.take(rest)))
+
+    def test_one_row_more_moves_no_other(self):
+        data = examples(60)
+        for seed in range(1, 9):
+            one = examples(1, seed)
+            more = Examples(np.concatenate([data.x, one.x]), np.concatenate([data.y, one.y]))
+            np.testing.assert_array_equal(scored(more)[:60], scored(data))
+
+    def test_the_order_of_rows_moves_none(self):
+        data, order = examples(60), np.random.default_rng(1).permutation(60)
+        np.testing.assert_array_equal(scored(data)[order], scored(data.take(order)))
+
+    def test_a_larger_share_takes_rows_along(self):
+        """A server that asks for two shares learns of no row that changed sides and back."""
+        data = examples(300)
+        small, large = scored(data, 0.2), scored(data, 0.5)
+        assert (large | ~small).all() and large.sum() > small.sum()
+
+    def test_memory_order_and_strides_do_not_matter(self):
+        data = examples(60)
+        turned = Examples(np.asfortranarray(data.x), np.repeat(data.y, 2)[::2])
+        np.testing.assert_array_equal(scored(turned), scored(data))
+
+    def test_nothing_is_kept_back_without_a_share(self):
+        train, test = split(examples(20), 0.0, b"")
+        assert list(train) == list(range(20)) and len(test) == 0
+
+
+class TestGroups:
+    GROUPS = np.array([f"patient {i // 5}" for i in range(300)])
+
+    def test_rows_of_a_group_stay_together(self):
+        mask = scored(examples(300, groups=self.GROUPS)).reshape(60, 5)
+        assert (mask.all(axis=1) | ~mask.any(axis=1)).all() and 0 < mask.sum() < 300
+
+    def test_what_the_rows_hold_does_not_matter(self):
+        np.testing.assert_array_equal(scored(examples(300, 1, self.GROUPS)), scored(examples(300, 2, self.GROUPS)))
+
+    def test_one_row_more_in_a_group_goes_with_it(self):
+        data = examples(300, groups=self.GROUPS)
+        again = data.take(np.append(np.arange(300), 17))
+        assert scored(again)[300] == scored(data)[17]
+
+
+class TestTheLaw:
+    """False alarms: one in 10⁹ by each test."""
+
+    def test_a_share_is_a_probability(self):
+        count = int(scored(examples(4000), 0.3).sum())
+        assert stats.binomtest(count, 4000, 0.3).pvalue > FALSE_ALARM
+
+    @pytest.mark.parametrize("wrong", [0.2, 0.45])
+    def test_another_share_is_told_from_it(self, wrong):
+        count = int(scored(examples(4000), wrong).sum())
+        assert stats.binomtest(count, 4000, 0.3).pvalue < FALSE_ALARM
+
+    def test_hashes_are_uniform(self):
+        numbers = uniform_hashes([str(i).encode() for i in range(5000)], KEY)
+        assert stats.kstest(numbers, "uniform").pvalue > FALSE_ALARM and len(set(numbers)) == 5000
+
+    def test_classes_do_not_matter(self):
+        """Each class has its own share of the test rows, as a binomial draw has it: one class may have none."""
+        data = examples(4000)
+        mask = scored(data)
+        table = [[(mask & (data.y == label)).sum(), (~mask & (data.y == label)).sum()] for label in range(10)]
+        assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
+        few = Examples(data.x[:10], np.arange(10))
+        assert len({scored(few, 0.3, bytes([k]) * KEY_BYTES).sum() for k in range(40)}) > 2
+
+    def test_a_stratified_split_is_told_from_it(self):
+        """The twin that showed how many classes there are: one row of each class, always."""
+        y, sizes = np.arange(10), set()
+        for seed in range(40):
+            sizes.add(len(holdout(y, 0.3, np.random.default_rng(seed))[1]))
+        assert len(sizes) == 1
+
+    def test_another_key_is_another_split(self):
+        data = examples(2000)
+        one, other = scored(data, 0.5, KEY), scored(data, 0.5, OTHER)
+        assert stats.binomtest(int((one == other).sum()), 2000, 0.5).pvalue > FALSE_ALARM
+
+    def test_the_same_key_is_the_same_split(self):
+        np.testing.assert_array_equal(scored(examples(200)), scored(examples(200)))
+
+
+class TestTheKey:
+    def test_it_is_made_once_and_only_the_user_may_read_it(self, tmp_path):
+        folder = tmp_path / "new" / "ledgers"
+        key = secret_key(folder)
+        assert len(key) == KEY_BYTES and secret_key(folder) == key == (folder / NAME).read_bytes()
+        assert stat.S_IMODE((folder / NAME).stat().st_mode) == 0o600
+        assert [path.name for path in folder.iterdir()] == [NAME]
+
+    def test_whatever_the_umask(self, tmp_path):
+        script = (
+            "import os, sys; from pathlib import Path; os.umask(0)\n"
+            "from cloister.client.split import secret_key; secret_key(Path(sys.argv[1]))"
+        )
+        subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=120)
+        assert stat.S_IMODE((tmp_path / NAME).stat().st_mode) == 0o600
+
+    def test_each_node_has_its_own(self, tmp_path):
+        assert secret_key(tmp_path / "one") != secret_key(tmp_path / "other")
+
+    @pytest.mark.parametrize("content", [b"", b"short", bytes(KEY_BYTES + 1)])
+    def test_a_file_that_is_none(self, tmp_path, content):
+        (tmp_path / NAME).write_bytes(content)
+        with pytest.raises(ConfigError, match=rf"must hold 32 bytes, found {len(content)}") as refused:
+            secret_key(tmp_path)
+        assert str(tmp_path) not in str(refused.value)
+
+
+class TestOfAFile:
+    def test_the_node_splits_its_own_data_with_its_key(self, tmp_path):
+        path = write_data(tmp_path, 200)
+
+        def test_rows(folder, seed=1):
+            node = {"data-path": str(path), "ledger-dir": str(tmp_path / folder)}
+            return local_data(TaskConfig(test_fraction=0.4), node, seed).test.x.tobytes()
+
+        assert test_rows("a") == test_rows("a", seed=2), "the server's seed has no say"
+        assert test_rows("a") != test_rows("b")
+
+    def test_a_new_row_moves_no_other(self, tmp_path):
+        whole = write_data(tmp_path, 60)
+        with np.load(whole) as arrays:
+            less = write_data(tmp_path, name="less.npz", x=arrays["x"][1:], y=arrays["y"][1:])
+        found = []
+        for path in (whole, less):
+            node = {"data-path": str(path), "ledger-dir": str(tmp_path / "ledgers")}
+            data = local_data(TaskConfig(test_fraction=0.4), node, 1)
+            found.append(({row.tobytes() for row in data.train.x}, {row.tobytes() for row in data.test.x}))
+        (train, test), (train_less, test_less) = found
+        assert train_less <= train and test_less <= test
+        assert len(train - train_less) + len(test - test_less) == 1
+
+    def test_without_a_share_no_key_is_made(self, tmp_path):
+        node = own_node(tmp_path)
+        arrays_of(answer(DP_SGD, node))
+        assert not (tmp_path / "ledgers" / NAME).exists()
+        arrays_of(answer(DP_SGD | {"task.test-fraction": 0.2}, node))
+        assert (tmp_path / "ledgers" / NAME).exists()

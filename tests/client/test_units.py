@@ -1,0 +1,139 @@
+"""How much data a node has is what its operator states: rate, steps and answers follow from that, not from rows."""
+
+import numpy as np
+import pytest
+from asking import (
+    DP_SGD,
+    answer,
+    arrays_of,
+    context_of,
+    entries_of,
+    own_node,
+    policy_file,
+    request_of_kind,
+    write_data,
+)
+
+from cloister.client.charges import plan_of, planned_steps
+from cloister.client.units import MAXIMUM_SIZE, public_size_of, size_of
+from cloister.core.errors import ConfigError, PrivacyError
+from cloister.privacy.dpsgd import one_by_one
+from cloister.privacy.events import Gaussian, Repeated, Sampling
+
+STATED = 40
+POLICY = {"mechanisms": ["dp-sgd"], "min_server_noise_multiplier": None, "max_example_epsilon": 1e6}
+
+
+def steps_of(node, settings=DP_SGD):
+    return planned_steps(request_of_kind(settings=settings), context_of(settings, node))
+
+
+class TestWhatIsStated:
+    def test_by_the_configuration_or_the_policy_which_wins(self, tmp_path):
+        policy = str(policy_file(tmp_path, **POLICY, public_size=70))
+        silent = str(policy_file(tmp_path / "silent", **POLICY))
+        assert public_size_of({}) == 0
+        assert public_size_of({"public-size": 50}) == 50
+        assert public_size_of({"public-size": 50, "policy": policy}) == 70
+        assert public_size_of({"public-size": 50, "policy": silent}) == 50
+
+    @pytest.mark.parametrize("stated", [-1, True, 1.0, "40", MAXIMUM_SIZE + 1])
+    def test_what_is_no_size(self, stated):
+        with pytest.raises(ConfigError, match=r"public-size = .* must be a whole number of at least 0"):
+            public_size_of({"public-size": stated})
+
+    def test_a_simulated_client_has_what_it_was_dealt(self):
+        assert size_of({"partition-id": 0, "num-partitions": 4, "public-size": 9}) == 0
+        steps = steps_of({"partition-id": 0, "num-partitions": 4})
+        assert steps.examples in (359, 360) and steps.batch_size == 10
+
+    def test_a_node_with_data_that_states_none_is_refused_before_its_data_is_read(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("cloister.client.data._own_file", lambda *_: pytest.fail("it was read"))
+        for data in (write_data(tmp_path), tmp_path / "none.npz"):
+            node = own_node(tmp_path, data) | {"public-size": 0}
+            reply = answer(DP_SGD, node)
+            assert reply.error.reason.startswith(
+                "PrivacyError: this node has data of its own and states no public-size"
+            )
+            assert not list((tmp_path / "ledgers").glob("*.jsonl"))
+
+    def test_shuffled_batches_would_show_the_true_size(self, tmp_path):
+        with pytest.raises(PrivacyError, match=r"privacy.batch-sampling = 'shuffle' would show how many examples"):
+            steps_of(own_node(tmp_path), DP_SGD | {"privacy.batch-sampling": "shuffle"})
+        assert steps_of(None, DP_SGD | {"privacy.batch-sampling": "shuffle"}).sampling == "shuffle"
+
+    def test_other_runs_need_none(self, tmp_path):
+        assert plan_of(request_of_kind(), context_of(node={"data-path": str(tmp_path)})).public_size == 0
+
+
+class Counted:
+    """Counts private steps and who is in each."""
+
+    def __init__(self, monkeypatch):
+        self.batches, real = [], one_by_one.noisy_sum
+
+        def noisy_sum(gradients, *arguments, **options):
+            listed = list(gradients)
+            self.batches.append(len(listed))
+            return real(iter(listed), *arguments, **options)
+
+        monkeypatch.setattr("cloister.client.dp_sgd_numpy_trainer.noisy_sum", noisy_sum)
+
+
+class TestTheTrueNumberShowsNowhere:
+    @pytest.mark.parametrize("count", [0, 1, 7, 39, 40, 41, 400])
+    def test_rate_steps_and_charge(self, tmp_path, monkeypatch, count):
+        counted, node = Counted(monkeypatch), own_node(tmp_path, write_data(tmp_path, count))
+        settings = DP_SGD | {"client.local-epochs": 2}
+        arrays_of(answer(settings, node))
+        (entry,) = entries_of(node, "example")
+        assert entry.event == Repeated(Gaussian(1.0, Sampling("poisson", 10 / STATED)), 8)
+        assert len(counted.batches) == 8, "as many steps as were charged"
+
+    def test_the_rate_is_that_of_the_stated_size(self, tmp_path, monkeypatch):
+        """80 steps over 400 rows at q = 1/4: 8,000 in all, give or take 6 standard deviations of 77."""
+        counted, node = Counted(monkeypatch), own_node(tmp_path, write_data(tmp_path, 400))
+        arrays_of(answer(DP_SGD | {"client.local-epochs": 20}, node))
+        assert len(counted.batches) == 80
+        assert abs(sum(counted.batches) - 8000) < 6 * np.sqrt(32000 * 0.25 * 0.75)
+
+    def test_the_noise_of_a_reply(self, tmp_path):
+        """With a clip next to none a reply is noise: its size is that of the planned steps, whatever the rows.
+
+        20 steps of deviation σ·S/B each, over 650 parameters: within 20 % is more than 7 standard errors.
+        """
+        settings = DP_SGD | {
+            "client.local-epochs": 5,
+            "client.learning-rate": 1.0,
+            "privacy.client-noise-multiplier": 1000.0,
+            "privacy.client-clipping-norm": 1e-3,
+        }
+        for count in (0, 40, 90):
+            node = own_node(tmp_path / str(count), write_data(tmp_path, count, name=f"{count}.npz"))
+            moved = np.concatenate([array.ravel() for array in arrays_of(answer(settings, node)).values()])
+            assert np.std(moved) == pytest.approx(np.sqrt(20) * 1000 * 1e-3 / 10, rel=0.2)
+
+    def test_the_count_that_weighs_is_the_stated_one(self, tmp_path):
+        settings = DP_SGD | {
+            "privacy.server": "global-dp",
+            "strategy.weighting": "examples",
+            "privacy.examples-cap": 100.0,
+        }
+        for count in (3, 40, 77):
+            node = own_node(tmp_path / str(count), write_data(tmp_path, count, name=f"{count}.npz"))
+            assert dict(answer(settings, node).content["metrics"]) == {"num-examples": STATED}
+
+
+def test_groups_are_counted_in_groups(tmp_path):
+    data = write_data(tmp_path, 40, patient=np.arange(40) // 4)
+    node = own_node(tmp_path, data) | {"public-size": 10}
+    steps = steps_of(node, DP_SGD | {"task.group": "patient", "client.batch-size": 5})
+    assert (steps.examples, steps.rate, steps.count) == (10, 0.5, 2)
+
+
+def test_a_size_in_the_policy_decides(tmp_path):
+    policy = str(policy_file(tmp_path, **POLICY, public_size=80))
+    node = own_node(tmp_path) | {"policy": policy}
+    arrays_of(answer(DP_SGD, node))
+    (entry,) = entries_of(node, "example")
+    assert entry.event == Repeated(Gaussian(1.0, Sampling("poisson", 10 / 80)), 8)
