@@ -24,6 +24,7 @@ from cloister.server.clients import client_statement, personalise
 from cloister.server.console import Narrator
 from cloister.server.evaluation import CentralEvaluation
 from cloister.server.jsonlog import JsonNarrator
+from cloister.server.lasting import confine_ledger
 from cloister.server.loop import Observer, Round, RoundLoop
 from cloister.server.rundir import RunDirectory
 from cloister.server.stop import Stop, StopAsked
@@ -75,6 +76,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
         plan.strategy.calibrate(layout, config.num_rounds)
     directory = RunDirectory.create(plan)
     write_traces_to(directory.path)
+    confine_ledger(plan, grid, directory.path)
     plan.books.begin(directory.path.name)
     for reason in plan.confessions:
         plan.books.confess(reason)
