@@ -175,6 +175,7 @@ class TestExitCodes:
         original = Digits.metrics
 
         def metrics(self, y, scores):
+            monkeypatch.setattr(Digits, "metrics", original)
             signal.raise_signal(signal.SIGINT)
             return original(self, y, scores)
 

@@ -22,7 +22,7 @@ def fail_about_an_example():
 
 def fail_inside_a_library():
     row = np.full(3, float(SECRET))
-    np.concatenate([row, np.full((2, 2), float(SECRET))])
+    np.stack([row, row[:2]])
 
 
 def fail_twice():
@@ -65,12 +65,10 @@ class TestOneLine:
 
     def test_the_place_is_the_users_even_if_a_library_raised(self):
         error = caught(fail_inside_a_library)
-        assert place(error) == f"{__file__}:{line_of('np.concatenate([row')}"
+        assert place(error) == f"{__file__}:{line_of('np.stack([row')}"
 
     def test_without_a_frame_of_the_users_the_last_of_all_is_named(self):
-        error = caught(fail_inside_a_library)
-        error.__traceback__ = error.__traceback__.tb_next.tb_next
-        assert place(error) == "an unknown place", "NumPy's own frame is no Python"
+        assert place(KeyError()) == "an unknown place"
         error = caught(lambda: json.loads("{"))
         error.__traceback__ = error.__traceback__.tb_next.tb_next
         assert re.match(rf"{re.escape(json.__path__[0])}/\w+\.py:\d+$", place(error))
