@@ -1,21 +1,72 @@
 """The `cloister` command."""
 
+import json as jsonlib
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
+from typer.core import TyperGroup
 
-from cloister.core.config import Scalar
-from cloister.core.errors import CloisterError, ConfigError, LedgerError
+import cloister
+from cloister.core.crash import Crash, one_line
+from cloister.core.errors import BudgetExhausted, ConfigError, LedgerError, SettingsError
+from cloister.core.settings import read_settings
 
-app = typer.Typer(help="Private federated learning on Flower.", no_args_is_help=True, add_completion=False)
+FAILED, MISUSED, BUDGET_SPENT, INTERRUPTED = 1, 2, 3, 130
+"""Exit codes; 0: what was asked for was done."""
+EXIT_CODES = {"as-asked": 0, "budget": BUDGET_SPENT, "operator": INTERRUPTED}
+"""By how a run ended; any other end is `FAILED`."""
+_OF_THE_COMMAND_LINE = (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)
+"""Exceptions that say how a command ends, and not that it failed unexpectedly."""
+
+
+class Commands(TyperGroup):
+    """Commands whose exceptions are one line each, and an exit code."""
+
+    def invoke(self, context: click.Context) -> Any:
+        """Call the command that was asked for."""
+        try:
+            with one_line(unchanged=_OF_THE_COMMAND_LINE):
+                return super().invoke(context)
+        except Crash as crash:
+            typer.secho(str(crash), fg=typer.colors.RED, err=True)
+            raise typer.Exit(_code_of(crash.cause)) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def _code_of(error: Exception) -> int:
+    if isinstance(error, SettingsError):
+        return MISUSED
+    return BUDGET_SPENT if isinstance(error, BudgetExhausted) else FAILED
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Private federated learning on Flower.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    pretty_exceptions_show_locals=False,
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"cloister {cloister.__version__}")
+        raise typer.Exit
 
 
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Private federated learning on Flower."""
 
 
@@ -24,16 +75,29 @@ def run(
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--run-config", "-c", help="key=value pairs as `flwr run` takes them, or the path of a TOML file."
+            "--run-config", "-c", help="key=value pairs, or the path of a TOML file; of several -c the later win."
         ),
     ] = None,
     clients: Annotated[int, typer.Option("--clients", "-n", min=1, help="How many clients to simulate.")] = 4,
 ) -> None:
-    """Simulate a federation in this process; the defaults train digits under metric-aware noise."""
+    """Simulate a federation in this process; the defaults train digits under metric-aware noise.
+
+    Exit code 0: the run ended as asked; 1: it failed; 2: the settings cannot be read; 3: a budget ended it; 130: it was
+    stopped by Ctrl-C or SIGTERM.
+    """
     from cloister.local.simulation import simulate
 
-    with _told():
-        simulate(read_settings(settings or []), clients)
+    outcome = simulate(read_settings(settings or []), clients)
+    raise typer.Exit(EXIT_CODES.get(_end(outcome), FAILED))
+
+
+def _end(outcome: Any) -> str:
+    """How a run ended, a key of `EXIT_CODES` or another word."""
+    if found := getattr(outcome, "ended", ""):
+        return str(found)
+    if outcome.stopped.startswith("stopped before round"):
+        return "budget"
+    return "operator" if outcome.stopped.startswith("stopped by") else "as-asked"
 
 
 @app.command("warm-node", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -44,8 +108,7 @@ def warm_node(
     """Run a SuperNode whose clients start at once; takes the options of flower-supernode."""
     from cloister.warm.node import run_node
 
-    with _told():
-        raise typer.Exit(run_node(context.args, keras))
+    raise typer.Exit(run_node(context.args, keras))
 
 
 @app.command()
@@ -57,10 +120,9 @@ def status(
     """Show the nodes and runs of a SuperLink, and how far the newest run in output-dir is."""
     from cloister.server.status import as_json, newest_run, run_state, superlink_state, told
 
-    with _told():
-        run = run_state(newest_run(output)) if output.is_dir() or not connection else None
-        superlink = superlink_state(connection) if connection else None
-        typer.echo(as_json(run, superlink) if json else "\n".join(told(run, superlink)))
+    run = run_state(newest_run(output)) if output.is_dir() or not connection else None
+    superlink = superlink_state(connection) if connection else None
+    typer.echo(as_json(run, superlink) if json else "\n".join(told(run, superlink)))
 
 
 @app.command()
@@ -69,8 +131,7 @@ def policy(path: Annotated[Path, typer.Argument(help="A policy.toml file.")]) ->
     from cloister.client.policy import read_policy
     from cloister.client.policy_words import in_words
 
-    with _told():
-        typer.echo("\n".join(in_words(read_policy(path))))
+    typer.echo("\n".join(in_words(read_policy(path))))
 
 
 @app.command()
@@ -87,12 +148,11 @@ def predict(
     """Score examples with a trained model; print figures of merit too where the examples have labels."""
     from cloister.predict import predict as predictions
 
-    with _told():
-        found = predictions(model, data, hypothesis)
-        if out:
-            found.write(out)
-        else:
-            typer.echo("\n".join(found.lines()))
+    found = predictions(model, data, hypothesis)
+    if out:
+        found.write(out)
+    else:
+        typer.echo("\n".join(found.lines()))
     if found.hypotheses > 1:
         typer.echo(f"hypothesis {found.hypothesis} of {found.hypotheses}", err=True)
     for name, value in found.metrics.items():
@@ -106,10 +166,21 @@ LedgerPath = Annotated[Path, typer.Argument(help="A ledger.jsonl file.")]
 
 
 @ledger.command()
-def verify(path: LedgerPath) -> None:
-    """Check that no line was changed, removed or swapped."""
+def verify(
+    path: LedgerPath,
+    head: Annotated[str, typer.Option(help="A last hash that was noted before: were lines cut off since?")] = "",
+) -> None:
+    """Check that no line was changed, removed or swapped; with --head, that none was cut off at the end either."""
     book = _opened(path)
     typer.echo(f"{path}: unbroken; {len(book.entries)} releases; last hash {book.head}")
+    if not head:
+        typer.echo(
+            "lines that were cut off at the end leave no trace in the file: note the last hash elsewhere, and check it "
+            "later with --head"
+        )
+        return
+    _require_line(path, head)
+    typer.echo("nothing was cut off that was there when --head was noted")
 
 
 @ledger.command()
@@ -121,8 +192,7 @@ def show(
     """List the releases, and what they amount to."""
     from cloister.privacy.report import print_ledger
 
-    with _told():
-        print_ledger(_opened(path), delta, relation)
+    print_ledger(_opened(path), delta, relation)
 
 
 @ledger.command()
@@ -152,16 +222,15 @@ def calibrate(
     from cloister.privacy.events import UNSAMPLED, Sampling
     from cloister.privacy.filters import noise_multiplier_for, rounds_for
 
-    with _told():
-        if bool(rounds) == bool(noise_multiplier):
-            raise ConfigError("give either --rounds or --noise-multiplier: the other one is what is computed")
-        poisson = Sampling("poisson", probability=sampling_probability)
-        sampling = UNSAMPLED if sampling_probability == 1 else poisson
-        if noise_multiplier:
-            typer.echo(f"num-rounds={rounds_for(noise_multiplier, epsilon, delta, sampling)}")
-        else:
-            multiplier = noise_multiplier_for(epsilon, delta, rounds, sampling)
-            typer.echo(f"privacy.noise-multiplier={_rounded_up(multiplier):.4g}")
+    if bool(rounds) == bool(noise_multiplier):
+        raise ConfigError("give either --rounds or --noise-multiplier: the other one is what is computed")
+    poisson = Sampling("poisson", probability=sampling_probability)
+    sampling = UNSAMPLED if sampling_probability == 1 else poisson
+    if noise_multiplier:
+        typer.echo(f"num-rounds={rounds_for(noise_multiplier, epsilon, delta, sampling)}")
+    else:
+        multiplier = noise_multiplier_for(epsilon, delta, rounds, sampling)
+        typer.echo(f"privacy.noise-multiplier={_rounded_up(multiplier):.4g}")
 
 
 @app.command(name="provision")
@@ -182,8 +251,7 @@ def provision_kits(
     from cloister.provision.kits import provision
     from cloister.provision.report import show
 
-    with _told():
-        show(provision(description, output, TEMPLATE, renew, renew_authority, remake or []))
+    show(provision(description, output, TEMPLATE, renew, renew_authority, remake or []))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -194,8 +262,7 @@ def superlink(
     """Flower's SuperLink, which takes orders from provisioned operators only; other options are flower-superlink's."""
     from cloister.provision.superlink import serve
 
-    with _told():
-        serve(operators, context.args)
+    serve(operators, context.args)
 
 
 def _rounded_up(number: float) -> float:
@@ -207,35 +274,17 @@ def _rounded_up(number: float) -> float:
 def _opened(path: Path) -> Any:
     from cloister.privacy.ledger import Ledger
 
-    with _told():
-        if not path.is_file():
-            raise LedgerError(f"no ledger at {path}")
-        return Ledger(path)
+    if not path.is_file():
+        raise LedgerError(f"no ledger at {path}")
+    return Ledger(path)
 
 
-@contextmanager
-def _told() -> Iterator[None]:
-    """Turn an error of ours into one line and exit code 1."""
-    try:
-        yield
-    except CloisterError as error:
-        typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(1) from None
+def _require_line(path: Path, noted: str) -> None:
+    """Refuse a ledger, checked before, that does not hold the line with this hash any more."""
+    from cloister.privacy.ledger import GENESIS
 
-
-def read_settings(arguments: list[str]) -> dict[str, Scalar]:
-    """Dotted keys from the arguments, with Flower's own parser.
-
-    Raises:
-        ConfigError: they are neither key=value pairs nor one TOML file.
-    """
-    from flwr.common.config import parse_config_args
-
-    for argument in arguments:
-        if argument.endswith(".toml") and not Path(argument).expanduser().is_file():
-            raise ConfigError(f"--run-config: no file at {argument}")
-    try:
-        parsed: dict[str, Scalar] = parse_config_args(arguments)
-    except (ValueError, typer.Exit) as error:
-        raise ConfigError(f"--run-config: {error}") from error
-    return parsed
+    if not re.fullmatch("[0-9a-f]{64}", noted):
+        raise ConfigError(f"--head {noted!r} is not valid: a last hash has 64 hexadecimal digits")
+    hashes = {jsonlib.loads(line)["hash"] for line in path.read_bytes().split(b"\n")[:-1]}
+    if noted not in {GENESIS, *hashes}:
+        raise LedgerError(f"{path}: no line has the hash {noted}: lines were cut off, or it is of another ledger")

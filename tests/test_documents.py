@@ -1,13 +1,20 @@
 """What the documents say is true: commands, keys, names."""
 
 import re
+import shlex
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
+import conftest
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from cloister.cli import app
-from cloister.core.config import known_keys
+from cloister.core.config import known_keys, parse
+from cloister.core.settings import read_settings
+from cloister.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -31,13 +38,89 @@ def test_links_between_documents_lead_somewhere():
 
 @pytest.mark.parametrize("command", re.findall(r'^cloister run (.*-c ".*")$', README, flags=re.MULTILINE))
 def test_the_readmes_examples_run(command, tmp_path):
-    import shlex
-
     arguments = shlex.split(command)
     arguments[-1] = re.sub(r"num-rounds=\d+", "", arguments[-1]) + f" num-rounds=1 output-dir='{tmp_path}'"
     result = CliRunner().invoke(app, ["run", *arguments])
     assert result.exit_code == 0, result.output
     assert "Result" in result.output
+
+
+ONCE_SIGNED = 10
+"""ε above which a guarantee is not one that somebody would put a name to."""
+
+
+@pytest.mark.parametrize("command", re.findall(r'^cloister run .*-c "(.*)"$', README, flags=re.MULTILINE))
+def test_what_the_readme_shows_as_a_guarantee_is_one_to_sign(command):
+    privacy = parse(read_settings([command])).privacy
+    if privacy.server == "global-dp":
+        assert 0 < privacy.max_epsilon <= ONCE_SIGNED
+    if privacy.client in ("dp-sgd", "gaussian"):
+        assert 0 < privacy.client_max_epsilon <= ONCE_SIGNED
+
+
+def test_the_readme_teaches_nobody_to_rename_data():
+    assert "data-identity" not in README
+
+
+def test_the_ledger_that_the_readme_shows_is_the_one_of_the_run_before_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run, shown = re.search(
+        r"^cloister run (.*max-epsilon.*)\ncloister ledger show (.*)$", README, re.MULTILINE
+    ).groups()
+    *options, settings = shlex.split(run)
+    settings += " num-rounds=1 task.model='softmax'"
+    assert CliRunner().invoke(app, ["run", *options, settings]).exit_code == 0
+    (ledger,) = tmp_path.glob(shown)
+    result = CliRunner().invoke(app, ["ledger", "show", str(ledger)])
+    assert result.exit_code == 0 and "ε = 8 at δ = 1e-05" in result.output
+
+
+class TestATaskOfYourOwn:
+    """The section of docs/tasks.md, to the letter."""
+
+    text = (ROOT / "docs" / "tasks.md").read_text().partition("## A task of your own")[2]
+
+    def block(self, language):
+        (found,) = re.findall(rf"^```{language}\n(.*?)^```$", self.text, flags=re.MULTILINE | re.DOTALL)
+        return found
+
+    @pytest.fixture
+    def installed(self, tmp_path, monkeypatch):
+        """What `pip install` of the package leaves: its code, and its entry points."""
+        site, package = tmp_path / "site", tmp_path / "site" / "my_package"
+        facts = site / "my_package-1.dist-info"
+        for folder in (package, facts):
+            folder.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "scans.py").write_text(self.block("python"))
+        (group,) = tomllib.loads(self.block("toml"))["project"]["entry-points"].items()
+        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1\n")
+        points = "".join(f"{name} = {value}\n" for name, value in group[1].items())
+        (facts / "entry_points.txt").write_text(f"[{group[0]}]\n{points}")
+        monkeypatch.syspath_prepend(str(site))
+        monkeypatch.delitem(vars(TASKS), "_table", raising=False)
+        yield
+        vars(TASKS).pop("_table", None)
+
+    def test_it_trains_and_predicts(self, installed, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        rng = np.random.default_rng(0)
+        y = np.arange(60) % 2
+        np.savez("scans.npz", x=rng.normal(y[:, None, None, None], 0.3, (60, 16, 16, 1)), y=y)
+        (settings,) = re.findall(r'^cloister run -c "(.*)"$', self.block("sh"), flags=re.MULTILINE)
+        quick = "num-rounds=1 tensorboard=false privacy.server='none' strategy.min-nodes=2"
+        result = CliRunner().invoke(app, ["run", "-n", "2", "-c", settings, "-c", quick])
+        assert result.exit_code == 0, result.output
+        (run,) = (path.parent for path in tmp_path.glob("runs/*/config.json"))
+        assert list(tmp_path.glob("runs/ledgers/scans-*.jsonl")), "nobody said that the data is public"
+        predicted = CliRunner().invoke(app, ["predict", str(run), "scans.npz"])
+        assert predicted.exit_code == 0 and len(predicted.stdout.splitlines()) == 61
+
+
+def test_how_long_the_tests_take_is_said_before_they_run_and_in_the_readme():
+    header = " ".join(conftest.pytest_report_header(SimpleNamespace(getoption=lambda _: conftest.FAST)))
+    assert f"at most {conftest.MINUTES} minutes" in header and "at most seven minutes" in " ".join(README.split())
+    assert conftest.FAST in (ROOT / "pyproject.toml").read_text()
 
 
 class TestCommand:

@@ -397,8 +397,21 @@ def _refuse_unknown(flat: Mapping[str, Scalar]) -> None:
     unknown = [key for key in flat if key not in known and not _OPTION.fullmatch(key)]
     if unknown:
         meant = [*known, *(_kebab(key) for key in unknown if _OPTION.fullmatch(_kebab(key)))]
-        lines = [f"unknown key {key!r}{suggestion(key, meant)}" for key in unknown]
-        raise ConfigError("\n".join([*lines, f"valid keys: {', '.join(known)}, strategy.<option>"]))
+        raise ConfigError("\n".join(f"unknown key {key!r}; {_nearest(key, meant)}" for key in unknown))
+
+
+NEAREST = 3
+"""Valid keys that an unknown one is answered with."""
+
+
+def _nearest(key: str, valid: Collection[str]) -> str:
+    """The valid keys most like `key`: the one that is meant, if one is near enough, and a few beside it."""
+    close = difflib.get_close_matches(_kebab(key), valid, n=NEAREST)
+    if close:
+        others = f" (or {' or '.join(map(repr, close[1:]))})" if close[1:] else ""
+        return f"did you mean {close[0]!r}?{others}"
+    nearest = difflib.get_close_matches(_kebab(key), valid, n=NEAREST, cutoff=0.0)
+    return f"the nearest valid keys are {', '.join(map(repr, nearest))}; docs/configuration.md has them all"
 
 
 def _explain(errors: Iterable[Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
     CloisterError
     ├── ConfigError             a key of the run configuration is unknown, mistyped or contradicts another
+    │   └── SettingsError           settings on a command line cannot be read as such
     ├── PluginError             a plugin name is unknown, claimed twice or does not load
     ├── DataError               a data file is absent or is not what its task reads
     ├── FederationError         too few nodes, or arrays that do not belong to this run's model
@@ -23,6 +24,10 @@ class CloisterError(Exception):
 
 class ConfigError(CloisterError):
     """A key of the run configuration is unknown, mistyped or contradicts another."""
+
+
+class SettingsError(ConfigError):
+    """Settings on a command line cannot be read: they are neither `key=value` pairs nor a TOML file."""
 
 
 class PluginError(CloisterError):

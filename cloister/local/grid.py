@@ -8,6 +8,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
+from cloister.client.data import DATA_PATH, PARTITION
 from cloister.core.config import Scalar
 from cloister.core.identity import LOCAL_RUN, assume_run
 from cloister.core.wire import LEAKAGE
@@ -44,6 +45,12 @@ class LocalGrid(Grid):
         """A grid of simulated clients, each with its part of the task's benchmark data."""
         nodes = [{"partition-id": index, "num-partitions": clients} for index in range(clients)]
         return cls(client_app, run_config, nodes)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether every node has a part of the task's benchmark data, and none has data of its own."""
+        nodes = [context.node_config for context in self._contexts.values()]
+        return all(PARTITION in node and DATA_PATH not in node for node in nodes)
 
     def set_run(self, run: Run) -> None:
         """Set the run that `run` returns."""

@@ -4,6 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from cloister.core.config import parse
+from cloister.core.crash import one_line
 
 app = ServerApp()
 
@@ -14,4 +15,5 @@ def main(grid: Grid, context: Context) -> None:
     from cloister.server.patience import PatientGrid
     from cloister.server.run import run
 
-    run(PatientGrid(grid), parse(context.run_config))
+    with one_line():
+        run(PatientGrid(grid), parse(context.run_config))

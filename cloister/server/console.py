@@ -10,6 +10,7 @@ from cloister.core.config import PrivacyConfig
 from cloister.privacy.claim import Claim, in_words
 from cloister.server.build import Plan
 from cloister.server.clients import clients_in_words
+from cloister.server.lasting import ledger_in_words
 from cloister.server.loop import Round
 from cloister.server.rundir import RunDirectory
 
@@ -74,7 +75,7 @@ class Narrator:
         for name, value in _rows(self.last, plan, seconds):
             table.add_row(name, value)
         self.console.print(table)
-        for line in (*in_words(privacy), *clients_in_words(privacy)):
+        for line in (*in_words(privacy), *clients_in_words(privacy), *ledger_in_words(plan, directory.path)):
             self.console.print(line)
         self.console.print(f"run directory  {directory.path}")
 

@@ -57,6 +57,11 @@ class PatientGrid(Grid):
         else:
             self.late.discard(node)
 
+    @property
+    def inner(self) -> Grid:
+        """The other grid."""
+        return self._inner
+
     def set_run(self, run: Run) -> None:
         """As the other grid."""
         self._inner.set_run(run)

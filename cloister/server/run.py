@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.config import RunConfig
+from cloister.core.crash import write_traces_to
 from cloister.core.hypotheses import stacked, unstacked
 from cloister.core.wire import ROUND, SEED
 from cloister.privacy.claim import running, statement
@@ -23,6 +24,7 @@ from cloister.server.clients import client_statement, personalise
 from cloister.server.console import Narrator
 from cloister.server.evaluation import CentralEvaluation
 from cloister.server.jsonlog import JsonNarrator
+from cloister.server.lasting import confine_ledger
 from cloister.server.loop import Observer, Round, RoundLoop
 from cloister.server.rundir import RunDirectory
 from cloister.server.stop import Stop, StopAsked
@@ -73,6 +75,8 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     if config.privacy.noise_multiplier == "auto" and isinstance(plan.strategy, GlobalDP):
         plan.strategy.calibrate(layout, config.num_rounds)
     directory = RunDirectory.create(plan)
+    write_traces_to(directory.path)
+    confine_ledger(plan, grid, directory.path)
     plan.books.begin(directory.path.name)
     for reason in plan.confessions:
         plan.books.confess(reason)

@@ -115,6 +115,8 @@ class Task(ABC):
         models: the names `task.model` may take, the default first.
         rotates: whether `task.rotated-fraction` means anything to it.
         image_shape: height and width of the grey image that an example is; None: it is none.
+        public: whether anybody can have the data that `load` returns: a simulation on it needs no lasting ledger. Not
+            inherited: a subclass may load other data.
     """
 
     recipe: ClassVar[Recipe]
@@ -125,6 +127,7 @@ class Task(ABC):
     models: ClassVar[tuple[str, ...]]
     rotates: ClassVar[bool] = False
     image_shape: ClassVar[tuple[int, int] | None] = None
+    public: ClassVar[bool] = False
 
     def __init__(self, config: TaskConfig) -> None:
         self.config = config

@@ -61,6 +61,7 @@ class BreastCancer(Task):
     classes = 2
     input_shape = (len(RANGES),)
     models = ("softmax",)
+    public = True
 
     def load(self) -> Dataset:
         """Four fifths of each class to train on and one fifth to test on."""

@@ -22,6 +22,7 @@ class Digits(Task):
     input_shape = (64,)
     image_shape = (8, 8)
     models = ("mlp", "softmax")
+    public = True
 
     def load(self) -> Dataset:
         """Four fifths of each class to train on and one fifth to test on."""

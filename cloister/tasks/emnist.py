@@ -22,6 +22,7 @@ class Emnist(Task):
     input_shape = SHAPE
     image_shape = SHAPE[:2]
     models = ("cnn", "softmax")
+    public = True
 
     def load(self) -> Dataset:
         """Four fifths of each class to train on and one fifth to test on, of the published ByClass test split."""

@@ -95,6 +95,7 @@ class HeartDisease(Task):
     classes = 2
     input_shape = (FEATURES,)
     models = ("softmax",)
+    public = True
 
     def load(self) -> Dataset:
         """Four fifths of each class of each hospital to train on, owned by it, and one fifth to test on."""

@@ -43,6 +43,7 @@ class HospitalCharges(Regression):
     partition = "natural"
     input_shape = (3,)
     models = ("network", "keras")
+    public = True
 
     def load(self) -> Dataset:
         """Seven tenths of the hospitals to train on and three tenths to test on, each with up to four examples."""

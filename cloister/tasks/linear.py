@@ -30,6 +30,7 @@ class Linear(Regression):
     partition = "natural"
     input_shape = (OPTIMA.shape[1],)
     models = ("linear", "keras")
+    public = True
 
     def load(self) -> Dataset:
         """`USERS` users to train on and as many to test on, with `SAMPLES` examples each."""

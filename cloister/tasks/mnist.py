@@ -28,6 +28,7 @@ class Mnist(Task):
     input_shape = (28, 28, 1)
     image_shape = (28, 28)
     models = ("mlp", "cnn")
+    public = True
 
     def load(self) -> Dataset:
         """The published split: 60,000 images to train on and 10,000 to test on."""

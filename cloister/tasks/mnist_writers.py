@@ -30,6 +30,7 @@ class MnistWriters(Task):
     image_shape = SHAPE[:2]
     models = ("cnn", "cnn-62", "softmax")
     rotates = True
+    public = True
 
     def load(self) -> Dataset:
         """60,000 images of 539 writers to train on and 10,000 of 297 others to test on."""

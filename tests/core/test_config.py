@@ -1,6 +1,7 @@
 """The run configuration: its defaults, and one clear line for everything that is wrong with one."""
 
 import inspect
+import re
 import tomllib
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from cloister.core.config import PrivacyConfig, RunConfig, StrategyConfig, flatten, known_keys, parse
+from cloister.core.config import NEAREST, PrivacyConfig, RunConfig, StrategyConfig, flatten, known_keys, parse
 from cloister.core.errors import ConfigError, PluginError
 from cloister.server.build import named_strategy
 from cloister.strategies import STRATEGIES
@@ -80,25 +81,29 @@ def test_every_strategy_starts_from_the_shipped_defaults(name):
         ("task", "task.name"),
     ],
 )
-def test_an_unknown_key_is_refused_with_a_suggestion_and_the_valid_keys(key, meant):
+def test_an_unknown_key_is_refused_with_the_nearest_few(key, meant):
+    line = refusal_of(key)
+    assert line.startswith(f"unknown key {key!r}; did you mean {meant!r}?")
+    assert len(re.findall(r"'[^']*'", line)) <= 1 + NEAREST and len(line) < 200
+
+
+def refusal_of(key):
     with pytest.raises(ConfigError) as caught:
         parse({key: 1})
-    first, second = str(caught.value).splitlines()
-    assert first == f"unknown key {key!r}; did you mean {meant!r}?"
-    assert all(known in second for known in known_keys())
-    assert second.endswith("strategy.<option>")
+    (line,) = str(caught.value).splitlines()
+    return line
 
 
 @pytest.mark.parametrize("key", ["", ".", "x", "privacy.", "strategy.", "strategy.a.b", "privacy.noise-multiplier.x"])
 def test_a_key_that_resembles_nothing_is_refused_too(key):
-    with pytest.raises(ConfigError, match="unknown key"):
-        parse({key: 1})
+    line = refusal_of(key)
+    assert line.startswith(f"unknown key {key!r}; ") and 1 < len(re.findall(r"'[^']*'", line)) <= 1 + NEAREST
 
 
 def test_every_unknown_key_has_a_line_of_its_own():
     lines = refusal(foo=1, num_round=1).splitlines()
     assert lines[0].startswith("unknown key 'foo'") and lines[1].startswith("unknown key 'num-round'")
-    assert len(lines) == 3
+    assert len(lines) == 2
 
 
 @pytest.mark.parametrize(

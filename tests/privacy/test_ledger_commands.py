@@ -27,6 +27,34 @@ class TestTheCommand:
         result = self.invoke("verify", path)
         assert result.exit_code == 0 and f"unbroken; 4 releases; last hash {head}" in result.output
 
+    def test_verify_says_what_it_cannot_see(self, path):
+        write(path)
+        assert "cut off at the end leave no trace" in self.invoke("verify", path).output
+
+    @pytest.mark.parametrize("left", [0, 1, 3, 7])
+    def test_a_cut_is_seen_by_who_has_noted_the_last_hash(self, path, left):
+        head = write(path).head
+        kept = b"".join(path.read_bytes().splitlines(keepends=True)[:left])
+        path.write_bytes(kept)
+        assert "unbroken" in self.invoke("verify", path).output, "without the hash it cannot be seen"
+        result = self.invoke("verify", path, "--head", head)
+        assert result.exit_code == 1 and f"LedgerError: {path}: no line has the hash {head}" in result.output
+
+    def test_a_ledger_that_has_grown_since_is_whole(self, path):
+        for head in (Ledger(path).head, write(path, EVENTS[:1]).head, write(path, EVENTS[1:2]).head):
+            write(path, EVENTS[2:3])
+            with path.open("ab") as file:
+                file.write(b'{"a crash tore this":{}}')
+            result = self.invoke("verify", path, "--head", head)
+            assert result.exit_code == 0 and "nothing was cut off" in result.output
+            assert "leave no trace" not in result.output
+
+    @pytest.mark.parametrize("head", ["3f", "x" * 64])
+    def test_a_head_that_is_no_hash_is_refused(self, path, head):
+        write(path)
+        result = self.invoke("verify", path, "--head", head)
+        assert result.exit_code == 1 and "ConfigError: --head" in result.output
+
     def test_show_lists_the_releases_and_what_they_amount_to(self, path):
         write(path, EVENTS[:1] * 3, finish=False)
         result = self.invoke("show", path, "--delta", "1e-6")

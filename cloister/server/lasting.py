@@ -1,0 +1,49 @@
+"""Which runs are about data that is to be remembered: all, but simulations on data that anybody can have."""
+
+import sys
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from cloister.privacy.ledger import Ledger
+from cloister.server.build import Plan
+from cloister.server.patience import PatientGrid
+
+NOT_KEPT = "the ledger of this run is in its directory alone: the task's data is public, and no budget is about it"
+KEPT_BY = "privacy.max-epsilon, privacy.data-identity or privacy.ledger-dir makes one that all runs share"
+
+
+def confine_ledger(plan: Plan, grid: Grid, directory: Path) -> None:
+    """Keep the ledger of a run that needs no lasting one in its directory, before anything is released.
+
+    A node with data of its own keeps its own ledger whatever the server does.
+
+    Args:
+        plan: of the run.
+        grid: to the clients.
+        directory: of the run.
+    """
+    if not needs_lasting_ledger(plan, grid):
+        plan.books.ledger = Ledger(directory / "ledger.jsonl")
+
+
+def needs_lasting_ledger(plan: Plan, grid: Grid) -> bool:
+    """Whether later runs are to know of this one: its data is not known to be public, or its settings ask for it."""
+    privacy = plan.config.privacy
+    asked = privacy.max_epsilon or privacy.data_identity or privacy.ledger_dir
+    return bool(asked) or not vars(type(plan.task)).get("public", False) or not is_simulated(grid)
+
+
+def is_simulated(grid: Grid) -> bool:
+    """Whether this machine plays every node, so that there is no data but the task's."""
+    inner = grid.inner if isinstance(grid, PatientGrid) else grid
+    # Flower's simulation has imported its grid; elsewhere nobody waits a second for that import.
+    flower = sys.modules.get("flwr.superlink.grid.inmemory_grid")
+    if flower is not None and isinstance(inner, flower.InMemoryGrid):
+        return True
+    return bool(getattr(inner, "is_simulated", False))
+
+
+def ledger_in_words(plan: Plan, directory: Path) -> list[str]:
+    """Where the ledger is, if no later run will find it."""
+    return [NOT_KEPT, f"  {KEPT_BY}"] if plan.books.ledger.path.parent == directory else []

@@ -1,0 +1,124 @@
+"""Which runs leave a ledger that later runs go by."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+from cloister.client.app import app
+from cloister.core.config import parse
+from cloister.local.grid import LocalGrid
+from cloister.local.simulation import simulate
+from cloister.privacy.ledger import Ledger
+from cloister.server.console import Narrator
+from cloister.server.lasting import KEPT_BY, NOT_KEPT, is_simulated
+from cloister.server.patience import PatientGrid
+from cloister.server.run import run
+from cloister.tasks import TASKS
+from cloister.tasks.digits import Digits
+
+SETTINGS = {
+    "task.model": "softmax",
+    "privacy.server": "global-dp",
+    "privacy.noise-multiplier": 2.0,
+    "tensorboard": False,
+    "num-rounds": 1,
+}
+
+
+def go(tmp_path, **changes):
+    settings = SETTINGS | {"output-dir": str(tmp_path)} | changes
+    with (tmp_path / "said.txt").open("a") as said:
+        return simulate(settings, 2, Narrator(1, Console(file=said, width=200)))
+
+
+def shared(tmp_path):
+    return list((tmp_path / "ledgers").glob("*")) if (tmp_path / "ledgers").exists() else []
+
+
+@pytest.mark.parametrize("changes", [{}, {"privacy.server": "none", "privacy.noise-multiplier": 0.05}])
+def test_a_simulation_on_public_data_keeps_its_ledger_to_itself_and_says_so(tmp_path, changes):
+    outcome = go(tmp_path, **changes)
+    assert not shared(tmp_path)
+    ledger = Ledger(outcome.directory.path / "ledger.jsonl")
+    assert ledger.entries and {entry.run for entry in ledger.entries} == {outcome.directory.path.name}
+    facts = json.loads((outcome.directory.path / "privacy.json").read_text())["ledger"]
+    assert facts["head"] == ledger.head and facts["releases-of-this-run"] == len(ledger.entries)
+    said = (tmp_path / "said.txt").read_text()
+    assert NOT_KEPT in said and KEPT_BY in said
+
+
+def test_so_that_runs_without_a_guarantee_are_in_no_later_ones_way(tmp_path):
+    go(tmp_path, **{"privacy.server": "metric"})
+    outcome = go(tmp_path, **{"privacy.max-epsilon": 50.0})
+    assert len(outcome.rounds) == 2 and not outcome.stopped
+
+
+@pytest.mark.parametrize(
+    "asked", [{"privacy.max-epsilon": 50.0}, {"privacy.data-identity": "ward"}, {"privacy.ledger-dir": "{}/ledgers"}]
+)
+def test_each_of_three_keys_brings_the_lasting_ledger_back(tmp_path, asked):
+    asked = {key: value.format(tmp_path) if isinstance(value, str) else value for key, value in asked.items()}
+    for count in (1, 2):
+        outcome = go(tmp_path, **asked)
+        (path,) = shared(tmp_path)
+        assert len({entry.run for entry in Ledger(path).entries}) == count
+        assert Ledger(outcome.directory.path / "ledger.jsonl").head == Ledger(path).head
+    assert NOT_KEPT not in (tmp_path / "said.txt").read_text()
+
+
+def test_data_that_is_not_public_has_a_lasting_ledger(tmp_path, monkeypatch):
+    monkeypatch.setattr(Digits, "public", False)
+    go(tmp_path)
+    assert len(shared(tmp_path)) == 1
+
+
+class Own(Digits):
+    """As somebody would write who takes the digits' model for other images."""
+
+
+def test_a_subclass_of_a_public_task_is_not_taken_for_public(tmp_path, monkeypatch):
+    monkeypatch.setitem(TASKS._table, "own", f"{__name__}:Own")
+    go(tmp_path, **{"task.name": "own"})
+    assert len(shared(tmp_path)) == 1
+
+
+def test_every_built_in_task_is_about_public_data():
+    for name in TASKS.names():
+        task = TASKS.load(name)
+        if task.__module__.startswith("cloister."):
+            assert vars(task)["public"] is True, name
+
+
+def nodes_with_files(tmp_path):
+    import numpy as np
+
+    data = Digits(parse({}).task).load().train
+    for number in range(2):
+        rows = np.arange(number, 200, 2)
+        np.savez(tmp_path / f"{number}.npz", x=data.x[rows], y=data.y[rows])
+    return [{"data-path": str(tmp_path / f"{n}.npz"), "ledger-dir": str(tmp_path / f"node-{n}")} for n in range(2)]
+
+
+@pytest.mark.parametrize("beside", [{}, {"partition-id": 0, "num-partitions": 2}])
+def test_nodes_with_files_of_their_own_keep_ledgers_and_so_does_their_server(tmp_path, beside):
+    nodes = [node | beside for node in nodes_with_files(tmp_path)]
+    config = parse(SETTINGS | {"output-dir": str(tmp_path)})
+    grid = LocalGrid(app, config.flat(), nodes)
+    run(grid, config, Narrator(1, Console(quiet=True)))
+    assert len(shared(tmp_path)) == 1
+    assert all(list((tmp_path / f"node-{number}").glob("*.jsonl")) for number in range(2))
+
+
+def test_flowers_simulation_is_one_and_its_deployment_is_none():
+    from flwr.superlink.grid.inmemory_grid import InMemoryGrid
+
+    in_memory = InMemoryGrid.__new__(InMemoryGrid)
+    assert is_simulated(in_memory) and is_simulated(PatientGrid(in_memory))
+    nodes = [{"partition-id": 0, "num-partitions": 1}]
+    assert is_simulated(PatientGrid(LocalGrid(app, {}, nodes)))
+
+    class Deployed(LocalGrid):
+        is_simulated = False
+
+    assert not is_simulated(PatientGrid(Deployed(app, {}, nodes)))
