@@ -4,7 +4,8 @@
     ├── ConfigError             a key of the run configuration is unknown, mistyped or contradicts another
     ├── PluginError             a plugin name is unknown, claimed twice or does not load
     ├── DataError               a data file is absent or is not what its task reads
-    ├── FederationError         too few nodes, or arrays that do not belong to this run's model
+    ├── FederationError         nobody's reply counts, or arrays that do not belong to this run's model
+    │   └── TooFewNodes             fewer nodes are connected than a round needs
     └── PrivacyError            a privacy guarantee would be broken
         ├── UnboundedSensitivity    noise was asked for before anything bounded a contribution
         ├── UnsupportedModel        a model's examples have no gradients of their own, or none that can be vouched for
@@ -34,7 +35,11 @@ class DataError(CloisterError):
 
 
 class FederationError(CloisterError):
-    """Too few nodes, or arrays that do not belong to this run's model."""
+    """Nobody's reply counts, or arrays that do not belong to this run's model."""
+
+
+class TooFewNodes(FederationError):
+    """Fewer nodes are connected than a round needs: a public fact, which may end a run."""
 
 
 class PrivacyError(CloisterError):

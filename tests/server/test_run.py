@@ -214,4 +214,5 @@ def test_the_narrator_tells_the_contract_the_rounds_and_the_result(tmp_path, cap
     said = capsys.readouterr().out
     assert "privacy        metric" in said and "heuristic" in said and "because" in said
     assert said.count("round ") >= 4 and "noise std" in said and "accuracy" in said
-    assert said.count(str(tmp_path)) == 2
+    assert said.count(f"run directory  {tmp_path}") == 2
+    assert f"settings       num-rounds=3 seed=3 output-dir='{tmp_path}' task.model='softmax'" in said
