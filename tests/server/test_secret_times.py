@@ -129,6 +129,18 @@ def test_batches_that_are_drawn_on_clients_leave_no_times_either(tmp_path, monke
     assert "seconds" not in _rounds(outcome) and '"accepted"' in _rounds(outcome)
 
 
+def test_the_model_of_a_network_forgets_when_it_was_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr("test_secret_times.app", _failing)
+    outcome, _, _ = go(tmp_path, monkeypatch, Narrator, {"task.model": "mlp", "num-rounds": 1, "tensorboard": False})
+    with zipfile.ZipFile(outcome.directory.path / "model.keras") as archive:
+        assert ":" not in json.loads(archive.read("metadata.json"))["date_saved"]
+        assert {entry.date_time[3:] for entry in archive.infolist()} == {(0, 0, 0)}
+    model = outcome.plan.task.build()
+    model.load(outcome.directory.path / "model.keras")
+    for name, array in outcome.arrays.items():
+        np.testing.assert_array_equal(model.arrays()[name], array.numpy())
+
+
 def test_a_saved_keras_model_forgets_when(tmp_path):
     path = tmp_path / "model.keras"
     with zipfile.ZipFile(path, "w") as archive:
