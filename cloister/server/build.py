@@ -59,6 +59,11 @@ class Plan:
         return isinstance(self.strategy, GlobalDP) and self.strategy.is_accounted
 
     @property
+    def samples_by_itself(self) -> bool:
+        """Whether the strategy draws nodes in a way of its own, which is not looked into."""
+        return not isinstance(self.strategy.inner, Sampled)
+
+    @property
     def hides_times(self) -> bool:
         """Whether a draw is accounted for, of clients or of clients' examples: how long it took would tell of it."""
         privacy = self.config.privacy

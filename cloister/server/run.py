@@ -31,7 +31,6 @@ from cloister.server.rundir import RunDirectory
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
 from cloister.server.times import settle, settle_archive
-from cloister.strategies.averaging import Sampled
 from cloister.tasks.base import Model
 
 logger = logging.getLogger("cloister.server")
@@ -244,9 +243,8 @@ def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> dict[str, Any]:
 
 def sampling_in_words(plan: Plan) -> str:
     """How cohorts were drawn, and whether that was accounted for."""
-    inner = plan.strategy.inner
-    if not isinstance(inner, Sampled):
-        return f"by the strategy {type(inner).__name__} itself, no amplification claimed"
+    if plan.samples_by_itself:
+        return f"by the strategy {type(plan.strategy.inner).__name__} itself, no amplification claimed"
     chosen = plan.config.strategy
     words = f"{chosen.sampling}, {100 * chosen.fraction_train:.4g} % of the nodes"
     amplified = plan.strategy.has_secret_cohorts

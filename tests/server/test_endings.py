@@ -50,6 +50,7 @@ def assert_same_model(path, checkpoint):
     with np.load(path / "model.npz") as saved, np.load(path / "checkpoints" / f"round-{checkpoint:05d}.npz") as last:
         for name in last:
             np.testing.assert_array_equal(saved[name], last[name])
+            assert np.abs(last[name]).sum() > 0, "the model of a round is not the one that the run began with"
 
 
 def silent_but(*talkers):
