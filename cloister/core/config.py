@@ -74,6 +74,7 @@ class StrategyConfig(Section):
     fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0
     fraction_evaluate: Fraction = 1.0
     min_nodes: Count = 2
+    quorum: Count | Auto = "auto"
     min_replies: Annotated[int, Field(ge=0)] = 0
     sampling: Literal["fixed", "poisson"] = "fixed"
     weighting: Literal["auto", "examples", "uniform"] = "auto"

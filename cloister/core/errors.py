@@ -5,7 +5,8 @@
     │   └── SettingsError           settings on a command line cannot be read as such
     ├── PluginError             a plugin name is unknown, claimed twice or does not load
     ├── DataError               a data file is absent or is not what its task reads
-    ├── FederationError         too few nodes, or arrays that do not belong to this run's model
+    ├── FederationError         nobody's reply counts, or arrays that do not belong to this run's model
+    │   └── TooFewNodes             fewer nodes are connected than a round needs
     └── PrivacyError            a privacy guarantee would be broken
         ├── UnboundedSensitivity    noise was asked for before anything bounded a contribution
         ├── UnsupportedModel        a model's examples have no gradients of their own, or none that can be vouched for
@@ -39,7 +40,11 @@ class DataError(CloisterError):
 
 
 class FederationError(CloisterError):
-    """Too few nodes, or arrays that do not belong to this run's model."""
+    """Nobody's reply counts, or arrays that do not belong to this run's model."""
+
+
+class TooFewNodes(FederationError):
+    """Fewer nodes are connected than a round needs: a public fact, which may end a run."""
 
 
 class PrivacyError(CloisterError):

@@ -5,15 +5,23 @@ from flwr.serverapp import Grid, ServerApp
 
 from cloister.core.config import parse
 from cloister.core.crash import one_line
+from cloister.core.errors import FederationError
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the federation that the run configuration describes."""
+    """Run the federation that the run configuration describes.
+
+    Raises:
+        FederationError: it ended early for want of nodes or room on the disk. Everything is saved by then; Flower
+            counts the run as failed.
+    """
     from cloister.server.patience import PatientGrid
     from cloister.server.run import run
 
     with one_line():
-        run(PatientGrid(grid), parse(context.run_config))
+        outcome = run(PatientGrid(grid), parse(context.run_config))
+        if outcome.ended in ("too-few-nodes", "disk"):
+            raise FederationError(outcome.stopped)

@@ -10,9 +10,11 @@ from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
+from cloister.core.arrays import Layout
 from cloister.core.config import PrivacyConfig, RunConfig, Scalar, known_keys, suggestion
 from cloister.core.decorator import Decorator, Screened
 from cloister.core.errors import ConfigError
+from cloister.privacy.accounting import Account
 from cloister.privacy.books import Books
 from cloister.privacy.claim import Claim
 from cloister.privacy.clipping import AdaptiveClip, FixedClip
@@ -21,10 +23,15 @@ from cloister.privacy.events import Relation
 from cloister.privacy.filters import FilterKind
 from cloister.privacy.ledger import Ledger
 from cloister.privacy.noise import GaussianNoise
+from cloister.server.quorum import later_quorum
 from cloister.strategies import STRATEGIES
+from cloister.strategies.averaging import Sampled
 from cloister.strategies.sampling import HeldOut, Sampling
 from cloister.tasks import TASKS
 from cloister.tasks.base import Task
+
+NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+"""Arguments that can be given by name."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,7 @@ class Plan:
         task: the learning problem.
         strategy: the named strategy inside its decorator.
         books: of the run's releases.
+        held_out: deals out the roles of nodes, where some never train; None where all do.
     """
 
     config: RunConfig
@@ -44,6 +52,31 @@ class Plan:
     task: Task
     strategy: Decorator
     books: Books
+    held_out: HeldOut | None = None
+
+    @property
+    def is_accounted(self) -> bool:
+        """Whether the server's mechanism makes a promise that composes over rounds."""
+        return isinstance(self.strategy, GlobalDP) and self.strategy.is_accounted
+
+    @property
+    def samples_by_itself(self) -> bool:
+        """Whether the strategy draws nodes in a way of its own, which is not looked into."""
+        return not isinstance(self.strategy.inner, Sampled)
+
+    @property
+    def hides_times(self) -> bool:
+        """Whether a draw is accounted for, of clients or of clients' examples: how long it took would tell of it."""
+        privacy = self.config.privacy
+        batches = privacy.client == "dp-sgd" and privacy.batch_sampling == "poisson"
+        return batches or self.strategy.has_secret_cohorts
+
+    def most_epsilon(self, layout: Layout) -> float | None:
+        """ε that this run promises if it runs to its end; None where nothing is promised for the models."""
+        if not isinstance(self.strategy, GlobalDP) or self.claim.status != "sound":
+            return None
+        nothing = Account((), self.books.relation, insiders=True)
+        return self.strategy.composed(nothing, layout, self.config.num_rounds, self.books.delta)
 
     @property
     def confessions(self) -> list[str]:
@@ -68,7 +101,7 @@ class Plan:
         if base.mechanism != "none" and self.config.evaluates_on_clients:
             # The ledger holds them too, so that no ε is left to claim.
             reasons = (*reasons, "scores of the model on clients' own examples leave without noise")
-        return replace(base, reasons=reasons, unprotected=tuple(_unprotected(self.config)))
+        return replace(base, reasons=reasons, unprotected=tuple(_unprotected(self.config, self.is_accounted)))
 
 
 def build(config: RunConfig) -> Plan:
@@ -82,7 +115,8 @@ def build(config: RunConfig) -> Plan:
     seed = secrets.randbelow(2**31) if config.seed == -1 else config.seed
     task: Task = TASKS.load(config.task.name)(config.task)
     books = _books(config)
-    strategy = decorate(named_strategy(config), config, books)
+    held_out = _held_out(config)
+    strategy = decorate(named_strategy(config, held_out=held_out), config, books)
     if config.privacy.max_epsilon and isinstance(strategy, GlobalDP) and not strategy.is_accounted:
         raise ConfigError(
             f"privacy.max-epsilon = {config.privacy.max_epsilon:g} is a budget for a guarantee, and there is none: "
@@ -96,7 +130,7 @@ def build(config: RunConfig) -> Plan:
             f"{config.evaluation.federated!r}: scores on clients' examples leave without noise"
         )
     _demand_replies(strategy, config.strategy.min_replies)
-    return Plan(config, seed, task, strategy, books)
+    return Plan(config, seed, task, strategy, books, held_out)
 
 
 def _demand_replies(strategy: Decorator, least: int) -> None:
@@ -147,30 +181,75 @@ def data_identity(config: RunConfig) -> str:
     return f"{config.task.name}-{place}"
 
 
-def named_strategy(config: RunConfig, draws: bool = True) -> Strategy:
+def named_strategy(config: RunConfig, draws: bool = True, held_out: HeldOut | None = None) -> Strategy:
     """The strategy that `strategy.name` names, with its options and its sampling.
+
+    One that takes no draws of ours, such as Flower's own, samples by itself; it is given what its arguments ask for.
 
     Args:
         config: of the run.
         draws: whether its draws are asked for; one that only aggregates draws as few nodes as it can.
+        held_out: deals out the roles; None: one is made if the configuration holds nodes out.
+
+    Raises:
+        ConfigError: it has no such options, or samples by itself where a draw of ours is configured.
     """
     factory = STRATEGIES.load(config.strategy.name)
     options = _options(factory, config)
-    held_out = _held_out(config)
-    fraction = config.strategy.fraction_train if draws else 1e-9
-    train = _sampling(config, "train", fraction, config.strategy.sampling)
-    evaluate = _sampling(config, "evaluate", config.strategy.fraction_evaluate, "fixed")
+    if _takes_draws(factory):
+        sampling = _draws(config, draws, held_out or _held_out(config))
+    else:
+        sampling = _own_sampling(factory, config)
     try:
-        strategy: Strategy = factory(
-            train=replace(train, held_out=held_out),
-            evaluate=replace(evaluate, held_out=held_out, from_held_out=held_out is not None)
-            if config.evaluates_on_clients
-            else None,
-            **options,
-        )
+        strategy: Strategy = factory(**{**sampling, **options})
     except TypeError as error:
         raise ConfigError(f"strategy {config.strategy.name!r} does not take these options: {error}") from error
     return strategy
+
+
+def _takes_draws(factory: Any) -> bool:
+    """Whether a strategy is told by us how nodes are drawn."""
+    if isinstance(factory, type) and issubclass(factory, Sampled):
+        return True
+    return {"train", "evaluate"} <= set(inspect.signature(factory).parameters)
+
+
+def _draws(config: RunConfig, draws: bool, held_out: HeldOut | None) -> dict[str, Any]:
+    """How nodes are drawn to train and to score."""
+    fraction = config.strategy.fraction_train if draws else 1e-9
+    train = _sampling(config, "train", fraction, config.strategy.sampling)
+    evaluate = _sampling(config, "evaluate", config.strategy.fraction_evaluate, "fixed")
+    # Scores are worth no pause: whoever is connected gives them.
+    evaluate = replace(evaluate, quorum=0, population=0, held_out=held_out, from_held_out=held_out is not None)
+    return {
+        "train": replace(train, held_out=held_out),
+        "evaluate": evaluate if config.evaluates_on_clients else None,
+    }
+
+
+def _own_sampling(factory: Any, config: RunConfig) -> dict[str, Any]:
+    """The arguments of Flower's strategies that mean what keys of ours mean, as far as this one has them.
+
+    Raises:
+        ConfigError: a key asks for a draw that only a strategy with our sampling makes.
+    """
+    for key, value, default in (
+        ("strategy.sampling", config.strategy.sampling, "fixed"),
+        ("privacy.population", config.privacy.population, 0),
+        ("evaluation.held-out-clients", config.evaluation.held_out_clients, 0.0),
+    ):
+        if value != default:
+            raise ConfigError(
+                f"{key} = {value!r} has no effect with strategy.name = {config.strategy.name!r}: "
+                "it draws nodes by itself; remove it, or use a strategy of Cloister"
+            )
+    quorum = later_quorum(config)
+    means = {
+        "fraction_train": config.strategy.fraction_train,
+        "fraction_evaluate": config.strategy.fraction_evaluate if config.evaluates_on_clients else 0.0,
+        **dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), quorum),
+    }
+    return {name: value for name, value in means.items() if name in inspect.signature(factory).parameters}
 
 
 def _options(factory: Any, config: RunConfig) -> dict[str, Scalar]:
@@ -182,7 +261,7 @@ def _options(factory: Any, config: RunConfig) -> dict[str, Scalar]:
     allowed = {
         name: parameter.default
         for name, parameter in inspect.signature(factory).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name not in ("train", "evaluate")
+        if parameter.kind in NAMED and name not in ("train", "evaluate") and _is_scalar(parameter.default)
     }
     options: dict[str, Scalar] = {}
     for key, value in config.strategy.options.items():
@@ -199,6 +278,11 @@ def _options(factory: Any, config: RunConfig) -> dict[str, Scalar]:
     return options
 
 
+def _is_scalar(default: Any) -> bool:
+    """Whether an argument with this default can be given in a configuration."""
+    return default is inspect.Parameter.empty or isinstance(default, str | int | float | bool)
+
+
 def _typed(key: str, value: Scalar, default: Any) -> Scalar:
     """`value`, if it is of the type of the default (an int will do for a float)."""
     if default is inspect.Parameter.empty or type(value) is type(default):
@@ -211,7 +295,10 @@ def _typed(key: str, value: Scalar, default: Any) -> Scalar:
 def _sampling(config: RunConfig, use: str, fraction: float, kind: Any) -> Sampling:
     # Amplification relies on a secret draw: `poisson` is never seeded.
     rng = _rng(config, use) if kind == "fixed" else random.SystemRandom()
-    return Sampling(fraction, config.strategy.min_nodes, kind, config.node_timeout, rng, config.privacy.population)
+    strategy, population = config.strategy, config.privacy.population
+    return Sampling(
+        fraction, strategy.min_nodes, kind, config.node_timeout, rng, population, quorum=later_quorum(config)
+    )
 
 
 def _held_out(config: RunConfig) -> HeldOut | None:
@@ -270,13 +357,14 @@ def _clip(privacy: PrivacyConfig) -> FixedClip:
     )
 
 
-def _unprotected(config: RunConfig) -> list[str]:
+def _unprotected(config: RunConfig, is_accounted: bool) -> list[str]:
     """What leaves beside the models."""
     items = [
         "which nodes are connected, which of them replied, and when, to the server and its network",
         "error replies: of which kind the error was (data, budget, policy), and which replies were malformed",
-        "that a run ends because nobody's reply counted",
     ]
+    if not is_accounted:
+        items.append("that a run ends because nobody's reply counted")
     if not config.is_private:
         items.append("every client's model, example count and training loss, to the server")
     elif not config.privacy.has_server_noise and not (

@@ -1,12 +1,13 @@
 """What the server has to say to and about its clients beside rounds: personal models, and mechanisms of theirs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from cloister.core.arrays import Layout
+from cloister.core.errors import ConfigError
 from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES
 from cloister.privacy.local_claims import gaussian_statement, laplace_statement, local_in_words
 from cloister.server.build import Plan
@@ -25,25 +26,46 @@ def personalise(grid: Grid, arrays: ArrayRecord, public: Mapping[str, int], hypo
 
 
 def client_statement(plan: Plan, layout: Layout, rounds: int) -> dict[str, Any] | None:
-    """What may be said about the clients' own mechanism; None without one."""
-    privacy = plan.config.privacy
-    if privacy.client == "none":
+    """What may be said about the clients' own mechanism; None without one.
+
+    Args:
+        plan: of the run.
+        layout: of everything that the server sends, all hypotheses.
+        rounds: in which clients were asked to train.
+
+    Raises:
+        ConfigError: nothing is known about this mechanism.
+    """
+    mechanism = plan.config.privacy.client
+    if mechanism == "none":
         return None
-    if privacy.client == "laplace":
-        facts = laplace_statement(privacy, layout.size // max(1, plan.hypotheses), rounds, plan.hypotheses)
-    elif privacy.client == "gaussian":
-        facts = gaussian_statement(privacy, rounds, plan.hypotheses)
-    else:
-        facts = _dp_sgd_statement(plan, rounds)
+    if mechanism not in STATEMENTS:
+        raise ConfigError(f"privacy.client = {mechanism!r} has no statement; known: {', '.join(STATEMENTS)}")
+    facts = STATEMENTS[mechanism](plan, layout, rounds)
     return _reserved(facts, list(_beside_the_noise(plan)))
+
+
+def _laplace_statement(plan: Plan, layout: Layout, rounds: int) -> dict[str, Any]:
+    """A client noises the one hypothesis that it sends: p is the size of that."""
+    return laplace_statement(plan.config.privacy, layout.size // max(1, plan.hypotheses), rounds, plan.hypotheses)
+
+
+def _gaussian_statement(plan: Plan, _: Layout, rounds: int) -> dict[str, Any]:
+    return gaussian_statement(plan.config.privacy, rounds, plan.hypotheses)
 
 
 def _beside_the_noise(plan: Plan) -> Iterator[str]:
     """What clients let leave in this run that their own noise does not cover."""
-    if plan.config.privacy.client == "dp-sgd" and plan.hypotheses > 1:
+    privacy = plan.config.privacy
+    if privacy.client == "dp-sgd" and plan.hypotheses > 1 and privacy.choice == "exact":
         yield "each client chooses among hypotheses by its own examples, without noise"
     if plan.config.evaluates_on_clients and not plan.config.evaluation.held_out_clients:
         yield "scores of models on the clients' own examples leave without noise"
+    if plan.held_out is not None and plan.held_out.newcomers:
+        yield (
+            "nodes were connected after roles had been dealt out: one that has no lasting memory of its data may have "
+            "come back under a new id, and both trained and sent scores without noise"
+        )
 
 
 def _reserved(facts: dict[str, Any], reasons: list[str]) -> dict[str, Any]:
@@ -57,7 +79,7 @@ def _reserved(facts: dict[str, Any], reasons: list[str]) -> dict[str, Any]:
     return facts
 
 
-def _dp_sgd_statement(plan: Plan, rounds: int) -> dict[str, Any]:
+def _dp_sgd_statement(plan: Plan, _: Layout, rounds: int) -> dict[str, Any]:
     """For clients of several sizes: how many examples a client has, the server does not know.
 
     Just above one batch an epoch has two steps that hardly sample. With little noise some sizes of two or three batches
@@ -87,9 +109,7 @@ def _dp_sgd_statement(plan: Plan, rounds: int) -> dict[str, Any]:
 def clients_in_words(privacy: Mapping[str, Any]) -> list[str]:
     """That statement as lines of plain text."""
     facts = privacy.get("clients")
-    if facts is None:
-        return []
-    return _dp_sgd_in_words(facts) if facts["mechanism"] == "dp-sgd" else local_in_words(facts)
+    return [] if facts is None else WORDS[facts["mechanism"]](facts)
 
 
 def _dp_sgd_in_words(facts: Mapping[str, Any]) -> list[str]:
@@ -103,3 +123,17 @@ def _dp_sgd_in_words(facts: Mapping[str, Any]) -> list[str]:
             if claim["unit"] == "example"
         ]
     return lines
+
+
+STATEMENTS: Mapping[str, Callable[[Plan, Layout, int], dict[str, Any]]] = {
+    "dp-sgd": _dp_sgd_statement,
+    "gaussian": _gaussian_statement,
+    "laplace": _laplace_statement,
+}
+"""By `privacy.client`: what may be said after so many rounds."""
+WORDS: Mapping[str, Callable[[dict[str, Any]], list[str]]] = {
+    "dp-sgd": _dp_sgd_in_words,
+    "gaussian": local_in_words,
+    "laplace": local_in_words,
+}
+"""By `privacy.client`: the same in lines of plain text."""

@@ -1,6 +1,6 @@
 """The round loop.
 
-choose nodes → send → wait → [decorator: screen, bound, noise] → strategy → score → write down
+wait for a quorum → choose nodes → send → wait → [decorator: screen, bound, noise] → strategy → score → write down
 """
 
 import time
@@ -12,15 +12,18 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from cloister.core.decorator import Decorator, Measurements
-from cloister.core.errors import BudgetExhausted, FederationError
+from cloister.core.errors import BudgetExhausted, FederationError, TooFewNodes
 from cloister.core.replies import Rejection
+from cloister.server.ending import Ended, Ending
+from cloister.server.quorum import Quorum
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
 
 SECRET = ("asked", "accepted", "rejected")
 """Measurements that tell who was drawn."""
 PATIENCE = 3
-"""Rounds in a row without enough replies that count, after which a run stops. Without any, the first has none."""
+"""Rounds in a row without enough replies that count, after which a run without a guarantee stops. Without any, the
+first has none."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,11 @@ class Round:
     unscored: tuple[Rejection, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def line(self, secret_cohorts: bool = False) -> dict[str, Any]:
+    def line(self, secret_cohorts: bool = False, hides_times: bool = False) -> dict[str, Any]:
         """The round as one JSON object, without what a draw must keep secret if it is accounted for."""
         fields = asdict(self)
-        if secret_cohorts:
-            del fields["seconds"]  # of a simulation: it takes as long as it has clients
+        if secret_cohorts or hides_times:
+            del fields["seconds"]  # it takes as long as it has clients, or they have examples
         for name in SECRET if secret_cohorts and self.measured else ():
             del fields["measured"][name]
         return {"round": fields.pop("number"), **{key: value for key, value in fields.items() if value}}
@@ -73,10 +76,14 @@ class RoundLoop:
         every: rounds from one evaluation to the next; the last round is always scored.
         stopping: ends a run that no longer learns.
         stop: listens for requests to end the run.
-        judged_by_clients: whether it goes by their scores, and not by the server's.
+        judged_by_clients: whether clients are asked for scores, and the run is judged by theirs, not by the server's.
+        quorum: of connected nodes, before each round.
+        to_the_end: go on whoever is silent: where there is a guarantee, an end would tell who replied.
+        told: gets a sentence when the run pauses.
 
     Attributes:
-        stopped: why the run ended before its last round; empty if it did not.
+        ending: how the run ended.
+        model: the last good global model: released, whether or not its round came to its end.
         asked: rounds that clients were asked to train in, whatever became of their replies.
         aggregated: rounds whose replies were aggregated, whether or not the round came to its end.
     """
@@ -91,60 +98,91 @@ class RoundLoop:
     stopping: EarlyStopping = field(default_factory=lambda: EarlyStopping(0))
     stop: Stop = field(default_factory=Stop)
     judged_by_clients: bool = False
-    stopped: str = ""
+    quorum: Quorum = field(default_factory=Quorum)
+    to_the_end: bool = False
+    told: Callable[[str], None] = lambda _: None
+    ending: Ending = field(default_factory=Ending)
+    model: ArrayRecord = field(default_factory=ArrayRecord)
     aggregated: int = 0
     asked: int = 0
 
     def run(self, arrays: ArrayRecord, rounds: int) -> ArrayRecord:
-        """The global model after `rounds` rounds, or after as many as the budget allows, or until it is asked to stop.
+        """The global model after `rounds` rounds, or after as many as end in order.
 
         On early stopping it is the best one.
 
         Raises:
-            FederationError: nobody's reply counted in the first round, or in several rounds in a row.
+            TooFewNodes: so few are connected that there is no first round.
+            FederationError: nobody's reply counted in the first round, or in several rounds in a row, and nothing is
+                promised that this would break.
         """
+        self.model = arrays
         self._publish(Round(0, central=self._score(arrays)), arrays)
         silent = 0
         for number in range(1, rounds + 1):
-            try:
-                arrays, done = self._round(number, arrays, scored=number % self.every == 0 or number == rounds)
-            except BudgetExhausted as error:
-                self.stopped = f"stopped before round {number}: {error}"
+            done = self._begun(number, scored=number % self.every == 0 or number == rounds)
+            if done is None:
                 break
-            except StopAsked as request:
-                self.stopped = (
-                    f"stopped by {request}: round {number} was abandoned; the server released nothing of it, and what "
-                    "clients had sent had reached the server"
-                )
+            self._publish(done, self.model)
+            if self.stopping.observe(number, done.federated if self.judged_by_clients else done.central, self.model):
+                self._end("as-asked", self.stopping.why())
                 break
-            self._publish(done, arrays)
-            if self.stopping.observe(number, done.federated if self.judged_by_clients else done.central, arrays):
-                self.stopped = self.stopping.why()
-                break
-            silent = 0 if _heard(done) else silent + 1
+            silent = 0 if self.to_the_end or _heard(done) else silent + 1
             if silent == PATIENCE or (silent and number == 1 and not done.measured.accepted):  # type: ignore[union-attr]
-                raise FederationError(_why_nobody(number, done, self.strategy.has_secret_cohorts))
-        return arrays if self.stopping.best is None else self.stopping.best
+                why = _why_nobody(number, done, self.strategy.has_secret_cohorts)
+                self._end("no-replies", f"stopped: {why}")
+                raise FederationError(why)
+        return self.kept
 
-    def _round(self, number: int, arrays: ArrayRecord, scored: bool) -> tuple[ArrayRecord, Round]:
+    @property
+    def kept(self) -> ArrayRecord:
+        """The model that the run keeps: the best one where early stopping looks for it, else the last good one."""
+        return self.model if self.stopping.best is None else self.stopping.best
+
+    def _end(self, how: Ended, why: str) -> None:
+        self.ending = Ending(how, why)
+
+    def _begun(self, number: int, scored: bool) -> Round | None:
+        """The finished round; None if the run has ended in order before it."""
+        try:
+            with self.stop.waiting():
+                self.quorum.wait(self.grid, number, self.told)
+            return self._round(number, scored)
+        except BudgetExhausted as error:
+            self._end("budget", f"stopped before round {number}: {error}")
+        except TooFewNodes as error:
+            self._end("too-few-nodes", f"stopped before round {number}: {error}")
+            if number == 1:
+                raise
+        except StopAsked as request:
+            self._end(
+                "operator",
+                f"stopped by {request}: round {number} was abandoned; the server released nothing of it, and what "
+                "clients had sent had reached the server",
+            )
+        return None
+
+    def _round(self, number: int, scored: bool) -> Round:
         clock = _Clock()
         with self.stop.waiting():
-            messages = self.strategy.configure_train(number, arrays, ConfigRecord(dict(self.public)), self.grid)
+            messages = self.strategy.configure_train(number, self.model, ConfigRecord(dict(self.public)), self.grid)
             self.asked = number
             replies = self._replies(number, messages)
         clock.lap("train")
         aggregated, train = self.strategy.aggregate_train(number, replies)
         self.aggregated = number
-        arrays = arrays if aggregated is None else aggregated
+        self.model = self.model if aggregated is None else aggregated
         clock.lap("aggregate")
-        federated = self._federated(number, arrays) if scored else {}
-        central = self._score(arrays) if scored else {}
+        federated = self._federated(number, self.model) if scored else {}
+        central = self._score(self.model) if scored else {}
         clock.lap("evaluate")
         unscored = self.strategy.unscored if federated else ()
         scores = dict(train or {})
-        return arrays, Round(number, central, federated, scores, self.strategy.measured, unscored, clock.laps())  # type: ignore[arg-type]
+        return Round(number, central, federated, scores, self.strategy.measured, unscored, clock.laps())  # type: ignore[arg-type]
 
     def _federated(self, number: int, arrays: ArrayRecord) -> Mapping[str, float]:
+        if not self.judged_by_clients:
+            return {}
         config = ConfigRecord(dict(self.public))
         try:
             with self.stop.waiting():

@@ -3,8 +3,8 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.config import RunConfig
 from cloister.core.crash import write_traces_to
+from cloister.core.errors import CloisterError
 from cloister.core.hypotheses import stacked, unstacked
 from cloister.core.wire import ROUND, SEED
 from cloister.privacy.claim import running, statement
@@ -22,13 +23,16 @@ from cloister.privacy.decorators import GlobalDP
 from cloister.server.build import Plan, build
 from cloister.server.clients import client_statement, personalise
 from cloister.server.console import Narrator
+from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
 from cloister.server.jsonlog import JsonNarrator
 from cloister.server.lasting import confine_ledger
-from cloister.server.loop import Observer, Round, RoundLoop
+from cloister.server.loop import Observer, Round, RoundLoop, Score
+from cloister.server.quorum import Quorum
 from cloister.server.rundir import RunDirectory
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
+from cloister.server.times import settle, settle_archive
 from cloister.tasks.base import Model
 
 logger = logging.getLogger("cloister.server")
@@ -36,15 +40,16 @@ logger = logging.getLogger("cloister.server")
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run.
+    """A run that ended in order.
 
     Attributes:
-        arrays: its last global model.
+        arrays: the global model that it keeps.
         rounds: number 0 is the initial model.
         directory: where everything is.
         plan: what it was made of.
         privacy: the content of `privacy.json`.
         stopped: why it ended early; empty if it did not.
+        ended: how it ended, by one of the words of `Ending`; never `no-replies` nor `error`, which are raised.
     """
 
     arrays: ArrayRecord
@@ -53,10 +58,25 @@ class Outcome:
     plan: Plan
     privacy: dict[str, Any]
     stopped: str
+    ended: Ended = "as-asked"
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """What the steps of a run share."""
+
+    plan: Plan
+    model: Model
+    layout: Layout
+    directory: RunDirectory
+    narrator: Narrator
+    rounds: list[Round] = field(default_factory=list)
 
 
 def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outcome:
     """Train on the clients that the grid reaches; leave everything in a new run directory.
+
+    Whatever ends the run, its last good model, the claim over what was released and the reason are written first.
 
     Args:
         grid: to the clients; who they are and how they are run is its business.
@@ -74,42 +94,107 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     layout = Layout.of(from_record(initial))
     if config.privacy.noise_multiplier == "auto" and isinstance(plan.strategy, GlobalDP):
         plan.strategy.calibrate(layout, config.num_rounds)
-    directory = RunDirectory.create(plan)
-    write_traces_to(directory.path)
-    confine_ledger(plan, grid, directory.path)
+    narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
+    # Room for the model twice: an archive is made beside what it replaces.
+    with RunDirectory.create(plan).held(2 * layout.size * np.dtype(layout.dtype).itemsize) as directory:
+        write_traces_to(directory.path)
+        confine_ledger(plan, grid, directory.path)
+        scene = _Scene(plan, model, layout, directory, narrator)
+        _open(scene)
+        with Stop().listening() as stop, _observers(scene) as observers:
+            loop = _loop(scene, grid, score, observers, stop)
+            failure = _driven(loop, initial, config.num_rounds)
+            privacy, ending = _save(scene, loop)
+            if plan.hypotheses and failure is None:
+                public = {SEED: plan.seed, ROUND: loop.aggregated}
+                _hand_out(stop, lambda: personalise(grid, loop.kept, public, plan.hypotheses))
+        with suppress(OSError) if failure else nullcontext():  # what is full may be the disk that the console is on
+            _close(scene, loop, privacy, ending, time.perf_counter() - started)
+    if failure is not None and ending.how != "disk":
+        raise failure
+    if ending.how == "error":
+        raise CloisterError(ending.why)
+    return Outcome(loop.kept, scene.rounds, directory, plan, privacy, ending.why, ending.how)
+
+
+def _open(scene: _Scene) -> None:
+    """Begin the books, and say what is about to happen."""
+    plan, directory = scene.plan, scene.directory
     plan.books.begin(directory.path.name)
     for reason in plan.confessions:
         plan.books.confess(reason)
-    narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
-    narrator.opening(plan, directory)
+    scene.narrator.opening(plan, directory, plan.most_epsilon(scene.layout))
     directory.write_json("privacy.json", running(plan.claim))
-    rounds: list[Round] = []
-    with Stop().listening() as stop, _observers(plan, directory, narrator, rounds) as observers:
-        loop = RoundLoop(
-            grid,
-            plan.strategy,
-            score,
-            observers,
-            {SEED: plan.seed},
-            config.round_timeout,
-            config.evaluation.every,
-            EarlyStopping(config.evaluation.patience),
-            stop,
-            judged_by_clients=config.evaluates_on_clients,
-        )
-        try:
-            arrays = loop.run(initial, config.num_rounds)
-        finally:
-            privacy = _state_privacy(plan, directory, layout, loop.aggregated, loop.asked)
-        for name, arrays_of_one in _named_models(plan, from_record(arrays)).items():
-            model.assign(arrays_of_one)
-            model.save(directory.path / f"{name}{model.suffix}")
-        if plan.hypotheses:
-            _hand_out(
-                stop, lambda: personalise(grid, arrays, {SEED: plan.seed, ROUND: loop.aggregated}, plan.hypotheses)
-            )
-    narrator.closing(plan, directory, privacy, loop.stopped, time.perf_counter() - started)
-    return Outcome(arrays, rounds, directory, plan, privacy, loop.stopped)
+
+
+def _loop(scene: _Scene, grid: Grid, score: Score | None, observers: list[Observer], stop: Stop) -> RoundLoop:
+    config = scene.plan.config
+    return RoundLoop(
+        grid,
+        scene.plan.strategy,
+        score,
+        observers,
+        {SEED: scene.plan.seed},
+        config.round_timeout,
+        config.evaluation.every,
+        EarlyStopping(config.evaluation.patience),
+        stop,
+        judged_by_clients=config.evaluates_on_clients,
+        quorum=Quorum.of(config),
+        to_the_end=scene.plan.is_accounted,
+        told=scene.narrator.note,
+    )
+
+
+def _driven(loop: RoundLoop, initial: ArrayRecord, rounds: int) -> BaseException | None:
+    """Run the rounds; what breaks them off is kept until everything is saved."""
+    try:
+        loop.run(initial, rounds)
+    except BaseException as error:
+        if loop.ending.how == "as-asked":
+            loop.ending = ending_of(error)
+        return error
+    return None
+
+
+def _save(scene: _Scene, loop: RoundLoop) -> tuple[dict[str, Any], Ending]:
+    """Write the model, a copy of the ledger and, last of all, `privacy.json`, as far as the disk takes them."""
+    scene.directory.make_room()
+    ending = loop.ending
+    for what, write in (
+        ("the model", lambda: _save_models(scene, loop.kept)),
+        ("the copy of the ledger", lambda: scene.directory.copy_ledger(scene.plan.books.ledger.path)),
+    ):
+        ending = _tried(what, write, ending)
+    privacy = _statement(scene.plan, scene.layout, loop) | ending.facts()
+    return privacy, _tried("privacy.json", lambda: scene.directory.write_json("privacy.json", privacy), ending)
+
+
+def _tried(what: str, write: Callable[[], None], ending: Ending) -> Ending:
+    """The ending, once something was written, or with the word that there is no room for it."""
+    try:
+        write()
+    except OSError as error:
+        if not is_disk_full(error):
+            return Ending("error", f"{ending.why or 'stopped'}; {what} could not be written: {error.strerror}")
+        return Ending("disk", f"{ending.why or 'the disk is full'}; {what} could not be written")
+    return ending
+
+
+def _save_models(scene: _Scene, kept: ArrayRecord) -> None:
+    for name, arrays in _named_models(scene.plan, from_record(kept)).items():
+        path = scene.directory.path / f"{name}{scene.model.suffix}"
+        scene.model.assign(arrays)
+        scene.model.save(path)
+        if scene.directory.coarse:
+            settle_archive(path)
+    scene.directory.settle()
+
+
+def _close(scene: _Scene, loop: RoundLoop, privacy: dict[str, Any], ending: Ending, seconds: float) -> None:
+    best = loop.stopping.best_round if loop.stopping.best is not None else loop.aggregated
+    kept = next((done for done in scene.rounds if done.number == best), None)
+    scene.narrator.closing(scene.plan, scene.directory, privacy, ending, kept, seconds)
 
 
 APART = 0.01
@@ -154,17 +239,16 @@ def _hand_out(stop: Stop, personalised: Callable[[], None]) -> None:
         logger.warning("nodes may not have the last models: %s: %s", type(error).__name__, error)
 
 
-def _state_privacy(plan: Plan, directory: RunDirectory, layout: Layout, rounds: int, asked: int) -> dict[str, Any]:
-    """Write `privacy.json` and a copy of the ledger, whatever became of the run."""
-    directory.copy_ledger(plan.books.ledger.path)
-    clients = client_statement(plan, layout, asked)
-    facts = statement(plan.claim, plan.books, rounds, sampling_in_words(plan), clients)
-    directory.write_json("privacy.json", facts)
-    return facts
+def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> dict[str, Any]:
+    """What may be said about everything that was released, whatever became of the run."""
+    clients = client_statement(plan, layout, loop.asked)
+    return statement(plan.claim, plan.books, loop.aggregated, sampling_in_words(plan), clients)
 
 
 def sampling_in_words(plan: Plan) -> str:
     """How cohorts were drawn, and whether that was accounted for."""
+    if plan.samples_by_itself:
+        return f"by the strategy {type(plan.strategy.inner).__name__} itself, no amplification claimed"
     chosen = plan.config.strategy
     words = f"{chosen.sampling}, {100 * chosen.fraction_train:.4g} % of the nodes"
     amplified = plan.strategy.has_secret_cohorts
@@ -172,23 +256,25 @@ def sampling_in_words(plan: Plan) -> str:
 
 
 @contextmanager
-def _observers(
-    plan: Plan, directory: RunDirectory, narrator: Narrator, rounds: list[Round]
-) -> Iterator[list[Observer]]:
+def _observers(scene: _Scene) -> Iterator[list[Observer]]:
     """Those who are told of every round: the model is safe before anybody reads about it."""
+    plan, directory = scene.plan, scene.directory
 
     def save(done: Round, arrays: ArrayRecord) -> None:
         directory.checkpoint(done.number, arrays, plan.config.keep_checkpoints)
-        directory.append_round(done.line(plan.strategy.has_secret_cohorts))
-        rounds.append(done)
+        directory.append_round(done.line(plan.strategy.has_secret_cohorts, plan.hides_times))
+        if plan.hides_times and plan.books.ledger.path.exists():
+            settle(plan.books.ledger.path)
+        scene.rounds.append(done)
 
     if not plan.config.tensorboard:
-        yield [save, narrator]
+        yield [save, scene.narrator]
         return
     from cloister.server.tensorboard import TensorBoardObserver
 
-    board = TensorBoardObserver(directory.path / "tensorboard")
+    secret = plan.strategy.has_secret_cohorts
+    board = TensorBoardObserver(directory.path / "tensorboard", plan.hides_times, secret)
     try:
-        yield [save, narrator, board]
+        yield [save, scene.narrator, board]
     finally:
         board.close()

@@ -1,10 +1,13 @@
 """The run directory: everything a run leaves behind, written so that a crash leaves whole files."""
 
+import fcntl
 import json
+import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,20 +20,28 @@ from cloister.core.config import RunConfig
 from cloister.core.errors import ConfigError
 from cloister.core.files import atomic_path
 from cloister.server.build import Plan
+from cloister.server.times import settle
 
+RUNNING = "running"
+"""A file that the process of a run holds a lock on for as long as it lives, whatever ends it."""
+RESERVE = ".reserve"
+SPARE_BYTES = 4 << 20
+"""Room on the disk, beside that for a model, that is kept for the last words of a run."""
 PACKAGES = ("cloister", "flwr", "tensorflow", "keras", "numpy", "scikit-learn", "dp-accounting", "cryptography")
 
 
 class RunDirectory:
     """`<output-dir>/<name>/` of one run.
 
-    Attributes:
+    Args:
         path: absolute.
+        coarse: whether the times of its files are to tell no more than the day.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, coarse: bool = False) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
+        self.coarse = coarse
 
     @classmethod
     def create(cls, plan: Plan) -> "RunDirectory":
@@ -42,22 +53,65 @@ class RunDirectory:
         config = plan.config
         root = Path(config.output_dir).expanduser().resolve()
         try:
-            directory = cls(_named(root, config) if config.run_name else _unnamed(root, config))
+            path = _named(root, config) if config.run_name else _unnamed(root, config)
+            directory = cls(path, plan.hides_times)
             directory.checkpoints.mkdir()
         except OSError as error:
             raise ConfigError(f"output-dir = {config.output_dir!r} cannot be written: {error.strerror}") from error
         directory.write_json("config.json", _facts(plan))
         return directory
 
+    @contextmanager
+    def held(self, room: int) -> Iterator["RunDirectory"]:
+        """The block, in which this process is known to run, and some room on the disk is kept for the end.
+
+        Args:
+            room: bytes to keep beside `SPARE_BYTES`.
+
+        Raises:
+            ConfigError: there is no such room.
+        """
+        running = self.path / RUNNING
+        with running.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                self._reserve(room + SPARE_BYTES)
+                yield self
+            finally:
+                self.make_room()
+                running.unlink(missing_ok=True)
+                self.settle()
+
+    def _reserve(self, room: int) -> None:
+        try:
+            with (self.path / RESERVE).open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, room)
+        except OSError as error:
+            raise ConfigError(
+                f"output-dir: {self.path} has no room for {room >> 20} MB, which the end of a run may need: "
+                f"{error.strerror}"
+            ) from error
+
+    def make_room(self) -> None:
+        """Give up the room that was kept, for what is written last."""
+        (self.path / RESERVE).unlink(missing_ok=True)
+
+    def settle(self) -> None:
+        """Take the times from all files, if they would tell something."""
+        if self.coarse:
+            settle(self.path)
+
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON file, whole."""
         with atomic_path(self.path / name) as partial:
             partial.write_text(json.dumps(content, indent=2) + "\n")
+        self.settle()
 
     def append_round(self, line: Mapping[str, Any]) -> None:
         """Add a line to `rounds.jsonl`."""
         with (self.path / "rounds.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
+        self.settle()
 
     def checkpoint(self, server_round: int, arrays: ArrayRecord, keep: int) -> None:
         """Write the model of a round; keep the newest `keep` of them, or all if `keep` is 0."""
@@ -66,12 +120,14 @@ class RunDirectory:
         saved = sorted(self.checkpoints.glob("round-*.npz"))
         for old in saved[:-keep] if keep else []:
             old.unlink()
+        self.settle()
 
     def copy_ledger(self, ledger: Path) -> None:
         """Keep a copy of the ledger as it is at the end of the run: earlier runs on the same data included."""
         if ledger.exists():
             with atomic_path(self.path / "ledger.jsonl") as partial:
                 shutil.copyfile(ledger, partial)
+            self.settle()
 
 
 def _named(root: Path, config: RunConfig) -> Path:

@@ -1,17 +1,21 @@
 """What a federation is doing: its nodes and runs as the SuperLink knows them, and the rounds of a run directory."""
 
+import fcntl
 import json
 import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cloister.core.errors import ConfigError, FederationError
+from cloister.server.rundir import RUNNING
+from cloister.server.times import DAY
 
 STOPPED_AFTER = 60
 """Seconds for an answer of Flower's command line."""
+State = Literal["running", "ended", "dead"]
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,15 @@ class RunState:
         path: of its directory.
         task: and strategy and mechanism: of its configuration.
         round: the last finished one, of `rounds`.
-        written: when, in seconds since 1970.
+        written: when, in seconds since 1970; the beginning of the day where times would tell of a draw.
         replies: that counted in it, and that were asked for; None before the first, and where cohorts are secret.
         rejected: reasons of the last round, a line each.
         epsilon: of everything in the ledger so far; None where nothing is claimed.
         budget_left: of `privacy.max-epsilon`; None without a budget or without a claim.
         ended: whether its last words are written.
+        state: `ended`; `running`: a process of this machine is at it; `dead`: none is, and it had no last words.
+        how: it ended, as `privacy.json` has it; empty until then.
+        why: for a person; empty where all rounds were run.
     """
 
     path: str
@@ -42,6 +49,9 @@ class RunState:
     epsilon: float | None
     budget_left: float | None
     ended: bool
+    state: State
+    how: str
+    why: str
 
 
 def newest_run(output: Path) -> Path:
@@ -73,6 +83,7 @@ def run_state(directory: Path) -> RunState:
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{directory} is no run directory: {type(error).__name__}") from None
     measured = last.get("measured") or {}
+    ending = _ending(directory)
     epsilon, budget = measured.get("epsilon"), config["privacy.max-epsilon"]
     return RunState(
         path=str(directory.resolve()),
@@ -86,16 +97,32 @@ def run_state(directory: Path) -> RunState:
         rejected=tuple(_reason(item) for item in measured.get("rejected", ())),
         epsilon=epsilon,
         budget_left=max(0.0, budget - epsilon) if budget and epsilon is not None else None,
-        ended=_has_ended(directory),
+        ended=ending is not None,
+        state="ended" if ending is not None else "running" if _is_held(directory) else "dead",
+        how=(ending or {}).get("how", ""),
+        why=(ending or {}).get("why", ""),
     )
 
 
-def _has_ended(directory: Path) -> bool:
-    """Whether the statement about privacy is the last one; while a run is under way it says so."""
+def _ending(directory: Path) -> dict[str, str] | None:
+    """How the run ended; None where the statement about privacy is not the last one, as while a run is under way."""
     try:
-        return bool(json.loads((directory / "privacy.json").read_text())["status"] != "running")
+        facts = json.loads((directory / "privacy.json").read_text())
+        return None if facts["status"] == "running" else dict(facts.get("ended", {}))
     except (OSError, ValueError, KeyError):
+        return None
+
+
+def _is_held(directory: Path) -> bool:
+    """Whether a living process holds the lock of a run; it goes with the process, whatever ends that."""
+    try:
+        with (directory / RUNNING).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
         return False
+    return False
 
 
 def _reason(item: Mapping[str, Any]) -> str:
@@ -141,9 +168,9 @@ def told(run: RunState | None, superlink: Mapping[str, list[dict[str, Any]]] | N
 
 
 def _run_told(run: RunState) -> list[str]:
-    ago = time.time() - run.written
-    state = "ended" if run.ended else f"last written {ago:.0f} s ago"
-    lines = [f"{run.path}  {run.task}, {run.strategy}, {run.privacy}  round {run.round}/{run.rounds}  {state}"]
+    lines = [f"{run.path}  {run.task}, {run.strategy}, {run.privacy}  round {run.round}/{run.rounds}  {_state(run)}"]
+    if run.why:
+        lines.append(f"  {run.why}")
     if run.replies:
         lines.append(f"  replies {run.replies[0]}/{run.replies[1]}")
     lines += [f"  rejected: {reason}" for reason in run.rejected]
@@ -151,6 +178,18 @@ def _run_told(run: RunState) -> list[str]:
         left = "" if run.budget_left is None else f", {run.budget_left:.3g} left of the budget"
         lines.append(f"  ε {run.epsilon:.3g}{left}")
     return lines
+
+
+def _state(run: RunState) -> str:
+    if run.state == "ended":
+        return f"ended: {run.how}" if run.how else "ended"
+    if run.written % DAY:
+        written = f"last written {time.time() - run.written:.0f} s ago"
+    else:
+        written = f"last written on {time.strftime('%Y-%m-%d', time.gmtime(run.written))}"
+    if run.state == "running":
+        return written
+    return f"dead: no process of this machine is at it, and it did not end in order; {written}"
 
 
 def as_json(run: RunState | None, superlink: Mapping[str, Any] | None) -> str:

@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from logging import INFO
 from typing import Literal
@@ -10,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from cloister.core.draw import Draw
-from cloister.core.errors import FederationError
+from cloister.core.errors import FederationError, TooFewNodes
 
 POLL_SECONDS = 0.1
 
@@ -23,6 +24,10 @@ class HeldOut:
     Args:
         fraction: of the nodes, at least 0 and below 1.
         rng: decides who.
+
+    Attributes:
+        newcomers: how many nodes were given a role after the roles of the first round were dealt. One of them may be a
+            node that had the other role before and came back under a new id.
     """
 
     def __init__(self, fraction: float = 0.0, rng: random.Random | None = None) -> None:
@@ -30,10 +35,17 @@ class HeldOut:
         self._rng = rng or random.SystemRandom()
         self._known: set[int] = set()
         self._held: set[int] = set()
+        self.newcomers = 0
+
+    @property
+    def holds_some(self) -> bool:
+        """Whether any node, connected or not, is held out."""
+        return bool(self._held)
 
     def split(self, nodes: list[int]) -> tuple[list[int], list[int]]:
         """Those who train, and those who are held out."""
         strangers = sorted(set(nodes) - self._known)
+        self.newcomers += len(strangers) if self._known else 0
         self._rng.shuffle(strangers)
         for node in strangers:
             self._known.add(node)
@@ -48,14 +60,15 @@ class Sampling:
 
     Args:
         fraction: of the connected nodes, above 0 and at most 1.
-        min_nodes: how many must be connected before a round starts, and the least number `fixed` draws.
+        min_nodes: the minimum that `fixed` draws, as far as so many are connected.
         kind: `fixed` draws a cohort of one size without replacement; `poisson` draws each node by itself with
             probability `fraction`, so that a cohort may be of any size, or empty.
-        timeout: seconds to wait for `min_nodes`.
+        timeout: seconds to wait for nodes.
         rng: where the choice comes from; by default the operating system's entropy.
         population: register the nodes: there must be this many, and in every round the same. 0: whoever is connected.
         held_out: the nodes that never train, shared by training and evaluation; None: there are none.
         from_held_out: draw from those, and not from the others.
+        quorum: how many must be connected for a draw, 0: whoever is; None: `min_nodes`.
     """
 
     fraction: float = 1.0
@@ -66,13 +79,15 @@ class Sampling:
     population: int = 0
     held_out: HeldOut | None = None
     from_held_out: bool = False
+    quorum: int | None = None
     _registered: list[int] = field(default_factory=list, init=False)
 
     def draw(self, grid: Grid) -> Draw:
         """Choose nodes for a round, waiting for enough to connect.
 
         Raises:
-            FederationError: too few nodes are connected when the time is up, or not the registered ones.
+            TooFewNodes: too few nodes are connected when the time is up, or none that trains.
+            FederationError: the nodes are not the registered ones, or none is held out.
         """
         nodes = self._eligible(self._wait(grid))
         expected: float
@@ -88,11 +103,13 @@ class Sampling:
         if self.held_out is None:
             return nodes
         training, held_out = self.held_out.split(nodes)
-        if not held_out:
+        if not self.held_out.holds_some:
             raise FederationError(
                 f"evaluation.held-out-clients = {self.held_out.fraction} holds none of {len(nodes)} nodes out; "
                 "raise it, or start more nodes"
             )
+        if not training and not self.from_held_out:
+            raise TooFewNodes(f"of {len(nodes)} connected nodes none trains: all are held out")
         return held_out if self.from_held_out else training
 
     def plan(self) -> Draw:
@@ -110,7 +127,12 @@ class Sampling:
 
     def _wait(self, grid: Grid) -> list[int]:
         """The connected nodes in a fixed order, as soon as there are enough; the registered ones where there are."""
-        nodes = self._connected(grid, max(self.min_nodes, self.population))
+        wanted = self.min_nodes if self.quorum is None else self.quorum
+        key = "strategy.min-nodes" if self.population <= wanted else "privacy.population"
+        least = max(wanted, self.population)
+        nodes = connected_nodes(
+            grid, least, self.timeout, key, lambda found: log(INFO, "waiting for nodes: %d of %d", found, least)
+        )
         if self.population:
             self._registered = self._registered or nodes
             if nodes != self._registered or len(nodes) != self.population:
@@ -120,17 +142,32 @@ class Sampling:
                 )
         return nodes
 
-    def _connected(self, grid: Grid, least: int) -> list[int]:
-        deadline = time.monotonic() + self.timeout
-        told = -1
-        while len(nodes := sorted(grid.get_node_ids())) < least:
-            if time.monotonic() > deadline:
-                raise FederationError(
-                    f"{len(nodes)} nodes are connected after {self.timeout:g} s, strategy.min-nodes = {least}; "
-                    "start more nodes, lower strategy.min-nodes, or raise node-timeout"
-                )
-            if len(nodes) != told:
-                told = len(nodes)
-                log(INFO, "waiting for nodes: %d of %d", told, least)
-            time.sleep(POLL_SECONDS)
-        return nodes
+
+def connected_nodes(
+    grid: Grid, least: int, timeout: float, key: str = "strategy.min-nodes", told: Callable[[int], None] | None = None
+) -> list[int]:
+    """The ids of the connected nodes in a fixed order, as soon as there are enough.
+
+    Args:
+        grid: that knows them.
+        least: how many are enough.
+        timeout: seconds to wait for them.
+        key: of the configuration, that demands so many.
+        told: is called with their number, first when there are too few and then whenever it changes.
+
+    Raises:
+        TooFewNodes: the time is up.
+    """
+    deadline = time.monotonic() + timeout
+    last = -1
+    while len(nodes := sorted(grid.get_node_ids())) < least:
+        if time.monotonic() > deadline:
+            raise TooFewNodes(
+                f"{len(nodes)} nodes are connected after {timeout:g} s, {key} = {least}; "
+                f"start more nodes, lower {key}, or raise node-timeout"
+            )
+        if len(nodes) != last and told is not None:
+            told(len(nodes))
+        last = len(nodes)
+        time.sleep(POLL_SECONDS)
+    return nodes

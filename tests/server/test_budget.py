@@ -155,7 +155,7 @@ def test_a_sound_run_says_what_it_claims(tmp_path):
     outcome = go(tmp_path)
     facts = outcome.privacy
     assert facts["status"] == "sound" and facts["reasons"] == [] and facts["rounds"] == 4
-    assert facts["noise"] == "from the operating system's entropy" and len(facts["unprotected"]) == 3
+    assert facts["noise"] == "from the operating system's entropy" and len(facts["unprotected"]) == 2
     run, everything = facts["claims"]
     assert run["scope"] == "this run" and everything["scope"] == "all runs in the ledger"
     for claim in (run, everything):

@@ -5,9 +5,19 @@ import json
 import pytest
 from rich.console import Console
 
+from cloister.client.app import app
+from cloister.core.arrays import Layout
+from cloister.core.config import parse
+from cloister.core.errors import ConfigError
+from cloister.core.hypotheses import stacked
+from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
+from cloister.privacy.leakage import laplace_statement
 from cloister.server import loop
+from cloister.server.build import build
+from cloister.server.clients import client_statement
 from cloister.server.console import Narrator
+from cloister.server.run import run
 
 SETTINGS = {
     "task.model": "softmax",
@@ -50,6 +60,54 @@ def test_what_leaves_beside_the_noise_takes_the_claim_away(tmp_path, changes, re
 
 def test_scores_of_those_who_never_train_do_not(tmp_path):
     assert clients_of(tmp_path, evaluation__held_out_clients=0.25)["status"] == "sound"
+
+
+class Renamed(LocalGrid):
+    """Every node was started again after the second round, under a new id and with the data that it had."""
+
+    rounds = 0
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        self.rounds += messages[0].metadata.message_type == "train"
+        return super().send_and_receive(messages, timeout=timeout)
+
+    def get_node_ids(self):
+        if self.rounds == 2 and 1 in self._contexts:
+            self._contexts = {node + 100: context for node, context in self._contexts.items()}
+            for node, context in self._contexts.items():
+                context.node_id = node
+        return list(self._contexts)
+
+
+@pytest.mark.parametrize(("grid", "status"), [(LocalGrid, "sound"), (Renamed, "heuristic")])
+def test_scores_of_those_who_may_have_trained_under_another_id_do(tmp_path, grid, status):
+    settings = SETTINGS | {"num-rounds": 4, "evaluation.held-out-clients": 0.25, "output-dir": str(tmp_path)}
+    config = parse(settings)
+    facts = run(grid.simulated(app, config.flat(), 4), config, Narrator(1, Console(quiet=True))).privacy["clients"]
+    assert facts["status"] == status
+    assert any("come back under a new id" in reason for reason in facts["reasons"]) is (status == "heuristic")
+
+
+@pytest.mark.parametrize("hypotheses", [1, 3])
+def test_under_laplace_a_client_is_charged_for_the_one_hypothesis_it_sends(tmp_path, hypotheses):
+    """The softmax model of digits has 650 parameters, however many of them the server trains side by side."""
+    laplace = {"privacy.client": "laplace", "privacy.radius": 1.0, "privacy.client-noise-multiplier": 5.0}
+    cluster = {"privacy.server": "laplace-clustering", "privacy.clusters": hypotheses}
+    plan = build(parse(SETTINGS | laplace | cluster | {"output-dir": str(tmp_path), "task.test-fraction": 0.0}))
+    one = plan.task.build().arrays()
+    layout = Layout.of(stacked([one] * plan.hypotheses))
+    leaked = client_statement(plan, layout, 1)["leakage-of-a-release"]
+    assert layout.size == 650 * hypotheses
+    assert leaked == laplace_statement(plan.config.privacy, 650, 1)["leakage-of-a-release"]
+    assert laplace_statement(plan.config.privacy, 2 * 650, 1)["leakage-of-a-release"] == pytest.approx(2 * leaked)
+
+
+def test_a_mechanism_without_a_statement_is_not_taken_for_another(tmp_path, monkeypatch):
+    plan = build(parse(SETTINGS | {"output-dir": str(tmp_path)}))
+    monkeypatch.setattr("cloister.server.clients.STATEMENTS", {})
+    with pytest.raises(ConfigError, match=r"privacy.client = 'dp-sgd' has no statement"):
+        client_statement(plan, Layout.of(plan.task.build().arrays()), 1)
 
 
 def test_scores_take_it_away_under_laplace_too(tmp_path):

@@ -14,7 +14,7 @@ from cloister.core.errors import CloisterError, ConfigError, DataError, Federati
 from cloister.core.files import atomic_path
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
-from cloister.server.build import build
+from cloister.server.build import build, data_identity
 from cloister.server.console import Narrator
 from cloister.server.run import run
 from cloister.server.rundir import RunDirectory
@@ -214,4 +214,17 @@ def test_the_narrator_tells_the_contract_the_rounds_and_the_result(tmp_path, cap
     said = capsys.readouterr().out
     assert "privacy        metric" in said and "heuristic" in said and "because" in said
     assert said.count("round ") >= 4 and "noise std" in said and "accuracy" in said
-    assert said.count(str(tmp_path)) == 2
+    assert said.count(f"run directory  {tmp_path}") == 2
+    assert f"settings       num-rounds=3 seed=3 output-dir='{tmp_path}' task.model='softmax'" in said
+
+
+def test_data_in_another_place_is_other_data_to_a_budget(tmp_path):
+    """Two data sets of one task share no books, and the same place is the same data however it is written."""
+
+    def identity(path="", task="heart-disease"):
+        return data_identity(parse({"task.name": task, "task.data-path": str(path)}))
+
+    first = identity(tmp_path / "a")
+    assert len({identity(), first, identity(tmp_path / "b"), identity(tmp_path / "a", "digits")}) == 4
+    assert identity(tmp_path / "b" / ".." / "a") == first
+    assert str(tmp_path) not in first and first.startswith("heart-disease-")

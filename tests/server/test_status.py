@@ -1,6 +1,8 @@
 """What `cloister status` reads from a run directory and from Flower's answers."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -40,6 +42,7 @@ def output(tmp_path_factory):
 def test_a_finished_run(output):
     state = status.run_state(status.newest_run(output))
     assert (state.task, state.round, state.rounds, state.replies, state.ended) == ("digits", 2, 2, (3, 3), True)
+    assert (state.state, state.how, state.why) == ("ended", "as-asked", "")
     assert 0 < state.epsilon < 10 and state.budget_left == pytest.approx(10 - state.epsilon)
 
 
@@ -48,7 +51,7 @@ def test_a_run_under_way_whose_last_line_is_not_whole(output, tmp_path):
     (tmp_path / "config.json").write_text((output / "a" / "config.json").read_text())
     (tmp_path / "rounds.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
     state = status.run_state(status.newest_run(tmp_path))
-    assert (state.round, state.ended) == (1, False)
+    assert (state.round, state.ended, state.state) == (1, False, "dead")
 
 
 def test_a_run_whose_cohorts_are_secret(tmp_path):
@@ -74,6 +77,53 @@ def test_a_run_before_its_first_round(output, tmp_path):
     (tmp_path / "config.json").write_text((output / "a" / "config.json").read_text())
     state = status.run_state(tmp_path)
     assert (state.round, state.replies, state.budget_left) == (0, None, None)
+
+
+HOLD = """
+import fcntl, sys, time
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_run_whose_process_was_killed_is_told_from_one_that_lives(output, tmp_path):
+    (tmp_path / "config.json").write_text((output / "a" / "config.json").read_text())
+    (tmp_path / "privacy.json").write_text('{"status": "running"}')
+    lock = tmp_path / status.RUNNING
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        alive = status.run_state(tmp_path)
+        assert alive.state == "running" and any("last written" in line for line in status.told(alive, None))
+        holder.kill()
+    dead = status.run_state(tmp_path)
+    assert dead.state == "dead" and not dead.ended and lock.exists()
+    assert any("dead: no process" in line for line in status.told(dead, None))
+    assert json.loads(status.as_json(dead, None))["run"]["state"] == "dead"
+
+
+def test_a_run_holds_its_lock_until_its_last_words(tmp_path):
+    seen = []
+
+    class Looking(Narrator):
+        def __call__(self, done, arrays):
+            seen.append(status.run_state(tmp_path / "a").state)
+
+        def closing(self, *_):
+            seen.append(status.run_state(tmp_path / "a").state)
+
+    simulate(SETTINGS | {"output-dir": str(tmp_path), "run-name": "a"}, 3, Looking(2, Console(quiet=True)))
+    assert seen == ["running"] * 3 + ["ended"]
+    assert not (tmp_path / "a" / status.RUNNING).exists()
+
+
+def test_why_a_run_ended_early_is_told(tmp_path):
+    spent = {"privacy.max-epsilon": 0.5}
+    outcome = simulate(SETTINGS | spent | {"output-dir": str(tmp_path)}, 3, Narrator(2, Console(quiet=True)))
+    state = status.run_state(outcome.directory.path)
+    assert (state.state, state.how, state.why) == ("ended", "budget", outcome.stopped)
+    assert any("ended: budget" in line for line in status.told(state, None))
 
 
 def test_no_run(tmp_path):

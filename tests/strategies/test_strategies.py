@@ -19,13 +19,13 @@ from support import content, grid_of
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.config import parse
 from cloister.core.decorator import TRAIN_LOSS, virtual_reply
-from cloister.core.errors import ConfigError, FederationError
+from cloister.core.errors import ConfigError, FederationError, TooFewNodes
 from cloister.core.replies import EXAMPLES
 from cloister.server.build import named_strategy
 from cloister.strategies import STRATEGIES, sampling
 from cloister.strategies.averaging import FedAvg, FedProx
 from cloister.strategies.robust import FedMedian, FedTrimmedAvg, Krum
-from cloister.strategies.sampling import Sampling
+from cloister.strategies.sampling import HeldOut, Sampling
 
 NAMES = STRATEGIES.names()
 FALSE_ALARM = 1e-6
@@ -555,3 +555,43 @@ def test_a_round_starts_as_soon_as_enough_nodes_are_connected(clock):
 def test_nobody_waits_where_enough_are_connected(clock):
     Sampling(1.0, 2, timeout=60).draw(roster(1, 2))
     assert clock.slept == 0
+
+
+def test_registered_nodes_are_these_and_not_as_many_others(clock):
+    """A node that takes the place of another is drawn from another population, for which nothing is claimed."""
+    drawn = Sampling(0.5, 1, timeout=0, population=3)
+    drawn.draw(roster(1, 2, 3))
+    drawn.draw(roster(3, 2, 1))
+    with pytest.raises(FederationError, match="registers the nodes of the first round"):
+        drawn.draw(roster(1, 2, 4))
+
+
+def test_after_the_first_round_the_quorum_counts(clock):
+    assert len(Sampling(1.0, 3, timeout=0, quorum=2).draw(roster(1, 2)).nodes) == 2
+    with pytest.raises(TooFewNodes):
+        Sampling(1.0, 1, timeout=0, quorum=3).draw(roster(1, 2))
+    config = parse({"strategy.min-nodes": 4, "strategy.quorum": 3, "evaluation.federated": "on"})
+    strategy = named_strategy(config)
+    assert strategy.train_sampling.quorum == 3
+    assert strategy.evaluate_sampling.quorum == 0, "scores are worth no pause"
+
+
+def test_who_is_given_a_role_after_the_first_round_is_counted():
+    held = HeldOut(0.3, random.Random(0))
+    held.split(list(range(10)))
+    assert held.newcomers == 0
+    held.split(list(range(5)))
+    held.split(list(range(10)))
+    assert held.newcomers == 0
+    held.split(list(range(12)))
+    assert held.newcomers == 2
+
+
+def test_held_out_nodes_may_be_gone_for_a_while_and_training_ones_may_not():
+    held = HeldOut(0.34, random.Random(0))
+    train, score = held.split([1, 2, 3])
+    assert len(score) == 1
+    scoring = Sampling(min_nodes=1, timeout=0, held_out=held, from_held_out=True, quorum=0)
+    assert scoring.draw(roster(*train)).nodes == []
+    with pytest.raises(TooFewNodes, match="none trains"):
+        Sampling(min_nodes=1, timeout=0, held_out=held, quorum=1).draw(roster(*score))

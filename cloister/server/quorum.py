@@ -1,0 +1,62 @@
+"""Waiting before a round until enough nodes are connected. It counts connections, which are public, never replies."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flwr.serverapp import Grid
+
+from cloister.core.config import RunConfig
+from cloister.strategies.sampling import connected_nodes
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """How many nodes must be connected.
+
+    Attributes:
+        first: before round 1.
+        later: before every later round.
+        timeout: seconds to wait for them.
+        population: registered nodes, all of which must be there in every round; 0: none are registered.
+    """
+
+    first: int = 1
+    later: int = 1
+    timeout: float = 0.0
+    population: int = 0
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Quorum":
+        """What a configuration demands."""
+        return cls(config.strategy.min_nodes, later_quorum(config), config.node_timeout, config.privacy.population)
+
+    def wait(self, grid: Grid, number: int, told: Callable[[str], None]) -> None:
+        """Return as soon as enough nodes are connected for a round.
+
+        Args:
+            grid: that knows them.
+            number: of the round.
+            told: gets a sentence when the run pauses, when that changes, and when it goes on.
+
+        Raises:
+            TooFewNodes: the time is up.
+        """
+        wanted = self.first if number == 1 else self.later
+        key = "strategy.min-nodes" if number == 1 else "strategy.quorum"
+        if self.population > wanted:
+            wanted, key = self.population, "privacy.population"
+        paused = False
+
+        def pause(connected: int) -> None:
+            nonlocal paused
+            paused = True
+            told(f"paused before round {number}: {connected} nodes are connected, {key} = {wanted}")
+
+        connected_nodes(grid, wanted, self.timeout, key, pause)
+        if paused:
+            told(f"enough nodes are connected: round {number} begins")
+
+
+def later_quorum(config: RunConfig) -> int:
+    """How many nodes must be connected after round 1."""
+    return config.strategy.min_nodes if config.strategy.quorum == "auto" else config.strategy.quorum

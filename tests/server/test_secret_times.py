@@ -1,0 +1,154 @@
+"""Nothing that a run leaves behind tells how long a round took, where a draw is accounted for."""
+
+import io
+import json
+import os
+import re
+import time
+import zipfile
+
+import numpy as np
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from cloister.client.app import app
+from cloister.core.config import parse
+from cloister.local.grid import LocalGrid
+from cloister.server.console import Narrator
+from cloister.server.jsonlog import JsonNarrator
+from cloister.server.run import run
+from cloister.server.times import DAY, settle_archive
+
+ROUNDS = 8
+POISSON = {
+    "task.model": "softmax",
+    "privacy.server": "global-dp",
+    "privacy.noise-multiplier": 1.0,
+    "strategy.sampling": "poisson",
+    "strategy.fraction-train": 0.5,
+    "num-rounds": ROUNDS,
+    "run-name": "r",
+    "client.local-epochs": 1,
+}
+MOMENT = re.compile(r"\d\d:\d\d|\d+(\.\d+)? s\b|seconds|\b1\d{9}\b")
+"""A time of day, a duration, or seconds since 1970."""
+
+
+class Hours:
+    """A clock of its own for the server: every client takes an hour, so that the day tells something and no more."""
+
+    def __init__(self, monkeypatch):
+        self.skew = 0.0
+        real_time, real_perf = time.time, time.perf_counter
+        monkeypatch.setattr(time, "time", lambda: real_time() + self.skew)
+        monkeypatch.setattr(time, "perf_counter", lambda: real_perf() + self.skew)
+
+
+def go(tmp_path, monkeypatch, kind, settings):
+    config = parse(POISSON | settings | {"output-dir": str(tmp_path)})
+    clock, sizes = Hours(monkeypatch), []
+
+    class Counting(LocalGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            messages = list(messages)
+            sizes.append(len(messages))
+            clock.skew += 0.5 * len(messages)
+            return super().send_and_receive(messages, timeout=timeout)
+
+    said = io.StringIO()
+    console = Console(file=said, width=10**6, soft_wrap=True, markup=False, highlight=False)
+    outcome = run(Counting.simulated(lambda *asked: app(*asked), config.flat(), 12), config, kind(ROUNDS, console))
+    return outcome, said.getvalue(), sizes
+
+
+@pytest.mark.parametrize("kind", [Narrator, JsonNarrator])
+def test_a_secret_cohort_leaves_no_times(tmp_path, monkeypatch, kind):
+    outcome, said, sizes = go(tmp_path, monkeypatch, kind, {})
+    assert len(set(sizes)) > 1
+    assert not MOMENT.search(said.replace(str(tmp_path), ""))
+    for path in outcome.directory.path.rglob("*"):
+        # What was there before the first draw is no secret.
+        assert path.name == "config.json" or os.stat(path).st_mtime % DAY == 0, path.name
+        if path.suffix in (".json", ".jsonl") and path.name not in ("config.json", "ledger.jsonl"):
+            assert not MOMENT.search(path.read_text()), path.name
+        if path.suffix == ".npz":
+            assert {entry.date_time[3:] for entry in zipfile.ZipFile(path).infolist()} == {(0, 0, 0)}
+    (events,) = (outcome.directory.path / "tensorboard").iterdir()
+    assert int(events.name.split(".")[3]) % DAY == 0
+    assert {event.wall_time % DAY for event in EventFileLoader(str(events)).Load()} == {0}
+    assert os.stat(outcome.directory.path).st_mtime % DAY == 0
+    assert os.stat(outcome.plan.books.ledger.path).st_mtime % DAY == 0
+
+
+@pytest.mark.parametrize("kind", [Narrator, JsonNarrator])
+def test_nothing_that_is_said_depends_on_how_many_were_drawn(tmp_path, monkeypatch, kind):
+    """Two runs whose cohorts differ and whose clients fail: word for word the same.
+
+    False alarm: all cohorts of the two runs are equal by chance, 0.17 to the power of 8, below 1e-6.
+    """
+    monkeypatch.setattr("test_secret_times.app", _failing)
+    unscored = {"evaluation.central": False}
+    (first, said, drawn), (second, also_said, others) = (
+        go(tmp_path / str(number), monkeypatch, kind, unscored) for number in range(2)
+    )
+    assert drawn != others
+    assert said.replace(str(tmp_path / "0"), "") == _with_head(first, also_said, second).replace(
+        str(tmp_path / "1"), ""
+    )
+    assert _rounds(first) == _rounds(second)
+
+
+def _failing(message, context):
+    raise MemoryError
+
+
+def _with_head(outcome, said, other):
+    """The head of the ledger depends on ids that say nothing."""
+    return said.replace(other.privacy["ledger"]["head"], outcome.privacy["ledger"]["head"])
+
+
+def _rounds(outcome):
+    return (outcome.directory.path / "rounds.jsonl").read_text()
+
+
+def test_where_no_draw_is_accounted_for_operators_are_told_how_long_it_took(tmp_path, monkeypatch):
+    outcome, said, _ = go(tmp_path, monkeypatch, JsonNarrator, {"strategy.sampling": "fixed"})
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert all("seconds" in line for line in lines if line["event"] == "round" and line["round"])
+    assert all(re.fullmatch(r"[\d-]{10}T[\d:]{8}Z", line["time"]) for line in lines)
+    assert os.stat(outcome.directory.path / "rounds.jsonl").st_mtime % DAY
+
+
+def test_batches_that_are_drawn_on_clients_leave_no_times_either(tmp_path, monkeypatch):
+    dp_sgd = {"privacy.client": "dp-sgd", "privacy.server": "none", "strategy.sampling": "fixed", "num-rounds": 1}
+    settings = {key: value for key, value in POISSON.items() if key != "privacy.noise-multiplier"}
+    monkeypatch.setattr("test_secret_times.POISSON", settings)
+    outcome, said, _ = go(tmp_path, monkeypatch, Narrator, dp_sgd)
+    assert outcome.plan.hides_times and not MOMENT.search(said.replace(str(tmp_path), ""))
+    assert "seconds" not in _rounds(outcome) and '"accepted"' in _rounds(outcome)
+
+
+def test_the_model_of_a_network_forgets_when_it_was_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr("test_secret_times.app", _failing)
+    outcome, _, _ = go(tmp_path, monkeypatch, Narrator, {"task.model": "mlp", "num-rounds": 1, "tensorboard": False})
+    with zipfile.ZipFile(outcome.directory.path / "model.keras") as archive:
+        assert ":" not in json.loads(archive.read("metadata.json"))["date_saved"]
+        assert {entry.date_time[3:] for entry in archive.infolist()} == {(0, 0, 0)}
+    model = outcome.plan.task.build()
+    model.load(outcome.directory.path / "model.keras")
+    for name, array in outcome.arrays.items():
+        np.testing.assert_array_equal(model.arrays()[name], array.numpy())
+
+
+def test_a_saved_keras_model_forgets_when(tmp_path):
+    path = tmp_path / "model.keras"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("metadata.json", json.dumps({"keras_version": "3", "date_saved": "2026-01-01@10:11:12"}))
+        archive.writestr("weights", np.arange(3).tobytes())
+    settle_archive(path)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.read("weights") == np.arange(3).tobytes()
+        assert ":" not in json.loads(archive.read("metadata.json"))["date_saved"]
+        assert json.loads(archive.read("metadata.json"))["keras_version"] == "3"
+        assert {entry.date_time[3:] for entry in archive.infolist()} == {(0, 0, 0)}
