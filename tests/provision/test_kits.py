@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import time
-import zipfile
 from base64 import b64decode
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,7 +25,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import parse_config_args
 from rich.console import Console
 
@@ -152,15 +150,8 @@ class TestFirstRun:
     def test_the_policy_is_the_template(self, make):
         assert contents(make().folder)["sites/south/policy.toml"].decode() == POLICY
 
-    def test_no_kit_gets_into_version_control_or_into_an_app_bundle(self, make, tmp_path):
-        """Flower ships the toml and yaml files of a checkout to nodes, but for what the root's .gitignore names."""
-        root = Path(__file__).parents[2]
-        shutil.copytree(root / "cloister" / "provision", tmp_path / "cloister")
-        for name in (".gitignore", "pyproject.toml", "LICENSE"):
-            shutil.copy(root / name, tmp_path)
+    def test_no_kit_gets_into_version_control(self, make):
         assert (make().folder / ".gitignore").read_text() == "*\n"
-        names = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(tmp_path))).namelist()
-        assert "cloister/kits.py" in names and not [name for name in names if name.startswith("kits/")]
 
 
 class TestScripts:
