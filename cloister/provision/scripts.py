@@ -106,6 +106,9 @@ for key in "$kit"/nodes/*.pub; do
     site=$(basename "$key" .pub)
     if answer=$(flwr supernode register "$key" @NAME@ --name "$site" 2>&1); then
         echo "$site: registered"
+    elif echo "$answer" | grep -q 'its node was unregistered'; then
+        echo "$site: revoked. It gets in again with a new key only: cloister provision --remake sites/$site" >&2
+        failed=1
     elif echo "$answer" | grep -qi 'already in use'; then
         echo "$site: known"
     else

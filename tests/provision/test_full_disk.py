@@ -1,4 +1,4 @@
-"""A disk that is full in the middle of provisioning: one line that holds no secret, and nothing that only looks whole."""
+"""A disk that is full in mid-provisioning: one line that holds no secret, and nothing that only looks whole."""
 
 import errno
 import hashlib
