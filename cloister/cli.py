@@ -189,12 +189,22 @@ def provision_kits(
 def superlink(
     context: typer.Context,
     operators: Annotated[Path, typer.Option(help="File of SHA-256 digests of operators' tokens.")],
+    max_database: Annotated[int, typer.Option(min=1, help="Megabytes that the state database may have.")] = 8000,
 ) -> None:
     """Flower's SuperLink, which takes orders from provisioned operators only; other options are flower-superlink's."""
     from cloister.provision.superlink import serve
 
     with _told():
-        serve(operators, context.args)
+        serve(operators, context.args, max_database)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def superexec(context: typer.Context) -> None:
+    """Flower's executor of server apps, with tasks' tokens kept out of arguments; options are flower-superexec's."""
+    from cloister.provision.superexec import run
+
+    with _told():
+        run(context.args)
 
 
 def _rounded_up(number: float) -> float:

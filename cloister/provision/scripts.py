@@ -31,7 +31,7 @@ superlink() {
 apps() {
     for status in $(grep -ls "^PPid:[[:space:]]*$executor\$" /proc/[0-9]*/status); do
         process=${status%/status}
-        if tr '\0' '\n' 2>/dev/null <"$process/cmdline" | grep -q flwr-serverapp; then echo "${process#/proc/}"; fi
+        if tr '\0' '\n' 2>/dev/null <"$process/cmdline" | grep -q serverapp; then echo "${process#/proc/}"; fi
     done
 }
 # The executor would cut its apps off: asked to end, each app ends in order first, and the executor, held still, starts
@@ -39,7 +39,7 @@ apps() {
 superexec() {
     asked=
     trap 'asked=yes' INT TERM HUP
-    flower-superexec --runtime-api-address "${CLOISTER_SUPERLINK:-127.0.0.1:@PORT@}" \
+    cloister superexec --runtime-api-address "${CLOISTER_SUPERLINK:-127.0.0.1:@PORT@}" \
         --root-certificates "$kit/ca.crt" --superexec-auth-secret-file "$kit/superexec.secret" "$@" & executor=$!
     status=0
     [ -n "$asked" ] || wait $executor || status=$?

@@ -197,13 +197,14 @@ class TestScripts:
     def test_the_servers_app_ends_in_order_before_its_executor(self, make, part, tmp_path):
         done = self.stopped(make().folder / "server", part, tmp_path)
         order = (tmp_path / "order").read_text().split()
-        assert order == ["app-asked", "app-ended", "executor-ended"] + ["link-ended"] * (part == "both")
+        assert order == ["app-asked", "app-ended", "superexec-ended"] + ["superlink-ended"] * (part == "both")
         assert done == 0
 
-    @pytest.mark.parametrize("name", ["flower-superexec", "cloister"])
-    def test_a_server_that_lost_a_part_has_failed(self, make, name, tmp_path):
+    @pytest.mark.parametrize("part", ["superexec", "superlink"])
+    def test_a_server_that_lost_a_part_has_failed(self, make, part, tmp_path):
         self.programs(tmp_path)
-        (tmp_path / "bin" / name).write_text("#!/bin/sh\nexit 0\n")
+        program = tmp_path / "bin" / "cloister"
+        program.write_text(program.read_text().replace("\n", f"\n[ $1 != {part} ] || exit 0\n", 1))
         done = subprocess.run(
             [str(make().folder / "server" / "start.sh")], env=self.environment(tmp_path), timeout=60, check=False
         )
@@ -217,10 +218,9 @@ class TestScripts:
         loop = "while :; do sleep 0.05; done\n"
         said = 'echo {} >>"$ORDER"'
         programs = {
-            "cloister": f"#!/bin/sh\ntrap '{said.format('link-ended')}; exit 0' TERM\n{loop}",
-            "flower-superexec": f"#!/bin/sh\ntrap '{said.format('executor-ended')}; exit 0' TERM\n"
-            f"flwr-serverapp dead &\nflwr-serverapp &\n{loop}",
-            "flwr-serverapp": '#!/bin/sh\n[ "$1" != dead ] || exit 0\n'
+            "cloister": f"#!/bin/sh\ntrap '{said.format('$1-ended')}; exit 0' TERM\n"
+            f"[ $1 != superexec ] || {{ serverapp.py dead & serverapp.py & }}\n{loop}",
+            "serverapp.py": '#!/bin/sh\n[ "$1" != dead ] || exit 0\n'
             f"trap '{said.format('app-asked')}; sleep 1; {said.format('app-ended')}; exit 0' TERM\n"
             f'touch "$ORDER"\n{loop}',
         }

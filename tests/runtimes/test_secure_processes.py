@@ -198,3 +198,16 @@ def test_a_member_that_lost_its_power_gets_in_again(secured: Secured) -> None:
             secured.processes.restart("north")
         time.sleep(0.5)
     secured.trains("after-the-power-cut")
+
+
+def test_the_token_of_a_running_app_is_in_no_argument(secured: Secured) -> None:
+    processes = secured.processes
+    home = secured.home(secured.kits / "operator" / "credentials.yaml")
+    processes.run(
+        home, "flwr", "run", str(REPOSITORY), "trial", "--run-config", flower_line(SETTINGS), seconds=PATIENCE
+    )
+    processes.wait(lambda: bool(processes.pids("serverapp.py")), PATIENCE, "server app")
+    (app,) = processes.pids("serverapp.py")
+    everybody = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [line for line in everybody if b"--token" in line]
+    processes.wait(lambda: app not in processes.pids("serverapp.py"), PATIENCE, "end of the server app")
