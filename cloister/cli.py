@@ -40,12 +40,14 @@ def run(
 def warm_node(
     context: typer.Context,
     keras: Annotated[bool, typer.Option(help="Import Keras beforehand; tasks without a network need none.")] = True,
+    fastest_poll: Annotated[float, typer.Option(help="Seconds between looks for messages, just after one.")] = 0.5,
+    slowest_poll: Annotated[float, typer.Option(help="Seconds between looks for messages, in the long run.")] = 5.0,
 ) -> None:
     """Run a SuperNode whose clients start at once; takes the options of flower-supernode."""
     from cloister.warm.node import run_node
 
     with _told():
-        raise typer.Exit(run_node(context.args, keras))
+        raise typer.Exit(run_node(context.args, keras, (fastest_poll, slowest_poll)))
 
 
 @app.command()
