@@ -1,7 +1,9 @@
 """The `cloister` command."""
 
+import json
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -179,12 +181,11 @@ def provision_kits(
     ] = None,
 ) -> None:
     """Write a start-up kit for the server, the operator and each site; again: add what is missing."""
-    from cloister.client.policy import TEMPLATE
     from cloister.provision.kits import provision
     from cloister.provision.report import show
 
     with _told():
-        show(provision(description, output, TEMPLATE, renew, renew_authority, remake or []))
+        show(provision(description, output, _policy_for, renew, renew_authority, remake or []))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -207,6 +208,14 @@ def superexec(context: typer.Context) -> None:
 
     with _told():
         run(context.args)
+
+
+def _policy_for(tasks: Sequence[str]) -> str:
+    """The policy that a new site starts with, for the tasks of its federation."""
+    from cloister.client.policy import TEMPLATE
+
+    allowed = f"tasks = {json.dumps(list(tasks))}"
+    return re.sub(r"^tasks = \[.*\]$", allowed, TEMPLATE, flags=re.MULTILINE)
 
 
 def _rounded_up(number: float) -> float:

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -126,7 +126,7 @@ class _Kits:
 def provision(
     description: Path,
     folder: Path,
-    policy: str,
+    policy: str | Callable[[Sequence[str]], str],
     renew: bool = False,
     renew_authority: bool = False,
     remake: Sequence[str] = (),
@@ -136,7 +136,7 @@ def provision(
     Args:
         description: its `federation.toml`.
         folder: for the kits; made if absent.
-        policy: text of the policy that a new site starts with.
+        policy: text of the policy that a new site starts with, or what writes it for the tasks of the federation.
         renew: make a new server certificate.
         renew_authority: make a new certificate of our own authority, with its old key, and of the server. Nodes that
             still hold the old one trust the server until the old one ends.
@@ -161,7 +161,7 @@ def provision(
     _write_server(kits, federation, renew or renew_authority)
     _write_operator(kits, federation)
     for site in federation.sites:
-        _write_site(kits, federation, site, policy)
+        _write_site(kits, federation, site, policy if isinstance(policy, str) else policy(federation.tasks))
     _remember(kits, members)
     for member in members:
         _spread_authority(kits, member)

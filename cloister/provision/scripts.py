@@ -45,8 +45,14 @@ superexec() {
     [ -n "$asked" ] || wait $executor || status=$?
     [ -n "$asked" ] || exit $status
     kill -STOP $executor 2>/dev/null || true
-    for app in $(apps); do kill "$app" 2>/dev/null || true; done
-    while [ -n "$(apps)" ]; do sleep 0.2; done
+    # Each is asked once, also one that was just being started: asked twice it would end at once.
+    told=" "
+    while running=$(apps); [ -n "$running" ]; do
+        for app in $running; do
+            case "$told" in *" $app "*) ;; *) kill "$app" 2>/dev/null || true; told="$told$app " ;; esac
+        done
+        sleep 0.2
+    done
     kill $executor 2>/dev/null || true
     kill -CONT $executor 2>/dev/null || true
     wait $executor || true
