@@ -31,7 +31,18 @@ superlink() {
 apps() {
     for status in $(grep -ls "^PPid:[[:space:]]*$executor\$" /proc/[0-9]*/status); do
         process=${status%/status}
-        if tr '\0' '\n' 2>/dev/null <"$process/cmdline" | grep -q serverapp; then echo "${process#/proc/}"; fi
+        if tr '\\0' '\\n' 2>/dev/null <"$process/cmdline" | grep -q serverapp; then echo "${process#/proc/}"; fi
+    done
+}
+alive() { tr '\\0' x 2>/dev/null <"/proc/$1/cmdline" | grep -q .; }
+# End a process of this script; asked again after 10 s, for a signal between its fork and its start is lost.
+end() {
+    tries=0
+    while alive "$1" 2>/dev/null; do
+        [ $((tries % 50)) -ne 0 ] || kill "$1" 2>/dev/null || true
+        kill -CONT "$1" 2>/dev/null || true
+        tries=$((tries + 1))
+        sleep 0.2
     done
 }
 # The executor would cut its apps off: asked to end, each app ends in order first, and the executor, held still, starts
@@ -53,9 +64,7 @@ superexec() {
         done
         sleep 0.2
     done
-    kill $executor 2>/dev/null || true
-    kill -CONT $executor 2>/dev/null || true
-    wait $executor || true
+    end $executor
     exit 0
 }
 both() {
@@ -66,10 +75,8 @@ both() {
     # Whichever ends first ends the other; whoever supervises this script then starts both again.
     while [ -z "$asked" ] && kill -0 $link 2>/dev/null && kill -0 $executor 2>/dev/null; do sleep 1; done
     # Apps tell the SuperLink how they ended: it goes last.
-    kill $executor 2>/dev/null || true
-    while kill -0 $executor 2>/dev/null; do wait $executor || true; done
-    kill $link 2>/dev/null || true
-    wait $link || true
+    end $executor
+    end $link
     [ -n "$asked" ] || exit 1
     exit 0
 }

@@ -158,6 +158,7 @@ class TestScripts:
     def test_the_shell_understands_them(self, make):
         for script in make().folder.rglob("*.sh"):
             subprocess.run(["sh", "-n", str(script)], check=True)
+            assert all(line.isprintable() for line in script.read_text().split("\n")), "a byte that is no text"
             assert script.stat().st_mode & 0o100
 
     @pytest.mark.parametrize(
