@@ -111,7 +111,8 @@ _REGISTER = """\
 home=$(mktemp -d)
 trap 'rm -rf "$home"' EXIT
 trap 'exit 143' INT TERM HUP
-export FLWR_HOME="$home" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+# Wide enough for an answer not to be broken in the middle of what is looked for.
+export FLWR_HOME="$home" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 COLUMNS=400
 cp "$kit/credentials.yaml" "$home/"
 printf '[superlink.@NAME@]\\naddress = "@ADDRESS@"\\nroot-certificates = "%s"\\n' "$kit/ca.crt" >"$home/config.toml"
 failed=0

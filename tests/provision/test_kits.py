@@ -33,6 +33,7 @@ from cloister.provision.certificates import addresses_of, check_signed, new_tls_
 from cloister.provision.federation import read_federation
 from cloister.provision.kits import provision
 from cloister.provision.report import show
+from cloister.provision.revoked import REVOKED
 
 POLICY = 'mechanisms = ["metric"]\n'
 FEDERATION = """\
@@ -240,6 +241,26 @@ class TestScripts:
             time.sleep(0.05)
         script.terminate()
         return script.wait(60)
+
+    @pytest.mark.parametrize(
+        ("answer", "said", "status"),
+        [
+            ("", "registered", 0),
+            ("[code: 103] Public key already in use.", "known", 0),
+            (f"[code: 103] Public key already in use. {REVOKED}", "revoked. It gets in again with a new key only", 1),
+            ("[code: 7] no", "[code: 7] no", 1),
+        ],
+    )
+    def test_a_site_is_known_only_as_long_as_it_was_not_sent_away(self, make, tmp_path, answer, said, status):
+        program = tmp_path / "bin" / "flwr"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\n[ -z '{answer}' ] || {{ echo 'Error: {answer}' >&2; exit 1; }}\n")
+        program.chmod(0o755)
+        script, environment = make().folder / "operator" / "register.sh", {"PATH": f"{program.parent}:/usr/bin:/bin"}
+        done = subprocess.run([str(script)], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == status
+        lines = (done.stdout + done.stderr).splitlines()
+        assert len(lines) == 2 and all(said in line for line in lines), lines
 
     def test_a_node_without_its_key_does_not_start(self, make):
         kit = make().folder / "sites" / "north"
