@@ -3,6 +3,7 @@
 import json as jsonlib
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,27 +89,20 @@ def run(
     from cloister.local.simulation import simulate
 
     outcome = simulate(read_settings(settings or []), clients)
-    raise typer.Exit(EXIT_CODES.get(_end(outcome), FAILED))
-
-
-def _end(outcome: Any) -> str:
-    """How a run ended, a key of `EXIT_CODES` or another word."""
-    if found := getattr(outcome, "ended", ""):
-        return str(found)
-    if outcome.stopped.startswith("stopped before round"):
-        return "budget"
-    return "operator" if outcome.stopped.startswith("stopped by") else "as-asked"
+    raise typer.Exit(EXIT_CODES.get(outcome.ended, FAILED))
 
 
 @app.command("warm-node", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def warm_node(
     context: typer.Context,
     keras: Annotated[bool, typer.Option(help="Import Keras beforehand; tasks without a network need none.")] = True,
+    fastest_poll: Annotated[float, typer.Option(help="Seconds between looks for messages, just after one.")] = 0.5,
+    slowest_poll: Annotated[float, typer.Option(help="Seconds between looks for messages, in the long run.")] = 5.0,
 ) -> None:
     """Run a SuperNode whose clients start at once; takes the options of flower-supernode."""
     from cloister.warm.node import run_node
 
-    raise typer.Exit(run_node(context.args, keras))
+    raise typer.Exit(run_node(context.args, keras, (fastest_poll, slowest_poll)))
 
 
 @app.command()
@@ -117,12 +111,14 @@ def status(
     output: Annotated[Path, typer.Option("--runs", help="An output-dir, or one run directory.")] = Path("runs"),
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Show the nodes and runs of a SuperLink, and how far the newest run in output-dir is."""
+    """Show the nodes and runs of a SuperLink, and how far the newest run in output-dir is; exit code 1 if it died."""
     from cloister.server.status import as_json, newest_run, run_state, superlink_state, told
 
     run = run_state(newest_run(output)) if output.is_dir() or not connection else None
     superlink = superlink_state(connection) if connection else None
     typer.echo(as_json(run, superlink) if json else "\n".join(told(run, superlink)))
+    if run is not None and run.state == "dead":
+        raise typer.Exit(FAILED)
 
 
 @app.command()
@@ -247,22 +243,38 @@ def provision_kits(
     ] = None,
 ) -> None:
     """Write a start-up kit for the server, the operator and each site; again: add what is missing."""
-    from cloister.client.policy import TEMPLATE
     from cloister.provision.kits import provision
     from cloister.provision.report import show
 
-    show(provision(description, output, TEMPLATE, renew, renew_authority, remake or []))
+    show(provision(description, output, _policy_for, renew, renew_authority, remake or []))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def superlink(
     context: typer.Context,
     operators: Annotated[Path, typer.Option(help="File of SHA-256 digests of operators' tokens.")],
+    max_database: Annotated[int, typer.Option(min=1, help="Megabytes that the state database may have.")] = 8000,
 ) -> None:
     """Flower's SuperLink, which takes orders from provisioned operators only; other options are flower-superlink's."""
     from cloister.provision.superlink import serve
 
-    serve(operators, context.args)
+    serve(operators, context.args, max_database)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def superexec(context: typer.Context) -> None:
+    """Flower's executor of server apps, with tasks' tokens kept out of arguments; options are flower-superexec's."""
+    from cloister.provision.superexec import run
+
+    run(context.args)
+
+
+def _policy_for(tasks: Sequence[str]) -> str:
+    """The policy that a new site starts with, for the tasks of its federation."""
+    from cloister.client.policy import TEMPLATE
+
+    allowed = f"tasks = {jsonlib.dumps(list(tasks))}"
+    return re.sub(r"^tasks = \[.*\]$", allowed, TEMPLATE, flags=re.MULTILINE)
 
 
 def _rounded_up(number: float) -> float:

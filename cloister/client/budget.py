@@ -30,7 +30,8 @@ from cloister.client.tally import Tally
 from cloister.core.config import PrivacyConfig
 from cloister.core.errors import BudgetExhausted, PolicyError
 from cloister.privacy.books import Books
-from cloister.privacy.events import Event
+from cloister.privacy.events import Event, Pure
+from cloister.privacy.filters import FilterKind
 from cloister.privacy.ledger import Ledger, today
 
 logger = logging.getLogger("cloister.client")
@@ -104,9 +105,14 @@ def _planned(request: Request, context: Context) -> Iterator[tuple[Spending, Cha
             if epsilon or privacy.client != "none":
                 yield Tally(context.state, charge.unit, delta, epsilon), charge
             continue
-        books = Books(ledger, request.run, charge.unit, delta, epsilon)
+        books = Books(ledger, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge))
         books.begin(request.run)
         yield books, charge
+
+
+def _filter_of(charge: Charge) -> FilterKind | None:
+    """The filter for a budget that is new: Gaussian DP is wasteful where releases are pure."""
+    return "renyi" if any(isinstance(event, Pure) for event in charge.events) else None
 
 
 def _limit(charge: Charge, privacy: PrivacyConfig, limits: dict[str, float]) -> tuple[float, float]:

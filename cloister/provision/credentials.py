@@ -5,7 +5,7 @@ import hmac
 import json
 import re
 import secrets
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from pathlib import Path
 
 from cloister.core.errors import ConfigError
@@ -33,6 +33,20 @@ def credentials_file(address: str, token: str) -> str:
         f"flower.account-auth.{address}.{key}": b64encode(value.encode()).decode() for key, value in stored.items()
     }
     return json.dumps(entries, indent=2) + "\n"
+
+
+def token_in(credentials: bytes) -> str:
+    """The token in a `credentials.yaml` that `credentials_file` made.
+
+    Raises:
+        ConfigError: there is none in it.
+    """
+    try:
+        stored = json.loads(credentials)
+        (token,) = (value for key, value in stored.items() if key.endswith(".oidc-access-token"))
+        return b64decode(token, validate=True).decode()
+    except (ValueError, AttributeError, TypeError):
+        raise ConfigError("operator/credentials.yaml holds no operator's token: --remake operator") from None
 
 
 def read_digests(path: Path) -> tuple[str, ...]:

@@ -127,12 +127,14 @@ class Federation(_Section):
         server: where the SuperLink is.
         authority: who signs its certificate.
         sites: one or more; names are unique.
+        tasks: what a new site's policy allows to begin with.
     """
 
     name: Name
     server: Server
     authority: Authority = Authority()
     sites: Annotated[list[Site], Field(min_length=1)]
+    tasks: Annotated[list[Name], Field(min_length=1)] = ["digits"]
 
     @model_validator(mode="after")
     def _agree(self) -> "Federation":

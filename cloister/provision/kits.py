@@ -5,7 +5,8 @@
     OUT/operator/      the token for `flwr`, the nodes' public keys, register.sh
     OUT/sites/NAME/    the node's key, its executor's secret, the authority's certificate, the policy, start.sh
 
-What is there is kept, whatever it is: running again adds what is missing, and renews only what it is told to.
+What is there is kept, whatever it is: running again adds what is missing, and renews only what it is told to. A file
+is whole or absent, and a kit has its SHA256SUMS only while all of it is there: after a full disk, run it again.
 OUT/issued.json remembers whose kits were ever made: one that was handed over and is no longer here is not made again,
 with new keys that nobody knows, unless that is asked for.
 """
@@ -14,7 +15,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from pathlib import Path
 from cloister.core.errors import ConfigError
 from cloister.core.files import atomic_path
 from cloister.provision import certificates, credentials, scripts
+from cloister.provision.bundle import refuse_in_bundle
 from cloister.provision.federation import Federation, Site, read_federation
 
 SECRET, PUBLIC, SCRIPT, FOLDER = 0o600, 0o644, 0o755, 0o700
@@ -30,6 +32,9 @@ HEART = {"server": "server/server.key", "operator": "operator/credentials.yaml"}
 """Without which a kit is not there, whatever else lies in its folder."""
 ISSUED = "issued.json"
 """Member -> public key of its node; empty for the server and the operator."""
+
+BUNDLED_KINDS = ("operator/credentials.yaml", "operator/config.toml", "sites/name/policy.toml", ISSUED)
+"""Files of kinds that Flower takes into app bundles."""
 
 
 @dataclass(frozen=True)
@@ -80,20 +85,31 @@ class _Kits:
     def write(self, name: str, content: bytes | str, mode: int) -> None:
         """Write a file whole, in folders that nobody else can look into."""
         path = self.path(name)
-        inside = [parent for parent in path.parents if self.folder in parent.parents]
         try:
-            for folder in (self.folder, *reversed(inside)):
-                folder.mkdir(mode=FOLDER, parents=True, exist_ok=True)
-                folder.chmod(FOLDER)  # also one that somebody else has made
+            self._make_folders(path)
+            self._break_seal(name)
+            with (
+                atomic_path(path) as partial,
+                open(partial, "xb", opener=lambda file, flags: os.open(file, flags, mode)) as file,
+            ):
+                os.fchmod(file.fileno(), mode)  # whatever the umask
+                file.write(content if isinstance(content, bytes) else content.encode())
         except OSError as error:
-            raise ConfigError(f"{error.filename}: {error.strerror}") from None
-        with (
-            atomic_path(path) as partial,
-            open(partial, "xb", opener=lambda file, flags: os.open(file, flags, mode)) as file,
-        ):
-            os.fchmod(file.fileno(), mode)  # whatever the umask
-            file.write(content if isinstance(content, bytes) else content.encode())
+            # Without the cause, whose frames hold what was to be written.
+            raise ConfigError(f"{error.filename or path}: {error.strerror}; the kits are not complete") from None
         self.written.append(name)
+
+    def _make_folders(self, path: Path) -> None:
+        inside = [parent for parent in path.parents if self.folder in parent.parents]
+        for folder in (self.folder, *reversed(inside)):
+            folder.mkdir(mode=FOLDER, parents=True, exist_ok=True)
+            folder.chmod(FOLDER)  # also one that somebody else has made
+
+    def _break_seal(self, name: str) -> None:
+        """Take the checksums out of a kit that is about to change."""
+        for parent in Path(name).parents:
+            if Path(name).name != CHECKSUMS and str(parent) != ".":
+                (self.folder / parent / CHECKSUMS).unlink(missing_ok=True)
 
     def add(self, name: str, content: bytes | str, mode: int) -> None:
         """Write a file that is not there yet."""
@@ -110,7 +126,7 @@ class _Kits:
 def provision(
     description: Path,
     folder: Path,
-    policy: str,
+    policy: str | Callable[[Sequence[str]], str],
     renew: bool = False,
     renew_authority: bool = False,
     remake: Sequence[str] = (),
@@ -120,7 +136,7 @@ def provision(
     Args:
         description: its `federation.toml`.
         folder: for the kits; made if absent.
-        policy: text of the policy that a new site starts with.
+        policy: text of the policy that a new site starts with, or what writes it for the tasks of the federation.
         renew: make a new server certificate.
         renew_authority: make a new certificate of our own authority, with its old key, and of the server. Nodes that
             still hold the old one trust the server until the old one ends.
@@ -130,11 +146,13 @@ def provision(
     Guarantees: private keys and secrets are readable by their owner only, and a site's is in its kit and nowhere else.
 
     Raises:
-        ConfigError: the description is not valid, or does not fit what is in the folder.
+        ConfigError: the description is not valid, or does not fit what is in the folder; the folder is one of which
+            Flower would put files into an app bundle; or a file cannot be written.
     """
     federation = read_federation(description)
     _refuse_shared_keys(federation)
     kits = _Kits(folder.resolve())
+    refuse_in_bundle(kits.folder, BUNDLED_KINDS)
     members = ["server", "operator", *(f"sites/{site.name}" for site in federation.sites)]
     kits.issued = _issued(kits, members)
     _forget(kits, members, remake)
@@ -143,7 +161,7 @@ def provision(
     _write_server(kits, federation, renew or renew_authority)
     _write_operator(kits, federation)
     for site in federation.sites:
-        _write_site(kits, federation, site, policy)
+        _write_site(kits, federation, site, policy if isinstance(policy, str) else policy(federation.tasks))
     _remember(kits, members)
     for member in members:
         _spread_authority(kits, member)
@@ -273,9 +291,12 @@ def _take_signed(kits: _Kits, federation: Federation, renew: bool) -> None:
 def _write_operator(kits: _Kits, federation: Federation) -> None:
     if kits.is_gone("operator"):
         return
-    if not kits.has("operator/credentials.yaml") and not kits.has("server/operators.sha256"):
+    is_new = not kits.has(HEART["operator"]) and not kits.has("server/operators.sha256")
+    if is_new:
         token = credentials.new_token()
         kits.write("operator/credentials.yaml", credentials.credentials_file(federation.address, token), SECRET)
+    if is_new or (kits.has(HEART["server"]) and not kits.has("server/operators.sha256")):
+        token = credentials.token_in(kits.read("operator/credentials.yaml"))
         kits.write("server/operators.sha256", f"{credentials.digest_of(token)}  operator\n", SECRET)
     connection = scripts.connection(federation, str(kits.path("operator/ca.crt")))
     kits.add("operator/config.toml", connection, PUBLIC)
@@ -286,17 +307,19 @@ def _write_site(kits: _Kits, federation: Federation, site: Site, policy: str) ->
     """Add a site; its public key goes to the operator, its private key nowhere."""
     home, public = f"sites/{site.name}", f"operator/nodes/{site.name}.pub"
     is_new = home not in kits.issued
-    if not kits.has(public):
-        kits.write(public, _node_key(kits, site), PUBLIC)
-        if is_new:
-            kits.notes.append(f"register site {site.name}: operator/register.sh")
-    elif site.public_key and certificates.checked_node_key(Path(site.public_key)) != kits.read(public):
+    key = b"" if kits.has(public) else _node_key(kits, site)
+    if not key and site.public_key and certificates.checked_node_key(Path(site.public_key)) != kits.read(public):
         kits.notes.append(f"{public} is not the public-key of federation.toml; remove it to have it replaced")
     # A kit that was handed over and removed here is not made again.
     if is_new or kits.path(home).is_dir():
         kits.add(f"{home}/policy.toml", policy, PUBLIC)
         kits.add(f"{home}/superexec.secret", secrets.token_hex(32), SECRET)
         kits.add_script(f"{home}/start.sh", scripts.site_script(federation, site))
+    # Last: a site whose public key is there counts as one whose kit was made.
+    if key:
+        kits.write(public, key, PUBLIC)
+        if is_new:
+            kits.notes.append(f"register site {site.name}: operator/register.sh")
 
 
 def _node_key(kits: _Kits, site: Site) -> bytes:
@@ -324,9 +347,9 @@ def _spread_authority(kits: _Kits, member: str) -> None:
 
 def _sum_up(kits: _Kits, member: str) -> None:
     """List the checksums of a kit that changed, so that whoever receives it can tell that it is whole."""
-    if not any(name.startswith(f"{member}/") for name in kits.written):
-        return
     home = kits.path(member)
+    if not home.is_dir() or kits.has(f"{member}/{CHECKSUMS}"):
+        return
     files = sorted(path for path in [*home.glob("*"), *home.glob("nodes/*.pub")] if path.is_file())
     files = [path for path in files if path.name != CHECKSUMS]
     lines = [

@@ -31,7 +31,18 @@ superlink() {
 apps() {
     for status in $(grep -ls "^PPid:[[:space:]]*$executor\$" /proc/[0-9]*/status); do
         process=${status%/status}
-        if tr '\0' '\n' 2>/dev/null <"$process/cmdline" | grep -q flwr-serverapp; then echo "${process#/proc/}"; fi
+        if tr '\\0' '\\n' 2>/dev/null <"$process/cmdline" | grep -q serverapp; then echo "${process#/proc/}"; fi
+    done
+}
+alive() { tr '\\0' x 2>/dev/null <"/proc/$1/cmdline" | grep -q .; }
+# End a process of this script; asked again after 10 s, for a signal between its fork and its start is lost.
+end() {
+    tries=0
+    while alive "$1" 2>/dev/null; do
+        [ $((tries % 50)) -ne 0 ] || kill "$1" 2>/dev/null || true
+        kill -CONT "$1" 2>/dev/null || true
+        tries=$((tries + 1))
+        sleep 0.2
     done
 }
 # The executor would cut its apps off: asked to end, each app ends in order first, and the executor, held still, starts
@@ -39,17 +50,21 @@ apps() {
 superexec() {
     asked=
     trap 'asked=yes' INT TERM HUP
-    flower-superexec --runtime-api-address "${CLOISTER_SUPERLINK:-127.0.0.1:@PORT@}" \
+    cloister superexec --runtime-api-address "${CLOISTER_SUPERLINK:-127.0.0.1:@PORT@}" \
         --root-certificates "$kit/ca.crt" --superexec-auth-secret-file "$kit/superexec.secret" "$@" & executor=$!
     status=0
     [ -n "$asked" ] || wait $executor || status=$?
     [ -n "$asked" ] || exit $status
     kill -STOP $executor 2>/dev/null || true
-    for app in $(apps); do kill "$app" 2>/dev/null || true; done
-    while [ -n "$(apps)" ]; do sleep 0.2; done
-    kill $executor 2>/dev/null || true
-    kill -CONT $executor 2>/dev/null || true
-    wait $executor || true
+    # Each is asked once, also one that was just being started: asked twice it would end at once.
+    told=" "
+    while running=$(apps); [ -n "$running" ]; do
+        for app in $running; do
+            case "$told" in *" $app "*) ;; *) kill "$app" 2>/dev/null || true; told="$told$app " ;; esac
+        done
+        sleep 0.2
+    done
+    end $executor
     exit 0
 }
 both() {
@@ -60,10 +75,8 @@ both() {
     # Whichever ends first ends the other; whoever supervises this script then starts both again.
     while [ -z "$asked" ] && kill -0 $link 2>/dev/null && kill -0 $executor 2>/dev/null; do sleep 1; done
     # Apps tell the SuperLink how they ended: it goes last.
-    kill $executor 2>/dev/null || true
-    while kill -0 $executor 2>/dev/null; do wait $executor || true; done
-    kill $link 2>/dev/null || true
-    wait $link || true
+    end $executor
+    end $link
     [ -n "$asked" ] || exit 1
     exit 0
 }
@@ -98,7 +111,8 @@ _REGISTER = """\
 home=$(mktemp -d)
 trap 'rm -rf "$home"' EXIT
 trap 'exit 143' INT TERM HUP
-export FLWR_HOME="$home" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+# Wide enough for an answer not to be broken in the middle of what is looked for.
+export FLWR_HOME="$home" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 COLUMNS=400
 cp "$kit/credentials.yaml" "$home/"
 printf '[superlink.@NAME@]\\naddress = "@ADDRESS@"\\nroot-certificates = "%s"\\n' "$kit/ca.crt" >"$home/config.toml"
 failed=0
@@ -106,6 +120,9 @@ for key in "$kit"/nodes/*.pub; do
     site=$(basename "$key" .pub)
     if answer=$(flwr supernode register "$key" @NAME@ --name "$site" 2>&1); then
         echo "$site: registered"
+    elif echo "$answer" | grep -q 'its node was unregistered'; then
+        echo "$site: revoked. It gets in again with a new key only: cloister provision --remake sites/$site" >&2
+        failed=1
     elif echo "$answer" | grep -qi 'already in use'; then
         echo "$site: known"
     else

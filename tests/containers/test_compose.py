@@ -236,14 +236,28 @@ def test_the_servers_app_cannot_read_the_servers_key(run: Path, stack: Stack) ->
 
 def test_sites_and_the_servers_app_reach_the_superlink_and_nothing_else(stack: Stack) -> None:
     addresses = stack.inspect("superlink")["NetworkSettings"]["Networks"]
+    own = {}
     for service in ("superexec", *SITES):
-        (network,) = stack.inspect(service)["NetworkSettings"]["Networks"]
-        assert call("docker", "network", "inspect", "--format", "{{.Internal}}", network).strip() == "true"
-        reach = "import socket; socket.create_connection(('{}', 8000), timeout=3)"
-        for name, network in addresses.items():
-            # The SuperLink stands with its other foot in the network from which its port is published.
-            done = stack.inside(service, f'python3 -c "{reach.format(network["IPAddress"])}"')
-            assert done.returncode == (1 if name.endswith("outside") else 0), done.stderr
+        ((name, network),) = stack.inspect(service)["NetworkSettings"]["Networks"].items()
+        own[service] = network["IPAddress"]
+        assert call("docker", "network", "inspect", "--format", "{{.Internal}}", name).strip() == "true"
+        for other, theirs in addresses.items():
+            # The SuperLink has a foot in everybody's network, and in the one from which its port is published.
+            assert reaches(stack, service, theirs["IPAddress"], 8000) == (other == name), (service, other)
+    for service, address in own.items():
+        others = [other for other in own if other != service and reaches(stack, other, address, 9094)]
+        named = [other for other in own if other != service and stack.inside(other, f"getent hosts {service}").stdout]
+        assert not others and not named, f"{service} is reached by {others}, and known by name to {named}"
+
+
+def reaches(stack: Stack, service: str, address: str, port: int) -> bool:
+    """Whether a container gets an answer, if only that nobody listens there."""
+    script = (
+        "import socket\n"
+        f"try: socket.create_connection(('{address}', {port}), timeout=3)\n"
+        "except ConnectionRefusedError: pass\n"
+    )
+    return stack.inside(service, f'python3 -c "{script}" 2>/dev/null').returncode == 0
 
 
 def test_a_superlink_that_was_killed_knows_its_nodes_again(run: Path, stack: Stack) -> None:

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import time
-import zipfile
 from base64 import b64decode
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,7 +25,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import parse_config_args
 from rich.console import Console
 
@@ -35,6 +33,7 @@ from cloister.provision.certificates import addresses_of, check_signed, new_tls_
 from cloister.provision.federation import read_federation
 from cloister.provision.kits import provision
 from cloister.provision.report import show
+from cloister.provision.revoked import REVOKED
 
 POLICY = 'mechanisms = ["metric"]\n'
 FEDERATION = """\
@@ -152,21 +151,15 @@ class TestFirstRun:
     def test_the_policy_is_the_template(self, make):
         assert contents(make().folder)["sites/south/policy.toml"].decode() == POLICY
 
-    def test_no_kit_gets_into_version_control_or_into_an_app_bundle(self, make, tmp_path):
-        """Flower ships the toml and yaml files of a checkout to nodes, but for what the root's .gitignore names."""
-        root = Path(__file__).parents[2]
-        shutil.copytree(root / "cloister" / "provision", tmp_path / "cloister")
-        for name in (".gitignore", "pyproject.toml", "LICENSE"):
-            shutil.copy(root / name, tmp_path)
+    def test_no_kit_gets_into_version_control(self, make):
         assert (make().folder / ".gitignore").read_text() == "*\n"
-        names = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(tmp_path))).namelist()
-        assert "cloister/kits.py" in names and not [name for name in names if name.startswith("kits/")]
 
 
 class TestScripts:
     def test_the_shell_understands_them(self, make):
         for script in make().folder.rglob("*.sh"):
             subprocess.run(["sh", "-n", str(script)], check=True)
+            assert all(line.isprintable() for line in script.read_text().split("\n")), "a byte that is no text"
             assert script.stat().st_mode & 0o100
 
     @pytest.mark.parametrize(
@@ -206,13 +199,14 @@ class TestScripts:
     def test_the_servers_app_ends_in_order_before_its_executor(self, make, part, tmp_path):
         done = self.stopped(make().folder / "server", part, tmp_path)
         order = (tmp_path / "order").read_text().split()
-        assert order == ["app-asked", "app-ended", "executor-ended"] + ["link-ended"] * (part == "both")
+        assert order == ["app-asked", "app-ended", "superexec-ended"] + ["superlink-ended"] * (part == "both")
         assert done == 0
 
-    @pytest.mark.parametrize("name", ["flower-superexec", "cloister"])
-    def test_a_server_that_lost_a_part_has_failed(self, make, name, tmp_path):
+    @pytest.mark.parametrize("part", ["superexec", "superlink"])
+    def test_a_server_that_lost_a_part_has_failed(self, make, part, tmp_path):
         self.programs(tmp_path)
-        (tmp_path / "bin" / name).write_text("#!/bin/sh\nexit 0\n")
+        program = tmp_path / "bin" / "cloister"
+        program.write_text(program.read_text().replace("\n", f"\n[ $1 != {part} ] || exit 0\n", 1))
         done = subprocess.run(
             [str(make().folder / "server" / "start.sh")], env=self.environment(tmp_path), timeout=60, check=False
         )
@@ -226,10 +220,9 @@ class TestScripts:
         loop = "while :; do sleep 0.05; done\n"
         said = 'echo {} >>"$ORDER"'
         programs = {
-            "cloister": f"#!/bin/sh\ntrap '{said.format('link-ended')}; exit 0' TERM\n{loop}",
-            "flower-superexec": f"#!/bin/sh\ntrap '{said.format('executor-ended')}; exit 0' TERM\n"
-            f"flwr-serverapp dead &\nflwr-serverapp &\n{loop}",
-            "flwr-serverapp": '#!/bin/sh\n[ "$1" != dead ] || exit 0\n'
+            "cloister": f"#!/bin/sh\ntrap '{said.format('$1-ended')}; exit 0' TERM\n"
+            f"[ $1 != superexec ] || {{ serverapp.py dead & serverapp.py & }}\n{loop}",
+            "serverapp.py": '#!/bin/sh\n[ "$1" != dead ] || exit 0\n'
             f"trap '{said.format('app-asked')}; sleep 1; {said.format('app-ended')}; exit 0' TERM\n"
             f'touch "$ORDER"\n{loop}',
         }
@@ -248,6 +241,26 @@ class TestScripts:
             time.sleep(0.05)
         script.terminate()
         return script.wait(60)
+
+    @pytest.mark.parametrize(
+        ("answer", "said", "status"),
+        [
+            ("", "registered", 0),
+            ("[code: 103] Public key already in use.", "known", 0),
+            (f"[code: 103] Public key already in use. {REVOKED}", "revoked. It gets in again with a new key only", 1),
+            ("[code: 7] no", "[code: 7] no", 1),
+        ],
+    )
+    def test_a_site_is_known_only_as_long_as_it_was_not_sent_away(self, make, tmp_path, answer, said, status):
+        program = tmp_path / "bin" / "flwr"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\n[ -z '{answer}' ] || {{ echo 'Error: {answer}' >&2; exit 1; }}\n")
+        program.chmod(0o755)
+        script, environment = make().folder / "operator" / "register.sh", {"PATH": f"{program.parent}:/usr/bin:/bin"}
+        done = subprocess.run([str(script)], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == status
+        lines = (done.stdout + done.stderr).splitlines()
+        assert len(lines) == 2 and all(said in line for line in lines), lines
 
     def test_a_node_without_its_key_does_not_start(self, make):
         kit = make().folder / "sites" / "north"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from processes import REPOSITORY, Processes, flower_line, free_ports
 
+from cloister.provision.certificates import new_node_key
 from cloister.provision.kits import provision
 
 MEMBERS = ("north", "south")
@@ -198,3 +199,34 @@ def test_a_member_that_lost_its_power_gets_in_again(secured: Secured) -> None:
             secured.processes.restart("north")
         time.sleep(0.5)
     secured.trains("after-the-power-cut")
+
+
+def test_the_token_of_a_running_app_is_in_no_argument(secured: Secured) -> None:
+    processes = secured.processes
+    home = secured.home(secured.kits / "operator" / "credentials.yaml")
+    processes.run(
+        home, "flwr", "run", str(REPOSITORY), "trial", "--run-config", flower_line(SETTINGS), seconds=PATIENCE
+    )
+    processes.wait(lambda: bool(processes.pids("serverapp.py")), PATIENCE, "server app")
+    (app,) = processes.pids("serverapp.py")
+    everybody = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [line for line in everybody if b"--token" in line]
+    processes.wait(lambda: app not in processes.pids("serverapp.py"), PATIENCE, "end of the server app")
+
+
+def test_a_site_that_was_sent_away_is_called_revoked(secured: Secured) -> None:
+    processes, kit = secured.processes, secured.folder / "operator-of-one"
+    shutil.copytree(secured.kits / "operator", kit)
+    for key in (kit / "nodes").iterdir():
+        key.unlink()
+    _, public = new_node_key()
+    (kit / "nodes" / "guest.pub").write_bytes(public)
+    script = str(kit / "register.sh")
+    processes.run("register-guest", script, seconds=PATIENCE)
+    home = secured.home(secured.kits / "operator" / "credentials.yaml")
+    processes.run(home, "flwr", "supernode", "list", "trial", "--format", "json", seconds=PATIENCE)
+    nodes = json.loads(secured.log(home)[secured.log(home).index("{") :])["nodes"]
+    guest = max(nodes, key=lambda node: node["created-at"])["node-id"]
+    processes.run(home, "flwr", "supernode", "unregister", guest, "trial", seconds=PATIENCE)
+    log = secured.refused("register-guest", script)
+    assert "guest: registered" in log and "guest: revoked" in log and "guest: known" not in log

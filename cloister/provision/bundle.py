@@ -1,0 +1,59 @@
+"""Where kits may lie: not where Flower would put them into an app bundle, which goes to every site."""
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr.cli.utils import build_pathspec, load_gitignore_patterns
+from flwr.common.constant import FAB_EXCLUDE_KEY, FAB_EXCLUDE_PATTERNS, FAB_INCLUDE_KEY, FAB_INCLUDE_PATTERNS
+from flwr.supercore.constant import APP_PUBLISH_EXCLUDE_PATTERNS
+
+from cloister.core.errors import ConfigError
+
+
+def refuse_in_bundle(folder: Path, names: Sequence[str]) -> None:
+    """Refuse a folder of which an app bundle would take a file.
+
+    Flower takes every file of a dozen kinds below a `pyproject.toml` with `[tool.flwr.app]`, as far as that file's
+    `fab-include` and `fab-exclude` and the `.gitignore` beside it let it; one further down is not asked.
+
+    Args:
+        folder: absolute, where the files shall be.
+        names: of the files, relative to it.
+
+    Raises:
+        ConfigError: a file would be bundled by an app at or above the folder.
+    """
+    for home in (folder, *folder.parents):
+        rules = _rules_of(home)
+        if rules is None:
+            continue
+        inside = [(folder / name).relative_to(home).as_posix() for name in names]
+        if taken := sorted(_bundled(home, rules, inside)):
+            raise ConfigError(
+                f"--output {folder} lies in the Flower app {home}, whose bundle would carry {taken[0]} to every site: "
+                "choose a folder outside it"
+            )
+
+
+def _rules_of(home: Path) -> dict[str, Any] | None:
+    """The table of the Flower app that a folder is; None if it is none."""
+    try:
+        content = tomllib.loads((home / "pyproject.toml").read_text())
+    except (OSError, ValueError):
+        return None
+    rules = content.get("tool", {}).get("flwr", {}).get("app")
+    return rules if isinstance(rules, dict) else None
+
+
+def _bundled(home: Path, rules: dict[str, Any], names: Iterable[str]) -> set[str]:
+    """The names that Flower's rules leave in a bundle of the app."""
+    ignore = home / ".gitignore"
+    ignored = load_gitignore_patterns(ignore) if ignore.is_file() else []
+    kept = set(build_pathspec(FAB_INCLUDE_PATTERNS).match_files(names))
+    for patterns in (FAB_EXCLUDE_PATTERNS, APP_PUBLISH_EXCLUDE_PATTERNS, ignored, rules.get(FAB_EXCLUDE_KEY, [])):
+        kept = set(build_pathspec(patterns).match_files(kept, negate=True))
+    if FAB_INCLUDE_KEY in rules:
+        kept = set(build_pathspec(rules[FAB_INCLUDE_KEY]).match_files(kept))
+    return kept

@@ -1,0 +1,112 @@
+"""The SuperLink's state: a SQLite database that waits when it is busy, gives back what it frees, and has a limit."""
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from logging import INFO, WARNING
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from fastapi import HTTPException
+from flwr.supercore import log, sql_mixin
+from flwr.supercore.constant import SQLITE_PRAGMAS
+from sqlalchemy.exc import OperationalError
+
+BUSY_SECONDS = 30.0
+"""For which a transaction waits for others; Flower's own 5 s were too few for 50 nodes on a loaded machine."""
+PAGE = 4096
+INCREMENTAL = 2
+"""SQLite's mode in which freed pages are given back on demand."""
+AT_ONCE = 64 * 2**20 // PAGE
+"""Pages given back in one go: others wait meanwhile."""
+INTERVAL = 60.0
+"""Seconds between two looks at the size."""
+NEARLY = 0.8
+"""Of the limit, from which on every look says so."""
+SPARE = 2**30
+"""Bytes of the disk below which every look says so."""
+
+
+def set_up(max_bytes: int) -> None:
+    """Have Flower open its databases with our waiting time and limit, and call a busy one a passing trouble."""
+    ours = {"busy_timeout": str(int(1000 * BUSY_SECONDS)), "max_page_count": str(max(max_bytes // PAGE, 1))}
+    kept = tuple((name, value) for name, value in SQLITE_PRAGMAS if name not in ours)
+    vars(sql_mixin)["SQLITE_PRAGMAS"] = (*ours.items(), *kept)
+    mixin: Any = sql_mixin.SqlMixin
+    if not hasattr(mixin.session, "plain"):
+        mixin.session = patient(mixin.session)
+
+
+def patient(session: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower's `session`, with 503 in place of the error of a locked database: Flower's clients then ask again."""
+
+    @contextmanager
+    def asked_again(self: Any) -> Iterator[Any]:
+        try:
+            with session(self) as inner:
+                yield inner
+        except OperationalError as error:
+            reason = str(error.orig)
+            if "locked" in reason:
+                log(WARNING, "the state database was locked for %g s: the client is asked to try again", BUSY_SECONDS)
+                raise HTTPException(503, "the state database is busy: try again") from None
+            if "full" in reason:
+                log(WARNING, "the state database is at its limit, or its disk is full")
+                raise HTTPException(507, "the state database is full") from None
+            raise
+
+    vars(asked_again)["plain"] = session
+    return asked_again
+
+
+def prepare(path: Path) -> None:
+    """Compact a database that no SuperLink has open, and have it give back what it frees from now on."""
+    with closing(sqlite3.connect(path)) as connection:
+        before = path.stat().st_size
+        connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
+        connection.execute("VACUUM")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    if (freed := before - path.stat().st_size) > SPARE // 100:
+        log(INFO, "the state database gave back %d MB", freed // 10**6)
+
+
+def give_back(path: Path) -> int:
+    """Give freed pages of a database in use back to the disk.
+
+    Returns:
+        Its size in bytes, with its log.
+    """
+    with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
+        # As a script: `execute` takes one step, which is one page.
+        connection.executescript(f"PRAGMA incremental_vacuum({AT_ONCE})")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    return sum(part.stat().st_size for part in (path, path.with_name(f"{path.name}-wal")) if part.exists())
+
+
+def look(path: Path, max_bytes: int) -> list[str]:
+    """Give back what is free; say what is scarce."""
+    try:
+        size = give_back(path)
+    except sqlite3.OperationalError as error:
+        return [f"the state database could not be compacted: {error}"]
+    said = []
+    if size > NEARLY * max_bytes:
+        said.append(f"the state database has {size // 10**6} MB of the {max_bytes // 10**6} MB it may have")
+    if (free := shutil.disk_usage(path).free) < SPARE:
+        said.append(f"the disk of the state database has {free // 10**6} MB left")
+    return said
+
+
+def watch(path: Path, max_bytes: int, interval: float = INTERVAL) -> Event:
+    """Look at a database now and then, in a thread that ends with the process or once the event is set."""
+    ended = Event()
+
+    def work() -> None:
+        while not ended.wait(interval):
+            for line in look(path, max_bytes):
+                log(WARNING, "%s", line)
+
+    Thread(target=work, name="state-database", daemon=True).start()
+    return ended

@@ -1,0 +1,96 @@
+"""How much a node may send back: in proportion to the message it replies to.
+
+Flower takes objects of any number and keeps them in the SuperLink's database. A reply of ours is a model of the size
+of the one that was sent, in single or double precision, and scores.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from logging import WARNING
+from threading import Lock
+from typing import Any
+
+from fastapi import HTTPException
+from flwr.supercore import log
+from flwr.superlink.servicer.fleet import fleet_handlers
+
+FACTOR = 2
+"""A reply may be in double precision where the message was in single."""
+SLACK = 8 * 2**20
+"""Bytes for scores and the like, and for a reply to a message without a model."""
+UNKNOWN = 2 * 2**30
+"""Bytes of a reply to a message that was fetched before this SuperLink was started."""
+
+
+@dataclass
+class _Exchange:
+    """One message and the reply to it.
+
+    Args:
+        fetched: object of the message -> its bytes.
+        sent: bytes of the reply so far.
+    """
+
+    fetched: dict[str, int] = field(default_factory=dict)
+    sent: int = 0
+
+    @property
+    def limit(self) -> int:
+        return FACTOR * sum(self.fetched.values()) + SLACK
+
+
+class ReplyLimit:
+    """Stands between nodes and the functions of Flower's Fleet interface.
+
+    A node works on one message at a time: what it sends between two messages is the reply to the first.
+    """
+
+    def __init__(self) -> None:
+        self.exchanges: dict[int, _Exchange] = {}
+        self.lock = Lock()
+        self.inner = {name: vars(fleet_handlers)[name] for name in ("pull_messages", "pull_object", "push_object")}
+
+    def install(self) -> None:
+        """Put this in front of the functions."""
+        for name in self.inner:
+            vars(fleet_handlers)[name] = getattr(self, name)
+
+    def remove(self) -> None:
+        """Take it away again."""
+        vars(fleet_handlers).update(self.inner)
+
+    def pull_messages(self, request: Any, **others: Any) -> Any:
+        """Begin to count anew for a node that is given a message."""
+        answer = self.inner["pull_messages"](request=request, **others)
+        if answer.messages_list:
+            with self.lock:
+                self.exchanges[request.node.node_id] = _Exchange()
+        return answer
+
+    def pull_object(self, request: Any, **others: Any) -> Any:
+        """Note the size of what a node fetches; fetched twice it counts once."""
+        answer = self.inner["pull_object"](request=request, **others)
+        with self.lock:
+            if exchange := self.exchanges.get(request.node.node_id):
+                exchange.fetched[request.object_id] = len(answer.object_content)
+        return answer
+
+    def push_object(self, request: Any, **others: Any) -> Any:
+        """Store a part of a reply.
+
+        Raises:
+            HTTPException: 413, the reply is too large.
+        """
+        self._count(request.node.node_id, len(request.object_content))
+        return self.inner["push_object"](request=request, **others)
+
+    def _count(self, node: int, size: int) -> None:
+        with self.lock:
+            exchange = self.exchanges.setdefault(node, _Exchange({"": UNKNOWN // FACTOR}))
+            exchange.sent += size
+            sent, limit = exchange.sent, exchange.limit
+        if sent > limit:
+            # Once a reply, not once an object.
+            report: Callable[..., None] = log if sent - size <= limit else lambda *_: None
+            report(WARNING, "refused a reply of node %s: more than %d bytes", node, limit)
+            raise HTTPException(413, f"a reply to this message may have {limit} bytes")

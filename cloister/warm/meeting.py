@@ -1,0 +1,106 @@
+"""What a node can tell about its SuperLink before it signs in: how far their clocks are apart, and when TLS ends.
+
+Flower's SuperLink refuses requests signed by a clock that is more than 5 s fast or 305 s slow, with a plain 401, on
+which a SuperNode ends as if it had been asked to.
+"""
+
+import http.client
+import ssl
+import time
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+
+from flwr.supercore.address import parse_address
+
+FASTEST = 4.0
+"""Seconds by which a node's clock may be fast: Flower's 5, less what the comparison is wrong by."""
+SLOWEST = 300.0
+SUSPICIOUS = 2.0
+SECONDS = 5.0
+"""For an answer of the SuperLink."""
+SOON = 30
+"""Days before the end of its certificate from which it is said."""
+DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What was found.
+
+    Attributes:
+        ahead: seconds by which this node's clock is fast; below 0 it is slow. Good to a second.
+        days: until the SuperLink's certificate ends; None without TLS.
+    """
+
+    ahead: float
+    days: float | None = None
+
+    @property
+    def refusal(self) -> str:
+        """Why the SuperLink would not let this node in; empty if it would."""
+        if -SLOWEST <= self.ahead <= FASTEST:
+            return ""
+        return (
+            f"the clock of this machine is {self._apart()} that of the SuperLink, which accepts {FASTEST:.0f} s fast "
+            f"to {SLOWEST:.0f} s slow: set both by NTP"
+        )
+
+    @property
+    def warnings(self) -> list[str]:
+        """What will be a trouble soon."""
+        said = []
+        if abs(self.ahead) > SUSPICIOUS and not self.refusal:
+            said.append(f"the clock of this machine is {self._apart()} that of the SuperLink: set both by NTP")
+        if self.days is not None and self.days < SOON:
+            said.append(f"the SuperLink's certificate ends in {self.days:.0f} days: its operator has to renew it")
+        return said
+
+    def _apart(self) -> str:
+        return f"{abs(self.ahead):.0f} s {'ahead of' if self.ahead > 0 else 'behind'}"
+
+
+def meet(superlink: str, root_certificates: str | None, insecure: bool) -> Meeting | None:
+    """Ask a SuperLink for the time.
+
+    Args:
+        superlink: host:port.
+        root_certificates: path of the CA certificate that vouches for it; None: those of the system.
+        insecure: use plain HTTP.
+
+    Returns:
+        None if it cannot be reached now, or is not to be trusted: the SuperNode says that better.
+    """
+    address = parse_address(superlink)
+    if address is None:
+        return None
+    host, port, _ = address
+    try:
+        return _asked(host, port, None if insecure else ssl.create_default_context(cafile=root_certificates))
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+
+
+def _asked(host: str, port: int, context: ssl.SSLContext | None) -> Meeting:
+    """Compare the time of an answer, which is whole seconds cut off, with the middle of the time it took."""
+    if context is None:
+        link = http.client.HTTPConnection(host, port, timeout=SECONDS)
+    else:
+        link = http.client.HTTPSConnection(host, port, timeout=SECONDS, context=context)
+    try:
+        link.connect()
+        days = _days_left(link.sock)
+        before = time.time()
+        link.request("GET", "/health")
+        said = link.getresponse().headers["Date"]
+        middle = (before + time.time()) / 2
+        told = parsedate_to_datetime(said or "").timestamp() + 0.5
+        return Meeting(middle - told, days)
+    finally:
+        link.close()
+
+
+def _days_left(link: object) -> float | None:
+    certificate = link.getpeercert() if isinstance(link, ssl.SSLSocket) else None
+    if not certificate:
+        return None
+    return (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / DAY

@@ -1,0 +1,346 @@
+"""The SuperLink behind our door: what it answers, how much it takes, and what it does when its database is busy."""
+
+import shutil
+import sqlite3
+from base64 import b64encode
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from threading import Event
+
+import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, TIMESTAMP_HEADER
+from flwr.proto.control_pb2 import RegisterNodeRequest
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, RegisterNodeFleetRequest
+from flwr.proto.message_pb2 import Message as WireMessage
+from flwr.proto.message_pb2 import (
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+)
+from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore import sql_mixin
+from flwr.supercore.auth.typing import AccountInfo
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.error import FlowerError
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
+from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+from flwr.superlink.config_loader import SuperLinkLifespanConfig
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+from flwr.superlink.servicer.control import control_handlers
+from flwr.superlink.servicer.fleet import fleet_handlers
+from starlette.testclient import TestClient
+
+from cloister.provision import certificates, database, replies, revoked
+from cloister.provision.door import Door
+from cloister.provision.superlink import closed_app, expiring
+
+
+@pytest.fixture(autouse=True)
+def flower_as_it_was(monkeypatch):
+    """What is put in the place of Flower's functions is taken away after each test."""
+    for module, names in [
+        (fleet_handlers, ("pull_messages", "pull_object", "push_object")),
+        (control_handlers, ("register_node",)),
+        (sql_mixin, ("SQLITE_PRAGMAS",)),
+    ]:
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(sql_mixin.SqlMixin, "session", sql_mixin.SqlMixin.session)
+
+
+def configuration(path):
+    return SuperLinkLifespanConfig(
+        control_address="",
+        health_server_address=None,
+        host="127.0.0.1",
+        port=8000,
+        insecure=True,
+        certificates=None,
+        superexec_auth_secret=None,
+        authn_plugin=NoOpControlAuthnPlugin(),
+        event_log_plugin=None,
+        fleet_event_log_plugin=None,
+        enable_event_log=False,
+        artifact_provider=None,
+        enable_supernode_auth=False,
+        fleet_api_type="",
+        fleet_api_address=None,
+        simulation=False,
+        ssl_ca_certfile=None,
+        ssl_certfile=None,
+        ssl_keyfile=None,
+        database=str(path),
+        isolation="process",
+        runtime_dependency_install=False,
+    )
+
+
+@pytest.fixture
+def superlink(tmp_path, monkeypatch):
+    """A client of a SuperLink whose database waits for others for a moment only."""
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    database.set_up(10**9)
+    with TestClient(closed_app(configuration(tmp_path / "state.db")), raise_server_exceptions=False) as client:
+        yield client
+
+
+WIRE = {"content-type": "application/protobuf"}
+
+
+def signed_by(private, public):
+    """The headers by which a node is known."""
+    now = datetime.now(UTC).isoformat()
+    return WIRE | {
+        FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(public)).decode(),
+        TIMESTAMP_HEADER: now,
+        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(private, now.encode())).decode(),
+    }
+
+
+class TestDoor:
+    @pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/docs/oauth2-redirect", "/redoc", "/", "/v1", "/v2/x"])
+    def test_nobody_is_told_which_interfaces_there_are(self, superlink, path):
+        answer = superlink.get(path)
+        assert answer.status_code == 404 and answer.json() == {"detail": "Not Found"}
+
+    def test_the_interfaces_answer(self, superlink):
+        assert superlink.get("/health").status_code == 200
+        assert superlink.post("/v1/fleet/pull-messages", content=b"", headers=WIRE).status_code == 401
+
+    @pytest.fixture
+    def small(self):
+        """A door for 100 bytes, before an application that reads and tells how much it was."""
+        taken = []
+
+        async def application(scope, receive, send):
+            size, more = 0, True
+            while more:
+                event = await receive()
+                size, more = size + len(event.get("body", b"")), event.get("more_body", False)
+            taken.append(size)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": str(size).encode()})
+
+        return TestClient(Door(application, max_body=100)), taken
+
+    @pytest.mark.parametrize("pieces", [[100], [60, 40], []])
+    def test_a_request_of_the_allowed_size_gets_in(self, small, pieces):
+        client, taken = small
+        answer = client.post("/v1/x", content=(b"x" * size for size in pieces))
+        assert answer.status_code == 200 and taken == [sum(pieces)]
+
+    @pytest.mark.parametrize("body", [b"x" * 101, [b"x" * 60, b"x" * 41]])
+    def test_a_longer_one_does_not_whatever_it_announces(self, small, body):
+        client, taken = small
+        answer = client.post("/v1/x", content=body if isinstance(body, bytes) else iter(body))
+        assert answer.status_code == 413 and taken == []
+
+    def test_a_superlink_that_answers_for_itself_is_overruled(self):
+        async def translating(scope, receive, send):
+            try:
+                await receive()
+            except Exception:
+                await send({"type": "http.response.start", "status": 500, "headers": []})
+                await send({"type": "http.response.body", "body": b"internal"})
+
+        answer = TestClient(Door(translating, max_body=1)).post("/v1/x", content=iter([b"xx"]))
+        assert answer.status_code == 413
+
+
+class TestReplies:
+    """A node fetches a model of 100 bytes in two objects, and answers."""
+
+    @pytest.fixture
+    def limit(self, monkeypatch):
+        monkeypatch.setattr(replies, "SLACK", 10)
+        stored = []
+        for name, work in {
+            "pull_messages": lambda request: PullMessagesResponse(messages_list=[WireMessage()]),
+            "pull_object": lambda request: PullObjectResponse(object_found=True, object_content=b"x" * 50),
+            "push_object": lambda request, state: stored.append(request.object_id) or PushObjectResponse(stored=True),
+        }.items():
+            monkeypatch.setattr(fleet_handlers, name, work)
+        replies.ReplyLimit().install()
+        return stored
+
+    def fetch(self, node=1, objects=("a", "b")):
+        fleet_handlers.pull_messages(request=PullMessagesRequest(node=Node(node_id=node)))
+        for name in objects:
+            fleet_handlers.pull_object(request=PullObjectRequest(node=Node(node_id=node), object_id=name))
+
+    def push(self, size, node=1):
+        request = PushObjectRequest(node=Node(node_id=node), object_id=f"{size}", object_content=b"x" * size)
+        return fleet_handlers.push_object(request=request, state=None)
+
+    def refused(self, size, node=1):
+        with pytest.raises(replies.HTTPException) as error:
+            self.push(size, node)
+        return error.value.status_code == 413
+
+    def test_a_reply_in_double_precision_is_taken(self, limit):
+        self.fetch()
+        assert self.push(200).stored and self.push(10).stored and limit == ["200", "10"]
+
+    def test_a_byte_more_is_not_even_in_pieces(self, limit):
+        self.fetch()
+        self.push(200)
+        assert self.refused(11) and self.refused(1) and limit == ["200"]
+
+    def test_each_message_has_its_reply(self, limit):
+        for _ in range(3):
+            self.fetch()
+            self.push(200)
+        assert self.refused(200)
+
+    def test_fetching_twice_does_not_make_room(self, limit):
+        self.fetch(objects=("a", "b", "a", "b", "a"))
+        assert self.refused(211)
+
+    def test_asking_for_messages_when_there_are_none_does_not_make_room(self, limit, monkeypatch):
+        self.fetch()
+        self.push(200)
+        empty = replies.ReplyLimit()
+        empty.inner["pull_messages"] = lambda request: PullMessagesResponse()
+        empty.exchanges = {1: replies._Exchange({"a": 100}, sent=200)}
+        empty.pull_messages(PullMessagesRequest(node=Node(node_id=1)))
+        assert empty.exchanges[1].sent == 200
+
+    def test_nodes_do_not_count_for_each_other(self, limit):
+        self.fetch(node=1)
+        self.fetch(node=2, objects=("a",))
+        self.push(200, node=1)
+        assert self.refused(111, node=2) and not limit[1:]
+
+    def test_after_a_restart_there_is_a_limit_too(self, limit, monkeypatch):
+        monkeypatch.setattr(replies, "UNKNOWN", 400)
+        self.push(400, node=7)
+        assert self.refused(20, node=7)
+
+
+class TestDatabase:
+    def lock(self, path):
+        """Somebody else who writes and does not come to an end."""
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        return closing(other)
+
+    def state(self, path):
+        factory = LinkStateFactory(str(path), NoOpFederationManager(), ObjectStoreFactory(str(path)))
+        return factory.state()
+
+    def test_a_locked_database_is_a_503_that_flowers_clients_repeat(self, superlink, tmp_path, caplog):
+        private, public = generate_key_pairs()
+        body = RegisterNodeFleetRequest(public_key=public_key_to_bytes(public)).SerializeToString()
+        with self.lock(tmp_path / "state.db"):
+            busy = superlink.post("/v1/fleet/register-node", content=body, headers=signed_by(private, public))
+        again = superlink.post("/v1/fleet/register-node", content=body, headers=signed_by(private, public))
+        assert (busy.status_code, again.status_code) == (503, 200)
+        assert "state database was locked" in caplog.text
+
+    def test_flower_waits_for_others_for_half_a_minute(self, tmp_path):
+        database.set_up(10**9)
+        state = self.state(tmp_path / "state.db")
+        assert [row["timeout"] for row in state.query("PRAGMA busy_timeout")] == [30000]
+
+    def test_other_errors_of_the_database_stay_what_they_are(self, tmp_path):
+        database.set_up(10**9)
+        with pytest.raises(sql_mixin.SQLAlchemyError, match="no such table"):
+            self.state(tmp_path / "state.db").query("SELECT * FROM nowhere")
+
+    def test_its_size_has_a_limit(self, tmp_path):
+        database.set_up(3 * 10**6)
+        state = self.state(tmp_path / "state.db")
+        state.query("CREATE TABLE ballast (content BLOB)")
+        with pytest.raises(database.HTTPException) as error:
+            for _ in range(100):
+                state.query("INSERT INTO ballast VALUES (zeroblob(100000))")
+        assert error.value.status_code == 507
+        assert (tmp_path / "state.db").stat().st_size <= 3 * 10**6
+
+    def ballast(self, path):
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE ballast (content BLOB)")
+            connection.executemany("INSERT INTO ballast VALUES (zeroblob(?))", [(100_000,)] * 50)
+            connection.commit()
+            connection.execute("DELETE FROM ballast")
+            connection.commit()
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def test_an_old_database_is_compacted_at_the_start(self, tmp_path):
+        path = tmp_path / "state.db"
+        self.state(path)
+        self.ballast(path)
+        assert path.stat().st_size > 5 * 10**6
+        database.prepare(path)
+        assert path.stat().st_size < 10**6
+
+    @pytest.mark.parametrize("exists", [False, True])
+    def test_what_is_freed_while_it_is_in_use_is_given_back(self, tmp_path, exists):
+        path = tmp_path / "state.db"
+        if exists:
+            self.state(path)
+        database.prepare(path)
+        state = self.state(path)
+        self.ballast(path)
+        before = path.stat().st_size
+        assert before > 5 * 10**6
+        assert database.look(path, 10**9) == []
+        assert path.stat().st_size < 10**6
+        assert state.get_node_info() == []
+
+    def test_what_is_scarce_is_said(self, tmp_path, monkeypatch):
+        path = tmp_path / "state.db"
+        self.state(path)
+        size = path.stat().st_size
+        assert "of the" in database.look(path, size)[0]
+        usage = shutil.disk_usage(path)
+        monkeypatch.setattr(database.shutil, "disk_usage", lambda _: usage._replace(free=10**6))
+        assert database.look(path, 10**9) == ["the disk of the state database has 1 MB left"]
+
+    def test_it_is_looked_at_again_and_again(self, tmp_path, monkeypatch):
+        looks, third = [], Event()
+
+        def look(*found):
+            looks.append(found)
+            if len(looks) == 3:
+                third.set()
+            return []
+
+        monkeypatch.setattr(database, "look", look)
+        ended = database.watch(tmp_path, 5, interval=0.01)
+        assert third.wait(10) and looks[:3] == [(tmp_path, 5)] * 3
+        ended.set()
+
+
+class TestRevoked:
+    def request(self, key):
+        return RegisterNodeRequest(public_key=key)
+
+    def test_who_was_sent_away_is_told_from_who_takes_part(self, tmp_path):
+        state = TestDatabase().state(tmp_path / "state.db")
+        account = AccountInfo(flwr_aid=NOOP_FLWR_AID, account_name=NOOP_ACCOUNT_NAME)
+        _, public = certificates.new_node_key()
+        request = self.request(public_key_to_bytes(load_ssh_public_key(public)))
+        revoked.install()
+        node = control_handlers.register_node(request, account, state).node_id
+        with pytest.raises(FlowerError) as known:
+            control_handlers.register_node(request, account, state)
+        state.delete_node(NOOP_FLWR_AID, node)
+        with pytest.raises(FlowerError) as gone:
+            control_handlers.register_node(request, account, state)
+        assert known.value.code == gone.value.code
+        assert known.value.public_details is None and gone.value.public_details == "its node was unregistered"
+
+
+@pytest.mark.parametrize(("days", "said"), [(-1, "ended on"), (5, "ends on"), (29, "ends on"), (40, "")])
+def test_a_certificate_that_ends_soon_is_said(tmp_path, days, said):
+    path = tmp_path / "server.crt"
+    path.write_bytes(certificates.self_signed(certificates.new_tls_key(), "x", 30))
+    now = certificates.expiry_of(path.read_bytes()) - timedelta(days=days)
+    lines = expiring([path], now)
+    assert [said in line and "server.crt" in line for line in lines] == ([True] if said else [])
+    assert datetime.now(UTC) < now + timedelta(days=60)

@@ -1,0 +1,163 @@
+"""Clocks that are apart: a node says so and fails, at its start and when it is refused."""
+
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from cloister.core.errors import FederationError
+from cloister.provision import certificates
+from cloister.warm import meeting, node
+
+COMMAND = [sys.executable, "-c", "from cloister.cli import app; app()", "warm-node"]
+
+
+@contextmanager
+def superlink(ahead=0.0, tls=None):
+    """What answers as a SuperLink does, with a clock that is so many seconds ahead; host:port."""
+
+    class Answering(BaseHTTPRequestHandler):
+        def do_GET(self):
+            assert self.path == "/health"
+            self.send_response_only(200)
+            self.send_header("Date", formatdate(time.time() + ahead, usegmt=True))
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    if tls:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("ahead", [0.0, 8.0, -8.0, -400.0])
+def test_the_difference_is_known_to_about_a_second(ahead):
+    with superlink(ahead) as address:
+        found = meeting.meet(address, None, insecure=True)
+    assert found is not None and abs(found.ahead + ahead) < 1.5 and found.days is None
+
+
+@pytest.mark.parametrize(
+    ("ahead", "refused", "warned"),
+    [
+        (0.4, False, False),
+        (3.0, False, True),
+        (-3.0, False, True),
+        (-290.0, False, True),
+        (5.0, True, False),
+        (8.0, True, False),
+        (-306.0, True, False),
+    ],
+)
+def test_what_flower_would_refuse_is_refused_and_what_is_strange_is_said(ahead, refused, warned):
+    found = meeting.Meeting(ahead)
+    assert (bool(found.refusal), bool(found.warnings)) == (refused, warned)
+    assert all("NTP" in line for line in [*found.warnings, found.refusal] if line)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense", "localhost"])
+def test_who_cannot_be_reached_is_left_to_the_supernode(address):
+    assert meeting.meet(address, None, insecure=True) is None
+
+
+class TestCertificate:
+    @pytest.fixture
+    def signed(self, tmp_path):
+        """A server's TLS for so many days, and the authority's certificate."""
+
+        def made(days):
+            authority_key, key = certificates.new_tls_key(), certificates.new_tls_key()
+            authority = certificates.self_signed(authority_key, "x", 400)
+            certificate = certificates.server_certificate(key, ["localhost"], days, authority, authority_key)
+            for name, content in {"ca.crt": authority, "s.crt": certificate, "s.key": key}.items():
+                (tmp_path / name).write_bytes(content)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tmp_path / "s.crt", tmp_path / "s.key")
+            return context, str(tmp_path / "ca.crt")
+
+        return made
+
+    @pytest.mark.parametrize(("days", "said"), [(10, ["the SuperLink's certificate ends in 10 days"]), (60, [])])
+    def test_its_end_is_said_a_month_before(self, signed, days, said):
+        tls, authority = signed(days)
+        with superlink(tls=tls) as address:
+            found = meeting.meet(address, authority, insecure=False)
+        assert [line.split(":")[0] for line in found.warnings] == said
+
+    def test_one_of_another_authority_tells_nothing(self, signed):
+        tls, _ = signed(60)
+        with superlink(tls=tls) as address:
+            assert meeting.meet(address, None, insecure=False) is None
+
+
+class TestNode:
+    @pytest.fixture
+    def refused_by(self, monkeypatch):
+        """The error of a node whose SuperNode ended by itself, with 0, after the clocks went apart by so much."""
+
+        class SuperNode:
+            def __init__(self, command, **_):
+                pass
+
+            def poll(self):
+                return 0
+
+            wait = terminate = poll
+
+        monkeypatch.setattr(node.signal, "signal", lambda *_: None)
+        monkeypatch.setattr(node.subprocess, "Popen", SuperNode)
+        monkeypatch.setattr(node, "warm_up", lambda _: None)
+        monkeypatch.setattr(node.Executor, "serve", lambda *_: None)
+
+        def run(later):
+            found = iter([meeting.Meeting(0.0), later])
+            monkeypatch.setattr(node, "meet", lambda *_: next(found))
+            with pytest.raises(FederationError) as error:
+                node.run_node(["--insecure", "--superlink", "127.0.0.1:1"])
+            return str(error.value)
+
+        return run
+
+    def test_that_is_refused_later_says_that_it_is_the_clock(self, refused_by):
+        assert "8 s ahead of" in refused_by(meeting.Meeting(8.2))
+
+    @pytest.mark.parametrize("later", [meeting.Meeting(0.1), None])
+    def test_or_that_it_is_not(self, refused_by, later):
+        assert "not registered there, or was unregistered" in refused_by(later)
+
+
+def fake_time(offset):
+    if not shutil.which("faketime"):
+        pytest.skip("there is no faketime on this machine (apt-get install faketime)")
+    return ["faketime", "-f", offset]
+
+
+@pytest.mark.parametrize(("offset", "words"), [("+8s", "8 s ahead of"), ("-400s", "400 s behind")])
+def test_a_node_with_a_wrong_clock_fails_at_once_with_the_reason(offset, words):
+    with superlink() as address:
+        done = subprocess.run(
+            [*fake_time(offset), *COMMAND, "--insecure", "--superlink", address],
+            cwd=Path(__file__).parents[2],
+            env=os.environ | {"FLWR_TELEMETRY_ENABLED": "0"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 1
+    assert words in done.stderr and "NTP" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,111 @@
+"""How often an idle node asks: against a SuperLink that counts, by a clock that the test turns."""
+
+import pytest
+from flwr.supernode import start_client_internal
+
+from cloister.core.errors import ConfigError
+from cloister.warm import node
+from cloister.warm.polling import Polling
+
+
+class World:
+    """Messages that arrive at given times, and a node that looks for them. Working on one takes `work` seconds."""
+
+    def __init__(self, arrivals, work=0.0, **pauses):
+        self.now, self.looks, self.noticed = 0.0, [], []
+        self.arrivals, self.work = list(arrivals), work
+        self.polling = Polling(clock=lambda: self.now, sleep=self.sleep, **pauses)
+        self.look = self.polling.looking(self.receive)
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        self.now += seconds
+
+    def receive(self):
+        self.looks.append(self.now)
+        if self.arrivals and self.arrivals[0] <= self.now:
+            self.noticed.append(self.now - self.arrivals.pop(0))
+            return 1
+        return None
+
+    def until(self, end):
+        """The loop of Flower's SuperNode."""
+        while self.now < end:
+            if self.look() is None:
+                self.polling.pause(3)
+                continue
+            ready = self.now + self.work
+            while self.now < ready:
+                self.polling.pause(0.5)
+        return self
+
+
+def test_an_idle_node_asks_every_few_seconds():
+    looks = World([]).until(3600).looks
+    assert len(looks) < 3600 / 5 + 60
+    assert looks[-1] - looks[-2] == pytest.approx(5.0)
+
+
+def test_after_a_message_it_asks_twice_a_second_again():
+    world = World([1000.0]).until(1010)
+    (noticed,) = [now for now in world.looks if now >= 1000][:1]
+    after = [now for now in world.looks if noticed <= now < noticed + 3]
+    assert len(after) >= 6 and world.noticed[0] <= 5
+
+
+@pytest.mark.parametrize("pause", [1, 4, 20, 45])
+def test_a_message_is_noticed_within_a_tenth_of_the_time_it_was_waited_for(pause):
+    world = World([pause * (number + 1) for number in range(30)]).until(31 * pause)
+    assert len(world.noticed) == 30 and max(world.noticed) <= max(0.5, 0.1 * 1.2 * pause) + 1e-9
+
+
+def test_never_later_than_the_slowest_pause_and_never_more_often_than_the_fastest():
+    world = World([5000.0], fastest=2.0, slowest=7.0).until(5100)
+    gaps = [later - sooner for sooner, later in zip(world.looks, world.looks[1:])]
+    assert world.noticed[0] <= 7.0 and max(gaps) == pytest.approx(7.0)
+    assert sorted(gaps)[1] == pytest.approx(2.0)  # the first follows on the message at once
+
+
+def test_its_own_clients_reply_is_looked_for_twice_a_second_however_long_it_was_idle():
+    world = World([1000.0], work=10.0).until(1000)
+    begun = world.now
+    world.until(begun + 5)
+    assert world.now - begun <= 15.5
+
+
+def test_working_long_does_not_count_as_idling():
+    world = World([1.0], work=500.0).until(501)
+    ready = world.now
+    world.until(ready + 3)
+    assert len([now for now in world.looks if now >= ready]) >= 5
+
+
+def test_flowers_supernode_pauses_like_this(monkeypatch):
+    """Its loop, as shipped: it looks, and where there is nothing it sleeps by the module's `time`."""
+    slept = []
+
+    class Enough(Exception):
+        pass
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise Enough
+
+    monkeypatch.setattr(start_client_internal, "time", start_client_internal.time)
+    monkeypatch.setattr(start_client_internal, "_pull_and_store_message", lambda **_: None)
+    clock = iter([0.0, 1.0, 30.0, 900.0])
+    Polling(clock=lambda: next(clock), sleep=sleep).install()
+    with pytest.raises(Enough):
+        while True:
+            if start_client_internal._pull_and_store_message(state=None) is None:
+                start_client_internal.time.sleep(3)
+    assert slept == [0.5, 3.0, 5.0]
+    source = start_client_internal.start_client_internal.__code__
+    assert {"_pull_and_store_message", "time"} <= set(source.co_names), "the loop no longer uses these names"
+
+
+@pytest.mark.parametrize("polls", [(0.0, 5.0), (-1.0, 5.0), (6.0, 5.0), (float("nan"), 5.0)])
+def test_pauses_that_are_none_are_refused(polls):
+    with pytest.raises(ConfigError, match="--fastest-poll"):
+        node.run_node(["--insecure"], polls=polls)
