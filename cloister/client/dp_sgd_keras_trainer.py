@@ -10,6 +10,7 @@ from cloister.client.noise_sources import NoiseSource, refuse_penalty
 from cloister.client.plan import TrainingPlan
 from cloister.core.config import PrivacyConfig
 from cloister.core.errors import ConfigError
+from cloister.privacy.dpsgd.rounding import DEFAULT_OVERSTATEMENT, largest_microbatch
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.local_steps import LocalSteps, clipping_norm_of
 from cloister.tasks.base import Examples
@@ -84,4 +85,5 @@ class PrivateKerasTrainer:
 
 def _microbatch_size(batch_size: int, privacy: PrivacyConfig) -> int:
     """So many examples that most Poisson batches are one microbatch: padding costs less than another call."""
-    return batch_size if privacy.batch_sampling == "shuffle" else batch_size + math.ceil(2 * math.sqrt(batch_size))
+    wanted = batch_size if privacy.batch_sampling == "shuffle" else batch_size + math.ceil(2 * math.sqrt(batch_size))
+    return max(1, min(wanted, largest_microbatch(batch_size, DEFAULT_OVERSTATEMENT)))

@@ -1,6 +1,7 @@
 """DP-SGD for models that give their own gradient."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,9 +56,11 @@ class PrivateNumpyTrainer:
             for weight, piece in zip(self.model.weights.values(), total, strict=True):
                 weight -= (plan.learning_rate / plan.batch_size * piece).reshape(weight.shape).astype(weight.dtype)
 
-    def _gradients(self, examples: Examples, batch: NDArray[np.intp]) -> Iterator[Row]:
-        """Of each example in the batch, flat."""
-        for index in batch:
-            one = examples.take(np.array([index]))
-            _, gradients = self.model.loss_and_gradients(one.x, one.y)
-            yield tuple(gradients[name].reshape(-1) for name in self.model.weights)
+    def _gradients(self, examples: Examples, batch: NDArray[np.intp]) -> Iterator[Callable[[], Row]]:
+        """What gives the gradient of each example in the batch."""
+        return (partial(self._gradient, examples, index) for index in batch)
+
+    def _gradient(self, examples: Examples, index: int) -> Row:
+        one = examples.take(np.array([index]))
+        _, gradients = self.model.loss_and_gradients(one.x, one.y)
+        return tuple(gradients[name].reshape(-1) for name in self.model.weights)
