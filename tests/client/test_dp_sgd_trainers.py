@@ -82,7 +82,7 @@ def test_a_step_is_the_clipped_sum_over_the_configured_batch_size(make, clip):
     norms = np.linalg.norm(own, axis=1)
     assert (norms > 0.3).any() and (norms < 1e3).all()
     expected = -RATE / 40 * (own * np.minimum(1, clip / norms)[:, None]).sum(axis=0)
-    np.testing.assert_allclose(moved(trainer), expected, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(moved(trainer), expected, rtol=2e-3, atol=1e-6)
 
 
 @KINDS
@@ -220,7 +220,8 @@ class TestOneByOne:
     LIKE = (np.zeros(3), np.zeros(1))
 
     def of(self, gradients, clip=1.0, sigma=0.0):
-        return noisy_sum(gradients, self.LIKE, clipping_norm=clip, noise_multiplier=sigma, noise=GaussianNoise(1))
+        each = [lambda gradient=gradient: gradient for gradient in gradients]
+        return noisy_sum(each, self.LIKE, clipping_norm=clip, noise_multiplier=sigma, noise=GaussianNoise(1))
 
     def test_an_empty_batch_is_noise(self):
         assert all((piece != 0).all() for piece in self.of([], sigma=1.0))
@@ -228,7 +229,7 @@ class TestOneByOne:
 
     def test_one_norm_over_all_arrays(self):
         first, second = self.of([(np.array([3.0, 0, 0]), np.array([4.0]))], clip=1.0)
-        np.testing.assert_allclose([*first, *second], [0.6, 0, 0, 0.8])
+        np.testing.assert_allclose([*first, *second], [0.6, 0, 0, 0.8], rtol=1e-4)
 
     def test_zeros_and_what_is_not_finite(self):
         broken = [(np.array([np.inf, 0, 0]), np.zeros(1)), (np.zeros(3), np.array([np.nan])), self.LIKE]

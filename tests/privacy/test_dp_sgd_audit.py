@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from cloister.privacy.accounting import Account
 from cloister.privacy.audits.epsilon import Trials
+from cloister.privacy.dpsgd.clipped_sums import ClippedSum
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
-from cloister.privacy.dpsgd.step import ClippedSum, DpSgd
+from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.events import Gaussian
 from cloister.privacy.local_steps import LocalSteps
 from cloister.privacy.noise import GaussianNoise
@@ -50,7 +51,7 @@ class Right(DpSgd):
         )
         self._sums = {}
 
-    def clipped_sum(self, x, y, clipping_norm):
+    def clipped_sum(self, x, y, clipping_norm, groups=None):
         key = (x.tobytes(), y.tobytes(), clipping_norm)
         if key not in self._sums:
             found = super().clipped_sum(x, y, clipping_norm)
@@ -59,14 +60,14 @@ class Right(DpSgd):
 
 
 class ClipSkipped(Right):
-    def clipped_sum(self, x, y, clipping_norm):
+    def clipped_sum(self, x, y, clipping_norm, groups=None):
         return super().clipped_sum(x, y, 1e6)
 
 
 class NoisePerMicrobatch(Right):
     """Each microbatch carries an equal share of the noise: variances add up, standard deviations do not."""
 
-    def step(self, x, y, clipping_norm=None):
+    def step(self, x, y, clipping_norm=None, groups=None):
         totals = [np.zeros(variable.shape) for variable in self.model.trainable_variables]
         for start in range(0, OTHERS + 1):
             piece = slice(start, start + 1)
@@ -77,7 +78,7 @@ class NoisePerMicrobatch(Right):
 
 
 class DividedByTheActualSize(Right):
-    def step(self, x, y, clipping_norm=None):
+    def step(self, x, y, clipping_norm=None, groups=None):
         noised = self._noised(self.clipped_sum(x, y, self.clipping_norm).sums, self.noise_multiplier * CLIP)
         self._descend([tf.constant(total) for total in noised], tf.constant(float(len(x))))
 
@@ -130,7 +131,8 @@ class TestARound:
     def score(self, noise, length, present, seed):
         total = 0.0
         for batch in self.STEPS.batches(seed):
-            pushes = [(np.array([length if i == OTHERS else -CLIP]),) for i in batch if present or i != OTHERS]
+            chosen = [i for i in batch if present or i != OTHERS]
+            pushes = [lambda i=i: (np.array([length if i == OTHERS else -CLIP]),) for i in chosen]
             (release,) = noisy_sum(pushes, (np.zeros(1),), clipping_norm=CLIP, noise_multiplier=SIGMA, noise=noise)
             total += float(release[0])
         return total

@@ -3,10 +3,14 @@
     batches       which examples take part in a step, and in which fixed shapes they are computed; without TensorFlow
     vetting       refuses what has no per-example gradient, and checks the fast way against the slow one on made-up data
     capture       one backward pass that keeps what went into each layer with weights, and the gradient of what came out
-    parts         what a layer's per-example gradients are asked for
+    rounding      by how much contributions are clipped shorter than S, so that roundings cannot take a sum past it
+    precision     refuses processors that are set to coarser products than single precision
+    parts         what a layer's per-unit gradients are asked for
     dense, convolution, vectorised
-                  per-example squared norms and weighted sums of one layer's gradients
-    gradients     the layers put together: clipped sums of a fixed-shape microbatch, compiled
+                  per-unit squared norms and weighted sums of one layer's gradients
+    gradients     the layers put together: the clipped sum of a microbatch
+    clipped_sums  that of a batch of any size, in one compiled shape
+    one_by_one    the same for models that give their own gradient, without TensorFlow
     step          DpSgd: clipped sum, noise, division by the configured batch size, optimizer
     central       training on examples that lie in one place
 

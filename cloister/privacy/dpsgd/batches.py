@@ -1,8 +1,7 @@
-"""Which examples take part in a step of DP-SGD, and the fixed shapes in which they are computed."""
+"""Which units take part in a step of DP-SGD, and which examples belong to a unit."""
 
-import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -11,11 +10,8 @@ from numpy.typing import NDArray
 from cloister.core import check
 from cloister.core.errors import ConfigError
 
-SMALL = 8
-"""The rest of a batch is computed in pieces this many times smaller than a microbatch."""
-
 Batch = NDArray[np.intp]
-"""Indices of examples, without repetition; possibly none."""
+"""Indices of examples, or of units, without repetition; possibly none."""
 
 
 def poisson(examples: int, rate: float, steps: int, seed: int | None = None) -> Iterator[Batch]:
@@ -63,20 +59,65 @@ def shuffle(examples: int, batch_size: int, steps: int, seed: int | None = None)
     return _parts(examples, batch_size, steps, np.random.default_rng(seed))
 
 
-def pieces(count: int, microbatch_size: int) -> list[int]:
-    """Sizes of microbatches that hold `count` examples: whole ones, and small ones for the rest.
+def pieces(count: int, size: int) -> list[slice]:
+    """Parts of at most `size` that hold `count` things in turn."""
+    return [slice(start, start + size) for start in range(0, count, size)]
 
-    Only two sizes are ever used, `microbatch_size` and `small(microbatch_size)`, so that a compiler sees two shapes.
+
+def units_of(groups: NDArray, cap: int, seed: int | None = None) -> list[NDArray[np.intp]]:
+    """The examples of each group: what a step that protects groups draws from.
+
+    Args:
+        groups: of each example, shape (n,), numbers or strings; examples with the same one are one unit.
+        cap: the most examples of a group that are kept, > 0; which ones is drawn at random.
+        seed: None draws from the operating system.
+
+    Returns:
+        Indices of at most `cap` examples for each group, in the order of the groups' names.
+
+    Raises:
+        ConfigError: `cap` is not above 0.
     """
-    whole, rest = divmod(count, microbatch_size)
-    if 2 * rest > microbatch_size:
-        whole, rest = whole + 1, 0
-    return [microbatch_size] * whole + [small(microbatch_size)] * math.ceil(rest / small(microbatch_size))
+    check.positive(group_cap=cap)
+    rng = np.random.default_rng(seed)
+    _, group = np.unique(groups, return_inverse=True)
+    order = np.lexsort((rng.random(len(group)), group.ravel()))
+    starts = np.flatnonzero(np.diff(group.ravel()[order])) + 1
+    return [np.sort(members[:cap]) for members in np.split(order, starts) if len(members)]
 
 
-def small(microbatch_size: int) -> int:
-    """The smaller of the two sizes of `pieces`."""
-    return math.ceil(microbatch_size / SMALL)
+def rows_of(units: Sequence[NDArray[np.intp]], batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The examples of a batch of units, and for each the number of its unit: what `DpSgd.step` takes.
+
+    Args:
+        units: as `units_of` gives them.
+        batch: indices of units.
+
+    Returns:
+        Indices of examples, and `groups` of the same length.
+    """
+    chosen = [units[number] for number in batch]
+    groups = np.repeat(np.arange(len(chosen)), [len(rows) for rows in chosen])
+    return (np.concatenate(chosen) if chosen else np.zeros(0, np.intp)), groups
+
+
+def table_of(groups: NDArray, cap: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """The examples of each group as a row of a table.
+
+    Args:
+        groups: of each example, shape (n,).
+        cap: columns; of a larger group the first so many examples are kept.
+
+    Returns:
+        Indices of examples, shape (groups, cap), and which of them are meant: a row is filled up with its first.
+    """
+    _, group = np.unique(groups, return_inverse=True)
+    order = np.argsort(group.ravel(), kind="stable")
+    sizes = np.bincount(group.ravel())
+    starts = np.cumsum(sizes) - sizes
+    column = np.arange(cap)
+    mask = column < sizes[:, None]
+    return order[starts[:, None] + np.where(mask, column, 0)], mask
 
 
 def _check(examples: int, steps: int) -> None:

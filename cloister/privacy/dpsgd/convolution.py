@@ -1,4 +1,4 @@
-"""Per-example gradients of a two-dimensional convolution.
+"""Per-unit gradients of a two-dimensional convolution.
 
 An example's kernel gradient costs as many multiplications as its share of the ordinary one; what differs is how well a
 processor is used. With T positions of the output, k×k taps, c channels in and o out:
@@ -18,8 +18,8 @@ from typing import Any
 import tensorflow as tf
 
 from cloister.privacy.dpsgd.capture import Call, NotCapturable, Unit
-from cloister.privacy.dpsgd.dense import GRAM_COST, gram
-from cloister.privacy.dpsgd.parts import Part, PerExample, rows_times
+from cloister.privacy.dpsgd.dense import gram, gram_is_cheaper, gram_squares
+from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, rows_times
 
 LARGE_OUTPUT = 700
 """Positions from which one example keeps both cores busy."""
@@ -29,23 +29,26 @@ MANY_EXAMPLES = 64
 KERNELS = ("gram", "rows", "loop", "shift")
 
 
-def convolution(unit: Unit, calls: Sequence[Call], batch: int) -> Part:
+def convolution(unit: Unit, calls: Sequence[Call], rows: Rows) -> Part:
     """The form that `choose` names; several calls of one layer add up."""
     layer, pairs = unit.layer, [call.pair for call in calls]
-    if any(inputs.shape[0] != batch for inputs, _ in pairs):
+    if any(inputs.shape[0] != rows.count for inputs, _ in pairs):
         raise NotCapturable("a convolution's inputs do not have an example in each row")
-    names = [choose(layer, inputs.shape, deltas.shape) for inputs, deltas in pairs]
+    names = [choose(layer, inputs.shape, deltas.shape, rows.each) for inputs, deltas in pairs]
     if names == ["gram"]:
-        return Gram(layer, *pairs[0])
+        return Gram(layer, *pairs[0], rows)
     names = ["shift" if name == "gram" else name for name in names]
-    return held(layer, [(name, *pair) for name, pair in zip(names, pairs, strict=True)])
+    return held(layer, [(name, *pair) for name, pair in zip(names, pairs, strict=True)], rows)
 
 
-def choose(layer: Any, inputs: Sequence[int], deltas: Sequence[int]) -> str:
-    """The form for these shapes, (B, height, width, channels) in and out. The limits are measured, on two cores."""
+def choose(layer: Any, inputs: Sequence[int], deltas: Sequence[int], each: int = 1) -> str:
+    """The form for these shapes, (rows, height, width, channels) in and out, and so many rows of each unit.
+
+    The limits are measured, on two cores.
+    """
     batch, positions, taps = inputs[0], deltas[1] * deltas[2], math.prod(layer.kernel_size)
     channels, filters = inputs[3], deltas[3]
-    if GRAM_COST * positions * (taps * channels + filters) < taps * channels * filters:
+    if gram_is_cheaper(each * positions, taps * channels, filters):
         return "gram"
     # The ordinary gradient of a dilated convolution does not run on every processor.
     can_loop = batch <= MANY_EXAMPLES and max(layer.dilation_rate) == 1
@@ -54,40 +57,52 @@ def choose(layer: Any, inputs: Sequence[int], deltas: Sequence[int]) -> str:
     return "loop" if can_loop and positions >= LARGE_OUTPUT else "shift"
 
 
-def held(layer: Any, named: Sequence[tuple[str, Any, Any]]) -> Part:
+def held(layer: Any, named: Sequence[tuple[str, Any, Any]], rows: Rows) -> Part:
     """Kernel gradients held one by one, computed for each call in the form it names."""
     forms = {"rows": _by_rows, "loop": _one_after_another, "shift": _by_taps}
     kernels = tf.add_n([forms[name](layer, inputs, deltas) for name, inputs, deltas in named])
     gradients = [kernels]
     if layer.use_bias:
         gradients.append(tf.add_n([tf.reduce_sum(deltas, axis=(1, 2)) for _, _, deltas in named]))
-    return PerExample(" + ".join(name for name, _, _ in named), gradients)
+    return PerUnit(" + ".join(name for name, _, _ in named), gradients, rows)
 
 
 class Gram:
-    """Kernel gradients that are never made: their norms come from products of patches, their sum from TensorFlow."""
+    """Kernel gradients that are never made: norms come from products of patches, all of it in double precision.
+
+    Patches can cancel as positions of a dense layer can, and for the same reasons.
+    """
 
     kernel = "gram"
 
-    def __init__(self, layer: Any, inputs: Any, deltas: Any) -> None:
-        self._layer, self._inputs, self._deltas = layer, inputs, deltas
+    def __init__(self, layer: Any, inputs: Any, deltas: Any, rows: Rows) -> None:
+        self._layer, self._rows = layer, rows
+        self._inputs, self._deltas = tf.cast(inputs, tf.float64), tf.cast(deltas, tf.float64)
 
     def squared_norms(self) -> Any:
-        """Σ_{s,t} (patch_s·patch_t + 1)(d_s·d_t), the 1 being the bias; double precision as for a dense layer."""
+        """Σ_{s,t} (patch_s·patch_t + 1)(d_s·d_t), the 1 being the bias, and a part of the squared mass."""
         padded = _padded(self._layer, self._inputs, self._deltas)
         taps = [_tap(self._layer, padded, self._deltas, u, v) for u, v in _taps(self._layer)]
-        patches = tf.add_n([gram(_positions(tap)) for tap in taps]) + float(self._layer.use_bias)
-        squares = tf.reduce_sum(patches * gram(_positions(self._deltas)), axis=(1, 2))
-        return tf.cast(tf.maximum(squares, tf.zeros([], squares.dtype)), self._inputs.dtype)
+        patches = tf.add_n([gram(self._of_units(tap)) for tap in taps]) + float(self._layer.use_bias)
+        return gram_squares(patches, gram(self._of_units(self._deltas)))
 
     def weighted_sum(self, factors: Any, clean: Callable[[Any], Any]) -> list[Any]:
         """The ordinary gradient, of deltas scaled first; tap by tap, since a dilated one has no other."""
-        inputs, deltas = clean(self._inputs), rows_times(clean(self._deltas), factors)
+        inputs = self._flat(clean(self._rows.by_unit(self._inputs)))
+        deltas = self._flat(rows_times(clean(self._rows.by_unit(self._deltas)), factors))
         padded, flat = _padded(self._layer, inputs, deltas), tf.reshape(deltas, [-1, deltas.shape[3]])
         taps = [_tap(self._layer, padded, deltas, u, v) for u, v in _taps(self._layer)]
         products = [tf.matmul(tf.reshape(tap, [-1, tap.shape[3]]), flat, transpose_a=True) for tap in taps]
         kernel = tf.reshape(tf.stack(products), [*self._layer.kernel_size, inputs.shape[3], deltas.shape[3]])
         return [kernel, tf.reduce_sum(flat, axis=0)] if self._layer.use_bias else [kernel]
+
+    def _of_units(self, tensor: Any) -> Any:
+        """(rows, height, width, channels) as (U, T, channels)."""
+        return tf.reshape(tensor, [self._rows.units, -1, tensor.shape[3]])
+
+    def _flat(self, tensor: Any) -> Any:
+        """(U, rows of a unit, ...) as (rows, ...)."""
+        return tf.reshape(tensor, [self._rows.count, *tensor.shape[2:]])
 
 
 def _one_after_another(layer: Any, inputs: Any, deltas: Any) -> Any:

@@ -1,8 +1,9 @@
-"""Per-example gradients of a dense layer, out of its inputs and the gradients of its outputs.
+"""Per-unit gradients of a dense layer, out of its inputs and the gradients of its outputs.
 
-At one position an example's gradient is the outer product of its input a and its delta d, so its norm is ‖a‖·‖d‖
-(Goodfellow, 2015, arXiv:1510.01799). At T positions it is Σ_t a_t d_tᵀ, with squared norm Σ_{s,t} (a_s·a_t)(d_s·d_t)
-(Li et al., 2022, arXiv:2110.05679, §4). Either way the clipped sum is one product of matrices, of deltas scaled first.
+At one position a gradient is the outer product of an input a and its delta d, so its norm is ‖a‖·‖d‖ (Goodfellow, 2015,
+arXiv:1510.01799). At T positions it is Σ_t a_t d_tᵀ, with squared norm Σ_{s,t} (a_s·a_t)(d_s·d_t) (Li et al., 2022,
+arXiv:2110.05679, §4). Either way the clipped sum is one product of matrices, of deltas scaled first. The examples of a
+group are further positions of one unit, and so are the calls of a layer that is called more than once.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,35 +12,46 @@ from typing import Any
 import tensorflow as tf
 
 from cloister.privacy.dpsgd.capture import Call, NotCapturable, Unit
-from cloister.privacy.dpsgd.parts import Part, PerExample, row_squares, rows_times
+from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, rows_times, squares
+from cloister.privacy.dpsgd.rounding import MASS_PER_NORM, MOST_POSITIONS
 
 GRAM_COST = 3
 """What a multiplication of the Gram form costs, in double precision, beside one of the ordinary form."""
 
 
-def dense(unit: Unit, calls: Sequence[Call], batch: int) -> Part:
-    """The cheapest form for the number of positions: several calls of one layer are further positions."""
+def dense(unit: Unit, calls: Sequence[Call], rows: Rows) -> Part:
+    """The cheapest form for the number of positions."""
     bias = bool(unit.layer.use_bias)
-    inputs = tf.concat([_positions(call.pair[0], batch) for call in calls], axis=1)
-    deltas = tf.concat([_positions(call.pair[1], batch) for call in calls], axis=1)
+    inputs = tf.concat([_positions(call.pair[0], rows) for call in calls], axis=1)
+    deltas = tf.concat([_positions(call.pair[1], rows) for call in calls], axis=1)
     positions, fan_in, fan_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]
     if positions == 1:
         return Outer(inputs, deltas, bias)
-    if GRAM_COST * positions * (fan_in + fan_out) < fan_in * fan_out:
+    if gram_is_cheaper(positions, fan_in, fan_out):
         return Gram(inputs, deltas, bias)
     gradients = [tf.matmul(inputs, deltas, transpose_a=True)]
-    return PerExample("dense one by one", [*gradients, tf.reduce_sum(deltas, axis=1)] if bias else gradients)
+    if bias:
+        gradients.append(tf.reduce_sum(deltas, axis=1))
+    return PerUnit("dense one by one", gradients, Rows(rows.units))
 
 
-def _positions(tensor: Any, batch: int) -> Any:
-    """A tensor of shape (B, ..., features) as (B, T, features)."""
-    if tensor.shape[0] != batch:
+def gram_is_cheaper(positions: int, fan_in: int, fan_out: int) -> bool:
+    """Whether products of positions are less than the weights' gradients, and few enough for the bound to hold."""
+    return positions <= MOST_POSITIONS and GRAM_COST * positions * (fan_in + fan_out) < fan_in * fan_out
+
+
+def _positions(tensor: Any, rows: Rows) -> Any:
+    """A tensor of shape (rows, ..., features) as (U, T, features)."""
+    if tensor.shape[0] != rows.count:
         raise NotCapturable("a dense layer's inputs do not have an example in each row")
-    return tf.reshape(tensor, [batch, -1, tensor.shape[-1]])
+    return tf.reshape(tensor, [rows.units, -1, tensor.shape[-1]])
 
 
 class Outer:
-    """A position per example: nothing of the size of the weights is made for an example."""
+    """A position per unit: nothing of the size of the weights is made for a unit.
+
+    No positions can cancel, so the bound on the norm is that on the roundings of a sum in single precision too.
+    """
 
     kernel = "dense"
 
@@ -48,7 +60,7 @@ class Outer:
 
     def squared_norms(self) -> Any:
         """(‖a‖² + 1)·‖d‖², the 1 being the bias."""
-        return (row_squares(self._inputs) + float(self._bias)) * row_squares(self._deltas)
+        return (squares(self._inputs) + float(self._bias)) * squares(self._deltas)
 
     def weighted_sum(self, factors: Any, clean: Callable[[Any], Any]) -> list[Any]:
         """Aᵀ(f·D): the ordinary gradient, of deltas scaled first."""
@@ -59,26 +71,44 @@ class Outer:
 
 
 class Gram(Outer):
-    """Several positions per example, fewer than the weights have rows or columns.
+    """Several positions per unit, fewer than the weights have rows or columns.
 
-    Positions can cancel each other, and a norm that comes out too small would let a contribution pass the bound: so the
-    products are added in double precision, in which those of single-precision numbers are exact.
+    Positions can cancel each other: a norm that came out too small would let a contribution pass the bound, and so
+    would the roundings of a sum whose terms are longer than their total. Both are computed in double precision, in
+    which products of single-precision numbers are exact, and what positions weigh together counts towards the norm.
     """
 
     kernel = "dense gram"
 
+    def __init__(self, inputs: Any, deltas: Any, bias: bool) -> None:
+        super().__init__(tf.cast(inputs, tf.float64), tf.cast(deltas, tf.float64), bias)
+
     def squared_norms(self) -> Any:
-        """Σ_{s,t} (a_s·a_t + 1)(d_s·d_t), the 1 being the bias."""
-        inputs, deltas = (gram(tensor) for tensor in (self._inputs, self._deltas))
-        squares = tf.reduce_sum((inputs + float(self._bias)) * deltas, axis=(1, 2))
-        # Rounding may take what should be 0 below it.
-        return tf.cast(tf.maximum(squares, tf.zeros([], squares.dtype)), self._inputs.dtype)
+        """Σ_{s,t} (a_s·a_t + 1)(d_s·d_t), the 1 being the bias, and a part of (Σ_t ‖(a_t, 1)‖‖d_t‖)²."""
+        return gram_squares(gram(self._inputs) + float(self._bias), gram(self._deltas))
 
 
 def gram(tensor: Any) -> Any:
-    """The products of all pairs of rows: (B, T, n) to (B, T, T), in double precision."""
-    wide = tf.cast(tensor, tf.float64)
-    return tf.matmul(wide, wide, transpose_b=True)
+    """The products of all pairs of rows: (U, T, n) to (U, T, T), of numbers in double precision."""
+    return tf.matmul(tensor, tensor, transpose_b=True)
+
+
+def gram_squares(inputs: Any, deltas: Any) -> Any:
+    """No less than the squared norms of Σ_t a_t d_tᵀ, nor than (Σ_t ‖a_t‖‖d_t‖ / `MASS_PER_NORM`)².
+
+    Rounding takes at most (n + T² + 2)·2⁻⁵² of the squared mass from the sum of products, n numbers in a and d: less
+    than half of what is added.
+
+    Args:
+        inputs, deltas: the Gram matrices of a and of d, shape (U, T, T), in double precision.
+
+    Returns:
+        Shape (U,).
+    """
+    total = tf.reduce_sum(inputs * deltas, axis=(1, 2))
+    mass = tf.reduce_sum(tf.sqrt(tf.linalg.diag_part(inputs) * tf.linalg.diag_part(deltas)), axis=1)
+    # Rounding may take what should be 0 below it.
+    return tf.maximum(total, tf.zeros_like(total)) + tf.square(mass / MASS_PER_NORM)
 
 
 def _flat(tensor: Any) -> Any:

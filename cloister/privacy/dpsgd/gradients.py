@@ -1,4 +1,4 @@
-"""The clipped sum of a microbatch's per-example gradients, as one computation of fixed shape."""
+"""The clipped sum of a microbatch's per-unit gradients, as one computation of fixed shape."""
 
 from typing import Any
 
@@ -9,15 +9,16 @@ from cloister.privacy.dpsgd import vectorised
 from cloister.privacy.dpsgd.capture import Call, Unit, is_plain_dense, record, units
 from cloister.privacy.dpsgd.convolution import convolution
 from cloister.privacy.dpsgd.dense import dense
-from cloister.privacy.dpsgd.parts import Part
+from cloister.privacy.dpsgd.parts import Part, Rows
+from cloister.privacy.dpsgd.rounding import SMALLEST_FACTOR
 from cloister.privacy.dpsgd.vectorised import Loss
 
-NORM_ERROR = 2.0**-18
-"""Bound on the relative error of a norm: TensorFlow adds squares in vectors and pairwise, not one after the other."""
+ROOT = 1 + 2.0**-40
+"""Makes up for roundings of a root, and of the sum of a few squares under it, in double precision."""
 
 
 class Gradients:
-    """Per-example gradients of a model with respect to all its trainable variables.
+    """Per-unit gradients of a model with respect to all its trainable variables.
 
     Args:
         model: a built Keras model of one input and one output.
@@ -46,47 +47,60 @@ class Gradients:
             raise ConfigError(f"loss must give one number per example, shape {tuple(x.shape[:1])}; got {losses.shape}")
         return losses
 
-    def parts(self, x: Any, y: Any) -> list[tuple[tuple[Any, ...], Part]]:
-        """Variables and their per-example gradients; variables that the loss does not need are left out."""
+    def parts(self, x: Any, y: Any, rows: Rows, shares: Any = None) -> list[tuple[tuple[Any, ...], Part]]:
+        """Variables and their per-unit gradients; variables that the loss does not need are left out.
+
+        Args:
+            x, y: examples, those of a unit next to each other.
+            rows: which examples are a unit.
+            shares: shape (rows,), what each example counts for in its unit's gradient; None: 1.
+        """
         if not self.by_layer:
-            return [(tuple(self.model.trainable_variables), vectorised.whole_model(self.model, self._loss, x, y))]
-        calls = record(self.units, lambda: self.losses(x, y))
+            part = vectorised.whole_model(self.model, self._loss, x, y, rows, shares)
+            return [(tuple(self.model.trainable_variables), part)]
+
+        def forward() -> Any:
+            losses = self.losses(x, y)
+            return losses if shares is None else losses * tf.cast(shares, losses.dtype)
+
+        calls = record(self.units, forward)
         needed = [[call for call in heard if any(delta is not None for delta in call.deltas)] for heard in calls]
-        found = [
-            (unit, _part(unit, heard, x.shape[0])) for unit, heard in zip(self.units, needed, strict=True) if heard
-        ]
+        found = [(unit, _part(unit, heard, rows)) for unit, heard in zip(self.units, needed, strict=True) if heard]
         self.kernels = {unit.layer.path: part.kernel for unit, part in found}
         return [(unit.variables, part) for unit, part in found]
 
-    def clipped(self, x: Any, y: Any, mask: Any, bound: Any) -> tuple[list[Any], Any, Any]:
-        """Σ over the examples of the mask of gradient·min(1, S/‖gradient‖).
+    def clipped(self, x: Any, y: Any, mask: Any, bound: Any) -> tuple[list[Any], Any, Any, Any]:
+        """Σ over the units of gradient·min(1, bound/‖gradient‖), a unit's gradient being the mean of its examples'.
 
-        Norms are overstated by their own rounding error first, so that no contribution is longer than S. An example
-        whose gradient, or the square of its norm, is not finite contributes zero.
+        Norms are overstated by what roundings may have taken from them. A unit whose gradient, or the square of its
+        norm, is not finite contributes zero.
 
         Args:
-            x, y: B examples, padded with any others.
-            mask: shape (B,), False for padding.
-            bound: S > 0.
+            x, y: U·cap examples, those of a unit next to each other.
+            mask: shape (U, cap), False for padding: of what stands there nothing reaches the sums. An empty unit
+                counts for nothing.
+            bound: above 0, double.
 
         Returns:
-            A sum for each trainable variable; how many examples were scaled down; how many were not finite.
+            A sum for each trainable variable; how many units were scaled down; how many were not finite; all norms,
+            shape (U,), double.
         """
-        parts = self.parts(x, y)
-        squares = tf.add_n([part.squared_norms() for _, part in parts])
-        finite = tf.math.is_finite(squares)
-        norms = tf.sqrt(tf.where(finite, squares, tf.zeros_like(squares))) * (1 + NORM_ERROR)
-        bound = tf.cast(bound, norms.dtype)
-        factors = tf.where(finite & mask, bound / tf.maximum(norms, bound), tf.zeros_like(norms))
+        rows, real = Rows(*mask.shape), tf.reduce_any(mask, axis=1)
+        parts = self.parts(x, y, rows, None if rows.each == 1 else _shares(mask))
+        total = tf.add_n([part.squared_norms() for _, part in parts])
+        finite = tf.math.is_finite(total)
+        norms = tf.sqrt(total) * ROOT
+        factors = tf.where(finite & real, bound / tf.maximum(norms, bound), tf.zeros_like(norms))
+        factors = tf.where(factors < SMALLEST_FACTOR, tf.zeros_like(factors), factors)
         sums = self._sums(parts, factors, finite)
-        clipped = tf.math.count_nonzero(finite & mask & (norms > bound))
-        return sums, clipped, tf.math.count_nonzero(mask & ~finite)
+        clipped = tf.math.count_nonzero(finite & real & (norms > bound))
+        return sums, clipped, tf.math.count_nonzero(real & ~finite), norms
 
     def weighted(self, x: Any, y: Any, factors: Any) -> tuple[Any, list[Any]]:
-        """Squared norms, shape (B,), and Σ factors[i]·gradient[i], without any bound."""
-        parts = self.parts(x, y)
-        squares = tf.add_n([part.squared_norms() for _, part in parts])
-        return squares, self._sums(parts, factors, tf.math.is_finite(squares))
+        """Squared norms of examples, shape (B,), and Σ factors[i]·gradient[i], without any bound."""
+        parts = self.parts(x, y, Rows(x.shape[0]))
+        total = tf.add_n([part.squared_norms() for _, part in parts])
+        return total, self._sums(parts, factors, tf.math.is_finite(total))
 
     def _sums(self, parts: list[tuple[tuple[Any, ...], Part]], factors: Any, finite: Any) -> list[Any]:
         all_finite = tf.reduce_all(finite)
@@ -107,7 +121,13 @@ class Gradients:
         ]
 
 
-def _part(unit: Unit, calls: list[Call], batch: int) -> Part:
+def _shares(mask: Any) -> Any:
+    """Shape (U·cap,): one part of its unit's examples for each, 0 for padding."""
+    counted = tf.cast(mask, tf.float32)
+    return tf.reshape(counted / tf.maximum(tf.reduce_sum(counted, axis=1, keepdims=True), 1.0), [-1])
+
+
+def _part(unit: Unit, calls: list[Call], rows: Rows) -> Part:
     if not unit.fast:
-        return vectorised.layer(unit, calls, batch)
-    return dense(unit, calls, batch) if is_plain_dense(unit.layer) else convolution(unit, calls, batch)
+        return vectorised.layer(unit, calls, rows)
+    return dense(unit, calls, rows) if is_plain_dense(unit.layer) else convolution(unit, calls, rows)

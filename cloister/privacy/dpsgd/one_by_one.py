@@ -1,42 +1,71 @@
-"""DP-SGD for small models that give their own gradient: one example at a time, in NumPy."""
+"""DP-SGD for small models that give their own gradient: one unit at a time, in NumPy."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from cloister.core import check
 from cloister.core.arrays import Row
+from cloister.privacy.dpsgd.rounding import check_clipping_norm
 from cloister.privacy.noise import GaussianNoise
 from cloister.privacy.release import noised
 
+SLACK = 2.0**-16
+"""What roundings in double precision may add to S: enough for 2^17 units of 2^30 numbers each."""
+
 
 def noisy_sum(
-    gradients: Iterable[Row], like: Row, *, clipping_norm: float, noise_multiplier: float, noise: GaussianNoise
+    gradients: Iterable[Callable[[], Row]],
+    like: Row,
+    *,
+    clipping_norm: float,
+    noise_multiplier: float,
+    noise: GaussianNoise,
 ) -> Row:
     """Σ gradient·min(1, S/‖gradient‖) + N(0, σ²S²), in float64.
 
     Args:
-        gradients: one of each example in the batch; possibly none.
+        gradients: one for each unit of the batch, possibly none; called once, it gives that unit's gradient. A unit is
+            an example, or a group of them with the mean of its examples' gradients.
         like: flat arrays of the shapes of a gradient.
-        clipping_norm: S > 0.
+        clipping_norm: S, at least `rounding.MINIMUM_CLIPPING_NORM`.
         noise_multiplier: σ ≥ 0.
         noise: where normal numbers come from.
 
-    Guarantee: one example's joining or leaving moves the un-noised sum by at most S in L2, up to rounding in double
-        precision: a Gaussian mechanism of noise multiplier σ. A gradient that is not finite contributes zero.
+    Guarantee: one unit's joining or leaving moves the un-noised sum by at most S in L2: a Gaussian mechanism of noise
+        multiplier σ. Contributions are clipped to S/(1 + `SLACK`), which makes up for roundings. A gradient that is not
+        finite, or whose computation raises an exception, contributes zero and changes nothing for the others.
+
+    Raises:
+        ConfigError: a number is out of range.
 
     Source: Abadi et al. (2016), arXiv:1607.00133, Algorithm 1.
     """
-    check.positive(clipping_norm=clipping_norm)
+    check_clipping_norm(clipping_norm)
     check.non_negative(noise_multiplier=noise_multiplier)
     total = [np.zeros(piece.size) for piece in like]
     for gradient in gradients:
-        factor = _factor(gradient, clipping_norm)
-        for piece, part in zip(total, gradient, strict=True) if factor else ():
-            piece += factor * part.astype(np.float64)
+        for piece, part in zip(total, _contribution(gradient, like, clipping_norm / (1 + SLACK)), strict=True):
+            piece += part
     return noised(tuple(total), noise_multiplier * clipping_norm, noise)
 
 
-def _factor(gradient: Sequence[np.ndarray], clipping_norm: float) -> float:
-    norm = float(np.sqrt(sum(np.square(part, dtype=np.float64).sum() for part in gradient)))
-    return min(1.0, clipping_norm / norm) if 0 < norm < np.inf else 0.0
+def _contribution(gradient: Callable[[], Row], like: Row, bound: float) -> Row:
+    """In double precision, no longer than the bound; zero where there is no finite gradient."""
+    nothing = tuple(np.zeros(piece.size) for piece in like)
+    try:
+        found = tuple(
+            np.asarray(part, np.float64).reshape(piece.shape) for part, piece in zip(gradient(), like, strict=True)
+        )
+    except Exception:  # whatever it is, it must not tell the others' sum that it happened
+        return nothing
+    factor = _factor(found, bound)
+    return tuple(factor * part for part in found) if factor else nothing
+
+
+def _factor(gradient: Row, bound: float) -> float:
+    # Squares of doubles underflow below 1e-162: what is lost there is far below any bound that is accepted.
+    with np.errstate(over="ignore"):
+        norm = math.sqrt(sum(float(np.square(part).sum()) for part in gradient))
+    return min(1.0, bound / norm) if 0 < norm < math.inf else 0.0

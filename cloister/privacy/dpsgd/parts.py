@@ -1,13 +1,50 @@
-"""What one layer's per-example gradients are asked for, whatever form they are held in."""
+"""What a layer's per-unit gradients are asked for, whatever form they are held in.
 
+A unit is what is clipped as one: an example, or a group of examples. Tensors of a microbatch have a row for each
+example; those of one unit follow each other.
+"""
+
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import tensorflow as tf
 
+from cloister.privacy.dpsgd.rounding import UNDERFLOW, UNIT
+
+WIDEST = 4096
+"""Squares that are added up in float32 before double precision takes over."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The shape of a microbatch.
+
+    Attributes:
+        units: U > 0.
+        each: rows of every unit, > 0.
+    """
+
+    units: int
+    each: int = 1
+
+    @property
+    def count(self) -> int:
+        """Rows in all."""
+        return self.units * self.each
+
+    def by_unit(self, tensor: Any) -> Any:
+        """A tensor of shape (rows, ...) as (U, rows of a unit, ...)."""
+        return tf.reshape(tensor, [self.units, self.each, *tensor.shape[1:]])
+
+    def summed(self, tensor: Any) -> Any:
+        """A tensor of shape (rows, ...), added up over the rows of each unit: (U, ...)."""
+        return tensor if self.each == 1 else tf.reduce_sum(self.by_unit(tensor), axis=1)
+
 
 class Part(Protocol):
-    """The gradients of each of B examples with respect to some of the variables.
+    """The gradients of each of U units with respect to some of the variables.
 
     Attributes:
         kernel: the name of the form they are held in.
@@ -16,43 +53,77 @@ class Part(Protocol):
     kernel: str
 
     def squared_norms(self) -> Any:
-        """Shape (B,): each example's squared L2 norm over these variables; not finite where a gradient is not."""
+        """Shape (U,), double: no less than each unit's squared L2 norm over these variables.
+
+        Guarantee: √ of it also bounds what `rounding` multiplies with γ. Where a gradient is not finite, nor is this.
+        """
 
     def weighted_sum(self, factors: Any, clean: Callable[[Any], Any]) -> list[Any]:
-        """Σ factors[i]·gradient[i] for every variable.
+        """Σ factors[i]·gradient[i] for every variable, in single or double precision.
 
         Args:
-            factors: shape (B,), 0 for each example without a finite gradient.
-            clean: replaces such examples' rows of a tensor of leading size B by zeros, since 0·∞ is not 0.
+            factors: shape (U,), double; 0 for each unit without a finite gradient.
+            clean: replaces such units' rows of a tensor of leading size U by zeros, since 0·∞ is not 0.
         """
 
 
-class PerExample:
-    """Gradients held one by one: tensors of shape (B, *variable.shape)."""
+class PerUnit:
+    """Gradients held one by one: tensors of shape (U, *variable.shape).
 
-    def __init__(self, kernel: str, gradients: Sequence[Any]) -> None:
+    What is bounded is what is held, so it does not matter with what roundings that was computed.
+
+    Args:
+        kernel: a name.
+        gradients: for each variable those of every row, shape (rows, *variable.shape).
+        rows: which rows are a unit.
+    """
+
+    def __init__(self, kernel: str, gradients: Sequence[Any], rows: Rows) -> None:
         self.kernel = kernel
-        self._gradients = gradients
+        self._gradients = [rows.summed(gradient) for gradient in gradients]
 
     def squared_norms(self) -> Any:
         """As `Part` says."""
-        return tf.add_n([row_squares(gradient) for gradient in self._gradients])
+        return tf.add_n([squares(gradient) for gradient in self._gradients])
 
     def weighted_sum(self, factors: Any, clean: Callable[[Any], Any]) -> list[Any]:
         """As `Part` says."""
         return [_combined(clean(gradient), factors) for gradient in self._gradients]
 
 
-def row_squares(tensor: Any) -> Any:
-    """Shape (B,): the sum of squares of everything in each row."""
-    return tf.reduce_sum(tf.square(tf.reshape(tensor, [tensor.shape[0], -1])), axis=1)
+def squares(tensor: Any) -> Any:
+    """The sum of squares of everything in each row, in double precision, and never less than the exact one.
+
+    Squares of float32 numbers are added up in float32, `WIDEST` at most: n of them are understated by less than 2nu,
+    and by `UNDERFLOW` each where they are too small. Both are added. What overflows is infinite, so not finite.
+
+    Returns:
+        Shape (rows,).
+    """
+    size = math.prod(tensor.shape[1:])
+    width = _width(tensor.shape[1:])
+    wide = tf.cast(tensor, tf.float64) if width == 1 else tensor
+    blocks = tf.reduce_sum(tf.square(tf.reshape(wide, [tensor.shape[0], -1, width])), axis=2)
+    total = tf.reduce_sum(tf.cast(blocks, tf.float64), axis=1)
+    return total * (1 + 2 * (width + 1) * UNIT) + size * UNDERFLOW
+
+
+def _width(shape: Sequence[int]) -> int:
+    """The size of as many of the last axes as `WIDEST` allows for."""
+    width = 1
+    for axis in reversed(shape):
+        if width * axis > WIDEST:
+            break
+        width *= axis
+    return width
 
 
 def rows_times(tensor: Any, factors: Any) -> Any:
-    """Each row of a tensor of leading size B times its factor."""
-    return tensor * tf.reshape(factors, [-1] + [1] * (len(tensor.shape) - 1))
+    """Each row of a tensor of leading size U times its factor."""
+    return tensor * tf.reshape(tf.cast(factors, tensor.dtype), [-1] + [1] * (len(tensor.shape) - 1))
 
 
 def _combined(gradient: Any, factors: Any) -> Any:
     rows = tf.reshape(gradient, [gradient.shape[0], -1])
+    factors = tf.cast(factors, gradient.dtype)
     return tf.reshape(tf.linalg.matvec(rows, factors, transpose_a=True), gradient.shape[1:])

@@ -1,4 +1,4 @@
-"""A private step of gradient descent: clip each example's gradient, sum, noise, divide, descend."""
+"""A private step of gradient descent: clip each unit's gradient, sum, noise, divide, descend."""
 
 import math
 import os
@@ -13,8 +13,16 @@ from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.cohort import rooms, share
-from cloister.core.errors import ConfigError, UnsupportedModel
-from cloister.privacy.dpsgd.batches import pieces, small
+from cloister.core.errors import ConfigError
+from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
+from cloister.privacy.dpsgd.precision import use_single_precision
+from cloister.privacy.dpsgd.rounding import (
+    DEFAULT_OVERSTATEMENT,
+    check_clipping_norm,
+    check_microbatch_size,
+    largest_microbatch,
+    overstatement,
+)
 from cloister.privacy.dpsgd.vectorised import Loss, is_seed
 from cloister.privacy.dpsgd.vetting import Probe, made_up, vetted
 from cloister.privacy.noise import BLOCK, ROOM, GaussianNoise
@@ -27,30 +35,13 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class ClippedSum:
-    """Un-noised, and so not for release.
-
-    Attributes:
-        sums: a float array for each trainable variable, in the model's order.
-        examples: how many took part.
-        clipped: how many were scaled down to the bound.
-        non_finite: how many had no finite gradient, and contributed zero.
-    """
-
-    sums: tuple[NDArray, ...]
-    examples: int
-    clipped: int
-    non_finite: int
-
-
-@dataclass(frozen=True)
 class StepCounts:
     """Counts of one step. They are computed from private data without noise: not for release.
 
     Attributes:
-        examples: how many took part.
+        examples: how many units took part: examples, or groups of them.
         clipped: how many were scaled down to the bound.
-        non_finite: how many had no finite gradient, and contributed zero.
+        non_finite: how many had no finite gradient, or none at all, and contributed zero.
     """
 
     examples: int
@@ -63,28 +54,32 @@ class DpSgd:
 
     Args:
         model: built, of one input and one output; its state other than weights must not come from data.
-        batch_size: B > 0, public: what a noised sum is divided by, and the expected size of a batch. How many examples
-            a step really has changes nothing but the time that it takes.
+        batch_size: B > 0, public: what a noised sum is divided by, and the expected number of units in a batch. How
+            many a step really has changes nothing but the time that it takes.
         noise_multiplier: σ ≥ 0.
-        clipping_norm: S > 0, unless a step is given another.
+        clipping_norm: S ≥ `rounding.MINIMUM_CLIPPING_NORM`, unless a step is given another.
         optimizer: any Keras optimizer; it sees the noised mean alone, so what it does is post-processing.
         loss: (labels, outputs) -> (batch,), each of its own example alone.
-        microbatch_size: examples computed at a time, where a batch would take too much memory; `batch_size` by
-            default. It changes neither sums nor noise, but for the order of additions.
+        microbatch_size: units computed at a time, where a batch would take too much memory, or roundings of its sum too
+            much of S. By default `batch_size`, or what costs at most `rounding.DEFAULT_OVERSTATEMENT` of S.
+        group_cap: the most examples of a unit, > 0. At 1 a unit is an example. Above, it is a group of examples: its
+            gradient is the mean of theirs, and is clipped to S as one.
         noise: where normal numbers come from; the operating system by default.
         probe: x and y of three made-up examples, to check the model with. Needed where the loss is not a classifier's.
 
     Attributes:
         method: `layers`, or `model` where the layers of this model cannot be looked at one by one.
         kernels: how each layer's gradients are held, by its path; known after the first step.
+        overstatement: η; contributions are clipped to S/(1 + η), see `rounding`.
 
-    Guarantee: one example's joining or leaving a batch moves the un-noised sum by at most S in L2, and N(0, σ²S²) is
-        added to it, in double precision on a public grid, once for a step: a Gaussian mechanism of noise multiplier σ
-        for add-or-remove of an example. Amplification by sampling is for batches from `batches.poisson` alone.
+    Guarantee: one unit's joining or leaving a batch moves the un-noised sum, as it is computed, by at most S in L2, for
+        any weights and inputs; and N(0, σ²S²) is added to it, in double precision on a public grid, once for a step: a
+        Gaussian mechanism of noise multiplier σ for add-or-remove of a unit. Amplification by sampling is for batches
+        from `batches.poisson` alone.
 
     Raises:
         UnsupportedModel: examples of this model have no gradients of their own, with the reason and the replacement.
-        ConfigError: a number is out of range, or a probe is needed.
+        ConfigError: a number is out of range, a probe is needed, or the processor is set to coarser products.
 
     Source: Abadi et al. (2016), arXiv:1607.00133, Algorithm 1, with the configured batch size as the divisor.
     """
@@ -99,30 +94,44 @@ class DpSgd:
         optimizer: Any,
         loss: Loss = keras.losses.sparse_categorical_crossentropy,
         microbatch_size: int | None = None,
+        group_cap: int = 1,
         noise: GaussianNoise | None = None,
         probe: Probe | None = None,
     ) -> None:
-        microbatch_size = batch_size if microbatch_size is None else microbatch_size
-        check.positive(batch_size=batch_size, microbatch_size=microbatch_size, clipping_norm=clipping_norm)
+        microbatch_size = self._checked_size(batch_size, microbatch_size)
+        check.positive(group_cap=group_cap)
+        check_clipping_norm(clipping_norm)
         check.non_negative(noise_multiplier=noise_multiplier)
         if probe is None and loss is not keras.losses.sparse_categorical_crossentropy:
             raise ConfigError("probe must be given with a loss of your own: x and y of three made-up examples")
+        use_single_precision()
         self.model = model
         self.batch_size = batch_size
         self.noise_multiplier = noise_multiplier
         self.clipping_norm = clipping_norm
         self.microbatch_size = microbatch_size
+        self.overstatement = overstatement(batch_size, microbatch_size)
         self.noise = GaussianNoise() if noise is None else noise
         self._optimizer = optimizer
         self._optimizer.build(model.trainable_variables)
-        self._probe = made_up(model) if probe is None else probe
-        self._gradients = vetted(model, loss, self._probe)
-        self._compiled = {size: self._compile(size) for size in {microbatch_size, small(microbatch_size)}}
-        self._refuse_foreign_state(self._compiled[microbatch_size])
+        probe = made_up(model) if probe is None else probe
+        self._gradients = vetted(model, loss, probe)
+        self._clipped_sums = ClippedSums(
+            self._gradients, probe, batch_size=batch_size, microbatch_size=microbatch_size, cap=group_cap
+        )
         self._descend = tf.function(self._apply, autograph=False)
         self._outs = tuple(_aligned(variable.shape, variable.dtype) for variable in model.trainable_variables)
         self._rooms = list(rooms(ROOM))
         self.reseed()
+
+    @staticmethod
+    def _checked_size(batch_size: int, microbatch_size: int | None) -> int:
+        check.positive(batch_size=batch_size)
+        if microbatch_size is None:
+            microbatch_size = max(1, min(batch_size, largest_microbatch(batch_size, DEFAULT_OVERSTATEMENT)))
+        check.positive(microbatch_size=microbatch_size)
+        check_microbatch_size(batch_size, microbatch_size)
+        return microbatch_size
 
     @property
     def method(self) -> str:
@@ -146,63 +155,33 @@ class DpSgd:
                 words = np.frombuffer(os.urandom(4 * variable.shape[0]), np.uint32)
                 variable.assign((words >> 1).astype(variable.dtype))
 
-    def step(self, x: NDArray, y: NDArray, clipping_norm: float | None = None) -> StepCounts:
+    def step(
+        self, x: NDArray, y: NDArray, clipping_norm: float | None = None, groups: NDArray | None = None
+    ) -> StepCounts:
         """One step on a batch, which may be empty: noise is released all the same.
 
         Args:
             x, y: the examples that take part, any number of them.
             clipping_norm: S of this step.
+            groups: of each example; those with the same value are one unit, of which at most `group_cap` examples
+                count. `batches.rows_of` gives them.
         """
         bound = self.clipping_norm if clipping_norm is None else clipping_norm
-        found = self.clipped_sum(x, y, bound)
+        found = self.clipped_sum(x, y, bound, groups)
         noised = self._noised(found.sums, self.noise_multiplier * bound)
         self._descend([_shared(total) for total in noised], tf.constant(self.batch_size, tf.float32))
         return StepCounts(found.examples, found.clipped, found.non_finite)
 
-    def clipped_sum(self, x: NDArray, y: NDArray, clipping_norm: float) -> ClippedSum:
-        """Σ gradient·min(1, S/‖gradient‖) over the examples: what noise is added to.
+    def clipped_sum(self, x: NDArray, y: NDArray, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
+        """Σ gradient·min(1, S/‖gradient‖) over the units, a little shorter: what noise is added to.
+
+        A unit whose gradient is not finite, or whose computation raises an exception, contributes zero and changes
+        nothing for the others.
 
         Raises:
-            ConfigError: S is not a finite number above 0, or x and y are not of one length.
+            ConfigError: S is out of range, x, y and groups are not of one length, or groups are missing.
         """
-        check.positive(clipping_norm=clipping_norm)
-        if len(x) != len(y):
-            raise ConfigError(f"x and y must have one length, got {len(x)} and {len(y)}")
-        sums, clipped, non_finite, start = None, 0, 0, 0
-        for size in pieces(len(x), self.microbatch_size):
-            piece = slice(start, start + size)
-            some, some_clipped, some_non_finite = self._microbatch(x[piece], y[piece], size, clipping_norm)
-            sums = some if sums is None else [a + b for a, b in zip(sums, some, strict=True)]
-            clipped, non_finite, start = clipped + int(some_clipped), non_finite + int(some_non_finite), start + size
-        if sums is None:
-            return ClippedSum(tuple(np.zeros_like(out) for out in self._outs), 0, 0, 0)
-        return ClippedSum(tuple(np.asarray(total) for total in sums), len(x), clipped, non_finite)
-
-    def _microbatch(self, x: Any, y: Any, size: int, bound: float) -> Any:
-        return self._compiled[size](
-            tf.constant(_padded(x, size, self._probe[0].dtype)),
-            tf.constant(_padded(y, size, self._probe[1].dtype)),
-            tf.constant(np.arange(size) < len(x)),
-            tf.constant(bound, tf.float32),
-        )
-
-    def _compile(self, size: int) -> Any:
-        """The clipped sum of a microbatch: its shapes are fixed, so that no batch ever makes it compile again."""
-        x, y = self._probe
-        signature = [
-            tf.TensorSpec([size, *x.shape[1:]], x.dtype),
-            tf.TensorSpec([size, *y.shape[1:]], y.dtype),
-            tf.TensorSpec([size], tf.bool),
-            tf.TensorSpec([], tf.float32),
-        ]
-        return tf.function(self._gradients.clipped, input_signature=signature, autograph=False)
-
-    def _refuse_foreign_state(self, compiled: Any) -> None:
-        """Raises UnsupportedModel if the model reads or writes a variable that Keras does not know to be its own."""
-        known = {id(variable.value) for variable in self.model.variables}
-        foreign = [v.name for v in compiled.get_concrete_function().graph.variables if id(v) not in known]
-        if foreign:
-            raise UnsupportedModel(f"the model uses {foreign[0]}, a variable that Keras does not know; use add_weight")
+        return self._clipped_sums.of(x, y, clipping_norm, groups)
 
     def _noised(self, sums: Sequence[NDArray], std: float) -> tuple[NDArray, ...]:
         """The sums + N(0, std²), in memory that the next step uses again."""
@@ -238,13 +217,3 @@ def _aligned(shape: Sequence[int], dtype: str) -> NDArray:
 def _shared(array: NDArray) -> Any:
     """A tensor over an array's own memory."""
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-
-
-def _padded(rows: Any, size: int, dtype: Any) -> NDArray:
-    """The rows, with zeros behind them up to `size`."""
-    rows = np.asarray(rows, dtype)
-    if len(rows) == size:
-        return rows
-    padded = np.zeros((size, *rows.shape[1:]), dtype)
-    padded[: len(rows)] = rows
-    return padded

@@ -7,16 +7,16 @@ import keras
 import tensorflow as tf
 
 from cloister.privacy.dpsgd.capture import Call, NotCapturable, Unit
-from cloister.privacy.dpsgd.parts import Part, PerExample
+from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, rows_times
 
 Loss = Callable[[Any, Any], Any]
 """Losses of shape (batch,) from labels and the model's outputs, each of its own example alone."""
 
 
-def layer(unit: Unit, calls: Sequence[Call], batch: int) -> Part:
+def layer(unit: Unit, calls: Sequence[Call], rows: Rows) -> Part:
     """Every call is repeated example by example, and what comes out is differentiated with respect to the weights."""
-    per_call = [_gradients_of_call(unit, call, batch) for call in calls]
-    return PerExample("vectorised", [tf.add_n(same) for same in zip(*per_call, strict=True)])
+    per_call = [_gradients_of_call(unit, call, rows.count) for call in calls]
+    return PerUnit("vectorised", [tf.add_n(same) for same in zip(*per_call, strict=True)], rows)
 
 
 def _gradients_of_call(unit: Unit, call: Call, batch: int) -> Sequence[Any]:
@@ -43,10 +43,15 @@ def _gradients_of_call(unit: Unit, call: Call, batch: int) -> Sequence[Any]:
     return tf.vectorized_map(of_one, (tensors, deltas))
 
 
-def whole_model(model: Any, loss: Loss, x: Any, y: Any) -> Part:
-    """The gradients of every trainable variable, in the model's order. They take batch × parameters of memory.
+def whole_model(model: Any, loss: Loss, x: Any, y: Any, rows: Rows, shares: Any) -> Part:
+    """The gradients of every trainable variable, in the model's order. They take rows × parameters of memory.
 
     Each example draws its own random numbers, from seeds split off the model's, which move on.
+
+    Args:
+        model, loss, x, y: as in `Gradients`.
+        rows: which rows are a unit.
+        shares: shape (rows,), what each row counts for in its unit; None: 1.
     """
     seeds = [variable for variable in model.non_trainable_variables if is_seed(variable)]
     split = [tf.random.split(tf.cast(seed.value, tf.int64), x.shape[0] + 1) for seed in seeds]
@@ -55,7 +60,9 @@ def whole_model(model: Any, loss: Loss, x: Any, y: Any) -> Part:
     )
     for seed, several in zip(seeds, split, strict=True):
         seed.assign(tf.cast(several[-1], seed.dtype))
-    return PerExample("whole model", gradients)
+    if shares is not None:
+        gradients = [rows_times(gradient, shares) for gradient in gradients]
+    return PerUnit("whole model", gradients, rows)
 
 
 def gradients_of_one(model: Any, loss: Loss, x: Any, y: Any, seeds: Sequence[Any]) -> list[Any]:

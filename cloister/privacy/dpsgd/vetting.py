@@ -1,11 +1,12 @@
 """Whether a model has per-example gradients that can be vouched for, and how they are to be computed.
 
-What is known not to have them is refused by name. Everything else is tried on made-up examples, with the model's
-weights moved at random so that nothing is zero by initialisation: an example's gradient must not change with the other
-examples, and norms and sums must agree with TensorFlow's own gradients of one example at a time.
+What is known not to have them is refused by name. Everything else is tried on made-up examples of many scales, with
+the model's weights moved at random so that nothing is zero by initialisation: an example's gradient must not change
+with the other examples, and norms and sums must agree with TensorFlow's own gradients of one example at a time.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -13,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.core.errors import ConfigError, UnsupportedModel
+from cloister.core.errors import CloisterError, ConfigError, UnsupportedModel
 from cloister.privacy.dpsgd import vectorised
-from cloister.privacy.dpsgd.capture import NotCapturable, leaks
+from cloister.privacy.dpsgd.capture import leaks
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.vectorised import Loss, is_seed
 
@@ -25,6 +26,11 @@ WEIGHTS = (1.0, -0.5, 0.25)
 """What they count with in a sum: different, so that no two can be mistaken for each other."""
 AGREEMENT = 1e-4
 """Relative difference allowed between two ways to compute the same gradient in single precision."""
+OVERSTATED = 1e-2
+"""By how much a squared norm may be overstated, relatively, to make up for its roundings."""
+SCALES = (1.0, -1.0, 0.0, 1e-3, 30.0, -30.0, 1e3, 1e5, 1e10)
+"""What made-up numbers are multiplied with: a layer may couple examples only where inputs are large, say."""
+DTYPES = ("float32", "float64")
 
 Probe = tuple[NDArray, NDArray]
 """Made-up examples: x and y, `EXAMPLES` each."""
@@ -37,18 +43,43 @@ def vetted(model: Any, loss: Loss, probe: Probe) -> Gradients:
         UnsupportedModel: it has none, with the reason and what to use in its place.
     """
     refuse_by_name(model)
-    trial = _Trial(model, loss, probe)
-    trial.refuse_coupling()
+    with _refusing_what_cannot_be_tried():
+        trial = _Trial(model, loss, probe)
+        trial.refuse_coupling()
+        by_layer = None if trial.is_batch_dependent() else _by_layer(model, loss, trial)
+        return by_layer or _as_a_whole(model, loss, trial)
+
+
+@contextmanager
+def _refusing_what_cannot_be_tried() -> Iterator[None]:
+    """Raises UnsupportedModel in the place of any exception that is none of ours, with its type and not its text."""
     try:
-        by_layer = Gradients(model, loss, by_layer=True)
-        if not trial.depends_on_company() and trial.agrees_by_layer(by_layer):
-            return by_layer
-    except NotCapturable:
-        pass
-    whole = Gradients(model, loss, by_layer=False)
-    if not trial.agrees_as_a_whole(whole):
+        yield
+    except CloisterError:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(
+            f"per-example gradients of this model cannot be computed ({type(error).__name__} in a trial on made-up "
+            "examples); look for a layer that does not work on one example at a time, as recurrent ones with a mask do"
+        ) from error
+
+
+def _by_layer(model: Any, loss: Loss, trial: "_Trial") -> Gradients | None:
+    """The gradients layer by layer if they are right; None if the model is to be taken as a whole."""
+    try:
+        gradients = Gradients(model, loss, by_layer=True)
+        return gradients if trial.agrees_by_layer(gradients) else None
+    except UnsupportedModel:
+        raise
+    except Exception:  # a layer that cannot be vectorised alone, for one
+        return None
+
+
+def _as_a_whole(model: Any, loss: Loss, trial: "_Trial") -> Gradients:
+    gradients = Gradients(model, loss, by_layer=False)
+    if not trial.agrees_as_a_whole(gradients):
         raise UnsupportedModel("vectorised gradients of this model differ from those of one example at a time")
-    return whole
+    return gradients
 
 
 def made_up(model: Any) -> Probe:
@@ -97,7 +128,7 @@ def _reasons(layer: Any) -> Iterator[str]:
         yield "carries state from batch to batch; set stateful=False"
     if any(getattr(layer, name, None) for name in ("kernel_regularizer", "bias_regularizer", "activity_regularizer")):
         yield "adds a penalty to the loss of the batch; use weight_decay of the optimizer, or add it to the loss"
-    if layer.compute_dtype != layer.variable_dtype:
+    if layer.compute_dtype != layer.variable_dtype or layer.compute_dtype not in DTYPES:
         yield f"computes in {layer.compute_dtype}, whose norms are too coarse to bound; use float32"
 
 
@@ -112,7 +143,7 @@ class _Trial:
         if self.x.shape[0] != EXAMPLES or self.y.shape[0] != EXAMPLES:
             raise ConfigError(f"probe must be x and y of {EXAMPLES} examples, got {self.x.shape} and {self.y.shape}")
         self._variables = model.trainable_variables
-        self._values = [_moved(variable, seed) for seed, variable in enumerate(self._variables)]
+        self._values = [moved(variable, seed) for seed, variable in enumerate(self._variables)]
 
     def _scope(self) -> Any:
         """Nothing that is computed within changes the model, and each time it starts with the same random state."""
@@ -120,16 +151,21 @@ class _Trial:
 
     def refuse_coupling(self) -> None:
         """Raises UnsupportedModel if an example's gradient or the model's state depends on a batch."""
-        mine = self._of_first(self.x, self.y)
-        order = [0, 2, 2]
-        others = self._of_first(tf.gather(self.x, order), tf.gather(self.y, order))
-        if not _same(mine, others):
-            raise UnsupportedModel(
-                "an example's gradient changes with the other examples of its batch, so it cannot be clipped alone; "
-                "look for a layer or a loss that takes a mean, a maximum or a sum over the batch"
-            )
+        usual = self._of_first(self.x, self.y)
+        for scale in SCALES if self.x.dtype.is_floating else (1.0, 0.0):
+            scaled = self.x * tf.cast(scale, self.x.dtype)
+            among_others = self._of_first(tf.concat([self.x[:1], scaled[1:]], axis=0), self.y)
+            mine, with_twins = self._of_first(scaled, self.y), self._of_first(*self._ordered(scaled, [0, 2, 2]))
+            if not (_same_if_finite(usual, among_others) and _same_if_finite(mine, with_twins)):
+                raise UnsupportedModel(
+                    "an example's gradient changes with the other examples of its batch, so it cannot be clipped "
+                    "alone; look for a layer or a loss that takes a mean, a maximum or a sum over the batch"
+                )
 
-    def depends_on_company(self) -> bool:
+    def _ordered(self, x: Any, order: list[int]) -> tuple[Any, Any]:
+        return tf.gather(x, order), tf.gather(self.y, order)
+
+    def is_batch_dependent(self) -> bool:
         """Whether an example's gradient changes with its place in a batch or with how many there are.
 
         Then it is one thing only where it is taken alone. Random layers draw by place and are left out of this.
@@ -145,7 +181,7 @@ class _Trial:
         """The gradient of the example at this place of a batch of these."""
         with self._scope(), tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._values)
-            own = self._plain.losses(tf.gather(self.x, order), tf.gather(self.y, order), training)[place]
+            own = self._plain.losses(*self._ordered(self.x, order), training)[place]
         return [tf.zeros([1]) if g is None else tf.convert_to_tensor(g) for g in tape.gradient(own, self._values)]
 
     def _of_first(self, x: Any, y: Any) -> list[Any]:
@@ -199,11 +235,13 @@ class _Trial:
 
     def _agrees(self, gradients: Gradients, squares: list[Any], total: list[Any]) -> bool:
         with self._scope():
-            got_squares, got_total = gradients.weighted(self.x, self.y, tf.constant(WEIGHTS, self._values[0].dtype))
-        return np.allclose(got_squares, tf.stack(squares), rtol=AGREEMENT, atol=0) and _same(total, got_total)
+            got_squares, got_total = gradients.weighted(self.x, self.y, tf.constant(WEIGHTS, tf.float64))
+        beside = np.asarray(got_squares) / np.array(squares)
+        return bool(np.all((beside > 1 - AGREEMENT) & (beside < 1 + OVERSTATED))) and _same(total, got_total)
 
 
-def _moved(variable: Any, seed: int) -> Any:
+def moved(variable: Any, seed: int) -> Any:
+    """The variable's value, a little off at random: nothing is zero by initialisation any more."""
     noise = np.random.default_rng(seed).standard_normal(variable.shape, np.float32)
     return variable.value + tf.cast(0.05 * noise, variable.dtype)
 
@@ -213,11 +251,19 @@ def _filled(gradients: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     return [tf.zeros_like(value) if g is None else tf.convert_to_tensor(g) for g, value in pairs]
 
 
-def _squares(gradients: Sequence[Any]) -> Any:
-    return tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])
+def _squares(gradients: Sequence[Any]) -> float:
+    """In double precision, where squares of single precision do not underflow."""
+    return float(sum(np.sum(np.square(np.asarray(gradient), dtype=np.float64)) for gradient in gradients))
 
 
 def _same(left: Sequence[Any], right: Sequence[Any]) -> bool:
     """Whether two gradients are the same, to rounding; not where something is not finite."""
-    apart = _squares([a - b for a, b in zip(left, right, strict=True)])
+    with np.errstate(invalid="ignore"):
+        apart = _squares([np.asarray(a, np.float64) - np.asarray(b) for a, b in zip(left, right, strict=True)])
     return bool(apart <= AGREEMENT**2 * _squares(left))
+
+
+def _same_if_finite(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Whether two gradients are the same, or at least one cannot be compared."""
+    comparable = all(np.isfinite(gradient).all() for gradient in (*left, *right))
+    return not comparable or _same(left, right)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cloister.core.errors import ConfigError
-from cloister.privacy.dpsgd.batches import pieces, poisson, shuffle, small
+from cloister.privacy.dpsgd.batches import pieces, poisson, shuffle
 
 N, Q, STEPS = 12, 0.3, 40_000
 
@@ -64,14 +64,13 @@ def test_shuffle_takes_everybody_once_an_order():
         assert len(set(np.concatenate(batches[start : start + 3]))) == 9
 
 
-@pytest.mark.parametrize("microbatch_size", [1, 2, 7, 8, 100])
-def test_pieces_hold_everybody_in_two_sizes(microbatch_size):
-    for count in range(0, 3 * microbatch_size + 2):
-        sizes = pieces(count, microbatch_size)
-        assert sum(sizes) >= count and set(sizes) <= {microbatch_size, small(microbatch_size)}
-        assert sum(sizes[:-1]) < max(count, 1)
-        assert sum(sizes) - count < max(1, microbatch_size / 2)
-    assert pieces(0, microbatch_size) == []
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 100])
+def test_pieces_hold_everybody_in_turn(size):
+    for count in range(0, 3 * size + 2):
+        parts = pieces(count, size)
+        assert [i for part in parts for i in range(count)[part]] == list(range(count))
+        assert all(part.stop - part.start == size for part in parts)
+    assert pieces(0, size) == []
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.01, math.nan])

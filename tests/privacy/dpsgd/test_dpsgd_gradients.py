@@ -32,7 +32,8 @@ from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.tasks import mnist
 
 layers = keras.layers
-TOLERANCE = 1e-5
+TOLERANCE = 3e-4
+"""Norms are overstated by up to 2·(row of squares)·2⁻²⁴, and contributions clipped to S/(1 + η)."""
 
 
 @pytest.fixture(autouse=True)
@@ -144,9 +145,9 @@ def test_generated_models(model):
 def test_the_whole_model_at_once_is_the_same():
     model = perturbed(group_norm())
     x, y = (tf.constant(array) for array in batch(model, 5))
-    mask, bound = tf.constant([True] * 5), tf.constant(0.5)
-    by_layer, clipped, _ = Gradients(model, LOSS, True).clipped(x, y, mask, bound)
-    whole, clipped_whole, _ = Gradients(model, LOSS, False).clipped(x, y, mask, bound)
+    mask, bound = tf.constant([[True]] * 5), tf.constant(0.5, tf.float64)
+    by_layer, clipped, *_ = Gradients(model, LOSS, True).clipped(x, y, mask, bound)
+    whole, clipped_whole, *_ = Gradients(model, LOSS, False).clipped(x, y, mask, bound)
     assert relative_error([g.numpy() for g in whole], [g.numpy() for g in by_layer]) < TOLERANCE
     assert int(clipped) == int(clipped_whole) > 0
 
@@ -189,7 +190,7 @@ def test_no_contribution_is_longer_than_the_bound(build):
     step = dp_sgd(model, batch_size=1)
     for x, y in zip(*batch(model, 4, seed=3), strict=True):
         bound = 0.3 * norm(step.clipped_sum(x[None], y[None], 1e6).sums)
-        assert bound * (1 - 1e-5) < norm(step.clipped_sum(x[None], y[None], bound).sums) <= bound
+        assert bound * (1 - 1e-3) < norm(step.clipped_sum(x[None], y[None], bound).sums) <= bound
 
 
 @pytest.mark.parametrize(
@@ -213,8 +214,8 @@ def test_what_is_not_finite_contributes_zero_as_a_whole_model():
     x, y = batch(model, 4)
     x[1] = np.inf
     gradients = Gradients(model, LOSS, False)
-    mask, bound = tf.constant([True] * 4), tf.constant(0.5)
-    sums, _, non_finite = gradients.clipped(tf.constant(x), tf.constant(y), mask, bound)
+    mask, bound = tf.constant([[True]] * 4), tf.constant(0.5, tf.float64)
+    sums, _, non_finite, _ = gradients.clipped(tf.constant(x), tf.constant(y), mask, bound)
     assert int(non_finite) == 1
     keep = [0, 2, 3]
     assert relative_error([g.numpy() for g in sums], brute_force(model, x[keep], y[keep], 0.5)) < TOLERANCE
@@ -233,7 +234,7 @@ def test_nothing_is_compiled_twice():
     traces.clear()
     for size in (16, 1, 0, 7, 40, 15, 17, 33, 2):
         step.step(x[:size], y[:size])
-    assert traces.count((16,)) <= 1 and set(traces) <= {(16,), (2,)} and len(traces) <= 2
+    assert not traces
 
 
 def test_a_weight_that_the_loss_does_not_need_has_a_gradient_of_zero():

@@ -38,25 +38,23 @@ def model():
 
 
 class NoClip(DpSgd):
-    def clipped_sum(self, x, y, clipping_norm):
-        return super().clipped_sum(x, y, 1e6)
+    def clipped_sum(self, x, y, clipping_norm, groups=None):
+        return super().clipped_sum(x, y, 1e6, groups)
 
 
 class NoisePerMicrobatch(DpSgd):
     """Each microbatch's sum is noised as if it were all."""
 
-    def step(self, x, y, clipping_norm=None):
-        start = 0
-        for size in pieces(len(x), self.microbatch_size):
-            counts = super().step(x[start : start + size], y[start : start + size], clipping_norm)
-            start += size
+    def step(self, x, y, clipping_norm=None, groups=None):
+        for piece in pieces(len(x), self.microbatch_size):
+            counts = super().step(x[piece], y[piece], clipping_norm)
         return counts
 
 
 class ActualDivisor(DpSgd):
     """Divides by the examples that happened to take part."""
 
-    def step(self, x, y, clipping_norm=None):
+    def step(self, x, y, clipping_norm=None, groups=None):
         configured, self.batch_size = self.batch_size, max(len(x), 1)
         counts = super().step(x, y, clipping_norm)
         self.batch_size = configured
@@ -64,7 +62,7 @@ class ActualDivisor(DpSgd):
 
 
 class NoNoiseWithoutExamples(DpSgd):
-    def step(self, x, y, clipping_norm=None):
+    def step(self, x, y, clipping_norm=None, groups=None):
         return super().step(x, y, clipping_norm) if len(x) else None
 
 
@@ -124,7 +122,7 @@ def test_one_example_moves_the_sum_by_the_bound_at_most(model, build):
     model = perturbed(build()) if build else model
     x, y = batch(model, 6)
     assert norms(model, x, y).max() > S
-    assert S * (1 - 1e-4) < sensitivity(make(DpSgd, model), x, y) <= S * (1 + 1e-5)
+    assert S * (1 - 1e-3) < sensitivity(make(DpSgd, model), x, y) <= S
 
 
 def test_a_skipped_clip_is_caught(model):
@@ -134,7 +132,7 @@ def test_a_skipped_clip_is_caught(model):
 def test_the_divisor_is_the_configured_batch_size(model):
     x, y = batch(model, 21)
     expected = [-total / B for total in brute_force(model, x, y, S)]
-    assert relative_error(moved(make(DpSgd, model, noise_multiplier=0.0), x, y), expected) < 1e-4
+    assert relative_error(moved(make(DpSgd, model, noise_multiplier=0.0), x, y), expected) < 3e-4
 
 
 def test_what_is_released_lies_on_a_public_grid(model):
@@ -151,7 +149,7 @@ def test_a_step_may_have_its_own_bound(model):
     before = [np.array(variable) for variable in model.trainable_variables]
     step.step(x, y, clipping_norm=0.1)
     apart = [np.array(a) - b for a, b in zip(model.trainable_variables, before, strict=True)]
-    assert relative_error(apart, expected) < 1e-4
+    assert relative_error(apart, expected) < 3e-4
     assert step.clipping_norm == S
 
 

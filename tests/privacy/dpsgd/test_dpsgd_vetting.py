@@ -192,7 +192,7 @@ def test_a_weight_used_past_its_layer_makes_the_model_fall_back(build):
     step = dp_sgd(model)
     assert step.method == "model"
     x, y = batch(model, 6)
-    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 1e-5
+    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 3e-4
 
 
 def test_one_variable_in_two_layers_makes_the_model_fall_back():
@@ -202,14 +202,14 @@ def test_one_variable_in_two_layers_makes_the_model_fall_back():
     step = dp_sgd(model)
     assert step.method == "model"
     x, y = batch(model, 6)
-    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 1e-5
+    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 3e-4
 
 
 def test_custom_layers_with_weights_are_vectorised_alone():
     model = perturbed(small(layers.Dense(4), Scaled()))
     step = dp_sgd(model)
     x, y = batch(model, 6)
-    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 1e-5
+    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 3e-4
     assert step.method == "layers" and sorted(step.kernels.values()) == ["dense", "dense", "vectorised"]
 
 
@@ -220,7 +220,7 @@ def test_a_model_with_weights_of_its_own_is_taken_as_a_whole():
     model(x)
     step = dp_sgd(model, probe=(x[:3], y[:3]))
     assert step.method == "model"
-    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 1e-5
+    assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 3e-4
 
 
 def test_dropout_differs_between_examples_and_between_steps():

@@ -1,0 +1,207 @@
+"""The clipped sum of a batch of any size, by a computation of one fixed shape.
+
+What is computed for a unit must be the same to the last bit whoever else is in the batch. Otherwise a model whose
+weights blow up roundings would turn everybody's gradient around when one unit joins, and everybody would move the sum.
+So there is one shape, whatever the size of a batch. Within it processors compute the last few rows in other ways than
+the others, unless the number of rows suits them: sizes are tried until an example has one gradient at every place.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from cloister.core.errors import ConfigError, UnsupportedModel
+from cloister.privacy.dpsgd.batches import pieces, table_of
+from cloister.privacy.dpsgd.gradients import Gradients
+from cloister.privacy.dpsgd.precision import refuse_coarse_precision
+from cloister.privacy.dpsgd.rounding import check_clipping_norm, examples_at_once, overstatement
+from cloister.privacy.dpsgd.vectorised import is_seed
+from cloister.privacy.dpsgd.vetting import Probe, moved
+
+STRIDES = (1, 8, 16)
+"""Multiples of these are tried as the number of units in a call: processors handle 8 or 16 numbers at a time."""
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """Un-noised, and so not for release.
+
+    Attributes:
+        sums: a float array for each trainable variable, in the model's order.
+        examples: how many units took part: examples, or groups of them.
+        clipped: how many were scaled down to the bound.
+        non_finite: how many had no finite gradient, or none at all, and contributed zero.
+    """
+
+    sums: tuple[NDArray, ...]
+    examples: int
+    clipped: int
+    non_finite: int
+
+
+class ClippedSums:
+    """Clipped sums of batches of a model's examples.
+
+    Args:
+        gradients: of the model.
+        probe: x and y of a few made-up examples.
+        batch_size: B, the number of units to expect.
+        microbatch_size: units in a call; a few places more may be left empty.
+        cap: the most examples of a unit.
+
+    Attributes:
+        places: units that a call has room for.
+        same_at_every_place: whether a unit's gradient is the same at each. If not, one unit is computed at a time.
+
+    Guarantee: one unit's joining or leaving a batch moves the sum by at most S in L2, for any weights and inputs, as
+        `rounding` proves; for models that draw random numbers, given the numbers that each unit draws.
+
+    Raises:
+        UnsupportedModel: the model uses a variable that Keras does not know to be its own.
+    """
+
+    def __init__(self, gradients: Gradients, probe: Probe, *, batch_size: int, microbatch_size: int, cap: int) -> None:
+        self._gradients, self._probe, self._cap = gradients, probe, cap
+        self._batch_size, self._microbatch_size = batch_size, microbatch_size
+        self._overstatement = overstatement(batch_size, microbatch_size)
+        for places in sorted({stride * -(-microbatch_size // stride) for stride in self._strides()}):
+            self.places = places
+            self._compiled = self._compile()
+            self._refuse_foreign_state()
+            self.same_at_every_place = places == 1 or self._is_same_at_every_place()
+            if self.same_at_every_place:
+                break
+
+    def of(self, x: NDArray, y: NDArray, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
+        """Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
+
+        Args:
+            x, y: n examples.
+            clipping_norm: S.
+            groups: shape (n,): examples with the same value are one unit. None: each is one.
+
+        Raises:
+            ConfigError: S is out of range, lengths differ, groups are missing, or products became coarser than float32.
+        """
+        check_clipping_norm(clipping_norm)
+        refuse_coarse_precision()
+        table, mask = self._units(x, y, groups)
+        total: Sequence[NDArray] = ()
+        clipped, non_finite, bound = 0, 0, clipping_norm / (1 + self._overstatement)
+        for piece in pieces(len(table), self._units_at_once(len(table))):
+            for sums, some_clipped, some_non_finite in self._computed(x, y, table[piece], mask[piece], bound):
+                total = _added(total, sums) if total else sums
+                clipped, non_finite = clipped + some_clipped, non_finite + some_non_finite
+        return ClippedSum(tuple(total or self._nothing()), len(table), clipped, non_finite)
+
+    def _nothing(self) -> list[NDArray]:
+        variables = self._gradients.model.trainable_variables
+        return [np.zeros(variable.shape, variable.dtype) for variable in variables]
+
+    def _units(self, x: NDArray, y: NDArray, groups: NDArray | None) -> tuple[NDArray, NDArray]:
+        if len(x) != len(y) or (groups is not None and len(groups) != len(x)):
+            raise ConfigError(f"x, y and groups must have one length, got {len(x)} and {len(y)}")
+        if groups is None and self._cap > 1:
+            raise ConfigError(f"groups must be given where group_cap is {self._cap}")
+        return table_of(np.arange(len(x)) if groups is None else groups, self._cap)
+
+    def _units_at_once(self, count: int) -> int:
+        if not self.same_at_every_place:
+            return 1
+        return examples_at_once(count, self._batch_size, self._microbatch_size)
+
+    def _computed(self, x: Any, y: Any, table: NDArray, mask: NDArray, bound: float) -> Iterator[Any]:
+        """Sums and counts. Where a unit's computation raises an exception, the others contribute all the same."""
+        try:
+            yield self._call(x[table.ravel()], y[table.ravel()], mask, bound)[:3]
+        except Exception:  # whatever it is, it must not tell the others' sum that it happened
+            if len(table) == 1:
+                yield self._nothing(), 0, 1
+                return
+            for half in pieces(len(table), -(-len(table) // 2)):
+                yield from self._computed(x, y, table[half], mask[half], bound)
+
+    def _call(self, x: NDArray, y: NDArray, mask: NDArray, bound: float) -> tuple[list[NDArray], int, int, NDArray]:
+        rows = self.places * self._cap
+        sums, clipped, non_finite, norms = self._compiled(
+            tf.constant(_padded(x, rows, self._probe[0].dtype)),
+            tf.constant(_padded(y, rows, self._probe[1].dtype)),
+            tf.constant(_padded(mask, self.places, np.bool_)),
+            tf.constant(bound, tf.float64),
+        )
+        return [np.asarray(total) for total in sums], int(clipped), int(non_finite), np.asarray(norms)
+
+    def _compile(self) -> Any:
+        x, y = self._probe
+        rows = self.places * self._cap
+        signature = [
+            tf.TensorSpec([rows, *x.shape[1:]], x.dtype),
+            tf.TensorSpec([rows, *y.shape[1:]], y.dtype),
+            tf.TensorSpec([self.places, self._cap], tf.bool),
+            tf.TensorSpec([], tf.float64),
+        ]
+        return tf.function(self._gradients.clipped, input_signature=signature, autograph=False)
+
+    def _refuse_foreign_state(self) -> None:
+        """Raises UnsupportedModel if the model reads or writes a variable that Keras does not know to be its own."""
+        known = {id(variable.value) for variable in self._gradients.model.variables}
+        used = self._compiled.get_concrete_function().graph.variables
+        foreign = [variable.name for variable in used if id(variable) not in known]
+        if foreign:
+            raise UnsupportedModel(f"the model uses {foreign[0]}, a variable that Keras does not know; use add_weight")
+
+    def _strides(self) -> tuple[int, ...]:
+        return STRIDES[-1:] if self._is_random() else STRIDES
+
+    def _is_random(self) -> bool:
+        return any(is_seed(variable) for variable in self._gradients.model.non_trainable_variables)
+
+    def _is_same_at_every_place(self) -> bool:
+        """Whether each made-up example has the same norm everywhere, to the last bit.
+
+        Examples of a model that draws random numbers cannot be compared: the number of places is one that has always
+        suited, and is not tried.
+        """
+        if self._is_random():
+            return True
+        mask, rows = np.ones((self.places, self._cap), bool), self.places * self._cap
+        with _moved_weights(self._gradients.model):
+            for one_x, one_y in zip(*self._probe, strict=True):
+                x, y = np.repeat(one_x[None], rows, axis=0), np.repeat(one_y[None], rows, axis=0)
+                norms = self._call(x, y, mask, 1.0)[3]
+                if not np.array_equal(norms, np.full_like(norms, norms[0]), equal_nan=True):
+                    return False
+        return True
+
+
+def _added(total: Sequence[NDArray], more: Sequence[NDArray]) -> list[NDArray]:
+    """In double precision."""
+    return [np.add(a, b, dtype=np.float64) for a, b in zip(total, more, strict=True)]
+
+
+@contextmanager
+def _moved_weights(model: Any) -> Iterator[None]:
+    """Weights that are not what layers begin with, while the block runs."""
+    before = [np.array(variable) for variable in model.trainable_variables]
+    try:
+        for seed, variable in enumerate(model.trainable_variables):
+            variable.assign(moved(variable, seed))
+        yield
+    finally:
+        for variable, value in zip(model.trainable_variables, before, strict=True):
+            variable.assign(value)
+
+
+def _padded(rows: Any, size: int, dtype: Any) -> NDArray:
+    """The rows, with zeros behind them up to `size`."""
+    rows = np.asarray(rows, dtype)
+    if len(rows) == size:
+        return rows
+    padded = np.zeros((size, *rows.shape[1:]), dtype)
+    padded[: len(rows)] = rows
+    return padded
