@@ -1,8 +1,8 @@
 """The ClientApp that Flower loads.
 
-    message → no_sooner_than → contain_errors → within_deadline        Flower's mods, which read nothing of it
-            → request_of                                               one typed request, or a refusal
-            → only_what_is_agreed → enforce_policy → keep_role → keep_budget → add_local_noise → handler
+message → no_sooner_than → contain_errors → within_deadline        Flower's mods, which read nothing of it
+        → request_of                                               one typed request, or a refusal
+        → only_what_is_agreed → enforce_policy → keep_role → keep_budget → add_local_noise → handler
 """
 
 from collections.abc import Callable, Sequence

@@ -37,7 +37,9 @@ class PrivateKerasTrainer:
         UnsupportedModel: the model's examples have no gradients of their own.
     """
 
-    def __init__(self, model: KerasModel, optimizer: str, batch_size: int, privacy: PrivacyConfig, group_cap: int = 1) -> None:
+    def __init__(
+        self, model: KerasModel, optimizer: str, batch_size: int, privacy: PrivacyConfig, group_cap: int = 1
+    ) -> None:
         if model.loss != "cross-entropy":
             raise ConfigError(f"privacy.client = 'dp-sgd' is for classifiers; this model's loss is {model.loss!r}")
         self.model = model

@@ -32,7 +32,9 @@ class PrivateNumpyTrainer:
         ConfigError: another optimizer was asked for.
     """
 
-    def __init__(self, model: NumpyModel, optimizer: str, batch_size: int, privacy: PrivacyConfig, group_cap: int = 1) -> None:
+    def __init__(
+        self, model: NumpyModel, optimizer: str, batch_size: int, privacy: PrivacyConfig, group_cap: int = 1
+    ) -> None:
         if optimizer != "sgd":
             raise ConfigError(f"client.optimizer must be 'sgd' for a model in NumPy, got {optimizer!r}")
         self.model = model

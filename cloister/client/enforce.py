@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 
 from flwr.app import Context
 
+from cloister.client.data import local_data, task_of
+from cloister.client.local import chooses_exactly
 from cloister.client.plan import TrainingPlan
 from cloister.client.policy import CHECKED_BUNDLE, SERVER_SIDE, Mechanism, Policy, policy_of
 from cloister.client.request import EvaluateRequest, Reply, Request, TrainRequest
 from cloister.client.units import public_size_of
 from cloister.core.config import RunConfig
 from cloister.core.errors import PolicyError
-from cloister.client.data import local_data, task_of
 from cloister.privacy.events import Gaussian
 from cloister.privacy.local_steps import LocalSteps
 
@@ -117,10 +118,11 @@ def _why_off(name: Mechanism, policy: Policy, request: TrainRequest) -> str:
     if found != name:
         return f"privacy.{side} = {found!r}, not {name!r}"
     if privacy.noise_seed != -1:
-        return f"privacy.noise-seed = {privacy.noise_seed} is noise that whoever knows the seed can remove, demanded: -1"
-    if side == "client" and privacy.server == "laplace-clustering" and privacy.clusters > 1:
-        if privacy.choice != "private":
-            return f"privacy.choice = {privacy.choice!r} tells the server which hypothesis suits, demanded: 'private'"
+        return (
+            f"privacy.noise-seed = {privacy.noise_seed} is noise that whoever knows the seed can remove, demanded: -1"
+        )
+    if side == "client" and chooses_exactly(privacy):
+        return f"privacy.choice = {privacy.choice!r} tells the server which hypothesis suits, demanded: 'private'"
     if name == "laplace":
         return _laplace_noise(policy, request.config)
     return _server_noise(policy, request) if side == "server" else _client_noise(policy, request.config)

@@ -53,8 +53,8 @@ public-size = 0
 group = ""
 
 # Noise below which a mechanism counts as off. `server` is what the server promises for a round, all its releases of
-# this site's update together; this site cannot check it. `client` is sigma of dp-sgd and z of gaussian, `laplace` is nu:
-# that noise is added here.
+# this site's update together; this site cannot check it. `client` is sigma of dp-sgd and z of gaussian, `laplace`
+# is nu: that noise is added here.
 min-server-noise-multiplier = 0.0
 min-client-noise-multiplier = 0.5
 min-laplace-noise-multiplier = 0.0
@@ -190,8 +190,14 @@ class Policy(BaseModel):
                 raise ValueError(f"{key} = {floor:g} has no effect unless mechanisms holds {names}")
         any_budget = self.max_epsilon or self.max_example_epsilon
         bounds: dict[Mechanism, tuple[str, float]] = {
-            "global-dp": ("min-server-noise-multiplier or max-epsilon", self.min_server_noise_multiplier or self.max_epsilon),
-            "metric": ("min-server-noise-multiplier or max-epsilon", self.min_server_noise_multiplier or self.max_epsilon),
+            "global-dp": (
+                "min-server-noise-multiplier or max-epsilon",
+                self.min_server_noise_multiplier or self.max_epsilon,
+            ),
+            "metric": (
+                "min-server-noise-multiplier or max-epsilon",
+                self.min_server_noise_multiplier or self.max_epsilon,
+            ),
             "dp-sgd": ("min-client-noise-multiplier or a budget", self.min_client_noise_multiplier or any_budget),
             "gaussian": ("min-client-noise-multiplier or a budget", self.min_client_noise_multiplier or any_budget),
             "laplace": (

@@ -35,11 +35,11 @@ def add_local_noise(request: Request, context: Context, call_next: Handler) -> R
     privacy = request.config.privacy
     if isinstance(request, KeepRequest):
         return call_next(request, context)
-    if privacy.client != "laplace" or not isinstance(request, TrainRequest):
-        if own_limit(context.node_config):
-            raise BudgetExhausted(
-                f"this node has a limit ({MAX_LEAKAGE}), and this would leave without the noise that it counts"
-            )
+    counted = privacy.client == "laplace" and isinstance(request, TrainRequest)
+    if own_limit(context.node_config) and not counted:
+        raise BudgetExhausted(
+            f"this node has a limit ({MAX_LEAKAGE}), and this would leave without the noise that it counts"
+        )
     mechanism = mechanism_of(privacy)
     if mechanism is None or not isinstance(request, TrainRequest):
         return call_next(request, context)

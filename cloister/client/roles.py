@@ -33,7 +33,9 @@ def keep_role(request: Request, context: Context, call_next: Handler) -> Reply:
     with folder_unnamed(context.node_config):
         trained, scored = _history(request, context)
     if isinstance(request, EvaluateRequest) and trained:
-        raise PrivacyError("this node has trained under a guarantee, and is no held-out client: its scores do not leave")
+        raise PrivacyError(
+            "this node has trained under a guarantee, and is no held-out client: its scores do not leave"
+        )
     if isinstance(request, TrainRequest) and scored:
         raise PrivacyError("this node has scored models of this run as a held-out client, and does not train in it")
     _remember(request, context)

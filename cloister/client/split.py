@@ -1,8 +1,8 @@
 """Which of a node's own examples are for training, decided for each by itself.
 
-A shuffle reassigns everybody when one row joins or leaves, and a stratified one shows how many classes there are. Here a
-hash of the row itself decides, keyed with a secret of the node: one row more or less moves no other, and a server that
-chooses the share of test examples cannot tell which rows it moves.
+A shuffle reassigns everybody when one row joins or leaves, and a stratified one shows how many classes there are. Here
+a hash of the row itself decides, keyed with a secret of the node: one row more or less moves no other, and a server
+that chooses the share of test examples cannot tell which rows it moves.
 """
 
 import hashlib

@@ -1,7 +1,8 @@
 """Whom DP-SGD protects on a node, and how many of them it says there are.
 
-A unit is an example, or with `task.group` a group of examples (a patient's, a writer's). How many there are shows in the
-rate of batches and in the number of steps, so on a node with data of its own it is a constant that its operator states.
+A unit is an example, or with `task.group` a group of examples (a patient's, a writer's). How many there are shows in
+the rate of batches and in the number of steps, so on a node with data of its own it is a constant that its operator
+states.
 """
 
 from collections.abc import Sequence

@@ -41,6 +41,10 @@ class Workbench:
         private: Trainer = make(self.model, optimizer, batch_size, self._privacy, self._group_cap)
         return private
 
+    def prepare(self) -> None:
+        """Make the trainer now; raises what `trainer` does."""
+        _ = self.trainer
+
 
 def workbench_of(config: RunConfig) -> Workbench:
     """The workbench of a run; the last one is kept for the messages that follow."""

@@ -38,7 +38,7 @@ def simulate(
         )
     # What a client would refuse is refused here, before a run directory is made.
     local_data(config.task, {"partition-id": 0, "num-partitions": clients}, max(0, config.seed))
-    workbench_of(config).trainer
+    workbench_of(config).prepare()
     grid = LocalGrid.simulated(app, config.flat(), clients)
     outcome = run(grid, config, narrator)
     if config.privacy.client == "laplace":

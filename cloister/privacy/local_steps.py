@@ -27,10 +27,10 @@ class LocalSteps:
             each epoch N units in a random order are cut into ⌊N/B⌋ batches, and those behind sit out.
 
     Guarantee (for neighbours that differ in whether the gradients of one unit count): a `poisson` step is a Gaussian
-        mechanism sampled with q = B/N, whatever the true number of units. Under `shuffle` the order does not depend on the examples, and whatever it is,
-        an example is in at most one batch of an epoch: the other steps are post-processing of what was released
-        before, on data that do not differ. So a whole epoch is one Gaussian mechanism of multiplier σ, without
-        amplification, also against somebody who knows the order.
+        mechanism sampled with q = B/N, whatever the true number of units. Under `shuffle` the order does not depend on
+        the examples, and whatever it is, a unit is in at most one batch of an epoch: the other steps are
+        post-processing of what was released before, on data that do not differ. So a whole epoch is one Gaussian
+        mechanism of multiplier σ, without amplification, also against somebody who knows the order.
     """
 
     examples: int

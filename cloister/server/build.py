@@ -14,7 +14,7 @@ from cloister.core.arrays import Layout
 from cloister.core.config import PrivacyConfig, RunConfig, Scalar, known_keys, suggestion
 from cloister.core.decorator import Decorator, Screened
 from cloister.core.errors import ConfigError
-from cloister.privacy.accounting import Account
+from cloister.privacy.accounting import Account, best_epsilon
 from cloister.privacy.books import Books
 from cloister.privacy.claim import Claim
 from cloister.privacy.clipping import AdaptiveClip, FixedClip
@@ -75,8 +75,10 @@ class Plan:
         """ε that this run promises if it runs to its end; None where nothing is promised for the models."""
         if not isinstance(self.strategy, GlobalDP) or self.claim.status != "sound":
             return None
-        nothing = Account((), self.books.relation, insiders=True)
-        return self.strategy.composed(nothing, layout, self.config.num_rounds, self.books.delta)
+        account = Account((), self.books.relation, insiders=True)
+        for event in self.strategy.worst_events(layout):
+            account = account.plus(event, self.config.num_rounds)
+        return best_epsilon(account, self.books.delta)[0]
 
     @property
     def confessions(self) -> list[str]:

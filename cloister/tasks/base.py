@@ -278,9 +278,7 @@ def cross_entropies(y: NDArray, scores: NDArray) -> NDArray:
     return losses
 
 
-def read_npz(
-    path: Path, targets: Literal["integer labels", "numbers"] = "integer labels", group: str = ""
-) -> Examples:
+def read_npz(path: Path, targets: Literal["integer labels", "numbers"] = "integer labels", group: str = "") -> Examples:
     """Read `x` and `y` from an `.npz` file, without pickles; and whose each row is, if `group` names that array.
 
     Raises:

@@ -5,12 +5,12 @@ import math
 
 import numpy as np
 import pytest
+from cloister.client.books import EXAMPLE_BUDGET, identity_of
+from cloister.client.example_books import STATE, Tally, limits
 from flwr.app import RecordDict
 from rich.console import Console
 
 from cloister.client.app import app
-from cloister.client.books import EXAMPLE_BUDGET, identity_of
-from cloister.client.example_books import STATE, Tally, limits
 from cloister.core.config import PrivacyConfig, parse
 from cloister.core.errors import BudgetExhausted, FederationError
 from cloister.local.grid import LocalGrid
@@ -236,9 +236,8 @@ def test_a_budget_of_the_run_lets_no_scores_leave(tmp_path):
 
 
 def test_choosing_a_hypothesis_by_its_loss_costs_without_limit():
-    from flwr.app import ConfigRecord, Context, Message
-
     from cloister.client.example_books import training_event
+    from flwr.app import ConfigRecord, Context, Message
 
     flat = parse({"privacy.server": "none", "privacy.client": "dp-sgd"}).flat()
     context = Context(1, 1, {"partition-id": 0, "num-partitions": 4}, RecordDict(), flat)
