@@ -90,6 +90,7 @@ class Site(_Section):
     Args:
         name: of the kit's folder, and under which the operator sees the node.
         data_path: where the site's data lies on the machine that runs the node.
+        public_size: how many examples (or groups) of its own it says it has; dp-sgd needs it. 0: its policy says so.
         partition_id: which part of a benchmark, from 0.
         num_partitions: how many parts there are.
         public_key: of a node key the site made itself; its private key is then never seen here.
@@ -97,6 +98,7 @@ class Site(_Section):
 
     name: Name
     data_path: Annotated[str, AfterValidator(_one_line)] = ""
+    public_size: Annotated[int, Field(ge=0)] = 0
     partition_id: Annotated[int, Field(ge=0)] | None = None
     num_partitions: Annotated[int, Field(ge=1)] | None = None
     public_key: str = ""
@@ -107,6 +109,8 @@ class Site(_Section):
         either = self.partition_id is not None or self.num_partitions is not None
         if bool(self.data_path) == either or partition != either:
             raise ValueError(f"site {self.name!r} needs data-path, or partition-id and num-partitions")
+        if partition and self.public_size:
+            raise ValueError(f"site {self.name!r}: public-size = {self.public_size} is for a site with a data-path")
         if partition and (self.partition_id or 0) >= (self.num_partitions or 0):
             raise ValueError(f"site {self.name!r}: partition-id must be below num-partitions")
         return self
@@ -114,7 +118,8 @@ class Site(_Section):
     def node_config(self) -> dict[str, str | int]:
         """What the node's configuration says about its data."""
         if self.data_path:
-            return {"data-path": self.data_path}
+            size: dict[str, str | int] = {"public-size": self.public_size} if self.public_size else {}
+            return {"data-path": self.data_path} | size
         assert self.partition_id is not None and self.num_partitions is not None
         return {"partition-id": self.partition_id, "num-partitions": self.num_partitions}
 

@@ -20,7 +20,7 @@ from cloister.provision.kits import provision
 MEMBERS = ("north", "south")
 STRANGER = "stranger"
 PATIENCE = 120
-POLICY = 'mechanisms = ["metric"]\ntasks = ["digits"]\n'
+POLICY = 'mechanisms = ["dp-sgd"]\nmin-client-noise-multiplier = 0.5\ntasks = ["digits"]\n'
 ONE_TRY = ("--max-retries", "0")
 SETTINGS = {"num-rounds": 2, "strategy.min-nodes": 2, "task.model": "softmax", "evaluation.federated": "off"}
 

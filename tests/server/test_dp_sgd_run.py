@@ -11,6 +11,12 @@ from flwr.app import RecordDict
 from rich.console import Console
 
 from cloister.client.app import app
+from cloister.client.budget import _limit
+from cloister.client.charges import Charge
+from cloister.client.ledgers import BUDGET, EXAMPLE_BUDGET, identity_of
+from cloister.client.ledgers import DELTA as NODE_DELTA
+from cloister.client.tally import Tally
+from cloister.client.workbench import Workbench
 from cloister.core.config import PrivacyConfig, parse
 from cloister.core.errors import BudgetExhausted, FederationError
 from cloister.local.grid import LocalGrid
@@ -114,7 +120,7 @@ def test_simulated_clients_count_in_their_state(tmp_path):
     grid = LocalGrid.simulated(app, config.flat(), CLIENTS)
     run(grid, config, silent())
     for context in grid._contexts.values():
-        ((event, count),) = context.state.config_records[STATE].items()
+        ((event, count),) = context.state.config_records["example-releases"].items()
         assert count == 30 and json.loads(event)["sampling"]["kind"] == "poisson"
 
 
@@ -139,7 +145,7 @@ class TestBudget:
         assert len(entries(tmp_path, 1)) == 2 and len(entries(tmp_path, 0)) == 4
 
     def test_a_tally_counts_nothing_past_it(self):
-        tally = Tally(RecordDict(), DELTA, spent(2))
+        tally = Tally(RecordDict(), "example", DELTA, spent(2))
         with tally.release(step(359), 1):
             pass
         before = tally.account().epsilon(DELTA)
@@ -149,10 +155,18 @@ class TestBudget:
 
     def test_the_smaller_one_wins(self):
         privacy = PrivacyConfig(server="none", client="dp-sgd", client_max_epsilon=2.0, target_delta=1e-4)
-        assert limits(privacy, 1e-6, 3.0) == (1e-6, 2.0)
-        assert limits(privacy, 1e-6, 1.0) == (1e-6, 1.0)
-        assert limits(privacy, 1e-6, 0.0) == (1e-4, 2.0)
-        assert limits(PrivacyConfig(server="none", client="dp-sgd"), 1e-6, 0.0)[1] == 0
+
+        def limit(run, own, unit="example"):
+            return _limit(Charge(unit, ()), run, {BUDGET: 9.0, EXAMPLE_BUDGET: own, NODE_DELTA: 1e-6})
+
+        assert limit(privacy, 3.0) == (1e-6, 2.0)
+        assert limit(privacy, 1.0) == (1e-6, 1.0)
+        assert limit(privacy, 0.0) == (1e-4, 2.0)
+        assert limit(PrivacyConfig(server="none", client="dp-sgd"), 0.0)[1] == 0
+        # The run's is about examples here, and about the client with noise on what it sends.
+        assert limit(privacy, 3.0, "client") == (1e-6, 9.0)
+        local = PrivacyConfig(server="none", client="gaussian", client_max_epsilon=2.0, target_delta=1e-4)
+        assert limit(local, 0.0, "client") == (1e-6, 2.0) and limit(local, 3.0) == (1e-6, 3.0)
 
     def test_a_node_with_one_takes_no_part_without_dp_sgd(self, tmp_path):
         changes = {"privacy__client": "none", "privacy__client_noise_multiplier": 1.0, "num_rounds": 1}
@@ -208,7 +222,7 @@ class Crash:
 
 
 def test_what_a_training_would_cost_is_on_disk_before_it_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr("cloister.client.handlers.trainer_of", lambda config: Crash())
+    monkeypatch.setattr(Workbench, "trainer", Crash())
     with pytest.raises(FederationError):
         federated(tmp_path, nodes(tmp_path))
     (entry,) = entries(tmp_path, 0)
@@ -233,18 +247,3 @@ def test_a_budget_of_the_run_lets_no_scores_leave(tmp_path):
     )
     outcome = run(LocalGrid.simulated(app, config.flat(), CLIENTS), config, silent())
     assert outcome.rounds[1].measured.accepted == 4 and outcome.rounds[1].federated == {}
-
-
-def test_choosing_a_hypothesis_by_its_loss_costs_without_limit():
-    from cloister.client.example_books import training_event
-    from flwr.app import ConfigRecord, Context, Message
-
-    flat = parse({"privacy.server": "none", "privacy.client": "dp-sgd"}).flat()
-    context = Context(1, 1, {"partition-id": 0, "num-partitions": 4}, RecordDict(), flat)
-
-    def event(**more):
-        content = RecordDict({"config": ConfigRecord({"server-round": 1, "seed": 1, **more})})
-        return training_event(Message(content, 1, "train"), context)
-
-    assert isinstance(event(hypotheses=2), Unaccounted)
-    assert isinstance(event(hypotheses=1), Repeated) and isinstance(event(), Repeated)

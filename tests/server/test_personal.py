@@ -12,7 +12,7 @@ from rich.console import Console
 from support import random_models
 
 from cloister.client.app import app
-from cloister.client.handlers import take_best
+from cloister.client.choice import best
 from cloister.core.arrays import from_record, to_record
 from cloister.core.config import TaskConfig, parse
 from cloister.core.errors import ConfigError, FederationError
@@ -106,7 +106,7 @@ class TestChoice:
         model, x = task.build(), np.eye(2, dtype=np.float32)
         examples = Examples(x, x @ np.array([4, 2], np.float32))
         hypotheses = [{"linear/kernel": np.array(theta, np.float32)} for theta in ([0, 0], [4, 1], [9, 9])]
-        assert take_best(model, hypotheses, task, examples) == 1
+        assert best(model, hypotheses, task, examples) == 1
         np.testing.assert_array_equal(model.arrays()["linear/kernel"], [4, 1])
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -115,7 +115,7 @@ class TestChoice:
         hypotheses = [{"linear/kernel": np.array(theta, np.float32)} for theta in ([bad, 0], [9, 9])]
         examples = Examples(np.ones((3, 2), np.float32), np.zeros(3, np.float32))
         with np.errstate(invalid="ignore"):
-            assert take_best(task.build(), hypotheses, task, examples) == 1
+            assert best(task.build(), hypotheses, task, examples) == 1
 
     def test_the_server_scores_each_owner_with_the_hypothesis_that_suits_it(self):
         plan = build(parse(LINEAR | CLUSTERS))
