@@ -22,7 +22,14 @@ STRANGER = "stranger"
 PATIENCE = 120
 POLICY = 'mechanisms = ["dp-sgd"]\nmin-client-noise-multiplier = 0.5\ntasks = ["digits"]\n'
 ONE_TRY = ("--max-retries", "0")
-SETTINGS = {"num-rounds": 2, "strategy.min-nodes": 2, "task.model": "softmax", "evaluation.federated": "off"}
+SETTINGS = {
+    "num-rounds": 2,
+    "strategy.min-nodes": 2,
+    "task.model": "softmax",
+    "evaluation.federated": "off",
+    "privacy.server": "none",
+    "privacy.client": "dp-sgd",
+}
 
 
 class Secured:
