@@ -111,11 +111,14 @@ def opposite(rng, kind, bound):
 
 
 def cancel(rng, inputs, deltas):
-    """Let the first half of a row's positions take away what the second adds, but for a small part."""
-    for tensor, factor in ((inputs, -1.0), (deltas, 1.0 + 10.0 ** rng.uniform(-8, -2))):
-        half = tensor.shape[1] // 2
-        if half and tensor.ndim > 2:
-            tensor[:, half : 2 * half] = np.clip(tensor[:, :half] * factor, -3.4e38, 3.4e38)
+    """Let the second half of a row's positions take away what the first half adds, but for a small part."""
+    if inputs.ndim > 2:
+        inputs[:] = inputs.reshape(len(inputs), -1, inputs.shape[-1])[:, :1].reshape(
+            len(inputs), *[1] * (inputs.ndim - 2), inputs.shape[-1]
+        )
+        half = deltas.shape[1] // 2
+        less = -deltas[:, :half] * (1 + 10.0 ** rng.uniform(-8, -2))
+        deltas[:, half : 2 * half] = np.clip(less, -3.4e38, 3.4e38)
 
 
 def search(name, cases, seed=0):
@@ -139,11 +142,16 @@ class Drawn(Gradients):
 
 @cache
 def compiled(name):
-    """Compiled once for each kernel: tensors, mask and bound are its arguments."""
+    """The sums of everybody and of all but each in turn, compiled once for each kernel."""
     kind, rows = KINDS[name], UNITS * KINDS[name].each
     signature = [tf.TensorSpec([rows, *shape], tf.float32) for shape in (kind.inputs, kind.deltas)]
-    signature += [tf.TensorSpec([UNITS, kind.each], tf.bool), tf.TensorSpec([], tf.float64)]
-    return tf.function(Drawn(kind).clipped, input_signature=signature, autograph=False)
+    everybody = np.ones((UNITS, kind.each), bool)
+    masks = [everybody] + [everybody & (np.arange(UNITS) != left)[:, None] for left in range(UNITS)]
+
+    def sums(inputs, deltas, bound):
+        return [Drawn(kind).clipped(inputs, deltas, tf.constant(mask), bound)[0] for mask in masks]
+
+    return tf.function(sums, input_signature=[*signature, tf.TensorSpec([], tf.float64)], autograph=False)
 
 
 def farthest(name, rng):
@@ -155,12 +163,11 @@ def farthest(name, rng):
     if kind.inputs and rng.random() < 0.3:
         cancel(rng, inputs, deltas)
     given = tf.constant(bound / (1 + overstatement(UNITS, UNITS)), tf.float64)
-    mask = np.ones((UNITS, kind.each), bool)
-    of = lambda mask: [np.asarray(t, np.float64) for t in compiled(name)(inputs, deltas, mask, given)[0]]  # noqa: E731
-    whole = of(mask)
-    distances = []
-    for left in range(UNITS):
-        mask[left] = False
-        distances.append(np.sqrt(sum(np.square(a - b).sum() for a, b in zip(whole, of(mask), strict=True))) / bound)
-        mask[left] = True
-    return max(distances)
+    whole, *others = compiled(name)(inputs, deltas, given)
+    return max(distance(whole, some) for some in others) / bound
+
+
+def distance(left, right):
+    """In double precision."""
+    apart = [np.asarray(a, np.float64) - np.asarray(b, np.float64) for a, b in zip(left, right, strict=True)]
+    return np.sqrt(sum(np.square(piece).sum() for piece in apart))
