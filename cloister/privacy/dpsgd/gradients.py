@@ -1,5 +1,6 @@
 """The clipped sum of a microbatch's per-unit gradients, as one computation of fixed shape."""
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -103,22 +104,27 @@ class Gradients:
         return total, self._sums(parts, factors, tf.math.is_finite(total))
 
     def _sums(self, parts: list[tuple[tuple[Any, ...], Part]], factors: Any, finite: Any) -> list[Any]:
-        all_finite = tf.reduce_all(finite)
-
-        def clean(tensor: Any) -> Any:
-            """Looked at only when something is not finite: it takes a pass over the memory."""
-            rows = tf.reshape(finite, [-1] + [1] * (len(tensor.shape) - 1))
-            return tf.cond(all_finite, lambda: tensor, lambda: tf.where(rows, tensor, tf.zeros_like(tensor)))
-
         sums = {
             id(variable): total
             for variables, part in parts
-            for variable, total in zip(variables, part.weighted_sum(factors, clean), strict=True)
+            for variable, total in zip(variables, part.weighted_sum(factors, cleaner(finite)), strict=True)
         }
         return [
             sums[id(variable)] if id(variable) in sums else tf.zeros(variable.shape, variable.dtype)
             for variable in self.model.trainable_variables
         ]
+
+
+def cleaner(finite: Any) -> Callable[[Any], Any]:
+    """What puts zeros in the place of the rows of a tensor that are not marked, shape (U,)."""
+    all_finite = tf.reduce_all(finite)
+
+    def clean(tensor: Any) -> Any:
+        """Looked at only when something is not finite: it takes a pass over the memory."""
+        rows = tf.reshape(finite, [-1] + [1] * (len(tensor.shape) - 1))
+        return tf.cond(all_finite, lambda: tensor, lambda: tf.where(rows, tensor, tf.zeros_like(tensor)))
+
+    return clean
 
 
 def _shares(mask: Any) -> Any:

@@ -57,6 +57,29 @@ def test_a_rate_of_one_takes_everybody_and_a_tiny_one_nobody():
     assert [len(batch) for batch in poisson(0, 0.5, 2)] == [0, 0]
 
 
+def test_batches_come_from_the_operating_system_alone(monkeypatch):
+    """Whoever knows the state of a generator of numbers that is no cryptographic one knows who takes part."""
+
+    def refused(*_):
+        raise AssertionError("a generator that can be predicted")
+
+    def drawn(byte):
+        monkeypatch.setattr("os.urandom", lambda count: bytes([byte]) * count)
+        return [batch.tolist() for batch in poisson(500, 0.5, 3)]
+
+    monkeypatch.setattr(np.random, "default_rng", refused)
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+@pytest.mark.parametrize("seed", [1, None])
+def test_shuffle_draws_a_new_order_when_one_is_used_up(seed):
+    """Two orders of 50 are the same with probability 1/50!."""
+    batches = list(shuffle(50, 10, 15, seed))
+    orders = [np.concatenate(batches[start : start + 5]).tolist() for start in (0, 5, 10)]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
 def test_shuffle_takes_everybody_once_an_order():
     batches = list(shuffle(10, 3, 7, seed=1))
     assert [len(batch) for batch in batches] == [3] * 7

@@ -153,6 +153,15 @@ def test_a_step_may_have_its_own_bound(model):
     assert step.clipping_norm == S
 
 
+@pytest.mark.parametrize("bound", [0.05, 3.0])
+def test_noise_follows_the_bound_of_its_step(model, bound):
+    step, (x, y) = make(DpSgd, model), batch(model, 0)
+    before = [np.array(variable, np.float64) for variable in model.trainable_variables]
+    step.step(x, y, clipping_norm=bound)
+    apart = [np.array(a, np.float64) - b for a, b in zip(model.trainable_variables, before, strict=True)]
+    assert std_is(B * np.concatenate([piece.ravel() for piece in apart]), SIGMA * bound)
+
+
 def test_any_optimizer_sees_the_noised_mean(model):
     seen = []
 

@@ -128,7 +128,42 @@ def normalization():
     return learnt
 
 
+class RarelyCoupled(keras.Layer):
+    """Couples examples where one of them is large."""
+
+    def call(self, x):
+        return x + keras.ops.mean(keras.ops.relu(x - 10.0), axis=0, keepdims=True)
+
+
+class CoupledBelow(keras.Layer):
+    """Couples examples where one of them is negative and large."""
+
+    def call(self, x):
+        return x - keras.ops.max(keras.ops.relu(-x - 20.0), axis=0, keepdims=True)
+
+
+class Raises(keras.Layer):
+    """Works on a batch, and on nothing else."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        if not tf.executing_eagerly():
+            raise RuntimeError("patient 17")
+        return x * self.scale
+
+
+def masked_recurrent():
+    inputs = keras.Input((5,), dtype="int32")
+    return keras.Model(inputs, head(layers.LSTM(4)(layers.Embedding(11, 4, mask_zero=True)(inputs))))
+
+
 REFUSED = {
+    "other examples of its batch, so it cannot be clipped alone": lambda: small(RarelyCoupled()),
+    "changes with the other examples": lambda: small(CoupledBelow()),
+    "TypeError in a trial.*recurrent": masked_recurrent,
+    "float16, whose norms": lambda: small(layers.Dense(3, dtype="float16")),
     "BatchNormalization.*GroupNormalization": lambda: small(layers.BatchNormalization()),
     "Normalization.*public mean": lambda: small(normalization()),
     "other examples of its batch": lambda: small(BatchMean()),
@@ -152,6 +187,15 @@ def small_frozen():
 def test_refusals_give_the_reason_and_what_to_do(reason):
     with pytest.raises(UnsupportedModel, match=reason):
         dp_sgd(REFUSED[reason]())
+
+
+def test_an_exception_of_a_trial_is_a_refusal_that_tells_its_type_alone():
+    model = ByHand()
+    model.top, model.middle = Raises(), layers.Dense(3, activation="softmax")
+    model(np.ones((3, 4), np.float32))
+    with pytest.raises(UnsupportedModel, match="RuntimeError in a trial") as refusal:
+        dp_sgd(model, probe=(np.eye(3, 4, dtype=np.float32), np.arange(3) % 3))
+    assert "patient" not in str(refusal.value)
 
 
 def test_layers_that_carry_state_over_batches_are_refused():

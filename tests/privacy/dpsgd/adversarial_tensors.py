@@ -1,0 +1,173 @@
+"""Inputs and deltas of layers as a hostile model makes them, and how far a unit moves the sum that is released.
+
+Kernels are tried directly: what a layer is given is drawn, not computed. A case is one unit that joins or leaves.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from cloister.privacy.dpsgd import convolution
+from cloister.privacy.dpsgd.capture import Call, Unit
+from cloister.privacy.dpsgd.dense import Gram, Outer, dense
+from cloister.privacy.dpsgd.gradients import Gradients, cleaner
+from cloister.privacy.dpsgd.parts import PerUnit
+from cloister.privacy.dpsgd.rounding import overstatement
+
+UNITS = 8
+BOUNDS = (1e-12, 1e-6, 1.0, 1e6)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kernel and the shapes that it is tried on.
+
+    Attributes:
+        inputs, deltas: of one row.
+        part: (inputs, deltas, rows) -> Part; takes `deltas` alone as gradients if `inputs` is empty.
+        each: rows of a unit.
+    """
+
+    inputs: tuple[int, ...]
+    deltas: tuple[int, ...]
+    part: Any
+    each: int = 1
+
+
+def conv(form):
+    def part(inputs, deltas, rows):
+        layer = SimpleNamespace(
+            kernel_size=(3, 3), strides=(1, 1), dilation_rate=(1, 1), padding="valid", use_bias=True
+        )
+        if form == "gram":
+            return convolution.Gram(layer, inputs, deltas, rows)
+        return convolution.held(layer, [(form, inputs, deltas)], rows)
+
+    return part
+
+
+def plain_dense(inputs, deltas, rows):
+    unit = Unit(SimpleNamespace(use_bias=True), (), True)
+    return dense(unit, [Call((inputs,), {}, [], [deltas])], rows)
+
+
+def by_positions(kind):
+    def part(inputs, deltas, rows):
+        return kind(*(tf.reshape(tensor, [rows.units, -1, tensor.shape[-1]]) for tensor in (inputs, deltas)), True)
+
+    return part
+
+
+KINDS = {
+    "outer": Kind((1, 7), (1, 5), by_positions(Outer)),
+    "gram": Kind((4, 7), (4, 5), by_positions(Gram)),
+    "gram of groups": Kind((2, 7), (2, 5), by_positions(Gram), each=3),
+    "dense one by one": Kind((4, 3), (4, 3), plain_dense),
+    "dense of groups": Kind((3,), (3,), plain_dense, each=3),
+    "conv gram": Kind((4, 4, 3), (2, 2, 4), conv("gram")),
+    "conv gram of groups": Kind((4, 4, 3), (2, 2, 4), conv("gram"), each=2),
+    "conv rows": Kind((4, 4, 2), (2, 2, 3), conv("rows")),
+    "conv shift": Kind((4, 4, 2), (2, 2, 3), conv("shift")),
+    "conv loop": Kind((4, 4, 2), (2, 2, 3), conv("loop")),
+    "vectorised": Kind((), (4, 6), lambda _, deltas, rows: PerUnit("vectorised", [deltas], rows)),
+    "vectorised groups": Kind((), (4, 6), lambda _, deltas, rows: PerUnit("vectorised", [deltas], rows), each=2),
+}
+"""Depthwise convolutions, embeddings and whole models are held as `vectorised` ones are."""
+
+
+def drawn(rng, shape, rows, each):
+    """Rows of their own scales, of numbers that cancel, saturate, underflow or are not finite."""
+    scale = 10.0 ** rng.uniform(-44, 38.5, (rows, *[1] * len(shape)))
+    if rng.random() < 0.5:
+        scale = 10.0 ** rng.uniform(-3, 3) * np.ones_like(scale)
+    values = rng.standard_normal((rows, *shape)) * scale
+    style = rng.integers(7)
+    if style == 1 and shape and shape[0] % 2 == 0:
+        values[:, shape[0] // 2 :] = -values[:, : shape[0] // 2] * (1 + rng.integers(0, 2) * 1e-6)
+    if style == 2:
+        values *= 10.0 ** rng.uniform(-30, 0, values.shape)
+    if style == 3:
+        values[rng.integers(rows)] = rng.choice([np.nan, np.inf, -np.inf])
+    if style == 4:
+        values = np.sign(values) * scale
+    if style == 5 and each > 1:
+        values[1::each] = -values[0::each]
+    if style == 6 and shape:
+        values = np.repeat(values[:, :1], shape[0], axis=1)
+    return np.clip(values, -3.4e38, 3.4e38).astype(np.float32)
+
+
+def opposite(rng, kind, bound):
+    """Large inputs and small deltas or the other way round: gradients are about as long as the bound, or longer."""
+    power, above = rng.uniform(-38, 38), rng.uniform(-1, 4)
+    of = lambda shape: rng.standard_normal((UNITS * kind.each, *shape))  # noqa: E731
+    inputs = of(kind.inputs) * 10.0**power
+    deltas = of(kind.deltas) * bound * 10.0 ** (above - power * bool(kind.inputs))
+    return tuple(np.clip(tensor, -3.4e38, 3.4e38).astype(np.float32) for tensor in (inputs, deltas))
+
+
+def cancel(rng, inputs, deltas):
+    """Let the second half of a row's positions take away what the first half adds, but for a small part."""
+    if inputs.ndim > 2:
+        inputs[:] = inputs.reshape(len(inputs), -1, inputs.shape[-1])[:, :1].reshape(
+            len(inputs), *[1] * (inputs.ndim - 2), inputs.shape[-1]
+        )
+        half = deltas.shape[1] // 2
+        less = -deltas[:, :half] * (1 + 10.0 ** rng.uniform(-8, -2))
+        deltas[:, half : 2 * half] = np.clip(less, -3.4e38, 3.4e38)
+
+
+def search(name, cases, seed=0):
+    """The farthest that a unit moves the sum, over so many cases."""
+    rng = np.random.default_rng(seed)
+    return max(farthest(name, rng) for _ in range(-(-cases // UNITS)))
+
+
+class Drawn(Gradients):
+    """The sum that is released, out of tensors that are given in the place of a model's."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def parts(self, x, y, rows, shares=None):
+        return [((), self.kind.part(x, y, rows))]
+
+    def _sums(self, parts, factors, finite):
+        return parts[0][1].weighted_sum(factors, cleaner(finite))
+
+
+@cache
+def compiled(name):
+    """The sums of everybody and of all but each in turn, compiled once for each kernel."""
+    kind, rows = KINDS[name], UNITS * KINDS[name].each
+    signature = [tf.TensorSpec([rows, *shape], tf.float32) for shape in (kind.inputs, kind.deltas)]
+    everybody = np.ones((UNITS, kind.each), bool)
+    masks = [everybody] + [everybody & (np.arange(UNITS) != left)[:, None] for left in range(UNITS)]
+
+    def sums(inputs, deltas, bound):
+        return [Drawn(kind).clipped(inputs, deltas, tf.constant(mask), bound)[0] for mask in masks]
+
+    return tf.function(sums, input_signature=[*signature, tf.TensorSpec([], tf.float64)], autograph=False)
+
+
+def farthest(name, rng):
+    """How far, beside S, a unit of one drawn batch moves the sum: the largest distance of `UNITS` cases."""
+    kind, bound = KINDS[name], BOUNDS[rng.integers(len(BOUNDS))]
+    inputs, deltas = (drawn(rng, shape, UNITS * kind.each, kind.each) for shape in (kind.inputs, kind.deltas))
+    if rng.random() < 0.4:
+        inputs, deltas = opposite(rng, kind, bound)
+    if kind.inputs and rng.random() < 0.3:
+        cancel(rng, inputs, deltas)
+    given = tf.constant(bound / (1 + overstatement(UNITS, UNITS)), tf.float64)
+    whole, *others = compiled(name)(inputs, deltas, given)
+    return max(distance(whole, some) for some in others) / bound
+
+
+def distance(left, right):
+    """In double precision."""
+    apart = [np.asarray(a, np.float64) - np.asarray(b, np.float64) for a, b in zip(left, right, strict=True)]
+    return np.sqrt(sum(np.square(piece).sum() for piece in apart))

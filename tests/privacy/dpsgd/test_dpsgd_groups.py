@@ -1,0 +1,179 @@
+"""Groups of examples are clipped as one: a person with several pictures moves the sum by S, and by no more."""
+
+import keras
+import numpy as np
+import pytest
+from examples_of_dpsgd import (
+    MODELS,
+    SLOWER,
+    batch,
+    dp_sgd,
+    functional,
+    gradient_of_one,
+    head,
+    norm,
+    perturbed,
+    relative_error,
+)
+from statistics_of_noise import std_is
+
+from cloister.core.errors import ConfigError
+from cloister.privacy.dpsgd.batches import rows_of, units_of
+from cloister.privacy.dpsgd.gradients import Gradients
+from cloister.privacy.dpsgd.step import DpSgd
+from cloister.privacy.noise import GaussianNoise
+
+layers = keras.layers
+CAP = 3
+GROUPS = np.array([4, 0, 4, 2, 0, 4, 7, 2, 4])
+"""Of four persons, one with more examples than the cap."""
+SIZE = len(GROUPS)
+
+
+def kept(group):
+    return np.flatnonzero(group == GROUPS)[:CAP]
+
+
+def mean_gradient(model, x, y, rows):
+    each = [gradient_of_one(model, x[i], y[i]) for i in rows]
+    return [np.mean(same, axis=0) for same in zip(*each, strict=True)]
+
+
+def by_brute_force(model, x, y, bound, groups):
+    total = 0.0
+    for group in np.unique(groups):
+        gradient = mean_gradient(model, x, y, np.flatnonzero(group == groups)[:CAP])
+        factor = min(1.0, bound / norm(gradient))
+        total = [factor * new for new in gradient] if not total else [a + factor * b for a, b in zip(total, gradient)]
+    return total
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    keras.utils.set_random_seed(7)
+
+
+def assert_equal_to_brute_force(model, **options):
+    x, y = batch(model, SIZE)
+    bound = float(np.median([norm(mean_gradient(model, x, y, kept(group))) for group in np.unique(GROUPS)]))
+    step = dp_sgd(model, group_cap=CAP, batch_size=4, **options)
+    found = step.clipped_sum(x, y, bound, GROUPS)
+    assert relative_error(found.sums, by_brute_force(model, x, y, bound, GROUPS)) < 3e-4
+    assert found.examples == 4 and 0 < found.clipped < 4
+    return step
+
+
+@pytest.mark.parametrize("name", ["shared", "odd_convolutions", "sequence", "embedding", "deep_convolution"])
+def test_the_mean_of_a_group_is_clipped(name):
+    assert assert_equal_to_brute_force(perturbed(MODELS[name]())).method == "layers"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [MODELS["group_norm"], MODELS["large_convolution"], *SLOWER.values()])
+def test_the_mean_of_a_group_is_clipped_in_other_models(build):
+    assert_equal_to_brute_force(perturbed(build()))
+
+
+def test_the_mean_of_a_group_is_clipped_as_a_whole_model(monkeypatch):
+    def refused(gradients, *_):
+        return False
+
+    monkeypatch.setattr("cloister.privacy.dpsgd.vetting._Trial.agrees_by_layer", refused)
+    assert assert_equal_to_brute_force(perturbed(MODELS["shared"]())).method == "model"
+
+
+def sensitivity(step, x, y, bound):
+    whole = step.clipped_sum(x, y, bound, GROUPS).sums
+    without = [step.clipped_sum(x[g != GROUPS], y[g != GROUPS], bound, GROUPS[g != GROUPS]).sums for g in set(GROUPS)]
+    return max(norm([np.float64(a) - b for a, b in zip(whole, some, strict=True)]) for some in without) / bound
+
+
+class ClipsExamples(DpSgd):
+    """What is claimed for groups, done to examples."""
+
+    def clipped_sum(self, x, y, clipping_norm, groups=None):
+        return super().clipped_sum(x, y, clipping_norm, np.arange(len(x)))
+
+
+def clustered():
+    """Examples of a group push in the same way."""
+    x = np.eye(8, dtype=np.float32)[GROUPS] * 50
+    return x, GROUPS % 3
+
+
+@pytest.mark.parametrize("bound", [0.1, 1.0, 1e-9])
+def test_a_group_moves_the_sum_by_the_bound_at_most(bound):
+    model = functional((8,), lambda x: head(layers.Dense(6, activation="tanh")(x), 3))
+    step = dp_sgd(model, group_cap=CAP, batch_size=4)
+    assert 0.9 < sensitivity(step, *clustered(), bound) <= 1
+
+
+def test_clipping_examples_in_the_place_of_groups_is_caught():
+    model = functional((8,), lambda x: head(x, 3))
+    broken = ClipsExamples(
+        model,
+        batch_size=4,
+        noise_multiplier=1.0,
+        clipping_norm=1.0,
+        optimizer=keras.optimizers.SGD(0.1),
+        group_cap=CAP,
+    )
+    assert sensitivity(broken, *clustered(), 0.1) > 1.5
+
+
+def test_noise_does_not_follow_the_size_of_groups():
+    model = perturbed(functional((30,), lambda x: head(layers.Dense(2000, activation="tanh")(x))))
+    step = dp_sgd(model, group_cap=CAP, batch_size=4, noise_multiplier=2.0, noise=GaussianNoise(seed=11))
+    x, y = batch(model, SIZE)
+    total = step.clipped_sum(x, y, 0.5, GROUPS).sums
+    before = [np.array(variable, np.float64) for variable in model.trainable_variables]
+    optimizer_rate = 0.1
+    counts = step.step(x, y, 0.5, GROUPS)
+    after = [np.array(variable, np.float64) for variable in model.trainable_variables]
+    noise = [(b - a) * 4 / optimizer_rate - t for a, b, t in zip(after, before, total, strict=True)]
+    assert counts.examples == 4
+    assert std_is(np.concatenate([piece.ravel() for piece in noise]), 2.0 * 0.5)
+
+
+def test_a_broken_example_takes_its_group_and_nobody_else():
+    model = perturbed(MODELS["sequence"]())
+    step = dp_sgd(model, group_cap=CAP, batch_size=4)
+    x, y = batch(model, SIZE)
+    rest = GROUPS != 2
+    expected = step.clipped_sum(x[rest], y[rest], 0.5, GROUPS[rest])
+    x[3] = np.nan
+    found = step.clipped_sum(x, y, 0.5, GROUPS)
+    assert found.non_finite == 1
+    assert relative_error(found.sums, expected.sums) < 1e-5
+
+
+def test_groups_must_be_given_and_of_one_length():
+    step = dp_sgd(functional((6,), head), group_cap=2)
+    x, y = batch(step.model)
+    with pytest.raises(ConfigError, match="groups must be given"):
+        step.step(x, y)
+    with pytest.raises(ConfigError, match="one length"):
+        step.step(x, y, groups=np.arange(3))
+    with pytest.raises(ConfigError, match="group_cap"):
+        dp_sgd(functional((6,), head), group_cap=0)
+
+
+def test_a_group_that_is_empty_in_a_microbatch_counts_for_nothing():
+    shares = Gradients.clipped.__globals__["_shares"](np.array([[True, True], [True, False], [False, False]]))
+    np.testing.assert_array_equal(shares, [0.5, 0.5, 1, 0, 0, 0])
+
+
+class TestDrawing:
+    def test_units_are_groups_of_at_most_the_cap(self):
+        units = units_of(np.array(["b", "a", "b", "b", "c"]), 2, seed=0)
+        assert [len(rows) for rows in units] == [1, 2, 1] and list(units[0]) == [1] and set(units[1]) <= {0, 2, 3}
+
+    def test_which_examples_of_a_large_group_are_kept_is_drawn(self):
+        kept = {tuple(units_of(np.zeros(6), 2, seed)[0]) for seed in range(200)}
+        assert len(kept) == 15  # all pairs; one of them is missed with probability below 15·(14/15)^200 = 2e-5
+
+    def test_a_batch_of_units_in_rows(self):
+        units = [np.array([5, 7]), np.array([1]), np.array([0, 2])]
+        rows, groups = rows_of(units, np.array([2, 0]))
+        assert list(rows) == [0, 2, 5, 7] and list(groups) == [0, 0, 1, 1]
+        assert [len(part) for part in rows_of(units, np.zeros(0, np.intp))] == [0, 0]

@@ -1,0 +1,241 @@
+"""However weights blow up, cancel or underflow, one unit moves the sum that is released by S at most."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from adversarial_tensors import KINDS, compiled, search
+from examples_of_dpsgd import LOSS, dp_sgd, functional, head, norm
+
+from cloister.core.errors import ConfigError
+from cloister.privacy.dpsgd import dense, one_by_one, parts, rounding
+from cloister.privacy.dpsgd.one_by_one import noisy_sum
+from cloister.privacy.noise import GaussianNoise
+
+layers = keras.layers
+CASES = 400
+MANY_CASES = 10**5
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_one_unit_moves_the_sum_of_every_kernel_by_the_bound_at_most(name):
+    assert 0.5 < search(name, CASES) <= 1
+
+
+@pytest.mark.slow
+def test_nor_in_many_cases():
+    assert max(search(name, MANY_CASES // len(KINDS), seed=1) for name in KINDS) <= 1
+
+
+class TestTheSearchCatches:
+    @pytest.fixture(autouse=True)
+    def compile_anew(self):
+        compiled.cache_clear()
+        yield
+        compiled.cache_clear()
+
+    def test_squares_that_underflow(self, monkeypatch):
+        def squares(tensor):
+            return tf.cast(tf.reduce_sum(tf.square(tf.reshape(tensor, [tensor.shape[0], -1])), axis=1), tf.float64)
+
+        monkeypatch.setattr(dense, "squares", squares)
+        monkeypatch.setattr(parts, "squares", squares)
+        assert search("outer", CASES) > 1.1
+
+    @pytest.mark.parametrize("name", ["gram", "conv gram"])
+    def test_sums_in_single_precision_where_positions_cancel(self, name, monkeypatch):
+        def squares(inputs, deltas):
+            return tf.maximum(tf.reduce_sum(inputs * deltas, axis=(1, 2)), 0)
+
+        monkeypatch.setattr(dense, "gram_squares", squares)
+        monkeypatch.setattr("cloister.privacy.dpsgd.convolution.gram_squares", squares)
+        original = tf.matmul
+
+        def single(a, b, transpose_a=False, transpose_b=False):
+            if not transpose_a:
+                return original(a, b, transpose_b=transpose_b)
+            narrow = [tf.cast(tensor, tf.float32) for tensor in (a, b)]
+            return tf.cast(original(*narrow, transpose_a=True), tf.float64)
+
+        monkeypatch.setattr(tf, "matmul", single)
+        assert search(name, CASES) > 1.1
+
+    def test_gram_in_single_precision(self, monkeypatch):
+        def gram(tensor):
+            narrow = tf.cast(tensor, tf.float32)
+            return tf.cast(tf.matmul(narrow, narrow, transpose_b=True), tf.float64)
+
+        def squares(inputs, deltas):
+            return tf.maximum(tf.reduce_sum(inputs * deltas, axis=(1, 2)), 0)
+
+        monkeypatch.setattr(dense, "gram", gram)
+        monkeypatch.setattr(dense, "gram_squares", squares)
+        assert search("gram", CASES) > 1.1
+
+    def test_examples_that_are_clipped_in_the_place_of_groups(self, monkeypatch):
+        whole = parts.PerUnit.squared_norms
+
+        def one_of_them(self):
+            return whole(self) / 4
+
+        monkeypatch.setattr(parts.PerUnit, "squared_norms", one_of_them)
+        assert search("vectorised groups", CASES) > 1.1
+
+
+def two_dense():
+    return keras.Sequential([keras.Input((64,)), layers.Dense(64, activation="relu"), layers.Dense(10, "softmax")])
+
+
+@pytest.mark.parametrize("bound", [1.0, 0.01, 1e-3])
+@pytest.mark.parametrize("scale, gap", [(1e18, 43.8), (3e18, 43.8), (3e18, 50.0), (1e38, 80.0)])
+def test_large_inputs_and_small_deltas_do_not_escape_the_clip(scale, gap, bound):
+    """Squares of deltas underflow in float32, and their products with inputs do not."""
+    model = two_dense()
+    step = dp_sgd(model, batch_size=1)
+    top = np.array([gap] + [0] * 9, np.float32)
+    model.set_weights([scale * np.eye(64), np.zeros(64), np.zeros((64, 10)), top])
+    x = np.random.default_rng(0).uniform(0, 1, (1, 64)).astype(np.float32)
+    assert norm(step.clipped_sum(x, np.array([0]), bound).sums) <= bound
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e9, 1e15])
+def test_positions_that_cancel_do_not_escape_the_clip(scale):
+    rng = np.random.default_rng(0)
+    model = keras.Sequential([keras.Input((2, 64)), layers.Dense(64), layers.Flatten(), layers.Dense(3, "softmax")])
+    step = dp_sgd(model, batch_size=1)
+    kernel = scale * rng.standard_normal((64, 3))
+    model.set_weights([np.zeros((64, 64)), np.zeros(64), np.concatenate([kernel, -kernel]), np.zeros(3)])
+    x = np.repeat(rng.uniform(0, 1, (1, 1, 64)), 2, axis=1).astype(np.float32)
+    assert 0 < norm(step.clipped_sum(x, np.array([1]), 1.0).sums) <= 1
+    assert "dense gram" in step.kernels.values()
+
+
+@pytest.mark.parametrize("bound", [1e-46, 1e-33, 9e-13, 0.0, float("nan"), float("inf")])
+def test_a_bound_that_underflow_has_a_say_in_is_refused(bound):
+    step = dp_sgd(functional((4,), head))
+    with pytest.raises(ConfigError, match="clipping_norm"):
+        step.clipped_sum(np.ones((2, 4), np.float32), np.zeros(2, int), bound)
+    with pytest.raises(ConfigError, match="clipping_norm"):
+        noisy_sum([], (np.zeros(1),), clipping_norm=bound, noise_multiplier=1.0, noise=GaussianNoise())
+
+
+def test_an_example_without_a_gradient_at_the_smallest_bound():
+    model = functional((4,), head)
+    step = dp_sgd(model)
+    model.set_weights([np.zeros((4, 5)), np.array([200.0, 0, 0, 0, 0])])
+    found = step.clipped_sum(np.ones((3, 4), np.float32), np.array([0, 1, 2]), rounding.MINIMUM_CLIPPING_NORM)
+    assert all(np.isfinite(total).all() for total in found.sums) and found.non_finite == 0
+
+
+class TestTheBound:
+    @pytest.mark.parametrize("batch_size", [1, 8, 100, 600, 5000, 50_000])
+    def test_holds_for_batches_of_any_size(self, batch_size):
+        """Roundings of each call times examples never exceed what η was computed for, but with one example a call."""
+        size = rounding.largest_microbatch(batch_size)
+        assert rounding.overstatement(batch_size, size) <= rounding.MAXIMUM_OVERSTATEMENT
+        assert rounding.overstatement(batch_size, size + 1) > rounding.MAXIMUM_OVERSTATEMENT
+        allowed = rounding.largest_batch(batch_size) * (size + rounding.EXTRA)
+        for count in (1, batch_size, rounding.largest_batch(batch_size), 3 * batch_size, 100 * batch_size):
+            once = rounding.examples_at_once(count, batch_size, size)
+            assert 1 <= once <= size and (once == 1 or count * (once + rounding.EXTRA) <= allowed)
+
+    def test_a_microbatch_that_would_cost_too_much_is_refused_with_one_that_does_not(self):
+        with pytest.raises(ConfigError, match=r"microbatch_size must be <= \d+ for batch_size = 5000"):
+            dp_sgd(functional((4,), head), batch_size=5000, microbatch_size=5000)
+        with pytest.raises(ConfigError, match="too large"):
+            rounding.check_microbatch_size(10**6, 1)
+
+    def test_is_what_contributions_are_clipped_to(self):
+        step = dp_sgd(functional((4,), head), batch_size=600)
+        step._gradients.model.set_weights([np.zeros((4, 5)), np.zeros(5)])
+        x, y = np.full((1, 4), 1e3, np.float32), np.array([1])
+        found = norm(step.clipped_sum(x, y, 1.0).sums) * (1 + step.overstatement)
+        assert 0.04 < step.overstatement < rounding.DEFAULT_OVERSTATEMENT and 1 - 1e-5 < found <= 1 + 1e-7
+
+
+class Amplified(layers.Layer):
+    """Turns the last bit of its inputs into the whole of its outputs."""
+
+    def call(self, x):
+        return tf.sin(x * 1e9)
+
+
+@pytest.mark.parametrize("size", [2, 5, 8, 21])
+def test_an_example_has_one_gradient_whoever_else_is_there(size):
+    model = functional((30,), lambda x: head(Amplified()(layers.Dense(13, activation="tanh")(x))))
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((size, 30)).astype(np.float32), rng.integers(0, 5, size)
+    step = dp_sgd(model, batch_size=5)
+    for bound in (0.5, 1e3):
+        whole, others = (step.clipped_sum(x[start:], y[start:], bound).sums for start in (0, 1))
+        assert norm([a.astype(np.float64) - b for a, b in zip(whole, others, strict=True)]) <= bound
+
+
+class TestAnExampleThatRaises:
+    def test_takes_nothing_from_the_others(self):
+        model = functional((3,), lambda x: head(layers.Flatten()(layers.Embedding(7, 6)(x))), "int32")
+        step = dp_sgd(model)
+        x, y = np.random.default_rng(0).integers(0, 7, (20, 3)).astype(np.int32), np.arange(20) % 5
+        expected = step.clipped_sum(np.delete(x, [2, 11], 0), np.delete(y, [2, 11]), 0.1)
+        x[2], y[11] = 99, 77
+        found = step.clipped_sum(x, y, 0.1)
+        assert found.examples == 20 and 1 <= found.non_finite <= 2
+        assert norm([a - b for a, b in zip(found.sums, expected.sums, strict=True)]) < 1e-6
+
+    def test_one_by_one(self):
+        def fails():
+            raise IndexError("row 17")
+
+        def of(*gradients):
+            every = [lambda gradient=gradient: (np.array(gradient),) for gradient in gradients]
+            every[1:1] = [fails]
+            like = (np.zeros(2),)
+            return noisy_sum(every, like, clipping_norm=1.0, noise_multiplier=0.0, noise=GaussianNoise(1))[0]
+
+        np.testing.assert_allclose(of([3.0, 4.0], [0.5, 0.0]), [1.1, 0.8], rtol=1e-4)
+        assert np.array_equal(of([3.0, 4.0], [1.0, 2.0, 3.0]), of([3.0, 4.0]))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_one_by_one_in_numpy_at_every_scale(seed):
+    rng = np.random.default_rng(seed)
+    bound = 10.0 ** rng.uniform(-12, 6)
+    rows = [tuple(rng.standard_normal(4) * 10.0 ** rng.uniform(-320, 306, 4) for _ in range(2)) for _ in range(5)]
+
+    def of(some):
+        every = [lambda row=row: row for row in some]
+        return noisy_sum(every, rows[0], clipping_norm=bound, noise_multiplier=0.0, noise=GaussianNoise(1))
+
+    assert norm([a - b for a, b in zip(of(rows), of(rows[1:]), strict=True)]) <= bound
+
+
+def test_a_factor_that_is_skipped_one_by_one_is_caught(monkeypatch):
+    monkeypatch.setattr(one_by_one, "_factor", lambda gradient, bound: 1.0)
+    total = noisy_sum(
+        [lambda: (np.full(4, 9.0),)], (np.zeros(4),), clipping_norm=1.0, noise_multiplier=0.0, noise=GaussianNoise(1)
+    )
+    assert norm(total) > 1
+
+
+class TestPrecision:
+    @pytest.fixture(autouse=True)
+    def restore(self):
+        before = tf.config.experimental.tensor_float_32_execution_enabled()
+        yield
+        tf.config.experimental.enable_tensor_float_32_execution(before)
+
+    def test_tensor_float_32_is_switched_off(self):
+        tf.config.experimental.enable_tensor_float_32_execution(True)
+        dp_sgd(functional((4,), head))
+        assert not tf.config.experimental.tensor_float_32_execution_enabled()
+
+    def test_whoever_switches_it_on_again_is_refused(self):
+        step = dp_sgd(functional((4,), head))
+        tf.config.experimental.enable_tensor_float_32_execution(True)
+        with pytest.raises(ConfigError, match="TensorFloat-32"):
+            step.step(np.ones((2, 4), np.float32), np.zeros(2, int))
+
+    def test_so_is_a_processor_that_is_set_to_coarser_products(self, monkeypatch):
+        monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+        with pytest.raises(ConfigError, match="ONEDNN_DEFAULT_FPMATH_MODE"):
+            dp_sgd(functional((4,), head), loss=LOSS)
