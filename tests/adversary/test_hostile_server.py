@@ -242,3 +242,32 @@ def test_no_sequence_of_messages_learns_more_than_was_charged():
 @pytest.mark.slow
 def test_no_long_sequence_of_messages_learns_more_than_was_charged():
     run(examples=1500, steps=30)
+
+
+def _unclipped(*_):
+    return 1.0
+
+
+BROKEN = {
+    "updates that are not projected": "cloister.privacy.local.factor_for",
+    "gradients that are not clipped": "cloister.privacy.dpsgd.one_by_one._factor",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_machine_finds(name, monkeypatch):
+    monkeypatch.setattr(BROKEN[name], _unclipped)
+    with pytest.raises(AssertionError):
+        run(examples=60, steps=12)
+
+
+def test_the_machine_finds_errors_that_depend_on_data(monkeypatch):
+    monkeypatch.setattr("cloister.client.handlers._contained", lambda work, _: work())
+    with pytest.raises(AssertionError, match="past the noise"):
+        run(examples=60, steps=12)
+
+
+def test_the_machine_finds_charges_that_follow_the_data(monkeypatch):
+    monkeypatch.setattr("cloister.client.charges.size_of", lambda node: 0)
+    with pytest.raises(AssertionError):
+        run(examples=60, steps=12)
