@@ -9,13 +9,13 @@ import hashlib
 import os
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.errors import ConfigError
-from cloister.core.files import atomic_path
 from cloister.tasks.base import Examples
 
 KEY_BYTES = 32
@@ -59,12 +59,24 @@ def secret_key(folder: Path) -> bytes:
     """
     path = folder / NAME
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_path(path) as partial:
-            partial.touch(mode=0o600)
-            partial.write_bytes(secrets.token_bytes(KEY_BYTES))
-        os.chmod(path, 0o600)
+        _make_key(path)
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         raise ConfigError(f"{NAME} in the folder of the node's ledgers must hold {KEY_BYTES} bytes, found {len(key)}")
     return key
+
+
+def _make_key(path: Path) -> None:
+    """A new key in a file, whole or absent; of several nodes that share a folder, the first one's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{NAME}.{secrets.token_hex(8)}")
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(KEY_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        # A link, and no renaming: that would take the place of a key that another node has split its data by.
+        with suppress(FileExistsError):
+            os.link(partial, path)
+    finally:
+        partial.unlink()

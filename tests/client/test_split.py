@@ -3,6 +3,7 @@
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -142,6 +143,13 @@ class TestTheKey:
         )
         subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=120)
         assert stat.S_IMODE((tmp_path / NAME).stat().st_mode) == 0o600
+
+    def test_of_two_that_make_one_at_a_time_the_first_stays(self, tmp_path, monkeypatch):
+        """Both nodes of a folder have looked, and found none."""
+        first = secret_key(tmp_path)
+        monkeypatch.setattr(Path, "exists", lambda _: False)
+        assert secret_key(tmp_path) == first
+        assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
     def test_each_node_has_its_own(self, tmp_path):
         assert secret_key(tmp_path / "one") != secret_key(tmp_path / "other")

@@ -137,3 +137,63 @@ def test_a_size_in_the_policy_decides(tmp_path):
     arrays_of(answer(DP_SGD, node))
     (entry,) = entries_of(node, "example")
     assert entry.event == Repeated(Gaussian(1.0, Sampling("poisson", 10 / 80)), 8)
+
+
+class TestGroups:
+    """With `task.group` a patient with a hundred rows moves the model by no more than one with a single row."""
+
+    SETTINGS = DP_SGD | {
+        "task.group": "patient",
+        "client.learning-rate": 1.0,
+        "client.batch-size": 10,
+        "privacy.noise-seed": 1,
+        "privacy.client-noise-multiplier": 0.0,
+        "privacy.client-clipping-norm": 0.01,
+        "privacy.group-cap": 7,
+    }
+
+    def model(self, folder, patients, size=10):
+        """Trained by all groups in one step (B = N), without noise."""
+        x, y = np.random.default_rng(0).random((len(patients), 64)), np.arange(len(patients)) % 10
+        node = own_node(folder, write_data(folder, x=x, y=y, patient=np.asarray(patients))) | {"public-size": size}
+        sent = arrays_of(answer(self.SETTINGS, node))
+        return np.concatenate([array.ravel() for array in sent.values()]).astype(np.float64)
+
+    @pytest.mark.parametrize("rows", [1, 7, 8, 100])
+    def test_one_more_moves_the_model_by_the_clip_over_the_batch_size(self, tmp_path, rows):
+        others = [number for number in range(9) for _ in range(4)]
+        without = self.model(tmp_path / "without", others)
+        moved = np.linalg.norm(self.model(tmp_path / "with", [*others, *[99] * rows]) - without)
+        assert moved == pytest.approx(0.01 / 10, rel=1e-3), "every gradient here is longer than the clip"
+
+    def test_rows_of_several_patients_move_it_further(self, tmp_path):
+        """The control: rows of twenty patients do what those of one cannot."""
+        others = [number for number in range(9) for _ in range(4)]
+        without = self.model(tmp_path / "without", others)
+        moved = np.linalg.norm(self.model(tmp_path / "with", [*others, *range(100, 120)]) - without)
+        assert moved > 1.5 * 0.01 / 10
+
+    @pytest.mark.parametrize("cap", [1, 3, 7])
+    def test_no_more_of_its_rows_count_than_the_cap(self, tmp_path, cap):
+        """Of ten rows, one of each class, only those that count make their class likelier."""
+        data = write_data(tmp_path, x=np.full((10, 64), 0.5), y=np.arange(10), patient=np.zeros(10, int))
+        settings = self.SETTINGS | {"privacy.group-cap": cap, "privacy.client-clipping-norm": 1000.0}
+        sent = arrays_of(answer(settings, own_node(tmp_path, data) | {"public-size": 10}))
+        assert (sent["softmax/bias"] > 0).sum() == cap
+
+    def test_it_is_charged_to_groups_and_their_true_number_shows_nowhere(self, tmp_path):
+        events = set()
+        for count in (1, 5, 20):
+            folder = tmp_path / str(count)
+            node = own_node(folder, write_data(folder, 40, patient=np.arange(40) % count)) | {"public-size": 20}
+            arrays_of(answer(DP_SGD | {"task.group": "patient"}, node))
+            assert not entries_of(node, "example")
+            (entry,) = entries_of(node, "group")
+            events.add(entry.event)
+        assert events == {Repeated(Gaussian(1.0, Sampling("poisson", 0.5)), 2)}
+
+    def test_a_failure_is_answered_like_a_success(self, tmp_path):
+        node = own_node(tmp_path, tmp_path / "none.npz")
+        sent = arrays_of(answer(DP_SGD | {"task.group": "patient"}, node))
+        assert all(len(np.unique(array)) > array.size // 2 for array in sent.values())
+        assert len(entries_of(node, "group")) == 1

@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from cloister.client.books import identity_of, promised
 from flwr.app import ConfigRecord, RecordDict
 from rich.console import Console
 
 from cloister.client.app import app
+from cloister.client.ledgers import identity_of
+from cloister.client.request import promised
 from cloister.core.config import parse
 from cloister.core.errors import BudgetExhausted, CloisterError, ConfigError, FederationError, PrivacyError
 from cloister.core.wire import CONFIG, PROMISE
