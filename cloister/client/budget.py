@@ -30,7 +30,7 @@ from cloister.client.tally import Tally
 from cloister.core.config import PrivacyConfig
 from cloister.core.errors import BudgetExhausted, PolicyError
 from cloister.privacy.books import Books
-from cloister.privacy.events import Event, Pure
+from cloister.privacy.events import Event, Pure, Unit
 from cloister.privacy.filters import FilterKind
 from cloister.privacy.ledger import Ledger, today
 
@@ -66,8 +66,8 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
     if isinstance(request, EvaluateRequest):
         _refuse_scores(node)
     with folder_unnamed(node), ExitStack() as stack:
-        planned = list(_planned(request, context))
         try:
+            planned = list(_planned(request, context))
             # All or none: what is not made is not to be counted.
             for spending, charge in planned:
                 spending.require(charge.events)
@@ -107,7 +107,22 @@ def _planned(request: Request, context: Context) -> Iterator[tuple[Spending, Cha
             continue
         books = Books(ledger, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge))
         books.begin(request.run)
+        if epsilon:
+            _refuse_other_units(ledger, charge.unit)
         yield books, charge
+
+
+def _refuse_other_units(ledger: Ledger, unit: Unit) -> None:
+    """Raises BudgetExhausted if what was released about examples is to be under a budget of groups, or vice versa.
+
+    What a step costs an example says nothing about a group of many, and a group's row may be exchanged for another.
+    """
+    other: dict[Unit, Unit] = {"example": "group", "group": "example"}
+    if unit in other and ledger.has_released(other[unit]):
+        raise BudgetExhausted(
+            f"{ledger.path} holds releases that were counted for each {other[unit]}: no budget for each {unit} covers "
+            "them; if this is other data, give it another data-identity"
+        )
 
 
 def _filter_of(charge: Charge) -> FilterKind | None:
