@@ -106,7 +106,11 @@ def _planned(request: Request, context: Context) -> Iterator[tuple[Spending, Cha
                 yield Tally(context.state, charge.unit, delta, epsilon), charge
             continue
         books = Books(ledger, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge))
-        books.begin(request.run)
+        if own := limits[_own_budget(charge)]:
+            # The site's budget alone is entered: the first one chooses the filter for ever, and that is not the server's.
+            ledger.limit(request.run, charge.unit, limits[DELTA], own, books.kind)
+        else:
+            books.begin(request.run)
         if epsilon:
             _refuse_other_units(ledger, charge.unit)
         yield books, charge
@@ -125,6 +129,11 @@ def _refuse_other_units(ledger: Ledger, unit: Unit) -> None:
         )
 
 
+def _own_budget(charge: Charge) -> str:
+    """The key of the node's own budget for a unit."""
+    return BUDGET if charge.unit == "client" else EXAMPLE_BUDGET
+
+
 def _filter_of(charge: Charge) -> FilterKind | None:
     """The filter for a budget that is new: Gaussian DP is wasteful where releases are pure."""
     return "renyi" if any(isinstance(event, Pure) for event in charge.events) else None
@@ -136,7 +145,7 @@ def _limit(charge: Charge, privacy: PrivacyConfig, limits: dict[str, float]) -> 
     The run's `privacy.client-max-epsilon` is about each example (or group) with DP-SGD, and about the client with noise
     on what it sends.
     """
-    own = limits[BUDGET if charge.unit == "client" else EXAMPLE_BUDGET]
+    own = limits[_own_budget(charge)]
     about = "client" if privacy.client == "gaussian" else "example"
     of_run = privacy.client_max_epsilon if (charge.unit == "client") == (about == "client") else 0.0
     both = [(privacy.target_delta, of_run)] * bool(of_run) + [(limits[DELTA], own)] * bool(own)

@@ -276,6 +276,16 @@ class TestBudgets:
         policy_file(tmp_path, **rules | {"mechanisms": ["dp-sgd", "global-dp"]})
         assert self.until_refused(DP_SGD, node, privacy_multipliers=[1e6], most=1) == 1
 
+    def test_a_run_does_not_choose_the_filter_of_the_sites_budget(self, tmp_path):
+        """A tiny budget at a tiny δ would choose an order at which nothing ever fits."""
+        made = []
+        for number, strict in enumerate(({}, {"privacy.client-max-epsilon": 1e-9, "privacy.target-delta": 1e-300})):
+            node = own_node(tmp_path / str(number)) | {"max-example-epsilon": 8.0}
+            assert self.until_refused(DP_SGD | strict, node, most=1) == (not strict)
+            made.append(self.until_refused(DP_SGD | {"privacy.client-noise-multiplier": 3.0}, node))
+            assert ledger_of_node(node).was_set_beforehand("example") and len(ledger_of_node(node).budgets) == 1
+        assert 0 < made[0] <= made[1]
+
     def test_a_pure_release_that_fits_is_made(self, node):
         """ε = 0.65 for the client, twice that for an example; filters leave some of a budget for δ."""
         settings = BALL | {"privacy.client-noise-multiplier": 1000.0}
