@@ -79,6 +79,9 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
             # How much was spent, with others too, is the node's own affair.
             logger.log(INFO, "abstaining: %s", error)
             raise BudgetExhausted("the budget of this node is spent, or cannot cover this run") from None
+        if keeps_ledger(node) and isinstance(request, TrainRequest):
+            # Once more with this one counted: others may have come at the same time.
+            _refuse_beyond_today(ledger_of(node, request.config.task.name), node, counted=1)
         return call_next(request, context)
 
 
@@ -107,7 +110,7 @@ def _planned(request: Request, context: Context) -> Iterator[tuple[Spending, Cha
             continue
         books = Books(ledger, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge))
         if own := limits[_own_budget(charge)]:
-            # The site's budget alone is entered: the first one chooses the filter for ever, and that is not the server's.
+            # The site's budget alone is entered: the first one chooses the filter for good, and no run shall do that.
             ledger.limit(request.run, charge.unit, limits[DELTA], own, books.kind)
         else:
             books.begin(request.run)
@@ -154,8 +157,8 @@ def _limit(charge: Charge, privacy: PrivacyConfig, limits: dict[str, float]) -> 
     return min(delta for delta, _ in both), min(epsilon for _, epsilon in both)
 
 
-def _refuse_beyond_today(ledger: Ledger, node: UserConfig) -> None:
-    """Raises PolicyError if there were as many training messages today as the policy allows."""
+def _refuse_beyond_today(ledger: Ledger, node: UserConfig, counted: int = 0) -> None:
+    """Raises PolicyError if there were as many training messages today as the policy allows, beside those `counted`."""
     policy = policy_of(node)
     if policy is None or not policy.max_messages_per_day:
         return
@@ -163,7 +166,7 @@ def _refuse_beyond_today(ledger: Ledger, node: UserConfig) -> None:
         entry.unit == "client" and entry.mechanism not in (SCORES, FURTHER) and entry.time == today()
         for entry in ledger.entries
     )
-    if answered >= policy.max_messages_per_day:
+    if answered >= policy.max_messages_per_day + counted:
         raise PolicyError(
             f"refused by the policy of this node: max-messages-per-day = {policy.max_messages_per_day} were answered"
         )
