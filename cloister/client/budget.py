@@ -30,7 +30,7 @@ from cloister.client.tally import Tally
 from cloister.core.config import PrivacyConfig
 from cloister.core.errors import BudgetExhausted, PolicyError
 from cloister.privacy.books import Books
-from cloister.privacy.events import Event, Pure
+from cloister.privacy.events import Event, Pure, Unit
 from cloister.privacy.filters import FilterKind
 from cloister.privacy.ledger import Ledger, today
 
@@ -66,8 +66,8 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
     if isinstance(request, EvaluateRequest):
         _refuse_scores(node)
     with folder_unnamed(node), ExitStack() as stack:
-        planned = list(_planned(request, context))
         try:
+            planned = list(_planned(request, context))
             # All or none: what is not made is not to be counted.
             for spending, charge in planned:
                 spending.require(charge.events)
@@ -79,6 +79,9 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
             # How much was spent, with others too, is the node's own affair.
             logger.log(INFO, "abstaining: %s", error)
             raise BudgetExhausted("the budget of this node is spent, or cannot cover this run") from None
+        if keeps_ledger(node) and isinstance(request, TrainRequest):
+            # Once more with this one counted: others may have come at the same time.
+            _refuse_beyond_today(ledger_of(node, request.config.task.name), node, counted=1)
         return call_next(request, context)
 
 
@@ -106,8 +109,32 @@ def _planned(request: Request, context: Context) -> Iterator[tuple[Spending, Cha
                 yield Tally(context.state, charge.unit, delta, epsilon), charge
             continue
         books = Books(ledger, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge))
-        books.begin(request.run)
+        if own := limits[_own_budget(charge)]:
+            # The site's budget alone is entered: the first one chooses the filter for good, and no run shall do that.
+            ledger.limit(request.run, charge.unit, limits[DELTA], own, books.kind)
+        else:
+            books.begin(request.run)
+        if epsilon:
+            _refuse_other_units(ledger, charge.unit)
         yield books, charge
+
+
+def _refuse_other_units(ledger: Ledger, unit: Unit) -> None:
+    """Raises BudgetExhausted if what was released about examples is to be under a budget of groups, or vice versa.
+
+    What a step costs an example says nothing about a group of many, and a group's row may be exchanged for another.
+    """
+    other: dict[Unit, Unit] = {"example": "group", "group": "example"}
+    if unit in other and ledger.has_released(other[unit]):
+        raise BudgetExhausted(
+            f"{ledger.path} holds releases that were counted for each {other[unit]}: no budget for each {unit} covers "
+            "them; if this is other data, give it another data-identity"
+        )
+
+
+def _own_budget(charge: Charge) -> str:
+    """The key of the node's own budget for a unit."""
+    return BUDGET if charge.unit == "client" else EXAMPLE_BUDGET
 
 
 def _filter_of(charge: Charge) -> FilterKind | None:
@@ -121,7 +148,7 @@ def _limit(charge: Charge, privacy: PrivacyConfig, limits: dict[str, float]) -> 
     The run's `privacy.client-max-epsilon` is about each example (or group) with DP-SGD, and about the client with noise
     on what it sends.
     """
-    own = limits[BUDGET if charge.unit == "client" else EXAMPLE_BUDGET]
+    own = limits[_own_budget(charge)]
     about = "client" if privacy.client == "gaussian" else "example"
     of_run = privacy.client_max_epsilon if (charge.unit == "client") == (about == "client") else 0.0
     both = [(privacy.target_delta, of_run)] * bool(of_run) + [(limits[DELTA], own)] * bool(own)
@@ -130,8 +157,8 @@ def _limit(charge: Charge, privacy: PrivacyConfig, limits: dict[str, float]) -> 
     return min(delta for delta, _ in both), min(epsilon for _, epsilon in both)
 
 
-def _refuse_beyond_today(ledger: Ledger, node: UserConfig) -> None:
-    """Raises PolicyError if there were as many training messages today as the policy allows."""
+def _refuse_beyond_today(ledger: Ledger, node: UserConfig, counted: int = 0) -> None:
+    """Raises PolicyError if there were as many training messages today as the policy allows, beside those `counted`."""
     policy = policy_of(node)
     if policy is None or not policy.max_messages_per_day:
         return
@@ -139,7 +166,7 @@ def _refuse_beyond_today(ledger: Ledger, node: UserConfig) -> None:
         entry.unit == "client" and entry.mechanism not in (SCORES, FURTHER) and entry.time == today()
         for entry in ledger.entries
     )
-    if answered >= policy.max_messages_per_day:
+    if answered >= policy.max_messages_per_day + counted:
         raise PolicyError(
             f"refused by the policy of this node: max-messages-per-day = {policy.max_messages_per_day} were answered"
         )

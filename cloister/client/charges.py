@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-from flwr.app import Context
+from flwr.app import Context, UserConfig
 
 from cloister.client.data import local_data, task_of
 from cloister.client.local import caveats_of, chooses_privately, mechanism_of
 from cloister.client.plan import TrainingPlan
+from cloister.client.policy import SERVER_SIDE, policy_of
 from cloister.client.request import Request, TrainRequest
 from cloister.client.units import size_of
 from cloister.core.arrays import Layout
@@ -45,13 +46,30 @@ def charges_of(request: Request, context: Context) -> list[Charge]:
     Raises:
         PrivacyError: the node does not state how much data it has, and DP-SGD would show it.
     """
-    unit: Unit = "group" if request.config.task.group else "example"
+    unit = unit_of(request, context.node_config)
     if not isinstance(request, TrainRequest):
         scores = (Unaccounted("scores left without noise"),)
         return [Charge("client", scores, SCORES), Charge(unit, scores, SCORES)]
     if request.config.privacy.client == "dp-sgd":
-        return [Charge("client", request.promise, PROMISED), _of_steps(request, context, unit)]
-    return _of_local_noise(request)
+        return [_of_promise(request, context), _of_steps(request, context, unit)]
+    return _of_local_noise(request, context, unit)
+
+
+def unit_of(request: Request, node: UserConfig) -> Unit:
+    """Whom the node protects beside itself: groups where its policy or the run names them, else examples.
+
+    Noise on everything that a client sends protects its groups too: it costs them what it costs an example.
+    """
+    policy = policy_of(node)
+    return "group" if request.config.task.group or (policy and policy.group) else "example"
+
+
+def _of_promise(request: TrainRequest, context: Context) -> Charge:
+    """What the server says about its own noise, where the site's policy does not leave that out."""
+    policy = policy_of(context.node_config)
+    if policy is None or not policy.mechanisms or set(SERVER_SIDE) & set(policy.mechanisms):
+        return Charge("client", request.promise, PROMISED)
+    return Charge("client", (Unaccounted("the policy of this node counts on no noise of the server's"),), PROMISED)
 
 
 def _of_steps(request: TrainRequest, context: Context, unit: Unit) -> Charge:
@@ -63,21 +81,21 @@ def _of_steps(request: TrainRequest, context: Context, unit: Unit) -> Charge:
     return Charge(unit, tuple(events), "dp-sgd", clipping_norm_of(privacy, request.round))
 
 
-def _of_local_noise(request: TrainRequest) -> list[Charge]:
+def _of_local_noise(request: TrainRequest, context: Context, unit: Unit) -> list[Charge]:
     """Noise on what is sent, which protects everything the client holds; or none, and what the server promises."""
     privacy, mechanism = request.config.privacy, mechanism_of(request.config.privacy)
     if mechanism is None:
         unprotected = Unaccounted(f"privacy.client is {privacy.client!r}: the server sees models trained without noise")
-        return [Charge("client", request.promise, PROMISED), Charge("example", (unprotected,))]
+        return [_of_promise(request, context), Charge(unit, (unprotected,))]
     if caveats := caveats_of(privacy, mechanism):
         none = (Unaccounted("; ".join(caveats)),)
-        return [Charge("client", none, privacy.client), Charge("example", none, privacy.client)]
+        return [Charge("client", none, privacy.client), Charge(unit, none, privacy.client)]
     events = mechanism.events(Layout.of(request.models[0]).size)
     if chooses_privately(privacy):
         events.append(Pure(privacy.choice_epsilon))
     clip = privacy.radius or privacy.client_clipping_norm
     replaced = tuple(_replaced(event) for event in events)
-    return [Charge("client", tuple(events), privacy.client, clip), Charge("example", replaced, privacy.client, clip)]
+    return [Charge("client", tuple(events), privacy.client, clip), Charge(unit, replaced, privacy.client, clip)]
 
 
 def _replaced(event: Event) -> Event:

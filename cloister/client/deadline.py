@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flwr.app import Context, Message, MessageType
+from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from cloister.client.policy import CHECKED_BUNDLE, policy_of
@@ -25,6 +25,10 @@ HARD_SECONDS = 10.0
 PROGRAM = "flwr-clientapp"
 
 
+class _TimeIsOver(BaseException):
+    """No `Exception`: what contains those, down to a single example, must not take the deadline for one."""
+
+
 def within_deadline(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Give up when the message's time to live is over, counted from now: clocks of two machines may differ.
 
@@ -33,22 +37,32 @@ def within_deadline(message: Message, context: Context, call_next: ClientAppCall
 
     Raises:
         FederationError: the time is over.
+        PolicyError: it is shorter than the policy's `min-reply-seconds`. Whether it was enough for training would tell
+            what these hide.
     """
     if not _is_own_process():
         return call_next(message, context)
-    with _alarm(message.metadata.ttl):
-        return call_next(message, context)
+    seconds, minimum = message.metadata.ttl, _minimum_seconds(context)
+    if seconds < minimum:
+        raise PolicyError(
+            f"refused by the policy of this node: the server waits {seconds:g} s, and min-reply-seconds = {minimum:g}"
+        )
+    try:
+        with _alarm(seconds):
+            return call_next(message, context)
+    except _TimeIsOver:
+        raise FederationError(f"this client gave up after {seconds:g} s: the server waits no longer") from None
 
 
 def no_sooner_than(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Hold the answer to a training message back for `min-reply-seconds` of the node's policy, errors included.
+    """Hold the answer to any message back for `min-reply-seconds` of the node's policy, errors included.
 
-    How long training takes tells how much there is to train on, and whether a refusal came before or after it.
+    How long training takes tells how much there is to train on, and whether a refusal came before or after it; so does
+    the choice of the model that is kept.
     """
     started = time.monotonic()
     reply = call_next(message, context)
-    if message.metadata.message_type == MessageType.TRAIN:
-        time.sleep(max(0.0, _minimum_seconds(context) - (time.monotonic() - started)))
+    time.sleep(max(0.0, _minimum_seconds(context) - (time.monotonic() - started)))
     return reply
 
 
@@ -68,7 +82,7 @@ def _is_own_process() -> bool:
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
     def give_up(*_: Any) -> NoReturn:
-        raise FederationError(f"this client gave up after {seconds:g} s: the server waits no longer")
+        raise _TimeIsOver
 
     before = signal.signal(signal.SIGALRM, give_up)
     signal.setitimer(signal.ITIMER_REAL, seconds)

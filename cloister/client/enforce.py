@@ -28,7 +28,10 @@ def enforce_policy(request: Request, context: Context, call_next: Handler) -> Re
             what is wrong with a policy stays in the node's log.
     """
     policy = policy_of(context.node_config)
-    if policy is not None and (complaints := list(_complaints(policy, request, context))):
+    if policy is None:
+        return call_next(request, context)
+    # Rows are counted for runs that are taken part in alone: a refusal must not say what the data is like.
+    if complaints := list(_complaints(policy, request, context)) or list(_too_few(policy, request, context)):
         raise PolicyError("refused by the policy of this node: " + "; ".join(complaints))
     return call_next(request, context)
 
@@ -56,7 +59,10 @@ def _about_training(policy: Policy, request: TrainRequest, context: Context) -> 
     yield from _about_plan(policy, request, context)
     if config.privacy.client == "dp-sgd" and policy.group != config.task.group:
         yield f"task.group = {config.task.group!r}, demanded: {policy.group!r}"
-    if policy.min_rows and _rows(request, context) < policy.min_rows:
+
+
+def _too_few(policy: Policy, request: Request, context: Context) -> Iterator[str]:
+    if isinstance(request, TrainRequest) and policy.min_rows and _rows(request, context) < policy.min_rows:
         yield "this node has fewer examples than it demands of itself"
 
 

@@ -13,7 +13,7 @@ from flwr.app import Context
 from cloister.client.charges import plan_of
 from cloister.client.choice import best, chosen_to_train
 from cloister.client.data import PARTITION, local_data, owner_of, task_of
-from cloister.client.policy import policy_of
+from cloister.client.policy import POLICY, policy_of
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest, refuse_misfit
 from cloister.client.workbench import Workbench, workbench_of
 from cloister.core.errors import DataError
@@ -64,7 +64,7 @@ def _contained(work: Callable[[], T], instead: Callable[[], T]) -> T:
     try:
         return work()
     except Exception as error:
-        logger.log(ERROR, "this client failed, and answers as if it had no examples", exc_info=error)
+        logger.log(ERROR, "this client failed, and answers as if nothing had happened", exc_info=error)
         return instead()
 
 
@@ -125,12 +125,13 @@ def evaluate(request: EvaluateRequest, context: Context) -> Reply:
 def keep_personal(request: KeepRequest, context: Context) -> Reply:
     """Save the final hypothesis that suits this client best in the `model-dir` of its node, and tell nobody which.
 
-    Where the client protects itself, nor does anybody hear whether that failed.
+    Where the client protects itself, or its node has a policy, nor does anybody hear whether that failed.
     """
     config, folder = request.config, context.node_config.get(MODELS)
     if folder:
         refuse_misfit(request.models, workbench_of(config).model.arrays())
-        attempt = _contained if config.privacy.client != "none" else _open
+        quiet = config.privacy.client != "none" or POLICY in context.node_config
+        attempt = _contained if quiet else _open
         attempt(lambda: _save_best(request, context, Path(str(folder)).expanduser()), lambda: None)
     return Reply()
 

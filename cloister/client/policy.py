@@ -95,8 +95,8 @@ max-messages-per-day = 1000
 # Fewest examples this site trains on: with dp-sgd by public-size, else by what it has.
 min-rows = 0
 
-# A reply to a training message leaves no sooner than so many seconds after it came: how long training took tells how
-# much there is to train on.
+# A reply leaves no sooner than so many seconds after its message came: how long training took tells how much there is
+# to train on. A server that does not wait for so long is refused.
 min-reply-seconds = 0.0
 
 # Whether scores of the model on this site's examples may leave. They carry no noise.
@@ -133,7 +133,7 @@ class Policy(BaseModel):
         max_choice_epsilon: ε of one private choice among them.
         max_messages_per_day: training messages.
         min_rows: examples the node must have, or say it has.
-        min_reply_seconds: before which no reply to a training message leaves.
+        min_reply_seconds: before which no reply leaves.
         scores_may_leave: whether evaluation replies are sent.
         allowed_fabs: SHA-256 digests of app bundles; empty: any.
     """

@@ -144,6 +144,10 @@ class Ledger:
         """The filter that keeps the budgets about this unit, from the first of them on; None before."""
         return self._filters.get(unit)
 
+    def has_released(self, unit: Unit) -> bool:
+        """Whether there is a release about this unit."""
+        return unit in self._released
+
     def was_set_beforehand(self, unit: Unit) -> bool:
         """Whether there is a budget about this unit, and none was set or changed after a release about it."""
         return unit in self._filters and unit not in self._set_late

@@ -238,6 +238,54 @@ class TestBudgets:
         # Nothing else was counted in another place for what was not made.
         assert {len(entries_of(node, each)) for each in ("client", "example")} == {made}
 
+    def test_noise_on_everything_spends_the_budget_of_a_group(self, tmp_path):
+        """Where steps protect groups, releases by other noise are not counted for examples instead."""
+        data = write_data(tmp_path, patient=np.repeat(np.arange(8), 5))
+        rules = {"mechanisms": ["dp-sgd", "gaussian"], "min_server_noise_multiplier": None, "public_size": 8}
+        policy = policy_file(tmp_path, group="patient", max_example_epsilon=8.0, **rules)
+        node = own_node(tmp_path, data, policy=str(policy))
+        steps = DP_SGD | {"task.group": "patient", "client.batch-size": 8}
+        assert self.until_refused(steps, node) > 0
+        assert self.until_refused(GAUSSIAN, node) == 0
+        assert not entries_of(node, "example")
+
+    @pytest.mark.parametrize("groups_first", [False, True])
+    def test_examples_and_groups_have_no_budget_each(self, tmp_path, groups_first):
+        """Neither counts what the other was charged: a server that names groups now and then would have two."""
+        data = write_data(tmp_path, patient=np.repeat(np.arange(8), 5))
+        node = own_node(tmp_path, data) | {"max-example-epsilon": 20.0}
+        runs = [DP_SGD, DP_SGD | {"task.group": "patient"}]
+        first, second = reversed(runs) if groups_first else runs
+        assert self.until_refused(first, node, most=1) == 1
+        assert self.until_refused(second, node) == 0
+        assert self.until_refused(first, node, most=1) == 1
+
+    def test_a_policy_that_begins_to_name_groups_needs_a_new_ledger(self, tmp_path):
+        data = write_data(tmp_path, patient=np.repeat(np.arange(8), 5))
+        rules = {"mechanisms": ["gaussian"], "min_server_noise_multiplier": None, "max_example_epsilon": 20.0}
+        node = own_node(tmp_path, data, policy=str(policy_file(tmp_path, **rules)))
+        assert self.until_refused(GAUSSIAN, node, most=1) == 1
+        policy_file(tmp_path, group="patient", **rules)
+        assert self.until_refused(GAUSSIAN, node) == 0
+        assert self.until_refused(GAUSSIAN, node | {"data-identity": "groups"}, most=1) == 1
+
+    def test_a_site_that_lists_no_mechanism_of_the_server_believes_no_promise(self, tmp_path):
+        rules = {"mechanisms": ["dp-sgd"], "min_server_noise_multiplier": None, "max_epsilon": 1.0}
+        node = own_node(tmp_path, policy=str(policy_file(tmp_path, **rules)))
+        assert self.until_refused(DP_SGD, node, privacy_multipliers=[1e6]) == 0
+        policy_file(tmp_path, **rules | {"mechanisms": ["dp-sgd", "global-dp"]})
+        assert self.until_refused(DP_SGD, node, privacy_multipliers=[1e6], most=1) == 1
+
+    def test_a_run_does_not_choose_the_filter_of_the_sites_budget(self, tmp_path):
+        """A tiny budget at a tiny δ would choose an order at which nothing ever fits."""
+        made = []
+        for number, strict in enumerate(({}, {"privacy.client-max-epsilon": 1e-9, "privacy.target-delta": 1e-300})):
+            node = own_node(tmp_path / str(number)) | {"max-example-epsilon": 8.0}
+            assert self.until_refused(DP_SGD | strict, node, most=1) == (not strict)
+            made.append(self.until_refused(DP_SGD | {"privacy.client-noise-multiplier": 3.0}, node))
+            assert ledger_of_node(node).was_set_beforehand("example") and len(ledger_of_node(node).budgets) == 1
+        assert 0 < made[0] <= made[1]
+
     def test_a_pure_release_that_fits_is_made(self, node):
         """ε = 0.65 for the client, twice that for an example; filters leave some of a budget for δ."""
         settings = BALL | {"privacy.client-noise-multiplier": 1000.0}
@@ -340,6 +388,21 @@ class TestMessagesADay:
         reply = answer(settings, limited, message_of(**message))
         assert reply.error.reason.endswith("max-messages-per-day = 2 were answered")
         assert len(ledger_of_node(limited).entries) == before
+
+    def test_those_that_come_at_the_same_time_are_counted(self, limited, monkeypatch):
+        """Two others are answered after this one was let in, and before it is recorded."""
+        begin, others = subject.Books.begin, []
+
+        def after_others(books, run):
+            if not others:
+                others.append(None)
+                others.extend(answer(GAUSSIAN, limited) for _ in range(2))
+            begin(books, run)
+
+        monkeypatch.setattr(subject.Books, "begin", after_others)
+        reply = answer(GAUSSIAN, limited)
+        assert not any(other.has_error() for other in others[1:])
+        assert reply.error.reason.endswith("max-messages-per-day = 2 were answered")
 
     def test_the_next_day_is_another(self, limited, monkeypatch):
         for _ in range(2):

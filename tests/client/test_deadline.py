@@ -6,15 +6,18 @@ import sys
 import time
 
 import pytest
-from asking import OPEN, answer, context_of, message_of, own_node, policy_file
+from asking import DP_SGD, OPEN, answer, context_of, message_of, own_node, policy_file
 from flwr.app import Context, Message, RecordDict
 
 from cloister.client import deadline
 from cloister.client.deadline import no_sooner_than, within_deadline
 from cloister.client.mods import contain_errors
 from cloister.client.policy import CHECKED_BUNDLE
-from cloister.core.errors import DataError, FederationError
+from cloister.core.errors import DataError, FederationError, PolicyError
 from cloister.core.identity import assume_run
+from cloister.tasks.softmax import SoftmaxRegression
+
+RULES = {"mechanisms": [], "min_server_noise_multiplier": None}
 
 
 def asked(seconds):
@@ -32,6 +35,47 @@ def test_a_client_that_hangs_is_interrupted(monkeypatch):
     with pytest.raises(FederationError, match=r"gave up after 0.05 s"):
         within_deadline(*asked(0.05), hang)
     assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_what_contains_exceptions_does_not_contain_the_deadline(monkeypatch):
+    """An example whose gradient was being computed would count for nothing, and the others go on."""
+    monkeypatch.setenv(CHECKED_BUNDLE, "x")
+    went_on = []
+
+    def contain(*_):
+        try:
+            time.sleep(30)
+        except Exception:
+            went_on.append(True)
+
+    with pytest.raises(FederationError, match=r"gave up after 0.05 s"):
+        within_deadline(*asked(0.05), contain)
+    assert not went_on
+
+
+def test_no_example_is_left_out_because_the_time_is_over(monkeypatch, tmp_path):
+    monkeypatch.setenv(CHECKED_BUNDLE, "x")
+    began, contributed = [], []
+
+    def slow(self, x, y):
+        began.append(True)
+        time.sleep(30 if len(began) == 2 else 0)
+        contributed.append(len(x))
+        return 0.0, {name: array + 1 for name, array in self.weights.items()}
+
+    monkeypatch.setattr(SoftmaxRegression, "loss_and_gradients", slow)
+    settings = DP_SGD | {"client.batch-size": 40}
+    reply = answer(settings, own_node(tmp_path), message_of(ttl=0.5))
+    assert reply.error.reason.startswith("FederationError: this client gave up") and contributed == [1]
+
+
+def test_a_server_that_waits_for_less_than_the_rule_is_refused(monkeypatch, tmp_path):
+    """Whether its time was enough for training would tell how long that took."""
+    monkeypatch.setenv(CHECKED_BUNDLE, "x")
+    node = {"policy": str(policy_file(tmp_path, **RULES, min_reply_seconds=3.0))}
+    with pytest.raises(PolicyError, match=r"waits 2 s, and min-reply-seconds = 3"):
+        within_deadline(message_of(ttl=2), context_of(node=node), hang)
+    within_deadline(message_of(ttl=3), context_of(node=node), lambda *_: None)
 
 
 def test_a_client_in_time_is_left_alone(monkeypatch):
@@ -76,9 +120,6 @@ class Clock:
         self.now += seconds
 
 
-RULES = {"mechanisms": [], "min_server_noise_multiplier": None}
-
-
 class TestNoSooner:
     @pytest.fixture
     def clock(self, monkeypatch):
@@ -104,9 +145,10 @@ class TestNoSooner:
         assert self.reply(clock, node, worked, fails=fails) == pytest.approx(took)
 
     @pytest.mark.parametrize("kind", ["evaluate", "query"])
-    def test_other_messages_are_answered_at_once(self, tmp_path, clock, kind):
+    def test_other_messages_too(self, tmp_path, clock, kind):
+        """The choice of the model that is kept takes the longer the more examples there are."""
         node = {"policy": str(policy_file(tmp_path, **RULES, min_reply_seconds=30.0))}
-        assert self.reply(clock, node, 1.0, kind) == pytest.approx(1.0)
+        assert self.reply(clock, node, 1.0, kind) == pytest.approx(30.0)
 
     def test_without_the_rule_too(self, tmp_path, clock):
         for node in ({}, {"policy": str(policy_file(tmp_path, **RULES))}, {"policy": str(tmp_path / "none.toml")}):
@@ -131,10 +173,10 @@ class TestNoSooner:
         assert failed == [False, True, True, True, True]
 
     def test_a_deadline_counts_the_work_and_not_the_wait(self, tmp_path, clock, monkeypatch):
-        """A message with a short time to live is not given up while its answer is held back."""
+        """Nothing is given up while its answer is held back."""
         monkeypatch.setenv(CHECKED_BUNDLE, "x")
         node = {"policy": str(policy_file(tmp_path, **RULES, min_reply_seconds=1e4))}
-        message, context = message_of(ttl=30), context_of(node=node)
+        message, context = message_of(ttl=2e4), context_of(node=node)
         timers = []
         monkeypatch.setattr(deadline.time, "sleep", lambda _: timers.append(signal.getitimer(signal.ITIMER_REAL)))
         no_sooner_than(message, context, lambda *call: within_deadline(*call, lambda message, _: message))

@@ -308,3 +308,14 @@ class TestAttacks:
             np.savez(folder / "data.npz", x=rng.random((count, 64)), y=np.full(count, number))
             reasons.add(self.refusal(node, DP_SGD))
         assert len(reasons) == 1
+
+    @pytest.mark.parametrize("spoilt", [False, True])
+    @pytest.mark.parametrize("count", [3, 30, 40])
+    def test_a_refusal_counts_no_rows(self, tmp_path, count, spoilt):
+        """A run without noise is refused for that, and not told on how many rows a split leaves."""
+        policy = policy_file(tmp_path, **only("dp-sgd", min_rows=30, public_size=40))
+        rows = np.full((count, 64), np.nan if spoilt else 0.5)
+        np.savez(tmp_path / "own.npz", x=rows, y=np.zeros(count, np.int64))
+        node = own_node(tmp_path, tmp_path / "own.npz", policy=str(policy))
+        found = self.refusal(node, OPEN | {"task.test-fraction": 0.4})
+        assert found == "PolicyError: refused by the policy of this node: privacy.client = 'none', not 'dp-sgd'"

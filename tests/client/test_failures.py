@@ -216,6 +216,14 @@ class TestPersonalModel:
         reply, _ = self.kept(tmp_path, MECHANISMS[mechanism], kind)
         assert not reply.has_error() and not list(reply.content)
 
+    @pytest.mark.parametrize("kind", ["missing file", "one nan", "no class"])
+    def test_under_a_policy_not_even_in_an_open_run(self, tmp_path, kind):
+        """Which the policy would not train in: keeping a model asks for no noise."""
+        policy = policy_file(tmp_path, mechanisms=["dp-sgd"], min_server_noise_multiplier=None, max_example_epsilon=8.0)
+        node = broken_node(tmp_path, kind, policy=str(policy)) | {"model-dir": str(tmp_path / "models")}
+        reply = answer(OPEN, node, message_of(kind="query"))
+        assert not reply.has_error() and not list(reply.content)
+
     def test_in_an_open_run_its_type_is_told(self, tmp_path):
         reply, _ = self.kept(tmp_path, OPEN, "missing file")
         assert reply.error.reason == "DataError: details are in the log of the node"
