@@ -97,7 +97,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
     # Room for the model twice: an archive is made beside what it replaces.
     with RunDirectory.create(plan).held(2 * layout.size * np.dtype(layout.dtype).itemsize) as directory:
-        write_traces_to(directory.path)
+        write_traces_to(directory.path, directory.coarse)
         confine_ledger(plan, grid, directory.path)
         scene = _Scene(plan, model, layout, directory, narrator)
         _open(scene)
