@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -242,7 +243,9 @@ def _hand_out(stop: Stop, personalised: Callable[[], None]) -> None:
 def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> dict[str, Any]:
     """What may be said about everything that was released, whatever became of the run."""
     clients = client_statement(plan, layout, loop.asked)
-    return statement(plan.claim, plan.books, loop.aggregated, sampling_in_words(plan), clients)
+    ended_by_choice = loop.ending.how in ("as-asked", "operator") and loop.aggregated < plan.config.num_rounds
+    planned = partial(plan.planned, layout) if ended_by_choice else None
+    return statement(plan.claim, plan.books, loop.aggregated, sampling_in_words(plan), clients, planned)
 
 
 def sampling_in_words(plan: Plan) -> str:
