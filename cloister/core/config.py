@@ -206,9 +206,7 @@ class PrivacyConfig(Section):
 _SERVER_NOISE_ONLY = (
     "clipping",
     "clipping_norm",
-    "data_identity",
     "examples_cap",
-    "ledger_dir",
     "max_epsilon",
     "noise_multiplier",
     "placement",

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from cloister.core.errors import CloisterError
+from cloister.core.files import coarse_mtime
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a disk, a quota or a limit that leaves no room for what is written."""
@@ -24,7 +25,9 @@ _PACKAGE = str(Path(__file__).parents[1])
 _LIBRARIES = tuple(
     {*site.getsitepackages(), site.getusersitepackages(), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))}
 )
-_folders: ContextVar[list[Path] | None] = ContextVar("folders for tracebacks, of the block of one_line", default=None)
+_folders: ContextVar[list[tuple[Path, bool]] | None] = ContextVar(
+    "folders for tracebacks, of the block of one_line", default=None
+)
 
 
 class Crash(Exception):
@@ -65,11 +68,16 @@ def one_line(unchanged: tuple[type[Exception], ...] = ()) -> Iterator[None]:
         _folders.reset(token)
 
 
-def write_traces_to(folder: Path) -> None:
-    """From here on, to the end of the block of `one_line`, tracebacks are written to this folder; outside, nothing."""
+def write_traces_to(folder: Path, coarse: bool = False) -> None:
+    """From here on, to the end of the block of `one_line`, tracebacks are written to this folder; outside, nothing.
+
+    Args:
+        folder: for them.
+        coarse: whether their names and times are to tell no more than the day.
+    """
     folders = _folders.get()
     if folders is not None:
-        folders.append(folder)
+        folders.append((folder, coarse))
 
 
 def told(error: BaseException) -> str:
@@ -119,11 +127,15 @@ def _is_library(path: str) -> bool:
 
 def _written(trace: str) -> str:
     """Write a traceback; where it is, or that there is none."""
-    for parent in (*reversed(_folders.get() or []), None):
+    places: list[tuple[Path | None, bool]] = [*reversed(_folders.get() or []), (None, False)]
+    for parent, coarse in places:
         with suppress(OSError):
-            name = time.strftime("traceback-%Y%m%d-%H%M%S-")
+            name = time.strftime("traceback-%Y%m%d-" if coarse else "traceback-%Y%m%d-%H%M%S-", time.gmtime())
             handle, path = tempfile.mkstemp(".txt", name if parent else f"cloister-{name}", parent)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(trace)
+            if coarse and parent is not None:
+                coarse_mtime(Path(path))
+                coarse_mtime(parent)
             return f"the traceback, without any values, is in {path}"
     return "its traceback could be written nowhere"

@@ -69,6 +69,13 @@ class Books:
         own = (entry.event for entry in self.ledger.entries if entry.run == self.run and entry.unit == self.unit)
         return Account(own, self.relation, insiders)
 
+    def account_with(self, planned: Account) -> Account:
+        """Everything in the ledger about this unit, with an account in the place of what this run has released."""
+        for entry in self.ledger.entries:
+            if entry.run != self.run and entry.unit == self.unit:
+                planned = planned.plus(entry.event)
+        return planned
+
     def epsilon(self) -> float:
         """ε of everything in the ledger about this unit, at this δ; ∞ where nothing can be claimed.
 

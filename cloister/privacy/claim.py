@@ -1,6 +1,7 @@
 """What may be said about a run's privacy, and what not."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ RUN = "this run"
 ALL_RUNS = "all runs in the ledger"
 IF_FIXED = "it holds if no run was chosen by what earlier ones released"
 IF_BUDGET_FIXED = "and if no budget was set or changed because of what had been released"
+ALL_PLANNED = "counted for all rounds that were planned: what was released may have decided when the run ended"
 STRANGERS = "whoever sees the models of the run, is no client, and knows of no draw"
 NEIGHBOURS = (
     "one client's contributions count or not (or, under replace-one, are exchanged for others); the roster of "
@@ -55,7 +57,12 @@ def running(claim: Claim) -> dict[str, Any]:
 
 
 def statement(
-    claim: Claim, books: Books, rounds: int, sampling: str, clients: dict[str, Any] | None = None
+    claim: Claim,
+    books: Books,
+    rounds: int,
+    sampling: str,
+    clients: dict[str, Any] | None = None,
+    planned: Callable[[bool], Account] | None = None,
 ) -> dict[str, Any]:
     """The content of `privacy.json`.
 
@@ -65,6 +72,8 @@ def statement(
         rounds: how many there were.
         sampling: how their cohorts were drawn, in words.
         clients: what may be said about a mechanism on the clients; None without one.
+        planned: everything that the run would have released, with insiders or without, where somebody who sees the
+            models, or a rule about them, ended it before; None elsewhere.
     """
     facts: dict[str, Any] = {
         "status": claim.status,
@@ -75,7 +84,7 @@ def statement(
         "rounds": rounds,
         "sampling": sampling,
         "neighbours": NEIGHBOURS,
-        "claims": _claims(claim, books) if claim.status == "sound" else [],
+        "claims": _claims(claim, books, planned) if claim.status == "sound" else [],
         "unprotected": list(claim.unprotected),
         "ledger": {
             "file": "ledger.jsonl",
@@ -87,26 +96,30 @@ def statement(
     return facts if clients is None else {**facts, "clients": clients}
 
 
-def _claims(claim: Claim, books: Books) -> list[dict[str, Any]]:
+def _claims(claim: Claim, books: Books, planned: Callable[[bool], Account] | None) -> list[dict[str, Any]]:
     """One claim for this run, one for everything in the ledger, and one against those who are no clients.
 
-    The parameters of a run are fixed before it, so that its own figure is that of the tightest accountant.
+    The parameters of a run are fixed before it, so that its own figure is that of the tightest accountant. How many
+    rounds there are is one of them: a run that is ended for what it released is counted as if it had not been.
     """
     common = {"unit": claim.unit, "relation": claim.relation, "delta": books.delta}
-    run = _numbers(books.account_of_run(), books.delta)
+    common |= {"counts": ALL_PLANNED} if planned else {}
+    of_run = planned or books.account_of_run
+    run = _numbers(of_run(True), books.delta)
     claims = [{**common, "adversary": OUTSIDERS, "scope": RUN, **run}]
     if math.isfinite(books.epsilon()):
-        claims.append({**common, "adversary": OUTSIDERS, "scope": ALL_RUNS, **_everything(books)})
-    strangers = _numbers(books.account_of_run(insiders=False), books.delta)
+        claims.append({**common, "adversary": OUTSIDERS, "scope": ALL_RUNS, **_everything(books, planned)})
+    strangers = _numbers(of_run(False), books.delta)
     if strangers["epsilon"] < run["epsilon"]:
         claims.append({**common, "adversary": STRANGERS, "scope": RUN, **strangers})
     return claims
 
 
-def _everything(books: Books) -> dict[str, Any]:
+def _everything(books: Books, planned: Callable[[bool], Account] | None) -> dict[str, Any]:
     """What holds over all runs: the budget, where one is kept, and otherwise a figure that rests on a condition."""
     if not books.max_epsilon or books.share() > 1:
-        return {**_numbers(books.account(), books.delta), "condition": IF_FIXED}
+        account = books.account_with(planned(True)) if planned else books.account()
+        return {**_numbers(account, books.delta), "condition": IF_FIXED}
     kept = {"epsilon": books.max_epsilon, "budget": True, "filter": str(books.filter), "spent": books.share()}
     return kept if books.ledger.was_set_beforehand(books.unit) else {**kept, "condition": IF_BUDGET_FIXED}
 
@@ -127,7 +140,10 @@ def _claim_in_words(claim: dict[str, Any]) -> str:
             f"  ε ≤ {claim['epsilon']:.4g} at δ = {claim['delta']:g}, {about}; whatever later runs were chosen by "
             f"(a budget, kept by {claim['filter']}), {100 * claim['spent']:.3g} % spent{condition}"
         )
-    return f"  ε = {claim['epsilon']:.4g} at δ = {claim['delta']:g}, {about}; by {claim['accountant']}{condition}"
+    counts = f"; {claim['counts']}" if "counts" in claim else ""
+    return (
+        f"  ε = {claim['epsilon']:.4g} at δ = {claim['delta']:g}, {about}; by {claim['accountant']}{condition}{counts}"
+    )
 
 
 def in_words(facts: dict[str, Any]) -> list[str]:

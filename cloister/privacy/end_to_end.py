@@ -7,18 +7,21 @@ tables and to compare with; `docs/end-to-end.md` derives both sets and says what
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from scipy import stats  # type: ignore[import-untyped]
 
 from cloister.core import check
 from cloister.core.config import PrivacyConfig
 from cloister.privacy.accounting import Account, by_accountant
-from cloister.privacy.events import LEAST, Gaussian, Sampling
+from cloister.privacy.events import LEAST, Gaussian, Pure, Sampling
 from cloister.privacy.local_steps import LocalSteps, reservations
 
 EVERYBODY = "everybody else, the server and the other clients together: the noise is added on the client"
-EXAMPLES_ARE_NEIGHBOURS = "the gradients of one example count or not; how many examples a client has is public"
+UNITS_ARE_NEIGHBOURS = {
+    "example": "the gradients of one example count or not; how many examples a client has is public",
+    "group": "the gradients of all examples of one group count or not; how many groups a client has is public",
+}
 CLIENTS_ARE_NEIGHBOURS = "the gradients of all examples of one client count or not; its noise is added in both cases"
 PUBLISHED_CLIENT_REASONS = (
     "the noise N(0, σ²S²) is on the sum of a batch, and the formula takes it for noise on the mean of a batch: it "
@@ -119,17 +122,27 @@ def _largest_batch(steps: LocalSteps, rounds: int, delta: float) -> tuple[int, f
 
 
 def dp_sgd_statement(
-    privacy: PrivacyConfig, *, examples: int, batch_size: int, epochs: int, rounds_taken_part: int, delta: float
+    privacy: PrivacyConfig,
+    *,
+    examples: int,
+    batch_size: int,
+    epochs: int,
+    rounds_taken_part: int,
+    delta: float,
+    unit: Literal["example", "group"] = "example",
+    hypotheses: int = 1,
 ) -> dict[str, Any]:
     """What may be said about the data of one client of a run with `privacy.client = "dp-sgd"`.
 
     Args:
         privacy: of the run.
-        examples: n that the client trained on.
-        batch_size: B.
+        examples: n that the client trained on, in units.
+        batch_size: B, in units.
         epochs: E of a round.
         rounds_taken_part: rounds that the client trained in; more can only cost more.
         delta: at which ε is computed.
+        unit: what is clipped by itself: an example, or with `task.group` a group of them.
+        hypotheses: k that a client chooses among; each private choice is one more release about a unit.
 
     Returns:
         A part of `privacy.json`. `claims` are sound and empty where nothing is; `heuristic` are figures that are not
@@ -141,42 +154,49 @@ def dp_sgd_statement(
         "mechanism": "dp-sgd",
         "status": "heuristic" if reasons else "sound",
         "reasons": reasons,
-        "parameters": _parameters(privacy),
+        "parameters": _parameters(privacy, unit),
         "noise": "seeded" if privacy.noise_seed != -1 else "from the operating system's entropy",
-        "examples": examples,
+        f"{unit}s": examples,
         "rounds": rounds_taken_part,
         "claims": [],
         "heuristic": [],
     }
     if not reasons:
+        choices = rounds_taken_part if hypotheses > 1 else 0
+        account = sound_example(steps, sigma, rounds_taken_part).plus(Pure(privacy.choice_epsilon), choices)
+        # What a choice tells of one unit, it tells of each of a client's.
+        beside = choices * examples * privacy.choice_epsilon
         facts["claims"] = [
-            _example_claim(steps, sigma, rounds_taken_part, delta),
-            _client_claim(steps, sigma, rounds_taken_part, delta),
+            _unit_claim(account, steps, sigma, rounds_taken_part, delta, unit),
+            _client_claim(steps, sigma, rounds_taken_part, delta, beside),
         ]
     if sigma:
         facts["heuristic"] = [_published_claim(steps, sigma, rounds_taken_part, delta)]
     return facts
 
 
-def _parameters(privacy: PrivacyConfig) -> dict[str, Any]:
-    names = (
+def _parameters(privacy: PrivacyConfig, unit: str) -> dict[str, Any]:
+    names: tuple[str, ...] = (
         "client_noise_multiplier",
         "client_clipping_norm",
         "clipping_decay",
         "least_clipping_norm",
         "batch_sampling",
     )
+    names += ("group_cap",) if unit == "group" else ()
     return {f"privacy.{name.replace('_', '-')}": getattr(privacy, name) for name in names}
 
 
-def _example_claim(steps: LocalSteps, sigma: float, rounds: int, delta: float) -> dict[str, Any]:
-    found = by_accountant(sound_example(steps, sigma, rounds), delta)
+def _unit_claim(
+    account: Account, steps: LocalSteps, sigma: float, rounds: int, delta: float, unit: str
+) -> dict[str, Any]:
+    found = by_accountant(account, delta)
     tightest = min(found, key=lambda name: found[name])
     words = f"poisson, {steps.rate:.4g}" if steps.sampling == "poisson" else "shuffle, no amplification claimed"
     return {
-        "unit": "example",
+        "unit": unit,
         "relation": "add-or-remove",
-        "neighbours": EXAMPLES_ARE_NEIGHBOURS,
+        "neighbours": UNITS_ARE_NEIGHBOURS[unit],
         "adversary": EVERYBODY,
         "epsilon": found[tightest],
         "delta": delta,
@@ -188,14 +208,14 @@ def _example_claim(steps: LocalSteps, sigma: float, rounds: int, delta: float) -
     }
 
 
-def _client_claim(steps: LocalSteps, sigma: float, rounds: int, delta: float) -> dict[str, Any]:
+def _client_claim(steps: LocalSteps, sigma: float, rounds: int, delta: float, choices: float) -> dict[str, Any]:
     epsilon, multiplier = sound_client(steps, sigma, rounds, delta)
     return {
         "unit": "client",
         "relation": "add-or-remove",
         "neighbours": CLIENTS_ARE_NEIGHBOURS,
         "adversary": EVERYBODY,
-        "epsilon": epsilon,
+        "epsilon": epsilon + choices,
         "delta": delta,
         "accountant": "pld",
         "noise-multiplier": multiplier,

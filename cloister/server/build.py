@@ -75,10 +75,19 @@ class Plan:
         """ε that this run promises if it runs to its end; None where nothing is promised for the models."""
         if not isinstance(self.strategy, GlobalDP) or self.claim.status != "sound":
             return None
-        account = Account((), self.books.relation, insiders=True)
-        for event in self.strategy.worst_events(layout):
+        return best_epsilon(self.planned(layout), self.books.delta)[0]
+
+    def planned(self, layout: Layout, insiders: bool = True) -> Account:
+        """Everything that this run releases if it runs to its end; nothing where the server noises nothing.
+
+        Args:
+            layout: of the model.
+            insiders: as in `Account`.
+        """
+        account = Account((), self.books.relation, insiders)
+        for event in self.strategy.worst_events(layout) if isinstance(self.strategy, GlobalDP) else ():
             account = account.plus(event, self.config.num_rounds)
-        return best_epsilon(account, self.books.delta)[0]
+        return account
 
     @property
     def confessions(self) -> list[str]:
@@ -95,6 +104,15 @@ class Plan:
         """How many models are trained side by side; 0: one, under its own names."""
         return self.strategy.hypotheses if isinstance(self.strategy, LaplaceClustering) else 0
 
+    def _unprotected(self) -> list[str]:
+        items = _unprotected(self.config, self.is_accounted)
+        if self.strategy.has_secret_cohorts and self.config.strategy.sampling == "poisson":
+            items.append(
+                "how long a round takes, to every client of the next one: where that tells that a client was drawn, as "
+                "of one slower than all others, the draw amplifies nothing against clients who measure it"
+            )
+        return items
+
     @property
     def claim(self) -> Claim:
         """What may be said about the models, with what leaves beside them."""
@@ -103,7 +121,7 @@ class Plan:
         if base.mechanism != "none" and self.config.evaluates_on_clients:
             # The ledger holds them too, so that no ε is left to claim.
             reasons = (*reasons, "scores of the model on clients' own examples leave without noise")
-        return replace(base, reasons=reasons, unprotected=tuple(_unprotected(self.config, self.is_accounted)))
+        return replace(base, reasons=reasons, unprotected=tuple(self._unprotected()))
 
 
 def build(config: RunConfig) -> Plan:

@@ -1,7 +1,7 @@
 """What the server has to say to and about its clients beside rounds: personal models, and mechanisms of theirs."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -56,9 +56,6 @@ def _gaussian_statement(plan: Plan, _: Layout, rounds: int) -> dict[str, Any]:
 
 def _beside_the_noise(plan: Plan) -> Iterator[str]:
     """What clients let leave in this run that their own noise does not cover."""
-    privacy = plan.config.privacy
-    if privacy.client == "dp-sgd" and plan.hypotheses > 1 and privacy.choice == "exact":
-        yield "each client chooses among hypotheses by its own examples, without noise"
     if plan.config.evaluates_on_clients and not plan.config.evaluation.held_out_clients:
         yield "scores of models on the clients' own examples leave without noise"
     if plan.held_out is not None and plan.held_out.newcomers:
@@ -80,7 +77,7 @@ def _reserved(facts: dict[str, Any], reasons: list[str]) -> dict[str, Any]:
 
 
 def _dp_sgd_statement(plan: Plan, _: Layout, rounds: int) -> dict[str, Any]:
-    """For clients of several sizes: how many examples a client has, the server does not know.
+    """For clients of several sizes: how many examples, or groups of them, a client has, the server does not know.
 
     Just above one batch an epoch has two steps that hardly sample. With little noise some sizes of two or three batches
     cost a tenth more than that; what a client has really spent, its own ledger knows.
@@ -90,6 +87,7 @@ def _dp_sgd_statement(plan: Plan, _: Layout, rounds: int) -> dict[str, Any]:
     config, recipe = plan.config, plan.task.recipe
     batch_size = recipe.batch_size if config.client.batch_size == "auto" else config.client.batch_size
     epochs = recipe.local_epochs if config.client.local_epochs == "auto" else config.client.local_epochs
+    unit: Literal["example", "group"] = "group" if config.task.group else "example"
     about = [
         dp_sgd_statement(
             config.privacy,
@@ -98,11 +96,13 @@ def _dp_sgd_statement(plan: Plan, _: Layout, rounds: int) -> dict[str, Any]:
             epochs=epochs,
             rounds_taken_part=rounds,
             delta=config.privacy.target_delta,
+            unit=unit,
+            hypotheses=plan.hypotheses,
         )
         for examples in (batch_size, batch_size + 1, 10 * batch_size, 100 * batch_size)
     ]
     common = {name: about[0][name] for name in ("mechanism", "status", "reasons", "parameters", "noise")}
-    sizes = [{name: each[name] for name in ("examples", "rounds", "claims", "heuristic")} for each in about]
+    sizes = [{name: each[name] for name in (f"{unit}s", "rounds", "claims", "heuristic")} for each in about]
     return {**common, "see": "each client's own ledger: sizes in between may cost more", "by-examples": sizes}
 
 
@@ -118,9 +118,10 @@ def _dp_sgd_in_words(facts: Mapping[str, Any]) -> list[str]:
     for size in facts["by-examples"]:
         lines += [
             f"  ε = {claim['epsilon']:.4g} at δ = {claim['delta']:g} for one {claim['unit']} of a client with "
-            f"{size['examples']} examples that trained in {size['rounds']} rounds: against {claim['adversary']}"
+            f"{size[claim['unit'] + 's']} {claim['unit']}s that trained in {size['rounds']} rounds: "
+            f"against {claim['adversary']}"
             for claim in size["claims"]
-            if claim["unit"] == "example"
+            if claim["unit"] != "client"
         ]
     return lines
 

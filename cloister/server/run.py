@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
     # Room for the model twice: an archive is made beside what it replaces.
     with RunDirectory.create(plan).held(2 * layout.size * np.dtype(layout.dtype).itemsize) as directory:
-        write_traces_to(directory.path)
+        write_traces_to(directory.path, directory.coarse)
         confine_ledger(plan, grid, directory.path)
         scene = _Scene(plan, model, layout, directory, narrator)
         _open(scene)
@@ -242,7 +243,9 @@ def _hand_out(stop: Stop, personalised: Callable[[], None]) -> None:
 def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> dict[str, Any]:
     """What may be said about everything that was released, whatever became of the run."""
     clients = client_statement(plan, layout, loop.asked)
-    return statement(plan.claim, plan.books, loop.aggregated, sampling_in_words(plan), clients)
+    ended_by_choice = loop.ending.how in ("as-asked", "operator") and loop.aggregated < plan.config.num_rounds
+    planned = partial(plan.planned, layout) if ended_by_choice else None
+    return statement(plan.claim, plan.books, loop.aggregated, sampling_in_words(plan), clients, planned)
 
 
 def sampling_in_words(plan: Plan) -> str:

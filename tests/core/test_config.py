@@ -225,6 +225,7 @@ NEEDED = {
     **{key: {"privacy.server": "laplace-clustering"} for key in CHOICE_ONLY},
 }
 METRIC_ONLY = [key for key in SETTINGS if "distance" in key]
+OF_THE_LEDGER = ("ledger-dir", "data-identity")
 ADAPTIVE_ONLY = ["clipping-quantile", "clipping-rate", "bits-noise-multiplier"]
 
 
@@ -265,6 +266,13 @@ def test_groups_are_what_dp_sgd_clips_together():
     assert "has no effect with task.group = ''" in refusal(**{"privacy.group-cap": 3, "privacy.client": "dp-sgd"})
 
 
+@pytest.mark.parametrize("key", OF_THE_LEDGER)
+@pytest.mark.parametrize("server", ["none", "laplace-clustering", "global-dp", "metric"])
+def test_every_run_says_whose_ledger_it_belongs_to(server, key):
+    """Also what leaves without a guarantee is recorded there."""
+    assert parse({"privacy.server": server, f"privacy.{key}": SETTINGS[key]})
+
+
 def test_a_clip_that_shrinks_needs_a_floor():
     message = refusal(**{"privacy.client": "dp-sgd", "privacy.clipping-decay": 0.1})
     assert message.startswith("privacy.clipping-decay = 0.1 needs privacy.least-clipping-norm above 0")
@@ -287,7 +295,7 @@ def test_patience_needs_scores():
 
 @pytest.mark.parametrize(
     ("server", "key"),
-    [("none", key) for key in SETTINGS] + [("global-dp", key) for key in METRIC_ONLY],
+    [("none", key) for key in SETTINGS if key not in OF_THE_LEDGER] + [("global-dp", key) for key in METRIC_ONLY],
 )
 def test_a_privacy_setting_that_would_do_nothing_is_refused(server, key):
     with pytest.raises(ConfigError) as caught:

@@ -97,6 +97,15 @@ class TestOneLine:
             fail_about_an_example()
         assert str(run) not in str(later.value), "the directory of an earlier run is no place for it"
 
+    def test_where_times_tell_of_a_draw_a_trace_has_the_day_alone(self, tmp_path):
+        """The name of a run's folder tells when it began: the moment of its end told how long its rounds were."""
+        with pytest.raises(Crash), one_line():
+            write_traces_to(tmp_path, coarse=True)
+            fail_about_an_example()
+        (written,) = tmp_path.iterdir()
+        assert re.fullmatch(r"traceback-\d{8}-[a-z0-9_]+\.txt", written.name)
+        assert [path.stat().st_mtime % 86_400 for path in (written, tmp_path)] == [0, 0]
+
     def test_a_run_directory_that_takes_no_file_is_passed_over(self, tmp_path):
         with pytest.raises(Crash, match=re.escape(str(tmp_path / "cloister-traceback"))), one_line():
             write_traces_to(tmp_path / "gone")

@@ -15,9 +15,9 @@ from cloister.core.errors import BudgetExhausted, CloisterError, ConfigError, Fe
 from cloister.core.wire import CONFIG, PROMISE
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
-from cloister.privacy.accounting import best_epsilon
-from cloister.privacy.claim import IF_FIXED, in_words
-from cloister.privacy.events import Unaccounted
+from cloister.privacy.accounting import Account, best_epsilon
+from cloister.privacy.claim import ALL_PLANNED, IF_FIXED, in_words
+from cloister.privacy.events import Gaussian, Unaccounted
 from cloister.privacy.filters import filter_for
 from cloister.privacy.ledger import Ledger
 from cloister.server.build import data_identity
@@ -150,6 +150,27 @@ def test_a_sound_run_after_a_heuristic_one_claims_for_itself_alone(tmp_path):
     facts = go(tmp_path).privacy
     assert [claim["scope"] for claim in facts["claims"]] == ["this run"]
     assert facts["ledger"]["holds-releases-without-a-guarantee"]
+
+
+def test_a_run_that_its_releases_ended_early_is_counted_to_its_planned_end(tmp_path):
+    """ε of the rounds that there were is no guarantee where what they released decided how many there are."""
+    whole = go(tmp_path, num_rounds=40).privacy["claims"][0]
+    short = go(
+        tmp_path, num_rounds=40, evaluation__patience=1, privacy__noise_multiplier=2.0, privacy__data_identity="b"
+    )
+    assert short.ended == "as-asked" and short.privacy["rounds"] < 40
+    for claim in short.privacy["claims"]:
+        assert claim["epsilon"] == pytest.approx(whole["epsilon"]) and "planned" in claim["counts"]
+    assert "counts" not in whole and ALL_PLANNED in "".join(in_words(short.privacy))
+    again = go(tmp_path, num_rounds=40, evaluation__patience=1, privacy__data_identity="b")
+    both = Account([Gaussian(2.0)] * (short.privacy["rounds"] + 40)).epsilon(1e-5, "pld")
+    assert again.privacy["claims"][1]["epsilon"] == pytest.approx(both)
+
+
+def test_where_a_draw_amplifies_against_clients_they_can_time_it_and_the_claim_says_so(tmp_path):
+    poisson = go(tmp_path, num_rounds=1, strategy__sampling="poisson", strategy__fraction_train=0.5).privacy
+    assert any("how long a round takes" in item for item in poisson["unprotected"])
+    assert not any("how long a round takes" in item for item in go(tmp_path, num_rounds=1).privacy["unprotected"])
 
 
 def test_a_sound_run_says_what_it_claims(tmp_path):
@@ -320,7 +341,8 @@ def test_a_run_that_breaks_off_claims_the_round_that_was_released(tmp_path):
     (path,) = tmp_path.glob("*/privacy.json")
     facts = json.loads(path.read_text())
     assert facts["rounds"] == 3 and facts["ledger"]["releases-of-this-run"] == 6
-    whole = go(tmp_path, **{"privacy__server": "metric", "privacy__distance_release": "private", "num_rounds": 3})
+    # Whoever broke it off may have seen the models: all four rounds count.
+    whole = go(tmp_path, **{"privacy__server": "metric", "privacy__distance_release": "private", "num_rounds": 4})
     assert facts["claims"][0]["epsilon"] == pytest.approx(whole.privacy["claims"][0]["epsilon"])
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -12,10 +13,10 @@ from cloister.core.errors import ConfigError
 from cloister.core.hypotheses import stacked
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
-from cloister.privacy.leakage import laplace_statement
+from cloister.privacy.local_claims import laplace_statement
 from cloister.server import loop
 from cloister.server.build import build
-from cloister.server.clients import client_statement
+from cloister.server.clients import client_statement, clients_in_words
 from cloister.server.console import Narrator
 from cloister.server.run import run
 
@@ -29,6 +30,9 @@ SETTINGS = {
     "num-rounds": 1,
     "tensorboard": False,
 }
+
+
+LAYOUT = Layout.of({"w": np.zeros(1, np.float32)})
 
 
 def clients_of(tmp_path, **changes):
@@ -49,13 +53,32 @@ def test_noise_alone_is_claimed_for_clients_of_several_sizes(tmp_path):
     ("changes", "reason"),
     [
         ({"evaluation__federated": "on"}, "scores of models"),
-        ({"privacy__server": "laplace-clustering", "privacy__clusters": 2}, "chooses among hypotheses"),
+        (
+            {"privacy__server": "laplace-clustering", "privacy__clusters": 2, "privacy__choice": "exact"},
+            "which hypothesis suits the examples",
+        ),
     ],
 )
 def test_what_leaves_beside_the_noise_takes_the_claim_away(tmp_path, changes, reason):
     facts = clients_of(tmp_path, **changes)
     assert facts["status"] == "heuristic" and any(reason in each for each in facts["reasons"])
     assert not any(size["claims"] for size in facts["by-examples"])
+
+
+def test_a_private_choice_among_hypotheses_is_in_the_claim(tmp_path):
+    """It was charged on the node, and missing in what the server says of it."""
+
+    def claims(**clusters):
+        keys = SETTINGS | {"privacy.server": "laplace-clustering", "output-dir": str(tmp_path)} | clusters
+        facts = client_statement(build(parse(keys)), LAYOUT, 3)
+        assert facts is not None and facts["status"] == "sound"
+        return {size["examples"]: [claim["epsilon"] for claim in size["claims"]] for size in facts["by-examples"]}
+
+    alone = claims(**{"privacy.clusters": 1})
+    chosen = claims(**{"privacy.clusters": 2, "privacy.choice-epsilon": 2.0})
+    for size, (example, client) in alone.items():
+        assert example + 0.5 < chosen[size][0] <= example + 3 * 2.0 + 1e-3
+        assert chosen[size][1] == pytest.approx(client + 3 * 2.0 * size)
 
 
 def test_scores_of_those_who_never_train_do_not(tmp_path):
@@ -138,3 +161,16 @@ def test_raw_models_are_named_where_hypotheses_are_trained_without_noise(tmp_pat
     outcome |= {key.replace("__", "."): value for key, value in keys.items()}
     facts = simulate(outcome, 4, Narrator(1, Console(quiet=True))).privacy
     assert "every client's model, to the server" in facts["unprotected"]
+
+
+def test_where_groups_are_clipped_together_the_claim_is_for_a_group(tmp_path):
+    """It said "example" of what is counted in groups."""
+    grouped = {"task.name": "mnist-writers", "task.group": "writer", "privacy.group-cap": 3}
+    keys = SETTINGS | grouped | {"task.model": "auto", "output-dir": str(tmp_path)}
+    facts = client_statement(build(parse(keys)), LAYOUT, 2)
+    assert facts is not None and facts["parameters"]["privacy.group-cap"] == 3
+    for size in facts["by-examples"]:
+        assert "examples" not in size and size["groups"] > 0
+        of_a_unit = size["claims"][0]
+        assert of_a_unit["unit"] == "group" and "one group" in of_a_unit["neighbours"]
+    assert any("for one group of a client with 32 groups" in line for line in clients_in_words({"clients": facts}))

@@ -67,6 +67,18 @@ def test_each_of_three_keys_brings_the_lasting_ledger_back(tmp_path, asked):
     assert NOT_KEPT not in (tmp_path / "said.txt").read_text()
 
 
+@pytest.mark.parametrize("server", ["none", "laplace-clustering"])
+def test_a_run_without_a_mechanism_is_in_the_ledger_that_a_budget_is_kept_in(tmp_path, server):
+    """It could not be told which data it was about: the next budget was kept as if there had been no such run."""
+    named = {"privacy.data-identity": "ward", "privacy.ledger-dir": str(tmp_path / "ledgers")}
+    go(tmp_path, **named, **{"privacy.max-epsilon": 50.0})
+    go(tmp_path, **named, **{"privacy.server": server, "privacy.noise-multiplier": 0.05})
+    (path,) = shared(tmp_path)
+    assert [type(entry.event).__name__ for entry in Ledger(path).entries][:2] == ["Gaussian", "Unaccounted"]
+    after = go(tmp_path, **named, **{"privacy.max-epsilon": 50.0})
+    assert len(after.rounds) == 1 and "nothing can be claimed" in after.stopped
+
+
 def test_data_that_is_not_public_has_a_lasting_ledger(tmp_path, monkeypatch):
     monkeypatch.setattr(Digits, "public", False)
     go(tmp_path)
