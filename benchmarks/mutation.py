@@ -1,4 +1,4 @@
-"""How many wrong lines the tests find: mutmut over a random sample of the mutants of the modules that guarantees rest on.
+"""How many wrong lines the tests find: mutmut over a random sample of the mutants of the privacy core.
 
     pip install -e '.[mutation]' -c constraints.txt
     python benchmarks/mutation.py --count 200 --seed 1    # a sample; --count 0 is every mutant, which takes hours
