@@ -114,6 +114,20 @@ class TestTheReply:
         settings = LAPLACE | {"privacy.radius": 2.0}
         assert distance(sent_by(moved(0), settings).arrays, SOFTMAX) == pytest.approx(2.0 * NU, rel=0.3)
 
+    def test_noise_that_is_to_be_repeated_is_of_one_node_and_one_round(self):
+        """Two replies with the same noise would give away the difference of their updates."""
+        settings, node = GAUSSIAN | {"privacy.noise-seed": 5}, {"data-path": "anywhere"}
+
+        def sent(configured, node_id, number):
+            request = request_of_kind(settings=settings, number=number)
+            context = context_of(settings, configured, node_id)
+            return add_local_noise(request, context, lambda *_: Reply(moved(1.0))).arrays["softmax/kernel"].tobytes()
+
+        asked = [(node, 1, 1), (node, 2, 1), (node, 1, 2), ({"partition-id": 0}, 1, 1), ({"partition-id": 3}, 1, 1)]
+        assert len({sent(*asking) for asking in asked}) == len(asked)
+        assert sent({"partition-id": 3}, 1, 1) == sent({"partition-id": 3}, 9, 1)
+        assert sent(node, 1, 1) == sent(node, 1, 1)
+
     @pytest.mark.parametrize("name", NOISED)
     def test_memory_order_does_not_take_the_noise_away(self, name):
         trained = moved(1.0)

@@ -15,10 +15,11 @@ from asking import (
 )
 
 from cloister.client.charges import plan_of, planned_steps
-from cloister.client.units import MAXIMUM_SIZE, public_size_of, size_of
+from cloister.client.units import MAXIMUM_SIZE, Units, public_size_of, size_of
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.dpsgd import one_by_one
 from cloister.privacy.events import Gaussian, Repeated, Sampling
+from cloister.tasks.base import Examples
 
 STATED = 40
 POLICY = {"mechanisms": ["dp-sgd"], "min_server_noise_multiplier": None, "max_example_epsilon": 1e6}
@@ -129,6 +130,15 @@ def test_groups_are_counted_in_groups(tmp_path):
     node = own_node(tmp_path, data) | {"public-size": 10}
     steps = steps_of(node, DP_SGD | {"task.group": "patient", "client.batch-size": 5})
     assert (steps.examples, steps.rate, steps.count) == (10, 0.5, 2)
+
+
+def test_a_batch_of_groups_has_all_their_examples_and_tells_them_apart():
+    examples = Examples(np.arange(6.0)[:, None], np.arange(6), np.array(["b", "a", "c", "a", "b", "a"]))
+    units = Units.of(examples, cap=2)
+    assert [len(units.examples_of(number)) for number in range(len(units))] == [2, 2, 1], "of a, b and c"
+    batch = units.of_batch(np.array([2, 1]))
+    assert batch.y.tolist() == [2, 0, 4] and batch.groups.tolist() == [0, 1, 1]
+    assert batch.x.ravel().tolist() == batch.y.tolist()
 
 
 def test_a_size_in_the_policy_decides(tmp_path):

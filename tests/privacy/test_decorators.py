@@ -14,10 +14,12 @@ from cloister.core.arrays import to_record
 from cloister.core.cohort import NORM_ERROR
 from cloister.core.decorator import Screened
 from cloister.core.errors import BudgetExhausted, ConfigError, FederationError
+from cloister.privacy import events
 from cloister.privacy.books import Books
 from cloister.privacy.decorators import GlobalDP, MetricDP
 from cloister.privacy.ledger import Ledger
 from cloister.privacy.noise import GaussianNoise
+from cloister.strategies.averaging import FedAvg
 from cloister.strategies.fedopt import FedAvgM, FedYogi
 from cloister.strategies.robust import FedMedian, FedTrimmedAvg
 from cloister.strategies.sampling import Sampling
@@ -310,6 +312,27 @@ class TestClaims:
         claim = decorated(MetricDP, 1.0).claim()
         assert claim.status == "heuristic"
         assert any("distance" in reason for reason in claim.reasons)
+
+
+class TestWhatTheDrawAmplifies:
+    """An accountant may count on a draw that was random and secret, over a population that is known; on no other."""
+
+    @pytest.mark.parametrize(
+        ("draw", "expected"),
+        [
+            ({"kind": "poisson"}, events.Sampling("poisson", probability=0.5)),
+            ({"population": 8}, events.Sampling("without-replacement", cohort=4, population=8)),
+            ({}, events.UNSAMPLED),
+            ({"population": 8, "rng": np.random.default_rng(3)}, events.UNSAMPLED),
+            ({"kind": "poisson", "rng": np.random.default_rng(3)}, events.UNSAMPLED),
+        ],
+    )
+    def test_is_recorded_with_the_release(self, draw, expected):
+        inner = FedAvg(train=Sampling(0.5, min_nodes=1, **draw))
+        strategy = GlobalDP(inner, noise_multiplier=2.0, clipping_norm=1.0)
+        assert strategy.amplification() == expected
+        assert strategy.sum_event(2.0) == events.Gaussian(2.0, expected)
+        assert strategy.has_secret_cohorts == (expected.kind != "none")
 
 
 class TestBadUse:

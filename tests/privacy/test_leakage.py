@@ -29,6 +29,10 @@ class TestReport:
         json.dumps(report, allow_nan=False)
         assert any("no limit" in line for line in leakage_in_words(report))
 
+    def test_the_bars_are_in_proportion_to_the_counts(self):
+        lines = leakage_in_words(leakage_report([1.0] * 3 + [10.0] * 4))
+        assert [line.count("#") for line in lines[2:]] == [0, 30, 0, 0, 0, 0, 0, 0, 0, 40]
+
     def test_in_words(self):
         lines = leakage_in_words(leakage_report([1.0] * 10 + [2.0] * 5))
         assert "median 1, maximum 2" in lines[1]

@@ -454,6 +454,15 @@ class TestBooks:
         with pytest.raises(BudgetExhausted, match="nothing can be claimed: no ε up to 100 covers them"):
             books.require([Gaussian(50.0)])
 
+    def test_enter_what_leaves_without_a_guarantee_and_then_claim_nothing(self, path):
+        Books(Ledger(path), "seen", unit="example").confess("scores of examples leave")
+        (entry,) = Ledger(path).entries
+        assert (entry.event, entry.unit, entry.run) == (Unaccounted("scores of examples leave"), "example", "seen")
+        assert entry.round == 0 and not entry.done
+        assert math.isinf(Books(Ledger(path), "later", unit="example").epsilon())
+        with pytest.raises(BudgetExhausted):
+            Books(Ledger(path), "later", unit="example", max_epsilon=100.0).require([Gaussian(50.0)])
+
     def test_without_a_budget_refuse_nothing(self, path):
         with Books(Ledger(path), "run").release(Unaccounted("exact distance"), 1):
             pass

@@ -505,6 +505,7 @@ def test_events_and_caveats():
     (published,) = PublishedLaplace(5.0).events(20)
     assert isinstance(published, Laplace) and published.leakage == 4.0
     assert not any(mechanism.caveats() for mechanism in MECHANISMS) and PublishedLaplace(5.0).caveats()
+    assert PublishedLaplace(5.0).caveats()[0].endswith("what is leaked within that distance is nominal")
     for silent in (LocalLaplace(0.7, 0.0), LocalGaussian(0.7, 0.0), PublishedLaplace(0.0)):
         assert isinstance(silent.events(20)[0], Unaccounted) and "is 0" in silent.caveats()[0]
 
