@@ -91,7 +91,10 @@ class TestNothingIsClaimed:
             ({"client": "none"}, "privacy.client is 'none'"),
             ({"client": "dp-sgd", "client_noise_multiplier": 0.0}, "client-noise-multiplier is 0"),
             ({"client": "dp-sgd", "noise_seed": 3}, "the noise is seeded"),
-            ({"client": "dp-sgd", "server": "laplace-clustering", "clusters": 2}, "found out without noise"),
+            (
+                {"client": "dp-sgd", "server": "laplace-clustering", "clusters": 2, "choice": "exact"},
+                "found out without noise",
+            ),
         ],
     )
     def test_and_the_reason_is_recorded(self, settings, reason):

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from cloister.client.app import app
 from cloister.core.config import parse
+from cloister.core.crash import Crash
 from cloister.core.errors import ConfigError, FederationError, LedgerError, TooFewNodes
 from cloister.local.grid import LocalGrid
 from cloister.server import rundir
@@ -160,7 +161,7 @@ class TestQuorum:
         grid = Shrinking.simulated(app, config, 3)
         monkeypatch.setattr("cloister.server.patience.PatientGrid", lambda grid: grid)
         context = next(iter(grid._contexts.values()))
-        with pytest.raises(FederationError, match=r"strategy\.quorum = 3"):
+        with pytest.raises(Crash, match=r"FederationError: .*strategy\.quorum = 3"):
             main(grid, context)
         assert (tmp_path / "r" / "model.npz").is_file()
 
