@@ -54,7 +54,7 @@ class Books:
     def begin(self, run: str) -> None:
         """Enter everything that follows under the name of this run, and the budget if it is a new one."""
         self.run = run
-        self.ledger.limit(run, self.unit, self.delta, self.max_epsilon, self.kind)
+        self.ledger.limit(run, self.unit, self.delta, self.max_epsilon, self.kind, self.relation)
 
     def confess(self, reason: str) -> None:
         """Record that something leaves without a guarantee; no budget over the same data can cover it."""
@@ -95,7 +95,7 @@ class Books:
 
     def spent(self) -> float:
         """What everything in the ledger about this unit comes to under the filter."""
-        return self.ledger.spent(self.unit, self.filter, self.relation)
+        return self.ledger.spent(self.unit, self.filter, self._kept_for)
 
     def share(self) -> float:
         """Spent of the limit, where there is a budget: 1 is all of it."""
@@ -103,7 +103,12 @@ class Books:
 
     def cost(self, event: Event) -> float:
         """What a release would add to what is spent."""
-        return cost(self.filter, event, self.relation)
+        return cost(self.filter, event, self._kept_for)
+
+    @property
+    def _kept_for(self) -> Relation:
+        """The relation that the budget is kept for: a promise about replacing a client stays one in later runs."""
+        return self.ledger.relation_of(self.unit, self.relation)
 
     def require(self, events: Iterable[Event]) -> None:
         """Refuse if these events would pass the budget.

@@ -38,7 +38,10 @@ from cloister.privacy.filters import Filter, FilterKind
 VERSION = 3
 GENESIS = "0" * 64
 FIELDS = {
-    "budget": {"v", "seq", "time", "kind", "run", "unit", "delta", "epsilon", "filter", "previous", "hash"},
+    "budget": {
+        *("v", "seq", "time", "kind", "run", "unit", "delta", "epsilon", "relation", "filter"),
+        *("previous", "hash"),
+    },
     "open": {
         *("v", "seq", "time", "kind", "release", "run", "round", "unit", "mechanism", "clip", "event"),
         *("previous", "hash"),
@@ -78,6 +81,7 @@ class Budget:
     """What may be spent from here on: ε at δ, over all releases about this unit; ε 0: no limit.
 
     Attributes:
+        relation: which datasets are neighbours; all budgets about a unit are kept for the strictest that any had.
         filter: by which it is kept: the same for all budgets about a unit.
         time: the day it was set, in seconds since 1970.
     """
@@ -86,6 +90,7 @@ class Budget:
     unit: Unit
     delta: float
     epsilon: float
+    relation: Relation
     filter: Filter
     time: float
 
@@ -200,7 +205,20 @@ class Ledger:
             self._append(file, "open", content)
         return release
 
-    def limit(self, run: str, unit: Unit, delta: float, epsilon: float, kind: FilterKind = "gaussian") -> None:
+    def relation_of(self, unit: Unit, relation: Relation) -> Relation:
+        """What budgets about this unit are kept for: this relation, or `replace-one` once any budget was about it."""
+        strict = any(budget.unit == unit and budget.relation == "replace-one" for budget in self._budgets)
+        return "replace-one" if strict else relation
+
+    def limit(
+        self,
+        run: str,
+        unit: Unit,
+        delta: float,
+        epsilon: float,
+        kind: FilterKind = "gaussian",
+        relation: Relation = "add-or-remove",
+    ) -> None:
         """Record under which budget a run begins, if it is another than the last one about this unit.
 
         The first budget about a unit chooses the filter, of its own ε and δ alone, and later ones keep it: an order
@@ -212,12 +230,14 @@ class Ledger:
             run: that begins.
             unit, delta, epsilon: of the budget; ε 0: none.
             kind: of the filter, where there is none yet.
+            relation: which datasets are neighbours.
         """
         with self._locked() as file:
             last = next((budget for budget in reversed(self._budgets) if budget.unit == unit), None)
-            if (last.delta, last.epsilon) != (delta, epsilon) if last else epsilon:
+            new = (delta, epsilon, relation)
+            if (last.delta, last.epsilon, last.relation) != new if last else epsilon:
                 chosen = last.filter if last else filters.filter_for(kind, epsilon, delta)
-                content = {"run": run, "unit": unit, "delta": delta, "epsilon": epsilon}
+                content = {"run": run, "unit": unit, "delta": delta, "epsilon": epsilon, "relation": relation}
                 self._append(file, "budget", content | {"filter": filters.to_json(chosen)})
 
     def done(self, release: str) -> None:
@@ -309,7 +329,10 @@ class Ledger:
             raise LedgerError(
                 f"{self._where}: the filter of unit {line['unit']!r} is another than that of its first budget"
             )
-        return Budget(filter=chosen, **{name: line[name] for name in ("run", "unit", "delta", "epsilon", "time")})
+        if line["relation"] not in get_args(Relation):
+            raise LedgerError(f"{self._where}: unknown relation {line['relation']!r}")
+        names = ("run", "unit", "delta", "epsilon", "relation", "time")
+        return Budget(filter=chosen, **{name: line[name] for name in names})
 
     def _entry_of(self, line: dict[str, Any]) -> Entry:
         """A release as it is after a line about it."""

@@ -242,8 +242,9 @@ def _hand_out(stop: Stop, personalised: Callable[[], None]) -> None:
 
 def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> dict[str, Any]:
     """What may be said about everything that was released, whatever became of the run."""
-    clients = client_statement(plan, layout, loop.asked)
     ended_by_choice = loop.ending.how in ("as-asked", "operator") and loop.aggregated < plan.config.num_rounds
+    # When to stop was decided by what had been released: what is claimed is what could have been released in all.
+    clients = client_statement(plan, layout, plan.config.num_rounds if ended_by_choice else loop.asked)
     planned = partial(plan.planned, layout) if ended_by_choice else None
     return statement(plan.claim, plan.books, loop.aggregated, sampling_in_words(plan), clients, planned)
 

@@ -9,8 +9,9 @@ import oracles
 import pytest
 from scipy import stats
 
-from cloister.core.errors import ConfigError, PrivacyError
+from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.privacy.accounting import FINE, Account, best_epsilon
+from cloister.privacy.books import Books
 from cloister.privacy.events import UNSAMPLED, Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
 from cloister.privacy.filters import (
     GaussianFilter,
@@ -23,6 +24,7 @@ from cloister.privacy.filters import (
     rounds_for,
     to_json,
 )
+from cloister.privacy.ledger import Ledger
 
 SMALL = 1e-5
 BUDGETS = pytest.mark.parametrize(
@@ -324,3 +326,25 @@ class TestCalibration:
     def test_what_no_noise_can_do_is_refused(self):
         with pytest.raises(ConfigError, match="no noise multiplier up to 1e6 stays within a budget of ε = 1"):
             least_multiplier(lambda z: 2.0, 1.0, "a budget of ε = 1")
+
+
+def test_a_budget_about_replacing_a_client_stays_one_in_later_runs(tmp_path):
+    """A run without a registered population counts the same releases as half as costly; the first promise does not."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    first = Books(ledger, "first", max_epsilon=4.0, relation="replace-one")
+    first.begin("first")
+    spend_all(first)
+    later = Books(ledger, "later", max_epsilon=4.0)
+    later.begin("later")
+    with pytest.raises(BudgetExhausted):
+        later.require([Gaussian(4.0)])
+    assert first.share() == later.share() <= 1
+    assert [budget.relation for budget in Ledger(ledger.path).budgets] == ["replace-one", "add-or-remove"]
+
+
+def spend_all(books):
+    """Releases until one more would pass the budget."""
+    with pytest.raises(BudgetExhausted):
+        for number in range(1000):
+            with books.release(Gaussian(4.0), number):
+                pass

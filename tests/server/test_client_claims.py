@@ -152,7 +152,8 @@ def test_a_round_whose_replies_came_counts_though_nothing_was_made_of_it(tmp_pat
         clients_of(tmp_path, num_rounds=3)
     (path,) = tmp_path.glob("*/privacy.json")
     facts = json.loads(path.read_text())
-    assert facts["rounds"] == 1 and facts["clients"]["by-examples"][0]["rounds"] == 2
+    # Whoever stopped it may have done so for what was released: what was planned is claimed.
+    assert facts["rounds"] == 1 and facts["clients"]["by-examples"][0]["rounds"] == 3
 
 
 def test_raw_models_are_named_where_hypotheses_are_trained_without_noise(tmp_path):
