@@ -1,6 +1,9 @@
 """A step of DP-SGD, beside a plain step of the same model in the same process.
 
-python benchmarks/dpsgd.py [--repeats N] [--only CASE] [--vectorized-map] [--memory] [--opacus PYTHON]
+python benchmarks/dpsgd.py [--repeats N] [--only CASE] [--vectorized-map] [--memory] [--opacus PYTHON] [--baseline PATH]
+
+`--baseline` takes steps of this checkout and of another in turns, each in a process of its own, and gives the ratio of
+their processor times.
 
 `--opacus` runs this script once more, with the interpreter of an environment that has torch and Opacus: their ghost
 clipping, beside torch's own plain step.
@@ -8,6 +11,7 @@ clipping, beside torch's own plain step.
 
 import argparse
 import gc
+import math
 import os
 import statistics
 import subprocess
@@ -252,6 +256,67 @@ def take(kind: str, batch: int, which: str) -> None:
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
+class Worker:
+    """A process that takes steps of the project that lies at a path, when it is told to."""
+
+    def __init__(self, path: Path, kind: str, batch: int) -> None:
+        """Start it, and wait until it has taken its first steps."""
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        code = f"import dpsgd; dpsgd.serve({kind!r}, {batch})"
+        # Where a process starts is the first place in which it looks for packages.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=path,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        found = Path(self._process.stdout.readline().strip())
+        if not found.is_relative_to(path.resolve()):
+            raise RuntimeError(f"{found} was imported in the place of what lies in {path}")
+
+    def seconds(self) -> float:
+        """Processor seconds of one step."""
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve(kind: str, batch: int) -> None:
+    """Print where the project lies, then the processor seconds of a step for each line that comes in."""
+    import cloister
+
+    (x, y), ours = examples(kind, batch), private(kind, batch)
+    for _ in range(3):
+        ours.step(x, y)
+    print(cloister.__file__, flush=True)
+    for _ in sys.stdin:
+        start = time.process_time()
+        ours.step(x, y)
+        print(time.process_time() - start, flush=True)
+
+
+def compare(case: str, kind: str, batch: int, baseline: Path, repeats: int) -> None:
+    """Print the ratio of processor times, this checkout's to the other's, with a 95 % interval of its mean."""
+    workers = [Worker(path, kind, batch) for path in (Path(__file__).resolve().parents[1], baseline)]
+    logs = []
+    for turn in range(repeats):
+        order = (0, 1) if turn % 2 else (1, 0)
+        taken = {which: workers[which].seconds() for which in order}
+        logs.append(math.log(taken[0] / taken[1]))
+    for worker in workers:
+        worker.stop()
+    mean, error = statistics.mean(logs), 1.96 * statistics.stdev(logs) / math.sqrt(repeats)
+    low, middle, high = (math.exp(value) for value in (mean - error, mean, mean + error))
+    print(f"{case:17} processor time beside the baseline: {middle:.3f} ({low:.3f} to {high:.3f})", flush=True)
+
+
 def main() -> None:
     """Print ratios, and memory."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -260,11 +325,15 @@ def main() -> None:
     parser.add_argument("--vectorized-map", action="store_true")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--opacus", default="", metavar="PYTHON")
+    parser.add_argument("--baseline", type=Path, metavar="PATH", help="another checkout, to compare with")
     parser.add_argument("--as-opacus", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     for case, (kind, batch) in CASES.items():
         if options.only in case:
             repeats = options.repeats if kind == "mlp" else max(5, options.repeats // 4)
+            if options.baseline:
+                compare(case, kind, batch, options.baseline.resolve(), repeats)
+                continue
             steps = opacus_steps(kind, batch) if options.as_opacus else keras_steps(kind, batch, options.vectorized_map)
             report(case, seconds(steps, repeats), TARGETS[case])
     if options.memory:

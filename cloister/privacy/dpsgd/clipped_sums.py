@@ -118,7 +118,7 @@ class ClippedSums:
     def _computed(self, x: Any, y: Any, table: NDArray, mask: NDArray, bound: float) -> Iterator[Any]:
         """Sums and counts. Where a unit's computation raises an exception, the others contribute all the same."""
         try:
-            yield self._call(x[table.ravel()], y[table.ravel()], mask, bound)[:3]
+            yield self._call(_taken(x, table), _taken(y, table), mask, bound)[:3]
         except Exception:  # whatever it is, it must not tell the others' sum that it happened
             if len(table) == 1:
                 yield self._nothing(), 0, 1
@@ -195,6 +195,14 @@ def _moved_weights(model: Any) -> Iterator[None]:
     finally:
         for variable, value in zip(model.trainable_variables, before, strict=True):
             variable.assign(value)
+
+
+def _taken(rows: NDArray, table: NDArray) -> NDArray:
+    """The rows of a table's numbers, without a copy if they follow each other."""
+    numbers = table.ravel()
+    if np.array_equal(numbers, np.arange(numbers[0], numbers[0] + len(numbers))):
+        return rows[numbers[0] : numbers[0] + len(numbers)]
+    return rows[numbers]
 
 
 def _padded(rows: Any, size: int, dtype: Any) -> NDArray:
