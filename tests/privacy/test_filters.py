@@ -324,3 +324,9 @@ class TestCalibration:
     def test_what_no_noise_can_do_is_refused(self):
         with pytest.raises(ConfigError, match="no noise multiplier up to 1e6 stays within a budget of ε = 1"):
             least_multiplier(lambda z: 2.0, 1.0, "a budget of ε = 1")
+
+
+@pytest.mark.parametrize("smallest", [0.0013, 0.02, 0.9, 1.0, 1.1, 7.0, 3e4])
+def test_the_search_ends_at_most_one_part_in_a_thousand_above_what_suffices(smallest):
+    found = least_multiplier(lambda multiplier: smallest / multiplier, 1.0, "a budget")
+    assert smallest <= found <= smallest * 1.0011
