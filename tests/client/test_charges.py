@@ -104,19 +104,21 @@ class TestEachCombination:
         assert charged(one, node) == charged(settings, node)
 
     @pytest.mark.parametrize(
-        "settings",
+        ("settings", "reasons"),
         [
-            LAPLACE,
-            GAUSSIAN | {"privacy.noise-seed": 3},
-            GAUSSIAN | {"privacy.client-noise-multiplier": 0.0},
-            BALL | {"privacy.noise-seed": 3},
-            GAUSSIAN | {"privacy.server": "laplace-clustering", "privacy.choice": "exact"},
+            (LAPLACE, ["radius is 0"]),
+            (GAUSSIAN | {"privacy.noise-seed": 3}, ["seeded"]),
+            (GAUSSIAN | {"privacy.client-noise-multiplier": 0.0}, ["is 0: there is no noise"]),
+            (BALL | {"privacy.noise-seed": 3}, ["seeded"]),
+            (LAPLACE | {"privacy.noise-seed": 3}, ["radius is 0", "seeded"]),
+            (GAUSSIAN | {"privacy.server": "laplace-clustering", "privacy.choice": "exact"}, ["choice is 'exact'"]),
         ],
     )
-    def test_local_noise_that_protects_nobody(self, node, settings):
+    def test_local_noise_that_protects_nobody_and_all_reasons(self, node, settings, reasons):
         found = charged(settings, node)
         assert set(found) == {"client", "example"}
-        assert all(isinstance(event, Unaccounted) for events in found.values() for event in events)
+        for (event,) in found.values():
+            assert isinstance(event, Unaccounted) and all(reason in event.reason for reason in reasons)
 
     @pytest.mark.parametrize("settings", [OPEN, GLOBAL])
     def test_no_noise_here(self, node, settings):

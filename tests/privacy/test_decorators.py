@@ -341,6 +341,17 @@ class TestBadUse:
         with pytest.raises(ConfigError, match=r"privacy.placement = 'update'.*FedMedian.*'model'"):
             kind(FedMedian(), noise_multiplier=1.0, clipping_norm=1.0)
 
+    def test_a_rule_or_a_model_whose_clients_count_differently_is_refused(self):
+        options = {"noise_multiplier": 1.0, "clipping_norm": 1.0, "examples_cap": 5.0}
+        with pytest.raises(ConfigError, match=r"a rank knows no weights; remove it$"):
+            GlobalDP(all_nodes(FedMedian), placement="rule", **options)
+        with pytest.raises(ConfigError, match=r"uniform weights only; use privacy\.placement = 'update'$"):
+            GlobalDP(all_nodes(), placement="model", **options)
+
+    def test_a_rule_that_ranks_nothing_is_refused(self):
+        with pytest.raises(ConfigError, match=r"FedAvg is none; use privacy\.placement = 'update'$"):
+            GlobalDP(all_nodes(), noise_multiplier=1.0, clipping_norm=1.0, placement="rule")
+
     @pytest.mark.parametrize("fraction", [0.5, 1.0])
     @pytest.mark.parametrize("inner", [FedMedian, FedTrimmedAvg])
     def test_a_rule_over_a_cohort_of_secret_size_is_refused(self, inner, fraction):

@@ -98,6 +98,15 @@ def test_both_releases_are_in_the_ledger_in_their_order(tmp_path):
     assert total.noise_multiplier <= strategy.measured.noise_multiplier
 
 
+@pytest.mark.parametrize(("options", "reason"), [({}, "seeded"), ({"noise_multiplier": 0.0}, "there is no noise")])
+def test_neither_release_is_a_gaussian_to_an_accountant_where_nothing_is_claimed(tmp_path, options, reason):
+    books = Books(Ledger(tmp_path / "ledger.jsonl"), "run")
+    one_round(private(books=books, **options), grid_of(lambda node, sent: content(sent), 3), zeros())
+    assert len(books.ledger.entries) == 2
+    for entry in books.ledger.entries:
+        assert isinstance(entry.event, Unaccounted) and reason in entry.event.reason
+
+
 def test_an_exact_distance_is_in_the_ledger_without_a_guarantee(tmp_path):
     books = Books(Ledger(tmp_path / "ledger.jsonl"), "run")
     strategy = private(release="exact", noise=GaussianNoise(), books=books)
@@ -108,7 +117,9 @@ def test_an_exact_distance_is_in_the_ledger_without_a_guarantee(tmp_path):
 
 
 def test_before_the_clip_nothing_covers_a_private_release():
-    with pytest.raises(ConfigError, match=r"'private' needs privacy\.distance-clip = 'after'"):
+    with pytest.raises(
+        ConfigError, match=r"distance-clip = 'after': before clipping no noise covers what one client can do"
+    ):
         private(measure="before")
 
 

@@ -348,3 +348,9 @@ def spend_all(books):
         for number in range(1000):
             with books.release(Gaussian(4.0), number):
                 pass
+
+
+@pytest.mark.parametrize("smallest", [0.0013, 0.02, 0.9, 1.0, 1.1, 7.0, 3e4])
+def test_the_search_ends_at_most_one_part_in_a_thousand_above_what_suffices(smallest):
+    found = least_multiplier(lambda multiplier: smallest / multiplier, 1.0, "a budget")
+    assert smallest <= found <= smallest * 1.0011

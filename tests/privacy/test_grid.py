@@ -41,6 +41,7 @@ def test_a_release_is_on_the_grid_of_its_sum():
     """With a cohort of 1 and a model of zeros the release is the noised sum itself."""
     bounded = clip(cohort_of(random_models(1, 0.1, like=zeros(50_000))), 1.0)
     released = noisy_mean(bounded, 2.0, 1, GaussianNoise(1))
+    assert {piece.dtype for piece in released.model} == {np.dtype(np.float32)}, "as the clients' own models"
     # float32 holds multiples of the step exactly up to 2^24 steps, 16 standard deviations.
     assert on_grid(np.concatenate(released.model), grid_step(2.0))
 
