@@ -7,7 +7,7 @@ is pure, and its ε holds at δ = 0. Every client takes part in every round. For
 radii) and numbers of rounds is shown, chosen by the mean accuracy over the seeds: the same choice for all mechanisms.
 The figure needs matplotlib: `pip install -e '.[experiments]'`.
 
-    python experiments/local_noise.py [--data FOLDER/mnist/mnist.npz] [--seeds 3]
+    python experiments/local_noise.py --data FOLDER/mnist/mnist.npz [--tasks digits mnist] [--seeds 3]
 """
 
 import argparse
@@ -32,12 +32,12 @@ EPSILONS = {
     "gaussian": (2.0, 4.0, 8.0, 16.0, 32.0, 64.0),
     "laplace": (64.0, 256.0, 1024.0, 4096.0, 16384.0),
 }
-BOUNDS = (0.1, 0.5)
+BOUNDS = {"digits": (0.1, 0.5), "mnist": (0.5,)}
 """Clips or radii, in units of the weights."""
-ROUNDS = (3, 10)
+ROUNDS = {"digits": (3, 10), "mnist": (10,)}
 TASKS: Mapping[str, dict[str, Any]] = {
     "digits": {"task.name": "digits", "task.model": "softmax"},
-    "mnist": {"task.name": "mnist", "task.model": "softmax", "client.local-epochs": 1},
+    "mnist": {"task.name": "mnist", "task.model": "softmax", "client.local-epochs": 1, "client.batch-size": 50},
 }
 CLIENTS = {"digits": 40, "mnist": 100}
 PARAMETERS = {"digits": 650, "mnist": 7850}
@@ -75,7 +75,7 @@ def points(task: str, data: str, seeds: int) -> Iterator[dict[str, Any]]:
     for mechanism, epsilons in EPSILONS.items():
         for epsilon in epsilons:
             tried = []
-            for bound, rounds in itertools.product(BOUNDS, ROUNDS):
+            for bound, rounds in itertools.product(BOUNDS[task], ROUNDS[task]):
                 settings = settings_of(task, mechanism, epsilon, bound, rounds)
                 settings |= {"task.data-path": data} if task == "mnist" else {}
                 found = [accuracy(settings | {"seed": seed}, CLIENTS[task]) for seed in range(seeds)]
@@ -120,11 +120,12 @@ def draw(found: list[dict[str, Any]], place: Path) -> None:
 def main() -> None:
     """Run both tasks, MNIST where its file is given; keep, show and draw what is there."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", default="", help="path of mnist.npz; without it, digits alone")
+    parser.add_argument("--data", default="", help="path of mnist.npz, which the task mnist needs")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
     arguments = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
-    for task in ("digits", "mnist") if arguments.data else ("digits",):
+    for task in arguments.tasks:
         found = list(points(task, arguments.data, arguments.seeds))
         (RESULTS / f"{task}.json").write_text(json.dumps(found, indent=1) + "\n")
     everything = [point for path in sorted(RESULTS.glob("*.json")) for point in json.loads(path.read_text())]

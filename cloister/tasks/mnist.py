@@ -27,7 +27,7 @@ class Mnist(Task):
     classes = 10
     input_shape = (28, 28, 1)
     image_shape = (28, 28)
-    models = ("mlp", "cnn")
+    models = ("mlp", "cnn", "softmax")
     public = True
 
     def load(self) -> Dataset:
@@ -35,7 +35,11 @@ class Mnist(Task):
         return _read(_find(self.config.data_path))
 
     def build(self) -> Model:
-        """A network with 1,000 hidden units (795,010 parameters), or with two convolutions (1,663,370)."""
+        """1,000 hidden units (795,010 parameters), two convolutions (1,663,370), or softmax regression (7,850)."""
+        if self.model_name == "softmax":
+            from cloister.tasks.softmax import SoftmaxRegression
+
+            return SoftmaxRegression(features=28 * 28, classes=10)
         from cloister.tasks.keras_model import KerasModel
 
         return KerasModel(_cnn if self.model_name == "cnn" else _mlp)
