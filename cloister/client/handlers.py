@@ -64,7 +64,9 @@ def _contained(work: Callable[[], T], instead: Callable[[], T]) -> T:
     try:
         return work()
     except Exception as error:
-        logger.log(ERROR, "this client failed, and answers as if nothing had happened", exc_info=error)
+        told = f": {error}" if isinstance(error, CloisterError) else ""
+        trace = trace_without_values(error)
+        logger.log(ERROR, "this client failed, and answers as if nothing had happened%s\n%s", told, trace)
         return instead()
 
 

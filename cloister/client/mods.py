@@ -7,6 +7,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
+from cloister.core.crash import trace_without_values
 from cloister.core.errors import CloisterError, DataError
 
 logger = logging.getLogger("cloister.client")
@@ -22,7 +23,9 @@ def contain_errors(message: Message, context: Context, call_next: ClientAppCalla
         return call_next(message, context)
     except Exception as error:
         place = f"run {message.metadata.run_id}, round {message.metadata.group_id}, node {context.node_id}"
-        logger.log(ERROR, "%s: this client failed", place, exc_info=error)
+        # Where it happened, and of our own errors what: the text of any other may quote an example, in a log too.
+        told_here = f": {error}" if isinstance(error, CloisterError) else ""
+        logger.log(ERROR, "%s: this client failed%s\n%s", place, told_here, trace_without_values(error))
         told = isinstance(error, CloisterError) and not isinstance(error, DataError)
         reason = f"{type(error).__name__}: {error if told else 'details are in the log of the node'}"
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

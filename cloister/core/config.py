@@ -231,10 +231,11 @@ _ADAPTIVE_ONLY = ("bits_noise_multiplier", "clipping_quantile", "clipping_rate")
 class EvaluationConfig(Section):
     """`evaluation.*`: who scores the global model, and when that ends a run.
 
-    `auto` asks the clients only when no privacy is on, or when some are held out for it.
+    `federated = "auto"` asks the clients only when no privacy is on, or when some are held out for it.
+    `central = "auto"` scores on the server where the task's examples are there.
     """
 
-    central: bool = True
+    central: bool | Auto = "auto"
     federated: Literal["auto", "on", "off"] = "auto"
     held_out_clients: Annotated[float, Field(ge=0, lt=1)] = 0.0
     every: Count = 1

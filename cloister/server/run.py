@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.config import RunConfig
 from cloister.core.crash import write_traces_to
-from cloister.core.errors import CloisterError
+from cloister.core.errors import CloisterError, DataError
 from cloister.core.hypotheses import stacked, unstacked
 from cloister.core.wire import ROUND, SEED
 from cloister.privacy.claim import running, statement
@@ -91,7 +91,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     plan = build(config)
     model = plan.task.build()
     initial = to_record(_initial(plan, model))
-    score = CentralEvaluation(plan.task, model, plan.hypotheses) if config.evaluation.central else None
+    score = _central(plan, model)
     layout = Layout.of(from_record(initial))
     if config.privacy.noise_multiplier == "auto" and isinstance(plan.strategy, GlobalDP):
         plan.strategy.calibrate(layout, config.num_rounds)
@@ -116,6 +116,24 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     if ending.how == "error":
         raise CloisterError(ending.why)
     return Outcome(loop.kept, scene.rounds, directory, plan, privacy, ending.why, ending.how)
+
+
+def _central(plan: Plan, model: Model) -> Score | None:
+    """What scores models on the server; None where nobody asks for it, or where `auto` finds no examples here.
+
+    Raises:
+        DataError: the examples are asked for by name, or decide when the run ends, and are not there.
+    """
+    asked = plan.config.evaluation
+    if not asked.central:
+        return None
+    try:
+        return CentralEvaluation(plan.task, model, plan.hypotheses)
+    except DataError as error:
+        if asked.central is True or (asked.patience and not plan.config.evaluates_on_clients):
+            raise
+        logger.warning("models are not scored on the server: %s", error)
+        return None
 
 
 def _open(scene: _Scene) -> None:

@@ -46,11 +46,18 @@ def test_an_error_that_was_not_raised_for_us_carries_nothing_of_what_raised_it()
     assert contained(error).error.reason == "Named: what we say"
 
 
-def test_the_nodes_log_has_all_of_it(caplog):
+def test_the_nodes_log_says_where_and_quotes_no_value(caplog):
     with caplog.at_level(logging.ERROR, "cloister.client"):
         contained(KeyError("patient 4711"))
     (record,) = [record for record in caplog.records if record.name == "cloister.client"]
-    assert "node 7" in record.getMessage() and "4711" in str(record.exc_info[1])
+    assert "node 7" in record.getMessage() and "KeyError" in record.getMessage()
+    assert "4711" not in record.getMessage() and not record.exc_info
+
+
+def test_the_nodes_log_says_what_we_say(caplog):
+    with caplog.at_level(logging.ERROR, "cloister.client"):
+        contained(DataError("own.npz holds inputs that are NaN"))
+    assert "own.npz holds inputs that are NaN" in caplog.text
 
 
 def test_a_reply_passes():

@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord
 from rich.console import Console
 from support import zeros
 
+from cloister.client.app import app
 from cloister.core.arrays import to_record
 from cloister.core.config import parse
 from cloister.core.errors import CloisterError, ConfigError, DataError, FederationError, PluginError
@@ -18,6 +19,7 @@ from cloister.server.build import build, data_identity
 from cloister.server.console import Narrator
 from cloister.server.run import run
 from cloister.server.rundir import RunDirectory
+from cloister.tasks.digits import Digits
 
 FAST = {"task.model": "softmax", "num-rounds": 3, "seed": 3}
 
@@ -228,3 +230,25 @@ def test_data_in_another_place_is_other_data_to_a_budget(tmp_path):
     assert len({identity(), first, identity(tmp_path / "b"), identity(tmp_path / "a", "digits")}) == 4
     assert identity(tmp_path / "b" / ".." / "a") == first
     assert str(tmp_path) not in first and first.startswith("heart-disease-")
+
+
+class Elsewhere(Digits):
+    """A task whose benchmark is not on the server."""
+
+    def load(self):
+        raise DataError("task.data-path = '' must be a folder with the images")
+
+
+@pytest.mark.parametrize("central", ["auto", False, True])
+def test_a_server_without_examples_scores_nothing_unless_it_is_told_to(tmp_path, monkeypatch, caplog, central):
+    settings = {"task.model": "softmax", "privacy.server": "none", "evaluation.central": central, "num-rounds": 1}
+    config = parse(settings | {"output-dir": str(tmp_path), "tensorboard": False})
+    grid = LocalGrid.simulated(app, config.flat(), 2)
+    monkeypatch.setattr("cloister.server.build.TASKS.load", lambda name: Elsewhere)
+    if central is True:
+        with pytest.raises(DataError):
+            run(grid, config, Narrator(1, Console(quiet=True)))
+        return
+    outcome = run(grid, config, Narrator(1, Console(quiet=True)))
+    assert outcome.ended == "as-asked" and not outcome.rounds[-1].central
+    assert ("not scored on the server" in caplog.text) == (central == "auto")
