@@ -16,7 +16,8 @@ from cloister.client.data import PARTITION, local_data, owner_of, task_of
 from cloister.client.policy import POLICY, policy_of
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest, refuse_misfit
 from cloister.client.workbench import Workbench, workbench_of
-from cloister.core.errors import DataError
+from cloister.core.crash import trace_without_values
+from cloister.core.errors import CloisterError, DataError
 from cloister.core.wire import EXAMPLES, TRAIN_LOSS
 from cloister.tasks.base import Examples
 

@@ -141,7 +141,7 @@ def test_an_unknown_value_is_refused_with_the_choices(key, choices):
         ("client.learning-rate", False, "a valid number or 'auto'"),
         ("task.alpha", True, "a valid number"),
         ("tensorboard", 1, "a valid boolean"),
-        ("evaluation.central", "true", "a valid boolean"),
+        ("evaluation.central", "true", "a valid boolean or 'auto'"),
         ("task.name", 5, "a valid string"),
         ("privacy.distance", 1.0, "a valid string"),
     ],
