@@ -324,6 +324,15 @@ class TestBudgets:
         unit = "client" if settings is GAUSSIAN else "example"
         assert made > 0 and Tally(context.state, unit, 1e-5, 0).account().epsilon(1e-5) <= 5.0
 
+    @pytest.mark.parametrize(("settings", "unit"), [(DP_SGD, "example"), (GAUSSIAN, "client")])
+    def test_is_judged_at_the_delta_of_the_run_even_after_its_end(self, node, settings, unit):
+        """The ledger says under which δ every run began, with a budget of ε or with none."""
+        settings = settings | {"privacy.target-delta": 1e-7}
+        for ceiling in (500.0, 0.0):
+            answer(settings | {"privacy.client-max-epsilon": ceiling}, node)
+        found = [(budget.epsilon, budget.delta) for budget in ledger_of_node(node).budgets if budget.unit == unit]
+        assert found == [(500.0, 1e-7), (0.0, 1e-7)]
+
     def test_is_about_the_unit_that_the_mechanism_protects(self):
         """With Gaussian noise the run's budget is the client's: for an example it would be spent four times as fast."""
         context = context_of(GAUSSIAN, SIZED)

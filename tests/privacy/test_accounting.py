@@ -514,9 +514,8 @@ class TestPureReleases:
 
     @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan, "1", True, None])
     def test_an_epsilon_out_of_range_is_refused(self, epsilon):
-        with pytest.raises(
-            PrivacyError, match=r"^the ε of a pure release must be (a number$|finite and above 0, got )"
-        ):
+        refused = r"^the ε of a pure release must be (a number$|finite and above 0, got )"
+        with pytest.raises(PrivacyError, match=refused):
             Pure(epsilon)
 
 

@@ -117,9 +117,8 @@ def test_an_exact_distance_is_in_the_ledger_without_a_guarantee(tmp_path):
 
 
 def test_before_the_clip_nothing_covers_a_private_release():
-    with pytest.raises(
-        ConfigError, match=r"distance-clip = 'after': before clipping no noise covers what one client can do"
-    ):
+    reason = "'private' needs privacy.distance-clip = 'after': before clipping no noise covers what one client can do"
+    with pytest.raises(ConfigError, match=reason):
         private(measure="before")
 
 

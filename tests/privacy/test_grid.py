@@ -25,6 +25,14 @@ def test_the_step_is_a_power_of_two_far_below_the_noise(std):
     assert std / 2 ** (GRID_BITS + 1) < step <= std / 2**GRID_BITS
 
 
+def test_without_noise_there_is_no_grid():
+    assert grid_step(0.0) == 0.0
+    target = np.array([1 / 3])
+    noise = GaussianNoise(3)
+    add_on_grid(noise.blocks(target), 0.0, noise.maker(np.empty(ROOM)))
+    assert target == 1 / 3
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_sums_land_on_the_grid_whatever_they_were(dtype):
     noise = GaussianNoise(3)

@@ -84,6 +84,8 @@ def test_the_squared_scale_is_chi_square():
     noise = GaussianNoise(6)
     sample = [laplace.deviation(noise, 1, 1.0) ** 2 for _ in range(60_000)]
     assert stats.kstest(sample, stats.chi2(2).cdf).pvalue > FALSE_ALARM
+    # A rejection by another law than the exponential shows in the spread: 5 standard errors, a false alarm of 6e-7.
+    assert abs(np.var(sample) / 4 - 1) < 5 * math.sqrt(8 / 60_000)
     d = 2 / 3
     proposed = 2 * d * np.maximum(1 + np.random.default_rng(0).standard_normal(60_000) / math.sqrt(9 * d), 0) ** 3
     assert stats.kstest(proposed, stats.chi2(2).cdf).pvalue < FALSE_ALARM

@@ -71,6 +71,12 @@ class TestWhatIsWritten:
         ledger.open(Gaussian(1.0), "example", "run", 1, allow=lambda: None)
         assert ledger.account("client").epsilon(1e-5) == 0 < ledger.account("example").epsilon(1e-5)
 
+    def test_counts_by_joining_or_leaving_unless_replacing_is_asked_for(self, path):
+        ledger, chosen = write(path, [Gaussian(4.0), Pure(0.5)]), filter_for("renyi", 5.0, 1e-5)
+        joining, replacing = (ledger.spent("client", chosen, relation) for relation in ("add-or-remove", "replace-one"))
+        assert ledger.spent("client", chosen) == joining < replacing
+        assert joining == sum(cost(chosen, entry.event, "add-or-remove") for entry in ledger.entries)
+
     def test_of_nothing_is_nothing(self, path):
         ledger = Ledger(path)
         assert ledger.entries == [] and ledger.head == GENESIS and not path.exists()
