@@ -190,8 +190,8 @@ class TestWhoeverElseIsThere:
 class TestTheLastPlaceOfACall:
     """Weights chosen so that two probabilities are equal, and 10¹⁵ times their difference is a gradient.
 
-    Few exponentials come out differently where the processor computes them one at a time, at the end of a tensor: made-up
-    examples do not meet one, a server that chooses the weights does.
+    Few exponentials come out differently where the processor computes them one at a time, at the end of a tensor:
+    made-up examples do not meet one, a server that chooses the weights does.
     """
 
     HUGE = 1e15
