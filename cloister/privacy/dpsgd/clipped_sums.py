@@ -2,8 +2,10 @@
 
 What is computed for a unit must be the same to the last bit whoever else is in the batch. Otherwise a model whose
 weights blow up roundings would turn everybody's gradient around when one unit joins, and everybody would move the sum.
-So there is one shape, whatever the size of a batch. Within it processors compute the last few rows in other ways than
-the others, unless the number of rows suits them: sizes are tried until an example has one gradient at every place.
+So there is one shape, whatever the size of a batch. Within it processors compute the last few numbers of a tensor in
+other ways than the others, unless their count suits the width of their registers. Few numbers come out differently, so
+trying finds that only by luck: calls have a multiple of 16 places (or one), and of those sizes are tried until an
+example has one gradient at every place.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,8 +25,8 @@ from cloister.privacy.dpsgd.rounding import check_clipping_norm, examples_at_onc
 from cloister.privacy.dpsgd.vectorised import is_seed
 from cloister.privacy.dpsgd.vetting import Probe, moved
 
-STRIDES = (1, 8, 16)
-"""Multiples of these are tried as the number of units in a call: processors handle 8 or 16 numbers at a time."""
+STRIDES = (16, 32, 64)
+"""Multiples of these are tried as the number of units in a call: processors handle up to 16 numbers at a time."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class ClippedSums:
             raise UnsupportedModel(f"the model uses {foreign[0]}, a variable that Keras does not know; use add_weight")
 
     def _strides(self) -> tuple[int, ...]:
-        return STRIDES[-1:] if self._is_random() else STRIDES
+        return (1,) if self._microbatch_size == 1 else STRIDES
 
     def _is_random(self) -> bool:
         return any(is_seed(variable) for variable in self._gradients.model.non_trainable_variables)
@@ -164,8 +166,7 @@ class ClippedSums:
     def _is_same_at_every_place(self) -> bool:
         """Whether each made-up example has the same norm everywhere, to the last bit.
 
-        Examples of a model that draws random numbers cannot be compared: the number of places is one that has always
-        suited, and is not tried.
+        Examples of a model that draws random numbers cannot be compared: its number of places is not tried.
         """
         if self._is_random():
             return True

@@ -10,7 +10,7 @@ from adversarial_tensors import KINDS, compiled, search
 from examples_of_dpsgd import LOSS, batch, dp_sgd, functional, head, norm
 
 from cloister.core.errors import ConfigError
-from cloister.privacy.dpsgd import dense, one_by_one, parts, rounding
+from cloister.privacy.dpsgd import clipped_sums, dense, one_by_one, parts, rounding
 from cloister.privacy.dpsgd.clipped_sums import ClippedSums
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
 from cloister.privacy.noise import GaussianNoise
@@ -181,9 +181,48 @@ class TestWhoeverElseIsThere:
         assert self.moved() <= 1
 
     def test_a_number_of_places_that_does_not_suit_the_processor_is_caught(self, monkeypatch):
+        monkeypatch.setattr(clipped_sums, "STRIDES", (1,))
         monkeypatch.setattr(ClippedSums, "_is_same_at_every_place", lambda sums: True)
         if self.moved() <= 1:
             pytest.skip("on this processor an example is computed in the same way at each of 15 places")
+
+
+class TestTheLastPlaceOfACall:
+    """Weights chosen so that two probabilities are equal, and 10¹⁵ times their difference is a gradient.
+
+    Few exponentials come out differently where the processor computes them one at a time, at the end of a tensor:
+    made-up examples do not meet one, a server that chooses the weights does.
+    """
+
+    HUGE = 1e15
+
+    def moved(self):
+        """The farthest that one example moves the sum of nine, in units of S."""
+        model = keras.Sequential(
+            [keras.Input((8,)), layers.Dense(2, activation="relu"), layers.Dense(10, activation="softmax")]
+        )
+        step = dp_sgd(model, batch_size=1, microbatch_size=3)
+        x, y = np.zeros((9, 8), np.float32), np.full(9, 5)
+        x[2::3] = 1.0
+        return max(self.moved_by_first(step, x, y, seed) for seed in range(60))
+
+    def moved_by_first(self, step, x, y, seed):
+        kernel, last = np.zeros((2, 10), np.float32), np.random.default_rng(seed).normal(0, 3, 10)
+        kernel[0, 0], kernel[0, 9], last[9] = self.HUGE, -self.HUGE, last[0]
+        kernel[1] = -kernel[0]  # so that nothing of it is left in the scores
+        weights = (np.zeros((8, 2)), np.ones(2), kernel, last)
+        for variable, value in zip(step.model.trainable_variables, weights, strict=True):
+            variable.assign(value.astype(np.float32))
+        whole, others = (step.clipped_sum(x[start:], y[start:], 1.0).sums for start in (0, 1))
+        return norm([a.astype(np.float64) - b for a, b in zip(whole, others, strict=True)])
+
+    def test_is_computed_as_every_other(self):
+        assert self.moved() <= 1
+
+    def test_a_size_that_was_tried_with_made_up_examples_alone_is_caught(self, monkeypatch):
+        monkeypatch.setattr(clipped_sums, "STRIDES", (1,))
+        if self.moved() <= 1:
+            pytest.skip("on this processor an exponential comes out the same at each of three places")
 
 
 class TestAnExampleThatRaises:
