@@ -31,6 +31,8 @@ OVERSTATED = 1e-2
 SCALES = (1.0, -1.0, 0.0, 1e-3, 30.0, -30.0, 1e3, 1e5, 1e10)
 """What made-up numbers are multiplied with: a layer may couple examples only where inputs are large, say."""
 DTYPES = ("float32", "float64")
+NO_SQUARE = 1e-20
+"""A squared norm that is none beside those of made-up examples, which are about 1."""
 
 Probe = tuple[NDArray, NDArray]
 """Made-up examples: x and y, `EXAMPLES` each."""
@@ -236,8 +238,10 @@ class _Trial:
     def _agrees(self, gradients: Gradients, squares: list[Any], total: list[Any]) -> bool:
         with self._scope():
             got_squares, got_total = gradients.weighted(self.x, self.y, tf.constant(WEIGHTS, tf.float64))
-        beside = np.asarray(got_squares) / np.array(squares)
-        return bool(np.all((beside > 1 - AGREEMENT) & (beside < 1 + OVERSTATED))) and _same(total, got_total)
+        got, exact = np.asarray(got_squares, np.float64), np.array(squares, np.float64)
+        # An example that is classified with certainty has no gradient: its square is 0, and nothing to divide by.
+        norms_agree = (got >= exact * (1 - AGREEMENT)) & (got <= exact * (1 + OVERSTATED) + NO_SQUARE)
+        return bool(np.all(norms_agree)) and _same(total, got_total)
 
 
 def moved(variable: Any, seed: int) -> Any:

@@ -309,3 +309,11 @@ def test_a_step_checks_what_it_is_given():
         step.step(x, y[:-1])
     with pytest.raises(ConfigError, match="clipping_norm"):
         step.step(x, y, clipping_norm=0)
+
+
+def test_a_model_that_is_certain_of_a_made_up_example_is_no_reason_to_refuse_it():
+    """Its gradient is 0 there, to the last bit, and nothing can be compared by dividing."""
+    model = functional((6,), lambda x: keras.layers.Dense(3, activation="softmax")(x))
+    model.set_weights([np.zeros((6, 3), np.float32), np.array([200, 0, -200], np.float32)])
+    probe = (np.ones((3, 6), np.float32), np.array([0, 1, 2]))
+    assert dp_sgd(model, probe=probe).method == "layers"
