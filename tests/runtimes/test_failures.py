@@ -158,7 +158,8 @@ def test_a_bundle_that_is_not_on_a_sites_list_does_not_run_there(tmp_path: Path)
     configs = []
     for number, allowed in enumerate([digest, digest, "0" * 64]):
         policy = tmp_path / f"policy-{number}.toml"
-        policy.write_text(f'mechanisms = ["global-dp"]\ntasks = ["digits"]\nallowed-fabs = ["{allowed}"]\n')
+        demands = 'mechanisms = ["global-dp"]\nmin-server-noise-multiplier = 1.0\ntasks = ["digits"]\n'
+        policy.write_text(f'{demands}allowed-fabs = ["{allowed}"]\n')
         configs.append(node(number, 3, tmp_path, policy=str(policy)))
     settings = {"output-dir": str(tmp_path), "run-name": "run", "num-rounds": 2}
     with Processes(tmp_path / "processes") as processes:
