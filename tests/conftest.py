@@ -3,7 +3,7 @@
 import pytest
 
 FAST = "not slow and not docker"
-MINUTES = 7
+MINUTES = 12
 """That the tests which are `FAST` take at most, on two idle cores."""
 
 
