@@ -11,10 +11,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from cloister.privacy.accounting import Account, best_epsilon
-from cloister.privacy.books import Books
-from cloister.privacy.events import UNSAMPLED, Gaussian, Sampling
-from cloister.privacy.ledger import Ledger
+from cloister.privacy.accounting.account import Account, best_epsilon
+from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.events import UNSAMPLED, Gaussian, Sampling
+from cloister.privacy.accounting.ledger import Ledger
 
 ROUNDS = 15_000
 RELEASES = 200

@@ -13,7 +13,7 @@ from common import MLP, count, extra_peak, in_subprocess, machine, model, table,
 
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
-from cloister.privacy.distance import largest_distance, mean_layer_frobenius
+from cloister.privacy.mechanisms.distance import largest_distance, mean_layer_frobenius
 
 PAIRS = 60
 """Pairs of a thousand clients that the loop is run on: all of them would take it seven minutes."""

@@ -14,10 +14,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Strategy
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
+from cloister.aggregation import GlobalDP
 from cloister.core.arrays import from_record, to_record
 from cloister.core.wire import ARRAYS, EXAMPLES, METRICS
 from cloister.local.grid import LocalGrid
-from cloister.privacy.decorators import GlobalDP
 from cloister.strategies.averaging import FedAvg
 
 TINY: Shapes = {"0": (990,), "1": (10,)}

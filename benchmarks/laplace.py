@@ -10,7 +10,7 @@ import numpy as np
 from common import count, extra_peak, interleaved, machine, table
 from numpy.typing import NDArray
 
-from cloister.privacy.laplace import LaplaceNoise
+from cloister.privacy.mechanisms.laplace import LaplaceNoise
 
 SHAPES = {
     "conv1": (3, 3, 1, 32),

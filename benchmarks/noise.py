@@ -10,7 +10,7 @@ import numpy as np
 from common import interleaved, machine, table
 from numpy.typing import NDArray
 
-from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.mechanisms.noise import GaussianNoise
 
 NUMBERS = 6_500_000
 

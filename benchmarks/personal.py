@@ -17,11 +17,11 @@ from flwr.app import ArrayRecord
 
 from cloister.client import data
 from cloister.client.app import app
+from cloister.config.run import RunConfig, parse
 from cloister.core.arrays import Layout, to_record
-from cloister.core.config import RunConfig, parse
 from cloister.core.hypotheses import stacked
 from cloister.local.grid import LocalGrid
-from cloister.privacy.clusters import clustered
+from cloister.privacy.mechanisms.kmeans import clustered
 from cloister.server.build import build
 from cloister.server.loop import RoundLoop
 from cloister.tasks.base import Dataset, Examples

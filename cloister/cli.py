@@ -12,9 +12,9 @@ import typer
 from typer.core import TyperGroup
 
 import cloister
+from cloister.config.settings import read_settings
 from cloister.core.crash import Crash, one_line
 from cloister.core.errors import BudgetExhausted, ConfigError, LedgerError, SettingsError
-from cloister.core.settings import read_settings
 
 FAILED, MISUSED, BUDGET_SPENT, INTERRUPTED = 1, 2, 3, 130
 """Exit codes; 0: what was asked for was done."""
@@ -100,7 +100,7 @@ def warm_node(
     slowest_poll: Annotated[float, typer.Option(help="Seconds between looks for messages, in the long run.")] = 5.0,
 ) -> None:
     """Run a SuperNode whose clients start at once; takes the options of flower-supernode."""
-    from cloister.warm.node import run_node
+    from cloister.deploy.warm.node import run_node
 
     raise typer.Exit(run_node(context.args, keras, (fastest_poll, slowest_poll)))
 
@@ -112,7 +112,7 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Show the nodes and runs of a SuperLink, and how far the newest run in output-dir is; exit code 1 if it died."""
-    from cloister.server.status import as_json, newest_run, run_state, superlink_state, told
+    from cloister.server.reports.status import as_json, newest_run, run_state, superlink_state, told
 
     run = run_state(newest_run(output)) if output.is_dir() or not connection else None
     superlink = superlink_state(connection) if connection else None
@@ -186,7 +186,7 @@ def show(
     relation: Annotated[str, typer.Option(help="add-or-remove, or replace-one.")] = "add-or-remove",
 ) -> None:
     """List the releases, and what they amount to."""
-    from cloister.privacy.report import print_ledger
+    from cloister.privacy.claims.report import print_ledger
 
     print_ledger(_opened(path), delta, relation)
 
@@ -194,7 +194,7 @@ def show(
 @ledger.command()
 def leakage(paths: Annotated[list[Path], typer.Argument(help="Ledgers of clients, one each.")]) -> None:
     """Add up what clients that noise their own models have leaked: each of them, and how they compare."""
-    from cloister.privacy.leakage import leakage_in_words, leakage_report
+    from cloister.privacy.accounting.leakage import leakage_in_words, leakage_report
 
     spent = [_opened(path).leakage() for path in paths]
     for path, leaked in zip(paths, spent, strict=True):
@@ -215,8 +215,8 @@ def calibrate(
 
     For global-dp with a fixed clip.
     """
-    from cloister.privacy.events import UNSAMPLED, Sampling
-    from cloister.privacy.filters import noise_multiplier_for, rounds_for
+    from cloister.privacy.accounting.events import UNSAMPLED, Sampling
+    from cloister.privacy.accounting.filters import noise_multiplier_for, rounds_for
 
     if bool(rounds) == bool(noise_multiplier):
         raise ConfigError("give either --rounds or --noise-multiplier: the other one is what is computed")
@@ -243,8 +243,8 @@ def provision_kits(
     ] = None,
 ) -> None:
     """Write a start-up kit for the server, the operator and each site; again: add what is missing."""
-    from cloister.provision.kits import provision
-    from cloister.provision.report import show
+    from cloister.deploy.kits import provision
+    from cloister.deploy.report import show
 
     show(provision(description, output, _policy_for, renew, renew_authority, remake or []))
 
@@ -256,7 +256,7 @@ def superlink(
     max_database: Annotated[int, typer.Option(min=1, help="Megabytes that the state database may have.")] = 8000,
 ) -> None:
     """Flower's SuperLink, which takes orders from provisioned operators only; other options are flower-superlink's."""
-    from cloister.provision.superlink import serve
+    from cloister.deploy.superlink import serve
 
     serve(operators, context.args, max_database)
 
@@ -264,7 +264,7 @@ def superlink(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def superexec(context: typer.Context) -> None:
     """Flower's executor of server apps, with tasks' tokens kept out of arguments; options are flower-superexec's."""
-    from cloister.provision.superexec import run
+    from cloister.deploy.superexec import run
 
     run(context.args)
 
@@ -284,7 +284,7 @@ def _rounded_up(number: float) -> float:
 
 
 def _opened(path: Path) -> Any:
-    from cloister.privacy.ledger import Ledger
+    from cloister.privacy.accounting.ledger import Ledger
 
     if not path.is_file():
         raise LedgerError(f"no ledger at {path}")
@@ -293,7 +293,7 @@ def _opened(path: Path) -> Any:
 
 def _require_line(path: Path, noted: str) -> None:
     """Refuse a ledger, checked before, that does not hold the line with this hash any more."""
-    from cloister.privacy.ledger import GENESIS
+    from cloister.privacy.accounting.ledger import GENESIS
 
     if not re.fullmatch("[0-9a-f]{64}", noted):
         raise ConfigError(f"--head {noted!r} is not valid: a last hash has 64 hexadecimal digits")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.config import parse
+from cloister.config.run import parse
 from cloister.core.errors import ConfigError, DataError
 from cloister.core.files import atomic_path
 from cloister.tasks import TASKS

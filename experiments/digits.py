@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cloister.local.simulation import simulate
-from cloister.server.console import Narrator
+from cloister.server.reports.console import Narrator
 
 PRIVACY = ("none", "metric", "global-dp")
 RESULTS = Path(__file__).parent / "results"

@@ -28,7 +28,7 @@ CENTRAL = {"noise-multiplier": 4.0, "batch-size": 600, "clipping-norm": 4.0, "le
 
 def settings_of(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """The dotted keys of a run."""
-    from cloister.core.config import flatten
+    from cloister.config.run import flatten
 
     found: dict[str, Any] = {}
     for name in ("common", system):
@@ -46,9 +46,9 @@ def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run a system; its curve, and what is to be said about its privacy."""
     from rich.console import Console
 
-    from cloister.core.config import parse
+    from cloister.config.run import parse
     from cloister.local.simulation import simulate
-    from cloister.server.console import Narrator
+    from cloister.server.reports.console import Narrator
 
     settings = settings_of(system, arguments)
     place = {"task.data-path": arguments.data, "output-dir": arguments.output_dir}
@@ -69,9 +69,9 @@ def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def accounting(config: Any, rounds: int) -> dict[str, Any]:
     """What the run would claim with secret noise, beside what the thesis claims."""
-    from cloister.privacy import end_to_end
-    from cloister.privacy.accounting import Account, best_epsilon
-    from cloister.privacy.events import Gaussian, Sampling
+    from cloister.privacy.accounting.account import Account, best_epsilon
+    from cloister.privacy.accounting.events import Gaussian, Sampling
+    from cloister.privacy.claims import end_to_end
 
     privacy, share, found = config.privacy, config.strategy.fraction_train, {}
     if privacy.client == "dp-sgd":
@@ -99,12 +99,12 @@ def central(arguments: argparse.Namespace) -> dict[str, Any]:
     """DP-SGD on all of MNIST in one place, an epoch being 100 Poisson batches of 600 on average."""
     import keras
 
-    from cloister.core.config import TaskConfig
-    from cloister.privacy.accounting import Account
+    from cloister.config.run import TaskConfig
+    from cloister.privacy.accounting.account import Account
+    from cloister.privacy.accounting.events import Gaussian, Sampling
     from cloister.privacy.dpsgd import central as trainer
     from cloister.privacy.dpsgd.step import DpSgd
-    from cloister.privacy.events import Gaussian, Sampling
-    from cloister.privacy.noise import GaussianNoise
+    from cloister.privacy.mechanisms.noise import GaussianNoise
     from cloister.tasks.mnist import Mnist
 
     task = Mnist(TaskConfig(name="mnist", model="mlp", data_path=arguments.data))

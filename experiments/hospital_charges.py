@@ -25,7 +25,7 @@ from cloister.client.data import task_of
 from cloister.core.arrays import from_record
 from cloister.core.hypotheses import unstacked
 from cloister.local.simulation import simulate
-from cloister.server.console import Narrator
+from cloister.server.reports.console import Narrator
 from cloister.server.run import Outcome
 
 HYPOTHESES = (1, 3, 5, 7)

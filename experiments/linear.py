@@ -24,7 +24,7 @@ from rich.table import Table
 
 from cloister.core.arrays import from_record
 from cloister.local.simulation import simulate
-from cloister.server.console import Narrator
+from cloister.server.reports.console import Narrator
 from cloister.tasks.linear import OPTIMA, USERS
 
 PERSONAL = {"privacy.server": "laplace-clustering", "privacy.clusters": 2}

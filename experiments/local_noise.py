@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cloister.local.simulation import simulate
-from cloister.privacy.filters import noise_multiplier_for
-from cloister.server.console import Narrator
+from cloister.privacy.accounting.filters import noise_multiplier_for
+from cloister.server.reports.console import Narrator
 
 DELTA = 1e-5
 EPSILONS = {

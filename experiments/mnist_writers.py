@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cloister.local.simulation import simulate
-from cloister.server.console import Narrator
+from cloister.server.reports.console import Narrator
 
 WRITERS = 539
 SETTINGS = {

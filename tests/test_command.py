@@ -89,7 +89,7 @@ class TestUnexpectedErrors:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         path = tmp_path / "ledger.jsonl"
         path.write_bytes(b"")
-        monkeypatch.setattr("cloister.privacy.report.print_ledger", lambda *_: {}["secret"])
+        monkeypatch.setattr("cloister.privacy.claims.report.print_ledger", lambda *_: {}["secret"])
         result = invoke("ledger", "show", path)
         assert result.exit_code == 1 and result.output.startswith("KeyError at ") and "secret" not in result.output
         assert len(result.output.splitlines()) == 1

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cloister.cli import app
-from cloister.core.config import known_keys, parse
-from cloister.core.settings import read_settings
+from cloister.config.run import known_keys, parse
+from cloister.config.settings import read_settings
 from cloister.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]

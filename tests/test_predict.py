@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cloister.cli import app
-from cloister.core.config import parse
+from cloister.config.run import parse
 from cloister.core.errors import ConfigError, DataError, FederationError
 from cloister.predict import Predictions, predict
 from cloister.tasks import TASKS

@@ -11,15 +11,15 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from cloister.client.budget import keep_budget
-from cloister.client.deadline import no_sooner_than, within_deadline
-from cloister.client.enforce import enforce_policy
-from cloister.client.filter import only_what_is_agreed
 from cloister.client.handlers import evaluate, keep_personal, train
-from cloister.client.mods import contain_errors
-from cloister.client.release import add_local_noise
+from cloister.client.mods.budget import keep_budget
+from cloister.client.mods.deadline import no_sooner_than, within_deadline
+from cloister.client.mods.enforce import enforce_policy
+from cloister.client.mods.errors import contain_errors
+from cloister.client.mods.filter import only_what_is_agreed
+from cloister.client.mods.local_noise import add_local_noise
+from cloister.client.mods.roles import keep_role
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, Request, TrainRequest, request_of
-from cloister.client.roles import keep_role
 
 Step = Callable[[Any, Context, Callable[..., Reply]], Reply]
 STEPS: tuple[Step, ...] = (only_what_is_agreed, enforce_policy, keep_role, keep_budget, add_local_noise)

@@ -6,15 +6,15 @@ from flwr.app import Context, UserConfig
 
 from cloister.client.data import local_data, task_of
 from cloister.client.local import caveats_of, chooses_privately, mechanism_of
-from cloister.client.plan import TrainingPlan
 from cloister.client.policy import SERVER_SIDE, policy_of
 from cloister.client.request import Request, TrainRequest
+from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import size_of
+from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
-from cloister.core.config import RunConfig
 from cloister.core.errors import PrivacyError
-from cloister.privacy.events import Event, Gaussian, Pure, Unaccounted, Unit
-from cloister.privacy.local_steps import LocalSteps, clipping_norm_of, recorded_event
+from cloister.privacy.accounting.events import Event, Gaussian, Pure, Unaccounted, Unit
+from cloister.privacy.dpsgd.local_steps import LocalSteps, clipping_norm_of, recorded_event
 
 SCORES = "scores"
 """The mechanism under which un-noised scores are entered in a ledger."""

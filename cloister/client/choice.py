@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.client.local import chooses_privately
-from cloister.core.config import PrivacyConfig
-from cloister.privacy.selection import PrivateChoice
+from cloister.config.run import PrivacyConfig
+from cloister.privacy.mechanisms.selection import PrivateChoice
 from cloister.tasks.base import Examples, Model, Task
 
 NamedArrays = Mapping[str, NDArray]

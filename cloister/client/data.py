@@ -11,7 +11,7 @@ from flwr.app import UserConfig
 from numpy.typing import NDArray
 
 from cloister.client.split import secret_key, split
-from cloister.core.config import TaskConfig
+from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError, DataError
 from cloister.tasks import TASKS
 from cloister.tasks.base import Dataset, Examples, Task

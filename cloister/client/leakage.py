@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from flwr.app import Context, MetricRecord, UserConfig
 
 from cloister.client.ledgers import MAX_LEAKAGE, keeps_ledger, ledger_of
-from cloister.core.config import PrivacyConfig
+from cloister.config.run import PrivacyConfig
 from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.core.wire import LEAKAGE
-from cloister.privacy.events import Laplace, Unaccounted
-from cloister.privacy.ledger import Ledger
+from cloister.privacy.accounting.events import Laplace, Unaccounted
+from cloister.privacy.accounting.ledger import Ledger
 
 SPENT, RELEASES = "spent", "releases"
 ROUNDING = 1e-12

@@ -13,7 +13,7 @@ from cloister.client.data import DATA_PATH, LEDGER_FOLDER, ledger_folder
 from cloister.client.policy import POLICY, budgets_of
 from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.ledger import Ledger
+from cloister.privacy.accounting.ledger import Ledger
 from cloister.tasks import TASKS
 
 IDENTITY = "data-identity"

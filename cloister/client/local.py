@@ -1,7 +1,7 @@
 """The noise that a client adds to the model it sends, by the run configuration."""
 
-from cloister.core.config import PrivacyConfig
-from cloister.privacy.local import LocalGaussian, LocalLaplace, LocalMechanism, PublishedLaplace
+from cloister.config.run import PrivacyConfig
+from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, LocalMechanism, PublishedLaplace
 
 
 def mechanism_of(privacy: PrivacyConfig) -> LocalMechanism | None:

@@ -2,9 +2,9 @@
 
 import hashlib
 
-from cloister.client.plan import TrainingPlan
+from cloister.client.training.plan import TrainingPlan
 from cloister.core.errors import ConfigError
-from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.mechanisms.noise import GaussianNoise
 
 
 class NoiseSource:

@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 from flwr.app import UserConfig
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from cloister.config.explain import explained
 from cloister.core.errors import ConfigError, PolicyError
-from cloister.core.explain import explained
 
 POLICY = "policy"
 """The key of the node configuration that holds the path of the policy."""

@@ -16,12 +16,12 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from cloister.config.run import RunConfig, parse
 from cloister.core.arrays import from_record, to_record
-from cloister.core.config import RunConfig, parse
 from cloister.core.errors import FederationError, PrivacyError
 from cloister.core.hypotheses import unstacked
 from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES, METRICS, PROMISE, PROXIMAL_MU, ROUND, SEED
-from cloister.privacy.events import Event, Gaussian, Unaccounted
+from cloister.privacy.accounting.events import Event, Gaussian, Unaccounted
 
 NamedArrays = Mapping[str, NDArray]
 MAXIMUM_WHOLE = 2**31 - 1

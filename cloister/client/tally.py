@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 from flwr.app import ConfigRecord, RecordDict
 
-from cloister.privacy.accounting import Account
-from cloister.privacy.books import refuse_beyond
-from cloister.privacy.events import Event, Repeated, Unit, from_json, to_json
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.budget import refuse_beyond
+from cloister.privacy.accounting.events import Event, Repeated, Unit, from_json, to_json
 
 
 class Tally:

@@ -13,12 +13,12 @@ from flwr.app import UserConfig
 from numpy.typing import NDArray
 
 from cloister.client.data import DATA_PATH
-from cloister.client.plan import TrainingPlan
 from cloister.client.policy import policy_of
-from cloister.core.config import PrivacyConfig
+from cloister.client.training.plan import TrainingPlan
+from cloister.config.run import PrivacyConfig
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.dpsgd.batches import rows_of, units_of
-from cloister.privacy.local_steps import LocalSteps
+from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks.base import Examples
 
 PUBLIC_SIZE = "public-size"

@@ -3,9 +3,9 @@
 from functools import cached_property, lru_cache
 
 from cloister.client.data import task_of
-from cloister.client.plan import batch_size_of
-from cloister.client.trainers import TRAINERS, Trainer
-from cloister.core.config import ClientConfig, PrivacyConfig, RunConfig, TaskConfig
+from cloister.client.training.plan import batch_size_of
+from cloister.client.training.trainers import TRAINERS, Trainer
+from cloister.config.run import ClientConfig, PrivacyConfig, RunConfig, TaskConfig
 from cloister.tasks.base import Model
 
 

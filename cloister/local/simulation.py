@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from cloister.core.config import Scalar, parse
+from cloister.config.run import Scalar, parse
 from cloister.core.errors import ConfigError
 from cloister.local.grid import LocalGrid
-from cloister.privacy.leakage import leakage_report
-from cloister.server.console import Narrator
+from cloister.privacy.accounting.leakage import leakage_report
+from cloister.server.reports.console import Narrator
 from cloister.server.run import Outcome, run
 
 

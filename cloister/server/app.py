@@ -3,7 +3,7 @@
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from cloister.core.config import parse
+from cloister.config.run import parse
 from cloister.core.crash import one_line
 from cloister.core.errors import FederationError
 
@@ -18,8 +18,8 @@ def main(grid: Grid, context: Context) -> None:
         FederationError: it ended early for want of nodes or room on the disk. Everything is saved by then; Flower
             counts the run as failed.
     """
-    from cloister.server.patience import PatientGrid
     from cloister.server.run import run
+    from cloister.server.stragglers import PatientGrid
 
     with one_line():
         outcome = run(PatientGrid(grid), parse(context.run_config))

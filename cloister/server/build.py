@@ -10,19 +10,19 @@ from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
+from cloister.aggregation import GlobalDP, LaplaceClustering, MetricDP
+from cloister.aggregation.decorator import Decorator, Screened
+from cloister.config.run import PrivacyConfig, RunConfig, Scalar, known_keys, suggestion
 from cloister.core.arrays import Layout
-from cloister.core.config import PrivacyConfig, RunConfig, Scalar, known_keys, suggestion
-from cloister.core.decorator import Decorator, Screened
 from cloister.core.errors import ConfigError
-from cloister.privacy.accounting import Account, best_epsilon
-from cloister.privacy.books import Books
-from cloister.privacy.claim import Claim
-from cloister.privacy.clipping import AdaptiveClip, FixedClip
-from cloister.privacy.decorators import GlobalDP, LaplaceClustering, MetricDP
-from cloister.privacy.events import Relation
-from cloister.privacy.filters import FilterKind
-from cloister.privacy.ledger import Ledger
-from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.accounting.account import Account, best_epsilon
+from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.events import Relation
+from cloister.privacy.accounting.filters import FilterKind
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.claims.claim import Claim
+from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
+from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.server.quorum import later_quorum
 from cloister.strategies import STRATEGIES
 from cloister.strategies.averaging import Sampled

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
 from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES
-from cloister.privacy.local_claims import gaussian_statement, laplace_statement, local_in_words
+from cloister.privacy.claims.local import gaussian_statement, laplace_statement, local_in_words
 from cloister.server.build import Plan
 
 PATIENCE_SECONDS = 60.0
@@ -82,7 +82,7 @@ def _dp_sgd_statement(plan: Plan, _: Layout, rounds: int) -> dict[str, Any]:
     Just above one batch an epoch has two steps that hardly sample. With little noise some sizes of two or three batches
     cost a tenth more than that; what a client has really spent, its own ledger knows.
     """
-    from cloister.privacy.end_to_end import dp_sgd_statement
+    from cloister.privacy.claims.end_to_end import dp_sgd_statement
 
     config, recipe = plan.config, plan.task.recipe
     batch_size = recipe.batch_size if config.client.batch_size == "auto" else config.client.batch_size

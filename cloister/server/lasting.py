@@ -5,9 +5,9 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from cloister.privacy.ledger import Ledger
+from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.build import Plan
-from cloister.server.patience import PatientGrid
+from cloister.server.stragglers import PatientGrid
 
 NOT_KEPT = "the ledger of this run is in its directory alone: the task's data is public, and no budget is about it"
 KEPT_BY = "privacy.max-epsilon, privacy.data-identity or privacy.ledger-dir makes one that all runs share"

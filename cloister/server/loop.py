@@ -11,9 +11,9 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from cloister.core.decorator import Decorator, Measurements
+from cloister.aggregation.decorator import Decorator, Measurements
+from cloister.aggregation.screening import Rejection
 from cloister.core.errors import BudgetExhausted, FederationError, TooFewNodes
-from cloister.core.replies import Rejection
 from cloister.server.ending import Ended, Ending
 from cloister.server.quorum import Quorum
 from cloister.server.stop import Stop, StopAsked

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from flwr.serverapp import Grid
 
-from cloister.core.config import RunConfig
+from cloister.config.run import RunConfig
 from cloister.strategies.sampling import connected_nodes
 
 

@@ -13,24 +13,24 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from cloister.aggregation import GlobalDP
+from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout, from_record, to_record
-from cloister.core.config import RunConfig
 from cloister.core.crash import write_traces_to
 from cloister.core.errors import CloisterError, DataError
 from cloister.core.hypotheses import stacked, unstacked
 from cloister.core.wire import ROUND, SEED
-from cloister.privacy.claim import running, statement
-from cloister.privacy.decorators import GlobalDP
+from cloister.privacy.claims.claim import running, statement
 from cloister.server.build import Plan, build
 from cloister.server.clients import client_statement, personalise
-from cloister.server.console import Narrator
 from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
-from cloister.server.jsonlog import JsonNarrator
 from cloister.server.lasting import confine_ledger
 from cloister.server.loop import Observer, Round, RoundLoop, Score
 from cloister.server.quorum import Quorum
-from cloister.server.rundir import RunDirectory
+from cloister.server.reports.console import Narrator
+from cloister.server.reports.jsonlog import JsonNarrator
+from cloister.server.reports.rundir import RunDirectory
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
 from cloister.server.times import settle, settle_archive
@@ -292,7 +292,7 @@ def _observers(scene: _Scene) -> Iterator[list[Observer]]:
     if not plan.config.tensorboard:
         yield [save, scene.narrator]
         return
-    from cloister.server.tensorboard import TensorBoardObserver
+    from cloister.server.reports.tensorboard import TensorBoardObserver
 
     secret = plan.strategy.has_secret_cohorts
     board = TensorBoardObserver(directory.path / "tensorboard", plan.hides_times, secret)

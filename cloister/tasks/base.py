@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.config import TaskConfig
+from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError, DataError
 
 NamedArrays = Mapping[str, NDArray]

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from cloister.config.run import TaskConfig
 from cloister.core import check
-from cloister.core.config import TaskConfig
 from cloister.core.errors import ConfigError
 from cloister.tasks.base import Dataset
 

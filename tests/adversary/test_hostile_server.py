@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from cloister.privacy.books import Books
+from cloister.privacy.accounting.budget import Books
 
 ROUNDING = 1 + 1e-6
 SCALES = (0.0, 1e-45, 1e-38, 1e-19, 1e-6, 1.0, 1e6, 1e19, 1e30, 3e38)
@@ -250,7 +250,7 @@ def _unclipped(*_):
 
 
 BROKEN = {
-    "updates that are not projected": "cloister.privacy.local.factor_for",
+    "updates that are not projected": "cloister.privacy.mechanisms.local.factor_for",
     "gradients that are not clipped": "cloister.privacy.dpsgd.one_by_one._factor",
 }
 

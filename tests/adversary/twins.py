@@ -18,11 +18,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from cloister.client.app import app
 from cloister.core.arrays import from_record, to_record
 from cloister.core.identity import assume_run
-from cloister.privacy import local_steps, local_update
-from cloister.privacy.dpsgd import one_by_one
-from cloister.privacy.events import to_json
-from cloister.privacy.ledger import Ledger
-from cloister.privacy.selection import PrivateChoice
+from cloister.privacy.accounting.events import to_json
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.dpsgd import local_steps, one_by_one
+from cloister.privacy.mechanisms import local_update
+from cloister.privacy.mechanisms.selection import PrivateChoice
 
 ROWS = 12
 POLICY = """

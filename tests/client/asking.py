@@ -8,10 +8,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from cloister.client.app import app
 from cloister.client.request import TrainRequest, promised
+from cloister.config.run import parse
 from cloister.core.arrays import from_record, to_record
-from cloister.core.config import parse
 from cloister.core.identity import assume_run
-from cloister.privacy.ledger import Ledger
+from cloister.privacy.accounting.ledger import Ledger
 
 SOFTMAX = {"softmax/kernel": np.zeros((64, 10), np.float32), "softmax/bias": np.zeros(10, np.float32)}
 """What a server sends for softmax regression on digits."""

@@ -26,17 +26,17 @@ from asking import (
 )
 from flwr.app import RecordDict
 
-from cloister.client import budget as subject
 from cloister.client import ledgers
-from cloister.client.budget import keep_budget
 from cloister.client.charges import FURTHER, PROMISED, SCORES, charges_of
 from cloister.client.ledgers import identity_of, limits_of
+from cloister.client.mods import budget as subject
+from cloister.client.mods.budget import keep_budget
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply
 from cloister.client.tally import Tally
 from cloister.core.errors import BudgetExhausted, PrivacyError
 from cloister.core.hypotheses import stacked
-from cloister.privacy.events import Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
-from cloister.privacy.ledger import Ledger
+from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
+from cloister.privacy.accounting.ledger import Ledger
 
 SIZED = {"partition-id": 0, "num-partitions": 4}
 CHOICE = {"privacy.server": "laplace-clustering", "privacy.clusters": 2, "privacy.choice-epsilon": 0.5}

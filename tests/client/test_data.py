@@ -8,7 +8,7 @@ import pytest
 from asking import write_data
 
 from cloister.client.data import local_data
-from cloister.core.config import TaskConfig
+from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError, DataError
 
 WHOLE = TaskConfig(test_fraction=0.0)

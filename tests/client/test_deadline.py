@@ -9,9 +9,9 @@ import pytest
 from asking import DP_SGD, OPEN, answer, context_of, message_of, own_node, policy_file
 from flwr.app import Context, Message, RecordDict
 
-from cloister.client import deadline
-from cloister.client.deadline import no_sooner_than, within_deadline
-from cloister.client.mods import contain_errors
+from cloister.client.mods import deadline
+from cloister.client.mods.deadline import no_sooner_than, within_deadline
+from cloister.client.mods.errors import contain_errors
 from cloister.client.policy import CHECKED_BUNDLE
 from cloister.core.errors import DataError, FederationError, PolicyError
 from cloister.core.identity import assume_run

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from cloister.client.dp_sgd_keras_trainer import PrivateKerasTrainer
-from cloister.client.dp_sgd_numpy_trainer import PrivateNumpyTrainer
-from cloister.client.plan import TrainingPlan
-from cloister.core.config import PrivacyConfig
+from cloister.client.training.dp_sgd_keras_trainer import PrivateKerasTrainer
+from cloister.client.training.dp_sgd_numpy_trainer import PrivateNumpyTrainer
+from cloister.client.training.plan import TrainingPlan
+from cloister.config.run import PrivacyConfig
 from cloister.core.errors import ConfigError, PrivacyError, UnsupportedModel
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
-from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples
 from cloister.tasks.keras_model import KerasModel
 from cloister.tasks.softmax import SoftmaxRegression

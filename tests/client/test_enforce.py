@@ -19,12 +19,12 @@ from asking import (
     request_of_kind,
 )
 
-from cloister.client.enforce import enforce_policy, promised_multiplier
+from cloister.client.mods.enforce import enforce_policy, promised_multiplier
 from cloister.client.policy import CHECKED_BUNDLE, TEMPLATE
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.core.errors import PolicyError
 from cloister.core.hypotheses import stacked
-from cloister.privacy.events import Gaussian, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Unaccounted
 
 BUNDLE = "0" * 64
 DONE = Reply(metrics={"done": 1})

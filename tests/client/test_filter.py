@@ -18,7 +18,7 @@ from asking import (
 )
 from flwr.app import ConfigRecord
 
-from cloister.client.filter import only_what_is_agreed
+from cloister.client.mods.filter import only_what_is_agreed
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.core.errors import PrivacyError
 from cloister.core.hypotheses import stacked

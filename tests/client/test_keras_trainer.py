@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cloister.client.keras_trainer import KerasTrainer
-from cloister.client.plan import TrainingPlan
+from cloister.client.training.keras_trainer import KerasTrainer
+from cloister.client.training.plan import TrainingPlan
 from cloister.core.errors import ConfigError, FederationError
 from cloister.tasks.base import Examples, cross_entropy
 from cloister.tasks.keras_model import KerasModel

@@ -5,7 +5,7 @@ import logging
 import pytest
 from asking import OPEN, context_of, message_of
 
-from cloister.client.mods import contain_errors
+from cloister.client.mods.errors import contain_errors
 from cloister.core.errors import BudgetExhausted, CloisterError, ConfigError, DataError, PolicyError, PrivacyError
 
 

@@ -10,16 +10,16 @@ from typer.testing import CliRunner
 
 from cloister import cli
 from cloister.client.app import app
-from cloister.client.enforce import enforce_policy
 from cloister.client.ledgers import limits_of
-from cloister.client.mods import contain_errors
+from cloister.client.mods.enforce import enforce_policy
+from cloister.client.mods.errors import contain_errors
 from cloister.client.policy import TEMPLATE, Policy, policy_of, read_policy
 from cloister.client.policy_words import RANGES, in_words
 from cloister.client.request import Reply
-from cloister.core.config import parse
+from cloister.config.run import parse
 from cloister.core.errors import ConfigError, PolicyError
 from cloister.local.grid import LocalGrid
-from cloister.server.console import Narrator
+from cloister.server.reports.console import Narrator
 from cloister.server.run import run
 
 BUNDLE = "0" * 64

@@ -25,12 +25,12 @@ from asking import (
 from cloister.client import ledgers
 from cloister.client.app import app
 from cloister.client.local import caveats_of, mechanism_of
-from cloister.client.release import add_local_noise
+from cloister.client.mods.local_noise import add_local_noise
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply
-from cloister.core.config import PrivacyConfig, parse
+from cloister.config.run import PrivacyConfig, parse
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
-from cloister.privacy.events import Laplace, Unaccounted
-from cloister.privacy.local import LocalGaussian, LocalLaplace, PublishedLaplace
+from cloister.privacy.accounting.events import Laplace, Unaccounted
+from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 
 NU = 5.0
 NOISED = {"gaussian": GAUSSIAN, "published": LAPLACE, "laplace": LAPLACE | {"privacy.radius": 1.0}}

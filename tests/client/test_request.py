@@ -20,11 +20,11 @@ from asking import (
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 
 from cloister.client.request import EvaluateRequest, KeepRequest, TrainRequest, promised, request_of
+from cloister.config.run import parse
 from cloister.core.arrays import to_record
-from cloister.core.config import parse
 from cloister.core.errors import ConfigError, FederationError, PrivacyError
 from cloister.core.hypotheses import stacked
-from cloister.privacy.events import Gaussian, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Unaccounted
 
 TWO = stacked([SOFTMAX, {name: array + 1 for name, array in SOFTMAX.items()}])
 KINDS = {"train": TrainRequest, "evaluate": EvaluateRequest, "query": KeepRequest}

@@ -21,8 +21,8 @@ from asking import (
 )
 
 from cloister.client import ledgers
+from cloister.client.mods.roles import keep_role
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
-from cloister.client.roles import keep_role
 from cloister.core.errors import PrivacyError
 
 HELD_OUT = {"evaluation.held-out-clients": 0.5}

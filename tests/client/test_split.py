@@ -12,7 +12,7 @@ from scipy import stats
 
 from cloister.client.data import local_data
 from cloister.client.split import KEY_BYTES, NAME, secret_key, split, uniform_hashes
-from cloister.core.config import TaskConfig
+from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError
 from cloister.tasks.base import Examples
 from cloister.tasks.partition import holdout

@@ -17,8 +17,8 @@ from asking import (
 from cloister.client.charges import plan_of, planned_steps
 from cloister.client.units import MAXIMUM_SIZE, Units, public_size_of, size_of
 from cloister.core.errors import ConfigError, PrivacyError
+from cloister.privacy.accounting.events import Gaussian, Repeated, Sampling
 from cloister.privacy.dpsgd import one_by_one
-from cloister.privacy.events import Gaussian, Repeated, Sampling
 from cloister.tasks.base import Examples
 
 STATED = 40
@@ -78,7 +78,7 @@ class Counted:
             self.batches.append(len(listed))
             return real(iter(listed), *arguments, **options)
 
-        monkeypatch.setattr("cloister.client.dp_sgd_numpy_trainer.noisy_sum", noisy_sum)
+        monkeypatch.setattr("cloister.client.training.dp_sgd_numpy_trainer.noisy_sum", noisy_sum)
 
 
 class TestTheTrueNumberShowsNowhere:

@@ -5,7 +5,7 @@ import pytest
 from asking import DP_SGD, GAUSSIAN, LAPLACE, OPEN, SOFTMAX, answer, arrays_of, message_of
 
 from cloister.client.workbench import workbench_of
-from cloister.core.config import parse
+from cloister.config.run import parse
 from cloister.core.errors import ConfigError
 
 CANCER = {"task.name": "breast-cancer", "task.test-fraction": 0.0, "privacy.server": "none"}

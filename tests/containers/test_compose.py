@@ -19,7 +19,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from cloister.client.policy import TEMPLATE
-from cloister.provision.kits import provision
+from cloister.deploy.kits import provision
 
 REPOSITORY = Path(__file__).parents[2]
 RUNTIMES = REPOSITORY / "tests" / "runtimes"

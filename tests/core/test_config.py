@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from cloister.core.config import NEAREST, PrivacyConfig, RunConfig, StrategyConfig, flatten, known_keys, parse
+from cloister.config.run import NEAREST, PrivacyConfig, RunConfig, StrategyConfig, flatten, known_keys, parse
 from cloister.core.errors import ConfigError, PluginError
 from cloister.server.build import named_strategy
 from cloister.strategies import STRATEGIES

@@ -18,16 +18,18 @@ PACKAGE = ROOT / "cloister"
 
 MAY_IMPORT = {
     "core": {"core"},
-    "privacy": {"core", "privacy"},
+    "config": {"core", "config"},
+    "privacy": {"core", "config", "privacy"},
     "strategies": {"core", "strategies"},
-    "tasks": {"core", "tasks"},
-    "client": {"core", "tasks", "privacy", "client"},
-    "server": {"core", "tasks", "privacy", "strategies", "server"},
-    "warm": {"core", "client", "tasks", "warm"},
-    "local": {"core", "client", "server", "privacy", "local"},
-    "provision": {"core", "provision"},
-    "predict": {"core", "tasks", "predict"},
-    "cli": {"core", "privacy", "client", "server", "local", "predict", "provision", "warm"},
+    "tasks": {"core", "config", "tasks"},
+    "aggregation": {"core", "privacy", "aggregation"},
+    "audits": {"core", "privacy", "aggregation", "audits"},
+    "client": {"core", "config", "tasks", "privacy", "client"},
+    "server": {"core", "config", "tasks", "privacy", "strategies", "aggregation", "server"},
+    "deploy": {"core", "config", "client", "tasks", "deploy"},
+    "local": {"core", "config", "client", "server", "privacy", "local"},
+    "predict": {"core", "config", "tasks", "predict"},
+    "cli": {"core", "config", "privacy", "client", "server", "local", "predict", "deploy"},
 }
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
 
@@ -50,7 +52,7 @@ def module_of(path):
 
 
 def layer_of(module):
-    """`cloister.privacy.audits.sensitivity` -> `privacy`."""
+    """`cloister.audits.sensitivity` -> `privacy`."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
@@ -97,11 +99,11 @@ def test_no_arrow_runs_the_wrong_way(module):
 
 
 def test_only_build_joins_strategies_and_privacy():
-    assert importers_of("cloister.strategies", "cloister.privacy.decorators") == {"cloister.server.build"}
+    assert importers_of("cloister.strategies", "cloister.aggregation") == {"cloister.server.build"}
 
 
 def test_clients_know_no_decorator():
-    decorated = importers_of("cloister.privacy.decorators")
+    decorated = importers_of("cloister.aggregation")
     assert not {module for module in decorated if layer_of(module) == "client"}
 
 
@@ -113,7 +115,7 @@ def test_only_a_local_run_and_the_command_join_client_and_server():
 
 def test_the_mathematics_of_privacy_knows_no_flower():
     flower = {module for module in importers_of("flwr") if layer_of(module) == "privacy"}
-    around = ("cloister.privacy.decorators.", "cloister.privacy.audits.")
+    around = ("cloister.aggregation.", "cloister.audits.")
     assert {module for module in flower if not module.startswith(around)} == set()
 
 
@@ -152,10 +154,10 @@ PUBLIC = {
     "cloister": ["__version__"],
     "cloister.cli": ["app"],
     "cloister.client.app": ["app"],
-    "cloister.client.trainers": ["TRAINERS", "Trainer"],
+    "cloister.client.training.trainers": ["TRAINERS", "Trainer"],
     "cloister.core.arrays": ["Array", "Layout", "from_record", "to_record", "view"],
-    "cloister.core.config": ["RunConfig", "parse"],
-    "cloister.core.decorator": ["Decorator", "Measurements", "Screened"],
+    "cloister.config.run": ["RunConfig", "parse"],
+    "cloister.aggregation.decorator": ["Decorator", "Measurements", "Screened"],
     "cloister.core.errors": [
         "CloisterError",
         "ConfigError",
@@ -169,19 +171,19 @@ PUBLIC = {
     "cloister.predict": ["Predictions", "predict"],
     "cloister.local.grid": ["LocalGrid"],
     "cloister.local.simulation": ["simulate"],
-    "cloister.privacy.audits.sensitivity": ["Finding", "leave_one_out"],
-    "cloister.privacy.claim": ["Claim"],
-    "cloister.privacy.clipping": ["clip"],
-    "cloister.privacy.decorators": ["GlobalDP", "MetricDP"],
-    "cloister.privacy.distance": ["DISTANCES"],
-    "cloister.privacy.laplace": ["LaplaceNoise", "log_density", "log_normaliser"],
+    "cloister.audits.sensitivity": ["Finding", "leave_one_out"],
+    "cloister.privacy.claims.claim": ["Claim"],
+    "cloister.privacy.mechanisms.clipping": ["clip"],
+    "cloister.aggregation": ["GlobalDP", "MetricDP"],
+    "cloister.privacy.mechanisms.distance": ["DISTANCES"],
+    "cloister.privacy.mechanisms.laplace": ["LaplaceNoise", "log_density", "log_normaliser"],
     "cloister.privacy.dpsgd.batches": ["poisson", "shuffle"],
     "cloister.privacy.dpsgd.central": ["train"],
     "cloister.privacy.dpsgd.step": ["ClippedSum", "DpSgd", "StepCounts"],
-    "cloister.privacy.noise": ["GaussianNoise"],
-    "cloister.privacy.release": ["Release", "noisy_mean"],
-    "cloister.provision.kits": ["Report", "provision"],
-    "cloister.provision.superlink": ["OperatorsOnly", "serve"],
+    "cloister.privacy.mechanisms.noise": ["GaussianNoise"],
+    "cloister.privacy.mechanisms.release": ["Release", "noisy_mean"],
+    "cloister.deploy.kits": ["Report", "provision"],
+    "cloister.deploy.superlink": ["OperatorsOnly", "serve"],
     "cloister.server.app": ["app"],
     "cloister.server.build": ["Plan", "build"],
     "cloister.strategies": ["STRATEGIES"],

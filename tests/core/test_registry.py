@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cloister.client.trainers import TRAINERS
+from cloister.client.training.trainers import TRAINERS
 from cloister.core import registry
 from cloister.core.errors import PluginError
 from cloister.core.registry import Registry
-from cloister.privacy.distance import DISTANCES
+from cloister.privacy.mechanisms.distance import DISTANCES
 from cloister.strategies import STRATEGIES
 from cloister.tasks import TASKS
 

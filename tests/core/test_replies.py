@@ -10,12 +10,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
 
+from cloister.aggregation import GlobalDP, MetricDP
+from cloister.aggregation.decorator import Screened
+from cloister.aggregation.screening import MOST_EXAMPLES
 from cloister.core.arrays import to_record
-from cloister.core.decorator import Screened
-from cloister.core.replies import MOST_EXAMPLES
 from cloister.local.grid import LocalGrid
-from cloister.privacy.decorators import GlobalDP, MetricDP
-from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.strategies.sampling import Sampling
 
 GOOD = random_models(3, 0.1, seed=5)

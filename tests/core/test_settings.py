@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
+from cloister.config.settings import read_settings
 from cloister.core.errors import SettingsError
-from cloister.core.settings import read_settings
 
 
 def test_pairs_and_their_types():

@@ -2,8 +2,8 @@
 
 import json
 
-from cloister.privacy.events import Gaussian, Sampling, Unaccounted
-from cloister.privacy.ledger import GENESIS, Ledger, line_hash
+from cloister.privacy.accounting.events import Gaussian, Sampling, Unaccounted
+from cloister.privacy.accounting.ledger import GENESIS, Ledger, line_hash
 
 EVENTS = [
     Gaussian(1.5),

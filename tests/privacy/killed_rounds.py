@@ -17,18 +17,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from flwr.app import Context, RecordDict
 from support import all_nodes, content, flat, grid_of, one_round, random_models
 
-import cloister.privacy.accountants  # noqa: F401  once, before the children are forked
-from cloister.client.budget import keep_budget
+import cloister.privacy.accounting.accountants  # noqa: F401  once, before the children are forked
+from cloister.aggregation import GlobalDP, MetricDP
+from cloister.aggregation import global_dp as decorators
+from cloister.client.mods.budget import keep_budget
 from cloister.client.request import Reply, TrainRequest
+from cloister.config.run import parse
 from cloister.core.arrays import from_record
-from cloister.core.config import parse
 from cloister.core.identity import LOCAL_RUN
-from cloister.privacy.books import Books
-from cloister.privacy.clipping import AdaptiveClip
-from cloister.privacy.decorators import GlobalDP, MetricDP
-from cloister.privacy.decorators import global_dp as decorators
-from cloister.privacy.events import Gaussian
-from cloister.privacy.ledger import Ledger
+from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.mechanisms.clipping import AdaptiveClip
 from cloister.strategies.robust import FedMedian
 
 ROUNDS = 2

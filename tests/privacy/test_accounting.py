@@ -19,16 +19,25 @@ from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 from scipy.stats import norm
 
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy import accounting
-from cloister.privacy.accountants import pure_curve, pure_parameter, sampled_curve
-from cloister.privacy.accounting import (
+from cloister.privacy.accounting import account as accounting
+from cloister.privacy.accounting.account import (
     COARSE,
     FINE,
     MOST_CURVES,
     Account,
     best_epsilon,
 )
-from cloister.privacy.events import KINDS, UNSAMPLED, Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
+from cloister.privacy.accounting.accountants import pure_curve, pure_parameter, sampled_curve
+from cloister.privacy.accounting.events import (
+    KINDS,
+    UNSAMPLED,
+    Gaussian,
+    Laplace,
+    Pure,
+    Repeated,
+    Sampling,
+    Unaccounted,
+)
 
 ACCOUNTANTS = ["rdp", "pld", "gdp", "published"]
 RELATIONS = ["add-or-remove", "replace-one"]

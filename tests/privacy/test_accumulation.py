@@ -10,10 +10,10 @@ import pytest
 
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
-from cloister.privacy.clipping import clip
-from cloister.privacy.median import noisy_trimmed_mean
-from cloister.privacy.noise import GaussianNoise
-from cloister.privacy.release import noisy_mean
+from cloister.privacy.mechanisms.clipping import clip
+from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.privacy.mechanisms.release import noisy_mean
+from cloister.privacy.mechanisms.trimmed_mean import noisy_trimmed_mean
 
 CLIP = 1.0
 PEAK = 4096

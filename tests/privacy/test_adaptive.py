@@ -9,15 +9,15 @@ from statistics_of_noise import is_normal, std_is
 from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
 from test_clipping import cohort_of
 
+from cloister.aggregation import GlobalDP
+from cloister.audits.sensitivity import Rehearsal
 from cloister.core.errors import ConfigError
-from cloister.privacy.accounting import Account
-from cloister.privacy.audits.sensitivity import Rehearsal
-from cloister.privacy.books import Books
-from cloister.privacy.clipping import AdaptiveClip
-from cloister.privacy.decorators import GlobalDP
-from cloister.privacy.events import Gaussian
-from cloister.privacy.ledger import Ledger
-from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.mechanisms.clipping import AdaptiveClip
+from cloister.privacy.mechanisms.noise import GaussianNoise
 
 CLIENTS = 200
 NORMS = np.linspace(0.5, 1.5, CLIENTS)

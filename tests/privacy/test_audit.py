@@ -16,15 +16,15 @@ import pytest
 from flwr.serverapp import strategy as flower
 from scipy import stats
 
+from cloister.aggregation import GlobalDP, MetricDP
+from cloister.aggregation import global_dp as decorators
+from cloister.audits.epsilon import Trials, rate_at_least, rate_at_most, try_to_tell
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
-from cloister.privacy.accounting import Account
-from cloister.privacy.audits.epsilon import Trials, rate_at_least, rate_at_most, try_to_tell
-from cloister.privacy.clipping import AdaptiveClip
-from cloister.privacy.decorators import GlobalDP, MetricDP
-from cloister.privacy.decorators import global_dp as decorators
-from cloister.privacy.events import Gaussian
-from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.mechanisms.clipping import AdaptiveClip
+from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.strategies import STRATEGIES
 from cloister.strategies.averaging import FedAvg
 from cloister.strategies.fedopt import FedAdam

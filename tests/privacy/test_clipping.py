@@ -9,8 +9,8 @@ from support import random_models, zeros
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError
-from cloister.privacy.clipping import clip, clipped_fraction
-from cloister.privacy.release import bounded_models
+from cloister.privacy.mechanisms.clipping import clip, clipped_fraction
+from cloister.privacy.mechanisms.release import bounded_models
 
 
 def cohort_of(models, sent=None):

@@ -6,12 +6,12 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from support import all_nodes, content, grid_of, one_round, random_models, zeros
 
+from cloister.aggregation import LaplaceClustering
+from cloister.config.run import parse
 from cloister.core.arrays import from_record, to_record
-from cloister.core.config import parse
 from cloister.core.errors import ConfigError, FederationError
 from cloister.core.hypotheses import stacked, unstacked
 from cloister.core.wire import CONFIG, HYPOTHESES
-from cloister.privacy.decorators import LaplaceClustering
 from cloister.server.build import decorate, named_strategy
 from cloister.strategies import STRATEGIES
 from cloister.strategies.averaging import FedAvg

@@ -7,7 +7,7 @@ import pytest
 from sklearn.cluster import KMeans
 
 from cloister.core.arrays import Layout
-from cloister.privacy.clusters import TOGETHER, clustered, lloyd
+from cloister.privacy.mechanisms.kmeans import TOGETHER, clustered, lloyd
 
 
 def rows_of(points):

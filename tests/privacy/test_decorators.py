@@ -10,15 +10,15 @@ from statistics_of_noise import is_normal, std_is
 from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
 from test_distance import GOLDEN
 
+from cloister.aggregation import GlobalDP, MetricDP
+from cloister.aggregation.decorator import Screened
 from cloister.core.arrays import to_record
 from cloister.core.cohort import NORM_ERROR
-from cloister.core.decorator import Screened
 from cloister.core.errors import BudgetExhausted, ConfigError, FederationError
-from cloister.privacy import events
-from cloister.privacy.books import Books
-from cloister.privacy.decorators import GlobalDP, MetricDP
-from cloister.privacy.ledger import Ledger
-from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.accounting import events
+from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.strategies.averaging import FedAvg
 from cloister.strategies.fedopt import FedAvgM, FedYogi
 from cloister.strategies.robust import FedMedian, FedTrimmedAvg

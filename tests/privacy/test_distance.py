@@ -8,8 +8,15 @@ from support import random_models, zeros
 from test_clipping import cohort_of
 
 from cloister.core.errors import PluginError
-from cloister.privacy.clipping import clip
-from cloister.privacy.distance import DISTANCES, cosine, l2, largest_distance, layer_grams, mean_layer_frobenius
+from cloister.privacy.mechanisms.clipping import clip
+from cloister.privacy.mechanisms.distance import (
+    DISTANCES,
+    cosine,
+    l2,
+    largest_distance,
+    layer_grams,
+    mean_layer_frobenius,
+)
 
 GOLDEN = [
     {"kernel": np.array([[3, 4], [0, 0]], np.float32), "bias": np.array([1, 2, 0], np.float32)},

@@ -6,15 +6,15 @@ from statistics_of_noise import is_normal, std_is
 from support import all_nodes, content, grid_of, one_round, random_models, zeros
 from test_clipping import cohort_of
 
+from cloister.aggregation import MetricDP
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
-from cloister.privacy.books import Books
-from cloister.privacy.clipping import clip
-from cloister.privacy.decorators import MetricDP
-from cloister.privacy.distance import DISTANCES, largest_distance
-from cloister.privacy.events import Gaussian, Unaccounted
-from cloister.privacy.ledger import Ledger
-from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.events import Gaussian, Unaccounted
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.mechanisms.clipping import clip
+from cloister.privacy.mechanisms.distance import DISTANCES, largest_distance
+from cloister.privacy.mechanisms.noise import GaussianNoise
 
 CLIP = 0.7
 SIZES = (4, 4, 4)
@@ -136,7 +136,7 @@ class TestCappedWeights:
         np.testing.assert_allclose(released, (np.array([0.5, 1.0, 1.0]) @ vectors) / 3, atol=1e-6)
 
     def test_no_count_lets_one_client_pass_the_bound(self):
-        from cloister.privacy.clipping import capped_weights
+        from cloister.privacy.mechanisms.clipping import capped_weights
 
         bounded = clip(cohort_of(random_models(5, 100.0)), CLIP)
         capped = capped_weights(bounded, (1.0, 99.0, 100.0, 1e6, 1e9), 100.0)

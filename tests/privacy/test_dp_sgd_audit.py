@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cloister.privacy.accounting import Account
-from cloister.privacy.audits.epsilon import Trials
+from cloister.audits.epsilon import Trials
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum
+from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
 from cloister.privacy.dpsgd.step import DpSgd
-from cloister.privacy.events import Gaussian
-from cloister.privacy.local_steps import LocalSteps
-from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.mechanisms.noise import GaussianNoise
 
 FALSE_ALARM = 1e-4
 RUNS = 1000

@@ -7,9 +7,10 @@ import oracles
 import pytest
 from scipy import stats
 
-from cloister.core.config import PrivacyConfig
-from cloister.privacy.accounting import Account
-from cloister.privacy.end_to_end import (
+from cloister.config.run import PrivacyConfig
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.events import Gaussian, Sampling
+from cloister.privacy.claims.end_to_end import (
     Setting,
     client_multiplier,
     dp_sgd_statement,
@@ -19,8 +20,7 @@ from cloister.privacy.end_to_end import (
     sound_client,
     sound_example,
 )
-from cloister.privacy.events import Gaussian, Sampling
-from cloister.privacy.local_steps import LocalSteps
+from cloister.privacy.dpsgd.local_steps import LocalSteps
 
 DELTA = 1e-5
 SETTINGS = [

@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
-from cloister.privacy.accounting import FINE, Account, best_epsilon
-from cloister.privacy.books import Books
-from cloister.privacy.events import UNSAMPLED, Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
-from cloister.privacy.filters import (
+from cloister.privacy.accounting.account import FINE, Account, best_epsilon
+from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.events import UNSAMPLED, Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
+from cloister.privacy.accounting.filters import (
     GaussianFilter,
     RenyiFilter,
     cost,
@@ -24,7 +24,7 @@ from cloister.privacy.filters import (
     rounds_for,
     to_json,
 )
-from cloister.privacy.ledger import Ledger
+from cloister.privacy.accounting.ledger import Ledger
 
 SMALL = 1e-5
 BUDGETS = pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from statistics_of_noise import is_normal, std_is
 from support import random_models, zeros
 from test_clipping import cohort_of
 
-from cloister.privacy.clipping import clip
-from cloister.privacy.noise import ROOM, GaussianNoise
-from cloister.privacy.release import GRID_BITS, add_on_grid, grid_step, noised, noisy_mean
+from cloister.privacy.mechanisms.clipping import clip
+from cloister.privacy.mechanisms.noise import ROOM, GaussianNoise
+from cloister.privacy.mechanisms.release import GRID_BITS, add_on_grid, grid_step, noised, noisy_mean
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

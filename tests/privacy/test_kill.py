@@ -10,10 +10,10 @@ import pytest
 from killed_rounds import ROUNDS
 
 from cloister.core.errors import BudgetExhausted
-from cloister.privacy.accounting import Account
-from cloister.privacy.books import Books
-from cloister.privacy.events import Gaussian
-from cloister.privacy.ledger import Ledger
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.accounting.ledger import Ledger
 
 RELEASES = {"global-dp": 1, "metric": 2, "rule": 1, "node": 1}
 """Of a round."""

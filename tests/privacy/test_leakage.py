@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cloister.cli import app
-from cloister.privacy.events import Gaussian, Laplace, Unaccounted
-from cloister.privacy.leakage import leakage_in_words, leakage_report
-from cloister.privacy.ledger import Ledger
+from cloister.privacy.accounting.events import Gaussian, Laplace, Unaccounted
+from cloister.privacy.accounting.leakage import leakage_in_words, leakage_report
+from cloister.privacy.accounting.ledger import Ledger
 
 
 class TestReport:

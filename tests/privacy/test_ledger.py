@@ -16,12 +16,21 @@ from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.core.errors import BudgetExhausted, ConfigError, LedgerError, PrivacyError
-from cloister.privacy import filters
-from cloister.privacy.accounting import Account
-from cloister.privacy.books import Books
-from cloister.privacy.events import Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted, from_json, to_json
-from cloister.privacy.filters import cost, filter_for
-from cloister.privacy.ledger import GENESIS, Ledger, line_hash
+from cloister.privacy.accounting import filters
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.events import (
+    Gaussian,
+    Laplace,
+    Pure,
+    Repeated,
+    Sampling,
+    Unaccounted,
+    from_json,
+    to_json,
+)
+from cloister.privacy.accounting.filters import cost, filter_for
+from cloister.privacy.accounting.ledger import GENESIS, Ledger, line_hash
 
 
 @pytest.fixture
@@ -364,9 +373,9 @@ WRITER = """
 import sys
 from pathlib import Path
 from cloister.core.errors import BudgetExhausted
-from cloister.privacy.books import Books
-from cloister.privacy.events import Gaussian
-from cloister.privacy.ledger import Ledger
+from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.accounting.ledger import Ledger
 
 path, name, rounds, budget = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 books = Books(Ledger(path), name, max_epsilon=budget)

@@ -6,11 +6,11 @@ from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.core.errors import LedgerError
-from cloister.privacy import ledger as module
-from cloister.privacy.books import Books
-from cloister.privacy.events import UNSAMPLED, Gaussian, Pure, Sampling, Unaccounted
-from cloister.privacy.filters import GaussianFilter, filter_for
-from cloister.privacy.ledger import Ledger
+from cloister.privacy.accounting import ledger as module
+from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.events import UNSAMPLED, Gaussian, Pure, Sampling, Unaccounted
+from cloister.privacy.accounting.filters import GaussianFilter, filter_for
+from cloister.privacy.accounting.ledger import Ledger
 
 
 @pytest.fixture

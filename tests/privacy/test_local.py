@@ -12,11 +12,11 @@ from scipy import stats
 from statistics_of_noise import FALSE_ALARM, is_normal, std_is
 
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy import local_update
-from cloister.privacy.events import Gaussian, Laplace, Pure, Unaccounted
-from cloister.privacy.local import LocalGaussian, LocalLaplace, PublishedLaplace
-from cloister.privacy.noise import BLOCK, GaussianNoise
-from cloister.privacy.release import GRID_BITS, grid_step
+from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Unaccounted
+from cloister.privacy.mechanisms import local_update
+from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
+from cloister.privacy.mechanisms.noise import BLOCK, GaussianNoise
+from cloister.privacy.mechanisms.release import GRID_BITS, grid_step
 
 in_poisoned_memory = pytest.mark.usefixtures("poisoned_memory")
 
@@ -258,7 +258,7 @@ class Unprojected(LocalLaplace):
 
     def release(self, trained, start, noise, tell=None):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("cloister.privacy.local.factor_for", lambda norm, bound: 1.0)
+            patch.setattr("cloister.privacy.mechanisms.local.factor_for", lambda norm, bound: 1.0)
             return super().release(trained, start, noise, tell)
 
 

@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from cloister.core.config import PrivacyConfig
-from cloister.privacy.accounting import Account
-from cloister.privacy.events import Gaussian
-from cloister.privacy.local import LocalGaussian, LocalLaplace, PublishedLaplace
-from cloister.privacy.local_claims import gaussian_statement, laplace_statement, local_in_words, mechanism_of
+from cloister.config.run import PrivacyConfig
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.claims.local import gaussian_statement, laplace_statement, local_in_words, mechanism_of
+from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 
 
 def laplace(hypotheses=1, **settings):

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloister.core.config import PrivacyConfig
+from cloister.config.run import PrivacyConfig
 from cloister.core.errors import ConfigError
-from cloister.privacy.accounting import Account
-from cloister.privacy.events import Gaussian, Repeated, Sampling, Unaccounted
-from cloister.privacy.local_steps import LocalSteps, clipping_norm_of, recorded_event
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.events import Gaussian, Repeated, Sampling, Unaccounted
+from cloister.privacy.dpsgd.local_steps import LocalSteps, clipping_norm_of, recorded_event
 
 sizes = st.integers(1, 60)
 

@@ -17,10 +17,10 @@ from test_private_distance import climb
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, PrivacyError, UnboundedSensitivity
-from cloister.privacy import median
-from cloister.privacy.clipping import clip
-from cloister.privacy.median import noisy_median, noisy_trimmed_mean
-from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.mechanisms import trimmed_mean as median
+from cloister.privacy.mechanisms.clipping import clip
+from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.privacy.mechanisms.trimmed_mean import noisy_median, noisy_trimmed_mean
 
 CLIP = 0.5
 NOISE = GaussianNoise(1)

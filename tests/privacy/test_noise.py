@@ -9,8 +9,8 @@ from scipy import stats
 from statistics_of_noise import FALSE_ALARM, is_normal, std_is
 
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy import noise
-from cloister.privacy.noise import BLOCK, BYTES_PER_PAIR, HALF, GaussianNoise, Maker
+from cloister.privacy.mechanisms import noise
+from cloister.privacy.mechanisms.noise import BLOCK, BYTES_PER_PAIR, HALF, GaussianNoise, Maker
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

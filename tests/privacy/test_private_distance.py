@@ -10,17 +10,17 @@ from statistics_of_noise import is_normal, std_is
 from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
 from test_clipping import cohort_of
 
+from cloister.aggregation import MetricDP
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.accounting import Account
-from cloister.privacy.books import Books
-from cloister.privacy.clipping import AdaptiveClip, clip
-from cloister.privacy.decorators import MetricDP
-from cloister.privacy.distance import DISTANCES, largest_distance
-from cloister.privacy.events import Gaussian, Unaccounted
-from cloister.privacy.ledger import Ledger
-from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.events import Gaussian, Unaccounted
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.mechanisms.clipping import AdaptiveClip, clip
+from cloister.privacy.mechanisms.distance import DISTANCES, largest_distance
+from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.strategies.averaging import FedAvg
 from cloister.strategies.sampling import Sampling
 

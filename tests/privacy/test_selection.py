@@ -10,8 +10,8 @@ from scipy import stats
 from statistics_of_noise import FALSE_ALARM
 
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.events import Pure
-from cloister.privacy.selection import STEPS, PrivateChoice, accepted, bounded
+from cloister.privacy.accounting.events import Pure
+from cloister.privacy.mechanisms.selection import STEPS, PrivateChoice, accepted, bounded
 
 EPSILON, LIMIT, DRAWS = 3.0, 10.0, 6000
 LOSSES = [np.array([1.0, 2.0]), np.array([9.0, 4.0, 5.0]), np.array([0.5]), np.array([1e308, np.nan, 3.0])]

@@ -7,9 +7,9 @@ import pytest
 from flwr.serverapp import strategy as flower
 from support import random_models, zeros
 
-from cloister.core.config import parse
-from cloister.privacy.audits.sensitivity import leave_one_out
-from cloister.privacy.decorators import GlobalDP, MetricDP
+from cloister.aggregation import GlobalDP, MetricDP
+from cloister.audits.sensitivity import leave_one_out
+from cloister.config.run import parse
 from cloister.server.build import named_strategy
 from cloister.strategies import STRATEGIES
 

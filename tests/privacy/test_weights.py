@@ -9,15 +9,15 @@ from flwr.app import Context, RecordDict
 from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
 from test_clipping import cohort_of, true_norms
 
-from cloister.client.filter import only_what_is_agreed
+from cloister.aggregation import GlobalDP, MetricDP
+from cloister.aggregation import global_dp as decorators
+from cloister.audits.sensitivity import leave_one_out
+from cloister.client.mods.filter import only_what_is_agreed
 from cloister.client.request import Reply, TrainRequest
+from cloister.config.run import parse
 from cloister.core.arrays import to_record
-from cloister.core.config import parse
 from cloister.core.errors import ConfigError
-from cloister.privacy.audits.sensitivity import leave_one_out
-from cloister.privacy.clipping import capped_weights, clip
-from cloister.privacy.decorators import GlobalDP, MetricDP
-from cloister.privacy.decorators import global_dp as decorators
+from cloister.privacy.mechanisms.clipping import capped_weights, clip
 from cloister.server.build import build
 
 CLIP = 0.5

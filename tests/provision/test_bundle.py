@@ -9,7 +9,7 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 
 from cloister.core.errors import ConfigError
-from cloister.provision.kits import provision
+from cloister.deploy.kits import provision
 
 ROOT = Path(__file__).parents[2]
 POLICY = 'mechanisms = ["metric"]\n'

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.core.errors import ConfigError
-from cloister.provision.kits import provision
+from cloister.deploy.kits import provision
 
 FEDERATION = """\
 name = "hospitals"

@@ -29,11 +29,11 @@ from flwr.common.config import parse_config_args
 from rich.console import Console
 
 from cloister.core.errors import ConfigError
-from cloister.provision.certificates import addresses_of, check_signed, new_tls_key, self_signed, server_certificate
-from cloister.provision.federation import read_federation
-from cloister.provision.kits import provision
-from cloister.provision.report import show
-from cloister.provision.revoked import REVOKED
+from cloister.deploy.certificates import addresses_of, check_signed, new_tls_key, self_signed, server_certificate
+from cloister.deploy.federation import read_federation
+from cloister.deploy.kits import provision
+from cloister.deploy.report import show
+from cloister.deploy.revoked import REVOKED
 
 POLICY = 'mechanisms = ["metric"]\n'
 FEDERATION = """\

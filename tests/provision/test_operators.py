@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.core.errors import ConfigError
-from cloister.provision.credentials import credentials_file, digest_of, new_token, read_digests
-from cloister.provision.superlink import OperatorsOnly, serve
+from cloister.deploy.credentials import credentials_file, digest_of, new_token, read_digests
+from cloister.deploy.superlink import OperatorsOnly, serve
 
 TOKEN = "a token"
 

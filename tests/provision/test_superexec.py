@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.core.errors import ConfigError
-from cloister.provision import superexec
+from cloister.deploy import superexec
 
 TOKEN = "a-task-token-that-is-long-enough-to-be-found"
 WRITES_WHAT_IT_SEES = """\

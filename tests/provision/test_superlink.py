@@ -34,9 +34,9 @@ from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from starlette.testclient import TestClient
 
-from cloister.provision import certificates, database, replies, revoked
-from cloister.provision.door import Door
-from cloister.provision.superlink import closed_app, expiring
+from cloister.deploy import certificates, database, replies, revoked
+from cloister.deploy.door import Door
+from cloister.deploy.superlink import closed_app, expiring
 
 
 @pytest.fixture(autouse=True)

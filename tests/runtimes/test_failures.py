@@ -167,7 +167,7 @@ def test_a_bundle_that_is_not_on_a_sites_list_does_not_run_there(tmp_path: Path)
         processes.supernodes(configs, "cloister", "warm-node", "--no-keras")
         processes.flwr_run(SETTINGS | settings, seconds=SECONDS)
         processes.kill("supernode-0")
-        supernodes = "cloister.warm.supernode"
+        supernodes = "cloister.deploy.warm.supernode"
         processes.wait(lambda: len(processes.pids(supernodes)) == 2, SECONDS, "end of a SuperNode without an executor")
     assert accepted(tmp_path / "run") == [2, 2]
     for done in rounds(tmp_path / "run"):

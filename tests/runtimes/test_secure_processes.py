@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from processes import REPOSITORY, Processes, flower_line, free_ports
 
-from cloister.provision.certificates import new_node_key
-from cloister.provision.kits import provision
+from cloister.deploy.certificates import new_node_key
+from cloister.deploy.kits import provision
 
 MEMBERS = ("north", "south")
 STRANGER = "stranger"
@@ -101,7 +101,7 @@ class Secured:
 
     def cut_power(self, name: str) -> None:
         """End a member's processes such that none can take its leave."""
-        for pid in self.processes.pids("cloister.warm.supernode"):
+        for pid in self.processes.pids("cloister.deploy.warm.supernode"):
             if f"sites/{name}/" in Path(f"/proc/{pid}/cmdline").read_text():
                 os.kill(pid, signal.SIGKILL)
         self.processes.kill(name)

@@ -10,18 +10,18 @@ from rich.console import Console
 from cloister.client.app import app
 from cloister.client.ledgers import identity_of
 from cloister.client.request import promised
-from cloister.core.config import parse
+from cloister.config.run import parse
 from cloister.core.errors import BudgetExhausted, CloisterError, ConfigError, FederationError, PrivacyError
 from cloister.core.wire import CONFIG, PROMISE
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
-from cloister.privacy.accounting import Account, best_epsilon
-from cloister.privacy.claim import ALL_PLANNED, IF_FIXED, in_words
-from cloister.privacy.events import Gaussian, Unaccounted
-from cloister.privacy.filters import filter_for
-from cloister.privacy.ledger import Ledger
+from cloister.privacy.accounting.account import Account, best_epsilon
+from cloister.privacy.accounting.events import Gaussian, Unaccounted
+from cloister.privacy.accounting.filters import filter_for
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.claims.claim import ALL_PLANNED, IF_FIXED, in_words
 from cloister.server.build import data_identity
-from cloister.server.console import Narrator
+from cloister.server.reports.console import Narrator
 from cloister.server.run import run
 from cloister.tasks.digits import Digits
 
@@ -272,7 +272,7 @@ def test_scores_of_clients_cannot_be_budgeted(tmp_path):
 
 
 def test_a_run_that_is_under_way_claims_nothing(tmp_path):
-    from cloister.privacy.claim import running
+    from cloister.privacy.claims.claim import running
 
     seen = []
 

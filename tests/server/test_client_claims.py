@@ -7,17 +7,17 @@ import pytest
 from rich.console import Console
 
 from cloister.client.app import app
+from cloister.config.run import parse
 from cloister.core.arrays import Layout
-from cloister.core.config import parse
 from cloister.core.errors import ConfigError
 from cloister.core.hypotheses import stacked
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
-from cloister.privacy.local_claims import laplace_statement
+from cloister.privacy.claims.local import laplace_statement
 from cloister.server import loop
 from cloister.server.build import build
 from cloister.server.clients import client_statement, clients_in_words
-from cloister.server.console import Narrator
+from cloister.server.reports.console import Narrator
 from cloister.server.run import run
 
 SETTINGS = {

@@ -9,20 +9,20 @@ from flwr.app import RecordDict
 from rich.console import Console
 
 from cloister.client.app import app
-from cloister.client.budget import _limit
 from cloister.client.charges import Charge
 from cloister.client.ledgers import BUDGET, EXAMPLE_BUDGET, identity_of
 from cloister.client.ledgers import DELTA as NODE_DELTA
+from cloister.client.mods.budget import _limit
 from cloister.client.tally import Tally
 from cloister.client.workbench import Workbench, _made
-from cloister.core.config import PrivacyConfig, parse
+from cloister.config.run import PrivacyConfig, parse
 from cloister.core.errors import BudgetExhausted, FederationError
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
-from cloister.privacy.accounting import Account
-from cloister.privacy.events import Gaussian, Repeated, Sampling, Unaccounted
-from cloister.privacy.ledger import Ledger
-from cloister.server.console import Narrator
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.events import Gaussian, Repeated, Sampling, Unaccounted
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.server.reports.console import Narrator
 from cloister.server.run import run
 
 CLIENTS = 4

@@ -14,15 +14,15 @@ from flwr.common.constant import ErrorCode
 from rich.console import Console
 
 from cloister.client.app import app
-from cloister.core.config import parse
+from cloister.config.run import parse
 from cloister.core.crash import Crash
 from cloister.core.errors import ConfigError, FederationError, LedgerError, TooFewNodes
 from cloister.local.grid import LocalGrid
-from cloister.server import rundir
-from cloister.server.console import Narrator
 from cloister.server.ending import ending_of
-from cloister.server.jsonlog import JsonNarrator
 from cloister.server.quorum import Quorum
+from cloister.server.reports import rundir
+from cloister.server.reports.console import Narrator
+from cloister.server.reports.jsonlog import JsonNarrator
 from cloister.server.run import run
 
 SOUND = {
@@ -159,7 +159,7 @@ class TestQuorum:
 
         config = parse(SOUND | MINIMUM | {"output-dir": str(tmp_path)}).flat()
         grid = Shrinking.simulated(app, config, 3)
-        monkeypatch.setattr("cloister.server.patience.PatientGrid", lambda grid: grid)
+        monkeypatch.setattr("cloister.server.stragglers.PatientGrid", lambda grid: grid)
         context = next(iter(grid._contexts.values()))
         with pytest.raises(Crash, match=r"FederationError: .*strategy\.quorum = 3"):
             main(grid, context)

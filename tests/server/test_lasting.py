@@ -6,14 +6,14 @@ import pytest
 from rich.console import Console
 
 from cloister.client.app import app
-from cloister.core.config import parse
+from cloister.config.run import parse
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
-from cloister.privacy.ledger import Ledger
-from cloister.server.console import Narrator
+from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.lasting import KEPT_BY, NOT_KEPT, is_simulated
-from cloister.server.patience import PatientGrid
+from cloister.server.reports.console import Narrator
 from cloister.server.run import run
+from cloister.server.stragglers import PatientGrid
 from cloister.tasks import TASKS
 from cloister.tasks.digits import Digits
 

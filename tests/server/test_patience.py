@@ -6,8 +6,8 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from support import content, zeros
 
 from cloister.core.identity import assume_run
-from cloister.server import patience
-from cloister.server.patience import GRACE_SECONDS, POLL_SECONDS, PatientGrid
+from cloister.server import stragglers as patience
+from cloister.server.stragglers import GRACE_SECONDS, POLL_SECONDS, PatientGrid
 
 EXPIRED = 59.5
 """After so many seconds it is Flower that replies, for a node that has let its message expire."""

@@ -13,16 +13,16 @@ from support import random_models
 
 from cloister.client.app import app
 from cloister.client.choice import best
+from cloister.config.run import TaskConfig, parse
 from cloister.core.arrays import from_record, to_record
-from cloister.core.config import TaskConfig, parse
 from cloister.core.errors import ConfigError, FederationError
 from cloister.core.hypotheses import stacked, unstacked
 from cloister.core.identity import assume_run
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.server.build import build
-from cloister.server.console import Narrator
 from cloister.server.evaluation import CentralEvaluation
+from cloister.server.reports.console import Narrator
 from cloister.server.run import run
 from cloister.server.stopping import EarlyStopping
 from cloister.strategies.sampling import HeldOut, Sampling

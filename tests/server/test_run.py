@@ -9,16 +9,16 @@ from rich.console import Console
 from support import zeros
 
 from cloister.client.app import app
+from cloister.config.run import parse
 from cloister.core.arrays import to_record
-from cloister.core.config import parse
 from cloister.core.errors import CloisterError, ConfigError, DataError, FederationError, PluginError
 from cloister.core.files import atomic_path
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.server.build import build, data_identity
-from cloister.server.console import Narrator
+from cloister.server.reports.console import Narrator
+from cloister.server.reports.rundir import RunDirectory
 from cloister.server.run import run
-from cloister.server.rundir import RunDirectory
 from cloister.tasks.digits import Digits
 
 FAST = {"task.model": "softmax", "num-rounds": 3, "seed": 3}

@@ -13,10 +13,10 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from cloister.client.app import app
-from cloister.core.config import parse
+from cloister.config.run import parse
 from cloister.local.grid import LocalGrid
-from cloister.server.console import Narrator
-from cloister.server.jsonlog import JsonNarrator
+from cloister.server.reports.console import Narrator
+from cloister.server.reports.jsonlog import JsonNarrator
 from cloister.server.run import run
 from cloister.server.times import DAY, settle_archive
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from cloister import cli
 from cloister.core.errors import ConfigError, FederationError
 from cloister.local.simulation import simulate
-from cloister.server import status
-from cloister.server.console import Narrator
+from cloister.server.reports import status
+from cloister.server.reports.console import Narrator
 
 SETTINGS = {
     "task.model": "softmax",

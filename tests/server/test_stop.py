@@ -11,17 +11,17 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from rich.console import Console
 
+from cloister.aggregation.decorator import Measurements
+from cloister.aggregation.screening import Rejection
 from cloister.client.app import app
-from cloister.core.config import parse
-from cloister.core.decorator import Measurements
+from cloister.config.run import parse
 from cloister.core.errors import ConfigError, FederationError
-from cloister.core.replies import Rejection
 from cloister.local.grid import LocalGrid
-from cloister.privacy.ledger import Ledger
+from cloister.privacy.accounting.ledger import Ledger
 from cloister.server import evaluation
 from cloister.server.build import build
-from cloister.server.console import Narrator
 from cloister.server.loop import Round, _why_nobody
+from cloister.server.reports.console import Narrator
 from cloister.server.run import run
 from cloister.server.stop import Stop, StopAsked
 

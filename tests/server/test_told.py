@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cloister.core.config import PrivacyConfig, parse
-from cloister.core.words import strength
+from cloister.config.run import PrivacyConfig, parse
 from cloister.local.simulation import simulate
-from cloister.server.console import Narrator, changed, contract_of_clients
-from cloister.server.jsonlog import JsonNarrator
+from cloister.privacy.claims.words import strength
+from cloister.server.reports.console import Narrator, changed, contract_of_clients
+from cloister.server.reports.jsonlog import JsonNarrator
 
 SOUND = {"task.model": "softmax", "privacy.server": "global-dp", "privacy.noise-multiplier": 2.0, "num-rounds": 2}
 

@@ -3,11 +3,11 @@
 import pytest
 from rich.console import Console
 
-from cloister.core.config import parse
+from cloister.config.run import parse
 from cloister.core.errors import ConfigError
 from cloister.local.simulation import simulate
 from cloister.server.build import build, named_strategy
-from cloister.server.console import Narrator
+from cloister.server.reports.console import Narrator
 from cloister.strategies import STRATEGIES
 
 FLOWER = {

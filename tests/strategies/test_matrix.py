@@ -11,13 +11,13 @@ from scipy.stats import chi2
 from support import flat
 
 from cloister.client.data import task_of
-from cloister.client.numpy_trainer import NumpyTrainer
-from cloister.client.plan import TrainingPlan
+from cloister.client.training.numpy_trainer import NumpyTrainer
+from cloister.client.training.plan import TrainingPlan
+from cloister.config.run import TaskConfig
 from cloister.core.arrays import from_record
-from cloister.core.config import TaskConfig
 from cloister.core.errors import ConfigError
 from cloister.local.simulation import simulate
-from cloister.server.console import Narrator
+from cloister.server.reports.console import Narrator
 from cloister.strategies import STRATEGIES
 from cloister.tasks.softmax import SoftmaxRegression
 
@@ -190,7 +190,7 @@ def test_a_numpy_step_is_the_gradient_plus_mu_times_the_way_from_the_global_mode
 
 
 def keras_trainer():
-    from cloister.client.keras_trainer import KerasTrainer
+    from cloister.client.training.keras_trainer import KerasTrainer
 
     model = task_of(TaskConfig(model="mlp")).build()
     model.initialise(4)

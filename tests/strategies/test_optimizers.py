@@ -14,8 +14,8 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy.fedopt import FedOpt as FlowerFedOpt
 from support import content, flat, grid_of, one_round
 
+from cloister.aggregation.decorator import virtual_reply
 from cloister.core.arrays import Layout, from_record
-from cloister.core.decorator import virtual_reply
 from cloister.core.errors import ConfigError, FederationError
 from cloister.strategies.averaging import FedAvg
 from cloister.strategies.fedopt import FedAdagrad, FedAdam, FedAvgM, FedOpt, FedYogi

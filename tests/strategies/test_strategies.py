@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, norm
 from support import content, grid_of
 
+from cloister.aggregation.decorator import TRAIN_LOSS, virtual_reply
+from cloister.aggregation.screening import EXAMPLES
+from cloister.config.run import parse
 from cloister.core.arrays import Layout, from_record, to_record
-from cloister.core.config import parse
-from cloister.core.decorator import TRAIN_LOSS, virtual_reply
 from cloister.core.errors import ConfigError, FederationError, TooFewNodes
-from cloister.core.replies import EXAMPLES
 from cloister.server.build import named_strategy
 from cloister.strategies import STRATEGIES, sampling
 from cloister.strategies.averaging import FedAvg, FedProx

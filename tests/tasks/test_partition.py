@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloister.core.config import TaskConfig
+from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError
 from cloister.tasks import partition
 from cloister.tasks.base import Dataset, Examples
@@ -317,7 +317,7 @@ class TestClientsOfOneSize:
 
     @pytest.mark.parametrize("how", ["dirichlet", "natural", "table"])
     def test_where_it_has_no_effect_it_is_refused(self, how):
-        from cloister.core.config import parse
+        from cloister.config.run import parse
 
         with pytest.raises(ConfigError, match=f"examples-per-client = 6 has no effect with task.partition = '{how}'"):
             parse({"task.partition": how, "task.examples-per-client": 6, "task.table": "6" if how == "table" else ""})

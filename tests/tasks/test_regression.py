@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from test_tasks import task
 
-from cloister.client.numpy_trainer import NumpyTrainer
-from cloister.client.plan import TrainingPlan
+from cloister.client.training.numpy_trainer import NumpyTrainer
+from cloister.client.training.plan import TrainingPlan
 from cloister.core.errors import ConfigError, DataError, FederationError
 from cloister.tasks.base import Examples
 from cloister.tasks.linear import OPTIMA, SAMPLES, USERS
@@ -149,7 +149,7 @@ def test_a_user_is_a_client_and_there_are_no_more():
 
 def test_two_parameters_in_keras_follow_the_data():
     pytest.importorskip("keras")
-    from cloister.client.keras_trainer import KerasTrainer
+    from cloister.client.training.keras_trainer import KerasTrainer
 
     linear = task("linear", model="keras")
     model, data = linear.build(), linear.load()
@@ -164,7 +164,7 @@ def test_two_parameters_in_keras_follow_the_data():
 
 def test_keras_trains_on_the_squared_error_as_numpy_does():
     pytest.importorskip("keras")
-    from cloister.client.keras_trainer import KerasTrainer
+    from cloister.client.training.keras_trainer import KerasTrainer
 
     charges = task("hospital-charges", model="keras")
     keras_model, numpy_model = charges.build(), HiddenLayerRegression(3, 2)

@@ -12,7 +12,7 @@ from test_tasks import real
 
 from cloister.core.errors import ConfigError
 from cloister.local.simulation import simulate
-from cloister.server.console import Narrator
+from cloister.server.reports.console import Narrator
 from cloister.tasks.linear import OPTIMA
 
 COMMON = {"seed": 1, "tensorboard": False, "keep-checkpoints": 1}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cloister.tasks
-from cloister.core.config import TaskConfig
+from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError, DataError, PluginError
 from cloister.tasks import TASKS, breast_cancer, heart_disease
 from cloister.tasks.partition import deal

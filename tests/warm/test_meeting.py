@@ -15,8 +15,8 @@ from threading import Thread
 import pytest
 
 from cloister.core.errors import FederationError
-from cloister.provision import certificates
-from cloister.warm import meeting, node
+from cloister.deploy import certificates
+from cloister.deploy.warm import meeting, node
 
 COMMAND = [sys.executable, "-c", "from cloister.cli import app; app()", "warm-node"]
 

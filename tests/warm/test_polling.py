@@ -4,8 +4,8 @@ import pytest
 from flwr.supernode import start_client_internal
 
 from cloister.core.errors import ConfigError
-from cloister.warm import node
-from cloister.warm.polling import Polling
+from cloister.deploy.warm import node
+from cloister.deploy.warm.polling import Polling
 
 
 class World:

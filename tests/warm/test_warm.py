@@ -20,7 +20,7 @@ from flwr.supernode.runtime import run_clientapp as clientapp
 
 from cloister.client.policy import CHECKED_BUNDLE, Policy
 from cloister.core.errors import ConfigError, FederationError, PolicyError
-from cloister.warm import executor, node
+from cloister.deploy.warm import executor, node
 
 BUNDLE = b"an app bundle"
 DIGEST = hashlib.sha256(BUNDLE).hexdigest()
@@ -32,7 +32,7 @@ def sha(bundle):
 
 CHILDREN = """
 import json, os, sys
-from cloister.warm import executor
+from cloister.deploy.warm import executor
 import numpy  # what stands for a heavy library
 mark = id(numpy)
 
@@ -40,7 +40,7 @@ def draw(end):
     executor._forget_app()
     sys.path.insert(0, sys.argv[1])
     import cloister, numpy
-    from cloister.privacy.noise import GaussianNoise
+    from cloister.privacy.mechanisms.noise import GaussianNoise
     noise = GaussianNoise().standard_normal(4).tolist()
     os.write(end, json.dumps([cloister.__file__, id(numpy) == mark, noise]).encode())
 
@@ -71,7 +71,7 @@ def test_a_child_has_the_app_of_its_bundle_and_the_libraries_of_its_parent(tmp_p
 )
 def test_a_child_ends_where_its_work_ends(statement, status):
     script = (
-        "import atexit, sys; from cloister.warm import executor\n"
+        "import atexit, sys; from cloister.deploy.warm import executor\n"
         "atexit.register(lambda: print('the end of the parent'))\n"
         f"def work():\n    {statement}\n"
         "executor._as_child(work)"

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from cloister.core.errors import ConfigError, UnsupportedModel
 from cloister.privacy.dpsgd.batches import pieces, table_of
+from cloister.privacy.dpsgd.checks import Probe, moved
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.precision import refuse_coarse_precision
 from cloister.privacy.dpsgd.rounding import check_clipping_norm, examples_at_once, overstatement
 from cloister.privacy.dpsgd.vectorised import is_seed
-from cloister.privacy.dpsgd.vetting import Probe, moved
 
 STRIDES = (16, 32, 64)
 """Multiples of these are tried as the number of units in a call: processors handle up to 16 numbers at a time."""

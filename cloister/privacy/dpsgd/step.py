@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from cloister.core import check
 from cloister.core.cohort import rooms, share
 from cloister.core.errors import ConfigError
+from cloister.privacy.dpsgd.checks import Probe, made_up, vetted
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
 from cloister.privacy.dpsgd.precision import use_single_precision
 from cloister.privacy.dpsgd.rounding import (
@@ -24,9 +25,8 @@ from cloister.privacy.dpsgd.rounding import (
     overstatement,
 )
 from cloister.privacy.dpsgd.vectorised import Loss, is_seed
-from cloister.privacy.dpsgd.vetting import Probe, made_up, vetted
-from cloister.privacy.noise import BLOCK, ROOM, GaussianNoise
-from cloister.privacy.release import put_on_grid
+from cloister.privacy.mechanisms.noise import BLOCK, ROOM, GaussianNoise
+from cloister.privacy.mechanisms.release import put_on_grid
 
 NOISE_COST = 8
 """What a normal number in double precision costs, in additions: how soon a second thread is worth it."""

@@ -21,7 +21,7 @@ from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd.batches import rows_of, units_of
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.step import DpSgd
-from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.mechanisms.noise import GaussianNoise
 
 layers = keras.layers
 CAP = 3
@@ -78,7 +78,7 @@ def test_the_mean_of_a_group_is_clipped_as_a_whole_model(monkeypatch):
     def refused(gradients, *_):
         return False
 
-    monkeypatch.setattr("cloister.privacy.dpsgd.vetting._Trial.agrees_by_layer", refused)
+    monkeypatch.setattr("cloister.privacy.dpsgd.checks._Trial.agrees_by_layer", refused)
     assert assert_equal_to_brute_force(perturbed(MODELS["shared"]())).method == "model"
 
 

@@ -13,7 +13,7 @@ from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd import clipped_sums, dense, one_by_one, parts, rounding
 from cloister.privacy.dpsgd.clipped_sums import ClippedSums
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
-from cloister.privacy.noise import GaussianNoise
+from cloister.privacy.mechanisms.noise import GaussianNoise
 
 layers = keras.layers
 CASES = 400

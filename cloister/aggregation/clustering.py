@@ -1,0 +1,92 @@
+"""Personal models: k hypotheses, each trained by the clients whom it suits best.
+
+    k hypotheses → every client takes the one of least loss, trains it, releases it with noise of its own
+    releases → screen → k-means from the hypotheses → each cluster to its own copy of the wrapped strategy
+
+The server adds no noise: what reaches it is released already. Whatever it makes of that is post-processing.
+"""
+
+from collections.abc import Callable, Iterable
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from cloister.aggregation.decorator import Aggregated, Decorator, Measurements, NamedArrays, virtual_reply
+from cloister.aggregation.screening import Screening
+from cloister.core import check
+from cloister.core.arrays import Layout, from_record, to_record
+from cloister.core.errors import FederationError
+from cloister.core.hypotheses import stacked, unstacked
+from cloister.core.wire import HYPOTHESES
+from cloister.privacy.mechanisms.kmeans import clustered
+
+
+class LaplaceClustering(Decorator):
+    """k hypotheses around k copies of a strategy.
+
+    The global model is all hypotheses in one record (`cloister.core.hypotheses`). Every client is sent all of them and
+    sends one trained model back, without saying which it started from. A cluster that nobody is in keeps its
+    hypothesis. All clients of a cluster count the same.
+
+    Args:
+        inner: the wrapped strategy, which draws the nodes.
+        make: a copy of it for one hypothesis, which aggregates. Whom it would draw is not asked.
+        hypotheses: k ≥ 1. With one, and clients that add no noise, this is the wrapped strategy itself; with several
+            and no noise it is IFCA (Ghosh et al., 2020).
+
+    Guarantee: none of its own. What a client sends is protected, or not, by what the client does to it.
+
+    Source: Galli et al. (2023), Algorithm 1.
+    """
+
+    def __init__(self, inner: Strategy, make: Callable[[], Strategy], hypotheses: int) -> None:
+        check.positive(clusters=hypotheses)
+        super().__init__(inner)
+        self.hypotheses = hypotheses
+        self.copies = [make() for _ in range(hypotheses)]
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send all hypotheses to the nodes that the wrapped strategy draws."""
+        models = unstacked(from_record(arrays))
+        if len(models) != self.hypotheses:
+            raise FederationError(f"{len(models)} hypotheses were found where {self.hypotheses} are trained")
+        config[HYPOTHESES] = self.hypotheses
+        messages = super().configure_train(server_round, arrays, config, grid)
+        for copy, model in zip(self.copies, models, strict=True):
+            # A server optimizer steps from the model it was configured with.
+            list(copy.configure_train(server_round, to_record(model), ConfigRecord(dict(config)), grid))
+        return messages
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Let clients score the hypothesis that suits them best."""
+        config[HYPOTHESES] = self.hypotheses
+        return super().configure_evaluate(server_round, arrays, config, grid)
+
+    def expected_reply(self, sent: NamedArrays) -> NamedArrays:
+        """One model, whichever of those that were sent it started from."""
+        return unstacked(sent)[0]
+
+    def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
+        """A new hypothesis from every cluster that has clients."""
+        cohort, sent = screening.cohort, unstacked(from_record(self.sent))
+        layout = Layout.of(sent[0])
+        found = clustered(layout, cohort.rows, [layout.rows(model) for model in sent])
+        models, metrics = list(sent), None
+        for number, copy in enumerate(self.copies):
+            replies = [virtual_reply(layout, cohort.rows[i]) for i, label in enumerate(found.labels) if label == number]
+            aggregated, seen = copy.aggregate_train(server_round, replies) if replies else (None, None)
+            models[number] = models[number] if aggregated is None else from_record(aggregated)
+            metrics = seen or metrics
+        self.measured = Measurements(
+            asked=len(self._asked),
+            accepted=len(cohort),
+            rejected=screening.rejected,
+            cluster_sizes=found.sizes,
+            collapsed=found.collapsed,
+        )
+        return to_record(stacked(models)), metrics

@@ -1,0 +1,210 @@
+"""Strategies that wrap a strategy: what every decorator shares, and the one that only screens.
+
+A decorator is itself a Flower strategy, so Flower's own `start` can drive it, and it wraps any Flower strategy. It
+acts on the way in: the wrapped strategy sees screened (and, in `cloister.privacy`, released) models and does the rest.
+"""
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from cloister.aggregation.screening import Rejection, Screening, average_metrics, screen
+from cloister.core.arrays import Layout, Row, from_record, to_record
+from cloister.core.draw import Draw
+from cloister.core.errors import FederationError
+from cloister.core.wire import ARRAYS, EXAMPLES, METRICS, TRAIN_LOSS
+
+NamedArrays = Mapping[str, NDArray]
+Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What a decorator saw in one round.
+
+    `clipped_fraction`, `clip_calibration` and `distance` come from un-noised updates: they are for the server's own
+    eyes. `epsilon` is what the ledger amounts to after the round, where something sound can be said. `abandoned`: too
+    few replies counted, and the model is what it was.
+    """
+
+    asked: int
+    accepted: int
+    rejected: tuple[Rejection, ...] = ()
+    noise_std: float | None = None
+    noise_multiplier: float | None = None
+    sensitivity: float | None = None
+    clipping_norm: float | None = None
+    clipped_fraction: float | None = None
+    clip_calibration: float | None = None
+    distance: float | None = None
+    released_distance: float | None = None
+    cluster_sizes: tuple[int, ...] = ()
+    collapsed: tuple[tuple[int, int], ...] = ()
+    epsilon: float | None = None
+    abandoned: bool = False
+
+
+class Decorator(Strategy):
+    """A strategy around a strategy. Subclasses say what becomes of the replies that count.
+
+    Attributes:
+        inner: the wrapped strategy.
+        min_replies: how many must count, or the round is abandoned; 0: as many as come.
+        measured: of the last training round.
+        unscored: the replies of the last evaluation round that did not count.
+    """
+
+    def __init__(self, inner: Strategy) -> None:
+        self.inner = inner
+        self.min_replies = 0
+        self.measured: Measurements | None = None
+        self.unscored: tuple[Rejection, ...] = ()
+        self._sent: ArrayRecord | None = None
+        self._asked: tuple[Message, ...] = ()
+        self._asked_to_score: tuple[Message, ...] = ()
+        self._draw: Draw | None = getattr(inner, "last_draw", None)
+        self._expected: float = 0
+
+    @property
+    def has_secret_cohorts(self) -> bool:
+        """Whether it must not be told how many nodes a round asked: something rests on it."""
+        return False
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Let the wrapped strategy choose the nodes; remember what they are sent."""
+        Layout.of(from_record(arrays))  # a model that cannot be federated is refused before anybody trains it
+        messages = list(self.inner.configure_train(server_round, arrays, config, grid))
+        self._sent = arrays
+        self._asked = tuple(messages)
+        # A strategy that draws a random number of nodes says how many it expected: that number is public.
+        self._draw = getattr(self.inner, "last_draw", None)
+        self._expected = float(self._draw.expected if self._draw else len(messages))
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Screen the replies and aggregate those that count."""
+        sent = from_record(self.sent)
+        expected = self.expected_reply(sent)
+        layout = Layout.of(expected)
+        screening = screen(replies, self._asked, layout, layout.rows(expected))
+        if len(screening.accepted) < self.min_replies:
+            accepted = len(screening.accepted)
+            self.measured = Measurements(len(self._asked), accepted, screening.rejected, abandoned=True)
+            return None, None
+        arrays, metrics = self.aggregate(server_round, screening)
+        return (None if arrays is None else _in_layout(arrays, Layout.of(sent))), metrics
+
+    @property
+    def sent(self) -> ArrayRecord:
+        """What the nodes were sent last.
+
+        Raises:
+            FederationError: nothing yet.
+        """
+        if self._sent is None:
+            raise FederationError(
+                "aggregate_train was called before configure_train: there is no model to compare with"
+            )
+        return self._sent
+
+    def expected_reply(self, sent: NamedArrays) -> NamedArrays:
+        """Arrays like those that a node has to send back, and from which its update is counted."""
+        return sent
+
+    @abstractmethod
+    def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
+        """The new global model, from the replies that count."""
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Let the wrapped strategy choose the nodes; remember who was asked."""
+        self._asked_to_score = tuple(self.inner.configure_evaluate(server_round, arrays, config, grid))
+        return self._asked_to_score
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The mean of each metric over the replies that have it; None if no reply counts."""
+        means, self.unscored = average_metrics(replies, self._asked_to_score)
+        return MetricRecord(dict(means)) if means else None
+
+    def summary(self) -> None:
+        """As the wrapped strategy."""
+        self.inner.summary()
+
+
+def _in_layout(arrays: ArrayRecord, layout: Layout) -> ArrayRecord:
+    """The model in the names, order and dtypes it was sent in: some Flower optimizers turn float32 into float64."""
+    if tuple(array.dtype for array in arrays.values()) == layout.dtypes and tuple(arrays) == layout.names:
+        return arrays
+    named = from_record(arrays)
+    if set(named) != set(layout.names):
+        raise FederationError("the wrapped strategy returned other arrays than it was given")
+    return to_record(layout.named(layout.rows(named)))
+
+
+class Screened(Decorator):
+    """No privacy: every reply that counts goes to the wrapped strategy.
+
+    Args:
+        inner: the wrapped strategy.
+        by_examples: weight replies by their example counts; otherwise every reply counts the same.
+    """
+
+    def __init__(self, inner: Strategy, *, by_examples: bool = True) -> None:
+        super().__init__(inner)
+        self.by_examples = by_examples
+
+    def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
+        """Hand the replies on, cleaned of everything that was not asked for."""
+        self.measured = Measurements(len(self._asked), len(screening.accepted), screening.rejected)
+        if not screening.accepted:
+            return None, None
+        losses = [_train_loss(message) for message in screening.accepted]
+        shown = losses if all(loss is not None for loss in losses) else [None] * len(losses)
+        weights = screening.examples if self.by_examples else [1.0] * len(losses)
+        cohort = screening.cohort
+        replies = [
+            virtual_reply(cohort.layout, row, weight, loss)
+            for row, weight, loss in zip(cohort.rows, weights, shown, strict=True)
+        ]
+        return self.inner.aggregate_train(server_round, replies)
+
+
+def virtual_reply(layout: Layout, row: Row, examples: float = 1.0, loss: float | None = None) -> Message:
+    """A training reply as a node would send it, over memory the server already has."""
+    metrics = MetricRecord({EXAMPLES: examples})
+    if loss is not None:
+        metrics[TRAIN_LOSS] = loss
+    return Message(  # type: ignore[call-overload, no-any-return]
+        content=RecordDict({ARRAYS: to_record(layout.named(row)), METRICS: metrics}), metadata=_no_metadata()
+    )
+
+
+def _no_metadata() -> Metadata:
+    return Metadata(
+        run_id=0,
+        message_id="",
+        src_node_id=0,
+        dst_node_id=0,
+        reply_to_message_id="",
+        group_id="",
+        created_at=time.time(),
+        ttl=3600.0,
+        message_type=MessageType.TRAIN,
+    )
+
+
+def _train_loss(message: Message) -> float | None:
+    """The training loss in a reply's one metric record, if it is a finite number."""
+    keys = [record.get(TRAIN_LOSS) for record in message.content.metric_records.values()]
+    return keys[0] if len(keys) == 1 and isinstance(keys[0], float) and abs(keys[0]) < float("inf") else None

@@ -1,0 +1,169 @@
+"""An empirical lower bound on ε of a whole round: what somebody who sees the released model can really tell.
+
+One round is run many times with a client, the canary, and many times without it. Each release becomes a score. A
+threshold that is chosen on half of the runs is tried on the other half: how often it is passed with the canary and
+without it bounds ε from below, with Clopper-Pearson intervals, whatever the distribution of the scores.
+
+A claim below the bound is false, with the confidence stated. A bound below the claim proves nothing: another score,
+canary or cohort might show more. And n runs of each kind show no ε above about ln(n / (2·ln(2/(1 - confidence)))).
+
+Sources: Jagielski, Ullman, Oprea (2020), arXiv:2006.07709, Algorithm 1; Nasr et al. (2021), arXiv:2101.04535, for the
+adversary who chooses the cohort and reads the released model; Clopper, Pearson (1934), Biometrika 26(4).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+from scipy import stats  # type: ignore[import-untyped]
+
+from cloister.audits.sensitivity import Arrays, Rehearsal
+from cloister.core import check
+from cloister.core.errors import ConfigError
+
+Rates = NDArray[np.float64]
+Strength = Callable[[Rates, Rates], Rates]
+"""What a rate of hits of at least so much, with false alarms of at most so much, shows."""
+Score = Callable[[Strategy, Rates], float]
+"""Evidence that the canary took part, from a strategy after its round and the update that it released."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Scores of the same round with the canary and without it, each run on its own.
+
+    Attributes:
+        present: with the canary; it should score higher.
+        absent: without.
+    """
+
+    present: Rates
+    absent: Rates
+
+    def epsilon(self, delta: float, confidence: float = 0.99) -> float:
+        """A lower bound on the ε(δ) of the round.
+
+        Guarantee: if the round is (ε, δ)-DP for adding or removing the canary, this is above ε with probability at
+            most 1 - `confidence`.
+
+        Source: Jagielski et al. (2020), Algorithm 1, over both directions: ln((P(S) - δ)/Q(S)) for the event S that
+            speaks for the canary and for the one that speaks against it.
+
+        Raises:
+            ConfigError: δ or the confidence is out of range.
+        """
+        if not 0 <= delta < 1:
+            raise ConfigError(f"delta must be at least 0 and below 1, got {delta}")
+
+        def strength(hits: Rates, alarms: Rates) -> Rates:
+            return np.log(np.maximum(hits - delta, 0.0) / alarms)
+
+        return self._shown(strength, confidence)
+
+    def shift(self, confidence: float = 0.99) -> float:
+        """A lower bound on μ of the round: as hard to tell as N(μ, 1) from N(0, 1), at the least.
+
+        Guarantee: if the round is a Gaussian mechanism of noise multiplier z, this is above 1/z with probability at
+            most 1 - `confidence`. It is much closer to 1/z than `epsilon` comes to ε, and says nothing of a round that
+            is not Gaussian, such as one over a Poisson cohort.
+
+        Source: Dong, Roth, Su (2022), arXiv:1905.02383, §2.3; as an audit Nasr et al. (2023), arXiv:2302.07956, §4.
+        """
+        return self._shown(lambda hits, alarms: stats.norm.ppf(hits) - stats.norm.ppf(alarms), confidence)
+
+    def _shown(self, strength: Strength, confidence: float) -> float:
+        """The strength of the threshold and direction that looked best on the first half, on the second half."""
+        if not 0 < confidence < 1:
+            raise ConfigError(f"confidence must be above 0 and below 1, got {confidence}")
+        error = (1 - confidence) / 2  # one half of it for the hits, one for the false alarms
+        options = []
+        for high, low in ((self.present, self.absent), (-self.absent, -self.present)):
+            thresholds = np.unique(np.concatenate([high[::2], low[::2]]))
+            shown = _at(thresholds, high[::2], low[::2], strength, error)
+            options.append((shown.max(), thresholds[shown.argmax()], high, low))
+        _, threshold, high, low = max(options, key=lambda option: option[0])
+        return max(0.0, float(_at(np.array([threshold]), high[1::2], low[1::2], strength, error)[0]))
+
+
+def _at(thresholds: Rates, high: Rates, low: Rates, strength: Strength, error: float) -> Rates:
+    """What each threshold shows: hits are scores of `high` that reach it, false alarms those of `low`."""
+    with np.errstate(divide="ignore"):
+        return strength(
+            rate_at_least(_reaching(high, thresholds), len(high), error),
+            rate_at_most(_reaching(low, thresholds), len(low), error),
+        )
+
+
+def _reaching(scores: Rates, thresholds: Rates) -> NDArray[np.intp]:
+    """How many scores are at least as large as each threshold."""
+    return len(scores) - np.searchsorted(np.sort(scores), thresholds)
+
+
+def rate_at_least(count: NDArray[np.intp], runs: int, error: float) -> Rates:
+    """What a rate is not below, seen `count` times in so many runs; wrong with probability `error` at most.
+
+    Source: Clopper, Pearson (1934).
+    """
+    rate: Rates = np.where(count > 0, stats.beta.ppf(error, np.maximum(count, 1), runs - count + 1), 0.0)
+    return rate
+
+
+def rate_at_most(count: NDArray[np.intp], runs: int, error: float) -> Rates:
+    """What a rate is not above; as `rate_at_least`."""
+    return 1 - rate_at_least(runs - count, runs, error)
+
+
+def try_to_tell(
+    make: Callable[[], Strategy],
+    sent: Arrays,
+    models: list[Arrays],
+    examples: list[float],
+    *,
+    canary: int = 0,
+    runs: int = 1000,
+    score: Score | None = None,
+) -> Trials:
+    """Run a round with and without the canary, and score what it releases.
+
+    The cohort is the adversary's choice: a canary of norm C in a direction of its own loses nothing, and a single
+    coordinate survives any optimizer that treats coordinates apart.
+
+    Args:
+        make: a new strategy as it would run, noise and all. Its noise must not be seeded anew each time.
+        sent: the global model of the round.
+        models: what each client sends back.
+        examples: the example count each client reports.
+        canary: index of the client that replies, or does not.
+        runs: of each kind.
+        score: by default the released update along the canary's own.
+
+    Raises:
+        ConfigError: there are too few runs to choose a threshold and to try it, or the canary does not move the model.
+    """
+    check.positive(runs=runs // 2)
+    rehearsal = Rehearsal(sent, models, examples)
+    origin = _flat(sent)
+    evidence = along(_flat(models[canary]) - origin) if score is None else score
+
+    def trial(absent: int | None) -> float:
+        strategy = make()
+        return evidence(strategy, rehearsal.flat(rehearsal.run(strategy, absent)) - origin)
+
+    return Trials(np.array([trial(None) for _ in range(runs)]), np.array([trial(canary) for _ in range(runs)]))
+
+
+def along(direction: Rates) -> Score:
+    """The score of an update by its component along a direction.
+
+    Raises:
+        ConfigError: it is none: a canary that does not move the model shows nothing.
+    """
+    check.positive(norm_of_the_canary=float(np.linalg.norm(direction)))
+    unit = direction / np.linalg.norm(direction)
+    return lambda strategy, update: float(update @ unit)
+
+
+def _flat(model: Arrays) -> Rates:
+    return np.concatenate([array.ravel() for array in model.values()], dtype=np.float64)

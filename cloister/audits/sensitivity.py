@@ -1,0 +1,162 @@
+"""The sensitivity self-test: how far one client moves a release, against what the noise was calibrated for.
+
+An aggregation is run twice without noise, with and without one client's reply. Whatever the strategy does to a
+release afterwards is post-processing, so what is compared is the release itself: what a decorator in placement
+`update` or `rule` hands to the strategy inside it, and what any other strategy returns. It is pointed at ours to find
+nothing, and at wrappers that noise the output of a stateful strategy to find that they under-noise.
+
+Source: the recording and replaying of Cebere et al. (2026), arXiv:2602.17454, reduced to one round.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from cloister.aggregation import GlobalDP
+from cloister.core.arrays import Layout, from_record, to_record
+from cloister.core.errors import FederationError
+from cloister.core.identity import assume_run
+from cloister.core.wire import ARRAYS, EXAMPLES, METRICS
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """L2 distance by which leaving one client out moved the release, and the distance the noise was calibrated for.
+
+    Rounding the released weights to their dtype is post-processing, but without noise it shows: `rounding` is the L2
+    norm of one unit in the last place of every weight.
+    """
+
+    moved: float
+    calibrated: float
+    rounding: float
+
+    @property
+    def sound(self) -> bool:
+        """Whether the noise covers the movement."""
+        return self.moved <= self.calibrated + self.rounding
+
+
+def leave_one_out(
+    make: Callable[[], Strategy],
+    sent: Arrays,
+    models: Sequence[Arrays],
+    examples: Sequence[float],
+    absent: int,
+    calibrated: float | None = None,
+) -> Finding:
+    """Aggregate a cohort with and without the client `absent`.
+
+    Args:
+        make: a new strategy, its noise switched off.
+        sent: the global model of the round.
+        models: what each client sends back.
+        examples: the example count each client reports.
+        absent: index of the client that does not reply the second time.
+        calibrated: what the noise of a strategy that is not ours is calibrated for; ours measure it themselves.
+    """
+    strategy = make()
+    everyone = release_of(strategy, sent, models, examples, absent=None)
+    others = release_of(make(), sent, models, examples, absent)
+    if calibrated is None:
+        measured = cast(GlobalDP, strategy).measured
+        calibrated = measured.sensitivity if measured and measured.sensitivity is not None else 0.0
+    rounding = np.linalg.norm(np.spacing(np.abs(everyone).astype(Layout.of(sent).dtype)))
+    return Finding(float(np.linalg.norm(everyone - others)), calibrated, float(rounding))
+
+
+def release_of(
+    strategy: Strategy, sent: Arrays, models: Sequence[Arrays], examples: Sequence[float], absent: int | None
+) -> np.ndarray:
+    """What a strategy releases about a cohort in its first round, as one flat vector in float64."""
+    tap = _Tap(strategy.inner) if isinstance(strategy, GlobalDP) and strategy.placement != "model" else None
+    if tap is not None:
+        cast(GlobalDP, strategy).inner = tap
+    rehearsal = Rehearsal(sent, models, examples)
+    returned = rehearsal.run(strategy, absent)
+    return rehearsal.flat(returned if tap is None else tap.seen)
+
+
+class Rehearsal:
+    """A first training round whose replies are known beforehand, to be run as often as one likes.
+
+    Args:
+        sent: the global model of the round.
+        models: what each client sends back; client i is node i + 1.
+        examples: the example count each client reports.
+    """
+
+    def __init__(self, sent: Arrays, models: Sequence[Arrays], examples: Sequence[float]) -> None:
+        assume_run()
+        self._sent = to_record(sent)
+        self._layout = Layout.of(sent)
+        self._roster = cast(Grid, _Roster(len(models)))
+        self._models = [to_record(model) for model in models]
+        self._metrics = [MetricRecord({EXAMPLES: count}) for count in examples]
+
+    def run(self, strategy: Strategy, absent: int | None = None) -> ArrayRecord | None:
+        """What the strategy makes of the replies of the clients it asks; `absent` does not reply."""
+        asked = list(strategy.configure_train(1, self._sent, ConfigRecord(), self._roster))
+        replies = [self._reply(message) for message in asked if message.metadata.dst_node_id - 1 != absent]
+        return strategy.aggregate_train(1, replies)[0]
+
+    def flat(self, released: ArrayRecord | None) -> np.ndarray:
+        """A released model as one vector in float64."""
+        if released is None:
+            raise FederationError("the strategy released nothing")
+        return np.concatenate(self._layout.rows(from_record(released)), dtype=np.float64)
+
+    def _reply(self, message: Message) -> Message:
+        # The records are shared, the content is not: Flower's wrappers put clipped models where replies were.
+        client = message.metadata.dst_node_id - 1
+        content = RecordDict({ARRAYS: self._models[client], METRICS: self._metrics[client]})
+        return Message(content, reply_to=message)
+
+
+class _Roster:
+    """All that a strategy asks of a grid when it chooses nodes: who is there."""
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = nodes
+
+    def get_node_ids(self) -> Iterable[int]:
+        return range(1, self._nodes + 1)
+
+
+class _Tap(Strategy):
+    """Stands between a decorator and its strategy, and remembers the model the decorator hands on."""
+
+    def __init__(self, inner: Strategy) -> None:
+        self.inner = inner
+        self.seen: ArrayRecord | None = None
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return self.inner.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        (reply,) = list(replies)
+        # A record of its own over the same arrays: Flower's rules take those they read out of the reply.
+        self.seen = ArrayRecord(dict(reply.content.array_records[ARRAYS]))
+        return self.inner.aggregate_train(server_round, [reply])
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return self.inner.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        self.inner.summary()

@@ -1,0 +1,172 @@
+"""What a reply costs is recorded before it is made, and a node whose budget would not cover it abstains.
+
+The node believes what the server says about the server's noise; it cannot see it. Of the noise that it adds itself it
+knows. Whoever chooses the parameters of one message has seen the replies to those before it: budgets are kept by a
+filter that was fixed beforehand (`cloister.privacy.accounting.filters`).
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from logging import INFO
+from typing import Protocol
+
+from flwr.app import Context, UserConfig
+
+from cloister.client.charges import FURTHER, SCORES, Charge, charges_of
+from cloister.client.ledgers import (
+    BUDGET,
+    DELTA,
+    EXAMPLE_BUDGET,
+    folder_unnamed,
+    keeps_ledger,
+    ledger_of,
+    limits_of,
+)
+from cloister.client.mods.enforce import Handler
+from cloister.client.policy import policy_of
+from cloister.client.request import EvaluateRequest, KeepRequest, Reply, Request, TrainRequest
+from cloister.client.tally import Tally
+from cloister.config.run import PrivacyConfig
+from cloister.core.errors import BudgetExhausted, PolicyError
+from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.events import Event, Pure, Unit
+from cloister.privacy.accounting.filters import FilterKind
+from cloister.privacy.accounting.ledger import Ledger, today
+
+logger = logging.getLogger("cloister.client")
+
+
+class Spending(Protocol):
+    """Where releases are counted before they are made."""
+
+    def require(self, events: Iterable[Event]) -> None:
+        """Raise BudgetExhausted if these would pass the budget."""
+
+    def release(
+        self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0
+    ) -> AbstractContextManager[None]:
+        """Count a release, then let the block make it."""
+
+
+def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply:
+    """Record what a reply will cost before it is made; abstain if the node's budget does not allow it.
+
+    A node keeps a ledger if it has data of its own, a policy, or a configuration that says anything about a ledger. Any
+    other node counts what its own noise costs in its state. Scores of a model carry no noise: where there is a budget,
+    none are sent.
+
+    Raises:
+        BudgetExhausted: the node abstains; the server sees an error reply that says so.
+        PolicyError: there were as many messages today as the policy allows.
+    """
+    node = context.node_config
+    if isinstance(request, KeepRequest):
+        return call_next(request, context)  # nothing leaves
+    if isinstance(request, EvaluateRequest):
+        _refuse_scores(node)
+    with folder_unnamed(node), ExitStack() as stack:
+        try:
+            planned = list(_planned(request, context))
+            # All or none: what is not made is not to be counted.
+            for spending, charge in planned:
+                spending.require(charge.events)
+            for spending, charge in planned:
+                for number, event in enumerate(charge.events):
+                    mechanism = FURTHER if number else charge.mechanism
+                    stack.enter_context(spending.release(event, request.round, mechanism, charge.clip))
+        except BudgetExhausted as error:
+            # How much was spent, with others too, is the node's own affair.
+            logger.log(INFO, "abstaining: %s", error)
+            raise BudgetExhausted("the budget of this node is spent, or cannot cover this run") from None
+        if keeps_ledger(node) and isinstance(request, TrainRequest):
+            # Once more with this one counted: others may have come at the same time.
+            _refuse_beyond_today(ledger_of(node, request.config.task.name), node, counted=1)
+        return call_next(request, context)
+
+
+def _refuse_scores(node: UserConfig) -> None:
+    """Raises BudgetExhausted if scores, which carry no noise, would leave a node that limits what may leave."""
+    limits = limits_of(node)
+    for key in (BUDGET, EXAMPLE_BUDGET):
+        if limits[key]:
+            raise BudgetExhausted(
+                f"this node has a budget ({key}), and scores on its examples would leave without noise"
+            )
+
+
+def _planned(request: Request, context: Context) -> Iterator[tuple[Spending, Charge]]:
+    """Each charge of a reply, with where it is counted."""
+    node, privacy = context.node_config, request.config.privacy
+    limits = limits_of(node)
+    ledger = ledger_of(node, request.config.task.name) if keeps_ledger(node) else None
+    if ledger is not None and isinstance(request, TrainRequest):
+        _refuse_beyond_today(ledger, node)
+    for charge in charges_of(request, context):
+        delta, epsilon = _limit(charge, privacy, limits)
+        if ledger is None:
+            if epsilon or privacy.client != "none":
+                yield Tally(context.state, charge.unit, delta, epsilon), charge
+            continue
+        books = Books(ledger, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge))
+        if own := limits[_own_budget(charge)]:
+            # The site's budget alone is entered: the first one chooses the filter for good, and no run shall do that.
+            ledger.limit(request.run, charge.unit, limits[DELTA], own, books.kind)
+        else:
+            books.begin(request.run)
+        if epsilon:
+            _refuse_other_units(ledger, charge.unit)
+        yield books, charge
+
+
+def _refuse_other_units(ledger: Ledger, unit: Unit) -> None:
+    """Raises BudgetExhausted if what was released about examples is to be under a budget of groups, or vice versa.
+
+    What a step costs an example says nothing about a group of many, and a group's row may be exchanged for another.
+    """
+    other: dict[Unit, Unit] = {"example": "group", "group": "example"}
+    if unit in other and ledger.has_released(other[unit]):
+        raise BudgetExhausted(
+            f"{ledger.path} holds releases that were counted for each {other[unit]}: no budget for each {unit} covers "
+            "them; if this is other data, give it another data-identity"
+        )
+
+
+def _own_budget(charge: Charge) -> str:
+    """The key of the node's own budget for a unit."""
+    return BUDGET if charge.unit == "client" else EXAMPLE_BUDGET
+
+
+def _filter_of(charge: Charge) -> FilterKind | None:
+    """The filter for a budget that is new: Gaussian DP is wasteful where releases are pure."""
+    return "renyi" if any(isinstance(event, Pure) for event in charge.events) else None
+
+
+def _limit(charge: Charge, privacy: PrivacyConfig, limits: dict[str, float]) -> tuple[float, float]:
+    """δ and the largest ε for a unit that satisfy the run's budget and the node's own; ε 0: there is neither.
+
+    The run's `privacy.client-max-epsilon` is about each example (or group) with DP-SGD, and about the client with noise
+    on what it sends.
+    """
+    own = limits[_own_budget(charge)]
+    about = "client" if privacy.client == "gaussian" else "example"
+    of_run = privacy.client_max_epsilon if (charge.unit == "client") == (about == "client") else 0.0
+    both = [(privacy.target_delta, of_run)] * bool(of_run) + [(limits[DELTA], own)] * bool(own)
+    if not both:
+        return privacy.target_delta if privacy.client in ("dp-sgd", "gaussian") else limits[DELTA], 0.0
+    return min(delta for delta, _ in both), min(epsilon for _, epsilon in both)
+
+
+def _refuse_beyond_today(ledger: Ledger, node: UserConfig, counted: int = 0) -> None:
+    """Raises PolicyError if there were as many training messages today as the policy allows, beside those `counted`."""
+    policy = policy_of(node)
+    if policy is None or not policy.max_messages_per_day:
+        return
+    answered = sum(
+        entry.unit == "client" and entry.mechanism not in (SCORES, FURTHER) and entry.time == today()
+        for entry in ledger.entries
+    )
+    if answered >= policy.max_messages_per_day + counted:
+        raise PolicyError(
+            f"refused by the policy of this node: max-messages-per-day = {policy.max_messages_per_day} were answered"
+        )

@@ -1,0 +1,182 @@
+"""Holding every request against the node's policy, before its data is read."""
+
+import math
+import os
+from collections.abc import Callable, Iterator
+
+from flwr.app import Context
+
+from cloister.client.data import local_data, task_of
+from cloister.client.local import chooses_exactly
+from cloister.client.policy import CHECKED_BUNDLE, SERVER_SIDE, Mechanism, Policy, policy_of
+from cloister.client.request import EvaluateRequest, Reply, Request, TrainRequest
+from cloister.client.training.plan import TrainingPlan
+from cloister.client.units import public_size_of
+from cloister.config.run import RunConfig
+from cloister.core.errors import PolicyError
+from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.dpsgd.local_steps import LocalSteps
+
+Handler = Callable[[Request, Context], Reply]
+
+
+def enforce_policy(request: Request, context: Context, call_next: Handler) -> Reply:
+    """Refuse a request that asks for less than the node's policy does; pass on the rest.
+
+    Raises:
+        PolicyError: it does, or the policy cannot be read. The text names what was asked for and what is demanded;
+            what is wrong with a policy stays in the node's log.
+    """
+    policy = policy_of(context.node_config)
+    if policy is None:
+        return call_next(request, context)
+    # Rows are counted for runs that are taken part in alone: a refusal must not say what the data is like.
+    if complaints := list(_complaints(policy, request, context)) or list(_too_few(policy, request, context)):
+        raise PolicyError("refused by the policy of this node: " + "; ".join(complaints))
+    return call_next(request, context)
+
+
+def _complaints(policy: Policy, request: Request, context: Context) -> Iterator[str]:
+    config = request.config
+    if config.task.name not in policy.tasks:
+        # Nothing else can be judged: the task is not loaded.
+        yield f"task.name = {config.task.name!r}, allowed: {', '.join(policy.tasks)}"
+        return
+    if policy.allowed_fabs and os.environ.get(CHECKED_BUNDLE) not in policy.allowed_fabs:
+        yield "allowed-fabs is enforced by `cloister warm-node` alone, and this message did not come through it"
+        return
+    yield from _bounds(policy, config)
+    if isinstance(request, TrainRequest):
+        yield from _about_training(policy, request, context)
+    elif isinstance(request, EvaluateRequest) and not policy.scores_may_leave:
+        yield "scores of a model on its examples may not leave"
+
+
+def _about_training(policy: Policy, request: TrainRequest, context: Context) -> Iterator[str]:
+    config = request.config
+    yield from _about_noise(policy, request)
+    yield from _about_leakage(policy, config)
+    yield from _about_plan(policy, request, context)
+    if config.privacy.client == "dp-sgd" and policy.group != config.task.group:
+        yield f"task.group = {config.task.group!r}, demanded: {policy.group!r}"
+
+
+def _too_few(policy: Policy, request: Request, context: Context) -> Iterator[str]:
+    if isinstance(request, TrainRequest) and policy.min_rows and _rows(request, context) < policy.min_rows:
+        yield "this node has fewer examples than it demands of itself"
+
+
+def _rows(request: TrainRequest, context: Context) -> float:
+    """How many examples may be compared with a minimum: what is public, wherever noise of the node's is promised."""
+    client = request.config.privacy.client
+    if client == "dp-sgd":
+        return public_size_of(context.node_config) or math.inf
+    if client != "none":
+        return math.inf  # under local noise the handler answers for it, where that does not show
+    return len(local_data(request.config.task, context.node_config, request.seed).train)
+
+
+def _bounds(policy: Policy, config: RunConfig) -> Iterator[str]:
+    """Numbers of the configuration that lie outside the policy's limits, where they have a meaning."""
+    privacy = config.privacy
+    if privacy.client in ("dp-sgd", "gaussian"):
+        norm, smallest = privacy.client_clipping_norm, policy.min_client_clipping_norm
+        yield from _outside("privacy.client-clipping-norm", norm, smallest, policy.max_client_clipping_norm)
+        if privacy.clipping_decay:
+            yield from _outside("privacy.least-clipping-norm", privacy.least_clipping_norm, smallest, 0)
+    yield from _outside("task.test-fraction", config.task.test_fraction, 0, policy.max_test_fraction)
+    if privacy.server == "laplace-clustering":
+        yield from _outside("privacy.clusters", privacy.clusters, 0, policy.max_hypotheses)
+        if privacy.clusters > 1 and privacy.client != "none" and privacy.choice == "private":
+            yield from _outside("privacy.choice-epsilon", privacy.choice_epsilon, 0, policy.max_choice_epsilon)
+
+
+def _about_plan(policy: Policy, request: TrainRequest, context: Context) -> Iterator[str]:
+    plan = TrainingPlan.of(request, task_of(request.config.task).recipe, 0)
+    yield from _outside("client.learning-rate", plan.learning_rate, 0, policy.max_learning_rate)
+    yield from _outside("client.batch-size", plan.batch_size, policy.min_batch_size, policy.max_batch_size)
+    yield from _outside("client.local-epochs", plan.epochs, 0, policy.max_local_epochs)
+    size = public_size_of(context.node_config)
+    if policy.max_steps and size:
+        steps = LocalSteps(size, plan.batch_size, plan.epochs, request.config.privacy.batch_sampling).count
+        yield from _outside("steps of training", steps, 0, policy.max_steps)
+
+
+def _outside(key: str, found: float, minimum: float, maximum: float) -> Iterator[str]:
+    if minimum and found < minimum:
+        yield f"{key} = {found:g}, demanded: at least {minimum:g}"
+    if maximum and found > maximum:
+        yield f"{key} = {found:g}, demanded: at most {maximum:g}"
+
+
+def _about_noise(policy: Policy, request: TrainRequest) -> Iterator[str]:
+    """Why no mechanism of the list is on; nothing if one is, or if none is insisted on."""
+    reasons = [_why_off(name, policy, request) for name in policy.mechanisms]
+    if all(reasons):
+        yield from reasons
+
+
+def _why_off(name: Mechanism, policy: Policy, request: TrainRequest) -> str:
+    """Why a mechanism does not count as on; empty if it does."""
+    privacy = request.config.privacy
+    side = "server" if name in SERVER_SIDE else "client"
+    found = privacy.server if side == "server" else privacy.client
+    if found != name:
+        return f"privacy.{side} = {found!r}, not {name!r}"
+    if privacy.noise_seed != -1:
+        return (
+            f"privacy.noise-seed = {privacy.noise_seed} is noise that whoever knows the seed can remove, demanded: -1"
+        )
+    if side == "client" and chooses_exactly(privacy):
+        return f"privacy.choice = {privacy.choice!r} tells the server which hypothesis suits, demanded: 'private'"
+    if name == "laplace":
+        return _laplace_noise(policy, request.config)
+    return _server_noise(policy, request) if side == "server" else _client_noise(policy, request.config)
+
+
+def _server_noise(policy: Policy, request: TrainRequest) -> str:
+    floor, promise = policy.min_server_noise_multiplier, promised_multiplier(request)
+    if request.config.privacy.noise_multiplier == 0:
+        return "privacy.noise-multiplier = 0 is no noise"
+    if promise < floor:
+        return f"the server promises a noise multiplier of {promise:.4g}, demanded: at least {floor:g}"
+    return ""
+
+
+def _client_noise(policy: Policy, config: RunConfig) -> str:
+    found, floor = config.privacy.client_noise_multiplier, policy.min_client_noise_multiplier
+    if not found:
+        return f"privacy.client-noise-multiplier = {found!r}, demanded: a number above 0"
+    return next(_outside("privacy.client-noise-multiplier", found, floor, 0), "")
+
+
+def _laplace_noise(policy: Policy, config: RunConfig) -> str:
+    """Why this Laplace noise is too little.
+
+    The noise grows with the radius, and what is counted as leaked does not. With `per-layer` every array has the radius
+    by itself, and noise of that size. A radius of 0 is how far training moved the model, which no run chooses.
+    """
+    found, radius = config.privacy.client_noise_multiplier, config.privacy.radius
+    if not found:
+        return f"privacy.client-noise-multiplier = {found!r}, demanded: a number above 0"
+    if too_little := next(
+        _outside("privacy.client-noise-multiplier", found, policy.min_laplace_noise_multiplier, 0), ""
+    ):
+        return too_little
+    if radius == 0:
+        return ""
+    if not policy.min_radius:
+        return f"privacy.radius = {radius:g}, demanded: 0, as this node has no min-radius"
+    return next(_outside("privacy.radius", radius, policy.min_radius, policy.max_radius), "")
+
+
+def promised_multiplier(request: TrainRequest) -> float:
+    """The multiplier z that all promised releases amount to, 1/z² = Σ 1/zᵢ²; 0 if nothing is promised."""
+    multipliers = [event.noise_multiplier for event in request.promise if isinstance(event, Gaussian)]
+    return 1 / math.sqrt(sum(z**-2 for z in multipliers)) if multipliers else 0.0
+
+
+def _about_leakage(policy: Policy, config: RunConfig) -> Iterator[str]:
+    found = config.privacy.max_leakage
+    if policy.max_leakage and config.privacy.client == "laplace" and not 0 < found <= policy.max_leakage:
+        yield f"privacy.max-leakage = {found!r}, demanded: above 0 and at most {policy.max_leakage:g}"

@@ -1,0 +1,1 @@
+"""Trainers by name: how a client turns a model and its examples into an update."""

@@ -1,0 +1,70 @@
+"""DP-SGD for models that give their own gradient."""
+
+from functools import partial
+
+import numpy as np
+
+from cloister.client.noise_sources import NoiseSource, refuse_penalty
+from cloister.client.training.plan import TrainingPlan
+from cloister.client.units import Units
+from cloister.config.run import PrivacyConfig
+from cloister.core.arrays import Row
+from cloister.core.errors import ConfigError
+from cloister.privacy.dpsgd.local_steps import clipping_norm_of
+from cloister.privacy.dpsgd.one_by_one import noisy_sum
+from cloister.tasks.base import Examples
+from cloister.tasks.numpy_model import NumpyModel
+
+
+class PrivateNumpyTrainer:
+    """Plain SGD on clipped and noised sums of the gradients of single examples, or of groups of them.
+
+    Args:
+        model: trained in place; its gradient of a batch is the mean of those of its examples.
+        optimizer: `sgd`; these models know no other.
+        batch_size: not needed before training.
+        privacy: the run's `privacy.*`.
+        group_cap: most examples of a unit; 1: each example is one.
+
+    Guarantee: as `LocalSteps` and `noisy_sum` say.
+
+    Raises:
+        ConfigError: another optimizer was asked for.
+    """
+
+    def __init__(
+        self, model: NumpyModel, optimizer: str, batch_size: int, privacy: PrivacyConfig, group_cap: int = 1
+    ) -> None:
+        if optimizer != "sgd":
+            raise ConfigError(f"client.optimizer must be 'sgd' for a model in NumPy, got {optimizer!r}")
+        self.model = model
+        self.privacy, self.group_cap = privacy, group_cap
+        self._sources = NoiseSource(privacy.noise_seed)
+
+    def fit(self, examples: Examples, plan: TrainingPlan) -> None:
+        """Train from the model's weights. There is no loss to tell: it would carry no noise."""
+        refuse_penalty(plan)
+        units = Units.of(examples, self.group_cap, self._sources.batch_seed(plan))
+        steps = units.steps(plan, self.privacy)
+        noise, bound = self._sources.noise(plan), clipping_norm_of(self.privacy, plan.round)
+        like = tuple(weight.reshape(-1) for weight in self.model.weights.values())
+        for batch in steps.batches(self._sources.batch_seed(plan), len(units)):
+            total = noisy_sum(
+                (partial(self._gradient, units.examples_of(number)) for number in batch),
+                like,
+                clipping_norm=bound,
+                noise_multiplier=self.privacy.client_noise_multiplier,
+                noise=noise,
+            )
+            self._descend(plan.learning_rate / plan.batch_size, total)
+
+    def _gradient(self, unit: Examples) -> Row:
+        """The mean gradient of a unit's examples, flat."""
+        _, gradients = self.model.loss_and_gradients(unit.x, unit.y)
+        return tuple(gradients[name].reshape(-1) for name in self.model.weights)
+
+    def _descend(self, rate: float, total: Row) -> None:
+        """Weights may leave the range of numbers; what they become follows from noised sums alone."""
+        with np.errstate(all="ignore"):
+            for weight, piece in zip(self.model.weights.values(), total, strict=True):
+                weight -= (rate * piece).reshape(weight.shape).astype(weight.dtype)

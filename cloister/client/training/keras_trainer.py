@@ -1,0 +1,117 @@
+"""Minibatch training of a Keras model: one compiled function per epoch, whatever the number of examples."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cloister.client.training.plan import TrainingPlan
+from cloister.core.errors import ConfigError
+from cloister.tasks.base import Examples
+from cloister.tasks.keras_model import KerasModel
+
+LOSSES = {
+    "cross-entropy": (keras.losses.SparseCategoricalCrossentropy, tf.int32),
+    "squared-error": (keras.losses.MeanSquaredError, tf.float32),
+}
+"""What a model's loss is in Keras, and the dtype of its targets."""
+
+
+class KerasTrainer:
+    """Any Keras optimizer on the model's loss, with FedProx's penalty where the plan has one.
+
+    The optimizer starts afresh in every `fit`: nothing of one client's training reaches another's.
+
+    Args:
+        model: trained in place.
+        optimizer: the name of a Keras optimizer.
+
+    Raises:
+        ConfigError: Keras does not know the optimizer.
+    """
+
+    def __init__(self, model: KerasModel, optimizer: str) -> None:
+        self.model = model
+        loss, self._target = LOSSES[model.loss]
+        self.loss = loss()
+        self.optimizer = optimizer_named(optimizer)
+        self.optimizer.build(model.keras.trainable_variables)
+        self._initial = [np.array(variable.numpy()) for variable in self.optimizer.variables]
+        self._anchors = [tf.Variable(variable.numpy()) for variable in model.keras.trainable_variables]
+        self._plain = self._compile(proximal=False)
+        self._proximal = self._compile(proximal=True)
+
+    def fit(self, examples: Examples, plan: TrainingPlan) -> float:
+        """Train from the model's weights, which are also the centre of the penalty."""
+        self._reset(plan)
+        epoch = self._proximal if plan.proximal_mu else self._plain
+        x, y = tf.constant(examples.x), tf.constant(examples.y, self._target)
+        rng = np.random.default_rng(plan.seed)
+        loss = 0.0
+        for _ in range(plan.epochs):
+            order = rng.permutation(len(examples)).astype(np.int32)
+            loss = epoch(x, y, order, np.int32(plan.batch_size), np.float32(plan.proximal_mu))
+        return float(loss)
+
+    def _reset(self, plan: TrainingPlan) -> None:
+        for variable, value in zip(self.optimizer.variables, self._initial, strict=True):
+            variable.assign(value)
+        self.optimizer.learning_rate = plan.learning_rate
+        self.model.reseed(int(np.random.SeedSequence(plan.seed).generate_state(1)[0]))
+        if plan.proximal_mu:
+            for anchor, variable in zip(self._anchors, self.model.keras.trainable_variables, strict=True):
+                anchor.assign(variable.value)
+
+    def _compile(self, proximal: bool) -> Any:
+        """The epoch as one graph: shapes are open, so that clients of any size share it."""
+        (spec,) = self.model.keras.inputs
+        features = list(spec.shape[1:])
+        signature = [
+            tf.TensorSpec([None, *features], spec.dtype),
+            tf.TensorSpec([None], self._target),
+            tf.TensorSpec([None], tf.int32),
+            tf.TensorSpec([], tf.int32),
+            tf.TensorSpec([], tf.float32),
+        ]
+
+        def epoch(x: Any, y: Any, order: Any, batch_size: Any, proximal_mu: Any) -> Any:
+            total = tf.constant(0.0)
+            for start in tf.range(0, tf.size(order), batch_size):
+                chosen = order[start : start + batch_size]
+                inputs = tf.ensure_shape(tf.gather(x, chosen), [None, *features])
+                loss = self._step(inputs, tf.gather(y, chosen), proximal_mu if proximal else None)
+                total += loss * tf.cast(tf.size(chosen), tf.float32)
+            return total / tf.cast(tf.size(order), tf.float32)
+
+        return tf.function(epoch, input_signature=signature)
+
+    def _step(self, x: Any, y: Any, proximal_mu: Any) -> Any:
+        """One minibatch; the loss without the penalty."""
+        variables = self.model.keras.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = self.loss(y, self.model.keras(x, training=True))
+            objective = tf.add_n([loss, *self.model.keras.losses])
+            if proximal_mu is not None:
+                objective += proximal_mu / 2 * self._distance_to_anchors()
+        self.optimizer.apply(tape.gradient(objective, variables), variables)
+        return loss
+
+    def _distance_to_anchors(self) -> Any:
+        """‖w - w_global‖² over the trainable weights."""
+        pairs = zip(self.model.keras.trainable_variables, self._anchors, strict=True)
+        return tf.add_n([tf.reduce_sum(tf.square(variable.value - anchor)) for variable, anchor in pairs])
+
+
+def optimizer_named(name: str) -> Any:
+    """A new Keras optimizer.
+
+    Raises:
+        ConfigError: Keras does not know the name.
+    """
+    try:
+        return keras.optimizers.get(name)
+    except ValueError as error:
+        raise ConfigError(
+            f"client.optimizer must be the name of a Keras optimizer, such as sgd or adam; got {name!r}"
+        ) from error

@@ -1,0 +1,97 @@
+"""Settings from a command line: `key=value` pairs and TOML files, every character of which is read or refused."""
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cloister.config.run import Scalar
+from cloister.core.errors import SettingsError
+
+OPTION = "--run-config"
+_KEY = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=\s*")
+_VALUE = re.compile(r"""("(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s"'#]+)(?=\s|$)""")
+
+
+def read_settings(arguments: Iterable[str]) -> dict[str, Scalar]:
+    """Dotted keys from the arguments of several `-c`; of a key that is given by several, the last one wins.
+
+    Args:
+        arguments: each holds `key=value` pairs with blanks between them, or the path of one TOML file. Values are
+            TOML: `'text'`, `3`, `0.5`, `true`. Blanks around `=` are allowed.
+
+    Raises:
+        SettingsError: part of an argument is neither, or a key is named twice in one argument.
+    """
+    settings: dict[str, Scalar] = {}
+    for argument in arguments:
+        settings |= _from_file(argument.strip()) if _is_path(argument) else _from_pairs(argument)
+    return settings
+
+
+def _is_path(argument: str) -> bool:
+    """Whether it names a file: a pair, too, may end in `.toml`."""
+    path = Path(argument.strip()).expanduser()
+    return bool(argument.strip()) and ("=" not in argument or (path.suffix == ".toml" and path.is_file()))
+
+
+def _from_pairs(text: str) -> dict[str, Scalar]:
+    pairs: dict[str, Scalar] = {}
+    for key, value in _pairs(text):
+        if key in pairs:
+            raise SettingsError(f"{OPTION}: {key} is there twice in {text!r}")
+        pairs[key] = value
+    return pairs
+
+
+def _pairs(text: str) -> Iterator[tuple[str, Scalar]]:
+    """Every pair of a text, one after the other, until nothing is left of it."""
+    position, end = 0, len(text.rstrip())
+    while position < end:
+        key = _KEY.match(text, position)
+        if key is None:
+            raise SettingsError(f"{OPTION}: {text[position:].strip()!r} does not begin with key=value")
+        value = _VALUE.match(text, key.end())
+        if value is None:
+            raise SettingsError(f"{OPTION}: {key[1]} = {text[key.end() :].strip()!r} is not valid: {_VALID}")
+        yield key[1], _scalar(key[1], value[1])
+        position = value.end()
+
+
+_VALID = "a value is 'text' in quotes, a number, true or false, and a blank follows it"
+
+
+def _scalar(key: str, value: str) -> Scalar:
+    try:
+        found = tomllib.loads(f"value = {value}")["value"]
+    except ValueError:  # no TOML, or a number of thousands of digits
+        raise SettingsError(f"{OPTION}: {key} = {value} is not valid: {_VALID}") from None
+    return _checked(key, found)
+
+
+def _checked(key: str, value: Any) -> Scalar:
+    if not isinstance(value, str | int | float | bool):
+        raise SettingsError(f"{OPTION}: {key} is of type {type(value).__name__}; {_VALID}")
+    return value
+
+
+def _from_file(argument: str) -> dict[str, Scalar]:
+    path = Path(argument).expanduser()
+    if path.suffix != ".toml" or not path.is_file():
+        what = f"there is no file at {argument}" if path.suffix == ".toml" else f"{argument!r} is neither"
+        raise SettingsError(f"{OPTION}: {what}; expected key=value pairs, or the path of a TOML file (.toml)")
+    try:
+        nested = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SettingsError(f"{OPTION}: {argument} cannot be read as TOML: {reason}") from None
+    return dict(_dotted(nested))
+
+
+def _dotted(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _checked(f"{prefix}{key}", value)

@@ -1,0 +1,199 @@
+"""The description of a federation, `federation.toml`, read strictly."""
+
+import ipaddress
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cloister.config.explain import explained
+from cloister.core.errors import ConfigError
+
+LABEL = r"[a-zA-Z0-9_]([a-zA-Z0-9_-]{0,61}[a-zA-Z0-9])?"
+HOST_NAME = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*")
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")]
+"""Names become folders, common names and words of a command line."""
+
+
+def _address(value: str) -> str:
+    """An address a certificate can be made out for.
+
+    Raises:
+        ValueError: it is neither a host name nor the address of one host.
+    """
+    try:
+        address = ipaddress.ip_address(value)
+    except ValueError:
+        if not HOST_NAME.fullmatch(value) or re.fullmatch(r"[\d.]+", value):
+            raise ValueError(f"{value!r} is neither a host name nor an IP address (no https://, no port)") from None
+        return value.lower()
+    if address.is_unspecified:
+        raise ValueError(f"{value!r} means every interface; give the address by which sites reach the server")
+    return str(address)
+
+
+def _one_line(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("it must be one line of printable characters")
+    return value
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, alias_generator=lambda name: name.replace("_", "-")
+    )
+
+
+class Server(_Section):
+    """Where the SuperLink is.
+
+    Args:
+        addresses: host names and IP addresses the certificate is made out for; sites and operators use the first.
+        port: on which it listens.
+        days: the certificate is valid.
+    """
+
+    addresses: Annotated[list[Annotated[str, AfterValidator(_address)]], Field(min_length=1)]
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    days: Annotated[int, Field(ge=1, le=3650)] = 365
+
+
+class Authority(_Section):
+    """Who signs the server's certificate.
+
+    Args:
+        kind: `own` makes a certificate authority; `external` writes a signing request for an existing one.
+        days: an authority of our own is valid.
+        certificate: signed by the external authority, PEM, with its intermediates; empty until there is one.
+        ca_certificate: of the external authority, PEM.
+    """
+
+    kind: Literal["own", "external"] = "own"
+    days: Annotated[int, Field(ge=1, le=36500)] = 3650
+    certificate: str = ""
+    ca_certificate: str = ""
+
+    @model_validator(mode="after")
+    def _agree(self) -> "Authority":
+        if self.kind == "own" and (self.certificate or self.ca_certificate):
+            raise ValueError("certificate and ca-certificate belong to kind = 'external'")
+        if bool(self.certificate) != bool(self.ca_certificate):
+            raise ValueError("certificate and ca-certificate come together")
+        return self
+
+
+class Site(_Section):
+    """One member with data: either a file of its own, or a part of a benchmark to try things out.
+
+    Args:
+        name: of the kit's folder, and under which the operator sees the node.
+        data_path: where the site's data lies on the machine that runs the node.
+        public_size: how many examples (or groups) of its own it says it has; dp-sgd needs it. 0: its policy says so.
+        partition_id: which part of a benchmark, from 0.
+        num_partitions: how many parts there are.
+        public_key: of a node key the site made itself; its private key is then never seen here.
+    """
+
+    name: Name
+    data_path: Annotated[str, AfterValidator(_one_line)] = ""
+    public_size: Annotated[int, Field(ge=0)] = 0
+    partition_id: Annotated[int, Field(ge=0)] | None = None
+    num_partitions: Annotated[int, Field(ge=1)] | None = None
+    public_key: str = ""
+
+    @model_validator(mode="after")
+    def _agree(self) -> "Site":
+        partition = self.partition_id is not None and self.num_partitions is not None
+        either = self.partition_id is not None or self.num_partitions is not None
+        if bool(self.data_path) == either or partition != either:
+            raise ValueError(f"site {self.name!r} needs data-path, or partition-id and num-partitions")
+        if partition and self.public_size:
+            raise ValueError(f"site {self.name!r}: public-size = {self.public_size} is for a site with a data-path")
+        if partition and (self.partition_id or 0) >= (self.num_partitions or 0):
+            raise ValueError(f"site {self.name!r}: partition-id must be below num-partitions")
+        return self
+
+    def node_config(self) -> dict[str, str | int]:
+        """What the node's configuration says about its data."""
+        if self.data_path:
+            size: dict[str, str | int] = {"public-size": self.public_size} if self.public_size else {}
+            return {"data-path": self.data_path} | size
+        assert self.partition_id is not None and self.num_partitions is not None
+        return {"partition-id": self.partition_id, "num-partitions": self.num_partitions}
+
+
+class Federation(_Section):
+    """A server, an authority and the sites.
+
+    Args:
+        name: of the connection that `flwr run . NAME` uses, and of the certificate authority.
+        server: where the SuperLink is.
+        authority: who signs its certificate.
+        sites: one or more; names are unique.
+        tasks: what a new site's policy allows to begin with.
+    """
+
+    name: Name
+    server: Server
+    authority: Authority = Authority()
+    sites: Annotated[list[Site], Field(min_length=1)]
+    tasks: Annotated[list[Name], Field(min_length=1)] = ["digits"]
+
+    @model_validator(mode="after")
+    def _agree(self) -> "Federation":
+        names = [site.name for site in self.sites]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"site names must be unique; twice: {', '.join(twice)}")
+        return self
+
+    @property
+    def address(self) -> str:
+        """`host:port` by which sites and operators reach the server."""
+        host = self.server.addresses[0]
+        return f"[{host}]:{self.server.port}" if ":" in host else f"{host}:{self.server.port}"
+
+
+def read_federation(path: Path) -> Federation:
+    """The federation described in a file; the paths in it are relative to it.
+
+    Raises:
+        ConfigError: no such file, or it describes none: each bad key is named, with what was found.
+    """
+    try:
+        federation = Federation.model_validate(tomllib.loads(path.read_text()))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from None
+    except ValidationError as error:
+        raise ConfigError(
+            "\n".join(f"{path}: {explained(item, SECTIONS.__getitem__)}" for item in error.errors())
+        ) from None
+    return _with_paths(federation, path.resolve().parent)
+
+
+def _with_paths(federation: Federation, base: Path) -> Federation:
+    """The same with the paths of files to be read made absolute."""
+
+    def absolute(value: str) -> str:
+        return str(base / Path(value).expanduser()) if value else ""
+
+    sites = [site.model_copy(update={"public_key": absolute(site.public_key)}) for site in federation.sites]
+    authority = federation.authority.model_copy(
+        update={
+            "certificate": absolute(federation.authority.certificate),
+            "ca_certificate": absolute(federation.authority.ca_certificate),
+        }
+    )
+    return federation.model_copy(update={"sites": sites, "authority": authority})
+
+
+SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
+    (): Federation,
+    ("server",): Server,
+    ("authority",): Authority,
+    ("sites",): Site,
+}

@@ -1,0 +1,379 @@
+"""Start-up kits: what each member of a federation needs, in a folder of its own, with the secrets it alone may have.
+
+    OUT/authority/     ca.key, ca.crt: signs the server's certificate; keep it off the network
+    OUT/server/        certificate and key, the executor's secret, the operators' digests, start.sh
+    OUT/operator/      the token for `flwr`, the nodes' public keys, register.sh
+    OUT/sites/NAME/    the node's key, its executor's secret, the authority's certificate, the policy, start.sh
+
+What is there is kept, whatever it is: running again adds what is missing, and renews only what it is told to. A file
+is whole or absent, and a kit has its SHA256SUMS only while all of it is there: after a full disk, run it again.
+OUT/issued.json remembers whose kits were ever made: one that was handed over and is no longer here is not made again,
+with new keys that nobody knows, unless that is asked for.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from cloister.core.errors import ConfigError
+from cloister.core.files import atomic_path
+from cloister.deploy import certificates, credentials, scripts
+from cloister.deploy.bundle import refuse_in_bundle
+from cloister.deploy.federation import Federation, Site, read_federation
+
+SECRET, PUBLIC, SCRIPT, FOLDER = 0o600, 0o644, 0o755, 0o700
+CHECKSUMS = "SHA256SUMS"
+HEART = {"server": "server/server.key", "operator": "operator/credentials.yaml"}
+"""Without which a kit is not there, whatever else lies in its folder."""
+ISSUED = "issued.json"
+"""Member -> public key of its node; empty for the server and the operator."""
+
+BUNDLED_KINDS = ("operator/credentials.yaml", "operator/config.toml", "sites/name/policy.toml", ISSUED)
+"""Files of kinds that Flower takes into app bundles."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one call did.
+
+    Args:
+        folder: of all kits.
+        written: files, relative to it.
+        notes: what is left for a person to do.
+        expiries: certificate, relative to the folder -> when it ends, UTC.
+    """
+
+    folder: Path
+    written: tuple[str, ...]
+    notes: tuple[str, ...]
+    expiries: dict[str, datetime]
+
+
+@dataclass
+class _Kits:
+    """The folder of all kits while they are written."""
+
+    folder: Path
+    written: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    issued: dict[str, str] = field(default_factory=dict)
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def read(self, name: str) -> bytes:
+        return self.path(name).read_bytes()
+
+    def has(self, name: str) -> bool:
+        path = self.path(name)
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is in the place of a file of the kit: move it away")
+        return path.is_file()
+
+    def is_gone(self, member: str) -> bool:
+        """Whether a member's kit was made once and is no longer here, which is noted."""
+        gone = member in self.issued and not self.has(HEART[member])
+        if gone:
+            self.notes.append(f"{member} was made before and is not here: it is not made again (--remake {member})")
+        return gone
+
+    def write(self, name: str, content: bytes | str, mode: int) -> None:
+        """Write a file whole, in folders that nobody else can look into."""
+        path = self.path(name)
+        try:
+            self._make_folders(path)
+            self._break_seal(name)
+            with (
+                atomic_path(path) as partial,
+                open(partial, "xb", opener=lambda file, flags: os.open(file, flags, mode)) as file,
+            ):
+                os.fchmod(file.fileno(), mode)  # whatever the umask
+                file.write(content if isinstance(content, bytes) else content.encode())
+        except OSError as error:
+            # Without the cause, whose frames hold what was to be written.
+            raise ConfigError(f"{error.filename or path}: {error.strerror}; the kits are not complete") from None
+        self.written.append(name)
+
+    def _make_folders(self, path: Path) -> None:
+        inside = [parent for parent in path.parents if self.folder in parent.parents]
+        for folder in (self.folder, *reversed(inside)):
+            folder.mkdir(mode=FOLDER, parents=True, exist_ok=True)
+            folder.chmod(FOLDER)  # also one that somebody else has made
+
+    def _break_seal(self, name: str) -> None:
+        """Take the checksums out of a kit that is about to change."""
+        for parent in Path(name).parents:
+            if Path(name).name != CHECKSUMS and str(parent) != ".":
+                (self.folder / parent / CHECKSUMS).unlink(missing_ok=True)
+
+    def add(self, name: str, content: bytes | str, mode: int) -> None:
+        """Write a file that is not there yet."""
+        if not self.has(name):
+            self.write(name, content, mode)
+
+    def add_script(self, name: str, content: str) -> None:
+        """Write a script that is not there yet; say so where the one that is there says something else."""
+        self.add(name, content, SCRIPT)
+        if self.read(name) != content.encode():
+            self.notes.append(f"{name} differs from what federation.toml describes; remove it to have it written anew")
+
+
+def provision(
+    description: Path,
+    folder: Path,
+    policy: str | Callable[[Sequence[str]], str],
+    renew: bool = False,
+    renew_authority: bool = False,
+    remake: Sequence[str] = (),
+) -> Report:
+    """Write what is missing of the kits of a federation.
+
+    Args:
+        description: its `federation.toml`.
+        folder: for the kits; made if absent.
+        policy: text of the policy that a new site starts with, or what writes it for the tasks of the federation.
+        renew: make a new server certificate.
+        renew_authority: make a new certificate of our own authority, with its old key, and of the server. Nodes that
+            still hold the old one trust the server until the old one ends.
+        remake: members (`server`, `operator`, `sites/NAME`) whose kits were made before, are not here and are to be
+            made anew, with new keys.
+
+    Guarantees: private keys and secrets are readable by their owner only, and a site's is in its kit and nowhere else.
+
+    Raises:
+        ConfigError: the description is not valid, or does not fit what is in the folder; the folder is one of which
+            Flower would put files into an app bundle; or a file cannot be written.
+    """
+    federation = read_federation(description)
+    _refuse_shared_keys(federation)
+    kits = _Kits(folder.resolve())
+    refuse_in_bundle(kits.folder, BUNDLED_KINDS)
+    members = ["server", "operator", *(f"sites/{site.name}" for site in federation.sites)]
+    kits.issued = _issued(kits, members)
+    _forget(kits, members, remake)
+    kits.add(".gitignore", "*\n", PUBLIC)
+    _write_authority(kits, federation, renew_authority)
+    _write_server(kits, federation, renew or renew_authority)
+    _write_operator(kits, federation)
+    for site in federation.sites:
+        _write_site(kits, federation, site, policy if isinstance(policy, str) else policy(federation.tasks))
+    _remember(kits, members)
+    for member in members:
+        _spread_authority(kits, member)
+        _sum_up(kits, member)
+    _note_strangers(kits, federation)
+    return Report(kits.folder, tuple(kits.written), tuple(kits.notes), _expiries(kits))
+
+
+def _issued(kits: _Kits, members: Sequence[str]) -> dict[str, str]:
+    """What was ever made; in a folder without a record, what is there.
+
+    Raises:
+        ConfigError: the record cannot be read.
+    """
+    if not kits.has(ISSUED):
+        made = {name: "" for name, heart in HEART.items() if kits.has(heart)}
+        keys = kits.path("operator/nodes").glob("*.pub")
+        return made | {f"sites/{path.stem}": path.read_text() for path in keys if f"sites/{path.stem}" in members}
+    try:
+        found = json.loads(kits.read(ISSUED))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found.values()):
+        raise ConfigError(f"{kits.path(ISSUED)} is no record of issued kits")
+    return found
+
+
+def _forget(kits: _Kits, members: Sequence[str], remake: Sequence[str]) -> None:
+    """Treat members as if their kits had never been made."""
+    for member in remake:
+        if member not in members:
+            raise ConfigError(f"--remake {member!r} is none of {', '.join(members)}")
+        if kits.path(HEART.get(member, member)).exists():
+            raise ConfigError(f"--remake {member}: it is in {kits.folder}; move it away first")
+        kits.issued.pop(member, None)
+        kits.path(f"operator/nodes/{Path(member).name}.pub").unlink(missing_ok=True)
+        if member == "operator":
+            kits.path("server/operators.sha256").unlink(missing_ok=True)
+
+
+def _remember(kits: _Kits, members: Sequence[str]) -> None:
+    """Note what is there now beside what was ever made."""
+    issued = dict(kits.issued)
+    for member in members:
+        public = f"operator/nodes/{Path(member).name}.pub"
+        if member.startswith("sites/") and kits.has(public):
+            issued[member] = kits.read(public).decode()
+        elif member in HEART and kits.has(HEART[member]):
+            issued.setdefault(member, "")
+    if issued != kits.issued or not kits.has(ISSUED):
+        kits.write(ISSUED, json.dumps(issued, indent=2) + "\n", PUBLIC)
+
+
+def _refuse_shared_keys(federation: Federation) -> None:
+    own = [site.public_key for site in federation.sites if site.public_key]
+    if len({certificates.checked_node_key(Path(path)).split()[1] for path in own}) < len(own):
+        raise ConfigError("two sites have the same public-key; a node is known by its key")
+
+
+def _write_authority(kits: _Kits, federation: Federation, renew: bool) -> None:
+    if federation.authority.kind == "external":
+        if renew:
+            raise ConfigError(
+                "--renew-authority: the authority is external; put its new certificate in federation.toml"
+            )
+        if federation.authority.ca_certificate:
+            content = _file(federation.authority.ca_certificate, "ca-certificate")
+            if not kits.has("authority/ca.crt") or kits.read("authority/ca.crt") != content:
+                kits.write("authority/ca.crt", content, PUBLIC)
+        return
+    if kits.has("authority/ca.crt") and not kits.has("authority/ca.key"):
+        if renew:
+            raise ConfigError("--renew-authority: authority/ca.key is not here")
+        return
+    kits.add("authority/ca.key", certificates.new_tls_key(), SECRET)
+    if renew or not kits.has("authority/ca.crt"):
+        key, days = kits.read("authority/ca.key"), federation.authority.days
+        kits.write("authority/ca.crt", certificates.self_signed(key, federation.name, days), PUBLIC)
+
+
+def _write_server(kits: _Kits, federation: Federation, renew: bool) -> None:
+    if kits.is_gone("server"):
+        if renew:
+            raise ConfigError(
+                f"the server's kit is not in {kits.folder}: put it back to have a certificate for its key"
+            )
+        return
+    kits.add("server/server.key", certificates.new_tls_key(), SECRET)
+    if federation.authority.kind == "own":
+        _sign_server(kits, federation, renew)
+    else:
+        _take_signed(kits, federation, renew)
+    kits.add("server/superexec.secret", secrets.token_hex(32), SECRET)
+    kits.add_script("server/start.sh", scripts.server_script(federation))
+
+
+def _sign_server(kits: _Kits, federation: Federation, renew: bool) -> None:
+    if renew or not kits.has("server/server.crt"):
+        if not kits.has("authority/ca.key"):
+            raise ConfigError(f"authority/ca.key is not in {kits.folder}: a server's certificate cannot be signed")
+        key, server = kits.read("server/server.key"), federation.server
+        authority = kits.read("authority/ca.crt"), kits.read("authority/ca.key")
+        certificate = certificates.server_certificate(key, server.addresses, server.days, *authority)
+        kits.write("server/server.crt", certificate, PUBLIC)
+    missing = set(federation.server.addresses) - certificates.addresses_of(kits.read("server/server.crt"))
+    if missing:
+        kits.notes.append(f"server/server.crt is not made out for {', '.join(sorted(missing))}; use --renew")
+
+
+def _take_signed(kits: _Kits, federation: Federation, renew: bool) -> None:
+    """Ask for a signature, and take the signed certificate in where there is one."""
+    key, addresses = kits.read("server/server.key"), federation.server.addresses
+    if renew or not kits.has("server/server.csr"):
+        kits.write("server/server.csr", certificates.signing_request(key, addresses), PUBLIC)
+    if renew or not federation.authority.certificate:
+        kits.notes.append(
+            "have server/server.csr signed, name certificate and ca-certificate in federation.toml, and run this again"
+        )
+    if not federation.authority.certificate:
+        return
+    signed = _file(federation.authority.certificate, "certificate")
+    certificates.check_signed(signed, kits.read("authority/ca.crt"), key, addresses)
+    if not kits.has("server/server.crt") or kits.read("server/server.crt") != signed:
+        kits.write("server/server.crt", signed, PUBLIC)
+
+
+def _write_operator(kits: _Kits, federation: Federation) -> None:
+    if kits.is_gone("operator"):
+        return
+    is_new = not kits.has(HEART["operator"]) and not kits.has("server/operators.sha256")
+    if is_new:
+        token = credentials.new_token()
+        kits.write("operator/credentials.yaml", credentials.credentials_file(federation.address, token), SECRET)
+    if is_new or (kits.has(HEART["server"]) and not kits.has("server/operators.sha256")):
+        token = credentials.token_in(kits.read("operator/credentials.yaml"))
+        kits.write("server/operators.sha256", f"{credentials.digest_of(token)}  operator\n", SECRET)
+    connection = scripts.connection(federation, str(kits.path("operator/ca.crt")))
+    kits.add("operator/config.toml", connection, PUBLIC)
+    kits.add_script("operator/register.sh", scripts.register_script(federation))
+
+
+def _write_site(kits: _Kits, federation: Federation, site: Site, policy: str) -> None:
+    """Add a site; its public key goes to the operator, its private key nowhere."""
+    home, public = f"sites/{site.name}", f"operator/nodes/{site.name}.pub"
+    is_new = home not in kits.issued
+    key = b"" if kits.has(public) else _node_key(kits, site)
+    if not key and site.public_key and certificates.checked_node_key(Path(site.public_key)) != kits.read(public):
+        kits.notes.append(f"{public} is not the public-key of federation.toml; remove it to have it replaced")
+    # A kit that was handed over and removed here is not made again.
+    if is_new or kits.path(home).is_dir():
+        kits.add(f"{home}/policy.toml", policy, PUBLIC)
+        kits.add(f"{home}/superexec.secret", secrets.token_hex(32), SECRET)
+        kits.add_script(f"{home}/start.sh", scripts.site_script(federation, site))
+    # Last: a site whose public key is there counts as one whose kit was made.
+    if key:
+        kits.write(public, key, PUBLIC)
+        if is_new:
+            kits.notes.append(f"register site {site.name}: operator/register.sh")
+
+
+def _node_key(kits: _Kits, site: Site) -> bytes:
+    """The public key of a site: its own, or one whose private half is in its kit, or goes there if it never was."""
+    home = f"sites/{site.name}"
+    private = f"{home}/node.key"
+    if site.public_key:
+        kits.notes.append(f"site {site.name} puts its own private key in its kit as node.key")
+        return certificates.checked_node_key(Path(site.public_key))
+    if kits.has(private):
+        return certificates.public_half(kits.read(private), str(kits.path(private)))
+    if known := kits.issued.get(home):
+        return known.encode()
+    private_key, public_key = certificates.new_node_key()
+    kits.write(private, private_key, SECRET)
+    return public_key
+
+
+def _spread_authority(kits: _Kits, member: str) -> None:
+    """Put the authority's certificate into a kit that has none, or has the one before."""
+    name, is_new = f"{member}/ca.crt", "authority/ca.crt" in kits.written
+    if kits.has("authority/ca.crt") and kits.path(member).is_dir() and (is_new or not kits.has(name)):
+        kits.write(name, kits.read("authority/ca.crt"), PUBLIC)
+
+
+def _sum_up(kits: _Kits, member: str) -> None:
+    """List the checksums of a kit that changed, so that whoever receives it can tell that it is whole."""
+    home = kits.path(member)
+    if not home.is_dir() or kits.has(f"{member}/{CHECKSUMS}"):
+        return
+    files = sorted(path for path in [*home.glob("*"), *home.glob("nodes/*.pub")] if path.is_file())
+    files = [path for path in files if path.name != CHECKSUMS]
+    lines = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(home).as_posix()}\n" for path in files
+    ]
+    kits.write(f"{member}/{CHECKSUMS}", "".join(lines), PUBLIC)
+
+
+def _note_strangers(kits: _Kits, federation: Federation) -> None:
+    known = {site.name for site in federation.sites}
+    strangers = sorted(path.stem for path in kits.path("operator/nodes").glob("*.pub") if path.stem not in known)
+    for name in strangers:
+        kits.notes.append(
+            f"site {name} is not in federation.toml: unregister its node, then remove its kit and its key"
+        )
+
+
+def _expiries(kits: _Kits) -> dict[str, datetime]:
+    names = ("authority/ca.crt", "server/server.crt")
+    return {name: certificates.expiry_of(kits.read(name)) for name in names if kits.has(name)}
+
+
+def _file(path: str, key: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"authority.{key} {path}: {error.strerror}") from None

@@ -1,0 +1,33 @@
+"""What provisioning did, on the screen."""
+
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.table import Table
+
+from cloister.deploy.kits import Report
+
+SOON = 30
+"""Days before its end from which a certificate is shown in red."""
+
+
+def show(report: Report, console: Console | None = None) -> None:
+    """Print which files were written, when certificates end, and what is left to do."""
+    console = console or Console()
+    console.print(f"kits in {report.folder}", highlight=False, soft_wrap=True)
+    for name in report.written:
+        console.print(f"  wrote {name}", highlight=False, soft_wrap=True)
+    if not report.written:
+        console.print("  nothing to write")
+    if report.expiries:
+        console.print(_expiries(report))
+    for note in report.notes:
+        console.print(f"• {note}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _expiries(report: Report) -> Table:
+    table = Table("certificate", "ends", "days left")
+    for name, end in report.expiries.items():
+        days = (end - datetime.now(UTC)).days
+        table.add_row(name, f"{end:%Y-%m-%d}", str(days), style="red" if days < SOON else None)
+    return table

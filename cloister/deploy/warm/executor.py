@@ -1,0 +1,310 @@
+"""Flower's executor, with processes that are forked instead of started.
+
+A process that has imported everything heavy, and computed nothing, asks the SuperNode for tasks. For each it forks a
+child, which runs `flwr-clientapp`'s own function once and ends: what a client computes, and above all its noise, never
+lives longer than its message. A child loads the very bundle that was looked at, from a folder that nobody else has
+written to: Flower's own loader goes by the names that the server gives, into a folder shared by all runs.
+"""
+
+import gc
+import hashlib
+import importlib
+import os
+import shutil
+import signal
+import ssl
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from logging import ERROR, INFO, WARNING
+from pathlib import Path
+from typing import Any, NoReturn
+
+import flwr
+import httpx
+from flwr.clientapp.client_app import ClientApp
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    AcquireTaskResponse,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+)
+from flwr.supercore import log
+from flwr.supercore.constant import TaskType
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime import run_clientapp as clientapp
+
+from cloister.client.policy import CHECKED_BUNDLE, Policy
+from cloister.core.errors import FederationError, PolicyError
+
+TESTED_WITH = "1.41.0"
+"""The flwr whose internals this package relies on; with any other, clients start cold."""
+POLL_SECONDS = 0.2
+LEAVE_SECONDS = 5.0
+"""For children to end after they were asked to."""
+APP = "cloister"
+"""The package that Flower ships: what a child runs comes from the bundle of its run, not from this process."""
+LIBRARIES = (
+    "cloister.client.app",
+    "cloister.privacy.accounting.account",
+    "dp_accounting",
+    "sklearn.datasets",
+    "pandas",
+)
+
+
+@dataclass(frozen=True)
+class Link:
+    """How to reach the SuperNode.
+
+    Attributes:
+        address: host:port of its Runtime API.
+        certificates: path of the CA certificate that vouches for it; empty: plain HTTP.
+        secret: shared with it; None if it asks for none.
+    """
+
+    address: str
+    certificates: str = ""
+    secret: bytes | None = None
+
+    def client(self) -> RuntimeHttpClient:
+        """A client that may ask for tasks."""
+        interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
+        if self.secret is not None:
+            methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+            interceptors.append(SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=methods))
+        return self._connected(interceptors)
+
+    def client_of_task(self, token: str) -> RuntimeHttpClient:
+        """A client that may speak for a task it was given."""
+        return self._connected(
+            [RuntimeVersionHttpInterceptor(component_name="SuperExec"), RuntimeTokenHttpInterceptor(token)]
+        )
+
+    def _connected(self, interceptors: list[Any]) -> RuntimeHttpClient:
+        return RuntimeHttpClient.from_server_address(
+            server_address=self.address,
+            insecure=not self.certificates,
+            root_certificates=self.root(),
+            interceptors=interceptors,
+        )
+
+    def root(self) -> bytes | None:
+        """The CA certificate, or None for plain HTTP."""
+        return Path(self.certificates).read_bytes() if self.certificates else None
+
+
+def warm_up(keras: bool) -> None:
+    """Import what clients need, without computing anything: a process forked after a computation may hang."""
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    if keras:
+        from cloister.tasks.backend import import_keras
+
+        import_keras()
+    # What is frozen is not touched by a child's collector, so that its memory stays shared.
+    gc.collect()
+    gc.freeze()
+
+
+@dataclass
+class Executor:
+    """Asks for tasks and has each run in a process of its own.
+
+    Args:
+        link: to the SuperNode.
+        policy: gives the policy in force, whose `allowed-fabs` is enforced before anything of a bundle runs.
+    """
+
+    link: Link
+    policy: Callable[[], Policy | None] = lambda: None
+    children: dict[int, Path] = field(default_factory=dict)
+    reachable: bool = True
+
+    def serve(self, going_on: Callable[[], bool]) -> None:
+        """Run tasks as long as `going_on`; then end the children.
+
+        Raises:
+            FederationError: the SuperNode's certificate is not one to be trusted.
+        """
+        try:
+            with self.link.client() as client:
+                while going_on():
+                    self._reap()
+                    if (answer := self._asked(client)) is None:
+                        time.sleep(POLL_SECONDS)
+                    elif answer.task.type == TaskType.CLIENT_APP:
+                        self.fork(answer.token)
+                    else:
+                        self._refuse(answer.token)
+        finally:
+            self._end_children()
+
+    def fork(self, token: str) -> None:
+        """Run a task in a child of this process, with a folder of its own."""
+        folder = Path(tempfile.mkdtemp(prefix="cloister-"))
+        child = os.fork()
+        if not child:
+            _as_child(lambda: self._run(token, os.getppid(), folder))
+        self.children[child] = folder
+
+    def _run(self, token: str, parent: int, folder: Path) -> None:
+        """Be `flwr-clientapp` for one task."""
+        load_only_what_is_allowed(self.policy, folder)
+        _forget_app()
+        clientapp.run_clientapp(
+            runtime_api_address=self.link.address,
+            token=token,
+            insecure=not self.link.certificates,
+            certificates=self.link.root(),
+            parent_pid=parent,
+            runtime_dependency_install=False,
+        )
+
+    def _asked(self, client: RuntimeHttpClient) -> AcquireTaskResponse | None:
+        """A task to run; None if there is none, or if the SuperNode cannot be reached now, which is said once."""
+        try:
+            answer = _next_task(client)
+        except httpx.TransportError as error:
+            if _is_about_trust(error):
+                raise FederationError(f"the SuperNode at {self.link.address} is not to be trusted: {error}") from None
+            if self.reachable:
+                log(WARNING, "no SuperNode answers at %s yet: %s", self.link.address, error)
+            self.reachable = False
+            return None
+        self.reachable = True
+        return answer
+
+    def _refuse(self, token: str) -> None:
+        """Answer a task of another kind with an error: left alone, it would keep all later messages waiting."""
+        log(ERROR, "refused a task that is none of a client: a warm node runs no agents")
+        with suppress(httpx.HTTPError), self.link.client_of_task(token) as client:
+            client.PullTaskInput(PullTaskInputRequest())
+            client.PullMessages(PullAppMessagesRequest())
+            details = "this node runs clients only"
+            client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details))
+
+    def _reap(self) -> None:
+        for child, folder in list(self.children.items()):
+            if os.waitpid(child, os.WNOHANG)[0]:
+                self._forget(child, folder)
+
+    def _end_children(self) -> None:
+        """End all children, those that do not listen by force."""
+        for child in self.children:
+            os.kill(child, signal.SIGTERM)
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while self.children and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            self._reap()
+        for child, folder in list(self.children.items()):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            self._forget(child, folder)
+
+    def _forget(self, child: int, folder: Path) -> None:
+        del self.children[child]
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_tested() -> bool:
+    """Whether this is the flwr whose internals are known; if not, it is said in the log."""
+    if flwr.__version__ == TESTED_WITH:
+        return True
+    log(WARNING, "warm clients were tested with flwr %s, this is %s: clients start cold", TESTED_WITH, flwr.__version__)
+    return False
+
+
+def _next_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
+    """A task and its token; None if there is none, or if the SuperNode has troubles of its own."""
+    kinds = [TaskType.CLIENT_APP, TaskType.AGENT_APP]
+    try:
+        answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=kinds))
+    except httpx.HTTPStatusError as error:
+        if error.response.is_server_error:
+            return None
+        raise
+    return answer if answer.HasField("task") and answer.token else None
+
+
+def _is_about_trust(error: BaseException | None) -> bool:
+    """Whether an error, or one that led to it, is that a certificate was not accepted."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _as_child(work: Callable[[], None]) -> NoReturn:
+    """Do the work and end, without anything that the parent has planned for its own end."""
+    code = 1
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        work()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException as error:
+        log(ERROR, "a client failed", exc_info=error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _forget_app() -> None:
+    """Unload this process' own copy of the app: the child imports that of its bundle, as a cold client would."""
+    for name in [name for name in sys.modules if name == APP or name.startswith(APP + ".")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def load_only_what_is_allowed(policy: Callable[[], Policy | None], folder: Path) -> None:
+    """Have this process unpack a bundle that the policy allows in `folder`, and load the app from there and no other.
+
+    What the server says about the bundle (its name, its version, its digest) chooses nothing: a bundle of another name
+    or version than the run's is an error of Flower's loader.
+    """
+    names = vars(clientapp)
+    unpack, loader = names["install_from_fab"], names["get_load_client_app_fn"]
+    unpacked: list[Path] = []
+
+    def install(bundle: bytes, **_: Any) -> Path:
+        if any(folder.iterdir()):
+            raise PolicyError("the folder for an app bundle was not empty")
+        path: Path = unpack(_allowed(bundle, policy()), install_dir=folder, skip_prompt=True)
+        unpacked.append(path)
+        return path
+
+    def get_load(**_: Any) -> Callable[[str, str, str], ClientApp]:
+        (path,) = unpacked
+        load: Callable[[str, str, str], ClientApp] = loader(default_app_ref="", app_path=str(path), multi_app=True)
+        return load
+
+    names["install_from_fab"], names["get_load_client_app_fn"] = install, get_load
+
+
+def _allowed(bundle: bytes, policy: Policy | None) -> bytes:
+    """A bundle whose code may run here; that it was looked at is left in the environment for the policy's mod.
+
+    Raises:
+        PolicyError: the policy does not list it.
+    """
+    digest = hashlib.sha256(bundle).hexdigest()
+    if policy is not None and policy.allowed_fabs and digest not in policy.allowed_fabs:
+        raise PolicyError(f"refused by the policy of this node: app bundle {digest[:12]} is not in allowed-fabs")
+    os.environ[CHECKED_BUNDLE] = digest
+    log(INFO, "running app bundle %s", digest[:12])
+    return bundle

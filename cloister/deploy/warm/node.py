@@ -1,0 +1,139 @@
+"""`cloister warm-node`: a SuperNode with warm clients, as one command."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from logging import INFO, WARNING
+from pathlib import Path
+
+from flwr.common.config import parse_config_args
+from flwr.supercore import log
+from flwr.supercore.auth import load_superexec_auth_secret
+from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+
+from cloister.client.policy import policy_of
+from cloister.core.errors import ConfigError, FederationError, PolicyError
+from cloister.deploy.warm.executor import TESTED_WITH, Executor, Link, is_tested, warm_up
+from cloister.deploy.warm.meeting import Meeting, meet
+
+SUPERNODE = "flower-supernode"
+
+
+POLLS = (0.5, 5.0)
+"""Seconds between two looks for messages: just after one, and in the long run."""
+
+
+def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, float] = POLLS) -> int:
+    """Run a SuperNode and its clients until it ends or a signal ends both.
+
+    Args:
+        options: of `flower-supernode`, passed on as they are. `--isolation` is chosen here.
+        keras: import Keras beforehand: some 500 MB, shared by all messages. Tasks without a network need none.
+        polls: seconds between two looks for messages, just after one and in the long run.
+
+    Returns:
+        The exit status of the SuperNode.
+
+    Raises:
+        ConfigError: an option is not for this command.
+        FederationError: the SuperNode's certificate is not one to be trusted, the clocks of this machine and the
+            SuperLink are too far apart, or the SuperLink refused this node.
+        PolicyError: the node's policy cannot be read, or cannot be enforced with this flwr.
+    """
+    ours = _read(options)
+    if not 0 < polls[0] <= polls[1]:
+        raise ConfigError(f"--fastest-poll = {polls[0]:g} must be above 0 and at most --slowest-poll = {polls[1]:g}")
+    _look_at_superlink(ours)
+    node = parse_config_args([ours.node_config] if ours.node_config else None)
+    policy = policy_of(node)
+    if not is_tested():
+        if policy is not None and policy.allowed_fabs:
+            raise PolicyError(f"allowed-fabs cannot be enforced with this flwr, only with {TESTED_WITH}")
+        # In place of this process: a signal to it is then one to the SuperNode.
+        os.execvp(SUPERNODE, [SUPERNODE, *options])
+    pauses = [f"{seconds:g}" for seconds in polls]
+    supernode = subprocess.Popen(
+        [sys.executable, "-P", "-m", "cloister.deploy.warm.supernode", *pauses, *options, "--isolation", "process"]
+    )
+    asked = _ended_by_signals(supernode)
+    try:
+        warm_up(keras)
+        log(INFO, "warm: clients of this node are forked from process %s", os.getpid())
+        Executor(_link(ours), lambda: policy_of(node)).serve(lambda: supernode.poll() is None)
+    finally:
+        _end(supernode)
+    status = supernode.wait()
+    if not status and not asked:
+        # A SuperNode that is refused ends as if it had been asked to.
+        raise FederationError(_why_refused(ours))
+    return status
+
+
+def _ended_by_signals(supernode: "subprocess.Popen[bytes]") -> list[int]:
+    """End the SuperNode on a signal to this process; the signals so far."""
+    asked: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        asked.append(number)
+        _end(supernode)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    return asked
+
+
+def _look_at_superlink(ours: argparse.Namespace) -> None:
+    """Say what will be a trouble; end where the SuperLink would refuse this node.
+
+    Raises:
+        FederationError: its clock and that of this machine are too far apart.
+    """
+    found = _met(ours)
+    for line in found.warnings if found else ():
+        log(WARNING, "%s", line)
+    if found and found.refusal:
+        raise FederationError(found.refusal)
+
+
+def _why_refused(ours: argparse.Namespace) -> str:
+    found = _met(ours)
+    if found and found.refusal:
+        return f"the SuperLink refused this node: {found.refusal}"
+    return "the SuperLink refused this node (401): its key is not registered there, or was unregistered"
+
+
+def _met(ours: argparse.Namespace) -> Meeting | None:
+    certificates = ours.root_certificates and str(Path(ours.root_certificates).expanduser())
+    return meet(ours.superlink, certificates, ours.insecure)
+
+
+def _read(options: Sequence[str]) -> argparse.Namespace:
+    """The options as `flower-supernode` itself reads them: abbreviated, repeated and deprecated ones too."""
+    parser: argparse.ArgumentParser = _parse_args_run_supernode()
+    parser.prog = "cloister warm-node"
+    parser.set_defaults(isolation="")
+    ours = parser.parse_args(list(options))
+    if ours.isolation:
+        raise ConfigError(f"--isolation = {ours.isolation!r}: cloister warm-node has clients of its own; leave it out")
+    if bool(ours.ssl_certfile) != bool(ours.ssl_ca_certfile):
+        raise ConfigError("--ssl-certfile and --ssl-ca-certfile belong together: clients check the one by the other")
+    return ours
+
+
+def _link(ours: argparse.Namespace) -> Link:
+    host = "127.0.0.1" if ours.host in ("0.0.0.0", "") else "[::1]" if ours.host == "::" else ours.host
+    secret = None
+    if ours.superexec_auth_secret_file:
+        secret = load_superexec_auth_secret(secret_file=ours.superexec_auth_secret_file)
+    return Link(
+        f"{host}:{ours.port}", str(Path(ours.ssl_ca_certfile).expanduser()) if ours.ssl_certfile else "", secret
+    )
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    with suppress(ProcessLookupError):
+        process.terminate()

@@ -1,0 +1,158 @@
+"""dp-accounting, asked about our events."""
+
+import functools
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import dp_accounting
+import numpy as np
+from dp_accounting import gaussian_mechanism, pld
+from dp_accounting.pld import common, privacy_loss_distribution
+from dp_accounting.privacy_accountant import NeighboringRelation
+from dp_accounting.rdp import rdp_privacy_accountant
+from numpy.typing import NDArray
+from scipy import special  # type: ignore[import-untyped]
+
+from cloister.privacy.accounting.events import LEAST, Gaussian, Relation
+
+RULES = {
+    "add-or-remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "replace-one": NeighboringRelation.REPLACE_ONE,
+}
+
+
+def rdp_epsilon(orders: NDArray, curve: NDArray, delta: float) -> float:
+    """ε of a Rényi curve at δ, by today's conversion."""
+    return float(rdp_privacy_accountant.compute_epsilon(orders, curve, delta)[0])
+
+
+def rdp_delta(orders: NDArray, curve: NDArray, epsilon: float) -> float:
+    """δ of a Rényi curve at ε."""
+    return float(rdp_privacy_accountant.compute_delta(orders, curve, epsilon)[0])
+
+
+def gaussian_epsilon(multiplier: float, delta: float) -> float:
+    """ε of one Gaussian release, exactly."""
+    return float(gaussian_mechanism.get_epsilon_gaussian(multiplier, delta))
+
+
+def gaussian_delta(multiplier: float, epsilon: float) -> float:
+    """δ of one Gaussian release, exactly."""
+    # dp-accounting has no public form of the curve that its `get_epsilon_gaussian` inverts.
+    return math.exp(gaussian_mechanism._get_log_delta(multiplier, epsilon))
+
+
+@functools.lru_cache(maxsize=4096)
+def gaussian_parameter(epsilon: float, delta: float) -> float:
+    """The largest μ, to one part in 10¹², of a Gaussian release of multiplier 1/μ that is (ε, δ)-DP.
+
+    By bisection on the exact curve, which rises with μ. What is returned is the lower end.
+    """
+    low, high = 0.0, 1.0
+    while gaussian_delta(1 / high, epsilon) <= delta:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if gaussian_delta(1 / middle, epsilon) <= delta else (low, middle)
+    return low
+
+
+@functools.lru_cache(maxsize=4096)
+def pure_parameter(epsilon: float) -> float:
+    """μ of the Gaussian release that protects no better than a pure ε: Φ(μ/2) = e^ε/(1 + e^ε).
+
+    A pure ε bounds the type II error β of any test of two neighbours from below by two straight lines in its type I
+    error α, β = 1 - e^ε·α and β = e^-ε·(1 - α) (Kairouz, Oh, Viswanath, 2017, arXiv:1311.0776). They meet in the fixed
+    point α = β = a = 1/(1 + e^ε), and together run from (0, 1) over (a, a) to (1, 0). The curve of a Gaussian,
+    G(α) = Φ(Φ⁻¹(1 - α) - μ), is convex and its own inverse, runs from (0, 1) to (1, 0), and its fixed point, where
+    Φ⁻¹(1 - α) = μ/2, is Φ(-μ/2) = a for this μ. So the two lines are chords of G, and a convex function lies below its
+    chords: whoever is told pure ε apart no better than by the lines is told apart no better than by G. Every such
+    release is μ-GDP (Dong, Roth, Su, 2022, arXiv:1905.02383, Definition 4), and no smaller μ would do, since G would
+    pass above (a, a).
+    """
+    # Φ⁻¹ loses its relative precision at 1/2: a smaller ε is counted as `LEAST`.
+    return float(-2 * special.ndtri_exp(-np.logaddexp(0.0, max(epsilon, LEAST))))
+
+
+def pure_curve(epsilon: float, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    """Rényi divergence of a pure release at each order: at most min(ε, α·ε²/2).
+
+    Source: Bun, Steinke (2016), arXiv:1605.02065, Proposition 3.3; and no divergence is above that of order ∞.
+    """
+    curve: NDArray[np.float64] = np.minimum(epsilon, np.array(orders) * epsilon**2 / 2)
+    return curve
+
+
+def losses(
+    unsampled: float,
+    sampled: Mapping[Gaussian, int],
+    pure: Mapping[float, int],
+    relation: Relation,
+    step: float,
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """The privacy loss distribution of releases.
+
+    Args:
+        unsampled: multiplier of the one Gaussian that all releases without a draw amount to; 0: there are none.
+        sampled: the others, and how often each was made.
+        pure: ε of each pure release under this relation, and how often it was made.
+        relation: which datasets are neighbours.
+        step: of the distribution.
+    """
+    accountant = pld.PLDAccountant(RULES[relation], step)
+    if unsampled:
+        # dp-accounting's loss distributions double the shift under replace-one themselves.
+        accountant.compose(dp_accounting.GaussianDpEvent(unsampled))
+    for event, count in sampled.items():
+        accountant.compose(_as_dp_event(event), count)
+    # The accountant knows no pure event, and its distribution has no public accessor; the version is pinned.
+    composed = accountant._pld
+    for epsilon, count in pure.items():
+        alone = privacy_loss_distribution.from_privacy_parameters(
+            common.DifferentialPrivacyParameters(epsilon, 0.0), value_discretization_interval=step
+        )
+        composed = composed.compose(alone.self_compose(count))
+    return composed
+
+
+@functools.lru_cache(maxsize=4096)
+def sampled_curve(event: Gaussian, relation: Relation, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    """Rényi divergence of one sampled release at each order.
+
+    A draw never tells more than a release without one: divergences are quasi-convex. That holds where dp-accounting
+    finds no number, or one above it (draws without replacement of a large share), and for Poisson draws under
+    replace-one, for which no curve is known here.
+    """
+    # dp-accounting's Rényi accountant takes the multiplier as it is under either relation: halve it here.
+    halved = event.noise_multiplier / (1 if relation == "add-or-remove" else 2)
+    unsampled = np.array(orders) / (2 * halved**2)
+    if relation == "replace-one" and event.sampling.kind == "poisson":
+        return unsampled
+    accountant = rdp_privacy_accountant.RdpAccountant(orders, RULES[relation])
+    sampled = _as_dp_event(Gaussian(halved, event.sampling))
+    with _absl_silenced():
+        accountant.compose(sampled)
+    # The curve has no public accessor; this project pins the version it is read from.
+    curve: NDArray[np.float64] = np.minimum(accountant._rdp, unsampled)
+    return curve
+
+
+def _as_dp_event(event: Gaussian) -> dp_accounting.DpEvent:
+    inner, sampling = dp_accounting.GaussianDpEvent(event.noise_multiplier), event.sampling
+    if sampling.kind == "poisson":
+        return dp_accounting.PoissonSampledDpEvent(sampling.probability, inner)
+    return dp_accounting.SampledWithoutReplacementDpEvent(sampling.population, sampling.cohort, inner)
+
+
+@contextmanager
+def _absl_silenced() -> Iterator[None]:
+    """Without the warnings about fractional orders that do not converge: those orders are left out, as they should."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,199 @@
+"""Filters: what keeps a budget (ε, δ) when every release is chosen after seeing the ones before.
+
+    (ε, δ) ──▶ filter, fixed beforehand ──▶ limit;   event ──▶ cost;   released only while Σ costs ≤ limit
+
+Whoever decides about the next release (an operator who looks at a model before starting another run, a server that
+picks noise and steps of a message by what came back) makes its parameters depend on what was released. To take the
+smallest ε over Rényi orders afterwards, or a loss distribution of such parameters, is then no guarantee. These two
+are: under either of them everything together is (ε, δ)-DP, whatever was chosen and whenever that stops.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, get_args
+
+from cloister.core import check
+from cloister.core.errors import ConfigError, PrivacyError
+from cloister.privacy.accounting.account import FINE, Account
+from cloister.privacy.accounting.events import UNSAMPLED, Event, Gaussian, Relation, Sampling
+
+FilterKind = Literal["gaussian", "renyi"]
+EXACT = 1e-9
+"""Share of a limit that calibration leaves: a ledger adds costs up one by one, and rounds each time."""
+
+
+@dataclass(frozen=True)
+class GaussianFilter:
+    """Σ μᵢ² ≤ μ(ε, δ)²: fully adaptive composition of Gaussian DP. Draws count for nothing.
+
+    Guarantee: releases that are each μᵢ-GDP given the ones before, with Σ μᵢ² ≤ μ² whatever happens, are together
+        μ-GDP, and so (ε, δ)-DP for the largest μ whose exact curve gives at most δ at ε. Nothing is lost against
+        parameters fixed beforehand.
+
+    Source: Smith, Thakurta (2022), arXiv:2210.17520; Koskela, Tobaben, Honkela (2023), arXiv:2209.15596.
+    """
+
+    def limit(self, epsilon: float, delta: float) -> float:
+        """The most that may be spent under a budget: μ²."""
+        return _accountants().gaussian_parameter(epsilon, delta) ** 2  # type: ignore[no-any-return]
+
+    def spent(self, account: Account) -> float:
+        """What an account comes to: Σ μᵢ²; ∞ where there is no bound."""
+        return account.mu_squared()
+
+    def __str__(self) -> str:
+        return "Gaussian DP"
+
+
+@dataclass(frozen=True)
+class RenyiFilter:
+    """Σ RDPᵢ(α) ≤ B(α) at one order α.
+
+    Attributes:
+        order: α > 1. It must not depend on what was released.
+
+    Guarantee: releases that are each (α, ρᵢ)-RDP given the ones before, with Σ ρᵢ ≤ B whatever happens, are together
+        (α, B)-RDP, and so (ε, δ)-DP for B = ε - ln(1 - 1/α) + (ln δ + ln α)/(α - 1).
+
+    Source: Feldman, Zrnic (2021), arXiv:2008.11193; Lécuyer (2021), arXiv:2103.01379; the conversion is that of
+        Canonne, Kamath, Steinke (2020), arXiv:2004.00010, Proposition 12.
+    """
+
+    order: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.order, bool) or not isinstance(self.order, int | float) or not 1 < self.order < math.inf:
+            raise PrivacyError(f"the order of a Rényi filter must be a number above 1, got {self.order!r}")
+
+    def limit(self, epsilon: float, delta: float) -> float:
+        """The most that may be spent under a budget: B(α), or 0 where that is below."""
+        return max(0.0, _room(self.order, epsilon, delta))
+
+    def spent(self, account: Account) -> float:
+        """What an account comes to: Σ RDPᵢ(α); ∞ where there is no bound."""
+        return account.renyi(self.order)
+
+    def __str__(self) -> str:
+        return f"Rényi DP of order {self.order:g}"
+
+
+Filter = GaussianFilter | RenyiFilter
+
+
+def filter_for(kind: FilterKind, epsilon: float, delta: float) -> Filter:
+    """The filter of a kind for a budget; of an (ε, δ) alone, so that nothing that was released can enter.
+
+    The Rényi order is that of `FINE` at which a budget has room for the most Gaussian releases: the largest B(α)/α.
+    """
+    check.one_of(get_args(FilterKind), filter=kind)
+    if kind == "gaussian":
+        return GaussianFilter()
+    return RenyiFilter(float(max(FINE, key=lambda order: _room(order, epsilon, delta) / order)))
+
+
+def _room(order: float, epsilon: float, delta: float) -> float:
+    """B(α): the Rényi divergence that still converts to (ε, δ)."""
+    return epsilon - math.log1p(-1 / order) + (math.log(delta) + math.log(order)) / (order - 1)
+
+
+@lru_cache(maxsize=65536)
+def cost(chosen: Filter, event: Event, relation: Relation = "add-or-remove") -> float:
+    """What one release costs under a filter, against clients who know whether they were drawn; ∞: it has no bound."""
+    return chosen.spent(Account([event], relation, insiders=True))
+
+
+def to_json(chosen: Filter) -> dict[str, Any]:
+    """A filter as a JSON object."""
+    return {"kind": "gaussian"} if isinstance(chosen, GaussianFilter) else {"kind": "renyi", "order": chosen.order}
+
+
+def from_json(content: Mapping[str, Any]) -> Filter:
+    """The inverse of `to_json`.
+
+    Raises:
+        PrivacyError: the kind or a field is not known.
+    """
+    known: dict[str, Callable[..., Filter]] = {"gaussian": GaussianFilter, "renyi": RenyiFilter}
+    fields = dict(content) if isinstance(content, Mapping) else {}
+    kind = fields.pop("kind", None)
+    if not isinstance(kind, str) or kind not in known:
+        raise PrivacyError(f"unknown kind of filter {kind!r}; known: {', '.join(known)}")
+    try:
+        return known[kind](**fields)
+    except TypeError as error:
+        raise PrivacyError(f"a {kind!r} filter does not have these fields: {error}") from None
+
+
+# --- plans for a budget ---
+
+
+def noise_multiplier_for(
+    epsilon: float, delta: float, rounds: int, sampling: Sampling = UNSAMPLED, relation: Relation = "add-or-remove"
+) -> float:
+    """The smallest z, to one part in a thousand, with which the filter of a budget allows `rounds` releases.
+
+    Raises:
+        ConfigError: ε, δ or the rounds are out of range, or no z up to 10⁶ will do.
+    """
+    check.positive(epsilon=epsilon, rounds=rounds)
+    chosen = _planned(epsilon, delta, sampling)
+    return least_multiplier(
+        lambda multiplier: rounds * cost(chosen, Gaussian(multiplier, sampling), relation),
+        chosen.limit(epsilon, delta),
+        f"a budget of ε = {epsilon:g} at δ = {delta:g}",
+    )
+
+
+def rounds_for(
+    noise_multiplier: float,
+    epsilon: float,
+    delta: float,
+    sampling: Sampling = UNSAMPLED,
+    relation: Relation = "add-or-remove",
+) -> int:
+    """How many releases with z the filter of a budget allows."""
+    check.positive(epsilon=epsilon, noise_multiplier=noise_multiplier)
+    chosen = _planned(epsilon, delta, sampling)
+    each = cost(chosen, Gaussian(noise_multiplier, sampling), relation)
+    return int((1 - EXACT) * chosen.limit(epsilon, delta) / each)
+
+
+def _planned(epsilon: float, delta: float, sampling: Sampling) -> Filter:
+    """The filter that a run with such a draw brings to a ledger without one."""
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta must be above 0 and below 1, got {delta}")
+    return filter_for(
+        "renyi" if sampling.kind == "poisson" and sampling.probability < 1 else "gaussian", epsilon, delta
+    )
+
+
+def least_multiplier(spent: Callable[[float], float], limit: float, budget: str) -> float:
+    """The smallest z, to one part in a thousand, for which the falling function `spent` stays within the limit.
+
+    Args:
+        spent: what would be spent with z.
+        limit: of the filter.
+        budget: that it keeps, for the message.
+
+    Raises:
+        ConfigError: no z up to 10⁶ does.
+    """
+    limit *= 1 - EXACT
+    low, high = 1e-3, 1.0
+    while spent(high) > limit:
+        low, high = high, 2 * high
+        if high > 1e6:
+            raise ConfigError(f"no noise multiplier up to 1e6 stays within {budget}")
+    while high - low > 1e-3 * high:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if spent(middle) <= limit else (middle, high)
+    return high
+
+
+def _accountants() -> Any:
+    """SciPy, when a limit is asked for: whoever only records needs none."""
+    from cloister.privacy.accounting import accountants
+
+    return accountants

@@ -1,0 +1,113 @@
+"""A ledger, for a person to read."""
+
+import time
+from collections import Counter
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cloister.core import check
+from cloister.privacy.accounting.account import by_accountant
+from cloister.privacy.accounting.events import Event, Gaussian, Laplace, Pure, Relation, Repeated, Unaccounted, Unit
+from cloister.privacy.accounting.ledger import Budget, Ledger
+from cloister.privacy.claims.claim import IF_FIXED
+
+
+def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
+    """A line a release, why some have no guarantee, the budgets, and what the releases amount to, unit by unit.
+
+    Against the other clients: what draws without replacement hide from strangers does not count.
+    """
+    check.one_of(("add-or-remove", "replace-one"), relation=relation)
+    console = Console()
+    console.print(_table(ledger))
+    amounts = _amounts(ledger, delta, relation)  # type: ignore[arg-type]
+    lines = [*_reasons(ledger), *map(_budget_in_words, ledger.budgets), *amounts]
+    for line in lines:
+        # Whole, whatever the width: reasons are for reading, and lines for searching.
+        console.print(escape(line), soft_wrap=True)
+
+
+def _table(ledger: Ledger) -> Table:
+    table = Table("opened", "run", "round", "unit", "mechanism", "event", "handed on", title=escape(str(ledger.path)))
+    for entry in ledger.entries:
+        table.add_row(
+            _date(entry.time),
+            escape(entry.run),
+            str(entry.round),
+            entry.unit,
+            escape(entry.mechanism),
+            escape(in_words(entry.event)),
+            "yes" if entry.done else "unknown: counts",
+        )
+    return table
+
+
+def _reasons(ledger: Ledger) -> list[str]:
+    """Each reason why releases have no guarantee, in full, and how many releases of which unit it is about."""
+    found = Counter(
+        (entry.unit, entry.event.reason) for entry in ledger.entries if isinstance(entry.event, Unaccounted)
+    )
+    return [f"no guarantee, unit {unit}, {count} releases: {reason}" for (unit, reason), count in found.items()]
+
+
+def _budget_in_words(budget: Budget) -> str:
+    limit = f"ε = {budget.epsilon:g} at δ = {budget.delta:g}" if budget.epsilon else "none"
+    return f"budget from {_date(budget.time)}, run {budget.run}, unit {budget.unit}: {limit}, kept by {budget.filter}"
+
+
+def _amounts(ledger: Ledger, delta: float, relation: Relation) -> list[str]:
+    """What the releases about each unit come to, and how much that is of its budget."""
+    lines = []
+    for unit in sorted({entry.unit for entry in ledger.entries}):
+        if unit == "neighbourhood":
+            lines.append(f"neighbourhood: leakage {ledger.leakage():.4g} within it")
+            continue
+        found = by_accountant(ledger.account(unit, relation, insiders=True), delta)
+        figures = "; ".join(f"ε = {epsilon:.4g} by {name}" for name, epsilon in found.items())
+        lines.append(f"{unit}, {relation}, δ = {delta:g}: {figures}; {IF_FIXED}")
+        lines += _of_the_budget(ledger, unit, relation)
+    return lines
+
+
+def _of_the_budget(ledger: Ledger, unit: Unit, relation: Relation) -> list[str]:
+    """How much of the budget in force is spent; no line where there is none."""
+    last = next((budget for budget in reversed(ledger.budgets) if budget.unit == unit), None)
+    if last is None or not last.epsilon:
+        return []
+    spent, limit = ledger.spent(unit, last.filter, relation), last.filter.limit(last.epsilon, last.delta)
+    if spent > limit:
+        return [f"{unit}, {relation}: more is spent than the budget of ε = {last.epsilon:g} at δ = {last.delta:g}"]
+    share = 100 * spent / limit if limit else 0.0
+    return [
+        f"{unit}, {relation}: ε ≤ {last.epsilon:g} at δ = {last.delta:g}, whatever later runs were chosen by; "
+        f"{share:.3g} % spent"
+    ]
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds))
+
+
+def in_words(event: Event) -> str:
+    """An event in a few words."""
+    if isinstance(event, Repeated):
+        return f"{event.count} times {in_words(event.event)}"
+    if isinstance(event, Pure):
+        return f"pure, ε = {event.epsilon:.4g}"
+    if isinstance(event, Laplace):
+        return f"laplace, ε = {event.epsilon:.4g} per unit, leakage {event.leakage:.4g} within {event.radius:.4g}"
+    if isinstance(event, Unaccounted):
+        return f"no guarantee: {event.reason}"
+    return f"gaussian, z = {event.noise_multiplier:.4g}{_draw_in_words(event)}"
+
+
+def _draw_in_words(event: Gaussian) -> str:
+    sampling = event.sampling
+    drawn = {
+        "none": "",
+        "poisson": f", poisson {sampling.probability:g}",
+        "without-replacement": f", {sampling.cohort} of {sampling.population}",
+    }
+    return drawn[sampling.kind]

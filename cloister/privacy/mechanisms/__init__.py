@@ -1,0 +1,1 @@
+"""How contributions are bounded and noised: the mathematics, without Flower and without configuration."""

@@ -1,0 +1,145 @@
+"""Bounding what one client can contribute, with a fixed bound or one that follows a quantile of the norms."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from cloister.core import check
+from cloister.core.cohort import NORM_ERROR, Cohort
+from cloister.core.errors import ConfigError
+from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.privacy.mechanisms.release import noised
+
+LEAST_BOUND = 1e-12
+"""Squares of numbers below 1e-19 vanish in float32; no model has so many parameters that they add up to this."""
+
+
+def clip(cohort: Cohort, bound: float) -> Cohort:
+    """Scale every update into the L2 ball of radius `bound`: factor min(1, bound/‖U[i]‖), over all arrays together.
+
+    An update of norm 0 is legal and keeps factor 1. Norms are overstated by their own rounding error first, so that
+    the bound holds for the true norm.
+
+    Args:
+        cohort: of n updates that nothing has bounded yet.
+        bound: C > 0, in units of the weights.
+
+    Returns:
+        The same updates with ‖factors[i]·U[i]‖₂ ≤ `bound` for every i, and `l2_bound = bound`.
+
+    Raises:
+        ConfigError: `bound` is not a finite number of at least `LEAST_BOUND`.
+
+    Source: McMahan et al. (2018), arXiv:1710.06963, §3.
+    """
+    check.positive(clipping_norm=bound)
+    if bound < LEAST_BOUND:
+        raise ConfigError(f"clipping_norm must be at least {LEAST_BOUND:g}, got {bound}")
+    return replace(cohort, factors=bound / np.maximum(cohort.norms * (1 + NORM_ERROR), bound), l2_bound=bound)
+
+
+def clipped_fraction(cohort: Cohort) -> float:
+    """Share of the updates that were scaled down. Computed from un-noised norms: not for release."""
+    return float(np.mean(cohort.factors < 1)) if len(cohort) else 0.0
+
+
+def capped_weights(cohort: Cohort, examples: tuple[float, ...], cap: float) -> Cohort:
+    """Let each bounded update count with w = min(n/cap, 1) of its example count n.
+
+    No weight is above 1, so the bound of the cohort stays what it was, whatever a client reports.
+
+    Source: McMahan et al. (2018), arXiv:1710.06963, §3 (weights capped at ŵ).
+
+    Raises:
+        ConfigError: the cap is not above 0.
+    """
+    check.positive(examples_cap=cap)
+    weights = np.minimum(np.array(examples) / cap, 1.0)
+    return replace(cohort, factors=cohort.factors * weights)
+
+
+class FixedClip:
+    """The same bound in every round.
+
+    Attributes:
+        bound: C > 0, in force.
+        initial: C of the first round.
+    """
+
+    def __init__(self, bound: float) -> None:
+        check.positive(clipping_norm=bound)
+        self.bound = self.initial = bound
+
+    def parameters(self) -> dict[str, float | str | bool]:
+        """What it was made with, by configuration key."""
+        return {"privacy.clipping": "fixed", "privacy.clipping-norm": self.initial}
+
+    def joint_multiplier(self, noise_multiplier: float) -> float:
+        """z of everything a round releases: the noised sum alone."""
+        return noise_multiplier
+
+    def follow(self, cohort: Cohort, size: float, noise: GaussianNoise) -> None:
+        """Nothing to learn."""
+
+
+class AdaptiveClip(FixedClip):
+    """A bound that follows a quantile γ of the norms of the updates.
+
+    After a round that was clipped and noised with C, the share of updates of norm at most C is released with noise of
+    its own, and C ← C·exp(-η·(share - γ)). What is summed is 1 - γ for an update within the bound, -γ for one outside
+    and 0 for a client that does not reply: so C rests at the quantile of those who replied, however many did not, and
+    one client's joining or leaving moves the sum by at most max(γ, 1 - γ), which is ½ for the median.
+
+    Args:
+        bound: C of the first round.
+        quantile: γ, between 0 and 1.
+        rate: η > 0.
+        bits_multiplier: z_b > 0; the noise on the sum has standard deviation z_b·max(γ, 1 - γ).
+
+    Guarantee: both sums of a round, of updates and of this, are one Gaussian release with multiplier
+        (z⁻² + z_b⁻²)^(-½).
+
+    Source: Andrew et al. (2021), arXiv:1905.03871, Algorithm 1 and Theorem 1, whose bits are centred at ½ for every γ.
+    """
+
+    def __init__(
+        self, bound: float, *, quantile: float = 0.5, rate: float = 0.2, bits_multiplier: float = 10.0
+    ) -> None:
+        super().__init__(bound)
+        check.positive(clipping_rate=rate, bits_noise_multiplier=bits_multiplier)
+        if not 0 < quantile < 1:
+            raise ConfigError(f"clipping_quantile must be above 0 and below 1, got {quantile}")
+        self.quantile = quantile
+        self.rate = rate
+        self.bits_multiplier = bits_multiplier
+
+    def parameters(self) -> dict[str, float | str | bool]:
+        """What it was made with, by configuration key."""
+        return {
+            "privacy.clipping": "adaptive",
+            "privacy.clipping-norm": self.initial,
+            "privacy.clipping-quantile": self.quantile,
+            "privacy.clipping-rate": self.rate,
+            "privacy.bits-noise-multiplier": self.bits_multiplier,
+        }
+
+    def joint_multiplier(self, noise_multiplier: float) -> float:
+        """z of both noised sums together."""
+        if noise_multiplier == 0:
+            return 0.0
+        return 1 / math.sqrt(noise_multiplier**-2 + self.bits_multiplier**-2)
+
+    def follow(self, cohort: Cohort, size: float, noise: GaussianNoise) -> None:
+        """Release the share of norms within the bound, and move the bound towards its quantile.
+
+        Args:
+            cohort: of this round, its norms as they arrived.
+            size: the public number of clients the share is taken over.
+            noise: for the share.
+        """
+        within = int(np.sum(cohort.norms <= self.bound))
+        excess = np.array([within - self.quantile * len(cohort)])
+        (noisy,) = noised((excess,), self.bits_multiplier * max(self.quantile, 1 - self.quantile), noise)
+        step = min(1 - self.quantile, max(-self.quantile, float(noisy[0]) / size))
+        self.bound = max(LEAST_BOUND, self.bound * math.exp(-self.rate * step))

@@ -1,0 +1,176 @@
+"""Laplace noise under the Euclidean norm in p dimensions, the mechanism of d-privacy.
+
+Its density at x is K·exp(-ε‖x‖₂). Two points x and x′ give any release with likelihoods that differ by a factor of at
+most exp(ε‖x - x′‖), since the norm obeys the triangle inequality: ε is a rate per unit of distance, not a budget
+(Chatzikokolakis et al., 2013; Galli et al., 2023, Lemma 4.1). Independent Laplace noise on every coordinate is another
+mechanism, for the L1 distance.
+
+The usual sampler draws a radius from Gamma(p, 1/ε) and a direction as a normal vector over its norm, and must go over
+the numbers twice. The same density is a scale mixture of normals, which needs no norm. By the Laplace transform of
+Lévy's law, exp(-ε√s) is the mean of exp(-λs) over λ with density ∝ λ^(-3/2)·exp(-ε²/4λ). At s = ‖x‖² and λ = 1/2w each
+exp(-λs) is (2πw)^(p/2) times the density of N(0, w·I) at x, so w has a density ∝ w^((p-1)/2)·exp(-ε²w/2). Hence
+
+    x = √w · g,   g ~ N(0, I),   w·ε² ~ χ²(p + 1),
+
+exactly, for every p ≥ 1 (Andrews and Mallows, 1974, for p = 1; Gómez-Sánchez-Manzano et al., 2008, for all p).
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from cloister.core import check
+from cloister.core.arrays import Row
+from cloister.core.cohort import rooms, share
+from cloister.core.errors import ConfigError, PrivacyError
+from cloister.privacy.mechanisms.noise import ROOM, GaussianNoise, NumberedBlock
+from cloister.privacy.mechanisms.release import add_on_grid, grid_step, refuse_beyond
+
+
+class LaplaceNoise:
+    """Endless independent draws from the density K·exp(-ε‖x‖₂), from the cryptographic stream of `GaussianNoise`.
+
+    Args:
+        seed: None draws the key from the operating system. A number gives the same noise every time, for tests and
+            for papers; whatever is released with it is not private, and says `seeded`.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._normals = GaussianNoise(seed)
+        self.seeded = self._normals.seeded
+
+    def add(self, model: Row, epsilon: float, step: float | None = None) -> None:
+        """Add one draw in R^p to the p parameters of a model, in place.
+
+        The sums are rounded to a public grid, since the low bits of floating-point noise betray what it was added to
+        (Mironov, 2012): to a power of two about 2^-20 of the noise's deviation. That grid follows from ε and p,
+        not from the draw of w.
+
+        Args:
+            model: flat, writable float32 or float64 arrays with p ≥ 1 numbers together, which share one draw. For
+                noise on each array alone, call this for each with a row of that one.
+            epsilon: ε > 0, per unit of Euclidean distance.
+            step: of the grid, a power of two chosen beforehand. Where ε follows from private numbers, so does the grid
+                that is chosen for it, and tells ε to a factor of two; one chosen beforehand tells nothing.
+
+        Guarantee: ε-d-privacy under the Euclidean distance for an ε that does not depend on the numbers: one release
+            from x is at most exp(ε‖x - x′‖) times as likely as from x′.
+
+        Raises:
+            ConfigError: ε is not a finite number above 0, or the step is no power of two.
+            PrivacyError: the arrays cannot carry this noise, or this is a copy in a forked process. Nothing was added.
+        """
+        _refuse_unfit(model)
+        size = sum(piece.size for piece in model)
+        public = public_step(size, epsilon)
+        grid = public if step is None else _power_of_two(step)
+        std = deviation(self._normals, size, epsilon)
+        blocks = [block for piece in model for block in self._normals.blocks(piece)]
+        memory = rooms(ROOM)
+
+        def work(mine: Iterator[NumberedBlock]) -> None:
+            add_on_grid(mine, std, self._normals.maker(next(memory)), grid)
+
+        share(blocks, work, size)
+
+
+def deviation(normals: GaussianNoise, p: int, epsilon: float) -> float:
+    """Draw √w: the standard deviation of the normals that make one draw of Laplace noise in R^p.
+
+    Args:
+        normals: where the draw comes from; the p normals themselves must be other numbers of the same stream.
+        p: parameters that share the draw, at least 1.
+        epsilon: ε > 0, per unit of Euclidean distance.
+
+    Returns:
+        √(χ²(p + 1))/ε, which is private: it tells how far the noise went.
+    """
+    return math.sqrt(_chi_square(normals, p + 1)) / epsilon
+
+
+def public_step(p: int, epsilon: float) -> float:
+    """The step of the grid for noise of this size, which depends on ε and p and not on the draw.
+
+    Raises:
+        ConfigError: p or ε is not above 0.
+        PrivacyError: the noise would leave the range of numbers; without the value, since ε may follow from a private
+            update.
+    """
+    log_std = log_coordinate_variance(p, epsilon) / 2
+    refuse_beyond(log_std)
+    return grid_step(math.exp(log_std))
+
+
+def _chi_square(normals: GaussianNoise, freedom: int) -> float:
+    """One draw of χ² with at least 2 degrees of freedom, in double precision.
+
+    Twice a Gamma of shape a = freedom/2, by rejection (Marsaglia, Tsang, 2000); half the sum of two squared normals is
+    the exponential number that -ln u is there.
+    """
+    d = freedom / 2 - 1 / 3
+    while True:
+        x, *pair = normals.standard_normal(3, np.float64)
+        root = 1 + x / math.sqrt(9 * d)
+        if root > 0 and math.hypot(*pair) ** 2 / 2 > d * (root**3 - 1 - 3 * math.log(root)) - x**2 / 2:
+            return float(2 * d * root**3)
+
+
+def log_normaliser(p: int, epsilon: float) -> float:
+    """ln K, with K = ε^p · Γ(p/2) / (2·π^(p/2)·Γ(p)): what makes K·exp(-ε‖x‖) integrate to 1 over R^p.
+
+    Raises:
+        ConfigError: p or ε is not above 0. So do all functions below.
+    """
+    check.positive(p=p, epsilon=epsilon)
+    return p * (math.log(epsilon) - math.log(math.pi) / 2) + math.lgamma(p / 2) - math.lgamma(p) - math.log(2)
+
+
+def log_density(radius: float, p: int, epsilon: float) -> float:
+    """ln of the density at a point x of R^p with ‖x‖ = `radius` ≥ 0."""
+    check.non_negative(radius=radius)
+    return log_normaliser(p, epsilon) - epsilon * radius
+
+
+def log_mean_radius(p: int, epsilon: float) -> float:
+    """ln E‖x‖ = ln(p/ε), in the units of the parameters."""
+    check.positive(p=p, epsilon=epsilon)
+    return math.log(p) - math.log(epsilon)
+
+
+def log_coordinate_variance(p: int, epsilon: float) -> float:
+    """ln of the variance of one coordinate, ln((p + 1)/ε²) (Galli et al., 2023, Lemma 4.3)."""
+    check.positive(p=p, epsilon=epsilon)
+    return math.log(p + 1) - 2 * math.log(epsilon)
+
+
+def log_radius_quantile(probability: float, p: int, epsilon: float) -> float:
+    """ln r, with ‖x‖ ≤ r in this share of draws: the quantile of Gamma(p, 1/ε).
+
+    Raises:
+        ConfigError: the probability is not between 0 and 1, both left out.
+    """
+    from scipy.special import gammaincinv  # type: ignore[import-untyped]
+
+    check.positive(p=p, epsilon=epsilon, probability=probability, one_minus_probability=1 - probability)
+    return math.log(gammaincinv(p, probability)) - math.log(epsilon)
+
+
+def _refuse_unfit(model: Row) -> None:
+    """Refuse arrays that noise cannot be added to in place, or that it would not hide."""
+    for piece in model:
+        if piece.dtype not in (np.float32, np.float64) or piece.ndim != 1 or not piece.flags.writeable:
+            raise PrivacyError(
+                f"Laplace noise is added in place to flat, writable float32 or float64 arrays; found {piece.dtype} "
+                f"of shape {piece.shape}"
+            )
+        if piece.size and not (math.isfinite(piece.min()) and math.isfinite(piece.max())):
+            raise PrivacyError("Laplace noise hides nothing in an array with NaN or infinite numbers")
+    if not sum(piece.size for piece in model):
+        raise PrivacyError("Laplace noise needs a model of at least one parameter")
+
+
+def _power_of_two(step: float) -> float:
+    if not np.finfo(np.float32).tiny <= step <= 2.0**100 or math.frexp(step)[0] != 0.5:
+        raise ConfigError(f"the step of a grid must be a power of two from 2^-126 to 2^100, got {step}")
+    return step

@@ -1,0 +1,240 @@
+"""What a client does to its own update before it leaves: mechanisms whose guarantee does not need the server.
+
+    Δ = trained - start  ─▶  bounded to a ball  ─▶  + noise, on a public grid  ─▶  + start  ─▶  the model's own dtype
+
+The server chooses the start, the data and the server together choose what was trained; the guarantee holds for every
+pair of them, since what the noise is added to lies in a ball fixed beforehand. Three points carry it:
+
+- Noise is added to the bounded update, in double precision, and the start only afterwards. A start of 10³⁸ has room for
+  steps of 10³¹ between its neighbours: added first, it would turn the smallest difference of two updates into one that
+  no noise covers. Added last, it is post-processing, and so are the rounding to the model's dtype and its saturation.
+- The norm is that of the true update, overstated by its rounding, for every number that a double holds.
+- An update that is none (NaN, infinite, of other arrays) counts as the zero update: it gets the same noise, and the
+  answer looks like any other.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cloister.core import check
+from cloister.core.errors import ConfigError, PrivacyError
+from cloister.privacy.accounting.events import LEAST, Event, Gaussian, Laplace, Pure, Unaccounted
+from cloister.privacy.mechanisms.laplace import deviation, public_step
+from cloister.privacy.mechanisms.local_update import Arrays, Scale, Tell, factor_for, released
+from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.privacy.mechanisms.release import grid_step, refuse_beyond
+
+NO_NOISE = "privacy.client-noise-multiplier is 0: there is no noise"
+
+
+class LocalMechanism(Protocol):
+    """What a client may do to its update, as a value."""
+
+    def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> dict[str, Any]:
+        """What is sent in place of a trained model.
+
+        Args:
+            trained: the arrays after training: any memory order, any float dtype. Never changed, never sent.
+            start: the arrays that the server sent, finite, of float16, float32 or float64.
+            noise: where the normal numbers come from.
+            tell: is given the reason where the update was none and counted as zero; for the node's own log.
+
+        Returns:
+            New arrays with the names, shapes and dtypes of `start`, finite.
+
+        Raises:
+            PrivacyError: the start is not finite or of another dtype, or the noise is beyond the range of numbers.
+        """
+
+    def events(self, parameters: int) -> list[Event]:
+        """What one release of so many parameters costs: known before training, the same for every update.
+
+        Raises:
+            ConfigError, PrivacyError: this mechanism cannot noise a model of this size.
+        """
+
+    def caveats(self) -> list[str]:
+        """Why its figures are no guarantee; empty if they are."""
+
+    def parameters(self) -> dict[str, float | bool]:
+        """What it was made with, by configuration key."""
+
+
+@dataclass(frozen=True)
+class LocalLaplace:
+    """Project the update onto a ball and add Laplace noise: pure local differential privacy for a whole client.
+
+    Args:
+        radius: R > 0 of the ball, in units of the weights.
+        noise_multiplier: ν, 0 or at least `LEAST`; the noise has density ∝ exp(-ε‖x‖) with ε = p/(ν·R), and a mean
+            length of p/ε = ν·R.
+        per_layer: whether every array has a ball of this radius and a draw of noise of its own.
+
+    Guarantee: any two outputs of the projection lie at most 2R apart, and any output at most R from that of a
+        contribution that is zeroed. A release is ε·distance-DP, so it is pure p/ν-DP for zeroing everything that the
+        client holds and pure 2p/ν-DP for exchanging it, whatever the server sent. Per layer, array l of p_l parameters
+        has ε_l = p_l/(ν·R) and lies in its own ball: it costs p_l/ν (2·p_l/ν), the draws are independent, and the sum
+        over the arrays is p/ν (2p/ν) again.
+    """
+
+    radius: float
+    noise_multiplier: float
+    per_layer: bool = False
+
+    def __post_init__(self) -> None:
+        check.positive(radius=self.radius)
+        _check_multiplier(self.noise_multiplier)
+
+    def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> dict[str, Any]:
+        """start + projection of (trained - start) + noise; see `LocalMechanism`."""
+
+        def scale(size: int, norm: float) -> Scale:
+            factor = factor_for(norm, self.radius)
+            if not self.noise_multiplier:
+                return Scale(factor, 0.0, 1.0)
+            epsilon = self._rate(size)
+            step = public_step(size, epsilon)
+            return Scale(factor, deviation(noise, size, epsilon), step)
+
+        return released(trained, start, noise, self.per_layer, scale, tell)
+
+    def events(self, parameters: int) -> list[Event]:
+        """One pure release of p/ν."""
+        check.positive(parameters=parameters)
+        if not self.noise_multiplier:
+            return [Unaccounted(NO_NOISE)]
+        public_step(parameters, self._rate(parameters))
+        return [Pure(parameters / self.noise_multiplier)]
+
+    def caveats(self) -> list[str]:
+        """Only that there is no noise, if so."""
+        return [] if self.noise_multiplier else [NO_NOISE]
+
+    def parameters(self) -> dict[str, float | bool]:
+        """ν, the radius, and whether arrays are noised by themselves."""
+        return _by_key(client_noise_multiplier=self.noise_multiplier, radius=self.radius, per_layer=self.per_layer)
+
+    def _rate(self, size: int) -> float:
+        """ε per unit of distance."""
+        return size / self.noise_multiplier / self.radius
+
+
+@dataclass(frozen=True)
+class LocalGaussian:
+    """Clip the update to C and add N(0, (z·C)²) to every parameter.
+
+    Args:
+        clipping_norm: C > 0, in units of the weights.
+        noise_multiplier: z, 0 or from `LEAST` to 1/`LEAST`.
+
+    Guarantee: zeroing what the client contributes moves the clipped update by at most C: a Gaussian mechanism of
+        multiplier z. Exchanging it moves it by at most 2C: multiplier z/2. Releases compose as Gaussians do, with no
+        amplification by sampling: the server knows who was asked.
+    """
+
+    clipping_norm: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        check.positive(client_clipping_norm=self.clipping_norm)
+        _check_multiplier(self.noise_multiplier)
+        Gaussian(self.noise_multiplier)
+
+    def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> dict[str, Any]:
+        """start + clipped (trained - start) + noise; see `LocalMechanism`."""
+        std = self._std()
+
+        def scale(size: int, norm: float) -> Scale:
+            return Scale(factor_for(norm, self.clipping_norm), std, grid_step(std))
+
+        return released(trained, start, noise, False, scale, tell)
+
+    def events(self, parameters: int) -> list[Event]:
+        """One Gaussian release of multiplier z, relative to zeroing the contribution."""
+        check.positive(parameters=parameters)
+        return [Gaussian(self.noise_multiplier)] if self._std() else [Unaccounted(NO_NOISE)]
+
+    def caveats(self) -> list[str]:
+        """Only that there is no noise, if so."""
+        return [] if self.noise_multiplier else [NO_NOISE]
+
+    def parameters(self) -> dict[str, float | bool]:
+        """z and C."""
+        return _by_key(client_noise_multiplier=self.noise_multiplier, client_clipping_norm=self.clipping_norm)
+
+    def _std(self) -> float:
+        """z·C.
+
+        Raises:
+            PrivacyError: it is beyond the range of numbers.
+        """
+        if not self.noise_multiplier:
+            return 0.0
+        refuse_beyond(math.log(self.noise_multiplier) + math.log(self.clipping_norm))
+        return self.noise_multiplier * self.clipping_norm
+
+
+@dataclass(frozen=True)
+class PublishedLaplace:
+    """Laplace noise in proportion to the update itself, as published: its radius is how far training moved the model.
+
+    A part that training has not moved has nothing to hide behind: it is sent as it came, without noise, and so is one
+    that moved by more or less than single precision has noise for.
+
+    Args:
+        noise_multiplier: ν; ε = p/(ν·‖Δ‖).
+        per_layer: whether every array has a radius and a draw of its own.
+
+    Guarantee: none. ε follows from private data, and the size of the noise tells it.
+
+    Source: Galli et al. (2023), Algorithm 1.
+    """
+
+    noise_multiplier: float
+    per_layer: bool = False
+
+    def __post_init__(self) -> None:
+        _check_multiplier(self.noise_multiplier)
+
+    def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> dict[str, Any]:
+        """Trained + noise; see `LocalMechanism`."""
+
+        def scale(size: int, norm: float) -> Scale:
+            if not self.noise_multiplier:
+                return Scale(1.0, 0.0, 1.0)
+            try:
+                epsilon = size / self.noise_multiplier / norm if norm else math.inf
+                step = public_step(size, epsilon)
+            except (ConfigError, PrivacyError):
+                return Scale(0.0, 0.0, 1.0)
+            return Scale(1.0, deviation(noise, size, epsilon), step)
+
+        return released(trained, start, noise, self.per_layer, scale, tell)
+
+    def events(self, parameters: int) -> list[Event]:
+        """One Laplace release, with the update's own norm as the unit of distance."""
+        check.positive(parameters=parameters)
+        return [Laplace(parameters / self.noise_multiplier, 1.0)] if self.noise_multiplier else [Unaccounted(NO_NOISE)]
+
+    def caveats(self) -> list[str]:
+        """That the scale of the noise is private."""
+        own = (
+            "privacy.radius is 0: the scale of the noise follows from how far a client's own data moved its model, and "
+            "tells it; what is leaked within that distance is nominal"
+        )
+        return [own] if self.noise_multiplier else [NO_NOISE, own]
+
+    def parameters(self) -> dict[str, float | bool]:
+        """ν, a radius of 0, and whether arrays are noised by themselves."""
+        return _by_key(client_noise_multiplier=self.noise_multiplier, radius=0.0, per_layer=self.per_layer)
+
+
+def _by_key(**values: float | bool) -> dict[str, float | bool]:
+    return {f"privacy.{name.replace('_', '-')}": value for name, value in values.items()}
+
+
+def _check_multiplier(multiplier: float) -> None:
+    check.non_negative(client_noise_multiplier=multiplier)
+    if 0 < multiplier < LEAST:
+        raise ConfigError(f"client_noise_multiplier must be 0 or at least {LEAST:g}, got {multiplier}")

@@ -1,0 +1,202 @@
+"""The update of a client, bounded, noised and put back on what the server sent, without a copy of it.
+
+Every number of the update is computed twice from the arrays that it is the difference of, block by block in the cache:
+for its norm, and to be noised.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.arrays import Row
+from cloister.core.cohort import rooms, share
+from cloister.core.errors import PrivacyError
+from cloister.privacy.mechanisms.noise import BLOCK, ROOM, GaussianNoise
+from cloister.privacy.mechanisms.release import add_on_grid
+
+NORM_ERROR = 2.0**-30
+"""Bound on the relative error of a norm and of the scaling after it, in double precision.
+
+A sum of n squares in any order errs by less than n·2⁻⁵³ of itself (Higham, 2002, §3.1): 2⁻³⁸ for a block of 2¹⁵
+numbers. `math.hypot` joins blocks with an error of an ulp; the factor and each product add one more.
+"""
+LEAST_FACTOR = 2.0**-1000
+"""Below, a factor is no longer accurate to all its bits, and could round up: such an update counts as zero."""
+NOT_THE_ARRAYS = "the trained arrays are not those that training began with"
+NOT_FINITE = "training has diverged: the update is not finite"
+Arrays = Mapping[str, NDArray]
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a part of an update is bounded and noised.
+
+    Attributes:
+        factor: what the update is multiplied with, from 0 to 1.
+        std: standard deviation of the normals that are added, ≥ 0.
+        step: of the grid that the sums are rounded to, a power of two; of no meaning without noise.
+    """
+
+    factor: float
+    std: float
+    step: float
+
+
+def factor_for(norm: float, bound: float) -> float:
+    """The factor that brings an update of this norm into the ball, its rounding included."""
+    factor = bound / max(norm * (1 + NORM_ERROR), bound)
+    return factor if factor > LEAST_FACTOR else 0.0
+
+
+def released(
+    trained: Arrays,
+    start: Arrays,
+    noise: GaussianNoise,
+    per_layer: bool,
+    scale: Callable[[int, float], Scale],
+    tell: Tell | None,
+) -> dict[str, Any]:
+    """start + factor·update + noise, each part with its own scale: all arrays together, or every array by itself.
+
+    Args:
+        trained, start, noise, tell: as in `LocalMechanism.release`.
+        per_layer: whether every array is a part.
+        scale: of a part, from its number of parameters, above 0, and the norm of its update.
+    """
+    _refuse_unfit(start)
+    update = _Update.of(trained, start, tell)
+    sent = {name: np.empty(array.shape, array.dtype) for name, array in start.items()}
+    targets = [array.reshape(-1) for array in sent.values()]
+    layers = range(len(targets))
+    for part in [[layer] for layer in layers] if per_layer else [list(layers)]:
+        size = sum(targets[layer].size for layer in part)
+        if size:
+            how = scale(size, math.hypot(*(update.norms[layer] for layer in part)))
+            _write(update, {layer: targets[layer] for layer in part}, how, noise)
+    return sent
+
+
+def _refuse_unfit(start: Arrays) -> None:
+    """Refuse a start that nothing can be added to; it is public, and so is the refusal."""
+    for name, array in start.items():
+        if array.dtype not in (np.float16, np.float32, np.float64):
+            raise PrivacyError(
+                f"array {name!r} must be float16, float32 or float64 to carry noise, found {array.dtype}"
+            )
+
+
+@dataclass(frozen=True)
+class _Update:
+    """An update Δ = trained - start that is never written down, and the norms of its arrays.
+
+    Attributes:
+        trained, start: flat, finite, of the same sizes.
+        norms: ‖Δ_l‖ of each array, finite, without their rounding.
+    """
+
+    trained: Row
+    start: Row
+    norms: Sequence[float]
+
+    @classmethod
+    def of(cls, trained: Arrays, start: Arrays, tell: Tell | None) -> "_Update":
+        """The update, or the zero update in place of one that is none.
+
+        Raises:
+            PrivacyError: the start is not finite.
+        """
+        before = tuple(np.ravel(array) for array in start.values())
+        after, reason = _pieces(trained, start), NOT_THE_ARRAYS
+        if after is not None:
+            norms, reason = _norms(after, before), NOT_FINITE
+            if all(map(math.isfinite, norms)):
+                return cls(after, before, norms)
+        if not all(np.isfinite(piece).all() for piece in before):
+            raise PrivacyError("the model that was sent has NaN or infinite numbers: nothing can be released from it")
+        if tell is not None:
+            tell(reason)
+        return cls(before, before, [0.0] * len(before))
+
+    def block(self, layer: int, first: int, out: NDArray) -> NDArray:
+        """As many numbers of the update as `out` holds, from number `first` of an array on, in double precision."""
+        stop = first + len(out)
+        return np.subtract(
+            self.trained[layer][first:stop], self.start[layer][first:stop], out=out, dtype=np.float64, casting="unsafe"
+        )
+
+
+def _pieces(trained: Arrays, start: Arrays) -> Row | None:
+    """The trained arrays in the start's order, flat; None if they are other arrays."""
+    if trained.keys() != start.keys():
+        return None
+    arrays = [trained[name] for name in start]
+    if any(a.shape != b.shape or a.dtype.kind != "f" for a, b in zip(arrays, start.values(), strict=True)):
+        return None
+    return tuple(np.ravel(array) for array in arrays)
+
+
+def _places(sizes: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Every number of every array once: its array, where a block of them begins and where it ends."""
+    return [
+        (layer, first, min(first + BLOCK, size)) for layer, size in enumerate(sizes) for first in range(0, size, BLOCK)
+    ]
+
+
+def _norms(trained: Row, start: Row) -> list[float]:
+    """‖trained - start‖₂ of each array; NaN or infinite where the difference or its norm is."""
+    update, sizes = _Update(trained, start, ()), [piece.size for piece in start]
+    places, memory = _places(sizes), rooms(BLOCK)
+    found = np.zeros(len(places))
+
+    def work(numbered: Iterator[tuple[int, tuple[int, int, int]]]) -> None:
+        scratch = next(memory)
+        with np.errstate(all="ignore"):
+            for number, (layer, first, stop) in numbered:
+                found[number] = _norm(update.block(layer, first, scratch[: stop - first]))
+
+    share(list(enumerate(places)), work, sum(sizes))
+    of_layer = [np.array([place[0] for place in places], int) == layer for layer in range(len(sizes))]
+    return [math.hypot(*found[which]) for which in of_layer]
+
+
+def _norm(block: NDArray) -> float:
+    """The Euclidean norm of doubles of any size: where squares leave the range, of the block over a power of two."""
+    square = float(np.vdot(block, block))
+    if 2.0**-900 < square < 2.0**1000:
+        return math.sqrt(square)
+    peak = max(float(block.max()), -float(block.min()))
+    if not (peak and math.isfinite(peak)):
+        return peak
+    exponent = math.frexp(peak)[1]
+    scaled = np.ldexp(block, -exponent)
+    return float(np.ldexp(math.sqrt(np.vdot(scaled, scaled)), exponent))
+
+
+def _write(update: _Update, targets: Mapping[int, NDArray], how: Scale, noise: GaussianNoise) -> None:
+    """Write start + factor·update + noise to the targets: the start is added to what is noised and on the grid."""
+    # Noise is numbered here and made there: which thread takes which block must not decide who gets which number.
+    places = [
+        (number, layer, first, block)
+        for layer, target in targets.items()
+        for first, (number, block) in zip(range(0, len(target), BLOCK), noise.blocks(target), strict=True)
+    ]
+    memory, updates = rooms(ROOM), rooms(BLOCK)
+
+    def work(mine: Iterator[tuple[int, int, int, NDArray]]) -> None:
+        maker, scratch = noise.maker(next(memory)), next(updates)
+        with np.errstate(over="ignore"):
+            for number, layer, first, block in mine:
+                here = update.block(layer, first, scratch[: len(block)])
+                here *= how.factor
+                add_on_grid([(number, here)], how.std, maker, how.step)
+                here += update.start[layer][first : first + len(block)]
+                # Saturated, not infinite: the server's screening would tell a client's overflow from its silence.
+                largest = float(np.finfo(block.dtype).max)
+                np.clip(here, -largest, largest, out=block, casting="same_kind")
+
+    share(places, work, sum(target.size for target in targets.values()))

@@ -1,0 +1,196 @@
+"""What a person sees of a run: a contract at the start, a line a round, a table at the end."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cloister.config.run import PrivacyConfig, RunConfig, Scalar
+from cloister.privacy.claims.claim import Claim, in_words
+from cloister.privacy.claims.words import strength
+from cloister.server.build import Plan
+from cloister.server.clients import clients_in_words
+from cloister.server.ending import Ending
+from cloister.server.lasting import ledger_in_words
+from cloister.server.loop import Round
+from cloister.server.reports.rundir import RunDirectory
+
+WIDTH = 110
+
+
+class Narrator:
+    """Prints a run, to a terminal or to a log.
+
+    Args:
+        rounds: how many there will be.
+        console: by default, standard output.
+    """
+
+    def __init__(self, rounds: int, console: Console | None = None) -> None:
+        self.rounds = rounds
+        self.console = console or Console(width=WIDTH, highlight=False, soft_wrap=True, markup=False)
+        self.last: Round | None = None
+        self.secret_cohorts = False
+        self.hides_times = False
+
+    def begin(self, plan: Plan) -> None:
+        """Take note of what must not be told: amplification rests on nobody knowing who was drawn, nor how many."""
+        self.secret_cohorts = plan.strategy.has_secret_cohorts
+        self.hides_times = plan.hides_times
+
+    def opening(self, plan: Plan, directory: RunDirectory, epsilon: float | None = None) -> None:
+        """Name the run, what its configuration changes of the defaults, and in one line what is promised.
+
+        Args:
+            plan: of the run.
+            directory: of the run.
+            epsilon: that all its rounds come to; None where nothing is promised.
+        """
+        config = plan.config
+        self.begin(plan)
+        self.console.print(f"Cloister  {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds")
+        self.console.print(f"run directory  {directory.path}")
+        settings = " ".join(f"{key}={value!r}" for key, value in changed(config).items())
+        self.console.print(f"settings       {settings or 'the defaults'}")
+        self.console.print(f"privacy        {contract(plan.claim, epsilon)}")
+        if config.privacy.client != "none":
+            self.console.print(f"on clients     {contract_of_clients(config.privacy)}")
+        for reason in plan.claim.reasons:
+            self.console.print(f"               because {reason}")
+
+    def note(self, text: str) -> None:
+        """Say what happens between rounds."""
+        self.console.print(text)
+
+    def __call__(self, done: Round, _: object) -> None:
+        """One line for a finished round."""
+        self.last = done
+        parts = [f"round {done.number:>3}/{self.rounds}", *(_figures(done.central or done.federated))]
+        if done.measured is not None:
+            if done.measured.noise_std is not None:
+                parts.append(f"noise std {done.measured.noise_std:.2e}")
+            if done.measured.epsilon is not None:
+                parts.append(f"ε {done.measured.epsilon:.3g}")
+            if not self.secret_cohorts:
+                parts.append(f"replies {done.measured.accepted}/{done.measured.asked}")
+            if done.measured.abandoned:
+                parts.append("abandoned")
+            if not self.hides_times:
+                parts.append(f"{done.seconds['total']:.1f} s")
+        self.console.print("  ".join(parts))
+        rejected = done.measured.rejected if done.measured and not self.secret_cohorts else ()
+        for item in (*rejected, *done.unscored):
+            self.console.print(
+                f"           rejected: round {done.number}, node {item.node_id}, {item.code}: {item.detail}"
+            )
+
+    def closing(
+        self,
+        plan: Plan,
+        directory: RunDirectory,
+        privacy: dict[str, Any],
+        ending: Ending,
+        kept: Round | None,
+        seconds: float,
+    ) -> None:
+        """Why the run stopped, if it did; the table; what may be said about privacy.
+
+        Args:
+            plan: of the run.
+            directory: of the run.
+            privacy: the content of `privacy.json`.
+            ending: how the run ended.
+            kept: the round whose model is kept: its scores are shown; None if it was not finished.
+            seconds: that the run took.
+        """
+        if ending.why:
+            self.console.print(ending.why)
+        table = Table(title="Result", show_header=False, title_justify="left", min_width=60)
+        for name, value in _rows(kept, self.last, plan, privacy):
+            table.add_row(name, value)
+        if not self.hides_times:
+            table.add_row("seconds", f"{seconds:.1f}")
+        self.console.print(table)
+        for line in (*in_words(privacy), *clients_in_words(privacy), *ledger_in_words(plan, directory.path)):
+            self.console.print(line)
+        self.console.print(f"run directory  {directory.path}")
+
+
+def changed(config: RunConfig) -> dict[str, Scalar]:
+    """The keys of a configuration that are not at their defaults."""
+    defaults = RunConfig().flat()
+    return {key: value for key, value in config.flat().items() if key not in defaults or value != defaults[key]}
+
+
+def contract(claim: Claim, epsilon: float | None = None) -> str:
+    """What is promised, in one line.
+
+    Args:
+        claim: of the mechanism on the server.
+        epsilon: that the whole run comes to, where it is known.
+    """
+    if claim.mechanism == "none":
+        return "none on the server, which sees what every client sends"
+    named = [(key.removeprefix("privacy."), value) for key, value in list(claim.parameters.items())[:3]]
+    settings = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in named)
+    if claim.status != "sound":
+        return f"{claim.mechanism} ({settings}); {claim.status}"
+    most = "" if epsilon is None else f"; ε at most {epsilon:.4g} for the whole run"
+    return f"{claim.mechanism} ({settings}); {strength(epsilon)}; unit: {claim.unit}, {claim.relation}{most}"
+
+
+def contract_of_clients(privacy: PrivacyConfig) -> str:
+    """What the clients do to what they send, in one line."""
+    noise = f"client-noise-multiplier {privacy.client_noise_multiplier:.4g}"
+    return f"{privacy.client} ({', '.join([noise, *BOUNDS[privacy.client](privacy)])})"
+
+
+def _bounds_of_laplace(privacy: PrivacyConfig) -> list[str]:
+    return [f"radius {privacy.radius:.4g}" if privacy.radius else "radius of the update"]
+
+
+def _bounds_of_dp_sgd(privacy: PrivacyConfig) -> list[str]:
+    return [f"client-clipping-norm {privacy.client_clipping_norm:.4g}", f"{privacy.batch_sampling} batches"]
+
+
+def _bounds_of_gaussian(privacy: PrivacyConfig) -> list[str]:
+    return [f"client-clipping-norm {privacy.client_clipping_norm:.4g}"]
+
+
+BOUNDS: Mapping[str, Callable[[PrivacyConfig], list[str]]] = {
+    "dp-sgd": _bounds_of_dp_sgd,
+    "gaussian": _bounds_of_gaussian,
+    "laplace": _bounds_of_laplace,
+}
+"""By `privacy.client`: what bounds a contribution before it is noised, in words."""
+
+
+def _rows(kept: Round | None, last: Round | None, plan: Plan, privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [(name, f"{value:.4f}") for name, value in (kept.central if kept else {}).items()]
+    rows += [(f"{name} (on clients)", f"{value:.4f}") for name, value in (kept.federated if kept else {}).items()]
+    if kept and last and kept.number != last.number:
+        rows.append(("the model kept is that of round", str(kept.number)))
+    measured = last.measured if last else None
+    rows.append(("privacy", _promise(privacy)))
+    if plan.config.privacy.client != "none":
+        rows.append(("on clients", plan.config.privacy.client))
+    if measured and measured.noise_std is not None:
+        rows.append(("noise std on a weight, last round", f"{measured.noise_std:.3e}"))
+        nominal = "" if plan.claim.status == "sound" else "nominal "
+        rows.append((f"{nominal}noise multiplier, last round", f"{measured.noise_multiplier:.4g}"))
+    rows.append(("rounds", str(last.number if last else 0)))
+    return rows
+
+
+def _promise(privacy: Mapping[str, Any]) -> str:
+    """The mechanism on the server, and how much its claim is worth."""
+    if privacy["status"] == "none":
+        return str(privacy["mechanism"])
+    epsilon = max((claim["epsilon"] for claim in privacy["claims"]), default=None)
+    worth = strength(epsilon) if privacy["status"] == "sound" else privacy["status"]
+    return f"{privacy['mechanism']} ({worth})"
+
+
+def _figures(scores: Mapping[str, float]) -> list[str]:
+    return [f"{name} {value:.4f}" for name, value in scores.items()]

@@ -1,0 +1,70 @@
+"""What a log collector sees of a run: one JSON object a line."""
+
+import json
+from typing import Any
+
+from cloister.server.build import Plan
+from cloister.server.ending import Ending
+from cloister.server.loop import Round
+from cloister.server.reports.console import Narrator, changed
+from cloister.server.reports.rundir import RunDirectory
+from cloister.server.times import stamp
+
+
+class JsonNarrator(Narrator):
+    """Tells what `Narrator` tells, with the time, the run and the event in every line.
+
+    Where a draw is accounted for, the time is the day, and how long something took is left out.
+
+    Args: as `Narrator`.
+    """
+
+    run = ""
+
+    def opening(self, plan: Plan, directory: RunDirectory, epsilon: float | None = None) -> None:
+        """The event `start`, with the settings that are not at their defaults."""
+        self.begin(plan)
+        self.run = directory.path.name
+        facts = {"privacy": plan.claim.mechanism, "status": plan.claim.status, "epsilon": epsilon}
+        self._say("start", directory=str(directory.path), rounds=self.rounds, settings=changed(plan.config), **facts)
+
+    def note(self, text: str) -> None:
+        """The event `note`."""
+        self._say("note", text=text)
+
+    def __call__(self, done: Round, _: object) -> None:
+        """The event `round`, and `rejected` for each reply that did not count."""
+        self.last = done
+        measured = done.measured
+        facts: dict[str, Any] = {"scores": dict(done.central or done.federated)}
+        if measured is not None:
+            facts |= {"noise-std": measured.noise_std, "epsilon": measured.epsilon, "abandoned": measured.abandoned}
+            if not self.hides_times:
+                facts["seconds"] = done.seconds["total"]
+            if not self.secret_cohorts:
+                facts |= {"accepted": measured.accepted, "asked": measured.asked}
+        self._say("round", round=done.number, **facts)
+        rejected = measured.rejected if measured and not self.secret_cohorts else ()
+        for item in (*rejected, *done.unscored):
+            self._say("rejected", round=done.number, node=str(item.node_id), code=item.code, detail=item.detail)
+
+    def closing(
+        self,
+        plan: Plan,
+        directory: RunDirectory,
+        privacy: dict[str, Any],
+        ending: Ending,
+        kept: Round | None,
+        seconds: float,
+    ) -> None:
+        """The event `end`, with the scores of the model that is kept and what may be said about privacy."""
+        facts: dict[str, Any] = {"ended": ending.how, "stopped": ending.why}
+        if kept is not None:
+            facts |= {"kept": kept.number, "scores": dict(kept.central or kept.federated)}
+        if not self.hides_times:
+            facts["seconds"] = round(seconds, 1)
+        self._say("end", rounds=self.last.number if self.last else 0, **facts, privacy=privacy)
+
+    def _say(self, event: str, **facts: Any) -> None:
+        line = {"time": stamp(self.hides_times), "run": self.run, "event": event, **facts}
+        self.console.print(json.dumps(line, ensure_ascii=False), soft_wrap=True)

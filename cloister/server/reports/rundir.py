@@ -1,0 +1,169 @@
+"""The run directory: everything a run leaves behind, written so that a crash leaves whole files."""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from cloister.config.run import RunConfig
+from cloister.core.arrays import from_record
+from cloister.core.errors import ConfigError
+from cloister.core.files import atomic_path
+from cloister.server.build import Plan
+from cloister.server.times import settle
+
+RUNNING = "running"
+"""A file that the process of a run holds a lock on for as long as it lives, whatever ends it."""
+RESERVE = ".reserve"
+SPARE_BYTES = 4 << 20
+"""Room on the disk, beside that for a model, that is kept for the last words of a run."""
+PACKAGES = ("cloister", "flwr", "tensorflow", "keras", "numpy", "scikit-learn", "dp-accounting", "cryptography")
+
+
+class RunDirectory:
+    """`<output-dir>/<name>/` of one run.
+
+    Args:
+        path: absolute.
+        coarse: whether the times of its files are to tell no more than the day.
+    """
+
+    def __init__(self, path: Path, coarse: bool = False) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.coarse = coarse
+
+    @classmethod
+    def create(cls, plan: Plan) -> "RunDirectory":
+        """A new directory with `config.json` in it.
+
+        Raises:
+            ConfigError: `run-name` is taken or is no name for a directory, or the place cannot be written.
+        """
+        config = plan.config
+        root = Path(config.output_dir).expanduser().resolve()
+        try:
+            path = _named(root, config) if config.run_name else _unnamed(root, config)
+            directory = cls(path, plan.hides_times)
+            directory.checkpoints.mkdir()
+        except OSError as error:
+            raise ConfigError(f"output-dir = {config.output_dir!r} cannot be written: {error.strerror}") from error
+        directory.write_json("config.json", _facts(plan))
+        return directory
+
+    @contextmanager
+    def held(self, room: int) -> Iterator["RunDirectory"]:
+        """The block, in which this process is known to run, and some room on the disk is kept for the end.
+
+        Args:
+            room: bytes to keep beside `SPARE_BYTES`.
+
+        Raises:
+            ConfigError: there is no such room.
+        """
+        running = self.path / RUNNING
+        with running.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                self._reserve(room + SPARE_BYTES)
+                yield self
+            finally:
+                self.make_room()
+                running.unlink(missing_ok=True)
+                self.settle()
+
+    def _reserve(self, room: int) -> None:
+        try:
+            with (self.path / RESERVE).open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, room)
+        except OSError as error:
+            raise ConfigError(
+                f"output-dir: {self.path} has no room for {room >> 20} MB, which the end of a run may need: "
+                f"{error.strerror}"
+            ) from error
+
+    def make_room(self) -> None:
+        """Give up the room that was kept, for what is written last."""
+        (self.path / RESERVE).unlink(missing_ok=True)
+
+    def settle(self) -> None:
+        """Take the times from all files, if they would tell something."""
+        if self.coarse:
+            settle(self.path)
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a JSON file, whole."""
+        with atomic_path(self.path / name) as partial:
+            partial.write_text(json.dumps(content, indent=2) + "\n")
+        self.settle()
+
+    def append_round(self, line: Mapping[str, Any]) -> None:
+        """Add a line to `rounds.jsonl`."""
+        with (self.path / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        self.settle()
+
+    def checkpoint(self, server_round: int, arrays: ArrayRecord, keep: int) -> None:
+        """Write the model of a round; keep the newest `keep` of them, or all if `keep` is 0."""
+        with atomic_path(self.checkpoints / f"round-{server_round:05d}.npz") as partial, partial.open("wb") as file:
+            np.savez(file, **from_record(arrays))  # type: ignore[arg-type]
+        saved = sorted(self.checkpoints.glob("round-*.npz"))
+        for old in saved[:-keep] if keep else []:
+            old.unlink()
+        self.settle()
+
+    def copy_ledger(self, ledger: Path) -> None:
+        """Keep a copy of the ledger as it is at the end of the run: earlier runs on the same data included."""
+        if ledger.exists():
+            with atomic_path(self.path / "ledger.jsonl") as partial:
+                shutil.copyfile(ledger, partial)
+            self.settle()
+
+
+def _named(root: Path, config: RunConfig) -> Path:
+    if not re.fullmatch(r"[\w.-]+", config.run_name) or config.run_name in (".", ".."):
+        raise ConfigError(f"run-name = {config.run_name!r} must be letters, digits, '.', '_' and '-'")
+    path = root / config.run_name
+    if path.exists():
+        raise ConfigError(f"run-name = {config.run_name!r} is taken: {path} exists; choose another or leave it empty")
+    path.mkdir(parents=True)
+    return path
+
+
+def _unnamed(root: Path, config: RunConfig) -> Path:
+    """A directory named for the moment and the run; a number is added until it is new."""
+    root.mkdir(parents=True, exist_ok=True)
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.task.name}-{config.strategy.name}-{config.privacy.server}"
+    for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
+        try:
+            (root / (name + suffix)).mkdir()
+        except FileExistsError:
+            continue
+        return root / (name + suffix)
+    raise ConfigError(f"output-dir = {config.output_dir!r} holds too many runs of this second")
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    return {
+        "config": plan.config.flat(),
+        "config-sha256": plan.config.digest(),
+        "seed": plan.seed,
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

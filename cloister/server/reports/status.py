@@ -1,0 +1,197 @@
+"""What a federation is doing: its nodes and runs as the SuperLink knows them, and the rounds of a run directory."""
+
+import fcntl
+import json
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cloister.core.errors import ConfigError, FederationError
+from cloister.server.reports.rundir import RUNNING
+from cloister.server.times import DAY
+
+STOPPED_AFTER = 60
+"""Seconds for an answer of Flower's command line."""
+State = Literal["running", "ended", "dead"]
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run is, by what it has written so far.
+
+    Attributes:
+        path: of its directory.
+        task: and strategy and mechanism: of its configuration.
+        round: the last finished one, of `rounds`.
+        written: when, in seconds since 1970; the beginning of the day where times would tell of a draw.
+        replies: that counted in it, and that were asked for; None before the first, and where cohorts are secret.
+        rejected: reasons of the last round, a line each.
+        epsilon: of everything in the ledger so far; None where nothing is claimed.
+        budget_left: of `privacy.max-epsilon`; None without a budget or without a claim.
+        ended: whether its last words are written.
+        state: `ended`; `running`: a process of this machine is at it; `dead`: none is, and it had no last words.
+        how: it ended, as `privacy.json` has it; empty until then.
+        why: for a person; empty where all rounds were run.
+    """
+
+    path: str
+    task: str
+    strategy: str
+    privacy: str
+    round: int
+    rounds: int
+    written: float
+    replies: tuple[int, int] | None
+    rejected: tuple[str, ...]
+    epsilon: float | None
+    budget_left: float | None
+    ended: bool
+    state: State
+    how: str
+    why: str
+
+
+def newest_run(output: Path) -> Path:
+    """The run directory in `output-dir` that was begun last, or `output` itself if it is one.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if (output / "config.json").is_file():
+        return output
+    if found := sorted(output.glob("*/config.json"), key=lambda path: path.stat().st_mtime):
+        return found[-1].parent
+    raise ConfigError(f"no run directory in {output}")
+
+
+def run_state(directory: Path) -> RunState:
+    """Read it from a run directory, also of a run that is under way.
+
+    Raises:
+        ConfigError: the directory is none of a run.
+    """
+    try:
+        config = json.loads((directory / "config.json").read_text())["config"]
+        written = directory / "rounds.jsonl"
+        # The last line may be half written.
+        lines = written.read_text().rpartition("\n")[0].splitlines() if written.exists() else []
+        last: dict[str, Any] = json.loads(lines[-1]) if lines else {"round": 0}
+        changed = (written if lines else directory / "config.json").stat().st_mtime
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{directory} is no run directory: {type(error).__name__}") from None
+    measured = last.get("measured") or {}
+    ending = _ending(directory)
+    epsilon, budget = measured.get("epsilon"), config["privacy.max-epsilon"]
+    return RunState(
+        path=str(directory.resolve()),
+        task=config["task.name"],
+        strategy=config["strategy.name"],
+        privacy=config["privacy.server"],
+        round=last["round"],
+        rounds=config["num-rounds"],
+        written=changed,
+        replies=(measured["accepted"], measured["asked"]) if "accepted" in measured else None,
+        rejected=tuple(_reason(item) for item in measured.get("rejected", ())),
+        epsilon=epsilon,
+        budget_left=max(0.0, budget - epsilon) if budget and epsilon is not None else None,
+        ended=ending is not None,
+        state="ended" if ending is not None else "running" if _is_held(directory) else "dead",
+        how=(ending or {}).get("how", ""),
+        why=(ending or {}).get("why", ""),
+    )
+
+
+def _ending(directory: Path) -> dict[str, str] | None:
+    """How the run ended; None where the statement about privacy is not the last one, as while a run is under way."""
+    try:
+        facts = json.loads((directory / "privacy.json").read_text())
+        return None if facts["status"] == "running" else dict(facts.get("ended", {}))
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _is_held(directory: Path) -> bool:
+    """Whether a living process holds the lock of a run; it goes with the process, whatever ends that."""
+    try:
+        with (directory / RUNNING).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _reason(item: Mapping[str, Any]) -> str:
+    return f"node {item['node_id']}, {item['code']}: {item['detail']}"
+
+
+def superlink_state(connection: str) -> dict[str, list[dict[str, Any]]]:
+    """`nodes` and `runs` as `flwr supernode list` and `flwr list` tell them.
+
+    Args:
+        connection: a name in Flower's `config.toml`.
+
+    Raises:
+        FederationError: the SuperLink cannot be asked.
+    """
+    return {
+        "nodes": _ask("supernode", "list", connection)["nodes"],
+        "runs": _ask("list", connection)["runs"],
+    }
+
+
+def _ask(*command: str) -> Any:
+    try:
+        done = subprocess.run(
+            ["flwr", *command, "--format", "json"], capture_output=True, text=True, timeout=STOPPED_AFTER, check=False
+        )
+        answer = json.loads(done.stdout[done.stdout.index("{") :])
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise FederationError(f"flwr {' '.join(command)} gave no answer: {type(error).__name__}") from None
+    if not answer.get("success"):
+        raise FederationError(f"flwr {' '.join(command)}: {answer.get('error-message', 'it failed')}")
+    return answer
+
+
+def told(run: RunState | None, superlink: Mapping[str, list[dict[str, Any]]] | None) -> list[str]:
+    """Both in lines for a person."""
+    lines = []
+    for node in (superlink or {}).get("nodes", []):
+        seen = f"since {node['online-at']}" if node["status"] == "online" else f"last seen {node['offline-at']}"
+        lines.append(f"node {node['node-id']}  {node['status']}  {seen}")
+    lines += [f"run {item['run-id']}  {item['status']}" for item in (superlink or {}).get("runs", [])]
+    return lines + (_run_told(run) if run else [])
+
+
+def _run_told(run: RunState) -> list[str]:
+    lines = [f"{run.path}  {run.task}, {run.strategy}, {run.privacy}  round {run.round}/{run.rounds}  {_state(run)}"]
+    if run.why:
+        lines.append(f"  {run.why}")
+    if run.replies:
+        lines.append(f"  replies {run.replies[0]}/{run.replies[1]}")
+    lines += [f"  rejected: {reason}" for reason in run.rejected]
+    if run.epsilon is not None:
+        left = "" if run.budget_left is None else f", {run.budget_left:.3g} left of the budget"
+        lines.append(f"  ε {run.epsilon:.3g}{left}")
+    return lines
+
+
+def _state(run: RunState) -> str:
+    if run.state == "ended":
+        return f"ended: {run.how}" if run.how else "ended"
+    if run.written % DAY:
+        written = f"last written {time.time() - run.written:.0f} s ago"
+    else:
+        written = f"last written on {time.strftime('%Y-%m-%d', time.gmtime(run.written))}"
+    if run.state == "running":
+        return written
+    return f"dead: no process of this machine is at it, and it did not end in order; {written}"
+
+
+def as_json(run: RunState | None, superlink: Mapping[str, Any] | None) -> str:
+    """Both for a program."""
+    return json.dumps({"run": asdict(run) if run else None, **(superlink or {})})

@@ -1,0 +1,71 @@
+"""Curves of a run for TensorBoard, written without TensorFlow."""
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from cloister.aggregation.decorator import Measurements
+from cloister.server.loop import Round
+from cloister.server.times import settle, today
+
+FORMAT = "brain.Event:2"
+
+
+class TensorBoardObserver:
+    """One scalar per metric and round.
+
+    Args:
+        folder: for the event file.
+        hides_times: whether its times are to be those of the day.
+        secret_cohorts: whether it is not to tell how many replies were rejected.
+    """
+
+    def __init__(self, folder: Path, hides_times: bool = False, secret_cohorts: bool = False) -> None:
+        folder.mkdir(parents=True)
+        self.hides_times = hides_times
+        self.secret_cohorts = secret_cohorts
+        self._path = folder / f"events.out.tfevents.{int(self._now())}.cloister"
+        # The package's own file writer would import TensorFlow; its record writer does not.
+        self._records = RecordWriter(self._path.open("wb"))
+        self._write(Event(wall_time=self._now(), file_version=FORMAT))
+
+    def __call__(self, done: Round, _: object) -> None:
+        """Write the scalars of a round."""
+        scalars = {f"central/{name}": value for name, value in done.central.items()}
+        scalars |= {f"federated/{name}": value for name, value in done.federated.items()}
+        scalars |= self._of_privacy(done.measured) if done.measured else {}
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self._write(Event(wall_time=self._now(), step=done.number, summary=Summary(value=values)))
+
+    def _of_privacy(self, measured: Measurements) -> dict[str, float]:
+        """What a mechanism has measured and may be shown: the strategy leaves out what would be one more release."""
+        known = {
+            "privacy/noise-std": measured.noise_std,
+            "privacy/epsilon": measured.epsilon,
+            "privacy/clipping-norm": measured.clipping_norm,
+            "privacy/clipped-fraction": measured.clipped_fraction,
+            "replies/rejected": None if self.secret_cohorts else len(measured.rejected),
+        }
+        return {tag: float(value) for tag, value in known.items() if value is not None}
+
+    def close(self) -> None:
+        """Finish the file, as far as the disk takes it: every round was written when it was over."""
+        with suppress(OSError):
+            self._records.close()
+        self._settle()
+
+    def _write(self, event: Event) -> None:
+        self._records.write(event.SerializeToString())
+        self._records.flush()
+        self._settle()
+
+    def _now(self) -> float:
+        return float(today()) if self.hides_times else time.time()
+
+    def _settle(self) -> None:
+        if self.hides_times:
+            settle(self._path.parent)
