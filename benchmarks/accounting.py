@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cloister.privacy.accounting.account import Account, best_epsilon
-from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import UNSAMPLED, Gaussian, Sampling
 from cloister.privacy.accounting.ledger import Ledger
 
@@ -33,10 +33,10 @@ def rounds(sampling: Sampling) -> list[Gaussian]:
     return [Gaussian(1 + number / ROUNDS, sampling) for number in range(ROUNDS)]
 
 
-def release(books: Books) -> None:
+def release(budget: PrivacyBudget) -> None:
     """Open and finish a release, as a round does."""
     for number in range(RELEASES):
-        with books.release(Gaussian(1 + number / RELEASES), number):
+        with budget.release(Gaussian(1 + number / RELEASES), number):
             pass
 
 
@@ -53,8 +53,8 @@ def main() -> None:
         one = seconds(lambda a=account, e=events: best_epsilon(a.plus(e[777]), DELTA))
         table.add_row(f"one round more, {name}", f"{one:.4f}", "0.05")
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        books = Books(Ledger(Path(folder) / "ledger.jsonl"), "benchmark", max_epsilon=1e9)
-        spent = seconds(lambda: release(books)) / RELEASES
+        budget = PrivacyBudget(Ledger(Path(folder) / "ledger.jsonl"), "benchmark", max_epsilon=1e9)
+        spent = seconds(lambda: release(budget)) / RELEASES
     table.add_row("one release in the ledger, two syncs", f"{spent:.4f}", "0.005")
     Console().print(table)
 

@@ -125,9 +125,9 @@ def status(
 def policy(path: Annotated[Path, typer.Argument(help="A policy.toml file.")]) -> None:
     """Check the policy of a site, and say in words what it demands."""
     from cloister.client.policy import read_policy
-    from cloister.client.policy_words import in_words
+    from cloister.client.policy_words import render
 
-    typer.echo("\n".join(in_words(read_policy(path))))
+    typer.echo("\n".join(render(read_policy(path))))
 
 
 @app.command()
@@ -194,12 +194,12 @@ def show(
 @ledger.command()
 def leakage(paths: Annotated[list[Path], typer.Argument(help="Ledgers of clients, one each.")]) -> None:
     """Add up what clients that noise their own models have leaked: each of them, and how they compare."""
-    from cloister.privacy.accounting.leakage import leakage_in_words, leakage_report
+    from cloister.privacy.accounting.leakage import leakage_report, render_leakage
 
     spent = [_opened(path).leakage() for path in paths]
     for path, leaked in zip(paths, spent, strict=True):
         typer.echo(f"{path}: {leaked:.6g}")
-    for line in leakage_in_words(leakage_report(spent)):
+    for line in render_leakage(leakage_report(spent)):
         typer.echo(line)
 
 

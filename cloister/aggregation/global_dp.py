@@ -27,9 +27,9 @@ from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import Cohort
 from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.core.wire import PROMISE
-from cloister.privacy.accounting.budget import Books
-from cloister.privacy.accounting.events import LEAST, UNSAMPLED, Event, Gaussian, Sampling, Unaccounted
-from cloister.privacy.accounting.filters import least_multiplier
+from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.accounting.events import MIN_MULTIPLIER, UNSAMPLED, Event, Gaussian, Sampling, Unaccounted
+from cloister.privacy.accounting.filters import minimum_multiplier
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip, capped_weights, clip, clipped_fraction
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -62,7 +62,7 @@ class GlobalDP(Decorator):
             mean that `inner` stands for; `model` noises what `inner` makes of all clipped replies.
         noise: where the noise comes from; by default the operating system's entropy.
         examples_cap: let updates weigh by min(n/cap, 1) of their example counts; 0: all the same.
-        books: record every release in a ledger, and stop at its budget.
+        budget: record every release in a ledger, and stop at its budget.
 
     Guarantee (placements `update` and `rule`): each round is a Gaussian mechanism with noise multiplier z for adding or
         removing one client's contribution, whatever `inner` is and whoever drops out. The weights clients report do not
@@ -86,7 +86,7 @@ class GlobalDP(Decorator):
         placement: Placement = "update",
         noise: GaussianNoise | None = None,
         examples_cap: float = 0.0,
-        books: Books | None = None,
+        budget: PrivacyBudget | None = None,
     ) -> None:
         super().__init__(inner)
         check.non_negative(noise_multiplier=noise_multiplier, examples_cap=examples_cap)
@@ -96,7 +96,7 @@ class GlobalDP(Decorator):
         self.placement = placement
         self.noise = GaussianNoise() if noise is None else noise
         self.examples_cap = examples_cap
-        self.books = books
+        self.budget = budget
         self._trimmed: Callable[[int], int] | None = getattr(inner, TRIMMED, None)
         self._refuse_impossible()
 
@@ -141,8 +141,8 @@ class GlobalDP(Decorator):
         if promised and self.is_accounted:
             config[PROMISE] = [event.noise_multiplier for event in promised]
         messages = super().configure_train(server_round, arrays, config, grid)
-        if self.books is not None:
-            self.books.require(self.worst_events(layout))
+        if self.budget is not None:
+            self.budget.require(self.worst_events(layout))
         return messages
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
@@ -226,19 +226,19 @@ class GlobalDP(Decorator):
 
     @contextmanager
     def recorded(self, event: Event, server_round: int) -> Iterator[None]:
-        """The block, in the books if there are any."""
-        if self.books is None:
+        """The block, with its release recorded and charged where there is a budget."""
+        if self.budget is None:
             yield
         else:
-            with self.books.release(event, server_round, self.mechanism, self.clip.bound):
+            with self.budget.release(event, server_round, self.mechanism, self.clip.bound):
                 yield
 
     def sum_event(self, multiplier: float) -> Event:
         """The release of this round's sum, with the draw it was made over."""
         if not self.is_accounted:
-            return Unaccounted("; ".join(self.reservations()))
+            return Unaccounted("; ".join(self.caveats()))
         # More noise than an accountant has use for is counted as less: a small distance may multiply it by a lot.
-        return Gaussian(min(self.clip.joint_multiplier(multiplier), 1 / LEAST), self.amplification())
+        return Gaussian(min(self.clip.joint_multiplier(multiplier), 1 / MIN_MULTIPLIER), self.amplification())
 
     def worst_events(self, layout: Layout) -> list[Event]:
         """The releases of a round, with the least noise that they can have."""
@@ -261,37 +261,37 @@ class GlobalDP(Decorator):
         return self.amplification().kind != "none"
 
     def calibrate(self, layout: Layout, rounds: int) -> None:
-        """Choose the smallest noise multiplier with which so many more rounds stay within the budget of the books.
+        """Choose the smallest noise multiplier with which so many more rounds stay within the budget.
 
         Raises:
             ConfigError: there is no budget to calibrate to, or none will do.
             BudgetExhausted: earlier runs have spent it.
         """
-        books = self.books
-        if books is None or not books.max_epsilon:
+        budget = self.budget
+        if budget is None or not budget.max_epsilon:
             raise ConfigError("a noise multiplier can only be calibrated to a budget; set privacy.max-epsilon")
-        if books.spent() > SPENT * books.limit:
-            books.require(())
+        if budget.spent() > SPENT * budget.limit:
+            budget.require(())
             raise BudgetExhausted(
-                f"{books.ledger.path}: {100 * books.share():.4g} % of privacy.max-epsilon = {books.max_epsilon:g} is "
-                "spent; what is left would take noise in which nothing can be learnt"
+                f"{budget.ledger.path}: {100 * budget.share():.4g} % of privacy.max-epsilon = "
+                f"{budget.max_epsilon:g} is spent; what is left would take noise in which nothing can be learnt"
             )
 
         def spent(multiplier: float) -> float:
             self.noise_multiplier = multiplier
-            return books.spent() + rounds * sum(books.cost(event) for event in self.worst_events(layout))
+            return budget.spent() + rounds * sum(budget.cost(event) for event in self.worst_events(layout))
 
         given = self.noise_multiplier
         try:
-            beside = spent(1 / LEAST)
-            if beside > books.limit:
+            beside = spent(1 / MIN_MULTIPLIER)
+            if beside > budget.limit:
                 raise ConfigError(
-                    f"privacy.max-epsilon = {books.max_epsilon:g} is passed whatever privacy.noise-multiplier is: what "
-                    f"the ledger holds and what {rounds} rounds release beside the sum (a distance, with "
+                    f"privacy.max-epsilon = {budget.max_epsilon:g} is passed whatever privacy.noise-multiplier is: "
+                    f"what the ledger holds and what {rounds} rounds release beside the sum (a distance, with "
                     "privacy.distance-noise-multiplier; the share of an adaptive clip, with "
-                    f"privacy.bits-noise-multiplier) already take {100 * beside / books.limit:.4g} % of it"
+                    f"privacy.bits-noise-multiplier) already take {100 * beside / budget.limit:.4g} % of it"
                 )
-            chosen = least_multiplier(spent, books.limit, f"privacy.max-epsilon = {books.max_epsilon:g}")
+            chosen = minimum_multiplier(spent, budget.limit, f"privacy.max-epsilon = {budget.max_epsilon:g}")
         finally:
             self.noise_multiplier = given
         self.noise_multiplier = chosen
@@ -299,21 +299,21 @@ class GlobalDP(Decorator):
     @property
     def is_accounted(self) -> bool:
         """Whether the releases of this decorator have a guarantee that can be composed."""
-        return not self.reservations()
+        return not self.caveats()
 
     def spent(self) -> float | None:
         """ε of everything in the ledger so far; None where nothing is recorded or nothing can be claimed."""
-        if self.books is None:
+        if self.budget is None:
             return None
-        epsilon = self.books.epsilon()
+        epsilon = self.budget.epsilon()
         return epsilon if math.isfinite(epsilon) else None
 
     def claim(self) -> Claim:
         """What may be said about the models this strategy returns."""
         return Claim(
             mechanism=self.mechanism,
-            reasons=tuple(self.reservations()),
-            relation="add-or-remove" if self.books is None else self.books.relation,
+            reasons=tuple(self.caveats()),
+            relation="add-or-remove" if self.budget is None else self.budget.relation,
             seeded=self.noise.seeded,
             parameters={
                 "privacy.noise-multiplier": self.noise_multiplier,
@@ -323,7 +323,7 @@ class GlobalDP(Decorator):
             },
         )
 
-    def reservations(self) -> list[str]:
+    def caveats(self) -> list[str]:
         """Why the claim is not sound; empty if it is."""
         reasons = []
         if self.noise_multiplier == 0:

@@ -11,7 +11,7 @@ from cloister.core import check
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import UNSAMPLED, Event, Gaussian, Sampling, Unaccounted
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
@@ -24,7 +24,7 @@ class MetricDP(GlobalDP):
     """Noise scaled by how far the clients' models lie apart: σ = (z/d)·C/n.
 
     Args:
-        inner, noise_multiplier, clipping_norm, placement, noise, examples_cap, books: as in `GlobalDP`.
+        inner, noise_multiplier, clipping_norm, placement, noise, examples_cap, budget: as in `GlobalDP`.
         distance: a registered distance, `mean-layer-frobenius` in the paper.
         direction: `divide` the multiplier by the distance (the paper's formula and code) or `multiply` (its text).
         measure: the distance `after` clipping (bounded: one client cannot drive the noise to nothing) or `before`
@@ -56,7 +56,7 @@ class MetricDP(GlobalDP):
         placement: Placement = "update",
         noise: GaussianNoise | None = None,
         examples_cap: float = 0.0,
-        books: Books | None = None,
+        budget: PrivacyBudget | None = None,
         distance: str = "mean-layer-frobenius",
         direction: Literal["divide", "multiply"] = "divide",
         measure: Literal["after", "before"] = "after",
@@ -95,7 +95,7 @@ class MetricDP(GlobalDP):
             placement=placement,
             noise=noise,
             examples_cap=examples_cap,
-            books=books,
+            budget=budget,
         )
 
     def clip_calibration(self, server_round: int, raw: Cohort) -> float | None:
@@ -148,7 +148,7 @@ class MetricDP(GlobalDP):
 
     def _distance_event(self) -> Event:
         # The distance decides over the noise of the same cohort: a draw amplifies neither.
-        return Gaussian(self.distance_multiplier) if self.is_accounted else Unaccounted("; ".join(self.reservations()))
+        return Gaussian(self.distance_multiplier) if self.is_accounted else Unaccounted("; ".join(self.caveats()))
 
     def worst_events(self, layout: Layout) -> list[Event]:
         """The distance, and the sum with the least noise that a distance can give it."""
@@ -177,9 +177,9 @@ class MetricDP(GlobalDP):
         )
         return claim
 
-    def reservations(self) -> list[str]:
+    def caveats(self) -> list[str]:
         """As `GlobalDP`, and that an exact distance is not noised."""
-        reasons = super().reservations()
+        reasons = super().caveats()
         if self.release == "exact":
             exact = "the distance between private models sets the noise and is itself not noised; z/d is nominal"
             if self.measure == "before":

@@ -19,7 +19,7 @@ from cloister.core.arrays import Layout, Row, view
 from cloister.core.cohort import Cohort
 from cloister.core.wire import ARRAYS, EXAMPLES
 
-MOST_EXAMPLES = 10**9
+MAX_EXAMPLES = 10**9
 """A count above this is taken for an error or an attack: it would silence every other client."""
 REASON_LENGTH = 300
 METRIC_NAME = re.compile(r"[A-Za-z0-9][\w .()-]{0,39}")
@@ -171,13 +171,13 @@ def _count(message: Message) -> float:
     if not counts:
         return 1.0
     if len(counts) > 1 or not is_count(counts[0]):
-        raise _Unfit("weight", f"{EXAMPLES} must be one number above 0 and at most {MOST_EXAMPLES:.0e}")
+        raise _Unfit("weight", f"{EXAMPLES} must be one number above 0 and at most {MAX_EXAMPLES:.0e}")
     return float(counts[0])  # type: ignore[arg-type]
 
 
 def is_count(value: object) -> bool:
     """Whether a value can be how many examples a client has."""
-    return isinstance(value, int | float) and 0 < value <= MOST_EXAMPLES
+    return isinstance(value, int | float) and 0 < value <= MAX_EXAMPLES
 
 
 def average_metrics(
@@ -205,7 +205,7 @@ def _scores(message: Message) -> tuple[float, dict[str, float]]:
     """The example count and the metrics of an evaluation reply."""
     records = list(message.content.metric_records.values())
     if len(records) != 1 or not is_count(records[0].get(EXAMPLES)):
-        raise _Unfit("weight", f"expected one metric record with {EXAMPLES} above 0 and at most {MOST_EXAMPLES:.0e}")
+        raise _Unfit("weight", f"expected one metric record with {EXAMPLES} above 0 and at most {MAX_EXAMPLES:.0e}")
     metrics = {name: value for name, value in records[0].items() if name != EXAMPLES}
     for name, value in metrics.items():
         if not METRIC_NAME.fullmatch(name):

@@ -91,8 +91,8 @@ def _at(thresholds: Rates, high: Rates, low: Rates, strength: Strength, error: f
     """What each threshold shows: hits are scores of `high` that reach it, false alarms those of `low`."""
     with np.errstate(divide="ignore"):
         return strength(
-            rate_at_least(_reaching(high, thresholds), len(high), error),
-            rate_at_most(_reaching(low, thresholds), len(low), error),
+            minimum_rate(_reaching(high, thresholds), len(high), error),
+            maximum_rate(_reaching(low, thresholds), len(low), error),
         )
 
 
@@ -101,7 +101,7 @@ def _reaching(scores: Rates, thresholds: Rates) -> NDArray[np.intp]:
     return len(scores) - np.searchsorted(np.sort(scores), thresholds)
 
 
-def rate_at_least(count: NDArray[np.intp], runs: int, error: float) -> Rates:
+def minimum_rate(count: NDArray[np.intp], runs: int, error: float) -> Rates:
     """What a rate is not below, seen `count` times in so many runs; wrong with probability `error` at most.
 
     Source: Clopper, Pearson (1934).
@@ -110,9 +110,9 @@ def rate_at_least(count: NDArray[np.intp], runs: int, error: float) -> Rates:
     return rate
 
 
-def rate_at_most(count: NDArray[np.intp], runs: int, error: float) -> Rates:
-    """What a rate is not above; as `rate_at_least`."""
-    return 1 - rate_at_least(runs - count, runs, error)
+def maximum_rate(count: NDArray[np.intp], runs: int, error: float) -> Rates:
+    """What a rate is not above; as `minimum_rate`."""
+    return 1 - minimum_rate(runs - count, runs, error)
 
 
 def try_to_tell(

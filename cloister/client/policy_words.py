@@ -3,7 +3,7 @@
 from cloister.client.policy import SERVER_SIDE, Policy
 
 
-def in_words(policy: Policy) -> list[str]:
+def render(policy: Policy) -> list[str]:
     """What a policy demands, a line each; a line that begins with `!` says what it does not prevent."""
     lines = [f"tasks: {', '.join(policy.tasks)}", *_noise(policy), *_budgets(policy), *_limits(policy)]
     lines.append("! scores may leave, without noise" if policy.scores_may_leave else "no scores leave")

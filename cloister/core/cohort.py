@@ -163,7 +163,7 @@ def share(items: Sequence[Item], work: Callable[[Iterator[Item]], None], numbers
         list(pool.map(work, [source] * threads))
 
 
-def rooms(size: int = BLOCK, dtype: DTypeLike = np.float64) -> Iterator[NDArray]:
+def workspaces(size: int = BLOCK, dtype: DTypeLike = np.float64) -> Iterator[NDArray]:
     """Scratch for every thread of `share`: memory that is used for one thing after another.
 
     The caller takes it, and always as much: what threads take outlives them in part, and what is freed fits again.
@@ -175,7 +175,7 @@ def _squared_norms(cohort: Cohort) -> NDArray[np.float64]:
     """‖U[i]‖₂² for each i, not finite where U[i] is not. Relative error below `NORM_ERROR`."""
     places = list(enumerate(spans(cohort.layout)))
     squares = np.zeros((len(places), len(cohort)))
-    memory = rooms()
+    memory = workspaces()
 
     def work(numbered: Iterator[tuple[int, Span]]) -> None:
         scratch = next(memory).view(cohort.layout.dtype)[:BLOCK]

@@ -16,7 +16,7 @@ from cloister.config.run import PrivacyConfig, RunConfig, Scalar, known_keys, su
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account, best_epsilon
-from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Relation
 from cloister.privacy.accounting.filters import FilterKind
 from cloister.privacy.accounting.ledger import Ledger
@@ -43,7 +43,7 @@ class Plan:
         seed: the seed in force: the configured one, or one drawn for this run. It never seeds noise.
         task: the learning problem.
         strategy: the named strategy inside its decorator.
-        books: of the run's releases.
+        budget: of the run's releases.
         held_out: deals out the roles of nodes, where some never train; None where all do.
     """
 
@@ -51,7 +51,7 @@ class Plan:
     seed: int
     task: Task
     strategy: Decorator
-    books: Books
+    budget: PrivacyBudget
     held_out: HeldOut | None = None
 
     @property
@@ -71,11 +71,11 @@ class Plan:
         batches = privacy.client == "dp-sgd" and privacy.batch_sampling == "poisson"
         return batches or self.strategy.has_secret_cohorts
 
-    def most_epsilon(self, layout: Layout) -> float | None:
+    def maximum_epsilon(self, layout: Layout) -> float | None:
         """ε that this run promises if it runs to its end; None where nothing is promised for the models."""
         if not isinstance(self.strategy, GlobalDP) or self.claim.status != "sound":
             return None
-        return best_epsilon(self.planned(layout), self.books.delta)[0]
+        return best_epsilon(self.planned(layout), self.budget.delta)[0]
 
     def planned(self, layout: Layout, insiders: bool = True) -> Account:
         """Everything that this run releases if it runs to its end; nothing where the server noises nothing.
@@ -84,13 +84,13 @@ class Plan:
             layout: of the model.
             insiders: as in `Account`.
         """
-        account = Account((), self.books.relation, insiders)
+        account = Account((), self.budget.relation, insiders)
         for event in self.strategy.worst_events(layout) if isinstance(self.strategy, GlobalDP) else ():
             account = account.plus(event, self.config.num_rounds)
         return account
 
     @property
-    def confessions(self) -> list[str]:
+    def unprotected_releases(self) -> list[str]:
         """What leaves clients in this run without a guarantee for a client, beside what is recorded round by round."""
         reasons = []
         if not self.config.privacy.has_server_noise:
@@ -134,13 +134,13 @@ def build(config: RunConfig) -> Plan:
     """
     seed = secrets.randbelow(2**31) if config.seed == -1 else config.seed
     task: Task = TASKS.load(config.task.name)(config.task)
-    books = _books(config)
+    budget = _budget(config)
     held_out = _held_out(config)
-    strategy = decorate(named_strategy(config, held_out=held_out), config, books)
+    strategy = decorate(named_strategy(config, held_out=held_out), config, budget)
     if config.privacy.max_epsilon and isinstance(strategy, GlobalDP) and not strategy.is_accounted:
         raise ConfigError(
             f"privacy.max-epsilon = {config.privacy.max_epsilon:g} is a budget for a guarantee, and there is none: "
-            + "; ".join(strategy.reservations())
+            + "; ".join(strategy.caveats())
         )
     if config.privacy.client == "laplace":
         _refuse_beside_laplace(config)
@@ -150,7 +150,7 @@ def build(config: RunConfig) -> Plan:
             f"{config.evaluation.federated!r}: scores on clients' examples leave without noise"
         )
     _demand_replies(strategy, config.strategy.min_replies)
-    return Plan(config, seed, task, strategy, books, held_out)
+    return Plan(config, seed, task, strategy, budget, held_out)
 
 
 def _demand_replies(strategy: Decorator, least: int) -> None:
@@ -181,7 +181,7 @@ def _refuse_beside_laplace(config: RunConfig) -> None:
         )
 
 
-def _books(config: RunConfig) -> Books:
+def _budget(config: RunConfig) -> PrivacyBudget:
     privacy = config.privacy
     folder = Path(privacy.ledger_dir or Path(config.output_dir) / "ledgers").expanduser().resolve()
     path = folder / f"{data_identity(config)}.jsonl"
@@ -189,7 +189,7 @@ def _books(config: RunConfig) -> Books:
     # Only Rényi DP counts draws; `fixed` ones are known to the clients together, and amplify nothing in a budget.
     amplified = config.strategy.sampling == "poisson" and privacy.server == "global-dp"
     kind: FilterKind = "renyi" if amplified and config.strategy.fraction_train < 1 else "gaussian"
-    return Books(Ledger(path), "", "client", privacy.target_delta, privacy.max_epsilon, relation, kind)
+    return PrivacyBudget(Ledger(path), "", "client", privacy.target_delta, privacy.max_epsilon, relation, kind)
 
 
 def data_identity(config: RunConfig) -> str:
@@ -332,7 +332,7 @@ def _rng(config: RunConfig, use: str) -> random.Random:
     return random.SystemRandom() if config.seed == -1 else random.Random(f"{config.seed} {use}")
 
 
-def decorate(strategy: Strategy, config: RunConfig, books: Books) -> Decorator:
+def decorate(strategy: Strategy, config: RunConfig, budget: PrivacyBudget) -> Decorator:
     """The decorator that `privacy.server` names, around the strategy."""
     privacy = config.privacy
     if privacy.server == "laplace-clustering":
@@ -340,10 +340,10 @@ def decorate(strategy: Strategy, config: RunConfig, books: Books) -> Decorator:
     if privacy.server == "none":
         return Screened(strategy, by_examples=config.weights_by_examples)
     if privacy.server == "global-dp":
-        return GlobalDP(strategy, books=books, **_gaussian(privacy))
+        return GlobalDP(strategy, budget=budget, **_gaussian(privacy))
     return MetricDP(
         strategy,
-        books=books,
+        budget=budget,
         **_gaussian(privacy),
         distance=privacy.distance,
         direction=privacy.distance_direction,

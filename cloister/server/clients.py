@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
 from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES
-from cloister.privacy.claims.local import gaussian_statement, laplace_statement, local_in_words
+from cloister.privacy.claims.local import gaussian_statement, laplace_statement, render_local
 from cloister.server.build import Plan
 
 PATIENCE_SECONDS = 60.0
@@ -106,13 +106,13 @@ def _dp_sgd_statement(plan: Plan, _: Layout, rounds: int) -> dict[str, Any]:
     return {**common, "see": "each client's own ledger: sizes in between may cost more", "by-examples": sizes}
 
 
-def clients_in_words(privacy: Mapping[str, Any]) -> list[str]:
+def render_clients(privacy: Mapping[str, Any]) -> list[str]:
     """That statement as lines of plain text."""
     facts = privacy.get("clients")
     return [] if facts is None else WORDS[facts["mechanism"]](facts)
 
 
-def _dp_sgd_in_words(facts: Mapping[str, Any]) -> list[str]:
+def _render_dp_sgd(facts: Mapping[str, Any]) -> list[str]:
     lines = [f"clients: dp-sgd, {facts['status']}; what each has spent stands in its own ledger"]
     lines += [f"  not a guarantee: {reason}" for reason in facts["reasons"]]
     for size in facts["by-examples"]:
@@ -133,8 +133,8 @@ STATEMENTS: Mapping[str, Callable[[Plan, Layout, int], dict[str, Any]]] = {
 }
 """By `privacy.client`: what may be said after so many rounds."""
 WORDS: Mapping[str, Callable[[dict[str, Any]], list[str]]] = {
-    "dp-sgd": _dp_sgd_in_words,
-    "gaussian": local_in_words,
-    "laplace": local_in_words,
+    "dp-sgd": _render_dp_sgd,
+    "gaussian": render_local,
+    "laplace": render_local,
 }
 """By `privacy.client`: the same in lines of plain text."""

@@ -24,7 +24,7 @@ def confine_ledger(plan: Plan, grid: Grid, directory: Path) -> None:
         directory: of the run.
     """
     if not needs_lasting_ledger(plan, grid):
-        plan.books.ledger = Ledger(directory / "ledger.jsonl")
+        plan.budget.ledger = Ledger(directory / "ledger.jsonl")
 
 
 def needs_lasting_ledger(plan: Plan, grid: Grid) -> bool:
@@ -44,6 +44,6 @@ def is_simulated(grid: Grid) -> bool:
     return bool(getattr(inner, "is_simulated", False))
 
 
-def ledger_in_words(plan: Plan, directory: Path) -> list[str]:
+def render_ledger(plan: Plan, directory: Path) -> list[str]:
     """Where the ledger is, if no later run will find it."""
-    return [NOT_KEPT, f"  {KEPT_BY}"] if plan.books.ledger.path.parent == directory else []
+    return [NOT_KEPT, f"  {KEPT_BY}"] if plan.budget.ledger.path.parent == directory else []

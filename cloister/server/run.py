@@ -137,12 +137,12 @@ def _central(plan: Plan, model: Model) -> Score | None:
 
 
 def _open(scene: _Scene) -> None:
-    """Begin the books, and say what is about to happen."""
+    """Begin the budget, and say what is about to happen."""
     plan, directory = scene.plan, scene.directory
-    plan.books.begin(directory.path.name)
-    for reason in plan.confessions:
-        plan.books.confess(reason)
-    scene.narrator.opening(plan, directory, plan.most_epsilon(scene.layout))
+    plan.budget.begin(directory.path.name)
+    for reason in plan.unprotected_releases:
+        plan.budget.record_unprotected(reason)
+    scene.narrator.opening(plan, directory, plan.maximum_epsilon(scene.layout))
     directory.write_json("privacy.json", running(plan.claim))
 
 
@@ -182,7 +182,7 @@ def _save(scene: _Scene, loop: RoundLoop) -> tuple[dict[str, Any], Ending]:
     ending = loop.ending
     for what, write in (
         ("the model", lambda: _save_models(scene, loop.kept)),
-        ("the copy of the ledger", lambda: scene.directory.copy_ledger(scene.plan.books.ledger.path)),
+        ("the copy of the ledger", lambda: scene.directory.copy_ledger(scene.plan.budget.ledger.path)),
     ):
         ending = _tried(what, write, ending)
     privacy = _statement(scene.plan, scene.layout, loop) | ending.facts()
@@ -264,10 +264,10 @@ def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> dict[str, Any]:
     # When to stop was decided by what had been released: what is claimed is what could have been released in all.
     clients = client_statement(plan, layout, plan.config.num_rounds if ended_by_choice else loop.asked)
     planned = partial(plan.planned, layout) if ended_by_choice else None
-    return statement(plan.claim, plan.books, loop.aggregated, sampling_in_words(plan), clients, planned)
+    return statement(plan.claim, plan.budget, loop.aggregated, render_sampling(plan), clients, planned)
 
 
-def sampling_in_words(plan: Plan) -> str:
+def render_sampling(plan: Plan) -> str:
     """How cohorts were drawn, and whether that was accounted for."""
     if plan.samples_by_itself:
         return f"by the strategy {type(plan.strategy.inner).__name__} itself, no amplification claimed"
@@ -285,8 +285,8 @@ def _observers(scene: _Scene) -> Iterator[list[Observer]]:
     def save(done: Round, arrays: ArrayRecord) -> None:
         directory.checkpoint(done.number, arrays, plan.config.keep_checkpoints)
         directory.append_round(done.line(plan.strategy.has_secret_cohorts, plan.hides_times))
-        if plan.hides_times and plan.books.ledger.path.exists():
-            settle(plan.books.ledger.path)
+        if plan.hides_times and plan.budget.ledger.path.exists():
+            settle(plan.budget.ledger.path)
         scene.rounds.append(done)
 
     if not plan.config.tensorboard:

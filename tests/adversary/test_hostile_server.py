@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.budget import PrivacyBudget
 
 ROUNDING = 1 + 1e-6
 SCALES = (0.0, 1e-45, 1e-38, 1e-19, 1e-6, 1.0, 1e6, 1e19, 1e30, 3e38)
@@ -210,8 +210,8 @@ class HostileServer(RuleBasedStateMachine):
         if not hasattr(self, "twins"):
             return
         assert self.twins.events(0) == self.twins.events(1)
-        books = Books(self.twins.ledger(0), "", "example", 1e-5, self.budget)
-        assert books.share() <= 1
+        budget = PrivacyBudget(self.twins.ledger(0), "", "example", 1e-5, self.budget)
+        assert budget.share() <= 1
 
 
 def neighbour(x, y, other):

@@ -402,15 +402,15 @@ class TestMessagesADay:
 
     def test_those_that_come_at_the_same_time_are_counted(self, limited, monkeypatch):
         """Two others are answered after this one was let in, and before it is recorded."""
-        begin, others = subject.Books.begin, []
+        begin, others = subject.PrivacyBudget.begin, []
 
-        def after_others(books, run):
+        def after_others(budget, run):
             if not others:
                 others.append(None)
                 others.extend(answer(GAUSSIAN, limited) for _ in range(2))
-            begin(books, run)
+            begin(budget, run)
 
-        monkeypatch.setattr(subject.Books, "begin", after_others)
+        monkeypatch.setattr(subject.PrivacyBudget, "begin", after_others)
         reply = answer(GAUSSIAN, limited)
         assert not any(other.has_error() for other in others[1:])
         assert reply.error.reason.endswith("max-messages-per-day = 2 were answered")

@@ -14,7 +14,7 @@ from cloister.client.ledgers import limits_of
 from cloister.client.mods.enforce import enforce_policy
 from cloister.client.mods.errors import contain_errors
 from cloister.client.policy import TEMPLATE, Policy, policy_of, read_policy
-from cloister.client.policy_words import RANGES, in_words
+from cloister.client.policy_words import RANGES, render
 from cloister.client.request import Reply
 from cloister.config.run import parse
 from cloister.core.errors import ConfigError, PolicyError
@@ -188,7 +188,7 @@ class TestInWords:
         low = {name for name in Policy.model_fields if name.startswith("min_server")}
         for name in set(Policy.model_fields) - same - low:
             value = "patient" if name == "group" else 3 if Policy.model_fields[name].annotation is int else 3.0
-            assert in_words(every.model_copy(update={name: value})) != in_words(every), name
+            assert render(every.model_copy(update={name: value})) != render(every), name
 
     def test_ranges_name_fields_that_there_are(self):
         fields = {name for pair in RANGES.values() for name in pair if name}
@@ -209,10 +209,10 @@ class TestInWords:
         ],
     )
     def test_a_line_for_a_limit(self, changes, line):
-        assert line in in_words(of(**changes))
+        assert line in render(of(**changes))
 
     def test_everything_is_learnt_by_a_server_that_ships_its_own_code(self):
-        assert "! a server that ships its own code learns everything: nothing above binds that code" in in_words(of())
+        assert "! a server that ships its own code learns everything: nothing above binds that code" in render(of())
 
     def test_what_is_prevented_is_not_listed_as_learnt(self):
         strict = of(
@@ -222,7 +222,7 @@ class TestInWords:
             allowed_fabs=[BUNDLE],
             min_reply_seconds=9.0,
         )
-        assert [line for line in in_words(strict) if line.startswith("!")] == [
+        assert [line for line in render(strict) if line.startswith("!")] == [
             "! that this node is connected, when it replies, and that it refuses, with the rule it refuses by"
         ]
 

@@ -206,7 +206,7 @@ SETTINGS = {
     "target-delta": 1e-6,
     "max-epsilon": 3.0,
     "population": 9,
-    "ledger-dir": "books",
+    "ledger-dir": "budget",
     "data-identity": "mine",
     "clipping": "adaptive",
     "clipping-quantile": 0.3,

@@ -12,7 +12,7 @@ from support import all_nodes, content, flat, grid_of, one_round, random_models,
 
 from cloister.aggregation import GlobalDP, MetricDP
 from cloister.aggregation.decorator import Screened
-from cloister.aggregation.screening import MOST_EXAMPLES
+from cloister.aggregation.screening import MAX_EXAMPLES
 from cloister.core.arrays import to_record
 from cloister.local.grid import LocalGrid
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -51,7 +51,7 @@ BAD = {
     "other float": (changed(bias=np.zeros(3, np.float64)), "dtype"),
     "negative count": (counted(-5), "weight"),
     "zero count": (counted(0), "weight"),
-    "huge count": (counted(MOST_EXAMPLES + 1), "weight"),
+    "huge count": (counted(MAX_EXAMPLES + 1), "weight"),
     "nan count": (counted(math.nan), "weight"),
     "infinite count": (counted(math.inf), "weight"),
     "list of counts": (counted([1, 2]), "weight"),

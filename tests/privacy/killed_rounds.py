@@ -25,7 +25,7 @@ from cloister.client.request import Reply, TrainRequest
 from cloister.config.run import parse
 from cloister.core.arrays import from_record
 from cloister.core.identity import LOCAL_RUN
-from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
@@ -116,13 +116,13 @@ def instrument(point: Points, noised: Path) -> None:
 
 
 def strategy(mechanism: str, folder: Path, run: str) -> GlobalDP:
-    books = Books(Ledger(folder / "ledger.jsonl"), run, max_epsilon=MAX_EPSILON)
+    budget = PrivacyBudget(Ledger(folder / "ledger.jsonl"), run, max_epsilon=MAX_EPSILON)
     if mechanism == "rule":
         options = OPTIONS | {"clipping_norm": AdaptiveClip(1.0)}
-        return GlobalDP(all_nodes(FedMedian), books=books, placement="rule", **options)
+        return GlobalDP(all_nodes(FedMedian), budget=budget, placement="rule", **options)
     if mechanism == "metric":
-        return MetricDP(all_nodes(), books=books, **OPTIONS, **PRIVATE_DISTANCE)
-    return GlobalDP(all_nodes(), books=books, **OPTIONS)
+        return MetricDP(all_nodes(), budget=budget, **OPTIONS, **PRIVATE_DISTANCE)
+    return GlobalDP(all_nodes(), budget=budget, **OPTIONS)
 
 
 def rounds(mechanism: str, folder: Path, run: str, point: Callable = lambda *_: None) -> None:

@@ -23,7 +23,7 @@ from cloister.privacy.accounting import account as accounting
 from cloister.privacy.accounting.account import (
     COARSE,
     FINE,
-    MOST_CURVES,
+    MAX_CURVES,
     Account,
     best_epsilon,
 )
@@ -363,7 +363,7 @@ class TestRoundsThatDiffer:
 class TestManyRoundsThatDiffer:
     @pytest.mark.parametrize(("low", "high", "q"), [(1.0, 1.5, 0.02), (3.0, 9.0, 0.01), (20.0, 50.0, 0.1)])
     def test_cost_a_little_more_when_grouped_and_never_less(self, low, high, q):
-        multipliers = [float(z) for z in np.linspace(low, high, MOST_CURVES + 8)]
+        multipliers = [float(z) for z in np.linspace(low, high, MAX_CURVES + 8)]
         exact = RdpAccountant(sorted({*FINE, *COARSE}))
         for z in multipliers:
             exact.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)))

@@ -13,7 +13,7 @@ from cloister.aggregation import GlobalDP
 from cloister.audits.sensitivity import Rehearsal
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
@@ -232,13 +232,13 @@ def test_without_noise_on_the_sum_bits_protect_nothing():
 
 
 def test_the_ledger_holds_both(tmp_path):
-    books = Books(Ledger(tmp_path / "ledger.jsonl"), "run")
+    budget = PrivacyBudget(Ledger(tmp_path / "ledger.jsonl"), "run")
     strategy = GlobalDP(
-        all_nodes(), noise_multiplier=2.0, clipping_norm=AdaptiveClip(1.0, bits_multiplier=3.0), books=books
+        all_nodes(), noise_multiplier=2.0, clipping_norm=AdaptiveClip(1.0, bits_multiplier=3.0), budget=budget
     )
     rounds(strategy, random_models(3), zeros(), 2)
-    assert [entry.event for entry in books.ledger.entries] == [Gaussian(1 / math.sqrt(1 / 4 + 1 / 9))] * 2
-    assert strategy.worst_events(None) == [books.ledger.entries[0].event]
+    assert [entry.event for entry in budget.ledger.entries] == [Gaussian(1 / math.sqrt(1 / 4 + 1 / 9))] * 2
+    assert strategy.worst_events(None) == [budget.ledger.entries[0].event]
 
 
 @pytest.mark.parametrize(

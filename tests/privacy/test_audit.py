@@ -18,7 +18,7 @@ from scipy import stats
 
 from cloister.aggregation import GlobalDP, MetricDP
 from cloister.aggregation import global_dp as decorators
-from cloister.audits.epsilon import Trials, rate_at_least, rate_at_most, try_to_tell
+from cloister.audits.epsilon import Trials, maximum_rate, minimum_rate, try_to_tell
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account
@@ -108,8 +108,8 @@ class TestTheBound:
     @pytest.mark.parametrize(("count", "runs"), [(0, 10), (1, 10), (7, 20), (20, 20), (3, 1000)])
     def test_rates_against_an_independent_clopper_pearson(self, count, runs):
         interval = stats.binomtest(count, runs).proportion_ci(0.98, method="exact")
-        assert rate_at_least(np.array(count), runs, 0.01) == pytest.approx(interval.low, abs=1e-12)
-        assert rate_at_most(np.array(count), runs, 0.01) == pytest.approx(interval.high, abs=1e-12)
+        assert minimum_rate(np.array(count), runs, 0.01) == pytest.approx(interval.low, abs=1e-12)
+        assert maximum_rate(np.array(count), runs, 0.01) == pytest.approx(interval.high, abs=1e-12)
 
     def test_it_is_wrong_as_rarely_as_it_says(self):
         """Randomised response with ε = 1: of 300 bounds at 90 % confidence at most 57 may be too high (1e-6)."""

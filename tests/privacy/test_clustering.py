@@ -134,7 +134,7 @@ def test_fewer_replies_than_hypotheses(sent):
 @pytest.mark.parametrize("name", STRATEGIES.names())
 def test_every_strategy_survives_clusters_of_one_and_of_none(name, sent):
     config = parse({"strategy.name": name, "strategy.min-nodes": 1, "privacy.server": "laplace-clustering"})
-    strategy = decorate(named_strategy(config), config, books=None)
+    strategy = decorate(named_strategy(config), config, budget=None)
     for nodes in (1, 2):
         arrays, _ = one_round(strategy, grid_for(nodes), sent)
         assert sum(strategy.measured.cluster_sizes) == nodes

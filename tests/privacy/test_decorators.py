@@ -16,7 +16,7 @@ from cloister.core.arrays import to_record
 from cloister.core.cohort import NORM_ERROR
 from cloister.core.errors import BudgetExhausted, ConfigError, FederationError
 from cloister.privacy.accounting import events
-from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.strategies.averaging import FedAvg
@@ -173,11 +173,11 @@ class TestARoundUnderAGuarantee:
         """Silence would tell whoever was silent whether the last one replied."""
         ledgers = []
         for name, answer in (("silent", gone), ("full", lambda node, sent: content(sent))):
-            books = Books(Ledger(tmp_path / name), "run")
-            strategy = self.strategy(kind, options, books=books)
+            budget = PrivacyBudget(Ledger(tmp_path / name), "run")
+            strategy = self.strategy(kind, options, budget=budget)
             arrays, _ = one_round(strategy, grid_of(answer, 3), zeros(2000))
             assert np.std(flat(arrays)) > 0.1, "nothing was noised"
-            ledgers.append([(entry.event, entry.done) for entry in books.ledger.entries])
+            ledgers.append([(entry.event, entry.done) for entry in budget.ledger.entries])
         assert ledgers[0] == ledgers[1] and ledgers[0]
 
     @SOUND
@@ -214,10 +214,12 @@ class TestARoundUnderAGuarantee:
             trained.append(node)
             return content(sent)
 
-        strategy = self.strategy(kind, options, books=Books(Ledger(tmp_path / "ledger"), "run", max_epsilon=0.1))
+        strategy = self.strategy(
+            kind, options, budget=PrivacyBudget(Ledger(tmp_path / "ledger"), "run", max_epsilon=0.1)
+        )
         with pytest.raises(BudgetExhausted, match=r"past the budget of 0\.1"):
             one_round(strategy, grid_of(answer, 3), zeros())
-        assert trained == [] and strategy.books.ledger.entries == []
+        assert trained == [] and strategy.budget.ledger.entries == []
 
 
 class Unseeded(GaussianNoise):

@@ -9,7 +9,7 @@ from test_clipping import cohort_of
 from cloister.aggregation import MetricDP
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
-from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.mechanisms.clipping import clip
@@ -88,10 +88,10 @@ def test_one_distant_client_cannot_lower_the_noise_below_the_floor_of_the_config
 
 
 def test_both_releases_are_in_the_ledger_in_their_order(tmp_path):
-    books = Books(Ledger(tmp_path / "ledger.jsonl"), "run")
-    strategy = private(noise=GaussianNoise(), books=books, distance_multiplier=2.5)
+    budget = PrivacyBudget(Ledger(tmp_path / "ledger.jsonl"), "run")
+    strategy = private(noise=GaussianNoise(), budget=budget, distance_multiplier=2.5)
     one_round(strategy, grid_of(lambda node, sent: content(sent), 3), zeros())
-    distance, total = (entry.event for entry in books.ledger.entries)
+    distance, total = (entry.event for entry in budget.ledger.entries)
     assert distance == Gaussian(2.5)
     # The sum is recorded with the least noise that the round could have had, the one at the limit of the distance.
     assert total.noise_multiplier == pytest.approx(1.0 / (2 / np.sqrt(2)))
@@ -100,18 +100,18 @@ def test_both_releases_are_in_the_ledger_in_their_order(tmp_path):
 
 @pytest.mark.parametrize(("options", "reason"), [({}, "seeded"), ({"noise_multiplier": 0.0}, "there is no noise")])
 def test_neither_release_is_a_gaussian_to_an_accountant_where_nothing_is_claimed(tmp_path, options, reason):
-    books = Books(Ledger(tmp_path / "ledger.jsonl"), "run")
-    one_round(private(books=books, **options), grid_of(lambda node, sent: content(sent), 3), zeros())
-    assert len(books.ledger.entries) == 2
-    for entry in books.ledger.entries:
+    budget = PrivacyBudget(Ledger(tmp_path / "ledger.jsonl"), "run")
+    one_round(private(budget=budget, **options), grid_of(lambda node, sent: content(sent), 3), zeros())
+    assert len(budget.ledger.entries) == 2
+    for entry in budget.ledger.entries:
         assert isinstance(entry.event, Unaccounted) and reason in entry.event.reason
 
 
 def test_an_exact_distance_is_in_the_ledger_without_a_guarantee(tmp_path):
-    books = Books(Ledger(tmp_path / "ledger.jsonl"), "run")
-    strategy = private(release="exact", noise=GaussianNoise(), books=books)
+    budget = PrivacyBudget(Ledger(tmp_path / "ledger.jsonl"), "run")
+    strategy = private(release="exact", noise=GaussianNoise(), budget=budget)
     one_round(strategy, grid_of(lambda node, sent: content(sent), 3), zeros())
-    (entry,) = books.ledger.entries
+    (entry,) = budget.ledger.entries
     assert isinstance(entry.event, Unaccounted) and "distance" in entry.event.reason
     assert strategy.measured.epsilon is None
 

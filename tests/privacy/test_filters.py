@@ -11,7 +11,7 @@ from scipy import stats
 
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.privacy.accounting.account import FINE, Account, best_epsilon
-from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import UNSAMPLED, Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
 from cloister.privacy.accounting.filters import (
     GaussianFilter,
@@ -19,7 +19,7 @@ from cloister.privacy.accounting.filters import (
     cost,
     filter_for,
     from_json,
-    least_multiplier,
+    minimum_multiplier,
     noise_multiplier_for,
     rounds_for,
     to_json,
@@ -71,8 +71,8 @@ class TestTheLimit:
     @BUDGETS
     def test_the_order_has_room_for_the_most_gaussian_releases(self, epsilon, delta):
         chosen = filter_for("renyi", epsilon, delta)
-        rooms = {order: room(order, epsilon, delta) / order for order in FINE}
-        assert chosen.order in FINE and rooms[chosen.order] == pytest.approx(max(rooms.values()))
+        workspaces = {order: room(order, epsilon, delta) / order for order in FINE}
+        assert chosen.order in FINE and workspaces[chosen.order] == pytest.approx(max(workspaces.values()))
 
     def test_a_budget_that_no_order_shows_has_no_room(self):
         """ε = 0.001 is below what the conversion of the largest order takes: everything is refused."""
@@ -174,8 +174,8 @@ class TestWhoeverChooses:
         """One release drawn with q = 0.2, then as the outcome says a Gaussian without a draw, or drawn ones."""
         chosen = filter_for("renyi", self.EPSILON, self.DELTA)
         left = chosen.limit(self.EPSILON, self.DELTA) - cost(chosen, Gaussian(1.5, poisson(0.2)))
-        plain = least_multiplier(lambda z: cost(chosen, Gaussian(z)), left, "")
-        drawn = least_multiplier(lambda z: cost(chosen, Gaussian(z, poisson(0.2))), left, "")
+        plain = minimum_multiplier(lambda z: cost(chosen, Gaussian(z)), left, "")
+        drawn = minimum_multiplier(lambda z: cost(chosen, Gaussian(z, poisson(0.2))), left, "")
         found = [
             chosen_between(self.EPSILON, [(1.5, 0.2), above, below], threshold)
             for above, below in (((plain, 1.0), (drawn, 0.2)), ((drawn, 0.2), (plain, 1.0)))
@@ -325,16 +325,16 @@ class TestCalibration:
 
     def test_what_no_noise_can_do_is_refused(self):
         with pytest.raises(ConfigError, match="no noise multiplier up to 1e6 stays within a budget of ε = 1"):
-            least_multiplier(lambda z: 2.0, 1.0, "a budget of ε = 1")
+            minimum_multiplier(lambda z: 2.0, 1.0, "a budget of ε = 1")
 
 
 def test_a_budget_about_replacing_a_client_stays_one_in_later_runs(tmp_path):
     """A run without a registered population counts the same releases as half as costly; the first promise does not."""
     ledger = Ledger(tmp_path / "ledger.jsonl")
-    first = Books(ledger, "first", max_epsilon=4.0, relation="replace-one")
+    first = PrivacyBudget(ledger, "first", max_epsilon=4.0, relation="replace-one")
     first.begin("first")
     spend_all(first)
-    later = Books(ledger, "later", max_epsilon=4.0)
+    later = PrivacyBudget(ledger, "later", max_epsilon=4.0)
     later.begin("later")
     with pytest.raises(BudgetExhausted):
         later.require([Gaussian(4.0)])
@@ -342,15 +342,15 @@ def test_a_budget_about_replacing_a_client_stays_one_in_later_runs(tmp_path):
     assert [budget.relation for budget in Ledger(ledger.path).budgets] == ["replace-one", "add-or-remove"]
 
 
-def spend_all(books):
+def spend_all(budget):
     """Releases until one more would pass the budget."""
     with pytest.raises(BudgetExhausted):
         for number in range(1000):
-            with books.release(Gaussian(4.0), number):
+            with budget.release(Gaussian(4.0), number):
                 pass
 
 
 @pytest.mark.parametrize("smallest", [0.0013, 0.02, 0.9, 1.0, 1.1, 7.0, 3e4])
 def test_the_search_ends_at_most_one_part_in_a_thousand_above_what_suffices(smallest):
-    found = least_multiplier(lambda multiplier: smallest / multiplier, 1.0, "a budget")
+    found = minimum_multiplier(lambda multiplier: smallest / multiplier, 1.0, "a budget")
     assert smallest <= found <= smallest * 1.0011

@@ -7,7 +7,7 @@ from support import random_models, zeros
 from test_clipping import cohort_of
 
 from cloister.privacy.mechanisms.clipping import clip
-from cloister.privacy.mechanisms.noise import ROOM, GaussianNoise
+from cloister.privacy.mechanisms.noise import WORKSPACE, GaussianNoise
 from cloister.privacy.mechanisms.release import GRID_BITS, add_on_grid, grid_step, noised, noisy_mean
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -29,7 +29,7 @@ def test_without_noise_there_is_no_grid():
     assert grid_step(0.0) == 0.0
     target = np.array([1 / 3])
     noise = GaussianNoise(3)
-    add_on_grid(noise.blocks(target), 0.0, noise.maker(np.empty(ROOM)))
+    add_on_grid(noise.blocks(target), 0.0, noise.maker(np.empty(WORKSPACE)))
     assert target == 1 / 3
 
 
@@ -38,7 +38,7 @@ def test_sums_land_on_the_grid_whatever_they_were(dtype):
     noise = GaussianNoise(3)
     target = np.random.default_rng(0).standard_normal(200_000).astype(dtype)
     plain = target.copy()
-    add_on_grid(noise.blocks(target), 0.5, noise.maker(np.empty(ROOM)))
+    add_on_grid(noise.blocks(target), 0.5, noise.maker(np.empty(WORKSPACE)))
     assert on_grid(target, grid_step(0.5)) and not on_grid(plain, grid_step(0.5))
     difference = target.astype(np.float64) - plain
     assert std_is(difference, 0.5) and is_normal(difference, 0.5)

@@ -11,7 +11,7 @@ from killed_rounds import ROUNDS
 
 from cloister.core.errors import BudgetExhausted
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
 
@@ -84,7 +84,7 @@ def test_the_ledger_can_be_read_and_holds_whatever_got_out(killed):
         where = (folder / "died").read_text()
         assert len(released(folder)) >= published(folder) * RELEASES[mechanism], where
         assert len(released(folder)) >= noised(folder), where
-        assert Books(ledger, "").epsilon() >= least(folder), where
+        assert PrivacyBudget(ledger, "").epsilon() >= least(folder), where
 
 
 def test_the_ledger_does_not_invent_releases(killed):
@@ -110,7 +110,7 @@ def test_a_new_run_goes_on_and_pays_for_what_was_open(killed, tmp_path):
             entry.done and entry.run == "restarted" for entry in new
         )
         everything = Account(entry.event for entry in [*before, *new])
-        assert Books(Ledger(folder / "ledger.jsonl"), "").epsilon() == pytest.approx(
+        assert PrivacyBudget(Ledger(folder / "ledger.jsonl"), "").epsilon() == pytest.approx(
             everything.epsilon(1e-5, "pld"), rel=1e-9
         )
         models = (folder / "published").read_bytes().splitlines()
@@ -119,9 +119,9 @@ def test_a_new_run_goes_on_and_pays_for_what_was_open(killed, tmp_path):
 
 def test_an_open_release_counts_against_the_budget(tmp_path):
     """A release that died between ledger and publication leaves no room for another in its place."""
-    books = Books(Ledger(tmp_path / "ledger.jsonl"), "killed", max_epsilon=1.0)
-    with pytest.raises(KeyboardInterrupt), books.release(Gaussian(5.0), 1):
+    budget = PrivacyBudget(Ledger(tmp_path / "ledger.jsonl"), "killed", max_epsilon=1.0)
+    with pytest.raises(KeyboardInterrupt), budget.release(Gaussian(5.0), 1):
         raise KeyboardInterrupt
-    again = Books(Ledger(tmp_path / "ledger.jsonl"), "restarted", max_epsilon=1.0)
+    again = PrivacyBudget(Ledger(tmp_path / "ledger.jsonl"), "restarted", max_epsilon=1.0)
     with pytest.raises(BudgetExhausted), again.release(Gaussian(5.0), 1):
         pytest.fail("released past the budget")

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.privacy.accounting.events import Gaussian, Laplace, Unaccounted
-from cloister.privacy.accounting.leakage import leakage_in_words, leakage_report
+from cloister.privacy.accounting.leakage import leakage_report, render_leakage
 from cloister.privacy.accounting.ledger import Ledger
 
 
@@ -27,14 +27,14 @@ class TestReport:
         report = leakage_report([0.4, math.inf])
         assert report["maximum"] == 0.4 and report["without-limit"] == 1
         json.dumps(report, allow_nan=False)
-        assert any("no limit" in line for line in leakage_in_words(report))
+        assert any("no limit" in line for line in render_leakage(report))
 
     def test_the_bars_are_in_proportion_to_the_counts(self):
-        lines = leakage_in_words(leakage_report([1.0] * 3 + [10.0] * 4))
+        lines = render_leakage(leakage_report([1.0] * 3 + [10.0] * 4))
         assert [line.count("#") for line in lines[2:]] == [0, 30, 0, 0, 0, 0, 0, 0, 0, 40]
 
-    def test_in_words(self):
-        lines = leakage_in_words(leakage_report([1.0] * 10 + [2.0] * 5))
+    def render_test(self):
+        lines = render_leakage(leakage_report([1.0] * 10 + [2.0] * 5))
         assert "median 1, maximum 2" in lines[1]
         assert lines[7].endswith("#" * 40) and lines[-1].endswith("#" * 20) and len(lines) == 12
 

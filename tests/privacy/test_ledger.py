@@ -18,7 +18,7 @@ from cloister.cli import app
 from cloister.core.errors import BudgetExhausted, ConfigError, LedgerError, PrivacyError
 from cloister.privacy.accounting import filters
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import (
     Gaussian,
     Laplace,
@@ -35,7 +35,7 @@ from cloister.privacy.accounting.ledger import GENESIS, Ledger, line_hash
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "books" / "ledger.jsonl"
+    return tmp_path / "budget" / "ledger.jsonl"
 
 
 class TestWhatIsWritten:
@@ -327,39 +327,39 @@ class TestTheDisk:
     def test_syncs_before_anything_is_noised(self, path, monkeypatch):
         order = []
         monkeypatch.setattr(os, "fsync", lambda handle: order.append("sync"))
-        with Books(Ledger(path), "run").release(Gaussian(1.0), 1):
+        with PrivacyBudget(Ledger(path), "run").release(Gaussian(1.0), 1):
             order.append("noise")
         assert order == ["sync"] * 3 + ["noise", "sync"]
 
     @pytest.mark.parametrize("finished", [0, 2])
     def test_that_fails_lets_nothing_be_released(self, path, monkeypatch, finished):
-        books = Books(write(path, EVENTS[:finished]), "run")
+        budget = PrivacyBudget(write(path, EVENTS[:finished]), "run")
 
         def fail(handle):
             raise OSError(errno.EIO, "Input/output error")
 
         monkeypatch.setattr(os, "fsync", fail)
-        with pytest.raises(LedgerError, match="cannot be written: Input/output"), books.release(Gaussian(1.0), 9):
+        with pytest.raises(LedgerError, match="cannot be written: Input/output"), budget.release(Gaussian(1.0), 9):
             pytest.fail("released without a record")
         monkeypatch.undo()
         # The line may be there or not: it may count too much, never too little, and the next writer goes on.
-        with books.release(Gaussian(1.0), 10):
+        with budget.release(Gaussian(1.0), 10):
             pass
         assert [entry.round for entry in Ledger(path).entries if entry.done][finished:] == [10]
 
     @pytest.mark.parametrize("room", [0, 1, 200])
     def test_that_is_full_lets_nothing_be_released(self, path, room):
         """It may take a part of the line before it says so."""
-        books = Books(write(path, EVENTS[:2]), "run")
+        budget = PrivacyBudget(write(path, EVENTS[:2]), "run")
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, limits[1]))
         try:
-            with pytest.raises(LedgerError, match="cannot be written"), books.release(Gaussian(1.0), 9):
+            with pytest.raises(LedgerError, match="cannot be written"), budget.release(Gaussian(1.0), 9):
                 pytest.fail("released without a record")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert len(Ledger(path).entries) == 2
-        with books.release(Gaussian(1.0), 10):
+        with budget.release(Gaussian(1.0), 10):
             pass
         assert [entry.round for entry in Ledger(path).entries] == [1, 2, 10]
 
@@ -373,17 +373,17 @@ WRITER = """
 import sys
 from pathlib import Path
 from cloister.core.errors import BudgetExhausted
-from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
 
 path, name, rounds, budget = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-books = Books(Ledger(path), name, max_epsilon=budget)
+budget = PrivacyBudget(Ledger(path), name, max_epsilon=budget)
 print("ready", flush=True)
 sys.stdin.readline()
 try:
     for number in range(1, rounds + 1):
-        with books.release(Gaussian(3.0), number):
+        with budget.release(Gaussian(3.0), number):
             pass
 except BudgetExhausted:
     print("stopped", flush=True)
@@ -438,14 +438,14 @@ class TestTwoWriters:
         budget = 4.0
         said = writers(path, 200, budget)
         assert all(line.endswith("stopped\n") for line in said)
-        books = Books(Ledger(path), "", max_epsilon=budget)
-        assert 0.9 * budget < books.epsilon() <= budget
+        budget = PrivacyBudget(Ledger(path), "", max_epsilon=budget)
+        assert 0.9 * budget < budget.epsilon() <= budget
         with pytest.raises(BudgetExhausted):
-            books.require([Gaussian(3.0)])
+            budget.require([Gaussian(3.0)])
 
     def test_objects_share_a_budget(self, path):
         """The second sees what the first has spent since it read the file."""
-        first, second = (Books(Ledger(path), name, max_epsilon=1.0) for name in ("first", "second"))
+        first, second = (PrivacyBudget(Ledger(path), name, max_epsilon=1.0) for name in ("first", "second"))
         assert first.epsilon() == second.epsilon() == 0
         with first.release(Gaussian(5.0), 1):
             pass
@@ -458,37 +458,37 @@ class TestTwoWriters:
 class TestBooks:
     def test_count_earlier_runs_and_tell_them_apart(self, path):
         for name in ("one", "two"):
-            books = Books(Ledger(path), name)
-            with books.release(Gaussian(4.0), 1):
+            budget = PrivacyBudget(Ledger(path), name)
+            with budget.release(Gaussian(4.0), 1):
                 pass
-        assert books.account().epsilon(1e-5) > books.account_of_run().epsilon(1e-5) > 0
+        assert budget.account().epsilon(1e-5) > budget.account_of_run().epsilon(1e-5) > 0
 
     def test_refuse_to_go_on_from_what_has_no_guarantee(self, path):
         write(path, [Unaccounted("exact distance")])
-        books = Books(Ledger(path), "run", max_epsilon=100.0)
+        budget = PrivacyBudget(Ledger(path), "run", max_epsilon=100.0)
         with pytest.raises(BudgetExhausted, match="nothing can be claimed: no ε up to 100 covers them"):
-            books.require([Gaussian(50.0)])
+            budget.require([Gaussian(50.0)])
 
     def test_enter_what_leaves_without_a_guarantee_and_then_claim_nothing(self, path):
-        Books(Ledger(path), "seen", unit="example").confess("scores of examples leave")
+        PrivacyBudget(Ledger(path), "seen", unit="example").record_unprotected("scores of examples leave")
         (entry,) = Ledger(path).entries
         assert (entry.event, entry.unit, entry.run) == (Unaccounted("scores of examples leave"), "example", "seen")
         assert entry.round == 0 and not entry.done
-        assert math.isinf(Books(Ledger(path), "later", unit="example").epsilon())
+        assert math.isinf(PrivacyBudget(Ledger(path), "later", unit="example").epsilon())
         with pytest.raises(BudgetExhausted):
-            Books(Ledger(path), "later", unit="example", max_epsilon=100.0).require([Gaussian(50.0)])
+            PrivacyBudget(Ledger(path), "later", unit="example", max_epsilon=100.0).require([Gaussian(50.0)])
 
     def test_without_a_budget_refuse_nothing(self, path):
-        with Books(Ledger(path), "run").release(Unaccounted("exact distance"), 1):
+        with PrivacyBudget(Ledger(path), "run").release(Unaccounted("exact distance"), 1):
             pass
-        assert math.isinf(Books(Ledger(path), "run").epsilon())
+        assert math.isinf(PrivacyBudget(Ledger(path), "run").epsilon())
 
     def test_count_a_release_whose_making_failed(self, path):
-        books = Books(Ledger(path), "run")
-        with pytest.raises(ZeroDivisionError), books.release(Gaussian(2.0), 1):
+        budget = PrivacyBudget(Ledger(path), "run")
+        with pytest.raises(ZeroDivisionError), budget.release(Gaussian(2.0), 1):
             raise ZeroDivisionError
         (entry,) = Ledger(path).entries
-        assert not entry.done and books.epsilon() > 0
+        assert not entry.done and budget.epsilon() > 0
 
     @pytest.mark.parametrize("kind", ["gaussian", "renyi"])
     @pytest.mark.parametrize("relation", ["add-or-remove", "replace-one"])
@@ -498,81 +498,83 @@ class TestBooks:
         per_unit = cost(filter_for(kind, 3.0, 1e-5), Gaussian(1.0), relation)
         exact = math.sqrt(10 * per_unit / limit)
         for z, allowed in ((exact * (1 + 1e-9), 10), (exact * (1 - 1e-4), 9)):
-            books = Books(Ledger(path.with_name(f"{allowed}")), "", "client", 1e-5, 3.0, relation, kind)
-            books.begin("run")
+            budget = PrivacyBudget(Ledger(path.with_name(f"{allowed}")), "", "client", 1e-5, 3.0, relation, kind)
+            budget.begin("run")
             made = 0
             with contextlib.suppress(BudgetExhausted):
                 while made < 20:
-                    with books.release(Gaussian(z), made):
+                    with budget.release(Gaussian(z), made):
                         made += 1
-            assert made == allowed and books.share() == pytest.approx(allowed / 10, rel=1e-3)
+            assert made == allowed and budget.share() == pytest.approx(allowed / 10, rel=1e-3)
 
     @pytest.mark.parametrize("kind", ["gaussian", "renyi"])
     def test_count_no_draw_that_the_clients_together_know(self, path, kind):
         """A cohort of a fixed size: all others know who was left. Against them a budget has to hold."""
         drawn = Gaussian(4.0, Sampling("without-replacement", cohort=1, population=1000))
-        books = Books(Ledger(path), "run", max_epsilon=2.0, relation="replace-one", kind=kind)
+        budget = PrivacyBudget(Ledger(path), "run", max_epsilon=2.0, relation="replace-one", kind=kind)
         made = 0
         with contextlib.suppress(BudgetExhausted):
             while made < 1000:
-                with books.release(drawn, made):
+                with budget.release(drawn, made):
                     made += 1
-        plain = Books(Ledger(path.with_name("plain")), "run", max_epsilon=2.0, relation="replace-one", kind=kind)
+        plain = PrivacyBudget(
+            Ledger(path.with_name("plain")), "run", max_epsilon=2.0, relation="replace-one", kind=kind
+        )
         assert made == int(plain.limit / plain.cost(Gaussian(4.0)))
-        assert books.epsilon() == pytest.approx(Account([Gaussian(2.0)] * made).epsilon(1e-5, "pld"))
+        assert budget.epsilon() == pytest.approx(Account([Gaussian(2.0)] * made).epsilon(1e-5, "pld"))
 
     def test_count_a_draw_by_coins_under_a_rényi_filter_alone(self, path):
         drawn = Gaussian(1.0, Sampling("poisson", probability=0.01))
         shares = []
         for kind in ("gaussian", "renyi"):
-            books = Books(Ledger(path.with_name(kind)), "run", max_epsilon=8.0, kind=kind)
-            with books.release(drawn, 1):
-                shares.append(books.share())
+            budget = PrivacyBudget(Ledger(path.with_name(kind)), "run", max_epsilon=8.0, kind=kind)
+            with budget.release(drawn, 1):
+                shares.append(budget.share())
         assert shares[0] > 20 * shares[1] > 0
 
     @pytest.mark.parametrize("kind", ["gaussian", "renyi"])
     @pytest.mark.parametrize("event", [Laplace(1e-9, 1e-9), Unaccounted("scores"), Gaussian(0.0)])
     def test_refuse_under_any_budget_what_has_no_bound(self, path, kind, event):
-        books = Books(Ledger(path), "run", max_epsilon=1e6, kind=kind)
-        with pytest.raises(BudgetExhausted, match="nothing can be claimed"), books.release(event, 1):
+        budget = PrivacyBudget(Ledger(path), "run", max_epsilon=1e6, kind=kind)
+        with pytest.raises(BudgetExhausted, match="nothing can be claimed"), budget.release(event, 1):
             pytest.fail("released")
         assert Ledger(path).entries == []
 
     @pytest.mark.parametrize("unit", ["client", "example", "group"])
     def test_pay_for_a_pure_release(self, path, unit):
-        books = Books(Ledger(path), "run", unit, max_epsilon=4.0)
-        with books.release(Pure(0.5), 1):
+        budget = PrivacyBudget(Ledger(path), "run", unit, max_epsilon=4.0)
+        with budget.release(Pure(0.5), 1):
             pass
-        assert 0 < books.share() < 1
+        assert 0 < budget.share() < 1
         with pytest.raises(BudgetExhausted, match=r"from .* % to .* %, past the budget of 4 at"):
-            books.require([Pure(3.9)])
+            budget.require([Pure(3.9)])
 
     def test_say_what_is_spent_and_of_what(self, path):
-        books = Books(Ledger(path), "run", max_epsilon=2.0)
-        assert books.spent() == books.share() == 0
-        with books.release(Gaussian(4.0), 1):
+        budget = PrivacyBudget(Ledger(path), "run", max_epsilon=2.0)
+        assert budget.spent() == budget.share() == 0
+        with budget.release(Gaussian(4.0), 1):
             pass
-        assert books.spent() == pytest.approx(1 / 16) and books.share() == pytest.approx(1 / 16 / books.limit)
+        assert budget.spent() == pytest.approx(1 / 16) and budget.share() == pytest.approx(1 / 16 / budget.limit)
 
     def test_know_what_is_spent_at_the_cost_of_one_release(self, path, monkeypatch):
         """Fifty releases are priced once each, not anew for each that follows."""
         priced = []
         monkeypatch.setattr(filters, "cost", lambda *arguments: priced.append(arguments) or cost(*arguments))
-        books = Books(Ledger(path), "run", max_epsilon=50.0)
+        budget = PrivacyBudget(Ledger(path), "run", max_epsilon=50.0)
         for number in range(50):
-            with books.release(Gaussian(50.0 + number), number):
+            with budget.release(Gaussian(50.0 + number), number):
                 pass
         assert len(priced) == 50
-        assert books.spent() == pytest.approx(sum((50.0 + number) ** -2 for number in range(50)))
+        assert budget.spent() == pytest.approx(sum((50.0 + number) ** -2 for number in range(50)))
 
     def test_have_a_delta_that_is_a_probability(self, path):
         for delta in (0.0, 1.0, -1.0, math.nan):
             with pytest.raises(ConfigError, match="target_delta must be above 0 and below 1"):
-                Books(Ledger(path), "run", delta=delta)
+                PrivacyBudget(Ledger(path), "run", delta=delta)
 
     def test_judge_by_their_relation(self, path):
         write(path, [Gaussian(4.0)])
         adding, replacing = (
-            Books(Ledger(path), "", relation=relation) for relation in ("add-or-remove", "replace-one")
+            PrivacyBudget(Ledger(path), "", relation=relation) for relation in ("add-or-remove", "replace-one")
         )
         assert replacing.epsilon() > 1.9 * adding.epsilon()

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from cloister.cli import app
 from cloister.core.errors import LedgerError
 from cloister.privacy.accounting import ledger as module
-from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import UNSAMPLED, Gaussian, Pure, Sampling, Unaccounted
 from cloister.privacy.accounting.filters import GaussianFilter, filter_for
 from cloister.privacy.accounting.ledger import Ledger
@@ -15,7 +15,7 @@ from cloister.privacy.accounting.ledger import Ledger
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "books" / "ledger.jsonl"
+    return tmp_path / "budget" / "ledger.jsonl"
 
 
 class TestTheCommand:
@@ -93,22 +93,22 @@ class TestTheCommand:
     def test_show_tells_days_and_no_times(self, path, monkeypatch):
         monkeypatch.setattr(module.time, "time", lambda: 1_700_000_000.5)  # 2023-11-14, 22:13:20 UTC
         write(path, EVENTS[:1])
-        Books(Ledger(path), "", max_epsilon=3.5).begin("run")
+        PrivacyBudget(Ledger(path), "", max_epsilon=3.5).begin("run")
         assert {line["time"] for line in lines_of(path)} == {1_699_920_000.0}
         shown = self.invoke("show", path).output
         assert shown.count("2023-11-14") == 2 and "22:13" not in shown and "00:00" not in shown
 
     def test_show_knows_every_unit_and_how_much_of_its_budget_is_spent(self, path):
         for unit, events in (("client", [Gaussian(4.0)]), ("example", [Gaussian(2.0)]), ("group", [Pure(0.5)])):
-            books = Books(Ledger(path), "", unit, max_epsilon=5.0)
-            books.begin("run")
+            budget = PrivacyBudget(Ledger(path), "", unit, max_epsilon=5.0)
+            budget.begin("run")
             for event in events:
-                with books.release(event, 1):
+                with budget.release(event, 1):
                     pass
         shown = self.invoke("show", path).output
         assert "pure, ε = 0.5" in shown
         for unit in ("client", "example", "group"):
-            share = 100 * Books(Ledger(path), "", unit, max_epsilon=5.0).share()
+            share = 100 * PrivacyBudget(Ledger(path), "", unit, max_epsilon=5.0).share()
             assert f"{unit}, add-or-remove, δ = 1e-05: ε = " in shown
             assert (
                 f"{unit}, add-or-remove: ε ≤ 5 at δ = 1e-05, whatever later runs were chosen by; {share:.3g} %" in shown
@@ -118,7 +118,7 @@ class TestTheCommand:
 
     def test_show_does_not_claim_a_budget_that_was_passed_before_it_was_set(self, path):
         write(path, [Gaussian(0.5)])
-        Books(Ledger(path), "", max_epsilon=1.0).begin("run")
+        PrivacyBudget(Ledger(path), "", max_epsilon=1.0).begin("run")
         shown = self.invoke("show", path).output
         assert "more is spent than the budget of ε = 1" in shown and "ε ≤ 1" not in shown
 
@@ -144,35 +144,35 @@ class TestTheCommand:
 class TestBudgets:
     def test_one_line_for_each_change(self, path):
         for run, epsilon in (("first", 8.0), ("second", 8.0), ("third", 9.0)):
-            Books(Ledger(path), "", max_epsilon=epsilon).begin(run)
+            PrivacyBudget(Ledger(path), "", max_epsilon=epsilon).begin(run)
         assert [(budget.run, budget.epsilon) for budget in Ledger(path).budgets] == [("first", 8.0), ("third", 9.0)]
 
     def test_taking_it_away_is_a_change_too(self, path):
         for epsilon in (0.0, 1.0, 0.0):
-            Books(Ledger(path), "", max_epsilon=epsilon).begin("run")
+            PrivacyBudget(Ledger(path), "", max_epsilon=epsilon).begin("run")
         assert [budget.epsilon for budget in Ledger(path).budgets] == [1.0, 0.0]
 
     def test_it_is_in_the_chain(self, path):
-        Books(Ledger(path), "", max_epsilon=1.0).begin("run")
+        PrivacyBudget(Ledger(path), "", max_epsilon=1.0).begin("run")
         (line,) = lines_of(path)
         rewrite(path, [line | {"epsilon": 100.0}])
         with pytest.raises(LedgerError, match="the line was changed"):
             Ledger(path)
 
     def test_each_unit_has_its_own(self, path):
-        Books(Ledger(path), "", "client", max_epsilon=1.0).begin("run")
-        Books(Ledger(path), "", "example", max_epsilon=2.0).begin("run")
+        PrivacyBudget(Ledger(path), "", "client", max_epsilon=1.0).begin("run")
+        PrivacyBudget(Ledger(path), "", "example", max_epsilon=2.0).begin("run")
         assert [(budget.unit, budget.epsilon) for budget in Ledger(path).budgets] == [("client", 1.0), ("example", 2.0)]
 
     def test_another_delta_is_another_budget(self, path):
         for delta in (1e-5, 1e-5, 1e-6):
-            Books(Ledger(path), "", delta=delta, max_epsilon=1.0).begin("run")
+            PrivacyBudget(Ledger(path), "", delta=delta, max_epsilon=1.0).begin("run")
         assert [(budget.epsilon, budget.delta) for budget in Ledger(path).budgets] == [(1.0, 1e-5), (1.0, 1e-6)]
 
     def test_that_of_another_unit_in_between_is_none_of_its_own(self, path):
         """Neither a line for what did not change, nor none for what did."""
         for unit, epsilon in (("client", 1.0), ("example", 2.0), ("client", 1.0), ("client", 2.0), ("example", 2.0)):
-            Books(Ledger(path), "", unit, max_epsilon=epsilon).begin("run")
+            PrivacyBudget(Ledger(path), "", unit, max_epsilon=epsilon).begin("run")
         found = [(budget.unit, budget.epsilon) for budget in Ledger(path).budgets]
         assert found == [("client", 1.0), ("example", 2.0), ("client", 2.0)]
 
@@ -187,9 +187,9 @@ class TestBudgets:
         ],
     )
     def test_the_first_one_names_the_filter(self, path, unit, kind, expected):
-        books = Books(Ledger(path), "", unit, max_epsilon=8.0, kind=kind)
-        assert books.filter == expected, "a run is calibrated before its budget is entered"
-        books.begin("run")
+        budget = PrivacyBudget(Ledger(path), "", unit, max_epsilon=8.0, kind=kind)
+        assert budget.filter == expected, "a run is calibrated before its budget is entered"
+        budget.begin("run")
         assert lines_of(path)[0]["filter"]["kind"] == ("gaussian" if expected == GaussianFilter() else "renyi")
         (budget,) = Ledger(path).budgets
         assert budget.filter == expected == Ledger(path).filter_of(unit)
@@ -197,16 +197,16 @@ class TestBudgets:
     def test_later_ones_keep_the_filter_of_the_first(self, path):
         """An order picked anew would be picked after seeing what was released."""
         for epsilon, kind in ((8.0, "renyi"), (1.0, "renyi"), (0.0, None), (20.0, "gaussian")):
-            Books(Ledger(path), "", max_epsilon=epsilon, kind=kind).begin("run")
+            PrivacyBudget(Ledger(path), "", max_epsilon=epsilon, kind=kind).begin("run")
         first = filter_for("renyi", 8.0, 1e-5)
         assert [budget.filter for budget in Ledger(path).budgets] == [first] * 4
         assert filter_for("renyi", 1.0, 1e-5) != first
-        raised = Books(Ledger(path), "", max_epsilon=20.0, kind="gaussian")
+        raised = PrivacyBudget(Ledger(path), "", max_epsilon=20.0, kind="gaussian")
         assert raised.filter == first and raised.limit == first.limit(20.0, 1e-5) > first.limit(8.0, 1e-5)
 
     def test_a_forged_change_of_the_filter_is_refused(self, path):
         for epsilon in (8.0, 9.0):
-            Books(Ledger(path), "", "example", max_epsilon=epsilon).begin("run")
+            PrivacyBudget(Ledger(path), "", "example", max_epsilon=epsilon).begin("run")
         first, second = lines_of(path)
         rewrite(path, chained([first, second | {"filter": {"kind": "renyi", "order": 2.0}}]))
         with pytest.raises(LedgerError, match="line 2: the filter of unit 'example' is another than that of its first"):
@@ -217,23 +217,23 @@ class TestBudgets:
 
     def test_whether_it_was_set_beforehand_is_known(self, path):
         """A budget that answers what was released is a weaker promise."""
-        Books(Ledger(path), "", max_epsilon=1.0).begin("run")
-        Books(Ledger(path), "", max_epsilon=2.0).begin("run")
+        PrivacyBudget(Ledger(path), "", max_epsilon=1.0).begin("run")
+        PrivacyBudget(Ledger(path), "", max_epsilon=2.0).begin("run")
         write(path, [Gaussian(9.0)])
-        Books(Ledger(path), "", "example", max_epsilon=2.0).begin("run")
+        PrivacyBudget(Ledger(path), "", "example", max_epsilon=2.0).begin("run")
         assert Ledger(path).was_set_beforehand("client") and Ledger(path).was_set_beforehand("example")
         assert not Ledger(path).was_set_beforehand("group")
-        Books(Ledger(path), "", max_epsilon=3.0).begin("run")
+        PrivacyBudget(Ledger(path), "", max_epsilon=3.0).begin("run")
         assert not Ledger(path).was_set_beforehand("client") and Ledger(path).was_set_beforehand("example")
 
     def test_it_is_shown(self, path):
-        Books(Ledger(path), "", max_epsilon=3.5).begin("run")
+        PrivacyBudget(Ledger(path), "", max_epsilon=3.5).begin("run")
         shown = CliRunner().invoke(app, ["ledger", "show", str(path)]).output
         assert "ε = 3.5 at δ = 1e-05" in shown
 
     def test_releases_go_on_around_it(self, path):
         write(path, EVENTS[:1])
-        Books(Ledger(path), "", max_epsilon=50.0).begin("run")
+        PrivacyBudget(Ledger(path), "", max_epsilon=50.0).begin("run")
         write(path, EVENTS[1:2])
         assert [entry.event for entry in Ledger(path).entries] == EVENTS[:2]
 

@@ -8,7 +8,7 @@ import pytest
 from cloister.config.run import PrivacyConfig
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
-from cloister.privacy.claims.local import gaussian_statement, laplace_statement, local_in_words, mechanism_of
+from cloister.privacy.claims.local import gaussian_statement, laplace_statement, mechanism_of, render_local
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 
 
@@ -88,14 +88,14 @@ class TestBoth:
     def test_what_is_not_sound_claims_nothing_and_says_why(self, statement, settings, reason):
         facts = statement(**settings)
         assert facts["status"] == "heuristic" and facts["claims"] == []
-        assert any(reason in line for line in local_in_words(facts))
+        assert any(reason in line for line in render_local(facts))
 
     def test_the_server_is_an_adversary_unless_the_node_runs_its_code(self, statement):
         assert "the server" in statement()["adversary"] and "its own code" in statement()["adversary"]
 
     def test_an_epsilon_that_is_worth_nothing_is_called_so(self, statement):
-        assert any("next to nothing" in line for line in local_in_words(statement(client_noise_multiplier=0.5)))
-        assert not any("next to nothing" in line for line in local_in_words(statement(client_noise_multiplier=1e4)))
+        assert any("next to nothing" in line for line in render_local(statement(client_noise_multiplier=0.5)))
+        assert not any("next to nothing" in line for line in render_local(statement(client_noise_multiplier=1e4)))
 
 
 def test_the_configuration_names_the_mechanism():

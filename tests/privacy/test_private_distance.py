@@ -15,7 +15,7 @@ from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, clip
@@ -232,15 +232,15 @@ def rounds(strategy, models, sent, count=1):
     return [flat(one_round(strategy, grid, sent, number + 1)[0]) for number in range(count)]
 
 
-def books(tmp_path, **options):
-    return Books(Ledger(tmp_path / "ledger.jsonl"), "run", **options)
+def budget(tmp_path, **options):
+    return PrivacyBudget(Ledger(tmp_path / "ledger.jsonl"), "run", **options)
 
 
 def test_a_round_is_two_releases_in_the_ledger(tmp_path):
     """The sum with the least noise that it can have: what it has depends on what was released before."""
-    strategy = private(GaussianNoise(), books=books(tmp_path))
+    strategy = private(GaussianNoise(), budget=budget(tmp_path))
     rounds(strategy, OPPOSED, zeros(), 3)
-    events = [entry.event for entry in strategy.books.ledger.entries]
+    events = [entry.event for entry in strategy.budget.ledger.entries]
     assert events == [Gaussian(0.7), Gaussian(1 / LIMIT)] * 3
     held = min(max(strategy.measured.released_distance, strategy.min_distance), LIMIT)
     assert strategy.measured.noise_multiplier == pytest.approx(1 / held)
@@ -259,11 +259,11 @@ def test_a_clip_that_adapts_needs_a_ceiling_that_does_not():
 
 
 def test_an_exact_distance_is_no_gaussian_release(tmp_path):
-    strategy = private(GaussianNoise(), release="exact", books=books(tmp_path))
+    strategy = private(GaussianNoise(), release="exact", budget=budget(tmp_path))
     rounds(strategy, OPPOSED, zeros(), 2)
-    events = [entry.event for entry in strategy.books.ledger.entries]
+    events = [entry.event for entry in strategy.budget.ledger.entries]
     assert all(isinstance(event, Unaccounted) and "not noised" in event.reason for event in events) and len(events) == 2
-    assert strategy.spent() is None and math.isinf(strategy.books.epsilon())
+    assert strategy.spent() is None and math.isinf(strategy.budget.epsilon())
     assert strategy.measured.epsilon is None
 
 

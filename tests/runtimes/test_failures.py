@@ -30,8 +30,8 @@ SETTINGS: dict[str, Setting] = {
 
 
 def node(number: int, of: int, folder: Path, **more: Setting) -> dict[str, Setting]:
-    books = {"ledger-dir": str(folder / f"books-{number}")}
-    return {"partition-id": number, "num-partitions": of} | books | more
+    budget = {"ledger-dir": str(folder / f"budget-{number}")}
+    return {"partition-id": number, "num-partitions": of} | budget | more
 
 
 def rounds(directory: Path) -> list[dict[str, Any]]:
@@ -173,4 +173,4 @@ def test_a_bundle_that_is_not_on_a_sites_list_does_not_run_there(tmp_path: Path)
     for done in rounds(tmp_path / "run"):
         (rejected,) = done["measured"]["rejected"]
         assert f"app bundle {digest[:12]} is not in allowed-fabs" in rejected["detail"]
-    assert not (tmp_path / "books-2").exists(), "the node's books are kept by code that did not run"
+    assert not (tmp_path / "budget-2").exists(), "the node's budget are kept by code that did not run"

@@ -19,7 +19,7 @@ from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.filters import filter_for
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.privacy.claims.claim import ALL_PLANNED, IF_FIXED, in_words
+from cloister.privacy.claims.claim import ALL_PLANNED, IF_FIXED, render
 from cloister.server.build import data_identity
 from cloister.server.reports.console import Narrator
 from cloister.server.run import run
@@ -108,7 +108,7 @@ def test_a_budget_that_was_raised_says_on_what_it_rests(tmp_path):
     facts = go(tmp_path, privacy__max_epsilon=9.0, num_rounds=1).privacy
     everything = facts["claims"][1]
     assert everything["epsilon"] == 9.0 and "if no budget was set or changed because of" in everything["condition"]
-    (line,) = (line for line in in_words(facts) if "all runs in the ledger" in line)
+    (line,) = (line for line in render(facts) if "all runs in the ledger" in line)
     assert "ε ≤ 9 at δ = 1e-05" in line and "whatever later runs were chosen by" in line and "% spent" in line
 
 
@@ -161,7 +161,7 @@ def test_a_run_that_its_releases_ended_early_is_counted_to_its_planned_end(tmp_p
     assert short.ended == "as-asked" and short.privacy["rounds"] < 40
     for claim in short.privacy["claims"]:
         assert claim["epsilon"] == pytest.approx(whole["epsilon"]) and "planned" in claim["counts"]
-    assert "counts" not in whole and ALL_PLANNED in "".join(in_words(short.privacy))
+    assert "counts" not in whole and ALL_PLANNED in "".join(render(short.privacy))
     again = go(tmp_path, num_rounds=40, evaluation__patience=1, privacy__data_identity="b")
     both = Account([Gaussian(2.0)] * (short.privacy["rounds"] + 40)).epsilon(1e-5, "pld")
     assert again.privacy["claims"][1]["epsilon"] == pytest.approx(both)
@@ -184,7 +184,7 @@ def test_a_sound_run_says_what_it_claims(tmp_path):
         assert claim["unit"] == "client" and claim["relation"] == "add-or-remove" and claim["delta"] == 1e-5
         assert claim["epsilon"] == min(claim["by-accountant"].values()) == claim["by-accountant"]["pld"]
     assert "condition" not in run and everything["condition"] == IF_FIXED
-    assert [IF_FIXED in line for line in in_words(facts)[1:3]] == [False, True]
+    assert [IF_FIXED in line for line in render(facts)[1:3]] == [False, True]
     assert facts["ledger"]["head"] == ledger_of(tmp_path).head and facts["ledger"]["releases-of-this-run"] == 4
     again = go(tmp_path).privacy["claims"]
     assert again[0]["epsilon"] == pytest.approx(run["epsilon"]) and again[1]["epsilon"] > 1.3 * run["epsilon"]
@@ -303,7 +303,7 @@ def test_a_draw_that_a_seed_decides_amplifies_nothing(tmp_path):
     few = {"strategy__fraction_train": 0.5, "strategy__min_nodes": 1, "num_rounds": 1, "seed": 3}
     seeded = go(tmp_path, privacy__data_identity="a", privacy__population=4, **few)
     assert "no amplification claimed" in seeded.privacy["sampling"]
-    assert {entry.event.sampling.kind for entry in seeded.plan.books.ledger.entries} == {"none"}
+    assert {entry.event.sampling.kind for entry in seeded.plan.budget.ledger.entries} == {"none"}
     runs = [go(tmp_path, strategy__sampling="poisson", **few | {"num_rounds": 12}) for _ in range(2)]
     first, second = ([done.measured.asked for done in run.rounds[1:]] for run in runs)
     assert first != second, "the same seed drew the same cohorts"

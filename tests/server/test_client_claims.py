@@ -1,4 +1,4 @@
-"""What `privacy.json` says of the clients never says more than their own books."""
+"""What `privacy.json` says of the clients never says more than their own budget."""
 
 import json
 
@@ -16,7 +16,7 @@ from cloister.local.simulation import simulate
 from cloister.privacy.claims.local import laplace_statement
 from cloister.server import loop
 from cloister.server.build import build
-from cloister.server.clients import client_statement, clients_in_words
+from cloister.server.clients import client_statement, render_clients
 from cloister.server.reports.console import Narrator
 from cloister.server.run import run
 
@@ -174,4 +174,4 @@ def test_where_groups_are_clipped_together_the_claim_is_for_a_group(tmp_path):
         assert "examples" not in size and size["groups"] > 0
         of_a_unit = size["claims"][0]
         assert of_a_unit["unit"] == "group" and "one group" in of_a_unit["neighbours"]
-    assert any("for one group of a client with 32 groups" in line for line in clients_in_words({"clients": facts}))
+    assert any("for one group of a client with 32 groups" in line for line in render_clients({"clients": facts}))

@@ -204,7 +204,7 @@ class TestDisk:
         outcome = go(tmp_path, SOUND)
         assert (outcome.ended, outcome.stopped) == ("disk", "stopped: the disk is full")
         # The model of round 2 was released before its checkpoint failed.
-        assert facts(tmp_path)["rounds"] == 2 == len(outcome.plan.books.ledger.entries)
+        assert facts(tmp_path)["rounds"] == 2 == len(outcome.plan.budget.ledger.entries)
         with np.load(tmp_path / "r" / "model.npz") as model:
             np.testing.assert_array_equal(model["softmax/bias"], outcome.arrays["softmax/bias"].numpy())
 

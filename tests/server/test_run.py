@@ -221,7 +221,7 @@ def test_the_narrator_tells_the_contract_the_rounds_and_the_result(tmp_path, cap
 
 
 def test_data_in_another_place_is_other_data_to_a_budget(tmp_path):
-    """Two data sets of one task share no books, and the same place is the same data however it is written."""
+    """Two data sets of one task share no budget, and the same place is the same data however it is written."""
 
     def identity(path="", task="heart-disease"):
         return data_identity(parse({"task.name": task, "task.data-path": str(path)}))

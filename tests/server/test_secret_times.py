@@ -78,7 +78,7 @@ def test_a_secret_cohort_leaves_no_times(tmp_path, monkeypatch, kind):
     assert int(events.name.split(".")[3]) % DAY == 0
     assert {event.wall_time % DAY for event in EventFileLoader(str(events)).Load()} == {0}
     assert os.stat(outcome.directory.path).st_mtime % DAY == 0
-    assert os.stat(outcome.plan.books.ledger.path).st_mtime % DAY == 0
+    assert os.stat(outcome.plan.budget.ledger.path).st_mtime % DAY == 0
 
 
 @pytest.mark.parametrize("kind", [Narrator, JsonNarrator])

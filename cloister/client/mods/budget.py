@@ -29,7 +29,7 @@ from cloister.client.request import EvaluateRequest, KeepRequest, Reply, Request
 from cloister.client.tally import Tally
 from cloister.config.run import PrivacyConfig
 from cloister.core.errors import BudgetExhausted, PolicyError
-from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event, Pure, Unit
 from cloister.privacy.accounting.filters import FilterKind
 from cloister.privacy.accounting.ledger import Ledger, today
@@ -108,15 +108,15 @@ def _planned(request: Request, context: Context) -> Iterator[tuple[Spending, Cha
             if epsilon or privacy.client != "none":
                 yield Tally(context.state, charge.unit, delta, epsilon), charge
             continue
-        books = Books(ledger, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge))
+        budget = PrivacyBudget(ledger, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge))
         if own := limits[_own_budget(charge)]:
             # The site's budget alone is entered: the first one chooses the filter for good, and no run shall do that.
-            ledger.limit(request.run, charge.unit, limits[DELTA], own, books.kind)
+            ledger.limit(request.run, charge.unit, limits[DELTA], own, budget.kind)
         else:
-            books.begin(request.run)
+            budget.begin(request.run)
         if epsilon:
             _refuse_other_units(ledger, charge.unit)
-        yield books, charge
+        yield budget, charge
 
 
 def _refuse_other_units(ledger: Ledger, unit: Unit) -> None:

@@ -37,7 +37,7 @@ FINE = tuple(sorted({*(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 64
 """Rényi orders for few different releases: dp-accounting's own, and those that a small ε needs."""
 COARSE = (1.5, 2.5, 3.5, *range(2, 20), *range(20, 40, 2), *range(40, 80, 5), *LARGE)
 """Rényi orders for many: few, and mostly whole ones, which cost less. Fewer orders can only make ε larger."""
-MOST_CURVES = 32
+MAX_CURVES = 32
 """Distinct sampled releases up to which each is accounted for by itself; above, only `rdp` answers."""
 SMALL_DELTA = 1e-15
 """ε at this δ stands for the largest loss there is."""
@@ -46,7 +46,7 @@ LOSS_STEP = 1e-4
 LOSS_STEPS = 10**5
 """Steps that the largest loss may take. Where `LOSS_STEP` would need more, time and memory would run out, and steps are
 longer: losses are rounded up, so that this can only make ε larger."""
-MOST_PURE = 500.0
+MAX_PURE = 500.0
 """The largest pure ε of which dp-accounting makes a loss distribution: its e^ε overflows soon after."""
 GRID = 128
 """Steps per doubling to which the multipliers of more sampled releases than that are rounded down, so that rounds that
@@ -178,8 +178,8 @@ class Account:
     def has_pld(self) -> bool:
         """Whether `pld` applies: not to draws without replacement, very many different releases, or a huge pure ε."""
         kinds = {event.sampling.kind for event in self._sampled}
-        few = len(self._sampled) + len(self._pure) <= MOST_CURVES
-        return "without-replacement" not in kinds and few and max(self._pure, default=0.0) <= MOST_PURE
+        few = len(self._sampled) + len(self._pure) <= MAX_CURVES
+        return "without-replacement" not in kinds and few and max(self._pure, default=0.0) <= MAX_PURE
 
     @property
     def is_unsampled(self) -> bool:
@@ -193,7 +193,7 @@ class Account:
 
     def _curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Rényi orders α, and the divergence at each."""
-        choice = FINE if len(self._sampled) <= MOST_CURVES else COARSE
+        choice = FINE if len(self._sampled) <= MAX_CURVES else COARSE
         return np.array(choice, np.float64), self._divergences(choice)
 
     def _divergences(self, choice: tuple[float, ...]) -> NDArray[np.float64]:
@@ -209,7 +209,7 @@ class Account:
 
     def _grouped(self) -> Counter[Gaussian]:
         """The sampled releases; where they are many, those with nearly the same multiplier together."""
-        if len(self._sampled) <= MOST_CURVES:
+        if len(self._sampled) <= MAX_CURVES:
             return self._sampled
         groups: Counter[Gaussian] = Counter()
         for event, count in self._sampled.items():
@@ -253,7 +253,7 @@ class Account:
         if not self.has_pld:
             raise PrivacyError(
                 "pld covers neither draws without replacement, nor very many different sampled releases, nor a pure ε "
-                f"above {MOST_PURE:g}"
+                f"above {MAX_PURE:g}"
             )
         step = max(LOSS_STEP, self._rdp_epsilon(SMALL_DELTA) / LOSS_STEPS)
         unsampled = 1 / math.sqrt(self._precision) if self._precision else 0.0

@@ -15,7 +15,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from numpy.typing import NDArray
 from scipy import special  # type: ignore[import-untyped]
 
-from cloister.privacy.accounting.events import LEAST, Gaussian, Relation
+from cloister.privacy.accounting.events import MIN_MULTIPLIER, Gaussian, Relation
 
 RULES = {
     "add-or-remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -72,8 +72,8 @@ def pure_parameter(epsilon: float) -> float:
     release is μ-GDP (Dong, Roth, Su, 2022, arXiv:1905.02383, Definition 4), and no smaller μ would do, since G would
     pass above (a, a).
     """
-    # Φ⁻¹ loses its relative precision at 1/2: a smaller ε is counted as `LEAST`.
-    return float(-2 * special.ndtri_exp(-np.logaddexp(0.0, max(epsilon, LEAST))))
+    # Φ⁻¹ loses its relative precision at 1/2: a smaller ε is counted as `MIN_MULTIPLIER`.
+    return float(-2 * special.ndtri_exp(-np.logaddexp(0.0, max(epsilon, MIN_MULTIPLIER))))
 
 
 def pure_curve(epsilon: float, orders: tuple[float, ...]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""The books of one run: every release goes into the ledger first, and none that would pass the budget is made."""
+"""The budget of one run: every release goes into the ledger first, and none that would pass the budget is made."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from cloister.privacy.accounting.filters import Filter, FilterKind, cost, filter
 from cloister.privacy.accounting.ledger import Ledger
 
 
-class Books:
+class PrivacyBudget:
     """The releases of one run about one unit.
 
     Args:
@@ -56,7 +56,7 @@ class Books:
         self.run = run
         self.ledger.limit(run, self.unit, self.delta, self.max_epsilon, self.kind, self.relation)
 
-    def confess(self, reason: str) -> None:
+    def record_unprotected(self, reason: str) -> None:
         """Record that something leaves without a guarantee; no budget over the same data can cover it."""
         self.ledger.open(Unaccounted(reason), self.unit, self.run, 0, allow=lambda: None)
 

@@ -46,10 +46,10 @@ class Sampling:
 UNSAMPLED = Sampling()
 
 
-LEAST = 1e-6
+MIN_MULTIPLIER = 1e-6
 """The smallest multiplier that is accounted for: below, squares lose their meaning and ε is past every use."""
 
-MOST = 10**9
+MAX_COUNT = 10**9
 """The most releases that one event stands for."""
 
 
@@ -69,9 +69,9 @@ class Gaussian:
     def __post_init__(self) -> None:
         if isinstance(self.noise_multiplier, bool) or not isinstance(self.noise_multiplier, int | float):
             raise PrivacyError("a noise multiplier must be a number")
-        if self.noise_multiplier and not LEAST <= self.noise_multiplier <= 1 / LEAST:
+        if self.noise_multiplier and not MIN_MULTIPLIER <= self.noise_multiplier <= 1 / MIN_MULTIPLIER:
             raise PrivacyError(
-                f"a noise multiplier must be 0 or between {LEAST:g} and {1 / LEAST:g}, got {self.noise_multiplier}"
+                f"a noise multiplier must be 0 or between {MIN_MULTIPLIER:g} and {1 / MIN_MULTIPLIER:g}, got {self.noise_multiplier}"
             )
 
 
@@ -90,8 +90,8 @@ class Repeated:
     def __post_init__(self) -> None:
         if type(self.event) is not Gaussian:
             raise PrivacyError("what is repeated must be a gaussian event")
-        if type(self.count) is not int or not 0 < self.count <= MOST:
-            raise PrivacyError(f"a count of releases must be a whole number from 1 to {MOST}, got {self.count!r}")
+        if type(self.count) is not int or not 0 < self.count <= MAX_COUNT:
+            raise PrivacyError(f"a count of releases must be a whole number from 1 to {MAX_COUNT}, got {self.count!r}")
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class RenyiFilter:
 
     def limit(self, epsilon: float, delta: float) -> float:
         """The most that may be spent under a budget: B(α), or 0 where that is below."""
-        return max(0.0, _room(self.order, epsilon, delta))
+        return max(0.0, _capacity(self.order, epsilon, delta))
 
     def spent(self, account: Account) -> float:
         """What an account comes to: Σ RDPᵢ(α); ∞ where there is no bound."""
@@ -90,10 +90,10 @@ def filter_for(kind: FilterKind, epsilon: float, delta: float) -> Filter:
     check.one_of(get_args(FilterKind), filter=kind)
     if kind == "gaussian":
         return GaussianFilter()
-    return RenyiFilter(float(max(FINE, key=lambda order: _room(order, epsilon, delta) / order)))
+    return RenyiFilter(float(max(FINE, key=lambda order: _capacity(order, epsilon, delta) / order)))
 
 
-def _room(order: float, epsilon: float, delta: float) -> float:
+def _capacity(order: float, epsilon: float, delta: float) -> float:
     """B(α): the Rényi divergence that still converts to (ε, δ)."""
     return epsilon - math.log1p(-1 / order) + (math.log(delta) + math.log(order)) / (order - 1)
 
@@ -139,7 +139,7 @@ def noise_multiplier_for(
     """
     check.positive(epsilon=epsilon, rounds=rounds)
     chosen = _planned(epsilon, delta, sampling)
-    return least_multiplier(
+    return minimum_multiplier(
         lambda multiplier: rounds * cost(chosen, Gaussian(multiplier, sampling), relation),
         chosen.limit(epsilon, delta),
         f"a budget of ε = {epsilon:g} at δ = {delta:g}",
@@ -169,7 +169,7 @@ def _planned(epsilon: float, delta: float, sampling: Sampling) -> Filter:
     )
 
 
-def least_multiplier(spent: Callable[[float], float], limit: float, budget: str) -> float:
+def minimum_multiplier(spent: Callable[[float], float], limit: float, budget: str) -> float:
     """The smallest z, to one part in a thousand, for which the falling function `spent` stays within the limit.
 
     Args:

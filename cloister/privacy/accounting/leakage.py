@@ -35,7 +35,7 @@ def leakage_report(spent: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def leakage_in_words(report: dict[str, Any]) -> list[str]:
+def render_leakage(report: dict[str, Any]) -> list[str]:
     """The report as lines of plain text, the histogram as bars."""
     lines = [f"{report['clients']} clients, of which {report['that-released']} released something with noise"]
     if report["without-limit"]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloister.privacy.accounting.account import Account, by_accountant
-from cloister.privacy.accounting.budget import Books
+from cloister.privacy.accounting.budget import PrivacyBudget
 
 RUN = "this run"
 ALL_RUNS = "all runs in the ledger"
@@ -58,7 +58,7 @@ def running(claim: Claim) -> dict[str, Any]:
 
 def statement(
     claim: Claim,
-    books: Books,
+    budget: PrivacyBudget,
     rounds: int,
     sampling: str,
     clients: dict[str, Any] | None = None,
@@ -68,7 +68,7 @@ def statement(
 
     Args:
         claim: of the run's decorator.
-        books: of the run.
+        budget: of the run.
         rounds: how many there were.
         sampling: how their cohorts were drawn, in words.
         clients: what may be said about a mechanism on the clients; None without one.
@@ -84,44 +84,44 @@ def statement(
         "rounds": rounds,
         "sampling": sampling,
         "neighbours": NEIGHBOURS,
-        "claims": _claims(claim, books, planned) if claim.status == "sound" else [],
+        "claims": _claims(claim, budget, planned) if claim.status == "sound" else [],
         "unprotected": list(claim.unprotected),
         "ledger": {
             "file": "ledger.jsonl",
-            "head": books.ledger.head,
-            "releases-of-this-run": sum(entry.run == books.run for entry in books.ledger.entries),
-            "holds-releases-without-a-guarantee": math.isinf(books.epsilon()),
+            "head": budget.ledger.head,
+            "releases-of-this-run": sum(entry.run == budget.run for entry in budget.ledger.entries),
+            "holds-releases-without-a-guarantee": math.isinf(budget.epsilon()),
         },
     }
     return facts if clients is None else {**facts, "clients": clients}
 
 
-def _claims(claim: Claim, books: Books, planned: Callable[[bool], Account] | None) -> list[dict[str, Any]]:
+def _claims(claim: Claim, budget: PrivacyBudget, planned: Callable[[bool], Account] | None) -> list[dict[str, Any]]:
     """One claim for this run, one for everything in the ledger, and one against those who are no clients.
 
     The parameters of a run are fixed before it, so that its own figure is that of the tightest accountant. How many
     rounds there are is one of them: a run that is ended for what it released is counted as if it had not been.
     """
-    common = {"unit": claim.unit, "relation": claim.relation, "delta": books.delta}
+    common = {"unit": claim.unit, "relation": claim.relation, "delta": budget.delta}
     common |= {"counts": ALL_PLANNED} if planned else {}
-    of_run = planned or books.account_of_run
-    run = _numbers(of_run(True), books.delta)
+    of_run = planned or budget.account_of_run
+    run = _numbers(of_run(True), budget.delta)
     claims = [{**common, "adversary": OUTSIDERS, "scope": RUN, **run}]
-    if math.isfinite(books.epsilon()):
-        claims.append({**common, "adversary": OUTSIDERS, "scope": ALL_RUNS, **_everything(books, planned)})
-    strangers = _numbers(of_run(False), books.delta)
+    if math.isfinite(budget.epsilon()):
+        claims.append({**common, "adversary": OUTSIDERS, "scope": ALL_RUNS, **_everything(budget, planned)})
+    strangers = _numbers(of_run(False), budget.delta)
     if strangers["epsilon"] < run["epsilon"]:
         claims.append({**common, "adversary": STRANGERS, "scope": RUN, **strangers})
     return claims
 
 
-def _everything(books: Books, planned: Callable[[bool], Account] | None) -> dict[str, Any]:
+def _everything(budget: PrivacyBudget, planned: Callable[[bool], Account] | None) -> dict[str, Any]:
     """What holds over all runs: the budget, where one is kept, and otherwise a figure that rests on a condition."""
-    if not books.max_epsilon or books.share() > 1:
-        account = books.account_with(planned(True)) if planned else books.account()
-        return {**_numbers(account, books.delta), "condition": IF_FIXED}
-    kept = {"epsilon": books.max_epsilon, "budget": True, "filter": str(books.filter), "spent": books.share()}
-    return kept if books.ledger.was_set_beforehand(books.unit) else {**kept, "condition": IF_BUDGET_FIXED}
+    if not budget.max_epsilon or budget.share() > 1:
+        account = budget.account_with(planned(True)) if planned else budget.account()
+        return {**_numbers(account, budget.delta), "condition": IF_FIXED}
+    kept = {"epsilon": budget.max_epsilon, "budget": True, "filter": str(budget.filter), "spent": budget.share()}
+    return kept if budget.ledger.was_set_beforehand(budget.unit) else {**kept, "condition": IF_BUDGET_FIXED}
 
 
 def _numbers(account: Account, delta: float) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _numbers(account: Account, delta: float) -> dict[str, Any]:
     return {"epsilon": found[tightest], "accountant": tightest, "by-accountant": found}
 
 
-def _claim_in_words(claim: dict[str, Any]) -> str:
+def _render_claim(claim: dict[str, Any]) -> str:
     """One claim as a line of plain text."""
     about = f"{claim['scope']}: against {claim['adversary']}; unit {claim['unit']}, {claim['relation']}"
     condition = f"; {claim['condition']}" if "condition" in claim else ""
@@ -146,7 +146,7 @@ def _claim_in_words(claim: dict[str, Any]) -> str:
     )
 
 
-def in_words(facts: dict[str, Any]) -> list[str]:
+def render(facts: dict[str, Any]) -> list[str]:
     """The statement as lines of plain text."""
     if facts["status"] == "none":
         seen = "what every client sends" if "clients" in facts else "every client's model"
@@ -156,7 +156,7 @@ def in_words(facts: dict[str, Any]) -> list[str]:
     lines += [f"  not a guarantee: {reason}" for reason in facts["reasons"]]
     for claim in facts["claims"]:
         how = f"; {facts['rounds']} rounds, sampling {facts['sampling']}" if claim["scope"] == RUN else ""
-        lines.append(_claim_in_words(claim) + how)
+        lines.append(_render_claim(claim) + how)
     if facts["status"] == "sound" and facts["ledger"]["holds-releases-without-a-guarantee"]:
         lines.append("  no claim over all runs: the ledger holds releases of earlier runs without a guarantee")
     lines.append("  no claim against the server, which sees every update before it is noised")

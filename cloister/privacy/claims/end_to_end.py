@@ -14,8 +14,8 @@ from scipy import stats  # type: ignore[import-untyped]
 from cloister.config.run import PrivacyConfig
 from cloister.core import check
 from cloister.privacy.accounting.account import Account, by_accountant
-from cloister.privacy.accounting.events import LEAST, Gaussian, Pure, Sampling
-from cloister.privacy.dpsgd.local_steps import LocalSteps, reservations
+from cloister.privacy.accounting.events import MIN_MULTIPLIER, Gaussian, Pure, Sampling
+from cloister.privacy.dpsgd.local_steps import LocalSteps, caveats
 
 EVERYBODY = "everybody else, the server and the other clients together: the noise is added on the client"
 UNITS_ARE_NEIGHBOURS = {
@@ -108,7 +108,7 @@ def sound_client(steps: LocalSteps, noise_multiplier: float, rounds: int, delta:
     multiplier = client_multiplier(noise_multiplier, batch, steps.count)
     if rounds == 0:
         return 0.0, multiplier
-    if multiplier < LEAST:
+    if multiplier < MIN_MULTIPLIER:
         return math.inf, multiplier
     return Account().plus(Gaussian(multiplier), rounds).epsilon(rest, "pld"), multiplier
 
@@ -149,7 +149,7 @@ def dp_sgd_statement(
         guarantees, each with its reasons.
     """
     steps = LocalSteps(examples, batch_size, epochs, privacy.batch_sampling)
-    sigma, reasons = privacy.client_noise_multiplier, reservations(privacy)
+    sigma, reasons = privacy.client_noise_multiplier, caveats(privacy)
     facts: dict[str, Any] = {
         "mechanism": "dp-sgd",
         "status": "heuristic" if reasons else "sound",

@@ -145,17 +145,17 @@ def _scope(rounds: int) -> str:
     return f"a client that took part in all {rounds} rounds"
 
 
-def local_in_words(facts: dict[str, Any]) -> list[str]:
+def render_local(facts: dict[str, Any]) -> list[str]:
     """A statement as lines of plain text."""
     lines = [f"clients: {facts['mechanism']}, {facts['status']}"]
     lines += [f"  not a guarantee: {reason}" for reason in facts["reasons"]]
     if facts.get("leakage-of-a-release") is not None:
         lines.append(f"  one release leaks {facts['leakage-of-a-release']:.4g} within its neighbourhood")
-    lines += [f"  {_claim_in_words(claim)}: against {claim['adversary']}" for claim in facts["claims"]]
+    lines += [f"  {_render_claim(claim)}: against {claim['adversary']}" for claim in facts["claims"]]
     return lines + [f"  leaves without noise: {item}" for item in facts["unprotected"]]
 
 
-def _claim_in_words(claim: dict[str, Any]) -> str:
+def _render_claim(claim: dict[str, Any]) -> str:
     if "leakage" in claim:
         return f"leakage of at most {claim['leakage']:.4g} within distance {claim['radius']:.4g}, {claim['scope']}"
     at = f" at δ = {claim['delta']:g}" if claim["delta"] else ", pure"

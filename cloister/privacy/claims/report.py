@@ -23,7 +23,7 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
     console = Console()
     console.print(_table(ledger))
     amounts = _amounts(ledger, delta, relation)  # type: ignore[arg-type]
-    lines = [*_reasons(ledger), *map(_budget_in_words, ledger.budgets), *amounts]
+    lines = [*_reasons(ledger), *map(_render_budget, ledger.budgets), *amounts]
     for line in lines:
         # Whole, whatever the width: reasons are for reading, and lines for searching.
         console.print(escape(line), soft_wrap=True)
@@ -38,7 +38,7 @@ def _table(ledger: Ledger) -> Table:
             str(entry.round),
             entry.unit,
             escape(entry.mechanism),
-            escape(in_words(entry.event)),
+            escape(render(entry.event)),
             "yes" if entry.done else "unknown: counts",
         )
     return table
@@ -52,7 +52,7 @@ def _reasons(ledger: Ledger) -> list[str]:
     return [f"no guarantee, unit {unit}, {count} releases: {reason}" for (unit, reason), count in found.items()]
 
 
-def _budget_in_words(budget: Budget) -> str:
+def _render_budget(budget: Budget) -> str:
     limit = f"ε = {budget.epsilon:g} at δ = {budget.delta:g}" if budget.epsilon else "none"
     return f"budget from {_date(budget.time)}, run {budget.run}, unit {budget.unit}: {limit}, kept by {budget.filter}"
 
@@ -90,20 +90,20 @@ def _date(seconds: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(seconds))
 
 
-def in_words(event: Event) -> str:
+def render(event: Event) -> str:
     """An event in a few words."""
     if isinstance(event, Repeated):
-        return f"{event.count} times {in_words(event.event)}"
+        return f"{event.count} times {render(event.event)}"
     if isinstance(event, Pure):
         return f"pure, ε = {event.epsilon:.4g}"
     if isinstance(event, Laplace):
         return f"laplace, ε = {event.epsilon:.4g} per unit, leakage {event.leakage:.4g} within {event.radius:.4g}"
     if isinstance(event, Unaccounted):
         return f"no guarantee: {event.reason}"
-    return f"gaussian, z = {event.noise_multiplier:.4g}{_draw_in_words(event)}"
+    return f"gaussian, z = {event.noise_multiplier:.4g}{_render_draw(event)}"
 
 
-def _draw_in_words(event: Gaussian) -> str:
+def _render_draw(event: Gaussian) -> str:
     sampling = event.sampling
     drawn = {
         "none": "",

@@ -38,7 +38,7 @@ Probe = tuple[NDArray, NDArray]
 """Made-up examples: x and y, `EXAMPLES` each."""
 
 
-def vetted(model: Any, loss: Loss, probe: Probe) -> Gradients:
+def checked(model: Any, loss: Loss, probe: Probe) -> Gradients:
     """The fastest way to this model's per-example gradients that is right.
 
     Raises:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from cloister.privacy.dpsgd.capture import Call, NotCapturable, Unit
 from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, rows_times, squares
-from cloister.privacy.dpsgd.rounding import MASS_PER_NORM, MOST_POSITIONS
+from cloister.privacy.dpsgd.rounding import MASS_PER_NORM, MAX_POSITIONS
 
 GRAM_COST = 3
 """What a multiplication of the Gram form costs, in double precision, beside one of the ordinary form."""
@@ -37,7 +37,7 @@ def dense(unit: Unit, calls: Sequence[Call], rows: Rows) -> Part:
 
 def gram_is_cheaper(positions: int, fan_in: int, fan_out: int) -> bool:
     """Whether products of positions are less than the weights' gradients, and few enough for the bound to hold."""
-    return positions <= MOST_POSITIONS and GRAM_COST * positions * (fan_in + fan_out) < fan_in * fan_out
+    return positions <= MAX_POSITIONS and GRAM_COST * positions * (fan_in + fan_out) < fan_in * fan_out
 
 
 def _positions(tensor: Any, rows: Rows) -> Any:

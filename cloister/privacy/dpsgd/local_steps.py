@@ -88,11 +88,11 @@ def clipping_norm_of(privacy: PrivacyConfig, server_round: int) -> float:
 
 def recorded_event(privacy: PrivacyConfig, steps: LocalSteps) -> Event:
     """What is entered in a client's ledger for a round, before its training starts."""
-    reasons = reservations(privacy)
+    reasons = caveats(privacy)
     return Unaccounted("; ".join(reasons)) if reasons else steps.event(privacy.client_noise_multiplier)
 
 
-def reservations(privacy: PrivacyConfig) -> list[str]:
+def caveats(privacy: PrivacyConfig) -> list[str]:
     """Why nothing can be claimed for the examples of a client; empty if it can."""
     if privacy.client != "dp-sgd":
         return [f"privacy.client is {privacy.client!r}: the server sees models trained on examples without noise"]

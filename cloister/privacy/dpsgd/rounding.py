@@ -33,7 +33,7 @@ EXTRA = 4
 """Roundings on the way of a term besides those of the additions: of its factor, of the products, and one to spare."""
 MASS_PER_NORM = 2.0**10
 """How many times an example's positions may outweigh their sum before they, and not the sum, decide its clip factor."""
-MOST_POSITIONS = 2**14
+MAX_POSITIONS = 2**14
 """Positions for which 2 and the bound on a Gram norm hold."""
 SLACK = 2.0**-16
 MINIMUM_CLIPPING_NORM = 1e-12

@@ -12,9 +12,9 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.core import check
-from cloister.core.cohort import rooms, share
+from cloister.core.cohort import share, workspaces
 from cloister.core.errors import ConfigError
-from cloister.privacy.dpsgd.checks import Probe, made_up, vetted
+from cloister.privacy.dpsgd.checks import Probe, checked, made_up
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
 from cloister.privacy.dpsgd.precision import use_single_precision
 from cloister.privacy.dpsgd.rounding import (
@@ -25,7 +25,7 @@ from cloister.privacy.dpsgd.rounding import (
     overstatement,
 )
 from cloister.privacy.dpsgd.vectorised import Loss, is_seed
-from cloister.privacy.mechanisms.noise import BLOCK, ROOM, GaussianNoise
+from cloister.privacy.mechanisms.noise import BLOCK, WORKSPACE, GaussianNoise
 from cloister.privacy.mechanisms.release import put_on_grid
 
 NOISE_COST = 8
@@ -115,13 +115,13 @@ class DpSgd:
         self._optimizer = optimizer
         self._optimizer.build(model.trainable_variables)
         probe = made_up(model) if probe is None else probe
-        self._gradients = vetted(model, loss, probe)
+        self._gradients = checked(model, loss, probe)
         self._clipped_sums = ClippedSums(
             self._gradients, probe, batch_size=batch_size, microbatch_size=microbatch_size, cap=group_cap
         )
         self._descend = tf.function(self._apply, autograph=False)
         self._outs = tuple(_aligned(variable.shape, variable.dtype) for variable in model.trainable_variables)
-        self._rooms = list(rooms(ROOM))
+        self._workspaces = list(workspaces(WORKSPACE))
         self.reseed()
 
     @staticmethod
@@ -192,7 +192,7 @@ class DpSgd:
                 range(0, out.size, BLOCK), self.noise.blocks(out.reshape(-1)), strict=True
             )
         ]
-        memory = iter(self._rooms)
+        memory = iter(self._workspaces)
         share(
             places,
             lambda mine: put_on_grid(mine, std, self.noise.maker(next(memory))),

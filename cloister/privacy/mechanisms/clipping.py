@@ -11,7 +11,7 @@ from cloister.core.errors import ConfigError
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.privacy.mechanisms.release import noised
 
-LEAST_BOUND = 1e-12
+MIN_BOUND = 1e-12
 """Squares of numbers below 1e-19 vanish in float32; no model has so many parameters that they add up to this."""
 
 
@@ -29,13 +29,13 @@ def clip(cohort: Cohort, bound: float) -> Cohort:
         The same updates with ‖factors[i]·U[i]‖₂ ≤ `bound` for every i, and `l2_bound = bound`.
 
     Raises:
-        ConfigError: `bound` is not a finite number of at least `LEAST_BOUND`.
+        ConfigError: `bound` is not a finite number of at least `MIN_BOUND`.
 
     Source: McMahan et al. (2018), arXiv:1710.06963, §3.
     """
     check.positive(clipping_norm=bound)
-    if bound < LEAST_BOUND:
-        raise ConfigError(f"clipping_norm must be at least {LEAST_BOUND:g}, got {bound}")
+    if bound < MIN_BOUND:
+        raise ConfigError(f"clipping_norm must be at least {MIN_BOUND:g}, got {bound}")
     return replace(cohort, factors=bound / np.maximum(cohort.norms * (1 + NORM_ERROR), bound), l2_bound=bound)
 
 
@@ -142,4 +142,4 @@ class AdaptiveClip(FixedClip):
         excess = np.array([within - self.quantile * len(cohort)])
         (noisy,) = noised((excess,), self.bits_multiplier * max(self.quantile, 1 - self.quantile), noise)
         step = min(1 - self.quantile, max(-self.quantile, float(noisy[0]) / size))
-        self.bound = max(LEAST_BOUND, self.bound * math.exp(-self.rate * step))
+        self.bound = max(MIN_BOUND, self.bound * math.exp(-self.rate * step))

@@ -15,7 +15,7 @@ from cloister.core.arrays import Layout, Row
 from cloister.core.cohort import Cohort
 from cloister.privacy.mechanisms.distance import layer_grams
 
-MOST_STEPS = 300
+MAX_STEPS = 300
 """Of k-means, as in scikit-learn."""
 TOGETHER = 0.1
 """Hypotheses closer than this share of the clients' distance to their own no longer tell groups apart."""
@@ -78,10 +78,10 @@ def lloyd(points: NDArray, centres: NDArray) -> NDArray[np.intp]:
 
     Returns:
         The cluster of each point, shape (n,): of centres equally near the first. The objective falls in every step but
-        for rounding, which might go round in circles: after `MOST_STEPS` the last assignment stands.
+        for rounding, which might go round in circles: after `MAX_STEPS` the last assignment stands.
     """
     labels = np.full(len(points), -1, np.intp)
-    for _ in range(MOST_STEPS if len(points) else 0):
+    for _ in range(MAX_STEPS if len(points) else 0):
         nearest = (np.square(centres).sum(axis=1) - 2 * points @ centres.T).argmin(axis=1)
         if (nearest == labels).all():
             break

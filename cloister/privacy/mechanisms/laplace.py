@@ -22,9 +22,9 @@ import numpy as np
 
 from cloister.core import check
 from cloister.core.arrays import Row
-from cloister.core.cohort import rooms, share
+from cloister.core.cohort import share, workspaces
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.mechanisms.noise import ROOM, GaussianNoise, NumberedBlock
+from cloister.privacy.mechanisms.noise import WORKSPACE, GaussianNoise, NumberedBlock
 from cloister.privacy.mechanisms.release import add_on_grid, grid_step, refuse_beyond
 
 
@@ -67,7 +67,7 @@ class LaplaceNoise:
         grid = public if step is None else _power_of_two(step)
         std = deviation(self._normals, size, epsilon)
         blocks = [block for piece in model for block in self._normals.blocks(piece)]
-        memory = rooms(ROOM)
+        memory = workspaces(WORKSPACE)
 
         def work(mine: Iterator[NumberedBlock]) -> None:
             add_on_grid(mine, std, self._normals.maker(next(memory)), grid)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.accounting.events import LEAST, Event, Gaussian, Laplace, Pure, Unaccounted
+from cloister.privacy.accounting.events import MIN_MULTIPLIER, Event, Gaussian, Laplace, Pure, Unaccounted
 from cloister.privacy.mechanisms.laplace import deviation, public_step
 from cloister.privacy.mechanisms.local_update import Arrays, Scale, Tell, factor_for, released
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -67,7 +67,7 @@ class LocalLaplace:
 
     Args:
         radius: R > 0 of the ball, in units of the weights.
-        noise_multiplier: ν, 0 or at least `LEAST`; the noise has density ∝ exp(-ε‖x‖) with ε = p/(ν·R), and a mean
+        noise_multiplier: ν, 0 or at least `MIN_MULTIPLIER`; the noise has density ∝ exp(-ε‖x‖) with ε = p/(ν·R), and a mean
             length of p/ε = ν·R.
         per_layer: whether every array has a ball of this radius and a draw of noise of its own.
 
@@ -126,7 +126,7 @@ class LocalGaussian:
 
     Args:
         clipping_norm: C > 0, in units of the weights.
-        noise_multiplier: z, 0 or from `LEAST` to 1/`LEAST`.
+        noise_multiplier: z, 0 or from `MIN_MULTIPLIER` to 1/`MIN_MULTIPLIER`.
 
     Guarantee: zeroing what the client contributes moves the clipped update by at most C: a Gaussian mechanism of
         multiplier z. Exchanging it moves it by at most 2C: multiplier z/2. Releases compose as Gaussians do, with no
@@ -236,5 +236,5 @@ def _by_key(**values: float | bool) -> dict[str, float | bool]:
 
 def _check_multiplier(multiplier: float) -> None:
     check.non_negative(client_noise_multiplier=multiplier)
-    if 0 < multiplier < LEAST:
-        raise ConfigError(f"client_noise_multiplier must be 0 or at least {LEAST:g}, got {multiplier}")
+    if 0 < multiplier < MIN_MULTIPLIER:
+        raise ConfigError(f"client_noise_multiplier must be 0 or at least {MIN_MULTIPLIER:g}, got {multiplier}")

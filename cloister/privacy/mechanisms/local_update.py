@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.arrays import Row
-from cloister.core.cohort import rooms, share
+from cloister.core.cohort import share, workspaces
 from cloister.core.errors import PrivacyError
-from cloister.privacy.mechanisms.noise import BLOCK, ROOM, GaussianNoise
+from cloister.privacy.mechanisms.noise import BLOCK, WORKSPACE, GaussianNoise
 from cloister.privacy.mechanisms.release import add_on_grid
 
 NORM_ERROR = 2.0**-30
@@ -24,7 +24,7 @@ NORM_ERROR = 2.0**-30
 A sum of n squares in any order errs by less than n·2⁻⁵³ of itself (Higham, 2002, §3.1): 2⁻³⁸ for a block of 2¹⁵
 numbers. `math.hypot` joins blocks with an error of an ulp; the factor and each product add one more.
 """
-LEAST_FACTOR = 2.0**-1000
+MIN_FACTOR = 2.0**-1000
 """Below, a factor is no longer accurate to all its bits, and could round up: such an update counts as zero."""
 NOT_THE_ARRAYS = "the trained arrays are not those that training began with"
 NOT_FINITE = "training has diverged: the update is not finite"
@@ -50,7 +50,7 @@ class Scale:
 def factor_for(norm: float, bound: float) -> float:
     """The factor that brings an update of this norm into the ball, its rounding included."""
     factor = bound / max(norm * (1 + NORM_ERROR), bound)
-    return factor if factor > LEAST_FACTOR else 0.0
+    return factor if factor > MIN_FACTOR else 0.0
 
 
 def released(
@@ -150,7 +150,7 @@ def _places(sizes: Sequence[int]) -> list[tuple[int, int, int]]:
 def _norms(trained: Row, start: Row) -> list[float]:
     """‖trained - start‖₂ of each array; NaN or infinite where the difference or its norm is."""
     update, sizes = _Update(trained, start, ()), [piece.size for piece in start]
-    places, memory = _places(sizes), rooms(BLOCK)
+    places, memory = _places(sizes), workspaces(BLOCK)
     found = np.zeros(len(places))
 
     def work(numbered: Iterator[tuple[int, tuple[int, int, int]]]) -> None:
@@ -185,7 +185,7 @@ def _write(update: _Update, targets: Mapping[int, NDArray], how: Scale, noise: G
         for layer, target in targets.items()
         for first, (number, block) in zip(range(0, len(target), BLOCK), noise.blocks(target), strict=True)
     ]
-    memory, updates = rooms(ROOM), rooms(BLOCK)
+    memory, updates = workspaces(WORKSPACE), workspaces(BLOCK)
 
     def work(mine: Iterator[tuple[int, int, int, NDArray]]) -> None:
         maker, scratch = noise.maker(next(memory)), next(updates)

@@ -25,7 +25,7 @@ from cloister.core.errors import PrivacyError
 BLOCK = cohort.BLOCK // 2
 """Normal numbers made at a time."""
 HALF = BLOCK // 2
-ROOM = 2 * BLOCK
+WORKSPACE = 2 * BLOCK
 """Numbers whose memory a whole block is made in; it stays in a core's cache, and the scratch of a span is as large."""
 BYTES_PER_PAIR = {np.dtype(np.float32): 12, np.dtype(np.float64): 16}
 ZEROS = bytes(max(BYTES_PER_PAIR.values()) * HALF)
@@ -59,7 +59,7 @@ class GaussianNoise:
         """
 
         def work(blocks: Iterator[NumberedBlock]) -> None:
-            self.maker(np.empty(ROOM, target.dtype)).add(blocks, std)
+            self.maker(np.empty(WORKSPACE, target.dtype)).add(blocks, std)
 
         cohort.share(self.blocks(target), work, len(target))
 
@@ -74,7 +74,7 @@ class GaussianNoise:
 
         Args:
             target: flat, of n numbers.
-            width: numbers in a block, at most `BLOCK`; a smaller one needs less room.
+            width: numbers in a block, at most `BLOCK`; a smaller one needs less workspace.
 
         Raises:
             PrivacyError: this is a copy in a forked process, whose noise would be the parent's once more; or a block
@@ -86,21 +86,21 @@ class GaussianNoise:
             raise PrivacyError("noise cannot be shared with a forked process: both would add the same; make another")
         return [(next(self._numbers), target[start : start + width]) for start in range(0, len(target), width)]
 
-    def maker(self, room: NDArray) -> "Maker":
+    def maker(self, workspace: NDArray) -> "Maker":
         """What makes this stream's blocks on one thread, in memory of twice as many numbers of their dtype."""
-        return Maker(self._key, self._nonce, room)
+        return Maker(self._key, self._nonce, workspace)
 
 
 class Maker:
-    """Makes blocks of one stream, on one thread, in `room`: memory for twice the numbers of a block."""
+    """Makes blocks of one stream, on one thread, in `workspace`: memory for twice the numbers of a block."""
 
-    def __init__(self, key: bytes, nonce: int, room: NDArray) -> None:
+    def __init__(self, key: bytes, nonce: int, workspace: NDArray) -> None:
         self._nonce = nonce
         self._keystream = Cipher(algorithms.AES(key), modes.CTR(nonce.to_bytes(16))).encryptor()
-        self._bytes_per_pair = BYTES_PER_PAIR[room.dtype]
-        pairs = len(room) // 4
-        self._bytes, self._radii = room[: 3 * pairs].view(np.uint8), room[3 * pairs : 4 * pairs]
-        self._point = _point32 if room.dtype == np.float32 else _point64
+        self._bytes_per_pair = BYTES_PER_PAIR[workspace.dtype]
+        pairs = len(workspace) // 4
+        self._bytes, self._radii = workspace[: 3 * pairs].view(np.uint8), workspace[3 * pairs : 4 * pairs]
+        self._point = _point32 if workspace.dtype == np.float32 else _point64
 
     def add(self, blocks: Iterable[NumberedBlock], std: float) -> None:
         """Add `std` · N(0, 1) to every number of the blocks; nothing at 0.

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import Row
-from cloister.core.cohort import BLOCK, Cohort, Span, rooms, share, spans, weighted_sum
+from cloister.core.cohort import BLOCK, Cohort, Span, share, spans, weighted_sum, workspaces
 from cloister.core.errors import PrivacyError, UnboundedSensitivity
-from cloister.privacy.mechanisms.noise import ROOM, GaussianNoise, Maker, NumberedBlock
+from cloister.privacy.mechanisms.noise import WORKSPACE, GaussianNoise, Maker, NumberedBlock
 
 GRID_BITS = 20
 """Releases are multiples of the power of two this many bits below the standard deviation of their noise."""
@@ -64,12 +64,12 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
     model = tuple(np.empty(piece.size, cohort.layout.dtype) for piece in cohort.sent)
     # Noise is numbered here and made there: which thread takes which span must not decide who gets which number.
     places = [(span, noise.blocks(span.of(model))) for span in spans(cohort.layout)]
-    memory, sums = rooms(), rooms()
+    memory, sums = workspaces(), workspaces()
 
     def work(mine: Iterator[tuple[Span, list[NumberedBlock]]]) -> None:
         # The same memory serves the updates of a span and then its noise.
-        room, total = next(memory), next(sums)
-        scratch, maker = room.view(cohort.layout.dtype)[:BLOCK], noise.maker(room)
+        workspace, total = next(memory), next(sums)
+        scratch, maker = workspace.view(cohort.layout.dtype)[:BLOCK], noise.maker(workspace)
         for span, blocks in mine:
             here = total[: span.stop - span.start]
             here[:] = 0
@@ -147,7 +147,7 @@ def refuse_beyond(log_std: float) -> None:
 def noised(model: Row, std: float, noise: GaussianNoise) -> Row:
     """A copy of a model with N(0, std²) on every parameter, in double precision and on the grid."""
     copies = tuple(piece.astype(np.result_type(piece, np.float32)) for piece in model)
-    maker = noise.maker(np.empty(ROOM))
+    maker = noise.maker(np.empty(WORKSPACE))
     for copy in copies:
         add_on_grid(noise.blocks(copy), std, maker)
     return copies

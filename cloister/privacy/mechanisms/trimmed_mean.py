@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from cloister.core import check
 from cloister.core.cohort import Cohort, Span, share, spans, updates
 from cloister.core.errors import PrivacyError, UnboundedSensitivity
-from cloister.privacy.mechanisms.noise import ROOM, GaussianNoise, NumberedBlock
+from cloister.privacy.mechanisms.noise import WORKSPACE, GaussianNoise, NumberedBlock
 from cloister.privacy.mechanisms.release import Release, add_on_grid, moved
 
 COLUMNS = 1 << 10
@@ -76,7 +76,7 @@ def noisy_trimmed_mean(cohort: Cohort, multiplier: float, asked: int, trimmed: i
     places = [(span, noise.blocks(span.of(model))) for span in spans(cohort.layout, COLUMNS)]
 
     def work(mine: Iterator[tuple[Span, list[NumberedBlock]]]) -> None:
-        scratch, maker = np.empty(asked * COLUMNS, cohort.layout.dtype), noise.maker(np.empty(ROOM))
+        scratch, maker = np.empty(asked * COLUMNS, cohort.layout.dtype), noise.maker(np.empty(WORKSPACE))
         for span, blocks in mine:
             columns = _columns(cohort, span, asked, scratch)
             columns.sort(axis=0)

@@ -7,12 +7,12 @@ from rich.console import Console
 from rich.table import Table
 
 from cloister.config.run import PrivacyConfig, RunConfig, Scalar
-from cloister.privacy.claims.claim import Claim, in_words
+from cloister.privacy.claims.claim import Claim, render
 from cloister.privacy.claims.words import strength
 from cloister.server.build import Plan
-from cloister.server.clients import clients_in_words
+from cloister.server.clients import render_clients
 from cloister.server.ending import Ending
-from cloister.server.lasting import ledger_in_words
+from cloister.server.lasting import render_ledger
 from cloister.server.loop import Round
 from cloister.server.reports.rundir import RunDirectory
 
@@ -112,7 +112,7 @@ class Narrator:
         if not self.hides_times:
             table.add_row("seconds", f"{seconds:.1f}")
         self.console.print(table)
-        for line in (*in_words(privacy), *clients_in_words(privacy), *ledger_in_words(plan, directory.path)):
+        for line in (*render(privacy), *render_clients(privacy), *render_ledger(plan, directory.path)):
             self.console.print(line)
         self.console.print(f"run directory  {directory.path}")
 
