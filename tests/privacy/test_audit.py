@@ -166,6 +166,7 @@ class TestSoundModes:
         broken = model(np.nan, 0, 0, 0)
         assert keeps(global_dp(), least=0.2, models=[MODELS[0], broken, broken])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", [FedMedian, FedTrimmedAvg])
     def test_a_rule_with_noise_of_its_own(self, kind):
         """The canary decides between two halves that are as far apart as can be."""
@@ -176,6 +177,7 @@ class TestSoundModes:
     def test_capped_weights_whatever_the_count(self):
         assert keeps(global_dp(examples_cap=10), least=0.2, counts=[1e9, 1.0, 30.0])
 
+    @pytest.mark.slow
     def test_a_poisson_cohort(self):
         make = drawn(0.5, 0.3)
         assert claimed(make) < 0.8 * claimed(global_dp(z=0.3))
@@ -184,6 +186,7 @@ class TestSoundModes:
     def test_an_adaptive_clip_whose_next_bound_is_known_too(self):
         assert keeps(adapting(), least=0.2, models=NEAR, score=next_bound_too)
 
+    @pytest.mark.slow
     def test_a_rule_under_an_adaptive_clip_whose_next_bound_is_known_too(self):
         """Half of the others at 0, half at the canary's place: it decides the median, and its bit speaks too."""
         near = [NEAR[0], NEAR[0], NEAR[0], SENT, SENT]
@@ -196,6 +199,7 @@ class TestSoundModes:
 
         assert keeps(make, least=0.2, models=near, counts=[1.0] * 5, score=score)
 
+    @pytest.mark.slow
     def test_a_private_distance_under_an_adaptive_clip(self):
         options = {"distance_multiplier": 1.0, "release": "private", "min_distance": CLIP, "max_distance": 2 * CLIP}
 
@@ -208,6 +212,7 @@ class TestSoundModes:
 
         assert keeps(make, least=0.15, sent=ONE, models=OPPOSED, score=distance_too)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("direction", ["divide", "multiply"])
     def test_a_private_distance_that_is_known_too(self, direction):
         assert keeps(metric(direction), least=0.15, sent=ONE, models=OPPOSED, score=distance_too)
@@ -259,6 +264,7 @@ def distance_too(strategy, update):
     return distance + ratio(len(OPPOSED) * update[0] / CLIP + 2, measured.noise_multiplier)
 
 
+@pytest.mark.slow
 class TestPower:
     @pytest.fixture(scope="class")
     def trials(self):
@@ -340,6 +346,7 @@ class TestBrokenOnes:
         make = broken(inner=lambda: everybody(inner), placement="model")
         assert caught(make, self.claim, models=models, counts=[1.0] * len(models))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("inner", "counts"), [(flower.FedAdam, COUNTS), (flower.FedAvg, [1e6, 1.0, 1.0])], ids=["adam", "weights"]
     )
@@ -350,6 +357,7 @@ class TestBrokenOnes:
 
         assert caught(make, self.claim, counts=counts)
 
+    @pytest.mark.slow
     def test_a_draw_that_is_claimed_and_not_made(self):
         assert not caught(drawn(0.2, Z), claimed(drawn(0.2, Z)), runs=RUNS)
         assert caught(drawn(1.0, Z), claimed(drawn(0.2, Z)), runs=RUNS)

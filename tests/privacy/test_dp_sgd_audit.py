@@ -117,12 +117,14 @@ class TestAStep:
         # A Gaussian mechanism, and hardly better than it must be: 1/σ is what it may show.
         assert 0.6 / SIGMA < trials(Right).shift(1 - FALSE_ALARM) <= 1 / SIGMA
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", BROKEN)
     def test_that_is_broken_is_caught(self, kind):
         assert trials(kind).epsilon(DELTA, 1 - FALSE_ALARM) > claimed()
         assert trials(kind).shift(1 - FALSE_ALARM) > 1 / SIGMA
 
 
+@pytest.mark.slow
 class TestARound:
     """Several Poisson steps on all examples, one by one in NumPy; the canary is the last."""
 

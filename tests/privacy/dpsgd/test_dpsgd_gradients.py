@@ -136,6 +136,7 @@ def models(draw):
     return functional(shape, inner)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(models())
 def test_generated_models(model):
