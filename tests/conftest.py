@@ -3,7 +3,7 @@
 import pytest
 
 FAST = "not slow and not docker"
-MINUTES = 12
+MINUTES = 7
 """That the tests which are `FAST` take at most, on two idle cores."""
 
 

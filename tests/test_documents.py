@@ -120,7 +120,7 @@ class TestATaskOfYourOwn:
 def test_how_long_the_tests_take_is_said_before_they_run_and_in_the_readme():
     conftest = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "conftest.py")))  # there are others of this name
     header = " ".join(conftest.pytest_report_header(SimpleNamespace(getoption=lambda _: conftest.FAST)))
-    assert f"at most {conftest.MINUTES} minutes" in header and "at most twelve minutes" in " ".join(README.split())
+    assert f"at most {conftest.MINUTES} minutes" in header and "at most seven minutes" in " ".join(README.split())
     assert conftest.FAST in (ROOT / "pyproject.toml").read_text()
 
 
