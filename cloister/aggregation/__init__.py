@@ -1,7 +1,7 @@
-"""Decorators: Flower strategies that put a privacy mechanism around a Flower strategy."""
+"""The inside of a round on the server: Flower strategies that put a privacy mechanism around a Flower strategy."""
 
 from cloister.aggregation.clustering import LaplaceClustering
-from cloister.aggregation.global_dp import GlobalDP
-from cloister.aggregation.metric_dp import MetricDP
+from cloister.aggregation.constructors import GlobalDP, MetricDP
+from cloister.aggregation.private_strategy import PrivateStrategy
 
-__all__ = ["GlobalDP", "LaplaceClustering", "MetricDP"]
+__all__ = ["GlobalDP", "LaplaceClustering", "MetricDP", "PrivateStrategy"]

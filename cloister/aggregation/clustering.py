@@ -43,8 +43,13 @@ class LaplaceClustering(Decorator):
     def __init__(self, inner: Strategy, make: Callable[[], Strategy], hypotheses: int) -> None:
         check.positive(clusters=hypotheses)
         super().__init__(inner)
-        self.hypotheses = hypotheses
+        self._hypotheses = hypotheses
         self.copies = [make() for _ in range(hypotheses)]
+
+    @property
+    def hypotheses(self) -> int:
+        """k."""
+        return self._hypotheses
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -8,6 +8,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -19,6 +20,8 @@ from cloister.core.arrays import Layout, Row, from_record, to_record
 from cloister.core.draw import Draw
 from cloister.core.errors import FederationError
 from cloister.core.wire import ARRAYS, EXAMPLES, METRICS, TRAIN_LOSS
+from cloister.privacy.accounting.events import Event
+from cloister.privacy.claims.claim import Claim
 
 NamedArrays = Mapping[str, NDArray]
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
@@ -75,6 +78,41 @@ class Decorator(Strategy):
     def has_secret_cohorts(self) -> bool:
         """Whether it must not be told how many nodes a round asked: something rests on it."""
         return False
+
+    @property
+    def is_accounted(self) -> bool:
+        """Whether the server's releases have a guarantee that can be composed."""
+        return False
+
+    @property
+    def hypotheses(self) -> int:
+        """How many models are trained side by side; 0: one, under its own names."""
+        return 0
+
+    def caveats(self) -> tuple[str, ...]:
+        """What must be said against the server's mechanism, where there is one."""
+        return ()
+
+    def events(self, layout: Layout) -> tuple[Event, ...]:
+        """What the server's mechanism releases in a round at worst; empty where it noises nothing.
+
+        Args:
+            layout: of the model.
+        """
+        return ()
+
+    def claim(self) -> Claim:
+        """What may be said about the models: nothing where the server noises nothing."""
+        return Claim("none")
+
+    def calibrated(self, layout: Layout, rounds: int) -> Self:
+        """This strategy with its noise calibrated to its budget, where it has noise and that was asked for.
+
+        Args:
+            layout: of the model.
+            rounds: that are to come.
+        """
+        return self
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

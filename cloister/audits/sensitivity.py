@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from cloister.aggregation import GlobalDP
+from cloister.aggregation import PrivateStrategy
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.errors import FederationError
 from cloister.core.identity import assume_run
@@ -66,7 +66,7 @@ def leave_one_out(
     everyone = release_of(strategy, sent, models, examples, absent=None)
     others = release_of(make(), sent, models, examples, absent)
     if calibrated is None:
-        measured = cast(GlobalDP, strategy).measured
+        measured = cast(PrivateStrategy, strategy).measured
         calibrated = measured.sensitivity if measured and measured.sensitivity is not None else 0.0
     rounding = np.linalg.norm(np.spacing(np.abs(everyone).astype(Layout.of(sent).dtype)))
     return Finding(float(np.linalg.norm(everyone - others)), calibrated, float(rounding))
@@ -76,12 +76,12 @@ def release_of(
     strategy: Strategy, sent: Arrays, models: Sequence[Arrays], examples: Sequence[float], absent: int | None
 ) -> np.ndarray:
     """What a strategy releases about a cohort in its first round, as one flat vector in float64."""
-    tap = _Tap(strategy.inner) if isinstance(strategy, GlobalDP) and strategy.placement != "model" else None
-    if tap is not None:
-        cast(GlobalDP, strategy).inner = tap
     rehearsal = Rehearsal(sent, models, examples)
-    returned = rehearsal.run(strategy, absent)
-    return rehearsal.flat(returned if tap is None else tap.seen)
+    if not isinstance(strategy, PrivateStrategy) or strategy.mechanism.noises_output:
+        return rehearsal.flat(rehearsal.run(strategy, absent))
+    tap = strategy.inner = _Tap(strategy.inner)
+    rehearsal.run(strategy, absent)
+    return rehearsal.flat(tap.seen)
 
 
 class Rehearsal:

@@ -21,7 +21,8 @@ from cloister.core.arrays import from_record, to_record
 from cloister.core.errors import FederationError, PrivacyError
 from cloister.core.hypotheses import unstacked
 from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES, METRICS, PROMISE, PROXIMAL_MU, ROUND, SEED
-from cloister.privacy.accounting.events import Event, Gaussian, Unaccounted
+from cloister.privacy.accounting.events import Event, Unaccounted
+from cloister.privacy.accounting.promises import from_wire
 
 NamedArrays = Mapping[str, NDArray]
 MAXIMUM_WHOLE = 2**31 - 1
@@ -149,18 +150,15 @@ def promised(fields: Mapping[str, Any]) -> tuple[Event, ...]:
     """The releases that a reply will go into, as the server says.
 
     Raises:
-        PrivacyError: it says something that is no list of noise multipliers.
+        PrivacyError: it says something that is no list of releases with noise.
     """
-    multipliers = fields.get(PROMISE)
-    if multipliers is None:
+    said = fields.get(PROMISE)
+    if said is None:
         return (Unaccounted("the server claims nothing for this round"),)
-    if (
-        not isinstance(multipliers, list)
-        or not multipliers
-        or not all(isinstance(z, float) and z > 0 for z in multipliers)
-    ):
-        raise PrivacyError(f"{PROMISE!r} in the server's message must be a list of numbers above 0, and not empty")
-    return tuple(Gaussian(z) for z in multipliers)
+    try:
+        return from_wire(said)
+    except PrivacyError as error:
+        raise PrivacyError(f"{PROMISE!r} in the server's message: {error}") from None
 
 
 def refuse_misfit(models: Sequence[NamedArrays], own: NamedArrays) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
-from cloister.aggregation import GlobalDP, LaplaceClustering, MetricDP
+from cloister.aggregation import LaplaceClustering, PrivateStrategy
 from cloister.aggregation.decorator import Decorator, Screened
 from cloister.config.run import PrivacyConfig, RunConfig, Scalar, known_keys, suggestion
 from cloister.core.arrays import Layout
@@ -21,7 +21,9 @@ from cloister.privacy.accounting.events import Relation
 from cloister.privacy.accounting.filters import FilterKind
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Claim
+from cloister.privacy.mechanisms import MECHANISMS
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
+from cloister.privacy.mechanisms.mechanism import Mechanism
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.server.quorum import later_quorum
 from cloister.strategies import STRATEGIES
@@ -57,7 +59,7 @@ class Plan:
     @property
     def is_accounted(self) -> bool:
         """Whether the server's mechanism makes a promise that composes over rounds."""
-        return isinstance(self.strategy, GlobalDP) and self.strategy.is_accounted
+        return self.strategy.is_accounted
 
     @property
     def samples_by_itself(self) -> bool:
@@ -73,7 +75,7 @@ class Plan:
 
     def maximum_epsilon(self, layout: Layout) -> float | None:
         """ε that this run promises if it runs to its end; None where nothing is promised for the models."""
-        if not isinstance(self.strategy, GlobalDP) or self.claim.status != "sound":
+        if self.claim.status != "sound":
             return None
         return best_epsilon(self.planned(layout), self.budget.delta)[0]
 
@@ -85,7 +87,7 @@ class Plan:
             insiders: as in `Account`.
         """
         account = Account((), self.budget.relation, insiders)
-        for event in self.strategy.worst_events(layout) if isinstance(self.strategy, GlobalDP) else ():
+        for event in self.strategy.events(layout):
             account = account.plus(event, self.config.num_rounds)
         return account
 
@@ -102,7 +104,7 @@ class Plan:
     @property
     def hypotheses(self) -> int:
         """How many models are trained side by side; 0: one, under its own names."""
-        return self.strategy.hypotheses if isinstance(self.strategy, LaplaceClustering) else 0
+        return self.strategy.hypotheses
 
     def _unprotected(self) -> list[str]:
         items = _unprotected(self.config, self.is_accounted)
@@ -116,7 +118,7 @@ class Plan:
     @property
     def claim(self) -> Claim:
         """What may be said about the models, with what leaves beside them."""
-        base = self.strategy.claim() if isinstance(self.strategy, GlobalDP) else Claim("none")
+        base = self.strategy.claim()
         reasons = base.reasons
         if base.mechanism != "none" and self.config.evaluates_on_clients:
             # The ledger holds them too, so that no ε is left to claim.
@@ -137,7 +139,7 @@ def build(config: RunConfig) -> Plan:
     budget = _budget(config)
     held_out = _held_out(config)
     strategy = decorate(named_strategy(config, held_out=held_out), config, budget)
-    if config.privacy.max_epsilon and isinstance(strategy, GlobalDP) and not strategy.is_accounted:
+    if config.privacy.max_epsilon and not strategy.is_accounted:
         raise ConfigError(
             f"privacy.max-epsilon = {config.privacy.max_epsilon:g} is a budget for a guarantee, and there is none: "
             + "; ".join(strategy.caveats())
@@ -159,10 +161,11 @@ def _demand_replies(strategy: Decorator, least: int) -> None:
     Raises:
         ConfigError: there is a guarantee that this would break.
     """
-    if least and isinstance(strategy, GlobalDP) and strategy.is_accounted:
+    if least and strategy.is_accounted:
         raise ConfigError(
-            f"strategy.min-replies = {least} contradicts the guarantee of privacy.server = {strategy.mechanism!r}: "
-            "whether a round is abandoned would tell whether one more client replied; use 0"
+            f"strategy.min-replies = {least} contradicts the guarantee of privacy.server = "
+            f"{strategy.claim().mechanism!r}: whether a round is abandoned would "
+            "tell whether one more client replied; use 0"
         )
     strategy.min_replies = least
 
@@ -339,30 +342,41 @@ def decorate(strategy: Strategy, config: RunConfig, budget: PrivacyBudget) -> De
         return LaplaceClustering(strategy, lambda: named_strategy(config, draws=False), privacy.clusters)
     if privacy.server == "none":
         return Screened(strategy, by_examples=config.weights_by_examples)
-    if privacy.server == "global-dp":
-        return GlobalDP(strategy, budget=budget, **_gaussian(privacy))
-    return MetricDP(
-        strategy,
-        budget=budget,
-        **_gaussian(privacy),
-        distance=privacy.distance,
-        direction=privacy.distance_direction,
-        measure=privacy.distance_clip,
-        release=privacy.distance_release,
-        distance_multiplier=privacy.distance_noise_multiplier,
-        min_distance=privacy.min_distance,
-        max_distance=privacy.max_distance,
-    )
+    noise = GaussianNoise(None if privacy.noise_seed == -1 else privacy.noise_seed)
+    return PrivateStrategy(strategy, mechanism_of(config), budget=budget, noise=noise)
+
+
+def mechanism_of(config: RunConfig) -> Mechanism:
+    """The mechanism that `privacy.server` names, with its options.
+
+    Raises:
+        ConfigError: it has no such options.
+        PluginError: the name is unknown.
+    """
+    privacy = config.privacy
+    factory = MECHANISMS.load(privacy.server)
+    mechanism: Mechanism = factory(**_gaussian(privacy))
+    return mechanism
 
 
 def _gaussian(privacy: PrivacyConfig) -> dict[str, Any]:
-    return {
-        # A multiplier that is left to calibration is chosen when the model's layout is known.
-        "noise_multiplier": 1.0 if privacy.noise_multiplier == "auto" else privacy.noise_multiplier,
+    """The options of the built-in mechanisms."""
+    options = {
+        "noise_multiplier": privacy.noise_multiplier,
         "clipping_norm": _clip(privacy),
         "placement": privacy.placement,
-        "noise": GaussianNoise(None if privacy.noise_seed == -1 else privacy.noise_seed),
         "examples_cap": privacy.examples_cap,
+    }
+    if privacy.server != "metric":
+        return options
+    return options | {
+        "distance": privacy.distance,
+        "direction": privacy.distance_direction,
+        "measure": privacy.distance_clip,
+        "release": privacy.distance_release,
+        "distance_multiplier": privacy.distance_noise_multiplier,
+        "min_distance": privacy.min_distance,
+        "max_distance": privacy.max_distance,
     }
 
 

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,6 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from cloister.aggregation import GlobalDP
 from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.crash import write_traces_to
@@ -93,8 +92,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     initial = to_record(_initial(plan, model))
     score = _central(plan, model)
     layout = Layout.of(from_record(initial))
-    if config.privacy.noise_multiplier == "auto" and isinstance(plan.strategy, GlobalDP):
-        plan.strategy.calibrate(layout, config.num_rounds)
+    plan = replace(plan, strategy=plan.strategy.calibrated(layout, config.num_rounds))
     narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
     # Room for the model twice: an archive is made beside what it replaces.
     with RunDirectory.create(plan).held(2 * layout.size * np.dtype(layout.dtype).itemsize) as directory:

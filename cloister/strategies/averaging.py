@@ -12,6 +12,7 @@ from flwr.supercore import log
 
 from cloister.core import check
 from cloister.core.arrays import Layout, from_record, to_record
+from cloister.core.capabilities import MEAN, Capabilities
 from cloister.core.cohort import Cohort, Span, scratch_for, share, spans, weighted_sum
 from cloister.core.draw import Draw
 from cloister.core.wire import ARRAYS, CONFIG, EXAMPLES, PROXIMAL_MU, ROUND
@@ -68,7 +69,7 @@ class FedAvg(Sampled):
     Source: McMahan et al. (2017), arXiv:1602.05629.
     """
 
-    is_uniform_mean = True
+    capabilities: Capabilities = MEAN
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

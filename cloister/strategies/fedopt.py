@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import Layout, from_record, to_record
+from cloister.core.capabilities import OPTIMIZER
 from cloister.core.errors import FederationError
 from cloister.strategies.averaging import FedAvg
 from cloister.strategies.optimizers import Adagrad, Adam, Momentum, Optimizer, Sgd, State, Yogi
@@ -28,7 +29,7 @@ class Finalized(FedAvg):
         state: the optimizer's, between rounds; None before the first.
     """
 
-    is_uniform_mean = False
+    capabilities = OPTIMIZER
 
     def __init__(self, optimizer: Optimizer, **sampling: Any) -> None:
         super().__init__(**sampling)

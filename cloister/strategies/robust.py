@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import from_record
+from cloister.core.capabilities import MEDIAN, SELECTION, Capabilities, trimmed_mean
 from cloister.core.errors import ConfigError
 from cloister.core.wire import ARRAYS
 from cloister.strategies.averaging import Sampled
@@ -21,12 +22,7 @@ COLUMNS = 1 << 14
 class FedMedian(Sampled, flower.FedMedian):
     """Coordinate-wise median. Source: Yin et al. (2018), arXiv:1803.01498, Definition 1."""
 
-    needs_every_reply = True
-
-    @staticmethod
-    def trimmed(count: int) -> int:
-        """How many of `count` values are cut off at each end: all but the one or two in the middle."""
-        return (count - 1) // 2
+    capabilities = MEDIAN
 
 
 class FedTrimmedAvg(Sampled, flower.FedTrimmedAvg):
@@ -39,17 +35,16 @@ class FedTrimmedAvg(Sampled, flower.FedTrimmedAvg):
     Source: Yin et al. (2018), arXiv:1803.01498, Definition 2.
     """
 
-    needs_every_reply = True
-
     def __init__(self, *, trim_fraction: float = 0.2, **sampling: Any) -> None:
         super().__init__(**sampling)
         if not 0 <= trim_fraction < 0.5:
             raise ConfigError(f"strategy.trim-fraction must be at least 0 and below 0.5, got {trim_fraction}")
         self.beta = trim_fraction
 
-    def trimmed(self, count: int) -> int:
-        """How many of `count` values are cut off at each end."""
-        return int(self.beta * count)
+    @property
+    def capabilities(self) -> Capabilities:
+        """That it is a trimmed mean, with this share cut off."""
+        return trimmed_mean(self.beta)
 
 
 class Krum(Sampled):
@@ -68,7 +63,7 @@ class Krum(Sampled):
     Source: Blanchard et al. (2017), arXiv:1703.02757, §4.
     """
 
-    needs_every_reply = True
+    capabilities = SELECTION
 
     def __init__(self, *, num_malicious: int = 0, **sampling: Any) -> None:
         super().__init__(**sampling)

@@ -4,6 +4,7 @@ After every message: the replies are the same but for what noise was added to, a
 charged; the ledgers are the same; no budget is passed.
 """
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -126,6 +127,11 @@ def configurations(draw):
     return found
 
 
+def gaussians(*multipliers):
+    """What a server promises: releases with Gaussian noise."""
+    return [json.dumps({"kind": "gaussian", "noise_multiplier": z}) for z in multipliers]
+
+
 @st.composite
 def fields(draw, run):
     """Mostly what a server says in such a run; now and then something else."""
@@ -136,7 +142,7 @@ def fields(draw, run):
         odd = {
             "hypotheses": st.sampled_from((1, 2, True, 0, "2")),
             "proximal-mu": st.sampled_from((0.0, 0.1, 1e6, -1.0, float("nan"))),
-            "privacy-multipliers": st.sampled_from(([1.0], [1e-9], [float("nan")], [0.0], ["z"], [3])),
+            "privacy-events": st.sampled_from((gaussians(1.0), gaussians(1e-9), gaussians(float("nan")), ["z"], [3.0])),
             "server-round": st.sampled_from((True, -1, 2**40, 1.5)),
             "batch": st.just(3),
         }

@@ -1,5 +1,6 @@
 """Messages of a server, requests as the door makes them, and nodes with data and a policy of their own."""
 
+import json
 from pathlib import Path
 from uuid import uuid4
 
@@ -37,6 +38,11 @@ def message_of(arrays=SOFTMAX, kind="train", record=None, ttl=None, **fields):
     message = Message(content, 1, kind, ttl=ttl)
     message.metadata.__dict__["_message_id"] = str(uuid4())
     return message
+
+
+def gaussians(*multipliers):
+    """Gaussian releases as a server says them, whatever the numbers."""
+    return [json.dumps({"kind": "gaussian", "noise_multiplier": z}) for z in multipliers]
 
 
 def context_of(settings=OPEN, node=None, node_id=1):

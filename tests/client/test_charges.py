@@ -17,6 +17,7 @@ from asking import (
     answer,
     context_of,
     entries_of,
+    gaussians,
     ledger_of_node,
     message_of,
     own_node,
@@ -226,7 +227,7 @@ class TestBudgets:
             ("max-epsilon", GAUSSIAN, "client", {}),
             ("max-example-epsilon", GAUSSIAN, "example", {}),
             ("max-example-epsilon", DP_SGD, "example", {}),
-            ("max-epsilon", GLOBAL, "client", {"privacy_multipliers": [2.0]}),
+            ("max-epsilon", GLOBAL, "client", {"privacy_events": gaussians(2.0)}),
         ],
     )
     def test_none_is_passed_and_the_last_release_that_fits_is_made(self, node, key, settings, unit, fields):
@@ -274,9 +275,9 @@ class TestBudgets:
     def test_a_site_that_lists_no_mechanism_of_the_server_believes_no_promise(self, tmp_path):
         rules = {"mechanisms": ["dp-sgd"], "min_server_noise_multiplier": None, "max_epsilon": 1.0}
         node = own_node(tmp_path, policy=str(policy_file(tmp_path, **rules)))
-        assert self.until_refused(DP_SGD, node, privacy_multipliers=[1e6]) == 0
+        assert self.until_refused(DP_SGD, node, privacy_events=gaussians(1e6)) == 0
         policy_file(tmp_path, **rules | {"mechanisms": ["dp-sgd", "global-dp"]})
-        assert self.until_refused(DP_SGD, node, privacy_multipliers=[1e6], most=1) == 1
+        assert self.until_refused(DP_SGD, node, privacy_events=gaussians(1e6), most=1) == 1
 
     def test_a_run_does_not_choose_the_filter_of_the_sites_budget(self, tmp_path):
         """A tiny budget at a tiny δ would choose an order at which nothing ever fits."""
@@ -388,7 +389,7 @@ class TestMessagesADay:
             (DP_SGD, {}),
             (BALL, {}),
             (LAPLACE, {}),
-            (GLOBAL, {"privacy_multipliers": [2.0, 3.0]}),
+            (GLOBAL, {"privacy_events": gaussians(2.0, 3.0)}),
             (GAUSSIAN | CHOICE, {"arrays": TWO, "hypotheses": 2}),
         ],
     )
@@ -450,7 +451,7 @@ class TestMessagesADay:
 
 
 def test_further_releases_of_a_message_say_so(node):
-    answer(GLOBAL, node, message_of(privacy_multipliers=[2.0, 3.0]))
+    answer(GLOBAL, node, message_of(privacy_events=gaussians(2.0, 3.0)))
     assert [entry.mechanism for entry in entries_of(node, "client")] == [PROMISED, FURTHER]
 
 

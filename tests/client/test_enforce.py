@@ -19,12 +19,13 @@ from asking import (
     request_of_kind,
 )
 
-from cloister.client.mods.enforce import enforce_policy, promised_multiplier
+from cloister.client.mods.enforce import enforce_policy
 from cloister.client.policy import CHECKED_BUNDLE, TEMPLATE
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.core.errors import PolicyError
 from cloister.core.hypotheses import stacked
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
+from cloister.privacy.accounting.promises import multiplier_of
 
 BUNDLE = "0" * 64
 DONE = Reply(metrics={"done": 1})
@@ -81,7 +82,7 @@ class TestMechanisms:
 
     def test_releases_add_up_as_gaussians_do(self):
         def total(*events):
-            return promised_multiplier(request_of_kind(promise=events))
+            return multiplier_of(events)
 
         assert total(Gaussian(3.0), Gaussian(4.0)) == pytest.approx(12 / 5)
         assert total() == total(Unaccounted("nothing")) == 0.0

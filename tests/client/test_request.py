@@ -12,6 +12,7 @@ from asking import (
     answer,
     arrays_of,
     context_of,
+    gaussians,
     message_of,
     own_node,
     policy_file,
@@ -36,7 +37,7 @@ def parsed(message, settings=OPEN, kind=TrainRequest):
 
 class TestWhatIsUnderstood:
     def test_everything_that_a_training_message_says(self):
-        fields = {"proximal_mu": 0.5, "privacy_multipliers": [2.0, 3.0]}
+        fields = {"proximal_mu": 0.5, "privacy_events": gaussians(2.0, 3.0)}
         found = parsed(message_of(record={"server-round": 7, "seed": 5}, **fields), GLOBAL)
         assert (found.round, found.seed, found.proximal_mu) == (7, 5, 0.5)
         assert found.promise == (Gaussian(2.0), Gaussian(3.0))
@@ -66,7 +67,7 @@ class TestRecordsAndFields:
         with pytest.raises(FederationError, match=r"unknown field 'test-fraction' in the server's message; known: "):
             parsed(message_of(kind=kind, test_fraction=0.1), kind=KINDS[kind])
 
-    @pytest.mark.parametrize("field", [{"proximal_mu": 0.1}, {"privacy_multipliers": [1.0]}])
+    @pytest.mark.parametrize("field", [{"proximal_mu": 0.1}, {"privacy_events": gaussians(1.0)}])
     @pytest.mark.parametrize("kind", ["evaluate", "query"])
     def test_what_only_training_messages_carry(self, kind, field):
         with pytest.raises(FederationError, match="unknown field"):
@@ -112,15 +113,15 @@ class TestNumbers:
         with pytest.raises(FederationError, match="must carry 'proximal-mu' as a number from 0 to"):
             parsed(message_of(proximal_mu=value))
 
-    @pytest.mark.parametrize("value", [1.0, [], [0.0], [-1.0], [2.0, 0.0], [1], "2", [np.nan], True])
+    @pytest.mark.parametrize("value", [1.0, [], [0.0], ["2"], "2", True, gaussians(0.0), gaussians(2.0, -1.0)])
     def test_a_promise_that_is_none(self, value):
-        with pytest.raises(PrivacyError, match="privacy-multipliers"):
-            parsed(message_of(privacy_multipliers=value), GLOBAL)
+        with pytest.raises(PrivacyError, match="privacy-events"):
+            parsed(message_of(privacy_events=value), GLOBAL)
 
     @pytest.mark.parametrize("value", [1e-7, 1e7, np.inf])
     def test_a_promise_that_no_accountant_has_a_price_for(self, value):
         with pytest.raises(PrivacyError, match="noise multiplier"):
-            parsed(message_of(privacy_multipliers=[value]), GLOBAL)
+            parsed(message_of(privacy_events=gaussians(value)), GLOBAL)
 
     def test_no_promise_is_a_release_of_which_nothing_can_be_claimed(self):
         (event,) = promised({})
@@ -252,7 +253,7 @@ BAD = {
     "models": ({}, {"hypotheses": 1}),
     "array": ({"softmax/bias": np.full(10, np.nan, np.float32)}, {}),
     "shape": ({"softmax/bias": np.zeros(11, np.float32)}, {}),
-    "promise": ({}, {"privacy_multipliers": [0.0]}),
+    "promise": ({}, {"privacy_events": gaussians(0.0)}),
 }
 
 

@@ -15,6 +15,7 @@ from asking import (
     answer,
     context_of,
     entries_of,
+    gaussians,
     message_of,
     own_node,
     request_of_kind,
@@ -52,7 +53,7 @@ class TestOwnData:
     @pytest.mark.parametrize("name", [*MECHANISMS, "global-dp"])
     def test_trained_then_score(self, tmp_path, name):
         node, settings = own_node(tmp_path), MECHANISMS.get(name, GLOBAL) | HELD_OUT
-        promise = {"privacy_multipliers": [2.0]} if name == "global-dp" else {}
+        promise = {"privacy_events": gaussians(2.0)} if name == "global-dp" else {}
         assert not answer(settings, node, message_of(**promise)).has_error()
         assert score(node, settings) == TRAINED
         assert not [entry for entry in entries_of(node, "client") if entry.mechanism == "scores"]

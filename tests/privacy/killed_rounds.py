@@ -19,7 +19,6 @@ from support import all_nodes, content, flat, grid_of, one_round, random_models
 
 import cloister.privacy.accounting.accountants  # noqa: F401  once, before the children are forked
 from cloister.aggregation import GlobalDP, MetricDP
-from cloister.aggregation import global_dp as decorators
 from cloister.client.mods.budget import keep_budget
 from cloister.client.request import Reply, TrainRequest
 from cloister.config.run import parse
@@ -28,6 +27,7 @@ from cloister.core.identity import LOCAL_RUN
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.mechanisms import gaussian
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
 from cloister.strategies.robust import FedMedian
 
@@ -110,8 +110,8 @@ def instrument(point: Points, noised: Path) -> None:
         return made
 
     Ledger._append, Ledger.open, Ledger.done, os.fsync = appended, opened, finished, synced
-    decorators.noisy_mean = watched(decorators.noisy_mean)
-    decorators.noisy_trimmed_mean = watched(decorators.noisy_trimmed_mean)
+    gaussian.noisy_mean = watched(gaussian.noisy_mean)
+    gaussian.noisy_trimmed_mean = watched(gaussian.noisy_trimmed_mean)
     MetricDP._noised_distance = watched(MetricDP._noised_distance)
 
 

@@ -17,12 +17,12 @@ from flwr.serverapp import strategy as flower
 from scipy import stats
 
 from cloister.aggregation import GlobalDP, MetricDP
-from cloister.aggregation import global_dp as decorators
 from cloister.audits.epsilon import Trials, maximum_rate, minimum_rate, try_to_tell
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.mechanisms import gaussian
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.strategies import STRATEGIES
@@ -193,9 +193,11 @@ class TestSoundModes:
         make = adapting(inner=lambda: everybody(FedMedian), placement="rule")
 
         def score(strategy, update):
-            share = 0.5 - math.log(strategy.clip.bound / CLIP) / strategy.clip.rate
+            share = 0.5 - math.log(strategy.mechanism.clip.bound / CLIP) / strategy.mechanism.clip.rate
             bits = len(near) * (share - 0.5) - (len(near) - 1) / 2
-            return ratio(update[0] / CLIP, strategy.noise_multiplier) + ratio(2 * bits, strategy.clip.bits_multiplier)
+            return ratio(update[0] / CLIP, strategy.mechanism.noise_multiplier) + ratio(
+                2 * bits, strategy.mechanism.clip.bits_multiplier
+            )
 
         assert keeps(make, least=0.2, models=near, counts=[1.0] * 5, score=score)
 
@@ -228,10 +230,10 @@ def adapting(kind=AdaptiveClip, z=Z, bits_z=1.0, **options):
 
 def next_bound_too(strategy, update):
     """Log-likelihood ratio of the model and of the share of norms that the next bound gives away."""
-    share = 0.5 - math.log(strategy.clip.bound / CLIP) / strategy.clip.rate
+    share = 0.5 - math.log(strategy.mechanism.clip.bound / CLIP) / strategy.mechanism.clip.rate
     bits = len(MODELS) * (share - 0.5) - (len(MODELS) - 1) / 2
-    return ratio(len(MODELS) * update[0] / CLIP, strategy.noise_multiplier) + ratio(
-        2 * bits, strategy.clip.bits_multiplier
+    return ratio(len(MODELS) * update[0] / CLIP, strategy.mechanism.noise_multiplier) + ratio(
+        2 * bits, strategy.mechanism.clip.bits_multiplier
     )
 
 
@@ -260,7 +262,7 @@ def metric(direction, z=Z, distance_z=1.0, release="private"):
 def distance_too(strategy, update):
     """Log-likelihood ratio of the released distance and of the model, noised as the distance decided."""
     measured = strategy.measured
-    distance = ratio(measured.released_distance / (2 * CLIP), strategy.distance_multiplier)
+    distance = ratio(measured.released_distance / (2 * CLIP), strategy.mechanism.scale.distance_multiplier)
     return distance + ratio(len(OPPOSED) * update[0] / CLIP + 2, measured.noise_multiplier)
 
 
@@ -308,34 +310,32 @@ class TestBrokenOnes:
         assert caught(global_dp(z=0), self.claim)
 
     def test_no_clip(self, monkeypatch):
-        monkeypatch.setattr(decorators, "clip", lambda cohort, bound: replace(cohort, l2_bound=bound))
+        monkeypatch.setattr(gaussian, "clip", lambda cohort, bound: replace(cohort, l2_bound=bound))
         assert caught(broken(), self.claim)
 
     def test_a_clip_array_by_array(self, monkeypatch):
         """Four arrays of norm C are 2C together."""
-        right = decorators.clip
-        monkeypatch.setattr(decorators, "clip", lambda cohort, bound: replace(right(cohort, 2 * bound), l2_bound=bound))
+        right = gaussian.clip
+        monkeypatch.setattr(gaussian, "clip", lambda cohort, bound: replace(right(cohort, 2 * bound), l2_bound=bound))
         assert attack(broken()).shift(CONFIDENCE) > 1 / Z_BROKEN
 
     def test_weights_that_nobody_bounds(self, monkeypatch):
         monkeypatch.setattr(
-            decorators,
+            gaussian,
             "capped_weights",
             lambda cohort, examples, cap: replace(cohort, factors=cohort.factors * np.array(examples) / cap),
         )
         assert caught(broken(examples_cap=10), self.claim, counts=[1e9, 1.0, 30.0])
 
     def test_noise_divided_by_the_cohort_twice(self, monkeypatch):
-        right = decorators.noisy_mean
-        monkeypatch.setattr(
-            decorators, "noisy_mean", lambda cohort, z, size, noise: right(cohort, z / size, size, noise)
-        )
+        right = gaussian.noisy_mean
+        monkeypatch.setattr(gaussian, "noisy_mean", lambda cohort, z, size, noise: right(cohort, z / size, size, noise))
         assert caught(broken(), self.claim)
 
     def test_a_median_noised_as_if_it_were_a_mean(self, monkeypatch):
-        right = decorators.noisy_trimmed_mean
+        right = gaussian.noisy_trimmed_mean
         as_mean = lambda cohort, z, asked, trimmed, noise: right(cohort, z / asked, asked, trimmed, noise)  # noqa: E731
-        monkeypatch.setattr(decorators, "noisy_trimmed_mean", as_mean)
+        monkeypatch.setattr(gaussian, "noisy_trimmed_mean", as_mean)
         make = broken(inner=lambda: everybody(FedMedian), placement="rule")
         assert caught(make, self.claim, models=[*[MODELS[0]] * 3, SENT, SENT], counts=[1.0] * 5)
 
@@ -369,7 +369,9 @@ class TestBrokenOnes:
                 super().follow(cohort, size, noise)
 
         claim = claimed(adapting(z=Z_BROKEN, bits_z=1.5))
-        assert caught(adapting(Bare, z=Z_BROKEN), claim, models=NEAR, score=lambda strategy, _: -strategy.clip.bound)
+        assert caught(
+            adapting(Bare, z=Z_BROKEN), claim, models=NEAR, score=lambda strategy, _: -strategy.mechanism.clip.bound
+        )
 
     def test_a_distance_that_is_not_noised(self):
         """Exact, and called private: the noise itself tells who is there."""

@@ -49,8 +49,8 @@ def private(inner=None, **options):
 
 def test_the_noise_on_the_distance():
     strategy = private(distance_multiplier=1.5)
-    layout = Layout.of(zeros())
-    sample = np.array([strategy._noised_distance(0.4, layout) for _ in range(100_000)]) - 0.4
+    scale, bounded = strategy.mechanism.scale, clip(cohort_of([zeros()]), 1.0)
+    sample = np.array([scale.noised(0.4, bounded, strategy.noise) for _ in range(100_000)]) - 0.4
     std = 1.5 * 2 / np.sqrt(2)
     assert std_is(sample, std) and is_normal(sample, std)
     assert not std_is(sample, std * 2 / 3) and not std_is(sample, std * 3 / 2)
@@ -59,10 +59,10 @@ def test_the_noise_on_the_distance():
 @pytest.mark.parametrize("direction", ["divide", "multiply"])
 def test_no_round_has_less_noise_than_the_worst_one_accounted_for(direction):
     strategy = private(direction=direction, min_distance=0.2)
-    worst = strategy.worst_events(Layout.of(zeros()))[1] if strategy.is_accounted else None
+    worst = strategy.events(Layout.of(zeros()))[1] if strategy.is_accounted else None
     assert worst is None  # seeded noise is not accounted for: ask an unseeded twin
     twin = private(direction=direction, min_distance=0.2, noise=GaussianNoise())
-    _, least = twin.worst_events(Layout.of(zeros()))
+    _, least = twin.events(Layout.of(zeros()))
     models = random_models(3, 0.3)
     grid = grid_of(lambda node, _: content(models[node - 1]), 3)
     realised = []

@@ -20,6 +20,7 @@ from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, clip
 from cloister.privacy.mechanisms.distance import DISTANCES, largest_distance
+from cloister.privacy.mechanisms.mechanism import Contributions
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.strategies.averaging import FedAvg
 from cloister.strategies.sampling import Sampling
@@ -149,10 +150,14 @@ LIMIT = 2 * CLIP / math.sqrt(2)
 
 def draws(strategy, count, models=OPPOSED):
     """The multiplier and the released distance of many rounds of the same replies; and the distance itself."""
-    raw = cohort_of(models)
-    cohort = clip(raw, strategy.clip.bound)
-    rounds = [strategy.multiplier(1, raw, cohort) for _ in range(count)]
-    return np.array([round[0] for round in rounds]), np.array([round[2] for round in rounds]), rounds[0][1]
+    mechanism, raw = strategy.mechanism, cohort_of(models)
+    given, bounded = (
+        Contributions(raw, (), len(models), len(models), strategy.noise, 1),
+        clip(raw, mechanism.clip.bound),
+    )
+    scalings = [mechanism.scale.of(given, bounded) for _ in range(count)]
+    multipliers = mechanism.noise_multiplier * np.array([scaling.factor for scaling in scalings])
+    return multipliers, np.array([scaling.released for scaling in scalings]), scalings[0].diagnostics.distance
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -192,7 +197,7 @@ def test_the_distance_is_held_between_its_limits_and_what_geometry_allows(direct
 @pytest.mark.parametrize("limits", [{}, {"min_distance": 0.2, "max_distance": 0.4}])
 def test_no_round_costs_more_than_the_worst(direction, models, limits):
     strategy = private(GaussianNoise(), direction=direction, z=0.5, **limits)
-    distance, total = strategy.worst_events(LAYOUT)
+    distance, total = strategy.events(LAYOUT)
     assert distance == Gaussian(0.7)
     multipliers, _, _ = draws(strategy, 2000, models)
     assert multipliers.min() >= total.noise_multiplier * (1 - 1e-12)
@@ -203,13 +208,13 @@ def test_no_round_costs_more_than_the_worst(direction, models, limits):
 def test_the_worst_is_met():
     """A bound that no round comes near would pass the test above."""
     strategy = private(GaussianNoise(), z=0.5)
-    assert draws(strategy, 2000)[0].min() == pytest.approx(strategy.worst_events(LAYOUT)[1].noise_multiplier)
+    assert draws(strategy, 2000)[0].min() == pytest.approx(strategy.events(LAYOUT)[1].noise_multiplier)
 
 
 def test_a_draw_amplifies_neither_release():
     """The distance decides over the noise of the same cohort."""
     strategy = private(GaussianNoise(), inner=FedAvg(train=Sampling(0.1, kind="poisson")))
-    assert [event.sampling.kind for event in strategy.worst_events(LAYOUT)] == ["none", "none"]
+    assert [event.sampling.kind for event in strategy.events(LAYOUT)] == ["none", "none"]
 
 
 def test_before_the_clip_nothing_can_be_released_privately():
@@ -218,8 +223,9 @@ def test_before_the_clip_nothing_can_be_released_privately():
 
 
 def test_a_distance_without_a_bound_cannot_be_released_privately(monkeypatch):
-    strategy = private()
-    strategy.distance = dataclasses.replace(strategy.distance, largest=lambda bound, arrays: math.inf)
+    unbounded = dataclasses.replace(DISTANCES.load("l2"), largest=lambda bound, arrays: math.inf)
+    monkeypatch.setattr("cloister.privacy.mechanisms.distance.L2", unbounded)
+    strategy = private(distance="l2")
     with pytest.raises(PrivacyError, match="no bound after clipping"):
         draws(strategy, 1)
 
@@ -242,7 +248,7 @@ def test_a_round_is_two_releases_in_the_ledger(tmp_path):
     rounds(strategy, OPPOSED, zeros(), 3)
     events = [entry.event for entry in strategy.budget.ledger.entries]
     assert events == [Gaussian(0.7), Gaussian(1 / LIMIT)] * 3
-    held = min(max(strategy.measured.released_distance, strategy.min_distance), LIMIT)
+    held = min(max(strategy.measured.released_distance, strategy.mechanism.scale.min_distance), LIMIT)
     assert strategy.measured.noise_multiplier == pytest.approx(1 / held)
     assert strategy.measured.noise_multiplier >= events[1].noise_multiplier * (1 - 1e-12)
 
@@ -252,9 +258,10 @@ def test_a_clip_that_adapts_needs_a_ceiling_that_does_not():
     with pytest.raises(ConfigError, match=r"needs privacy\.max-distance"):
         private(clipping_norm=AdaptiveClip(CLIP))
     strategy = private(GaussianNoise(), clipping_norm=AdaptiveClip(0.01), max_distance=0.4)
-    before = strategy.worst_events(LAYOUT)
-    strategy.clip.bound = 100.0
-    assert strategy.worst_events(LAYOUT) == before
+    before = strategy.events(LAYOUT)
+    grown = dataclasses.replace(strategy.mechanism.clip, bound=100.0)
+    strategy.mechanism = dataclasses.replace(strategy.mechanism, clip=grown)
+    assert strategy.events(LAYOUT) == before
     assert draws(strategy, 500)[0].min() >= 1 / 0.4 * (1 - 1e-12)
 
 

@@ -10,13 +10,13 @@ from support import all_nodes, content, flat, grid_of, one_round, random_models,
 from test_clipping import cohort_of, true_norms
 
 from cloister.aggregation import GlobalDP, MetricDP
-from cloister.aggregation import global_dp as decorators
 from cloister.audits.sensitivity import leave_one_out
 from cloister.client.mods.filter import only_what_is_agreed
 from cloister.client.request import Reply, TrainRequest
 from cloister.config.run import parse
 from cloister.core.arrays import to_record
 from cloister.core.errors import ConfigError
+from cloister.privacy.mechanisms import gaussian
 from cloister.privacy.mechanisms.clipping import capped_weights, clip
 from cloister.server.build import build
 
@@ -76,7 +76,7 @@ def test_the_calibration_is_reached():
 def test_weights_that_nobody_caps_are_found_out(monkeypatch):
     """The control: n/cap as it is."""
     monkeypatch.setattr(
-        decorators,
+        gaussian,
         "capped_weights",
         lambda cohort, examples, cap: replace(cohort, factors=cohort.factors * np.array(examples) / cap),
     )

@@ -16,9 +16,10 @@ from cloister.core.wire import CONFIG, PROMISE
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.privacy.accounting.account import Account, best_epsilon
-from cloister.privacy.accounting.events import Gaussian, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Pure, Repeated, Sampling, Unaccounted
 from cloister.privacy.accounting.filters import filter_for
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.accounting.promises import from_wire, to_wire
 from cloister.privacy.claims.claim import ALL_PLANNED, IF_FIXED, render
 from cloister.server.build import data_identity
 from cloister.server.reports.console import Narrator
@@ -440,7 +441,7 @@ def test_a_node_knows_its_data_however_the_path_is_written(tmp_path, monkeypatch
     assert identity_of({"data-path": "data.npz", "data-identity": "ward-7"}, "mnist") == "ward-7"
 
 
-@pytest.mark.parametrize("promise", [[], [0.5, -1.0], [float("nan")], "much", 3.0])
+@pytest.mark.parametrize("promise", [[], [0.5, -1.0], ["nan"], "much", 3.0])
 def test_a_node_takes_no_part_where_the_promise_cannot_be_read(tmp_path, promise):
     def lied_to(message, context):
         if context.node_id == 2:
@@ -451,7 +452,7 @@ def test_a_node_takes_no_part_where_the_promise_cannot_be_read(tmp_path, promise
     config = parse(SOUND | {"output-dir": str(tmp_path), "num-rounds": 1})
     grid = LocalGrid(lied_to, config.flat(), [dict(node) for node in nodes(tmp_path)])
     (rejection,) = run(grid, config, silent()).rounds[1].measured.rejected
-    assert rejection.node_id == 2 and "PrivacyError: 'privacy-multipliers' in the server's message" in rejection.detail
+    assert rejection.node_id == 2 and "PrivacyError: 'privacy-events' in the server's message" in rejection.detail
     assert not (tmp_path / "node-1").exists() and len(node_entries(tmp_path, 0)) == 1
 
 
@@ -462,7 +463,29 @@ def test_a_nodes_budget_must_be_a_number(tmp_path, key):
     assert f"{key} = 'little' in the node configuration must be a number" in rejection.detail
 
 
-@pytest.mark.parametrize("promise", [[], [0.0], [-1.0], [1], "much", [float("nan")], [float("inf")]])
+GAUSSIAN = '{"kind": "gaussian", "noise_multiplier": 2.0}'
+ODD = [[], [1.0], "much", 3.0, [GAUSSIAN] * 17, ["{" * 999], ["[" * 999], ["1" * 1001], ["null"], [b"{}"]]
+ODD_EVENTS = (
+    {"kind": "gaussian", "noise_multiplier": 0.0},
+    {"kind": "gaussian", "noise_multiplier": -1.0},
+    {"kind": "gaussian", "noise_multiplier": float("nan")},
+    {"kind": "gaussian", "noise_multiplier": True},
+    {"kind": "gaussian", "noise_multiplier": 2.0, "sampling": {"kind": "poisson", "probability": 0.1}},
+    {"kind": "repeated", "count": 2, "event": {"kind": "gaussian", "noise_multiplier": 0.0}},
+    {"kind": "pure", "epsilon": float("inf")},
+    {"kind": "laplace", "epsilon": 1.0, "radius": 1.0},
+    {"kind": "unaccounted", "reason": "none"},
+    {"kind": "gaussian"},
+)
+
+
+@pytest.mark.parametrize("promise", [*ODD, *([json.dumps(event)] for event in ODD_EVENTS)])
 def test_a_promise_that_cannot_be_read_is_refused(promise):
-    with pytest.raises(PrivacyError, match=r"privacy-multipliers|a noise multiplier must be"):
-        promised({"privacy-multipliers": promise})
+    with pytest.raises(PrivacyError, match="'privacy-events' in the server's message"):
+        promised({"privacy-events": promise})
+
+
+def test_a_promise_arrives_as_it_was_made_without_the_draw():
+    drawn = Gaussian(2.0, Sampling("poisson", probability=0.1))
+    made = (Pure(0.5), drawn, Repeated(drawn, 3))
+    assert from_wire(to_wire(made)) == (Pure(0.5), Gaussian(2.0), Repeated(Gaussian(2.0), 3))

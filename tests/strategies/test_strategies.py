@@ -20,6 +20,7 @@ from cloister.aggregation.decorator import TRAIN_LOSS, virtual_reply
 from cloister.aggregation.screening import EXAMPLES
 from cloister.config.run import parse
 from cloister.core.arrays import Layout, from_record, to_record
+from cloister.core.capabilities import capabilities_of
 from cloister.core.errors import ConfigError, FederationError, TooFewNodes
 from cloister.server.build import named_strategy
 from cloister.strategies import STRATEGIES, sampling
@@ -294,12 +295,12 @@ def test_a_mu_out_of_range_is_refused(mu):
 
 
 def test_only_plain_means_say_that_they_are():
-    uniform = {name for name in NAMES if getattr(STRATEGIES.load(name), "is_uniform_mean", False)}
+    uniform = {name for name in NAMES if capabilities_of(STRATEGIES.load(name)()).is_uniform_mean}
     assert uniform == {"fedavg", "fedprox"}
 
 
 def test_only_robust_rules_say_that_they_need_every_reply():
-    needy = {name for name in NAMES if getattr(STRATEGIES.load(name), "needs_every_reply", False)}
+    needy = {name for name in NAMES if capabilities_of(STRATEGIES.load(name)()).needs_every_reply}
     assert needy == {"fedmedian", "fedtrimmedavg", "krum"}
 
 

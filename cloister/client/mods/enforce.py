@@ -14,10 +14,12 @@ from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import public_size_of
 from cloister.config.run import RunConfig
 from cloister.core.errors import PolicyError
-from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.accounting.promises import multiplier_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 
 Handler = Callable[[Request, Context], Reply]
+ROUNDING = 1e-9
+"""By which a promise may fall short of what is demanded: squares and their roots round."""
 
 
 def enforce_policy(request: Request, context: Context, call_next: Handler) -> Reply:
@@ -135,10 +137,10 @@ def _why_off(name: Mechanism, policy: Policy, request: TrainRequest) -> str:
 
 
 def _server_noise(policy: Policy, request: TrainRequest) -> str:
-    floor, promise = policy.min_server_noise_multiplier, promised_multiplier(request)
+    floor, promise = policy.min_server_noise_multiplier, multiplier_of(request.promise)
     if request.config.privacy.noise_multiplier == 0:
         return "privacy.noise-multiplier = 0 is no noise"
-    if promise < floor:
+    if promise < floor * (1 - ROUNDING):
         return f"the server promises a noise multiplier of {promise:.4g}, demanded: at least {floor:g}"
     return ""
 
@@ -168,12 +170,6 @@ def _laplace_noise(policy: Policy, config: RunConfig) -> str:
     if not policy.min_radius:
         return f"privacy.radius = {radius:g}, demanded: 0, as this node has no min-radius"
     return next(_outside("privacy.radius", radius, policy.min_radius, policy.max_radius), "")
-
-
-def promised_multiplier(request: TrainRequest) -> float:
-    """The multiplier z that all promised releases amount to, 1/z² = Σ 1/zᵢ²; 0 if nothing is promised."""
-    multipliers = [event.noise_multiplier for event in request.promise if isinstance(event, Gaussian)]
-    return 1 / math.sqrt(sum(z**-2 for z in multipliers)) if multipliers else 0.0
 
 
 def _about_leakage(policy: Policy, config: RunConfig) -> Iterator[str]:

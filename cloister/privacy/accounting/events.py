@@ -71,7 +71,8 @@ class Gaussian:
             raise PrivacyError("a noise multiplier must be a number")
         if self.noise_multiplier and not MIN_MULTIPLIER <= self.noise_multiplier <= 1 / MIN_MULTIPLIER:
             raise PrivacyError(
-                f"a noise multiplier must be 0 or between {MIN_MULTIPLIER:g} and {1 / MIN_MULTIPLIER:g}, got {self.noise_multiplier}"
+                f"a noise multiplier must be 0 or between {MIN_MULTIPLIER:g} and {1 / MIN_MULTIPLIER:g}, "
+                f"got {self.noise_multiplier}"
             )
 
 

@@ -1,7 +1,7 @@
 """Bounding what one client can contribute, with a fixed bound or one that follows a quantile of the norms."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -59,30 +59,37 @@ def capped_weights(cohort: Cohort, examples: tuple[float, ...], cap: float) -> C
     return replace(cohort, factors=cohort.factors * weights)
 
 
+@dataclass(frozen=True)
 class FixedClip:
     """The same bound in every round.
 
     Attributes:
-        bound: C > 0, in force.
-        initial: C of the first round.
+        bound: C > 0, in units of the weights.
     """
 
-    def __init__(self, bound: float) -> None:
-        check.positive(clipping_norm=bound)
-        self.bound = self.initial = bound
+    bound: float
+
+    def __post_init__(self) -> None:
+        check.positive(clipping_norm=self.bound)
 
     def parameters(self) -> dict[str, float | str | bool]:
         """What it was made with, by configuration key."""
-        return {"privacy.clipping": "fixed", "privacy.clipping-norm": self.initial}
+        return {"privacy.clipping": "fixed", "privacy.clipping-norm": self.bound}
 
     def joint_multiplier(self, noise_multiplier: float) -> float:
         """z of everything a round releases: the noised sum alone."""
         return noise_multiplier
 
-    def follow(self, cohort: Cohort, size: float, noise: GaussianNoise) -> None:
-        """Nothing to learn."""
+    def followed(self, cohort: Cohort, size: float, noise: GaussianNoise) -> "FixedClip":
+        """The clip of the next round: this one.
+
+        Args:
+            cohort, size, noise: as in `AdaptiveClip.followed`.
+        """
+        return self
 
 
+@dataclass(frozen=True)
 class AdaptiveClip(FixedClip):
     """A bound that follows a quantile γ of the norms of the updates.
 
@@ -91,11 +98,12 @@ class AdaptiveClip(FixedClip):
     and 0 for a client that does not reply: so C rests at the quantile of those who replied, however many did not, and
     one client's joining or leaving moves the sum by at most max(γ, 1 - γ), which is ½ for the median.
 
-    Args:
-        bound: C of the first round.
+    Attributes:
+        bound: C in force.
         quantile: γ, between 0 and 1.
         rate: η > 0.
         bits_multiplier: z_b > 0; the noise on the sum has standard deviation z_b·max(γ, 1 - γ).
+        initial: C of the first round; 0 in the first round itself.
 
     Guarantee: both sums of a round, of updates and of this, are one Gaussian release with multiplier
         (z⁻² + z_b⁻²)^(-½).
@@ -103,22 +111,22 @@ class AdaptiveClip(FixedClip):
     Source: Andrew et al. (2021), arXiv:1905.03871, Algorithm 1 and Theorem 1, whose bits are centred at ½ for every γ.
     """
 
-    def __init__(
-        self, bound: float, *, quantile: float = 0.5, rate: float = 0.2, bits_multiplier: float = 10.0
-    ) -> None:
-        super().__init__(bound)
-        check.positive(clipping_rate=rate, bits_noise_multiplier=bits_multiplier)
-        if not 0 < quantile < 1:
-            raise ConfigError(f"clipping_quantile must be above 0 and below 1, got {quantile}")
-        self.quantile = quantile
-        self.rate = rate
-        self.bits_multiplier = bits_multiplier
+    quantile: float = 0.5
+    rate: float = 0.2
+    bits_multiplier: float = 10.0
+    initial: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.positive(clipping_rate=self.rate, bits_noise_multiplier=self.bits_multiplier)
+        if not 0 < self.quantile < 1:
+            raise ConfigError(f"clipping_quantile must be above 0 and below 1, got {self.quantile}")
 
     def parameters(self) -> dict[str, float | str | bool]:
         """What it was made with, by configuration key."""
         return {
             "privacy.clipping": "adaptive",
-            "privacy.clipping-norm": self.initial,
+            "privacy.clipping-norm": self.initial or self.bound,
             "privacy.clipping-quantile": self.quantile,
             "privacy.clipping-rate": self.rate,
             "privacy.bits-noise-multiplier": self.bits_multiplier,
@@ -130,8 +138,8 @@ class AdaptiveClip(FixedClip):
             return 0.0
         return 1 / math.sqrt(noise_multiplier**-2 + self.bits_multiplier**-2)
 
-    def follow(self, cohort: Cohort, size: float, noise: GaussianNoise) -> None:
-        """Release the share of norms within the bound, and move the bound towards its quantile.
+    def followed(self, cohort: Cohort, size: float, noise: GaussianNoise) -> "AdaptiveClip":
+        """Release the share of norms within the bound, and return the clip moved towards its quantile.
 
         Args:
             cohort: of this round, its norms as they arrived.
@@ -142,4 +150,5 @@ class AdaptiveClip(FixedClip):
         excess = np.array([within - self.quantile * len(cohort)])
         (noisy,) = noised((excess,), self.bits_multiplier * max(self.quantile, 1 - self.quantile), noise)
         step = min(1 - self.quantile, max(-self.quantile, float(noisy[0]) / size))
-        self.bound = max(MIN_BOUND, self.bound * math.exp(-self.rate * step))
+        moved = max(MIN_BOUND, self.bound * math.exp(-self.rate * step))
+        return replace(self, bound=moved, initial=self.initial or self.bound)

@@ -1,0 +1,72 @@
+"""A strategy inside one of the built-in mechanisms, in one call."""
+
+from typing import Unpack
+
+from flwr.serverapp.strategy import Strategy
+
+from cloister.aggregation.private_strategy import PrivateStrategy
+from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.mechanisms.clipping import FixedClip
+from cloister.privacy.mechanisms.named import DistanceOptions, Placement, global_dp, metric
+from cloister.privacy.mechanisms.noise import GaussianNoise
+
+
+def GlobalDP(
+    inner: Strategy,
+    *,
+    noise_multiplier: float,
+    clipping_norm: float | FixedClip,
+    placement: Placement = "update",
+    noise: GaussianNoise | None = None,
+    examples_cap: float = 0.0,
+    budget: PrivacyBudget | None = None,
+) -> PrivateStrategy:
+    """Put central differential privacy with Gaussian noise around any Flower strategy.
+
+    Args:
+        inner: the wrapped strategy.
+        noise_multiplier, clipping_norm, placement, examples_cap: as in `cloister.privacy.mechanisms.named.global_dp`.
+        noise: where the noise comes from; by default the operating system's entropy.
+        budget: record every release in a ledger, and stop at its limit.
+
+    Raises:
+        ConfigError: a parameter is out of range, or `inner` needs every reply and the placement is `update`.
+
+    Guarantee: that of `GaussianMean`, `GaussianTrimmedMean` or, for `model`, none.
+    """
+    mechanism = global_dp(
+        noise_multiplier=noise_multiplier, clipping_norm=clipping_norm, placement=placement, examples_cap=examples_cap
+    )
+    return PrivateStrategy(inner, mechanism, budget=budget, noise=noise)
+
+
+def MetricDP(
+    inner: Strategy,
+    *,
+    noise_multiplier: float,
+    clipping_norm: float | FixedClip,
+    placement: Placement = "update",
+    noise: GaussianNoise | None = None,
+    examples_cap: float = 0.0,
+    budget: PrivacyBudget | None = None,
+    **distance: Unpack[DistanceOptions],
+) -> PrivateStrategy:
+    """Put noise that is scaled by how far the clients' models lie apart around any Flower strategy.
+
+    Args:
+        inner, noise_multiplier, clipping_norm, placement, noise, examples_cap, budget: as in `GlobalDP`.
+        distance: options of `cloister.privacy.mechanisms.noise_scale.DistanceScaled`.
+
+    Raises:
+        ConfigError: a parameter is out of range, or the distance has no bound to calibrate noise for.
+
+    Guarantee: that of `DistanceScaled`; none for a distance that is used as it is.
+    """
+    mechanism = metric(
+        noise_multiplier=noise_multiplier,
+        clipping_norm=clipping_norm,
+        placement=placement,
+        examples_cap=examples_cap,
+        **distance,
+    )
+    return PrivateStrategy(inner, mechanism, budget=budget, noise=noise)

@@ -1,0 +1,246 @@
+"""Privacy around a Flower strategy.
+
+    replies → screen → bound → [distance] → sum → noise → mean → one virtual reply → the wrapped strategy
+                                   ↓                ↓                                (post-processing)
+                                ledger           ledger
+
+Everything between the screen and the virtual reply is the mechanism's. What it costs is on disk before it is made. The
+wrapped strategy sees one model, the release, and whatever it does with it (momentum, Adam, anything that keeps state)
+costs no privacy.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from typing import Self
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from cloister.aggregation.decorator import Aggregated, Decorator, Measurements, virtual_reply
+from cloister.aggregation.screening import Screening
+from cloister.core.arrays import Layout, from_record, to_record
+from cloister.core.capabilities import capabilities_of
+from cloister.core.errors import BudgetExhausted, ConfigError
+from cloister.core.wire import PROMISE
+from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.accounting.events import UNSAMPLED, Event, Sampling, Unaccounted
+from cloister.privacy.accounting.promises import to_wire
+from cloister.privacy.claims.claim import Claim
+from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions, Mechanism, Released
+from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.privacy.mechanisms.release import noised
+
+SPENT = 0.99
+"""Share of a budget above which nothing is calibrated to the rest."""
+
+
+class PrivateStrategy(Decorator):
+    """A Flower strategy whose replies pass through a mechanism.
+
+    Args:
+        inner: the wrapped strategy.
+        mechanism: what bounds the replies and makes the release.
+        budget: record every release in a ledger, and stop at its limit; None: nothing is recorded.
+        noise: where the noise comes from; None: the operating system's entropy.
+
+    Attributes:
+        mechanism: of the next round. A clip that adapts makes another one of it in each round.
+
+    Guarantee: that of the mechanism in each round where `caveats` is empty, whatever `inner` is and whoever drops out.
+
+    Raises:
+        ConfigError: the mechanism does not go with `inner`, or with the way it draws nodes.
+    """
+
+    def __init__(
+        self,
+        inner: Strategy,
+        mechanism: Mechanism,
+        *,
+        budget: PrivacyBudget | None = None,
+        noise: GaussianNoise | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self.mechanism = mechanism.suited_to(capabilities_of(inner), type(inner).__name__)
+        self.budget = budget
+        self.noise = GaussianNoise() if noise is None else noise
+        if self.mechanism.needs_public_cohort and self._draw is not None and self._draw.kind == "poisson":
+            raise ConfigError(
+                f"privacy.server = {self.mechanism.name!r} as it is set needs a cohort of public size, and "
+                "strategy.sampling = 'poisson' draws a secret one; use 'fixed'"
+            )
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As the wrapped strategy, with what the round promises, unless it would pass the budget: then nothing is sent.
+
+        Args:
+            server_round, arrays, config, grid: as in Flower's `Strategy`.
+
+        Raises:
+            BudgetExhausted: it would.
+        """
+        layout = Layout.of(from_record(arrays))
+        if self.is_accounted:
+            config[PROMISE] = to_wire(self.events(layout))
+        messages = super().configure_train(server_round, arrays, config, grid)
+        if self.budget is not None:
+            self.budget.require(self.events(layout))
+        return messages
+
+    def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
+        """Record what the round costs, let the mechanism release, and the wrapped strategy aggregate that.
+
+        Args:
+            server_round: counted from 1.
+            screening: of the replies.
+        """
+        cohort = screening.cohort
+        if self.mechanism.skips_empty_rounds and not len(cohort):
+            self.measured = Measurements(len(self._asked), 0, screening.rejected)
+            return None, None
+        given = Contributions(cohort, screening.examples, len(self._asked), self._expected, self.noise, server_round)
+        with self._recorded(cohort.layout, server_round):
+            released = self.mechanism.release(given)
+            arrays, metrics = self._aggregated(server_round, cohort.layout, released)
+        self.measured = self._measurements(screening, released)
+        self.mechanism = released.following or self.mechanism
+        return arrays, metrics
+
+    def _aggregated(self, server_round: int, layout: Layout, released: Released) -> Aggregated:
+        """What the wrapped strategy makes of the release, noised where the mechanism leaves that to the end."""
+        replies = [virtual_reply(layout, model) for model in released.models]
+        arrays, metrics = self.inner.aggregate_train(server_round, replies) if replies else (None, None)
+        if arrays is None or not self.mechanism.noises_output:
+            return arrays, metrics
+        named = from_record(arrays)
+        own = Layout.of(named)
+        return to_record(own.named(noised(own.rows(named), released.noise_std, self.noise))), metrics
+
+    def _measurements(self, screening: Screening, released: Released) -> Measurements:
+        # What comes from un-noised updates would be one more release wherever something is claimed.
+        seen = NOTHING_SEEN if self.is_accounted else released.diagnostics
+        return Measurements(
+            asked=len(self._asked),
+            accepted=len(screening.cohort),
+            rejected=screening.rejected,
+            noise_std=released.noise_std,
+            noise_multiplier=released.noise_multiplier,
+            sensitivity=released.sensitivity,
+            clipping_norm=released.clipping_norm,
+            clipped_fraction=seen.clipped_fraction,
+            clip_calibration=seen.clip_calibration,
+            distance=seen.distance,
+            released_distance=released.released_distance,
+            epsilon=self.spent(),
+        )
+
+    # --- what is recorded and claimed ---
+
+    @contextmanager
+    def _recorded(self, layout: Layout, server_round: int) -> Iterator[None]:
+        """The block, with all releases of the round recorded and charged before it where there is a budget.
+
+        Recorded is the least noise that this round could have had: what it has may depend on earlier releases.
+        """
+        with ExitStack() as releases:
+            for event in self.events(layout) if self.budget is not None else ():
+                assert self.budget is not None
+                releases.enter_context(
+                    self.budget.release(event, server_round, self.mechanism.name, self.mechanism.clipping_norm)
+                )
+            yield
+
+    def events(self, layout: Layout) -> tuple[Event, ...]:
+        """The releases of a round at worst; without a guarantee, as many for which nothing is claimed.
+
+        Args:
+            layout: of the model.
+        """
+        events = self.mechanism.events(layout, self.sampling)
+        caveats = "; ".join(self.caveats())
+        return tuple(Unaccounted(caveats) for _ in events) if caveats else events
+
+    @property
+    def sampling(self) -> Sampling:
+        """What the draw of a round lets an accountant claim: nothing unless it was random, secret, and counted."""
+        draw = self._draw
+        if draw is None or not draw.secret or not self.mechanism.amplified:
+            return UNSAMPLED
+        if draw.kind == "poisson":
+            return Sampling("poisson", probability=draw.fraction)
+        if draw.population:
+            return Sampling("without-replacement", cohort=int(draw.expected), population=draw.population)
+        return UNSAMPLED
+
+    @property
+    def has_secret_cohorts(self) -> bool:
+        """Whether amplification rests on the draw."""
+        return self.sampling.kind != "none"
+
+    def caveats(self) -> tuple[str, ...]:
+        """Why the claim is not sound; empty if it is."""
+        seeded = ("the noise is seeded: whoever knows privacy.noise-seed can remove it",) if self.noise.seeded else ()
+        return (*seeded, *self.mechanism.caveats())
+
+    @property
+    def is_accounted(self) -> bool:
+        """Whether the releases have a guarantee that can be composed."""
+        return not self.caveats()
+
+    def calibrated(self, layout: Layout, rounds: int) -> Self:
+        """This strategy, with the least noise with which so many more rounds stay within the budget.
+
+        A mechanism that was given its noise is left as it is.
+
+        Args:
+            layout: of the model.
+            rounds: that are to come.
+
+        Raises:
+            ConfigError: there is no budget to calibrate to, or no noise will do.
+            BudgetExhausted: earlier runs have spent it.
+        """
+        budget = self.budget
+        if self.mechanism.is_calibrated:
+            return self
+        if budget is None or not budget.max_epsilon:
+            raise ConfigError("a noise multiplier can only be calibrated to a budget; set privacy.max-epsilon")
+        if not self.is_accounted:
+            raise ConfigError("nothing can be calibrated to a budget without a guarantee: " + "; ".join(self.caveats()))
+        if budget.spent() > SPENT * budget.limit:
+            budget.require(())
+            raise BudgetExhausted(
+                f"{budget.ledger.path}: {100 * budget.share():.4g} % of privacy.max-epsilon = "
+                f"{budget.max_epsilon:g} is spent; what is left would take noise in which nothing can be learnt"
+            )
+
+        def spent(mechanism: Mechanism) -> float:
+            return budget.spent() + rounds * sum(map(budget.cost, mechanism.events(layout, self.sampling)))
+
+        other = copy(self)
+        other.mechanism = self.mechanism.calibrated(
+            spent, budget.limit, f"privacy.max-epsilon = {budget.max_epsilon:g}"
+        )
+        return other
+
+    def spent(self) -> float | None:
+        """ε of everything in the ledger so far; None where nothing is recorded or nothing can be claimed."""
+        if self.budget is None:
+            return None
+        epsilon = self.budget.epsilon()
+        return epsilon if math.isfinite(epsilon) else None
+
+    def claim(self) -> Claim:
+        """What may be said about the models this strategy returns."""
+        return Claim(
+            mechanism=self.mechanism.name,
+            reasons=self.caveats(),
+            relation="add-or-remove" if self.budget is None else self.budget.relation,
+            seeded=self.noise.seeded,
+            parameters=self.mechanism.parameters(),
+        )

@@ -1,0 +1,64 @@
+"""What a server promises its clients for a round, on the wire: events, so that it is true for every mechanism."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from cloister.core.errors import PrivacyError
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.events import UNSAMPLED, Event, Gaussian, Pure, Repeated, from_json, to_json
+
+MAX_EVENTS = 16
+"""Releases of one round that a node reads."""
+MAX_LENGTH = 1000
+"""Characters of one of them."""
+
+
+def to_wire(events: Iterable[Event]) -> list[str]:
+    """The releases of a round as strings that a message can hold; draws are left out, as no node can see them."""
+    return [json.dumps(to_json(_undrawn(event))) for event in events]
+
+
+def from_wire(content: object) -> tuple[Event, ...]:
+    """The inverse of `to_wire`, strict: it comes from the server.
+
+    Raises:
+        PrivacyError: it is no list of releases with noise, or one of them counts a draw.
+    """
+    if not isinstance(content, Sequence) or isinstance(content, str) or not 0 < len(content) <= MAX_EVENTS:
+        raise PrivacyError(f"what the server promises must be a list of 1 to {MAX_EVENTS} events")
+    return tuple(_event(item) for item in content)
+
+
+def multiplier_of(promise: Iterable[Event]) -> float:
+    """The noise multiplier z of one Gaussian release that tells as much as all of these together; 0: there is no bound.
+
+    Gaussians add up by 1/z² = Σ 1/zᵢ². A pure ε counts as the Gaussian that bounds it (`Account.mu_squared`).
+    """
+    account = Account(promise)
+    return 0.0 if account.is_empty else account.mu_squared() ** -0.5
+
+
+def _event(item: object) -> Event:
+    if not isinstance(item, str) or len(item) > MAX_LENGTH:
+        raise PrivacyError(f"an event that the server promises must be a string of at most {MAX_LENGTH} characters")
+    try:
+        event = from_json(json.loads(item))
+    except (ValueError, RecursionError):
+        raise PrivacyError("an event that the server promises is no JSON") from None
+    if not _has_noise(event) or _undrawn(event) != event:
+        raise PrivacyError("an event that the server promises must have noise, and count no draw of clients")
+    return event
+
+
+def _has_noise(event: Event) -> bool:
+    if isinstance(event, Repeated):
+        return _has_noise(event.event)
+    return isinstance(event, Pure) or (isinstance(event, Gaussian) and event.noise_multiplier > 0)
+
+
+def _undrawn(event: Event) -> Event:
+    """The event as if nobody had been drawn: it costs as much or more."""
+    if isinstance(event, Repeated):
+        return replace(event, event=replace(event.event, sampling=UNSAMPLED))
+    return replace(event, sampling=UNSAMPLED) if isinstance(event, Gaussian) else event

@@ -1,0 +1,316 @@
+"""The Gaussian mechanisms on the server: one for each place where the noise can go.
+
+    GaussianMean           the sum of the clipped updates is noised, and the strategy sees the mean (placement `update`)
+    GaussianTrimmedMean    the median or trimmed mean takes the place of the sum                    (placement `rule`)
+    GaussianOutput         what the strategy makes of all clipped models is noised, as Flower and the papers do it
+                           (placement `model`, heuristic)
+
+Edge cases of all three:
+
+| what | what happens |
+|---|---|
+| an update of norm 0 | it keeps its norm, and counts like any other |
+| an update with NaN or infinity | screening has rejected it before; it does not count |
+| no replies | noise is released on zero updates; an exact distance releases nothing |
+| one reply | as many; a distance of one client is 0 |
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+from cloister.core import check
+from cloister.core.arrays import Layout
+from cloister.core.capabilities import Capabilities
+from cloister.core.cohort import Cohort
+from cloister.core.errors import ConfigError
+from cloister.privacy.accounting.events import MIN_MULTIPLIER, UNSAMPLED, Event, Gaussian, Sampling
+from cloister.privacy.accounting.filters import minimum_multiplier
+from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip, capped_weights, clip, clipped_fraction
+from cloister.privacy.mechanisms.mechanism import (
+    Contributions,
+    Mechanism,
+    Parameter,
+    Released,
+    refuse_unless_meaningful_on_one_reply,
+)
+from cloister.privacy.mechanisms.noise_scale import CONSTANT, Constant
+from cloister.privacy.mechanisms.release import bounded_models, noisy_mean
+from cloister.privacy.mechanisms.trimmed_mean import noisy_trimmed_mean
+
+AUTO = "auto"
+RULE_OR_MODEL = "privacy.placement = 'rule' (sound), or 'model' (heuristic)"
+MODEL_ONLY = "privacy.placement = 'model' (heuristic)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianMechanism(Mechanism):
+    """What the Gaussian mechanisms share: a clip, a multiplier, and what scales it.
+
+    Attributes:
+        noise_multiplier: z ≥ 0; `auto` until the mechanism is calibrated.
+        clip: the bound C on the L2 norm of one client's update, in units of the weights.
+        scale: what multiplies z in each round.
+        examples_cap: let updates weigh by min(n/cap, 1) of their example counts; 0: all the same.
+
+    Raises:
+        ConfigError: a parameter is out of range, or the parameters contradict each other.
+
+    Source: McMahan et al. (2018), arXiv:1710.06963.
+    """
+
+    noise_multiplier: float | Literal["auto"]
+    clip: FixedClip
+    scale: Constant = CONSTANT
+    examples_cap: float = 0.0
+
+    placement = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.noise_multiplier, str):
+            check.non_negative(noise_multiplier=self.noise_multiplier)
+        check.non_negative(examples_cap=self.examples_cap)
+        self.scale.refuse_with(self.clip)
+
+    @property
+    def name(self) -> str:
+        """`global-dp`, or `metric` where a distance scales the noise."""
+        return self.scale.mechanism
+
+    @property
+    def amplified(self) -> bool:
+        """Whether a draw amplifies: only where one release is made of it."""
+        return self.scale.amplified
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether z is a number."""
+        return self.noise_multiplier != AUTO
+
+    @property
+    def clipping_norm(self) -> float:
+        """C in force."""
+        return self.clip.bound
+
+    @property
+    def skips_empty_rounds(self) -> bool:
+        """Whether a round without replies makes no release, as where nothing is claimed of the distance."""
+        return self.scale.skips_empty_rounds
+
+    @property
+    def multiplier(self) -> float:
+        """z.
+
+        Raises:
+            ConfigError: it has not been calibrated yet.
+        """
+        if isinstance(self.noise_multiplier, str):
+            raise ConfigError("privacy.noise-multiplier = 'auto' has not been calibrated to privacy.max-epsilon yet")
+        return self.noise_multiplier
+
+    def events(self, layout: Layout, sampling: Sampling = UNSAMPLED) -> tuple[Event, ...]:
+        """The release of the distance, if there is one, and that of the sum with the least noise it can have.
+
+        Args:
+            layout: of the model.
+            sampling: how the clients of the round were drawn.
+        """
+        z = self.clip.joint_multiplier(self.multiplier * self.scale.minimum(self.clip, layout))
+        # More noise than an accountant has use for is counted as less: a small distance may multiply it by a lot.
+        return (*self.scale.events(), Gaussian(min(z, 1 / MIN_MULTIPLIER), sampling))
+
+    def release(self, contributions: Contributions) -> Released:
+        """Clip, scale the noise, release, and let the clip follow.
+
+        Args:
+            contributions: of the round.
+        """
+        raw = contributions.cohort
+        clipped = bounded = clip(raw, self.clip.bound)
+        if self.examples_cap:
+            bounded = capped_weights(clipped, contributions.examples, self.examples_cap)
+        scaling = self.scale.of(contributions, bounded)
+        z = self.multiplier * scaling.factor
+        return replace(
+            self._noised(bounded, z, contributions),
+            noise_multiplier=z,
+            clipping_norm=self.clip.bound,
+            released_distance=scaling.released,
+            diagnostics=replace(scaling.diagnostics, clipped_fraction=clipped_fraction(clipped)),
+            following=replace(self, clip=self.clip.followed(raw, contributions.expected, contributions.noise)),
+        )
+
+    @abstractmethod
+    def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
+        """What the wrapped strategy is shown, made of the bounded cohort with this round's multiplier."""
+
+    def caveats(self) -> tuple[str, ...]:
+        """That there is no noise, or none that covers the distance."""
+        silent = ("privacy.noise-multiplier is 0: there is no noise",) if self.noise_multiplier == 0 else ()
+        return (*silent, *self.scale.caveats())
+
+    def parameters(self) -> dict[str, Parameter]:
+        """All of them, by configuration key."""
+        return {
+            "privacy.noise-multiplier": self.noise_multiplier,
+            "privacy.placement": self.placement,
+            "privacy.examples-cap": self.examples_cap,
+            **self.clip.parameters(),
+            **self.scale.parameters(),
+        }
+
+    def calibrated(self, spent: Callable[[Mechanism], float], limit: float, budget: str) -> Self:
+        """This mechanism with the smallest z, to one part in a thousand, that stays within the budget.
+
+        Args:
+            spent: what would be spent in all, with a mechanism; it falls as z grows.
+            limit: that may be spent.
+            budget: how the limit came about, for the message.
+
+        Raises:
+            ConfigError: no z does.
+        """
+
+        beside = spent(replace(self, noise_multiplier=1 / MIN_MULTIPLIER))
+        if beside > limit:
+            raise ConfigError(
+                f"{budget} is passed whatever privacy.noise-multiplier is: what the ledger holds and what is released "
+                "beside the sum in all rounds (a distance, with privacy.distance-noise-multiplier; the share of an "
+                f"adaptive clip, with privacy.bits-noise-multiplier) already take {100 * beside / limit:.4g} % of it"
+            )
+        z = minimum_multiplier(lambda z: spent(replace(self, noise_multiplier=z)), limit, budget)
+        return replace(self, noise_multiplier=z)
+
+
+class GaussianMean(GaussianMechanism):
+    """The mean of the clipped updates, with noise of standard deviation z·C on their sum.
+
+    Guarantee: each round is a Gaussian mechanism with noise multiplier z for adding or removing one client's
+        contribution, whatever the strategy is and whoever drops out. The weights that clients report do not enter, or
+        enter capped at 1.
+
+    Source: McMahan et al. (2018), arXiv:1710.06963; noise before the server optimizer as in Reddi et al. (2021),
+        Algorithm 1, whose Δ_t it replaces.
+    """
+
+    placement = "update"
+
+    def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
+        made = noisy_mean(bounded, multiplier, contributions.expected, contributions.noise)
+        return Released((made.model,), made.noise_std, made.sensitivity)
+
+    def suited_to(self, capabilities: Capabilities | None, strategy: str) -> Mechanism:
+        """As in `Mechanism`: the strategy sees one released model.
+
+        Args:
+            capabilities, strategy: as in `Mechanism.suited_to`.
+        """
+        ranked = capabilities is not None and capabilities.cuts is not None
+        refuse_unless_meaningful_on_one_reply(capabilities, strategy, RULE_OR_MODEL if ranked else MODEL_ONLY)
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianTrimmedMean(GaussianMechanism):
+    """The coordinate-wise median or trimmed mean of the clipped updates, with noise for what one client can move it.
+
+    Attributes:
+        cuts: of n values, how many are cut off at each end; it comes from the strategy that this stands for.
+
+    Guarantee: that of `cloister.privacy.mechanisms.trimmed_mean.noisy_trimmed_mean`: each round is a Gaussian mechanism
+        with noise multiplier z, for a cohort whose size is public.
+    """
+
+    cuts: Callable[[int], int] | None = None
+
+    placement = "rule"
+
+    @property
+    def needs_public_cohort(self) -> bool:
+        """A rank among a secret number of values has no public sensitivity."""
+        return True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.examples_cap:
+            raise ConfigError(
+                f"privacy.examples-cap = {self.examples_cap:g} has no meaning with privacy.placement = 'rule': "
+                "a rank knows no weights; remove it"
+            )
+
+    def suited_to(self, capabilities: Capabilities | None, strategy: str) -> Mechanism:
+        """This mechanism with the cuts of the strategy.
+
+        Args:
+            capabilities, strategy: as in `Mechanism.suited_to`.
+
+        Raises:
+            ConfigError: the strategy is no median and no trimmed mean.
+        """
+        if capabilities is None or capabilities.cuts is None:
+            raise ConfigError(
+                f"privacy.placement = 'rule' is for a coordinate-wise median or trimmed mean, and strategy {strategy} "
+                "is none; use privacy.placement = 'update'"
+            )
+        return replace(self, cuts=capabilities.cuts)
+
+    def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
+        asked = contributions.asked
+        if self.cuts is None:
+            raise ConfigError("privacy.placement = 'rule' releases what a strategy stands for, and has none yet")
+        made = noisy_trimmed_mean(bounded, multiplier, asked, self.cuts(asked), contributions.noise)
+        return Released((made.model,), made.noise_std, made.sensitivity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianOutput(GaussianMechanism):
+    """Noise on what the strategy makes of all clipped models, as if it were their mean: std z·C/n.
+
+    Attributes:
+        strategy: the name of the strategy, for the caveat.
+        is_uniform_mean: whether the strategy is known to be the plain mean.
+
+    Guarantee: none. One client can move what is no mean further than C/n, and n follows from who replied.
+    """
+
+    strategy: str = ""
+    is_uniform_mean: bool = False
+
+    placement = "model"
+
+    @property
+    def noises_output(self) -> bool:
+        """Always."""
+        return True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.examples_cap or isinstance(self.clip, AdaptiveClip):
+            raise ConfigError(
+                "privacy.placement = 'model' goes with a fixed clip and uniform weights only; "
+                "use privacy.placement = 'update'"
+            )
+
+    def suited_to(self, capabilities: Capabilities | None, strategy: str) -> Mechanism:
+        """This mechanism, which knows whether the strategy is a mean; any will do.
+
+        Args:
+            capabilities, strategy: as in `Mechanism.suited_to`.
+        """
+        return replace(self, strategy=strategy, is_uniform_mean=bool(capabilities and capabilities.is_uniform_mean))
+
+    def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
+        # Fewer replies than were asked for mean more noise, not less protection for those who replied.
+        sensitivity = bounded.l2_bound / max(1, len(bounded))
+        return Released(tuple(bounded_models(bounded)), multiplier * sensitivity, sensitivity)
+
+    def caveats(self) -> tuple[str, ...]:
+        """That the noise is calibrated for a mean of those who replied."""
+        why = (
+            "privacy.placement is 'model': the noise depends on how many clients replied"
+            if self.is_uniform_mean
+            else f"privacy.placement is 'model': the noise is calibrated for a plain mean, and {self.strategy} is "
+            "none; one client can move its output further than C/n"
+        )
+        return (*super().caveats(), why)

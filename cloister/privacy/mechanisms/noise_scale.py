@@ -1,0 +1,235 @@
+"""What the noise multiplier of a round is scaled by: nothing, or how far the clients' models lie apart."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from cloister.core import check
+from cloister.core.arrays import Layout
+from cloister.core.cohort import Cohort
+from cloister.core.errors import ConfigError, PrivacyError
+from cloister.privacy.accounting.events import Event, Gaussian
+from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
+from cloister.privacy.mechanisms.distance import DISTANCES, L2, Distance, largest_distance
+from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions, Diagnostics, Parameter
+from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.privacy.mechanisms.release import noised
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What a scale found in one round.
+
+    Attributes:
+        factor: by which the multiplier is scaled.
+        released: the distance as it was released; None: none was.
+        diagnostics: the distance as it is, and a hint for the bound.
+    """
+
+    factor: float = 1.0
+    released: float | None = None
+    diagnostics: Diagnostics = NOTHING_SEEN
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same multiplier in every round: fixed-clip global differential privacy."""
+
+    mechanism = "global-dp"
+
+    @property
+    def skips_empty_rounds(self) -> bool:
+        """A guarantee needs a release whoever replied."""
+        return False
+
+    @property
+    def amplified(self) -> bool:
+        """A draw amplifies the one release of a round."""
+        return True
+
+    def refuse_with(self, clip: FixedClip) -> None:
+        """Every clip will do."""
+
+    def events(self) -> tuple[Event, ...]:
+        """Nothing is released beside the sum."""
+        return ()
+
+    def minimum(self, clip: FixedClip, layout: Layout) -> float:
+        """The smallest factor that any round can have.
+
+        Args:
+            clip: of the mechanism.
+            layout: of the model.
+        """
+        return 1.0
+
+    def of(self, contributions: Contributions, bounded: Cohort) -> Scaling:
+        """The factor of a round.
+
+        Args:
+            contributions: as they arrived.
+            bounded: the same, clipped.
+        """
+        return Scaling()
+
+    def caveats(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    def parameters(self) -> dict[str, Parameter]:
+        """None."""
+        return {}
+
+
+CONSTANT = Constant()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistanceScaled(Constant):
+    """A multiplier divided (or multiplied) by the largest distance d of two clients: σ = (z/d)·C/n.
+
+    Attributes:
+        distance: a registered distance, `mean-layer-frobenius` in the paper.
+        direction: `divide` the multiplier by the distance (the paper's formula and code) or `multiply` (its text).
+        measure: the distance `after` clipping (bounded: one client cannot drive the noise to nothing) or `before`
+            (the paper's Algorithm 1 and code).
+        release: `exact` uses the distance as it is; `private` releases it first, with noise of its own.
+        distance_multiplier: z_d of the release of the distance.
+        min_distance, max_distance: what d is held between; `max_distance` 0 is the largest distance there can be.
+
+    Guarantee: with `exact` none: the distance is computed from private data, is not noised itself, and steers the
+        noise; z/d is a nominal figure, and no ε may be derived from it. With `private` and `after`: each round is two
+        Gaussian releases, of the distance with z_d and of the sum with at least the multiplier at the limit of d. It is
+        accounted for at that, so that nothing rests on what was released before; the noise a round really has is that
+        or more.
+
+    Raises:
+        ConfigError: a parameter is out of range, or no noise covers the distance.
+
+    Source: Sáinz-Pardo Díaz et al. (2026), Algorithm 1 and Appendix G; the private release is ours.
+    """
+
+    distance: str = "mean-layer-frobenius"
+    direction: Literal["divide", "multiply"] = "divide"
+    measure: Literal["after", "before"] = "after"
+    release: Literal["exact", "private"] = "exact"
+    distance_multiplier: float = 1.0
+    min_distance: float = 0.1
+    max_distance: float = 0.0
+
+    mechanism = "metric"
+
+    def __post_init__(self) -> None:
+        check.one_of(("divide", "multiply"), distance_direction=self.direction)
+        check.one_of(("after", "before"), distance_clip=self.measure)
+        check.one_of(("exact", "private"), distance_release=self.release)
+        check.positive(min_distance=self.min_distance, distance_noise_multiplier=self.distance_multiplier)
+        check.non_negative(max_distance=self.max_distance)
+        DISTANCES.load(self.distance)
+        if self.release == "private" and self.measure == "before":
+            raise ConfigError(
+                "privacy.distance-release = 'private' needs privacy.distance-clip = 'after': before clipping no noise "
+                "covers what one client can do to the distance"
+            )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the distance is used without noise."""
+        return self.release == "exact"
+
+    @property
+    def skips_empty_rounds(self) -> bool:
+        """An exact distance makes no promise that a round without replies would have to keep."""
+        return self.is_exact
+
+    @property
+    def amplified(self) -> bool:
+        """The draw of a round serves two releases, the second of which depends on the first: it amplifies neither."""
+        return False
+
+    def refuse_with(self, clip: FixedClip) -> None:
+        """Raises ConfigError if the noise would have no minimum that is known beforehand."""
+        if self.release == "private" and isinstance(clip, AdaptiveClip) and not self.max_distance:
+            raise ConfigError(
+                "privacy.distance-release = 'private' with privacy.clipping = 'adaptive' needs privacy.max-distance "
+                "above 0: the limit of the distance moves with the clip, so the noise has no floor known beforehand"
+            )
+
+    def events(self) -> tuple[Event, ...]:
+        """The release of the distance, where there is one."""
+        return () if self.is_exact else (Gaussian(self.distance_multiplier),)
+
+    def minimum(self, clip: FixedClip, layout: Layout) -> float:
+        """As in `Constant`: at the limit of the distance in any round. An adaptive clip moves what geometry allows."""
+        if self.is_exact:
+            return 1.0
+        adaptive = isinstance(clip, AdaptiveClip)
+        most = max(self.min_distance, self.max_distance) if adaptive else self._maximum(clip.bound, layout)
+        return 1 / most if self.direction == "divide" else self.min_distance
+
+    def of(self, contributions: Contributions, bounded: Cohort) -> Scaling:
+        """1/d or d, with d held between its limits, and released first if it is to be private."""
+        raw, bound = contributions.cohort, bounded.l2_bound
+        distance = largest_distance(raw if self.measure == "before" else bounded, self._distance.pairwise)
+        # The paper's c̄: the largest L2 distance of two models in the first round, before clipping.
+        hint = largest_distance(raw, L2.pairwise) if self.is_exact and contributions.server_round == 1 else None
+        released = None if self.is_exact else self.noised(distance, bounded, contributions.noise)
+        used = distance if released is None else released
+        held = min(max(used, self.min_distance), self._maximum(bound, bounded.layout))
+        factor = 1 / held if self.direction == "divide" else held
+        return Scaling(factor, released, Diagnostics(clip_calibration=hint, distance=distance))
+
+    def noised(self, distance: float, bounded: Cohort, noise: GaussianNoise) -> float:
+        """d + N(0, (z_d·Δ)²): Δ is the largest that the distance of two clients can be.
+
+        Args:
+            distance: d.
+            bounded: the cohort that it is of.
+            noise: where the noise comes from.
+        """
+        std = self.distance_multiplier * self._limit(bounded.l2_bound, bounded.layout)
+        ((noisy,),) = noised((np.array([distance]),), std, noise)
+        return float(noisy)
+
+    @property
+    def _distance(self) -> Distance:
+        found: Distance = DISTANCES.load(self.distance)
+        return found
+
+    def _limit(self, bound: float, layout: Layout) -> float:
+        """The largest distance of two clients clipped to `bound`, for this model."""
+        limit = self._distance.largest(bound, len(layout.names))
+        if not math.isfinite(limit):
+            raise PrivacyError(
+                f"privacy.distance = {self.distance!r} has no bound after clipping, so no noise covers its release"
+            )
+        return limit
+
+    def _maximum(self, bound: float, layout: Layout) -> float:
+        """What d is held below in a round: the configured ceiling, or in private form what geometry allows."""
+        if self.is_exact:
+            return self.max_distance or math.inf
+        return max(self.min_distance, min(self.max_distance or math.inf, self._limit(bound, layout)))
+
+    def caveats(self) -> tuple[str, ...]:
+        """That an exact distance is not noised."""
+        if not self.is_exact:
+            return ()
+        exact = "the distance between private models sets the noise and is itself not noised; z/d is nominal"
+        if self.measure == "before":
+            exact += ", and before clipping one client can drive the noise to nothing"
+        return (exact,)
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Those of the distance, by configuration key."""
+        return {
+            "privacy.distance": self.distance,
+            "privacy.distance-direction": self.direction,
+            "privacy.distance-clip": self.measure,
+            "privacy.distance-release": self.release,
+            "privacy.distance-noise-multiplier": self.distance_multiplier,
+            "privacy.min-distance": self.min_distance,
+            "privacy.max-distance": self.max_distance,
+        }
