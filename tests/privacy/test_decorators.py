@@ -12,7 +12,7 @@ from test_distance import GOLDEN
 
 from cloister.aggregation import GlobalDP, MetricDP
 from cloister.aggregation.decorator import Screened
-from cloister.core.arrays import to_record
+from cloister.core.arrays import Layout, to_record
 from cloister.core.cohort import NORM_ERROR
 from cloister.core.errors import BudgetExhausted, ConfigError, FederationError
 from cloister.privacy.accounting import events
