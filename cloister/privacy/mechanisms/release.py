@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import Row
-from cloister.core.cohort import BLOCK, Cohort, Span, share, spans, weighted_sum, workspaces
+from cloister.core.cohort import BLOCK, Cohort, Span, scratch_for, share, spans, weighted_sum, workspaces
 from cloister.core.errors import PrivacyError, UnboundedSensitivity
 from cloister.privacy.mechanisms.noise import WORKSPACE, GaussianNoise, Maker, NumberedBlock
 
@@ -80,6 +80,26 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
 
     share(places, work, len(cohort) * cohort.layout.size)
     return Release(model, multiplier * cohort.l2_bound / size, cohort.l2_bound / size)
+
+
+def bounded_sum(cohort: Cohort) -> Row:
+    """Σ factors[i]·U[i] in double precision, without noise: what a mechanism of another kind puts its own noise on.
+
+    Args:
+        cohort: bounded: C is its `l2_bound`.
+
+    Guarantee: one client's joining or leaving moves the sum by at most C in L2.
+
+    Raises:
+        UnboundedSensitivity: no stage has bounded the cohort.
+    """
+    if math.isinf(cohort.l2_bound):
+        raise UnboundedSensitivity("a sum was asked for before anything bounded a contribution; clip first")
+    factors, scratch = cohort.factors.astype(cohort.layout.dtype), scratch_for(cohort.layout)
+    total = tuple(np.zeros(piece.size) for piece in cohort.sent)
+    for span in spans(cohort.layout):
+        weighted_sum(cohort, span, factors, scratch, span.of(total))
+    return total
 
 
 def moved(blocks: Iterable[NumberedBlock], target: NDArray) -> Iterator[NumberedBlock]:

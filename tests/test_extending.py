@@ -1,0 +1,113 @@
+"""Every package in docs/extending.md, as a newcomer would copy it: installed beside Cloister, and run."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
+BLOCK = re.compile(r"^```(python|toml|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PACKAGES = ["wines", "damped", "chebyshev", "euclidean_laplace"]
+
+
+def sections():
+    """By the name of its module: the code, the entry point and the command of each package."""
+    found, module = {}, ""
+    for kind, text in BLOCK.findall(PAGE):
+        if kind == "python":
+            module = re.match(r"# (\w+)\.py\n", text)[1]
+            found[module] = {}
+        found[module][kind] = text
+    return found
+
+
+def test_the_page_is_read():
+    assert list(sections()) == PACKAGES
+    assert all(set(parts) == {"python", "toml", "sh"} for parts in sections().values())
+
+
+def test_a_mechanism_is_one_file_of_sixty_lines():
+    code = sections()["euclidean_laplace"]["python"]
+    assert len(code.splitlines()) <= 60
+
+
+def install(name, site):
+    """What `pip install` of the package leaves: its module, and its entry points."""
+    parts = sections()[name]
+    facts = site / f"{name}-1.0.dist-info"
+    facts.mkdir(parents=True)
+    (site / f"{name}.py").write_text(parts["python"])
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    group, points = re.search(r'entry-points\."([\w.]+)"\]\n(.*)', parts["toml"], re.DOTALL).groups()
+    (facts / "entry_points.txt").write_text(f"[{group}]\n" + points.replace('"', ""))
+
+
+def in_the_site(site, *command):
+    """A command with the package on the path."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def run(site, name, *more):
+    """The page's own command, into a folder of the test's."""
+    program, *arguments = shlex.split(sections()[name]["sh"])
+    executable = Path(sys.executable).with_name(program)
+    done = in_the_site(site, str(executable), *arguments, "-c", f"output-dir='{site / 'runs'}' seed=1", *more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (directory,) = (path for path in (site / "runs").iterdir() if (path / "privacy.json").exists())
+    return directory
+
+
+@pytest.fixture
+def site(tmp_path, request):
+    install(request.param, tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("site", ["wines"], indirect=True)
+def test_a_task(site):
+    rounds = [json.loads(line) for line in (run(site, "wines") / "rounds.jsonl").read_text().splitlines()]
+    assert rounds[-1]["round"] == 3
+
+
+@pytest.mark.parametrize("site", ["damped"], indirect=True)
+def test_a_strategy_with_options(site):
+    configured = json.loads((run(site, "damped") / "config.json").read_text())
+    assert configured["strategy.options"] == "damping=0.25"
+
+
+@pytest.mark.parametrize("site", ["chebyshev"], indirect=True)
+def test_a_distance(site):
+    facts = json.loads((run(site, "chebyshev") / "privacy.json").read_text())
+    assert facts["status"] == "sound" and facts["parameters"]["privacy.distance"] == "chebyshev"
+
+
+@pytest.mark.parametrize("site", ["euclidean_laplace"], indirect=True)
+def test_a_mechanism_gets_its_claim_its_ledger_and_its_promise(site):
+    directory = run(site, "euclidean_laplace")
+    facts = json.loads((directory / "privacy.json").read_text())
+    assert (facts["mechanism"], facts["status"]) == ("euclidean-laplace", "sound")
+    assert facts["parameters"] == {"epsilon": 2.0, "bound": 0.5}
+    # Two rounds of pure 2: no accountant may say less than what two such releases are at this δ, and none says more.
+    (claim,) = (each for each in facts["claims"] if each["scope"] == "this run")
+    assert 3.9 < claim["epsilon"] <= 4.0 and claim["unit"] == "client"
+    lines = [json.loads(line) for line in (directory / "ledger.jsonl").read_text().splitlines()]
+    events = [line["event"] for line in lines if "event" in line]
+    assert events == [{"kind": "pure", "epsilon": 2.0}] * 2
+
+
+@pytest.mark.parametrize("site", ["euclidean_laplace"], indirect=True)
+@pytest.mark.parametrize(("epsilon", "passes"), [(1.0, True), (0.0, False)])
+def test_a_mechanism_runs_under_the_contract_of_the_built_in_ones(site, epsilon, passes):
+    script = (
+        "from cloister import check_mechanism; from cloister.privacy.mechanisms import MECHANISMS; "
+        f"check_mechanism(MECHANISMS.load('euclidean-laplace')(epsilon={epsilon}), runs=600)"
+    )
+    done = in_the_site(site, sys.executable, "-c", script)
+    assert (done.returncode == 0) == passes, done.stderr
+    assert passes or "epsilon must be > 0" in done.stderr
