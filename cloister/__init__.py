@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from cloister.core.capabilities import Capabilities as Capabilities
     from cloister.core.errors import CloisterError as CloisterError
     from cloister.local.simulation import simulate as simulate
-    from cloister.predict import predict as predict
     from cloister.privacy.accounting.account import Account as Account
     from cloister.privacy.accounting.budget import PrivacyBudget as PrivacyBudget
     from cloister.privacy.accounting.ledger import Ledger as Ledger
@@ -54,7 +53,6 @@ _HOMES = {
     "core.capabilities": "Capabilities",
     "core.errors": "CloisterError",
     "local.simulation": "simulate",
-    "predict": "predict",
     "privacy.accounting.account": "Account",
     "privacy.accounting.budget": "PrivacyBudget",
     "privacy.accounting.ledger": "Ledger",
@@ -72,7 +70,7 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
-__all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604 - they are strings
+__all__ = ["__version__", *sorted(_HOME_OF)]
 
 
 def __getattr__(name: str) -> Any:
