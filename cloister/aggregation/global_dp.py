@@ -32,8 +32,8 @@ from cloister.privacy.accounting.events import MIN_MULTIPLIER, UNSAMPLED, Event,
 from cloister.privacy.accounting.filters import minimum_multiplier
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip, capped_weights, clip, clipped_fraction
-from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.privacy.mechanisms.release import Release, bounded_models, noised, noisy_mean
+from cloister.privacy.mechanisms.noise import GaussianNoise, noised
+from cloister.privacy.mechanisms.release import Release, bounded_models, noisy_mean
 from cloister.privacy.mechanisms.trimmed_mean import noisy_trimmed_mean
 
 Placement = Literal["update", "rule", "model"]

@@ -16,8 +16,7 @@ from cloister.privacy.accounting.events import UNSAMPLED, Event, Gaussian, Sampl
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
 from cloister.privacy.mechanisms.distance import DISTANCES, L2, Distance, largest_distance
-from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.privacy.mechanisms.release import noised
+from cloister.privacy.mechanisms.noise import GaussianNoise, noised
 
 
 class MetricDP(GlobalDP):
