@@ -30,8 +30,7 @@ from cloister.privacy.accounting.events import UNSAMPLED, Event, Sampling, Unacc
 from cloister.privacy.accounting.promises import to_wire
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions, Mechanism, Released
-from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.privacy.mechanisms.release import noised
+from cloister.privacy.mechanisms.noise import GaussianNoise, noised
 
 SPENT = 0.99
 """Share of a budget above which nothing is calibrated to the rest."""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from flwr.app import Array as FlowerArray
@@ -139,6 +140,11 @@ class Layout:
     def size(self) -> int:
         """p, the number of parameters."""
         return self.offsets[-1]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of parameters in each array."""
+        return tuple(end - start for start, end in pairwise(self.offsets))
 
     @property
     def dtype(self) -> DTypeLike:

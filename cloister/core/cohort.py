@@ -6,20 +6,15 @@ enough to stay in the processor's cache, from the arrays as they arrived.
 """
 
 import math
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from cloister.core.arrays import Layout, Row
+from cloister.core.threads import BLOCK, Span, for_each_span, spans
 
-BLOCK = 1 << 16
-"""Parameters in a block: 256 KiB of float32, and its sum in double precision fits in a core's cache beside it. Shorter
-stretches of a row keep starting the memory's prefetching anew."""
 DOT = 1 << 10
 """Numbers that one float32 dot product adds up before float64 takes over."""
 NORM_ERROR = 2.0**-14
@@ -28,23 +23,6 @@ NORM_ERROR = 2.0**-14
 Each subtraction, square and addition errs by at most 2⁻²⁴ of its result; a sum of 2¹⁰ squares so by less than 2⁻¹³·⁹ of
 its own, all terms being positive, and its root by half of that (Higham, 2002, §3.1).
 """
-THREADS = min(4, os.cpu_count() or 1)
-"""More would wait for the memory."""
-WORTH_A_THREAD = 1 << 20
-"""Numbers below which a thread costs more than it gains."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """The parameters `start` to `stop` of array number `layer`."""
-
-    layer: int
-    start: int
-    stop: int
-
-    def of(self, row: Row) -> NDArray:
-        """The parameters themselves: a view."""
-        return row[self.layer][self.start : self.stop]
 
 
 @dataclass(frozen=True)
@@ -86,55 +64,63 @@ class Cohort:
         )
 
 
-def spans(layout: Layout, width: int = BLOCK) -> Iterator[Span]:
-    """Every parameter once, array by array, in blocks of at most `width`."""
-    for layer in range(len(layout.names)):
-        yield from layer_spans(layout, layer, width)
-
-
-def layer_spans(layout: Layout, layer: int, width: int) -> Iterator[Span]:
-    """The parameters of one array, in blocks of at most `width`."""
-    size = layout.offsets[layer + 1] - layout.offsets[layer]
-    for start in range(0, size, width):
-        yield Span(layer, start, min(start + width, size))
-
-
 def updates(rows: Sequence[Row], sent: Row, span: Span, out: NDArray) -> NDArray:
-    """The columns in `span` of U for these rows, unscaled, in front of the flat buffer `out`: shape (rows, span)."""
-    width = span.stop - span.start
-    block = out[: len(rows) * width].reshape(len(rows), width)
-    base = span.of(sent)
+    """The columns in `span` of U for these rows, unscaled.
+
+    Args:
+        rows: n trained models.
+        sent: the global model.
+        span: the columns.
+        out: flat memory, to whose front they are written.
+
+    Returns:
+        A view of `out`, shape (n, span).
+    """
+    block, base = out[: len(rows) * len(span)].reshape(len(rows), len(span)), span.of(sent)
     for row, target in zip(rows, block, strict=True):
         np.subtract(span.of(row), base, out=target)
     return block
 
 
 def blocks(cohort: Cohort, span: Span, scratch: NDArray) -> Iterator[tuple[slice, NDArray]]:
-    """The columns of U in `span`, a few rows at a time, as many as `scratch` holds; each block overwrites the last."""
-    width = span.stop - span.start
-    at_once = max(1, len(scratch) // width)
-    room, base = scratch[: at_once * width].reshape(at_once, width), span.of(cohort.sent)
+    """The columns of U in `span`, a few rows at a time.
+
+    Args:
+        cohort: of n updates.
+        span: the columns.
+        scratch: flat memory; each block has as many rows as it holds, and overwrites the last.
+
+    Yields:
+        Which rows, and these rows.
+    """
+    at_once = max(1, len(scratch) // len(span))
     for first in range(0, len(cohort), at_once):
-        rows = cohort.rows[first : first + at_once]
-        for row, target in zip(rows, room, strict=False):
-            np.subtract(span.of(row), base, out=target)
-        yield slice(first, first + at_once), room[: len(rows)]
+        which = slice(first, first + at_once)
+        yield which, updates(cohort.rows[which], cohort.sent, span, scratch)
 
 
-def weighted_sum(
-    cohort: Cohort, span: Span, weights: NDArray, scratch: NDArray, total: NDArray | None = None
-) -> NDArray:
-    """Σ weights[i] · U[i] over the columns in `span`, row after row, on top of what `total` holds, in its precision.
+def weighted_sum(cohort: Cohort, span: Span, weights: NDArray, scratch: NDArray, out: NDArray) -> NDArray:
+    """Σ weights[i] · U[i] over the columns in `span`, row after row.
 
     A sum that noise is calibrated for has to be float64: in float32 the roundings of other clients' terms depend on
     what came before them, and over thousands of clients one can move them by more than its own update.
+
+    Args:
+        cohort: of n updates.
+        span: the columns.
+        weights: shape (n,), of the dtype of `scratch`.
+        scratch: memory for the rows that are added up at a time, from `scratch_for`.
+        out: where the sum goes, and what it is added up in: as many numbers as the span has, of any float dtype.
+
+    Returns:
+        `out`.
     """
-    total = np.zeros(span.stop - span.start, scratch.dtype) if total is None else total
+    out[:] = 0
     for which, block in blocks(cohort, span, scratch):
         block *= weights[which, None]
         for row in block:
-            total += row
-    return total
+            out += row
+    return out
 
 
 def scratch_for(layout: Layout) -> NDArray:
@@ -142,49 +128,17 @@ def scratch_for(layout: Layout) -> NDArray:
     return np.empty(BLOCK, layout.dtype)
 
 
-Item = TypeVar("Item")
-
-
-def share(items: Sequence[Item], work: Callable[[Iterator[Item]], None], numbers: int) -> None:
-    """Have `work` go through the items: on several threads, each taking the next one, where there is enough to do.
-
-    NumPy lets go of the interpreter's lock while it computes. The threads end with the call: what a process holds on
-    to would be missing in one forked from it.
-
-    Args:
-        items: independent of each other.
-        work: called once on every thread with the iterator that the threads share.
-        numbers: how many the work goes over, all items together.
-    """
-    source, threads = iter(items), min(THREADS, len(items), numbers // WORTH_A_THREAD)
-    if threads < 2:
-        return work(source)
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, [source] * threads))
-
-
-def workspaces(size: int = BLOCK, dtype: DTypeLike = np.float64) -> Iterator[NDArray]:
-    """Scratch for every thread of `share`: memory that is used for one thing after another.
-
-    The caller takes it, and always as much: what threads take outlives them in part, and what is freed fits again.
-    """
-    return iter(np.empty((THREADS, size), dtype))
-
-
 def _squared_norms(cohort: Cohort) -> NDArray[np.float64]:
     """‖U[i]‖₂² for each i, not finite where U[i] is not. Relative error below `NORM_ERROR`."""
-    places = list(enumerate(spans(cohort.layout)))
+    places = {span: number for number, span in enumerate(spans(cohort.layout.sizes))}
     squares = np.zeros((len(places), len(cohort)))
-    memory = workspaces()
 
-    def work(numbered: Iterator[tuple[int, Span]]) -> None:
-        scratch = next(memory).view(cohort.layout.dtype)[:BLOCK]
+    def measure(span: Span, scratch: NDArray) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
-            for number, span in numbered:
-                for which, block in blocks(cohort, span, scratch):
-                    squares[number, which] = _row_squares(block)
+            for which, block in blocks(cohort, span, scratch):
+                squares[places[span], which] = _row_squares(block)
 
-    share(places, work, len(cohort) * cohort.layout.size)
+    for_each_span(list(places), measure, lambda: scratch_for(cohort.layout), cost=len(cohort))
     # Added up in the order of the spans, not in the order in which threads were done with them.
     return squares.sum(axis=0)
 

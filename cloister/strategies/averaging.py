@@ -1,6 +1,6 @@
 """FedAvg, and what every strategy here shares with it: sampling that is what it says, and one pass over memory."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from logging import INFO
 from typing import Any
 
@@ -9,12 +9,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from flwr.supercore import log
+from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.capabilities import MEAN, Capabilities
-from cloister.core.cohort import Cohort, Span, scratch_for, share, spans, weighted_sum
+from cloister.core.cohort import Cohort, scratch_for, weighted_sum
 from cloister.core.draw import Draw
+from cloister.core.threads import Span, for_each_span, spans
 from cloister.core.wire import ARRAYS, CONFIG, EXAMPLES, PROXIMAL_MU, ROUND
 from cloister.strategies.sampling import Sampling
 
@@ -92,15 +94,13 @@ def _mean(contents: list[RecordDict]) -> ArrayRecord:
     layout = Layout.of(models[0])
     rows = tuple(layout.rows(model) for model in models)
     cohort = Cohort(layout, rows[0], rows, np.zeros(len(rows)), weights)
-    mean = tuple(np.zeros(piece.size, layout.dtype) for piece in rows[0])
+    mean = tuple(np.empty(piece.size, layout.dtype) for piece in rows[0])
 
-    def work(places: Iterator[Span]) -> None:
-        scratch = scratch_for(layout)
-        for span in places:
-            total = weighted_sum(cohort, span, weights.astype(scratch.dtype), scratch, span.of(mean))
-            total += span.of(rows[0])
+    def average(span: Span, scratch: NDArray) -> None:
+        total = weighted_sum(cohort, span, weights.astype(scratch.dtype), scratch, span.of(mean))
+        total += span.of(rows[0])
 
-    share(list(spans(layout)), work, len(rows) * layout.size)
+    for_each_span(spans(layout.sizes), average, lambda: scratch_for(layout), cost=len(rows))
     return to_record(layout.named(mean))
 
 

@@ -21,7 +21,7 @@ from cloister.core.identity import assume_run
 from cloister.privacy.accounting.events import to_json
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.dpsgd import local_steps, one_by_one
-from cloister.privacy.mechanisms import local_update
+from cloister.privacy.mechanisms.noise import Maker
 from cloister.privacy.mechanisms.selection import PrivateChoice
 
 ROWS = 12
@@ -89,9 +89,8 @@ class Coupling:
         released = self.release(flat, std, lambda: flat + std * self.noise(len(flat)))
         return tuple(np.split(released, np.cumsum([len(piece) for piece in total])[:-1]))
 
-    def add_on_grid(self, blocks, std, maker, step=None):
-        for _, block in blocks:
-            block[:] = self.release(block, std, lambda: block + std * self.noise(len(block)))  # noqa: B023
+    def add_on_grid(self, target, std):
+        target[:] = self.release(target, std, lambda: target + std * self.noise(len(target)))
 
     def choose(self, mechanism, losses, groups=None, **_):
         self.scores[self.replaying].append([mechanism._score(each, groups) for each in losses])
@@ -103,7 +102,7 @@ def coupled(coupling):
     with (
         mock.patch.object(local_steps, "poisson", coupling.poisson),
         mock.patch.object(one_by_one, "noised", coupling.noised_sum),
-        mock.patch.object(local_update, "add_on_grid", coupling.add_on_grid),
+        mock.patch.object(Maker, "add_on_grid", lambda maker, target, std, *_: coupling.add_on_grid(target, std)),
         mock.patch.object(PrivateChoice, "choose", lambda self, *args, **given: coupling.choose(self, *args, **given)),
     ):
         yield

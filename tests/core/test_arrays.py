@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloister.core.arrays import NUMPY, Array, Layout, from_record, to_record, view
-from cloister.core.cohort import NORM_ERROR, Cohort, scratch_for, spans, updates, weighted_sum
+from cloister.core.cohort import NORM_ERROR, Cohort, scratch_for, updates, weighted_sum
 from cloister.core.errors import FederationError
+from cloister.core.threads import spans
 
 SAMPLES = {
     "0-d": np.array(3.5, np.float32),
@@ -322,10 +323,10 @@ def assembled(cohort, weights):
     """The weighted sum of a cohort, from its spans."""
     scratch = scratch_for(cohort.layout)
     total = np.full(cohort.layout.size, np.nan)
-    for span in spans(cohort.layout):
+    for span in spans(cohort.layout.sizes):
         offset = cohort.layout.offsets[span.layer]
         total[offset + span.start : offset + span.stop] = weighted_sum(
-            cohort, span, weights.astype(scratch.dtype), scratch
+            cohort, span, weights.astype(scratch.dtype), scratch, out=np.full(len(span), np.nan, scratch.dtype)
         )
     return total
 
@@ -378,7 +379,7 @@ def test_weighted_sums_are_those_of_brute_force(dtype, error, clients):
 def test_updates_are_the_columns_of_the_matrix():
     cohort = cohort_of(3, np.float64)
     scratch = np.empty(3 * 100_000)
-    for span in spans(cohort.layout):
+    for span in spans(cohort.layout.sizes):
         offset = cohort.layout.offsets[span.layer]
         columns = matrix(cohort)[:, offset + span.start : offset + span.stop]
         assert np.array_equal(updates(cohort.rows, cohort.sent, span, scratch), columns)
@@ -389,7 +390,7 @@ def test_updates_are_the_columns_of_the_matrix():
 def test_spans_cover_every_parameter_once(specification, width):
     layout = Layout.of({name: np.zeros(shape, np.float32) for name, shape in specification.items()})
     covered = np.zeros(layout.size, int)
-    for span in spans(layout, width):
+    for span in spans(layout.sizes, width):
         assert 0 < span.stop - span.start <= width
         assert span.stop <= layout.offsets[span.layer + 1] - layout.offsets[span.layer]
         covered[layout.offsets[span.layer] + span.start : layout.offsets[span.layer] + span.stop] += 1

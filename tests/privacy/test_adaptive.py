@@ -159,8 +159,8 @@ def test_the_next_round_clips_and_noises_with_the_next_bound():
 class Silent(GaussianNoise):
     """Adds nothing."""
 
-    def maker(self, room):
-        made = super().maker(room)
+    def maker(self):
+        made = super().maker()
         made.normals = lambda number, count, std: np.zeros(count)
         return made
 

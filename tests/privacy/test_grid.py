@@ -7,8 +7,8 @@ from support import random_models, zeros
 from test_clipping import cohort_of
 
 from cloister.privacy.mechanisms.clipping import clip
-from cloister.privacy.mechanisms.noise import WORKSPACE, GaussianNoise
-from cloister.privacy.mechanisms.release import GRID_BITS, add_on_grid, grid_step, noised, noisy_mean
+from cloister.privacy.mechanisms.noise import GRID_BITS, GaussianNoise, grid_step, noised
+from cloister.privacy.mechanisms.release import noisy_mean
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -28,17 +28,15 @@ def test_the_step_is_a_power_of_two_far_below_the_noise(std):
 def test_without_noise_there_is_no_grid():
     assert grid_step(0.0) == 0.0
     target = np.array([1 / 3])
-    noise = GaussianNoise(3)
-    add_on_grid(noise.blocks(target), 0.0, noise.maker(np.empty(WORKSPACE)))
+    GaussianNoise(3).add_on_grid((target,), 0.0)
     assert target == 1 / 3
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_sums_land_on_the_grid_whatever_they_were(dtype):
-    noise = GaussianNoise(3)
     target = np.random.default_rng(0).standard_normal(200_000).astype(dtype)
     plain = target.copy()
-    add_on_grid(noise.blocks(target), 0.5, noise.maker(np.empty(WORKSPACE)))
+    GaussianNoise(3).add_on_grid((target,), 0.5)
     assert on_grid(target, grid_step(0.5)) and not on_grid(plain, grid_step(0.5))
     difference = target.astype(np.float64) - plain
     assert std_is(difference, 0.5) and is_normal(difference, 0.5)

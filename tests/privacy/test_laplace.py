@@ -12,8 +12,7 @@ from statistics_of_noise import FALSE_ALARM, is_normal, std_is
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.mechanisms import laplace
 from cloister.privacy.mechanisms.laplace import LaplaceNoise
-from cloister.privacy.mechanisms.noise import BLOCK, GaussianNoise
-from cloister.privacy.mechanisms.release import grid_step
+from cloister.privacy.mechanisms.noise import BLOCK, GaussianNoise, grid_step
 
 in_poisoned_memory = pytest.mark.usefixtures("poisoned_memory")
 

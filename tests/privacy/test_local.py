@@ -15,8 +15,7 @@ from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Unaccounted
 from cloister.privacy.mechanisms import local_update
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
-from cloister.privacy.mechanisms.noise import BLOCK, GaussianNoise
-from cloister.privacy.mechanisms.release import GRID_BITS, grid_step
+from cloister.privacy.mechanisms.noise import BLOCK, GRID_BITS, GaussianNoise, Maker, grid_step
 
 in_poisoned_memory = pytest.mark.usefixtures("poisoned_memory")
 
@@ -50,12 +49,11 @@ class Overheard:
 def overheard(monkeypatch):
     heard = Overheard([], [])
 
-    def listen(blocks, std, maker, step=None):
-        for _, block in blocks:
-            heard.pieces.append(block.copy())
-            heard.stds.append(std)
+    def listen(maker, target, std, places, *_):
+        heard.pieces.append(target.copy())
+        heard.stds.append(std)
 
-    monkeypatch.setattr(local_update, "add_on_grid", listen)
+    monkeypatch.setattr(Maker, "add_on_grid", listen)
     return heard
 
 
@@ -282,7 +280,7 @@ class OnTheModel(LocalGaussian):
         moved = LocalGaussian(self.clipping_norm, 0.0).release(trained, start, noise)
         for array in moved.values():
             wide = array.astype(np.float64)
-            local_update.add_on_grid(noise.blocks(wide), self._std(), noise.maker(np.empty(2 * BLOCK)))
+            noise.add_on_grid((wide,), self._std())
             array[...] = wide
         return moved
 

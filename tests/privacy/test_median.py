@@ -74,7 +74,7 @@ def test_threads_and_blocks_change_nothing(monkeypatch):
     cohort = clip(cohort_of(random_models(5, like=zeros(50_000))), CLIP)
     assert cohort.layout.size > 4 * median.COLUMNS
     many = released(cohort, 5, z=1.0)
-    monkeypatch.setattr("cloister.core.cohort.THREADS", 1)
+    monkeypatch.setattr("cloister.core.threads.THREADS", 1)
     np.testing.assert_array_equal(many, released(cohort, 5, z=1.0))
 
 

@@ -9,12 +9,18 @@ from scipy import stats
 from statistics_of_noise import FALSE_ALARM, is_normal, std_is
 
 from cloister.core.errors import ConfigError, PrivacyError
+from cloister.core.threads import spans
 from cloister.privacy.mechanisms import noise
 from cloister.privacy.mechanisms.noise import BLOCK, BYTES_PER_PAIR, HALF, GaussianNoise, Maker
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 DTYPES = [np.float32, np.float64]
+
+
+def maker_of(source, workspace):
+    """A maker of the source's noise in this memory."""
+    return Maker(source._key, source._nonce, workspace)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -120,25 +126,31 @@ class TestRoomOfABlock:
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     def test_a_maker_refuses_more_numbers_than_it_has_memory_for(self, dtype):
-        maker = GaussianNoise(1).maker(np.empty(1024, dtype))
+        maker = maker_of(GaussianNoise(1), np.empty(1024, dtype))
         assert len(maker.normals(0, 512, 1.0)) == 512
         with pytest.raises(PrivacyError, match=r"a block of 513 numbers was asked of a maker of 512$"):
             maker.normals(0, 513, 1.0)
 
     def test_a_maker_refuses_more_numbers_than_a_block_has_in_the_stream(self):
         with pytest.raises(PrivacyError, match=str(BLOCK + 1)):
-            GaussianNoise(1).maker(np.empty(8 * BLOCK)).normals(0, BLOCK + 1, 1.0)
+            maker_of(GaussianNoise(1), np.empty(8 * BLOCK)).normals(0, BLOCK + 1, 1.0)
 
-    @pytest.mark.parametrize("width", [0, -1, BLOCK + 1])
-    def test_a_stream_is_not_cut_into_wider_blocks(self, width):
-        with pytest.raises(PrivacyError, match="block"):
-            GaussianNoise(1).blocks(np.zeros(10), width)
+    @pytest.mark.parametrize("width", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+    def test_a_span_has_a_place_for_each_of_its_blocks_and_nothing_less_will_do(self, width):
+        source, target = GaussianNoise(1), np.zeros(10 * BLOCK + 1)
+        places = source.places(spans([len(target)], width))
+        numbers = [number for given in places.values() for number in given]
+        assert len(numbers) == len(set(numbers)) == sum(math.ceil(len(span) / BLOCK) for span in places)
+        span, given = next(iter(places.items()))
+        for wrong in (given[1:], (*given, numbers[-1] + 1)):
+            with pytest.raises(ValueError, match="zip"):
+                source.maker().add(span.of([target]), 1.0, wrong)
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     @pytest.mark.parametrize("count", [1, 2, 511, BLOCK - 1, BLOCK])
     def test_numbers_do_not_depend_on_what_the_memory_held(self, dtype, count):
         made = [
-            GaussianNoise(1).maker(np.full(2 * BLOCK, poison, dtype)).normals(3, count, 1.0).copy()
+            maker_of(GaussianNoise(1), np.full(2 * BLOCK, poison, dtype)).normals(3, count, 1.0).copy()
             for poison in (np.nan, 1e30)
         ]
         np.testing.assert_array_equal(*made)
@@ -164,7 +176,8 @@ class TestPlacesInTheStream:
     @pytest.mark.parametrize("width", [BLOCK, BLOCK - 1, BLOCK // 2 + 2, 64])
     def test_blocks_have_no_byte_in_common(self, drawn, dtype, width):
         source, target = GaussianNoise(11), np.zeros(4 * width, dtype)
-        source.maker(np.empty(2 * BLOCK, dtype)).add(source.blocks(target, width), 1.0)
+        for span, places in source.places(spans([len(target)], width)).items():
+            source.maker(dtype).add(span.of([target]), 1.0, places)
         source.add(np.zeros(BLOCK), 1.0)
         chunks = [piece[at : at + 16] for piece in drawn for at in range(0, len(piece) - 15, 16)]
         assert len(drawn) == 5 and len(set(chunks)) == len(chunks)
@@ -191,7 +204,7 @@ class TestBitsOfARadius:
             out[: len(out) * 8 // BYTES_PER_PAIR[np.dtype(dtype)]].view(np.int64)[:] = bits
 
         monkeypatch.setattr(Maker, "_draw", fixed)
-        normals = GaussianNoise(1).maker(np.empty(256, dtype)).normals(0, 128, 1.0)
+        normals = GaussianNoise(1).maker(dtype).normals(0, 128, 1.0)
         return np.abs(normals.astype(np.float64)).max()
 
     @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,8 +8,7 @@ import numpy as np
 from cloister.core import check
 from cloister.core.arrays import Row
 from cloister.privacy.dpsgd.rounding import check_clipping_norm
-from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.privacy.mechanisms.release import noised
+from cloister.privacy.mechanisms.noise import GaussianNoise, noised
 
 SLACK = 2.0**-16
 """What roundings in double precision may add to S: enough for 2^17 units of 2^30 numbers each."""

@@ -12,7 +12,6 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.core import check
-from cloister.core.cohort import share, workspaces
 from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd.checks import Probe, checked, made_up
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
@@ -25,11 +24,8 @@ from cloister.privacy.dpsgd.rounding import (
     overstatement,
 )
 from cloister.privacy.dpsgd.vectorised import Loss, is_seed
-from cloister.privacy.mechanisms.noise import BLOCK, WORKSPACE, GaussianNoise
-from cloister.privacy.mechanisms.release import put_on_grid
+from cloister.privacy.mechanisms.noise import GaussianNoise
 
-NOISE_COST = 8
-"""What a normal number in double precision costs, in additions: how soon a second thread is worth it."""
 ALIGNMENT = 64
 """Bytes."""
 
@@ -121,7 +117,6 @@ class DpSgd:
         )
         self._descend = tf.function(self._apply, autograph=False)
         self._outs = tuple(_aligned(variable.shape, variable.dtype) for variable in model.trainable_variables)
-        self._workspaces = list(workspaces(WORKSPACE))
         self.reseed()
 
     @staticmethod
@@ -185,19 +180,8 @@ class DpSgd:
 
     def _noised(self, sums: Sequence[NDArray], std: float) -> tuple[NDArray, ...]:
         """The sums + N(0, std²), in memory that the next step uses again."""
-        places = [
-            (number, total.reshape(-1)[start : start + len(block)], block)
-            for total, out in zip(sums, self._outs, strict=True)
-            for start, (number, block) in zip(
-                range(0, out.size, BLOCK), self.noise.blocks(out.reshape(-1)), strict=True
-            )
-        ]
-        memory = iter(self._workspaces)
-        share(
-            places,
-            lambda mine: put_on_grid(mine, std, self.noise.maker(next(memory))),
-            NOISE_COST * sum(out.size for out in self._outs),
-        )
+        flat = (tuple(array.reshape(-1) for array in arrays) for arrays in (sums, self._outs))
+        self.noise.add_on_grid(next(flat), std, out=next(flat))
         return self._outs
 
     def _apply(self, noised: Sequence[Any], size: Any) -> None:

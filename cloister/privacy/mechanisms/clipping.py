@@ -8,8 +8,7 @@ import numpy as np
 from cloister.core import check
 from cloister.core.cohort import NORM_ERROR, Cohort
 from cloister.core.errors import ConfigError
-from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.privacy.mechanisms.release import noised
+from cloister.privacy.mechanisms.noise import GaussianNoise, noised
 
 MIN_BOUND = 1e-12
 """Squares of numbers below 1e-19 vanish in float32; no model has so many parameters that they add up to this."""

@@ -6,14 +6,16 @@ number of pairs.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.cohort import Cohort, Span, layer_spans, updates
+from cloister.core.cohort import Cohort, updates
 from cloister.core.registry import Registry
+from cloister.core.threads import spans
 
 Matrix = NDArray[np.float64]
 
@@ -74,18 +76,12 @@ def mean_layer_frobenius(cohort: Cohort) -> Matrix:
 
     Source: Sáinz-Pardo Díaz et al. (2026), Algorithm 1.
     """
-    total = np.zeros((len(cohort), len(cohort)))
-    for gram in layer_grams(cohort):
-        total += np.sqrt(_squared_distances(gram))
-    return total / len(cohort.layout.names)
+    return _total(cohort, map(np.sqrt, _squared_distances(cohort))) / len(cohort.layout.names)
 
 
 def l2(cohort: Cohort) -> Matrix:
     """‖w_i - w_j‖₂ over all parameters together; at most 2C between two points of a ball of radius C."""
-    total = np.zeros((len(cohort), len(cohort)))
-    for gram in layer_grams(cohort):
-        total += _squared_distances(gram)
-    return np.sqrt(total)
+    return np.sqrt(_total(cohort, _squared_distances(cohort)))
 
 
 def cosine(cohort: Cohort) -> Matrix:
@@ -94,7 +90,7 @@ def cosine(cohort: Cohort) -> Matrix:
     An update of norm 0 has no direction; its distance to any other is 1, and to another such update 0. Clipping does
     not change a direction; 2 is the bound whatever C is.
     """
-    gram = sum(layer_grams(cohort, centred=False), np.zeros((len(cohort), len(cohort))))
+    gram = total_gram(cohort)
     norms = np.sqrt(np.diag(gram))
     still = norms == 0
     unit = np.where(still, 1.0, norms)
@@ -108,35 +104,43 @@ L2 = Distance(l2, lambda bound, arrays: 2 * bound)
 COSINE = Distance(cosine, lambda bound, arrays: 2.0)
 
 
+def total_gram(cohort: Cohort) -> Matrix:
+    """The Gram matrix of the bounded updates over all parameters together, not centred, in float64."""
+    return _total(cohort, layer_grams(cohort, centred=False))
+
+
 def layer_grams(cohort: Cohort, centred: bool = True) -> Iterator[Matrix]:
     """The Gram matrix of the bounded updates, array by array, in float64.
 
     Args:
         cohort: of n updates; each counts with its factor.
         centred: subtract the first update from all. Differences stay the same and lose fewer digits.
+
+    Yields:
+        n x n matrices.
     """
     count = len(cohort)
     width = min(WIDEST, max(256, GRAM_BYTES // (8 * max(1, count))))
     block, product = np.empty(width * count), np.empty((count, count))
-    for layer in range(len(cohort.layout.names)):
+    for _, stretches in groupby(spans(cohort.layout.sizes, width), key=lambda span: span.layer):
         gram = np.zeros((count, count))
-        for span in layer_spans(cohort.layout, layer, width):
-            columns = _bounded(cohort, span, block)
+        for span in stretches:
+            columns = updates(cohort.rows, cohort.sent, span, block)
+            if (cohort.factors != 1).any():
+                columns *= cohort.factors[:, None]
             if centred:
                 columns -= columns[:1].copy()
             gram += np.matmul(columns, columns.T, out=product)
         yield gram
 
 
-def _bounded(cohort: Cohort, span: Span, out: NDArray) -> NDArray:
-    """factors[i] · U[i] over the columns in `span`, in float64."""
-    columns = updates(cohort.rows, cohort.sent, span, out)
-    if not (cohort.factors == 1).all():
-        columns *= cohort.factors[:, None]
-    return columns
+def _squared_distances(cohort: Cohort) -> Iterator[Matrix]:
+    """‖u_i - u_j‖² = G_ii + G_jj - 2 G_ij, array by array, never below 0."""
+    for gram in layer_grams(cohort):
+        norms = np.diag(gram)
+        yield np.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0.0)
 
 
-def _squared_distances(gram: Matrix) -> Matrix:
-    """‖u_i - u_j‖² = G_ii + G_jj - 2 G_ij, never below 0."""
-    norms = np.diag(gram)
-    return np.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0.0)
+def _total(cohort: Cohort, matrices: Iterable[Matrix]) -> Matrix:
+    """The sum of matrices of a cohort's pairs; zero where there are none."""
+    return sum(matrices, np.zeros((len(cohort), len(cohort))))

@@ -3,6 +3,15 @@
 n models of p parameters and k hypotheses span at most n + k - 1 dimensions. Where that is less than p, distances are
 taken from a Gram matrix, in one pass over memory, and k-means runs on coordinates that reproduce them: the same
 clusters as in p dimensions, to rounding, at any p.
+
+| edge case | what happens |
+|---|---|
+| no models | no labels, spread 0; the middles stay the hypotheses |
+| one model | it is the middle of its cluster; the other middles stay |
+| a hypothesis that no model is nearest to | it stays where it is, with size 0 |
+| a model as near to two hypotheses | it goes to the first |
+| two equal hypotheses | the first gets everybody; both are named as collapsed |
+| NaN or infinite numbers | undefined: a round screens such replies out before |
 """
 
 from collections.abc import Sequence
@@ -13,7 +22,7 @@ from numpy.typing import NDArray
 
 from cloister.core.arrays import Layout, Row
 from cloister.core.cohort import Cohort
-from cloister.privacy.mechanisms.distance import layer_grams
+from cloister.privacy.mechanisms.distance import total_gram
 
 MAX_STEPS = 300
 """Of k-means, as in scikit-learn."""
@@ -95,11 +104,8 @@ def _coordinates(layout: Layout, rows: Sequence[Row]) -> NDArray[np.float64]:
     """The rows as they are, in float64, or in as many dimensions as there are rows, at the same distances."""
     if layout.size <= len(rows):
         return np.array([np.concatenate(row) for row in rows], np.float64)
-    gram = np.zeros((len(rows), len(rows)))
     # Centred at the last hypothesis: where clients nearly agree, differences lose no digits to the model itself.
     cohort = Cohort(layout, rows[-1], tuple(rows), np.zeros(len(rows)), np.ones(len(rows)))
-    for part in layer_grams(cohort, centred=False):
-        gram += part
-    values, vectors = np.linalg.eigh(gram)
+    values, vectors = np.linalg.eigh(total_gram(cohort))
     coordinates: NDArray[np.float64] = vectors * np.sqrt(np.maximum(values, 0.0))
     return coordinates

@@ -13,19 +13,25 @@ exp(-λs) is (2πw)^(p/2) times the density of N(0, w·I) at x, so w has a densi
     x = √w · g,   g ~ N(0, I),   w·ε² ~ χ²(p + 1),
 
 exactly, for every p ≥ 1 (Andrews and Mallows, 1974, for p = 1; Gómez-Sánchez-Manzano et al., 2008, for all p).
+
+| edge case | what happens |
+|---|---|
+| a model of zeros | noise like on any other: what is released does not depend on it |
+| one parameter | the usual Laplace distribution |
+| a model without parameters | refused |
+| NaN or infinite numbers, integers, a read-only array | refused before anything is added |
+| ε of 0, below 0, NaN or infinite | refused |
+| ε so small or large that noise leaves single precision's range | refused, without its value |
 """
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 
 from cloister.core import check
 from cloister.core.arrays import Row
-from cloister.core.cohort import share, workspaces
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.mechanisms.noise import WORKSPACE, GaussianNoise, NumberedBlock
-from cloister.privacy.mechanisms.release import add_on_grid, grid_step, refuse_beyond
+from cloister.privacy.mechanisms.noise import GaussianNoise, grid_step, refuse_beyond
 
 
 class LaplaceNoise:
@@ -65,14 +71,7 @@ class LaplaceNoise:
         size = sum(piece.size for piece in model)
         public = public_step(size, epsilon)
         grid = public if step is None else _power_of_two(step)
-        std = deviation(self._normals, size, epsilon)
-        blocks = [block for piece in model for block in self._normals.blocks(piece)]
-        memory = workspaces(WORKSPACE)
-
-        def work(mine: Iterator[NumberedBlock]) -> None:
-            add_on_grid(mine, std, self._normals.maker(next(memory)), grid)
-
-        share(blocks, work, size)
+        self._normals.add_on_grid(model, deviation(self._normals, size, epsilon), grid)
 
 
 def deviation(normals: GaussianNoise, p: int, epsilon: float) -> float:

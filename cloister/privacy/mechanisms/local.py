@@ -11,6 +11,15 @@ pair of them, since what the noise is added to lies in a ball fixed beforehand. 
 - The norm is that of the true update, overstated by its rounding, for every number that a double holds.
 - An update that is none (NaN, infinite, of other arrays) counts as the zero update: it gets the same noise, and the
   answer looks like any other.
+
+| edge case | what is sent |
+|---|---|
+| zero update | the start and the noise; under `PublishedLaplace` the start alone |
+| NaN, infinite, other arrays | as for a zero update; the node's own log says why |
+| NaN or infinite start, or one that is not of floats | refused: the start is public, and so is the refusal |
+| a start of single numbers, or with empty arrays | noise on the numbers that there are |
+| noise multiplier 0 | the bounded update, on no grid; the event is `Unaccounted` |
+| a sum beyond the dtype | the largest number of the dtype, never infinity |
 """
 
 import math
@@ -22,8 +31,7 @@ from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import MIN_MULTIPLIER, Event, Gaussian, Laplace, Pure, Unaccounted
 from cloister.privacy.mechanisms.laplace import deviation, public_step
 from cloister.privacy.mechanisms.local_update import Arrays, Scale, Tell, factor_for, released
-from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.privacy.mechanisms.release import grid_step, refuse_beyond
+from cloister.privacy.mechanisms.noise import GaussianNoise, grid_step, refuse_beyond
 
 NO_NOISE = "privacy.client-noise-multiplier is 0: there is no noise"
 

@@ -5,7 +5,7 @@ for its norm, and to be noised.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.arrays import Row
-from cloister.core.cohort import share, workspaces
 from cloister.core.errors import PrivacyError
-from cloister.privacy.mechanisms.noise import BLOCK, WORKSPACE, GaussianNoise
-from cloister.privacy.mechanisms.release import add_on_grid
+from cloister.core.threads import Span, for_each_span, spans
+from cloister.privacy.mechanisms.noise import BLOCK, GaussianNoise, Maker
 
 NORM_ERROR = 2.0**-30
 """Bound on the relative error of a norm and of the scaling after it, in double precision.
@@ -122,12 +121,10 @@ class _Update:
             tell(reason)
         return cls(before, before, [0.0] * len(before))
 
-    def block(self, layer: int, first: int, out: NDArray) -> NDArray:
-        """As many numbers of the update as `out` holds, from number `first` of an array on, in double precision."""
-        stop = first + len(out)
-        return np.subtract(
-            self.trained[layer][first:stop], self.start[layer][first:stop], out=out, dtype=np.float64, casting="unsafe"
-        )
+    def of_span(self, span: Span, scratch: NDArray) -> NDArray:
+        """The update's numbers in a span, in double precision, in front of the flat buffer `scratch`."""
+        out = scratch[: len(span)]
+        return np.subtract(span.of(self.trained), span.of(self.start), out=out, dtype=np.float64, casting="unsafe")
 
 
 def _pieces(trained: Arrays, start: Arrays) -> Row | None:
@@ -140,28 +137,20 @@ def _pieces(trained: Arrays, start: Arrays) -> Row | None:
     return tuple(np.ravel(array) for array in arrays)
 
 
-def _places(sizes: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Every number of every array once: its array, where a block of them begins and where it ends."""
-    return [
-        (layer, first, min(first + BLOCK, size)) for layer, size in enumerate(sizes) for first in range(0, size, BLOCK)
-    ]
-
-
 def _norms(trained: Row, start: Row) -> list[float]:
     """‖trained - start‖₂ of each array; NaN or infinite where the difference or its norm is."""
-    update, sizes = _Update(trained, start, ()), [piece.size for piece in start]
-    places, memory = _places(sizes), workspaces(BLOCK)
-    found = np.zeros(len(places))
+    update, places = _Update(trained, start, ()), spans([piece.size for piece in start], BLOCK)
+    found = dict.fromkeys(places, 0.0)
 
-    def work(numbered: Iterator[tuple[int, tuple[int, int, int]]]) -> None:
-        scratch = next(memory)
+    def measure(span: Span, scratch: NDArray) -> None:
         with np.errstate(all="ignore"):
-            for number, (layer, first, stop) in numbered:
-                found[number] = _norm(update.block(layer, first, scratch[: stop - first]))
+            found[span] = _norm(update.of_span(span, scratch))
 
-    share(list(enumerate(places)), work, sum(sizes))
-    of_layer = [np.array([place[0] for place in places], int) == layer for layer in range(len(sizes))]
-    return [math.hypot(*found[which]) for which in of_layer]
+    for_each_span(places, measure, lambda: np.empty(BLOCK))
+    norms: list[list[float]] = [[] for _ in start]
+    for span, norm in found.items():
+        norms[span.layer].append(norm)
+    return [math.hypot(*of_layer) for of_layer in norms]
 
 
 def _norm(block: NDArray) -> float:
@@ -179,24 +168,19 @@ def _norm(block: NDArray) -> float:
 
 def _write(update: _Update, targets: Mapping[int, NDArray], how: Scale, noise: GaussianNoise) -> None:
     """Write start + factor·update + noise to the targets: the start is added to what is noised and on the grid."""
-    # Noise is numbered here and made there: which thread takes which block must not decide who gets which number.
-    places = [
-        (number, layer, first, block)
-        for layer, target in targets.items()
-        for first, (number, block) in zip(range(0, len(target), BLOCK), noise.blocks(target), strict=True)
-    ]
-    memory, updates = workspaces(WORKSPACE), workspaces(BLOCK)
+    sizes = [piece.size if layer in targets else 0 for layer, piece in enumerate(update.start)]
+    places = noise.places(spans(sizes, BLOCK))
 
-    def work(mine: Iterator[tuple[int, int, int, NDArray]]) -> None:
-        maker, scratch = noise.maker(next(memory)), next(updates)
+    def write(span: Span, workspace: tuple[Maker, NDArray]) -> None:
+        maker, scratch = workspace
         with np.errstate(over="ignore"):
-            for number, layer, first, block in mine:
-                here = update.block(layer, first, scratch[: len(block)])
-                here *= how.factor
-                add_on_grid([(number, here)], how.std, maker, how.step)
-                here += update.start[layer][first : first + len(block)]
-                # Saturated, not infinite: the server's screening would tell a client's overflow from its silence.
-                largest = float(np.finfo(block.dtype).max)
-                np.clip(here, -largest, largest, out=block, casting="same_kind")
+            here = update.of_span(span, scratch)
+            here *= how.factor
+            maker.add_on_grid(here, how.std, places[span], how.step)
+            here += span.of(update.start)
+            out = targets[span.layer][span.start : span.stop]
+            # Saturated, not infinite: the server's screening would tell a client's overflow from its silence.
+            largest = float(np.finfo(out.dtype).max)
+            np.clip(here, -largest, largest, out=out, casting="same_kind")
 
-    share(places, work, sum(target.size for target in targets.values()))
+    for_each_span(list(places), write, lambda: (noise.maker(), np.empty(BLOCK)))

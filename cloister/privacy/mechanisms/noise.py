@@ -1,4 +1,4 @@
-"""The one source of noise: Gaussian numbers from the operating system's entropy.
+"""The one source of noise: Gaussian numbers from the operating system's entropy, added on a public grid.
 
 Box-Muller on the keystream of AES-128 in counter mode, a cryptographic generator and, with the processor's AES
 instructions, a faster one than NumPy's. Numbers are made block by block in the cache, on a few threads where there are
@@ -7,22 +7,32 @@ many; a block's place in the keystream is its number, so the same seed gives the
 Radii come from 64 bits, so that the tail reaches 9.4 standard deviations: 32 bits would cut it at 6.7, which over
 millions of coordinates is not negligible beside the δ of a guarantee. What remains of floating-point attacks
 (Mironov, 2012) is named in `docs/privacy.md`.
+
+| edge case | what happens |
+|---|---|
+| standard deviation 0 | nothing is added and nothing rounded |
+| negative, NaN or infinite deviation | refused (`add`, `add_on_grid`) |
+| an array without numbers | nothing; no place of the stream is used |
+| NaN or infinite numbers in the target | they stay what they are: whoever calls keeps them out |
+| a forked process | refused: both processes would add the same noise |
 """
 
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from cloister.core import check, cohort
+from cloister.core import check, threads
+from cloister.core.arrays import Row
 from cloister.core.errors import PrivacyError
+from cloister.core.threads import Span, for_each_span, spans
 
-BLOCK = cohort.BLOCK // 2
+BLOCK = threads.BLOCK // 2
 """Normal numbers made at a time."""
 HALF = BLOCK // 2
 WORKSPACE = 2 * BLOCK
@@ -30,9 +40,16 @@ WORKSPACE = 2 * BLOCK
 BYTES_PER_PAIR = {np.dtype(np.float32): 12, np.dtype(np.float64): 16}
 ZEROS = bytes(max(BYTES_PER_PAIR.values()) * HALF)
 """What is encrypted: zeros come out as the keystream itself."""
+COST = 8
+"""What a normal number in double precision costs, in additions: how soon a second thread is worth it."""
 
-NumberedBlock = tuple[int, NDArray]
-"""A place in the stream, and where the numbers of that place go."""
+GRID_BITS = 20
+"""Releases are multiples of the power of two this many bits below the standard deviation of their noise."""
+HEADROOM = 64
+"""Deviations of the noise that a number's dtype must hold."""
+
+Places = tuple[int, ...]
+"""Where in the stream the noise of a span lies: the numbers of its blocks, each of at most `BLOCK` normal numbers."""
 
 
 class GaussianNoise:
@@ -52,49 +69,82 @@ class GaussianNoise:
         self._process = os.getpid()
 
     def add(self, target: NDArray, std: float) -> None:
-        """Add `std` · N(0, 1) to every number of a flat float32 or float64 array, in place.
+        """Add `std` · N(0, 1) to every number of a flat float32 or float64 array, in place and on no grid.
+
+        Args:
+            target: of n numbers; the noise is made in its precision.
+            std: ≥ 0; at 0 nothing is added.
 
         Raises:
-            ConfigError: `std` is not a finite number of at least 0. At 0 nothing is added.
+            ConfigError: `std` is not a finite number of at least 0.
         """
+        check.non_negative(std=std)
+        places = self.places(spans([len(target)], BLOCK))
 
-        def work(blocks: Iterator[NumberedBlock]) -> None:
-            self.maker(np.empty(WORKSPACE, target.dtype)).add(blocks, std)
+        def work(span: Span, maker: Maker) -> None:
+            maker.add(span.of([target]), std, places[span])
 
-        cohort.share(self.blocks(target), work, len(target))
+        for_each_span(list(places), work, lambda: self.maker(target.dtype))
+
+    def add_on_grid(self, row: Row, std: float, step: float | None = None, out: Row | None = None) -> None:
+        """Add `std` · N(0, 1) to every number of a row, rounded to a public grid: see `Maker.add_on_grid`.
+
+        Args:
+            row: flat float32 or float64 arrays.
+            std: ≥ 0; at 0 nothing is added.
+            step: of the grid, a power of two; None: `grid_step(std)`.
+            out: where the sums go, arrays of the same sizes; None: in place.
+
+        Raises:
+            ConfigError: `std` is not a finite number of at least 0.
+        """
+        check.non_negative(std=std)
+        places = self.places(spans([piece.size for piece in row], BLOCK))
+
+        def work(span: Span, maker: Maker) -> None:
+            maker.add_on_grid(span.of(row), std, places[span], step, None if out is None else span.of(out))
+
+        for_each_span(list(places), work, self.maker, cost=COST)
 
     def standard_normal(self, count: int, dtype: type = np.float32) -> NDArray:
-        """`count` independent N(0, 1) numbers."""
+        """`count` independent N(0, 1) numbers.
+
+        Args:
+            count: ≥ 0.
+            dtype: float32 or float64.
+        """
         out: NDArray = np.zeros(count, dtype)
         self.add(out, 1.0)
         return out
 
-    def blocks(self, target: NDArray, width: int = BLOCK) -> list[NumberedBlock]:
-        """A flat array in blocks, each with a number of its own: the place in the stream where its noise lies.
+    def places(self, stretches: Sequence[Span]) -> dict[Span, Places]:
+        """Set places in the stream aside for the noise of some spans, in their order.
 
-        Args:
-            target: flat, of n numbers.
-            width: numbers in a block, at most `BLOCK`; a smaller one needs less workspace.
+        Noise is numbered here and made later: which thread takes which span must not decide who gets which number.
 
         Raises:
-            PrivacyError: this is a copy in a forked process, whose noise would be the parent's once more; or a block
-                is wider than its place in the stream, and would share numbers with the next.
+            PrivacyError: this is a copy in a forked process, whose noise would be the parent's once more.
         """
-        if not 0 < width <= BLOCK:
-            raise PrivacyError(f"a block of noise holds from 1 to {BLOCK} numbers, asked for {width}")
         if os.getpid() != self._process:
             raise PrivacyError("noise cannot be shared with a forked process: both would add the same; make another")
-        return [(next(self._numbers), target[start : start + width]) for start in range(0, len(target), width)]
+        return {span: tuple(next(self._numbers) for _ in range(0, len(span), BLOCK)) for span in stretches}
 
-    def maker(self, workspace: NDArray) -> "Maker":
-        """What makes this stream's blocks on one thread, in memory of twice as many numbers of their dtype."""
-        return Maker(self._key, self._nonce, workspace)
+    def maker(self, dtype: DTypeLike = np.float64) -> "Maker":
+        """What makes this stream's blocks on one thread, with memory of its own for noise of this dtype."""
+        return Maker(self._key, self._nonce, np.empty(WORKSPACE, dtype))
 
 
 class Maker:
-    """Makes blocks of one stream, on one thread, in `workspace`: memory for twice the numbers of a block."""
+    """Makes blocks of one stream, on one thread.
+
+    Args:
+        key, nonce: of the stream.
+        workspace: memory for twice the numbers of a block, of their dtype. Each block of noise overwrites what is in
+            it; between blocks it may serve other ends.
+    """
 
     def __init__(self, key: bytes, nonce: int, workspace: NDArray) -> None:
+        self.workspace = workspace
         self._nonce = nonce
         self._keystream = Cipher(algorithms.AES(key), modes.CTR(nonce.to_bytes(16))).encryptor()
         self._bytes_per_pair = BYTES_PER_PAIR[workspace.dtype]
@@ -102,20 +152,53 @@ class Maker:
         self._bytes, self._radii = workspace[: 3 * pairs].view(np.uint8), workspace[3 * pairs : 4 * pairs]
         self._point = _point32 if workspace.dtype == np.float32 else _point64
 
-    def add(self, blocks: Iterable[NumberedBlock], std: float) -> None:
-        """Add `std` · N(0, 1) to every number of the blocks; nothing at 0.
+    def add(self, target: NDArray, std: float, places: Places) -> None:
+        """Add N(0, std²) to every number of a flat array, in place; nothing at 0.
 
-        Raises:
-            ConfigError: `std` is not a finite number of at least 0.
+        Args:
+            target: of n numbers.
+            std: ≥ 0.
+            places: of its noise.
         """
-        check.non_negative(std=std)
-        for number, target in blocks if std else ():
-            target += self.normals(number, len(target), std)
+        for block, number in _blocks(target, places) if std else ():
+            target[block] += self.normals(number, len(target[block]), std)
+
+    def add_on_grid(
+        self, target: NDArray, std: float, places: Places, step: float | None = None, out: NDArray | None = None
+    ) -> None:
+        """Add N(0, std²) in the maker's precision, and round to a public grid before numbers return to their dtype.
+
+        The low bits of floating-point noise betray what it was added to (Mironov, 2012; Haney et al., 2022): no number
+        is released to more than `GRID_BITS` bits below `std`, and 33 bits of a double lie below that.
+
+        Args:
+            target: flat, of n float32 or float64 numbers.
+            std: ≥ 0. At 0 nothing is added and nothing rounded.
+            places: of its noise.
+            step: of the grid, a power of two; None: `grid_step(std)`. Where `std` is secret, the grid must not follow
+                it. A maker of float32 noise needs a coarser one.
+            out: where the sums go; None: in place.
+        """
+        if not std:
+            return None if out is None else np.copyto(out, target)
+        out = target if out is None else out
+        step = grid_step(std) if step is None else step
+        for block, number in _blocks(target, places):
+            wide = self.normals(number, len(target[block]), std)
+            wide += target[block]
+            wide *= 1 / step  # exact, like the product below: a power of two
+            np.rint(wide, out=wide)
+            np.multiply(wide, step, out=out[block], casting="same_kind")
 
     def normals(self, number: int, count: int, std: float) -> NDArray:
         """The numbers of a block, as many as are needed, where the next ones will be too.
 
         Radius √(-2 ln u) and a uniform point on the circle: two independent normals a pair (Box, Muller, 1958).
+
+        Args:
+            number: of the block, its place in the stream.
+            count: how many are needed.
+            std: their standard deviation.
 
         Raises:
             PrivacyError: the block is larger than its place in the stream, or than the memory: some of its numbers
@@ -136,6 +219,47 @@ class Maker:
         """Bytes from the block's own place in the keystream: 16 for each pair that it may have."""
         self._keystream.reset_nonce(((self._nonce + number * HALF) % 2**128).to_bytes(16))
         self._keystream.update_into(memoryview(ZEROS)[: len(out)], out.data)
+
+
+def noised(model: Row, std: float, noise: GaussianNoise) -> Row:
+    """A copy of a model with N(0, std²) on every parameter, in double precision and on the grid.
+
+    Args:
+        model: p parameters, in flat arrays.
+        std: ≥ 0.
+        noise: where the normal numbers come from.
+
+    Returns:
+        Arrays of float32, or of float64 where the model has it.
+    """
+    copies = tuple(piece.astype(np.result_type(piece, np.float32)) for piece in model)
+    noise.add_on_grid(copies, std)
+    return copies
+
+
+def grid_step(std: float) -> float:
+    """The distance between the numbers that may be released under noise of this standard deviation: a power of two."""
+    return float(2.0 ** (math.floor(math.log2(std)) - GRID_BITS)) if std else 0.0
+
+
+def refuse_beyond(log_std: float) -> None:
+    """Refuse noise that would leave the range of single precision: infinities and zeros are no noise.
+
+    Args:
+        log_std: ln of the standard deviation of one coordinate.
+
+    Raises:
+        PrivacyError: without the value, which may follow from private numbers.
+    """
+    limits = np.finfo(np.float32)
+    if not math.log(limits.tiny) + GRID_BITS < log_std < math.log(limits.max) - math.log(HEADROOM):
+        raise PrivacyError("this asks for noise beyond the range of single precision; scale the model")
+
+
+def _blocks(target: NDArray, places: Places) -> Iterator[tuple[slice, int]]:
+    """The blocks of an array, each with its place in the stream."""
+    starts = range(0, len(target), BLOCK)
+    return ((slice(start, start + BLOCK), number) for start, number in zip(starts, places, strict=True))
 
 
 def _radius(bits: NDArray, std: float, radius: NDArray) -> None:

@@ -14,8 +14,7 @@ from cloister.privacy.accounting.events import Event, Gaussian
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
 from cloister.privacy.mechanisms.distance import DISTANCES, L2, Distance, largest_distance
 from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions, Diagnostics, Parameter
-from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.privacy.mechanisms.release import noised
+from cloister.privacy.mechanisms.noise import GaussianNoise, noised
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,16 @@ Without the zero updates n itself would change with a client, and with it which 
 """
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core import check
-from cloister.core.cohort import Cohort, Span, share, spans, updates
+from cloister.core.cohort import Cohort, updates
 from cloister.core.errors import PrivacyError, UnboundedSensitivity
-from cloister.privacy.mechanisms.noise import WORKSPACE, GaussianNoise, NumberedBlock
-from cloister.privacy.mechanisms.release import Release, add_on_grid, moved
+from cloister.core.threads import Span, for_each_span, spans
+from cloister.privacy.mechanisms.noise import GaussianNoise, Maker
+from cloister.privacy.mechanisms.release import Release
 
 COLUMNS = 1 << 10
 """Parameters whose values are sorted together."""
@@ -72,27 +72,25 @@ def noisy_trimmed_mean(cohort: Cohort, multiplier: float, asked: int, trimmed: i
     check.non_negative(noise_multiplier=multiplier, trimmed=trimmed)
     sensitivity = cohort.l2_bound / (asked - 2 * trimmed)
     model = tuple(np.zeros(piece.size, cohort.layout.dtype) for piece in cohort.sent)
-    # Noise is numbered here and made there: which thread takes which span must not decide who gets which number.
-    places = [(span, noise.blocks(span.of(model))) for span in spans(cohort.layout, COLUMNS)]
+    places = noise.places(spans(cohort.layout.sizes, COLUMNS))
 
-    def work(mine: Iterator[tuple[Span, list[NumberedBlock]]]) -> None:
-        scratch, maker = np.empty(asked * COLUMNS, cohort.layout.dtype), noise.maker(np.empty(WORKSPACE))
-        for span, blocks in mine:
-            columns = _columns(cohort, span, asked, scratch)
-            columns.sort(axis=0)
-            # In float32 the sum of thousands would round by more than its noise is calibrated for.
-            mean = columns[trimmed : asked - trimmed].mean(axis=0, dtype=np.float64)
-            add_on_grid(moved(blocks, mean), multiplier * sensitivity, maker)
-            np.add(mean, span.of(cohort.sent), out=span.of(model), casting="same_kind")
+    def write(span: Span, workspace: tuple[Maker, NDArray]) -> None:
+        maker, scratch = workspace
+        columns = _columns(cohort, span, asked, scratch)
+        columns.sort(axis=0)
+        # In float32 the sum of thousands would round by more than its noise is calibrated for.
+        mean = columns[trimmed : asked - trimmed].mean(axis=0, dtype=np.float64)
+        maker.add_on_grid(mean, multiplier * sensitivity, places[span])
+        np.add(mean, span.of(cohort.sent), out=span.of(model), casting="same_kind")
 
-    share(places, work, asked * cohort.layout.size)
+    room = (asked * COLUMNS, cohort.layout.dtype)
+    for_each_span(list(places), write, lambda: (noise.maker(), np.empty(*room)), cost=asked)
     return Release(model, multiplier * sensitivity, sensitivity)
 
 
 def _columns(cohort: Cohort, span: Span, asked: int, scratch: NDArray) -> NDArray:
     """The bounded updates over the columns in `span`, and zeros for those who did not reply: shape (asked, span)."""
-    width = span.stop - span.start
-    columns = scratch[: asked * width].reshape(asked, width)
+    columns = scratch[: asked * len(span)].reshape(asked, len(span))
     replied = updates(cohort.rows, cohort.sent, span, scratch)
     replied *= cohort.factors.astype(scratch.dtype)[:, None]
     columns[len(cohort) :] = 0

@@ -24,8 +24,7 @@ from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd.batches import pieces
 from cloister.privacy.dpsgd.central import train
 from cloister.privacy.dpsgd.step import DpSgd
-from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.privacy.mechanisms.release import grid_step
+from cloister.privacy.mechanisms.noise import GaussianNoise, grid_step
 
 S, SIGMA, B = 0.5, 2.0, 8
 layers = keras.layers
