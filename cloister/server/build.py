@@ -12,9 +12,20 @@ from flwr.serverapp.strategy import Strategy
 
 from cloister.aggregation import GlobalDP, LaplaceClustering, MetricDP
 from cloister.aggregation.decorator import Decorator, Screened
-from cloister.config.run import PrivacyConfig, RunConfig, Scalar, known_keys, suggestion
+from cloister.config.errors import suggestion
+from cloister.config.privacy import (
+    VARIANTS,
+    AdaptiveClipping,
+    Clipping,
+    ClusteringPrivacy,
+    GlobalPrivacy,
+    MetricPrivacy,
+    PluginPrivacy,
+)
+from cloister.config.run import RunConfig, known_keys
+from cloister.config.section import Scalar
 from cloister.core.arrays import Layout
-from cloister.core.errors import ConfigError
+from cloister.core.errors import ConfigError, PluginError
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Relation
@@ -68,7 +79,7 @@ class Plan:
     def hides_times(self) -> bool:
         """Whether a draw is accounted for, of clients or of clients' examples: how long it took would tell of it."""
         privacy = self.config.privacy
-        batches = privacy.client == "dp-sgd" and privacy.batch_sampling == "poisson"
+        batches = privacy.client.clips_gradients and privacy.dp_sgd.batch_sampling == "poisson"
         return batches or self.strategy.has_secret_cohorts
 
     def maximum_epsilon(self, layout: Layout) -> float | None:
@@ -93,8 +104,8 @@ class Plan:
     def unprotected_releases(self) -> list[str]:
         """What leaves clients in this run without a guarantee for a client, beside what is recorded round by round."""
         reasons = []
-        if not self.config.privacy.has_server_noise:
-            reasons.append(f"privacy.server is {self.config.privacy.server!r}: the server noised no update")
+        if not self.config.privacy.server.is_noised:
+            reasons.append(f"privacy.server is {self.config.privacy.server.name!r}: the server noised no update")
         if self.config.evaluates_on_clients:
             reasons.append("scores on clients' examples left without noise")
         return reasons
@@ -137,16 +148,17 @@ def build(config: RunConfig) -> Plan:
     budget = _budget(config)
     held_out = _held_out(config)
     strategy = decorate(named_strategy(config, held_out=held_out), config, budget)
-    if config.privacy.max_epsilon and isinstance(strategy, GlobalDP) and not strategy.is_accounted:
+    limit = config.privacy.server.max_epsilon
+    if limit and isinstance(strategy, GlobalDP) and not strategy.is_accounted:
         raise ConfigError(
-            f"privacy.max-epsilon = {config.privacy.max_epsilon:g} is a budget for a guarantee, and there is none: "
+            f"privacy.max-epsilon = {limit:g} is a budget for a guarantee, and there is none: "
             + "; ".join(strategy.caveats())
         )
-    if config.privacy.client == "laplace":
+    if config.privacy.client.counts_leakage:
         _refuse_beside_laplace(config)
-    if config.privacy.max_epsilon and config.evaluates_on_clients:
+    if limit and config.evaluates_on_clients:
         raise ConfigError(
-            f"privacy.max-epsilon = {config.privacy.max_epsilon:g} cannot cover evaluation.federated = "
+            f"privacy.max-epsilon = {limit:g} cannot cover evaluation.federated = "
             f"{config.evaluation.federated!r}: scores on clients' examples leave without noise"
         )
     _demand_replies(strategy, config.strategy.min_replies)
@@ -174,9 +186,9 @@ def _refuse_beside_laplace(config: RunConfig) -> None:
             f"strategy.weighting = {config.strategy.weighting!r} contradicts privacy.client = 'laplace': clients send "
             "what they have noised and nothing else, no example count; use 'uniform'"
         )
-    if config.privacy.max_leakage and not config.privacy.client_noise_multiplier:
+    if config.privacy.client.max_leakage and not config.privacy.client.noise_multiplier:
         raise ConfigError(
-            f"privacy.max-leakage = {config.privacy.max_leakage:g} cannot be kept with "
+            f"privacy.max-leakage = {config.privacy.client.max_leakage:g} cannot be kept with "
             "privacy.client-noise-multiplier = 0: a release without noise leaks without limit"
         )
 
@@ -185,11 +197,11 @@ def _budget(config: RunConfig) -> PrivacyBudget:
     privacy = config.privacy
     folder = Path(privacy.ledger_dir or Path(config.output_dir) / "ledgers").expanduser().resolve()
     path = folder / f"{data_identity(config)}.jsonl"
-    relation: Relation = "replace-one" if privacy.population else "add-or-remove"
+    relation: Relation = "replace-one" if privacy.server.population else "add-or-remove"
     # Only Rényi DP counts draws; `fixed` ones are known to the clients together, and amplify nothing in a budget.
-    amplified = config.strategy.sampling == "poisson" and privacy.server == "global-dp"
+    amplified = config.strategy.sampling == "poisson" and isinstance(privacy.server, GlobalPrivacy)
     kind: FilterKind = "renyi" if amplified and config.strategy.fraction_train < 1 else "gaussian"
-    return PrivacyBudget(Ledger(path), "", "client", privacy.target_delta, privacy.max_epsilon, relation, kind)
+    return PrivacyBudget(Ledger(path), "", "client", privacy.target_delta, privacy.server.max_epsilon, relation, kind)
 
 
 def data_identity(config: RunConfig) -> str:
@@ -255,7 +267,7 @@ def _own_sampling(factory: Any, config: RunConfig) -> dict[str, Any]:
     """
     for key, value, default in (
         ("strategy.sampling", config.strategy.sampling, "fixed"),
-        ("privacy.population", config.privacy.population, 0),
+        ("privacy.population", config.privacy.server.population, 0),
         ("evaluation.held-out-clients", config.evaluation.held_out_clients, 0.0),
     ):
         if value != default:
@@ -315,7 +327,7 @@ def _typed(key: str, value: Scalar, default: Any) -> Scalar:
 def _sampling(config: RunConfig, use: str, fraction: float, kind: Any) -> Sampling:
     # Amplification relies on a secret draw: `poisson` is never seeded.
     rng = _rng(config, use) if kind == "fixed" else random.SystemRandom()
-    strategy, population = config.strategy, config.privacy.population
+    strategy, population = config.strategy, config.privacy.server.population
     return Sampling(
         fraction, strategy.min_nodes, kind, config.node_timeout, rng, population, quorum=later_quorum(config)
     )
@@ -334,46 +346,51 @@ def _rng(config: RunConfig, use: str) -> random.Random:
 
 def decorate(strategy: Strategy, config: RunConfig, budget: PrivacyBudget) -> Decorator:
     """The decorator that `privacy.server` names, around the strategy."""
-    privacy = config.privacy
-    if privacy.server == "laplace-clustering":
-        return LaplaceClustering(strategy, lambda: named_strategy(config, draws=False), privacy.clusters)
-    if privacy.server == "none":
+    privacy, server = config.privacy, config.privacy.server
+    if isinstance(server, ClusteringPrivacy):
+        return LaplaceClustering(strategy, lambda: named_strategy(config, draws=False), server.hypotheses)
+    if isinstance(server, PluginPrivacy):
+        known = VARIANTS["server"]
+        raise PluginError(
+            f"unknown mechanism {server.name!r}; known: {', '.join(known)}{suggestion(server.name, known)}"
+        )
+    if not isinstance(server, MetricPrivacy | GlobalPrivacy):
         return Screened(strategy, by_examples=config.weights_by_examples)
-    if privacy.server == "global-dp":
-        return GlobalDP(strategy, budget=budget, **_gaussian(privacy))
+    if not isinstance(server, MetricPrivacy):
+        return GlobalDP(strategy, budget=budget, **_gaussian(server, privacy.noise_seed))
     return MetricDP(
         strategy,
         budget=budget,
-        **_gaussian(privacy),
-        distance=privacy.distance,
-        direction=privacy.distance_direction,
-        measure=privacy.distance_clip,
-        release=privacy.distance_release,
-        distance_multiplier=privacy.distance_noise_multiplier,
-        min_distance=privacy.min_distance,
-        max_distance=privacy.max_distance,
+        **_gaussian(server, privacy.noise_seed),
+        distance=server.distance,
+        direction=server.distance_direction,
+        measure=server.distance_clip,
+        release=server.distance_release,
+        distance_multiplier=server.distance_noise_multiplier,
+        min_distance=server.min_distance,
+        max_distance=server.max_distance,
     )
 
 
-def _gaussian(privacy: PrivacyConfig) -> dict[str, Any]:
+def _gaussian(server: GlobalPrivacy | MetricPrivacy, noise_seed: int) -> dict[str, Any]:
     return {
         # A multiplier that is left to calibration is chosen when the model's layout is known.
-        "noise_multiplier": 1.0 if privacy.noise_multiplier == "auto" else privacy.noise_multiplier,
-        "clipping_norm": _clip(privacy),
-        "placement": privacy.placement,
-        "noise": GaussianNoise(None if privacy.noise_seed == -1 else privacy.noise_seed),
-        "examples_cap": privacy.examples_cap,
+        "noise_multiplier": 1.0 if server.noise_multiplier == "auto" else server.noise_multiplier,
+        "clipping_norm": _clip(server.clipping),
+        "placement": server.placement,
+        "noise": GaussianNoise(None if noise_seed == -1 else noise_seed),
+        "examples_cap": server.examples_cap,
     }
 
 
-def _clip(privacy: PrivacyConfig) -> FixedClip:
-    if privacy.clipping == "fixed":
-        return FixedClip(privacy.clipping_norm)
+def _clip(clipping: Clipping) -> FixedClip:
+    if not isinstance(clipping, AdaptiveClipping):
+        return FixedClip(clipping.norm)
     return AdaptiveClip(
-        privacy.clipping_norm,
-        quantile=privacy.clipping_quantile,
-        rate=privacy.clipping_rate,
-        bits_multiplier=privacy.bits_noise_multiplier,
+        clipping.norm,
+        quantile=clipping.quantile,
+        rate=clipping.rate,
+        bits_multiplier=clipping.bits_noise_multiplier,
     )
 
 
@@ -387,13 +404,12 @@ def _unprotected(config: RunConfig, is_accounted: bool) -> list[str]:
         items.append("that a run ends because nobody's reply counted")
     if not config.is_private:
         items.append("every client's model, example count and training loss, to the server")
-    elif not config.privacy.has_server_noise and not (
-        config.privacy.client != "none" and config.privacy.client_noise_multiplier
-    ):
+    elif not config.privacy.server.is_noised and not (config.privacy.client.noise_multiplier):
         items.append("every client's model, to the server")
     elif config.weights_by_examples:
         items.append("every client's example count, to the server")
-    if config.privacy.server == "metric" and config.privacy.distance_release == "exact":
+    server = config.privacy.server
+    if isinstance(server, MetricPrivacy) and server.distance_release == "exact":
         items.append("how far the clients' models lie apart: the standard deviation of the noise tells it")
     if config.evaluates_on_clients:
         items.append("scores of the global model on each client's own examples, and how many there were")

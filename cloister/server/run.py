@@ -93,7 +93,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     initial = to_record(_initial(plan, model))
     score = _central(plan, model)
     layout = Layout.of(from_record(initial))
-    if config.privacy.noise_multiplier == "auto" and isinstance(plan.strategy, GlobalDP):
+    if config.privacy.server.is_calibrated and isinstance(plan.strategy, GlobalDP):
         plan.strategy.calibrate(layout, config.num_rounds)
     narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
     # Room for the model twice: an archive is made beside what it replaces.
