@@ -1,6 +1,7 @@
 """The noise that a client adds to the model it sends, by the run configuration."""
 
-from cloister.config.privacy import GaussianPrivacy, LaplacePrivacy, PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
+from cloister.config.variants import GaussianPrivacy, LaplacePrivacy
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, LocalMechanism, PublishedLaplace
 
 

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_serializer, 
 
 from cloister.config.errors import explain, nearest
 from cloister.config.privacy import DEFAULTS, PrivacyConfig
-from cloister.config.section import Auto, Count, Fraction, Positive, Scalar, Section, Share, Whole, Word, kebab, leaves
+from cloister.config.section import Auto, Count, Fraction, Positive, Scalar, Section, Share, Whole, Word, kebab
 from cloister.config.settings import read_options
 from cloister.core.errors import ConfigError
 
@@ -66,7 +66,7 @@ class StrategyConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _gather_options(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _gather_options(cls, values: Mapping[str, Any]) -> dict[str, object]:
         """Move what only the strategy itself can judge into `options`; `auto` means: not given."""
         known = {name for field in cls.model_fields for name in (field, kebab(field))}
         own = {key: value for key, value in values.items() if key not in known}
@@ -84,7 +84,7 @@ class StrategyConfig(Section):
     @model_serializer
     def _flat(self) -> dict[str, Scalar]:
         """Options as keys of their own, however they were given."""
-        return leaves(self) | {"options": ""} | self.options
+        return self.leaves() | {"options": ""} | self.options
 
 
 def _carried(text: str, known: Collection[str], own: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -269,15 +269,12 @@ def parse(flat: Mapping[str, Scalar]) -> RunConfig:
         ConfigError: naming each bad key, the value found and what is valid.
     """
     _refuse_unknown(flat)
-    nested: dict[str, Any] = {}
+    sections: dict[str, dict[str, Scalar]] = {}
     for key, value in flat.items():
-        section, _, name = key.partition(".")
-        if name:
-            nested.setdefault(section, {})[name] = value
-        else:
-            nested[key] = value
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, {})[name] = value
     try:
-        return RunConfig.model_validate(nested)
+        return RunConfig.model_validate(sections.pop("", {}) | sections)
     except ValidationError as error:
         raise ConfigError("\n".join(explain(error, RunConfig))) from None
 

@@ -1,6 +1,6 @@
 """The one strict section that every file of settings is read into, and the types of its keys."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -28,11 +28,10 @@ class Section(BaseModel):
         frozen=True, extra="forbid", strict=True, alias_generator=kebab, populate_by_name=True, allow_inf_nan=False
     )
 
-
-def leaves(section: Section) -> dict[str, Any]:
-    """The flat keys of a section with their values; those of a section inside it stand beside its own."""
-    found: dict[str, Any] = {}
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        found |= leaves(value) if isinstance(value, Section) else {field.alias or name: value}
-    return found
+    def leaves(self) -> dict[str, Scalar]:
+        """The flat keys with their values; those of a section inside this one stand beside its own."""
+        found: dict[str, Scalar] = {}
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            found |= value.leaves() if isinstance(value, Section) else {field.alias or name: value}
+        return found

@@ -4,7 +4,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from cloister.config.section import Scalar
 from cloister.core.errors import SettingsError
@@ -93,7 +92,7 @@ def _scalar(key: str, value: str) -> Scalar:
     return _checked(key, found)
 
 
-def _checked(key: str, value: Any) -> Scalar:
+def _checked(key: str, value: object) -> Scalar:
     if not isinstance(value, str | int | float | bool):
         raise ValueError(f"{key} is of type {type(value).__name__}; {_VALID}")
     return value
@@ -112,7 +111,7 @@ def _from_file(argument: str) -> dict[str, Scalar]:
     return dict(_dotted(nested))
 
 
-def _dotted(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
+def _dotted(nested: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
     for key, value in nested.items():
         if isinstance(value, Mapping):
             yield from _dotted(value, f"{prefix}{key}.")

@@ -12,16 +12,8 @@ from flwr.serverapp.strategy import Strategy
 
 from cloister.aggregation import GlobalDP, LaplaceClustering, MetricDP
 from cloister.aggregation.decorator import Decorator, Screened
+from cloister.config import variants
 from cloister.config.errors import suggestion
-from cloister.config.privacy import (
-    VARIANTS,
-    AdaptiveClipping,
-    Clipping,
-    ClusteringPrivacy,
-    GlobalPrivacy,
-    MetricPrivacy,
-    PluginPrivacy,
-)
 from cloister.config.run import RunConfig, known_keys
 from cloister.config.section import Scalar
 from cloister.core.arrays import Layout
@@ -199,7 +191,7 @@ def _budget(config: RunConfig) -> PrivacyBudget:
     path = folder / f"{data_identity(config)}.jsonl"
     relation: Relation = "replace-one" if privacy.server.population else "add-or-remove"
     # Only Rényi DP counts draws; `fixed` ones are known to the clients together, and amplify nothing in a budget.
-    amplified = config.strategy.sampling == "poisson" and isinstance(privacy.server, GlobalPrivacy)
+    amplified = config.strategy.sampling == "poisson" and isinstance(privacy.server, variants.GlobalPrivacy)
     kind: FilterKind = "renyi" if amplified and config.strategy.fraction_train < 1 else "gaussian"
     return PrivacyBudget(Ledger(path), "", "client", privacy.target_delta, privacy.server.max_epsilon, relation, kind)
 
@@ -347,16 +339,16 @@ def _rng(config: RunConfig, use: str) -> random.Random:
 def decorate(strategy: Strategy, config: RunConfig, budget: PrivacyBudget) -> Decorator:
     """The decorator that `privacy.server` names, around the strategy."""
     privacy, server = config.privacy, config.privacy.server
-    if isinstance(server, ClusteringPrivacy):
+    if isinstance(server, variants.ClusteringPrivacy):
         return LaplaceClustering(strategy, lambda: named_strategy(config, draws=False), server.hypotheses)
-    if isinstance(server, PluginPrivacy):
-        known = VARIANTS["server"]
+    if isinstance(server, variants.PluginPrivacy):
+        known = variants.BY_NAME["server"]
         raise PluginError(
             f"unknown mechanism {server.name!r}; known: {', '.join(known)}{suggestion(server.name, known)}"
         )
-    if not isinstance(server, MetricPrivacy | GlobalPrivacy):
+    if not isinstance(server, variants.MetricPrivacy | variants.GlobalPrivacy):
         return Screened(strategy, by_examples=config.weights_by_examples)
-    if not isinstance(server, MetricPrivacy):
+    if not isinstance(server, variants.MetricPrivacy):
         return GlobalDP(strategy, budget=budget, **_gaussian(server, privacy.noise_seed))
     return MetricDP(
         strategy,
@@ -372,7 +364,7 @@ def decorate(strategy: Strategy, config: RunConfig, budget: PrivacyBudget) -> De
     )
 
 
-def _gaussian(server: GlobalPrivacy | MetricPrivacy, noise_seed: int) -> dict[str, Any]:
+def _gaussian(server: variants.GlobalPrivacy | variants.MetricPrivacy, noise_seed: int) -> dict[str, Any]:
     return {
         # A multiplier that is left to calibration is chosen when the model's layout is known.
         "noise_multiplier": 1.0 if server.noise_multiplier == "auto" else server.noise_multiplier,
@@ -383,8 +375,8 @@ def _gaussian(server: GlobalPrivacy | MetricPrivacy, noise_seed: int) -> dict[st
     }
 
 
-def _clip(clipping: Clipping) -> FixedClip:
-    if not isinstance(clipping, AdaptiveClipping):
+def _clip(clipping: variants.Clipping) -> FixedClip:
+    if not isinstance(clipping, variants.AdaptiveClipping):
         return FixedClip(clipping.norm)
     return AdaptiveClip(
         clipping.norm,
@@ -409,7 +401,7 @@ def _unprotected(config: RunConfig, is_accounted: bool) -> list[str]:
     elif config.weights_by_examples:
         items.append("every client's example count, to the server")
     server = config.privacy.server
-    if isinstance(server, MetricPrivacy) and server.distance_release == "exact":
+    if isinstance(server, variants.MetricPrivacy) and server.distance_release == "exact":
         items.append("how far the clients' models lie apart: the standard deviation of the noise tells it")
     if config.evaluates_on_clients:
         items.append("scores of the global model on each client's own examples, and how many there were")

@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from cloister.client.policy import read_policy
 from cloister.config.errors import NEAREST
-from cloister.config.privacy import DpSgdPrivacy, GlobalPrivacy, PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import RunConfig, StrategyConfig, flatten, known_keys, parse
+from cloister.config.variants import DpSgdPrivacy, GlobalPrivacy
 from cloister.core.errors import ConfigError, PluginError
+from cloister.deploy.federation import read_federation
 from cloister.server.build import build, named_strategy
 from cloister.strategies import STRATEGIES
 
@@ -420,6 +423,58 @@ def test_other_contradictions(keys, says):
     with pytest.raises(ConfigError) as caught:
         parse(keys)
     assert says in str(caught.value)
+
+
+# The same words for every file of settings.
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "lines"),
+    [
+        (
+            read_policy,
+            "mechanisms = ['dp-sdg']\ntasks = []\nmin-row = 5\nmax-steps = 0.5",
+            [
+                "mechanisms.0 = 'dp-sdg' is not valid: it must be 'global-dp', 'metric', 'dp-sgd', 'gaussian' or "
+                "'laplace'",
+                "tasks = [] is not valid: List should have at least 1 item after validation, not 0",
+                "max-steps = 0.5 is not valid: it must be a valid integer",
+                "unknown key 'min-row'; valid keys: mechanisms, ...; did you mean 'min-rows'?",
+            ],
+        ),
+        (
+            read_federation,
+            "sites = [{name = 'A', data-path = 'x', public-size = -1}]\n[server]\naddresses = ['a']\nprot = 1\n",
+            [
+                "name is missing",
+                "unknown key 'server.prot'; valid keys: addresses, port, days; did you mean 'port'?",
+                "sites.0.name = 'A' is not valid: String should match pattern '^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$'",
+                "sites.0.public-size = -1 is not valid: it must be greater than or equal to 0",
+            ],
+        ),
+        (
+            lambda path: parse(flatten(tomllib.loads(path.read_text()))),
+            "num-rounds = 0\n[privacy]\nserver = 'global-dp'\nclipping = 'adaptive'\nclipping-rate = -1.0\n"
+            "population = 0.5\nnoise-multiplier = true\nclient = 'sgd'\n[strategy]\noptions = 'tau'\n",
+            [
+                "num-rounds = 0 is not valid: it must be greater than 0",
+                "strategy.options: 'tau' does not begin with key=value",
+                "privacy.noise-multiplier = True is not valid: it must be a valid number or 'auto'",
+                "privacy.clipping-rate = -1.0 is not valid: it must be greater than 0",
+                "privacy.population = 0.5 is not valid: it must be a valid integer",
+                "privacy.client = 'sgd' is not valid: it must be 'none', 'dp-sgd', 'gaussian' or 'laplace'",
+            ],
+        ),
+    ],
+    ids=["policy", "federation", "run"],
+)
+def test_every_file_is_answered_in_the_same_words(read, text, lines, tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read(path)
+    said = str(caught.value).replace(f"policy {path}: ", "").replace(f"{path}: ", "")
+    assert sorted(re.sub("mechanisms, .*; did", "mechanisms, ...; did", said).splitlines()) == sorted(lines)
 
 
 # Options of strategies.

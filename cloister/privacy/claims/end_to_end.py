@@ -12,7 +12,6 @@ from typing import Any, Literal
 from scipy import stats  # type: ignore[import-untyped]
 
 from cloister.config.privacy import PrivacyConfig
-from cloister.config.section import leaves
 from cloister.core import check
 from cloister.privacy.accounting.account import Account, by_accountant
 from cloister.privacy.accounting.events import MIN_MULTIPLIER, Gaussian, Pure, Sampling
@@ -185,7 +184,7 @@ def _parameters(privacy: PrivacyConfig, unit: str) -> dict[str, Any]:
         "batch-sampling",
     )
     names += ("group-cap",) if unit == "group" else ()
-    keys = leaves(privacy.dp_sgd)
+    keys = privacy.dp_sgd.leaves()
     return {f"privacy.{name}": keys[name] for name in names}
 
 

@@ -7,7 +7,8 @@ everything that it was sent. It needs the node to run its own code.
 from collections.abc import Iterator
 from typing import Any
 
-from cloister.config.privacy import GaussianPrivacy, LaplacePrivacy, PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
+from cloister.config.variants import GaussianPrivacy, LaplacePrivacy
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Gaussian, Relation
 from cloister.privacy.accounting.leakage import EVERYBODY
