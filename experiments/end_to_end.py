@@ -74,8 +74,8 @@ def accounting(config: Any, rounds: int) -> dict[str, Any]:
     from cloister.privacy.claims import end_to_end
 
     privacy, share, found = config.privacy, config.strategy.fraction_train, {}
-    if privacy.client == "dp-sgd":
-        setting = end_to_end.Setting(privacy.client_noise_multiplier, 100, 600, 1, share, rounds)
+    if privacy.client.clips_gradients:
+        setting = end_to_end.Setting(privacy.client.noise_multiplier, 100, 600, 1, share, rounds)
         found["published"] = {
             "example-delta-at-1.31": end_to_end.published_example(setting).delta(1.31, "published"),
             "client-delta-at-8": end_to_end.published_client(setting).delta(8, "published"),
@@ -88,9 +88,9 @@ def accounting(config: Any, rounds: int) -> dict[str, Any]:
             )["claims"]
             for name, number in taken_part.items()
         }
-    if privacy.server == "global-dp" and privacy.noise_multiplier != "auto":
+    if privacy.server.name == "global-dp" and not privacy.server.is_calibrated:
         drawn = Sampling("poisson", share) if config.strategy.sampling == "poisson" else Sampling()
-        account = Account().plus(Gaussian(privacy.noise_multiplier, drawn), rounds)
+        account = Account().plus(Gaussian(privacy.server.noise_multiplier, drawn), rounds)
         found["server"] = {"sampling": drawn.kind, "client-epsilon-at-1e-3": best_epsilon(account, 1e-3)[0]}
     return found
 

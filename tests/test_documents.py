@@ -52,10 +52,10 @@ ONCE_SIGNED = 10
 @pytest.mark.parametrize("command", re.findall(r'^cloister run .*-c "(.*)"$', README, flags=re.MULTILINE))
 def test_what_the_readme_shows_as_a_guarantee_is_one_to_sign(command):
     privacy = parse(read_settings([command])).privacy
-    if privacy.server == "global-dp":
-        assert 0 < privacy.max_epsilon <= ONCE_SIGNED
-    if privacy.client in ("dp-sgd", "gaussian"):
-        assert 0 < privacy.client_max_epsilon <= ONCE_SIGNED
+    if privacy.server.name == "global-dp":
+        assert 0 < privacy.server.max_epsilon <= ONCE_SIGNED
+    if privacy.client.name in ("dp-sgd", "gaussian"):
+        assert 0 < privacy.client.max_epsilon <= ONCE_SIGNED
 
 
 def test_the_readme_teaches_nobody_to_rename_data():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from flwr.app import Context, UserConfig
 
 from cloister.client.data import local_data, task_of
-from cloister.client.local import caveats_of, chooses_privately, mechanism_of
+from cloister.client.local import caveats_of, mechanism_of
 from cloister.client.policy import SERVER_SIDE, policy_of
 from cloister.client.request import Request, TrainRequest
 from cloister.client.training.plan import TrainingPlan
@@ -50,7 +50,7 @@ def charges_of(request: Request, context: Context) -> list[Charge]:
     if not isinstance(request, TrainRequest):
         scores = (Unaccounted("scores left without noise"),)
         return [Charge("client", scores, SCORES), Charge(unit, scores, SCORES)]
-    if request.config.privacy.client == "dp-sgd":
+    if request.config.privacy.client.clips_gradients:
         return [_of_promise(request, context), _of_steps(request, context, unit)]
     return _of_local_noise(request, context, unit)
 
@@ -76,7 +76,7 @@ def _of_steps(request: TrainRequest, context: Context, unit: Unit) -> Charge:
     """DP-SGD, which protects each unit against everybody."""
     privacy = request.config.privacy
     events = [recorded_event(privacy, planned_steps(request, context))]
-    if chooses_privately(privacy):
+    if privacy.chooses_privately:
         events.append(Pure(privacy.choice_epsilon))
     return Charge(unit, tuple(events), "dp-sgd", clipping_norm_of(privacy, request.round))
 
@@ -84,18 +84,18 @@ def _of_steps(request: TrainRequest, context: Context, unit: Unit) -> Charge:
 def _of_local_noise(request: TrainRequest, context: Context, unit: Unit) -> list[Charge]:
     """Noise on what is sent, which protects everything the client holds; or none, and what the server promises."""
     privacy, mechanism = request.config.privacy, mechanism_of(request.config.privacy)
+    name, clip = privacy.client.name, privacy.client.bound
     if mechanism is None:
-        unprotected = Unaccounted(f"privacy.client is {privacy.client!r}: the server sees models trained without noise")
+        unprotected = Unaccounted(f"privacy.client is {name!r}: the server sees models trained without noise")
         return [_of_promise(request, context), Charge(unit, (unprotected,))]
     if caveats := caveats_of(privacy, mechanism):
         none = (Unaccounted("; ".join(caveats)),)
-        return [Charge("client", none, privacy.client), Charge(unit, none, privacy.client)]
+        return [Charge("client", none, name), Charge(unit, none, name)]
     events = mechanism.events(Layout.of(request.models[0]).size)
-    if chooses_privately(privacy):
+    if privacy.chooses_privately:
         events.append(Pure(privacy.choice_epsilon))
-    clip = privacy.radius or privacy.client_clipping_norm
     replaced = tuple(_replaced(event) for event in events)
-    return [Charge("client", tuple(events), privacy.client, clip), Charge(unit, replaced, privacy.client, clip)]
+    return [Charge("client", tuple(events), name, clip), Charge(unit, replaced, name, clip)]
 
 
 def _replaced(event: Event) -> Event:
@@ -114,7 +114,7 @@ def planned_steps(request: TrainRequest, context: Context) -> LocalSteps:
     Raises:
         PrivacyError: the node does not state it, or batches would show the true one.
     """
-    plan, sampling = plan_of(request, context), request.config.privacy.batch_sampling
+    plan, sampling = plan_of(request, context), request.config.privacy.dp_sgd.batch_sampling
     if size_of(context.node_config) and sampling != "poisson":
         raise PrivacyError(
             f"privacy.batch-sampling = {sampling!r} would show how many examples this node has; use 'poisson'"
@@ -126,7 +126,7 @@ def plan_of(request: TrainRequest, context: Context, owner: int = 0) -> Training
     """How the node trains for a request; of a size only where DP-SGD needs one."""
     config: RunConfig = request.config
     size = 0
-    if config.privacy.client == "dp-sgd":
+    if config.privacy.client.clips_gradients:
         size = size_of(context.node_config) or _dealt(request, context)
     return TrainingPlan.of(request, task_of(config.task).recipe, owner, size)
 

@@ -7,8 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.client.local import chooses_privately
-from cloister.config.run import PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.mechanisms.selection import PrivateChoice
 from cloister.tasks.base import Examples, Model, Task
 
@@ -29,7 +28,7 @@ def chosen_to_train(
     """
     if len(models) == 1:
         return 0
-    if not chooses_privately(privacy):
+    if not privacy.chooses_privately:
         return best(model, models, task, examples)
     losses = [_losses(model, hypothesis, task, examples) for hypothesis in models]
     return choice_of(privacy, examples.groups is not None).choose(losses, _numbered(examples.groups))
@@ -38,7 +37,7 @@ def chosen_to_train(
 def choice_of(privacy: PrivacyConfig, grouped: bool) -> PrivateChoice:
     """The mechanism of a private choice: it protects the units that DP-SGD does, or the client as a whole."""
     unit: Literal["client", "example", "group"] = "client"
-    if privacy.client == "dp-sgd":
+    if privacy.client.clips_gradients:
         unit = "group" if grouped else "example"
     return PrivateChoice(privacy.choice_epsilon, privacy.max_loss, unit)
 

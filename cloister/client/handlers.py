@@ -36,7 +36,7 @@ def train(request: TrainRequest, context: Context) -> Reply:
     bench = workbench_of(request.config)
     refuse_misfit(request.models, bench.model.arrays())
     trainer, plan = bench.trainer, plan_of(request, context, _shuffler(context))
-    attempt = _contained if request.config.privacy.client != "none" else _open
+    attempt = _contained if request.config.privacy.client.is_on else _open
     examples = attempt(lambda: _examples(request, context), lambda: _nothing(request))
     chosen = attempt(
         lambda: _choice(bench, request, examples),
@@ -46,7 +46,7 @@ def train(request: TrainRequest, context: Context) -> Reply:
 
     def trained_on(data: Examples) -> float | None:
         bench.model.assign(start)
-        return trainer.fit(data, plan) if len(data) or request.config.privacy.client == "dp-sgd" else None
+        return trainer.fit(data, plan) if len(data) or request.config.privacy.client.clips_gradients else None
 
     loss = attempt(lambda: trained_on(examples), lambda: trained_on(_nothing(request)))
     # How many examples there are is an un-noised answer: where the client protects them, only the public size is told.
@@ -78,8 +78,8 @@ def _examples(request: TrainRequest, context: Context) -> Examples:
         DataError: there is none, or less than the node's policy asks for.
     """
     privacy, node = request.config.privacy, context.node_config
-    examples = local_data(request.config.task, node, request.seed, tolerant=privacy.client == "dp-sgd").train
-    if privacy.client == "dp-sgd":
+    examples = local_data(request.config.task, node, request.seed, tolerant=privacy.client.clips_gradients).train
+    if privacy.client.clips_gradients:
         return examples  # any number is one that it protects
     policy = policy_of(node)
     if len(examples) < max(1, policy.min_rows if policy else 0):
@@ -133,7 +133,7 @@ def keep_personal(request: KeepRequest, context: Context) -> Reply:
     config, folder = request.config, context.node_config.get(MODELS)
     if folder:
         refuse_misfit(request.models, workbench_of(config).model.arrays())
-        quiet = config.privacy.client != "none" or POLICY in context.node_config
+        quiet = config.privacy.client.is_on or POLICY in context.node_config
         attempt = _contained if quiet else _open
         attempt(lambda: _save_best(request, context, Path(str(folder)).expanduser()), lambda: None)
     return Reply()
@@ -141,7 +141,7 @@ def keep_personal(request: KeepRequest, context: Context) -> Reply:
 
 def _save_best(request: KeepRequest, context: Context, place: Path) -> None:
     config, model = request.config, workbench_of(request.config).model
-    tolerant = config.privacy.client == "dp-sgd"
+    tolerant = config.privacy.client.clips_gradients
     data = local_data(config.task, context.node_config, request.seed, tolerant)
     best(model, request.models, task_of(config.task), data.train)
     place.mkdir(parents=True, exist_ok=True)

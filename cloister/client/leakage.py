@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from flwr.app import Context, MetricRecord, UserConfig
 
 from cloister.client.ledgers import MAX_LEAKAGE, keeps_ledger, ledger_of
-from cloister.config.run import PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.core.wire import LEAKAGE
 from cloister.privacy.accounting.events import Laplace, Unaccounted
@@ -99,7 +99,7 @@ def spending_of(context: Context, task: str, limit: float = 0.0) -> Spending:
 
 def limit_of(privacy: PrivacyConfig, node: UserConfig) -> float:
     """The smaller of the run's limit and the node's own; 0: neither has one."""
-    return min((limit for limit in (privacy.max_leakage, own_limit(node)) if limit), default=0.0)
+    return min((limit for limit in (privacy.client.max_leakage, own_limit(node)) if limit), default=0.0)
 
 
 def own_limit(node: UserConfig) -> float:

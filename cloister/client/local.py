@@ -1,18 +1,20 @@
 """The noise that a client adds to the model it sends, by the run configuration."""
 
-from cloister.config.run import PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
+from cloister.config.variants import GaussianPrivacy, LaplacePrivacy
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, LocalMechanism, PublishedLaplace
 
 
 def mechanism_of(privacy: PrivacyConfig) -> LocalMechanism | None:
     """The local mechanism that `privacy.client` names; None: a client sends what it trained."""
-    if privacy.client == "gaussian":
-        return LocalGaussian(privacy.client_clipping_norm, privacy.client_noise_multiplier)
-    if privacy.client != "laplace":
+    client = privacy.client
+    if isinstance(client, GaussianPrivacy):
+        return LocalGaussian(client.clipping_norm, client.noise_multiplier)
+    if not isinstance(client, LaplacePrivacy):
         return None
-    if privacy.radius:
-        return LocalLaplace(privacy.radius, privacy.client_noise_multiplier, privacy.per_layer)
-    return PublishedLaplace(privacy.client_noise_multiplier, privacy.per_layer)
+    if client.radius:
+        return LocalLaplace(client.radius, client.noise_multiplier, client.per_layer)
+    return PublishedLaplace(client.noise_multiplier, client.per_layer)
 
 
 def caveats_of(privacy: PrivacyConfig, mechanism: LocalMechanism) -> list[str]:
@@ -20,17 +22,6 @@ def caveats_of(privacy: PrivacyConfig, mechanism: LocalMechanism) -> list[str]:
     caveats = mechanism.caveats()
     if privacy.noise_seed != -1:
         caveats.append("the noise is seeded: whoever knows privacy.noise-seed can remove it")
-    if chooses_exactly(privacy):
+    if privacy.chooses_exactly:
         caveats.append("privacy.choice is 'exact': which hypothesis suits the data is found out without noise")
     return caveats
-
-
-def chooses_exactly(privacy: PrivacyConfig) -> bool:
-    """Whether clients choose among hypotheses without noise."""
-    return privacy.server == "laplace-clustering" and privacy.clusters > 1 and privacy.choice == "exact"
-
-
-def chooses_privately(privacy: PrivacyConfig) -> bool:
-    """Whether clients choose among hypotheses by noised losses."""
-    several = privacy.server == "laplace-clustering" and privacy.clusters > 1
-    return several and privacy.client != "none" and privacy.choice == "private"

@@ -8,14 +8,17 @@ the server says. What cannot be read or classified is refused too.
 import logging
 import math
 import tomllib
+from collections.abc import Iterator
+from itertools import chain
 from logging import ERROR
 from pathlib import Path
 from typing import Annotated, Literal
 
 from flwr.app import UserConfig
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from cloister.config.explain import explained
+from cloister.config.errors import explain
+from cloister.config.section import Inner, NonNegative, Section, Whole, Word, kebab
 from cloister.core.errors import ConfigError, PolicyError
 
 POLICY = "policy"
@@ -25,8 +28,6 @@ CHECKED_BUNDLE = "CLOISTER_CHECKED_BUNDLE"
 
 Mechanism = Literal["global-dp", "metric", "dp-sgd", "gaussian", "laplace"]
 SERVER_SIDE: tuple[Mechanism, ...] = ("global-dp", "metric")
-Limit = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
 logger = logging.getLogger("cloister.client")
 
 TEMPLATE = """\
@@ -110,7 +111,7 @@ allowed-fabs = []
 """A policy with every key, for a site to edit."""
 
 
-class Policy(BaseModel):
+class Policy(Section):
     """The rules of one site. `mechanisms` and `tasks` must be stated; what is left out of the rest is no limit.
 
     Args:
@@ -138,83 +139,84 @@ class Policy(BaseModel):
         allowed_fabs: SHA-256 digests of app bundles; empty: any.
     """
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        alias_generator=lambda name: name.replace("_", "-"),
-        allow_inf_nan=False,
-    )
-
     mechanisms: list[Mechanism]
     tasks: Annotated[list[str], Field(min_length=1)]
-    public_size: Count = 0
-    group: Annotated[str, Field(pattern=r"^\w*$")] = ""
-    min_server_noise_multiplier: Limit = 0.0
-    min_client_noise_multiplier: Limit = 0.0
-    min_laplace_noise_multiplier: Limit = 0.0
-    max_epsilon: Limit = 0.0
-    max_example_epsilon: Limit = 0.0
-    target_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    max_leakage: Limit = 0.0
-    min_radius: Limit = 0.0
-    max_radius: Limit = 0.0
-    min_client_clipping_norm: Limit = 0.0
-    max_client_clipping_norm: Limit = 0.0
-    max_learning_rate: Limit = 0.0
-    min_batch_size: Count = 0
-    max_batch_size: Count = 0
-    max_local_epochs: Count = 0
-    max_steps: Count = 0
-    max_test_fraction: Limit = 0.0
-    max_hypotheses: Count = 0
-    max_choice_epsilon: Limit = 0.0
-    max_messages_per_day: Count = 0
-    min_rows: Count = 0
-    min_reply_seconds: Limit = 0.0
+    public_size: Whole = 0
+    group: Word = ""
+    min_server_noise_multiplier: NonNegative = 0.0
+    min_client_noise_multiplier: NonNegative = 0.0
+    min_laplace_noise_multiplier: NonNegative = 0.0
+    max_epsilon: NonNegative = 0.0
+    max_example_epsilon: NonNegative = 0.0
+    target_delta: Inner = 1e-5
+    max_leakage: NonNegative = 0.0
+    min_radius: NonNegative = 0.0
+    max_radius: NonNegative = 0.0
+    min_client_clipping_norm: NonNegative = 0.0
+    max_client_clipping_norm: NonNegative = 0.0
+    max_learning_rate: NonNegative = 0.0
+    min_batch_size: Whole = 0
+    max_batch_size: Whole = 0
+    max_local_epochs: Whole = 0
+    max_steps: Whole = 0
+    max_test_fraction: NonNegative = 0.0
+    max_hypotheses: Whole = 0
+    max_choice_epsilon: NonNegative = 0.0
+    max_messages_per_day: Whole = 0
+    min_rows: Whole = 0
+    min_reply_seconds: NonNegative = 0.0
     scores_may_leave: bool = False
-    allowed_fabs: list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = []
+    allowed_fabs: list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _agree(self) -> "Policy":
         """Refuse rules that bind nobody: a minimum without its mechanism, a mechanism without minimum or budget."""
-        floors: dict[str, tuple[float, tuple[Mechanism, ...]]] = {
-            "min-server-noise-multiplier": (self.min_server_noise_multiplier, SERVER_SIDE),
-            "min-client-noise-multiplier": (self.min_client_noise_multiplier, ("dp-sgd", "gaussian")),
-            "min-laplace-noise-multiplier": (self.min_laplace_noise_multiplier, ("laplace",)),
-            "min-radius": (self.min_radius, ("laplace",)),
-        }
-        for key, (floor, mechanisms) in floors.items():
-            if floor and not set(mechanisms) & set(self.mechanisms):
-                names = " or ".join(repr(name) for name in mechanisms)
-                raise ValueError(f"{key} = {floor:g} has no effect unless mechanisms holds {names}")
-        any_budget = self.max_epsilon or self.max_example_epsilon
-        bounds: dict[Mechanism, tuple[str, float]] = {
-            "global-dp": (
-                "min-server-noise-multiplier or max-epsilon",
-                self.min_server_noise_multiplier or self.max_epsilon,
-            ),
-            "metric": (
-                "min-server-noise-multiplier or max-epsilon",
-                self.min_server_noise_multiplier or self.max_epsilon,
-            ),
-            "dp-sgd": ("min-client-noise-multiplier or a budget", self.min_client_noise_multiplier or any_budget),
-            "gaussian": ("min-client-noise-multiplier or a budget", self.min_client_noise_multiplier or any_budget),
-            "laplace": (
-                "min-laplace-noise-multiplier, max-leakage or a budget",
-                self.min_laplace_noise_multiplier or self.max_leakage or any_budget,
-            ),
-        }
-        for name in self.mechanisms:
-            keys, bound = bounds[name]
-            if not bound:
-                raise ValueError(f"mechanisms holds {name!r}, and no noise is too little for it: state {keys}")
-        for low, high in (("radius",) * 2, ("client_clipping_norm",) * 2, ("batch_size",) * 2):
-            minimum, maximum = getattr(self, f"min_{low}"), getattr(self, f"max_{high}")
-            if maximum and minimum > maximum:
-                key = low.replace("_", "-")
-                raise ValueError(f"min-{key} = {minimum:g} must be at most max-{key} = {maximum:g}")
+        if complaint := next(chain(_idle_minima(self), _unbound_mechanisms(self), _empty_ranges(self)), ""):
+            raise ValueError(complaint)
         return self
+
+
+MINIMA: dict[str, tuple[Mechanism, ...]] = {
+    "min_server_noise_multiplier": SERVER_SIDE,
+    "min_client_noise_multiplier": ("dp-sgd", "gaussian"),
+    "min_laplace_noise_multiplier": ("laplace",),
+    "min_radius": ("laplace",),
+}
+"""Minima, each with the mechanisms that it is about."""
+_OF_SERVER = ("min_server_noise_multiplier", "max_epsilon")
+_OF_CLIENT = ("min_client_noise_multiplier", "max_epsilon", "max_example_epsilon")
+BOUNDS: dict[Mechanism, tuple[str, tuple[str, ...]]] = {
+    "global-dp": ("min-server-noise-multiplier or max-epsilon", _OF_SERVER),
+    "metric": ("min-server-noise-multiplier or max-epsilon", _OF_SERVER),
+    "dp-sgd": ("min-client-noise-multiplier or a budget", _OF_CLIENT),
+    "gaussian": ("min-client-noise-multiplier or a budget", _OF_CLIENT),
+    "laplace": (
+        "min-laplace-noise-multiplier, max-leakage or a budget",
+        ("min_laplace_noise_multiplier", "max_leakage", "max_epsilon", "max_example_epsilon"),
+    ),
+}
+"""What bounds a mechanism from below, in words and as rules of which one must be set."""
+
+
+def _idle_minima(policy: Policy) -> Iterator[str]:
+    for name, mechanisms in MINIMA.items():
+        if getattr(policy, name) and not set(mechanisms) & set(policy.mechanisms):
+            names = " or ".join(repr(mechanism) for mechanism in mechanisms)
+            yield f"{kebab(name)} = {getattr(policy, name):g} has no effect unless mechanisms holds {names}"
+
+
+def _unbound_mechanisms(policy: Policy) -> Iterator[str]:
+    for mechanism in policy.mechanisms:
+        words, names = BOUNDS[mechanism]
+        if not any(getattr(policy, name) for name in names):
+            yield f"mechanisms holds {mechanism!r}, and no noise is too little for it: state {words}"
+
+
+def _empty_ranges(policy: Policy) -> Iterator[str]:
+    for name in ("radius", "client_clipping_norm", "batch_size"):
+        minimum, maximum = getattr(policy, f"min_{name}"), getattr(policy, f"max_{name}")
+        if maximum and minimum > maximum:
+            yield f"min-{kebab(name)} = {minimum:g} must be at most max-{kebab(name)} = {maximum:g}"
 
 
 def policy_of(node: UserConfig) -> Policy | None:
@@ -248,11 +250,7 @@ def read_policy(path: Path) -> Policy:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"policy {path} is no TOML: {error}") from None
     except ValidationError as error:
-        raise ConfigError("\n".join(f"policy {path}: {line}" for line in _lines(error))) from None
-
-
-def _lines(error: ValidationError) -> list[str]:
-    return [explained(item, lambda _: Policy) for item in error.errors()]
+        raise ConfigError("\n".join(f"policy {path}: {line}" for line in explain(error, Policy))) from None
 
 
 def budgets_of(node: UserConfig, budget: float, example_budget: float, delta: float) -> tuple[float, float, float]:

@@ -199,7 +199,7 @@ def _fields(kind: type[Request], message: Message) -> ConfigRecord:
 
 def _models(message: Message, fields: ConfigRecord, config: RunConfig) -> tuple[NamedArrays, ...]:
     """As many models as the run configuration says: what the message says must be the same."""
-    expected = config.privacy.clusters if config.privacy.server == "laplace-clustering" else None
+    expected = config.privacy.server.hypotheses or None
     found = fields.get(HYPOTHESES)
     if type(found) is not type(expected) or found != expected:
         told = "no such field" if expected is None else f"{HYPOTHESES} = {expected}"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cloister.client.data import DATA_PATH
 from cloister.client.policy import policy_of
 from cloister.client.training.plan import TrainingPlan
-from cloister.config.run import PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.dpsgd.batches import rows_of, units_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
@@ -77,7 +77,8 @@ class Units:
 
     def steps(self, plan: TrainingPlan, privacy: PrivacyConfig) -> LocalSteps:
         """The private steps of a round, from the public size, which is the true one in a simulation alone."""
-        return LocalSteps(plan.public_size or max(1, len(self)), plan.batch_size, plan.epochs, privacy.batch_sampling)
+        sampling = privacy.dp_sgd.batch_sampling
+        return LocalSteps(plan.public_size or max(1, len(self)), plan.batch_size, plan.epochs, sampling)
 
     def examples_of(self, number: int) -> Examples:
         """The examples of one unit."""

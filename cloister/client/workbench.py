@@ -5,7 +5,8 @@ from functools import cached_property, lru_cache
 from cloister.client.data import task_of
 from cloister.client.training.plan import batch_size_of
 from cloister.client.training.trainers import TRAINERS, Trainer
-from cloister.config.run import ClientConfig, PrivacyConfig, RunConfig, TaskConfig
+from cloister.config.privacy import PrivacyConfig
+from cloister.config.run import ClientConfig, RunConfig, TaskConfig
 from cloister.tasks.base import Model
 
 
@@ -21,7 +22,7 @@ class Workbench:
     def __init__(self, task: TaskConfig, client: ClientConfig, privacy: PrivacyConfig) -> None:
         self._recipe = task_of(task).recipe
         self._client, self._privacy = client, privacy
-        self._group_cap = privacy.group_cap if task.group else 1
+        self._group_cap = privacy.dp_sgd.group_cap if task.group else 1
         self.model: Model = task_of(task).build()
 
     @cached_property
@@ -33,7 +34,7 @@ class Workbench:
             UnsupportedModel: the run protects examples, and this model's have no gradients of their own.
         """
         optimizer = self._recipe.optimizer if self._client.optimizer == "auto" else self._client.optimizer
-        if self._privacy.client != "dp-sgd":
+        if not self._privacy.client.clips_gradients:
             plain: Trainer = TRAINERS.load(self.model.kind)(self.model, optimizer)
             return plain
         batch_size = batch_size_of(self._client, self._recipe)

@@ -4,9 +4,8 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from cloister.config.run import Scalar
+from cloister.config.section import Scalar
 from cloister.core.errors import SettingsError
 
 OPTION = "--run-config"
@@ -25,9 +24,32 @@ def read_settings(arguments: Iterable[str]) -> dict[str, Scalar]:
         SettingsError: part of an argument is neither, or a key is named twice in one argument.
     """
     settings: dict[str, Scalar] = {}
-    for argument in arguments:
-        settings |= _from_file(argument.strip()) if _is_path(argument) else _from_pairs(argument)
+    try:
+        for argument in arguments:
+            settings |= _from_file(argument.strip()) if _is_path(argument) else _from_pairs(argument)
+    except ValueError as error:
+        raise SettingsError(f"{OPTION}: {error}") from None
     return settings
+
+
+def read_options(key: str, text: str) -> dict[str, Scalar]:
+    """The options that one string carries, so that they pass where only known keys may; no file is read.
+
+    Args:
+        key: that holds the string, for errors.
+        text: `key=value` pairs with blanks between them, or a TOML document.
+
+    Raises:
+        ValueError: it is neither, or a key is there twice.
+    """
+    try:
+        nested = tomllib.loads(text)
+    except (ValueError, RecursionError):
+        nested = None
+    try:
+        return _from_pairs(text) if nested is None else dict(_dotted(nested))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{key}: {error}") from None
 
 
 def _is_path(argument: str) -> bool:
@@ -40,7 +62,7 @@ def _from_pairs(text: str) -> dict[str, Scalar]:
     pairs: dict[str, Scalar] = {}
     for key, value in _pairs(text):
         if key in pairs:
-            raise SettingsError(f"{OPTION}: {key} is there twice in {text!r}")
+            raise ValueError(f"{key} is there twice in {text!r}")
         pairs[key] = value
     return pairs
 
@@ -51,10 +73,10 @@ def _pairs(text: str) -> Iterator[tuple[str, Scalar]]:
     while position < end:
         key = _KEY.match(text, position)
         if key is None:
-            raise SettingsError(f"{OPTION}: {text[position:].strip()!r} does not begin with key=value")
+            raise ValueError(f"{text[position:].strip()!r} does not begin with key=value")
         value = _VALUE.match(text, key.end())
         if value is None:
-            raise SettingsError(f"{OPTION}: {key[1]} = {text[key.end() :].strip()!r} is not valid: {_VALID}")
+            raise ValueError(f"{key[1]} = {text[key.end() :].strip()!r} is not valid: {_VALID}")
         yield key[1], _scalar(key[1], value[1])
         position = value.end()
 
@@ -66,13 +88,13 @@ def _scalar(key: str, value: str) -> Scalar:
     try:
         found = tomllib.loads(f"value = {value}")["value"]
     except ValueError:  # no TOML, or a number of thousands of digits
-        raise SettingsError(f"{OPTION}: {key} = {value} is not valid: {_VALID}") from None
+        raise ValueError(f"{key} = {value} is not valid: {_VALID}") from None
     return _checked(key, found)
 
 
-def _checked(key: str, value: Any) -> Scalar:
+def _checked(key: str, value: object) -> Scalar:
     if not isinstance(value, str | int | float | bool):
-        raise SettingsError(f"{OPTION}: {key} is of type {type(value).__name__}; {_VALID}")
+        raise ValueError(f"{key} is of type {type(value).__name__}; {_VALID}")
     return value
 
 
@@ -80,16 +102,16 @@ def _from_file(argument: str) -> dict[str, Scalar]:
     path = Path(argument).expanduser()
     if path.suffix != ".toml" or not path.is_file():
         what = f"there is no file at {argument}" if path.suffix == ".toml" else f"{argument!r} is neither"
-        raise SettingsError(f"{OPTION}: {what}; expected key=value pairs, or the path of a TOML file (.toml)")
+        raise ValueError(f"{what}; expected key=value pairs, or the path of a TOML file (.toml)")
     try:
         nested = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise SettingsError(f"{OPTION}: {argument} cannot be read as TOML: {reason}") from None
+        raise ValueError(f"{argument} cannot be read as TOML: {reason}") from None
     return dict(_dotted(nested))
 
 
-def _dotted(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
+def _dotted(nested: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, Scalar]]:
     for key, value in nested.items():
         if isinstance(value, Mapping):
             yield from _dotted(value, f"{prefix}{key}.")

@@ -6,9 +6,10 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from cloister.config.explain import explained
+from cloister.config.errors import explain
+from cloister.config.section import Count, Section, Whole
 from cloister.core.errors import ConfigError
 
 LABEL = r"[a-zA-Z0-9_]([a-zA-Z0-9_-]{0,61}[a-zA-Z0-9])?"
@@ -40,13 +41,7 @@ def _one_line(value: str) -> str:
     return value
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, alias_generator=lambda name: name.replace("_", "-")
-    )
-
-
-class Server(_Section):
+class Server(Section):
     """Where the SuperLink is.
 
     Args:
@@ -60,7 +55,7 @@ class Server(_Section):
     days: Annotated[int, Field(ge=1, le=3650)] = 365
 
 
-class Authority(_Section):
+class Authority(Section):
     """Who signs the server's certificate.
 
     Args:
@@ -84,7 +79,7 @@ class Authority(_Section):
         return self
 
 
-class Site(_Section):
+class Site(Section):
     """One member with data: either a file of its own, or a part of a benchmark to try things out.
 
     Args:
@@ -98,9 +93,9 @@ class Site(_Section):
 
     name: Name
     data_path: Annotated[str, AfterValidator(_one_line)] = ""
-    public_size: Annotated[int, Field(ge=0)] = 0
-    partition_id: Annotated[int, Field(ge=0)] | None = None
-    num_partitions: Annotated[int, Field(ge=1)] | None = None
+    public_size: Whole = 0
+    partition_id: Whole | None = None
+    num_partitions: Count | None = None
     public_key: str = ""
 
     @model_validator(mode="after")
@@ -124,7 +119,7 @@ class Site(_Section):
         return {"partition-id": self.partition_id, "num-partitions": self.num_partitions}
 
 
-class Federation(_Section):
+class Federation(Section):
     """A server, an authority and the sites.
 
     Args:
@@ -139,7 +134,7 @@ class Federation(_Section):
     server: Server
     authority: Authority = Authority()
     sites: Annotated[list[Site], Field(min_length=1)]
-    tasks: Annotated[list[Name], Field(min_length=1)] = ["digits"]
+    tasks: Annotated[list[Name], Field(min_length=1)] = Field(default_factory=lambda: ["digits"])
 
     @model_validator(mode="after")
     def _agree(self) -> "Federation":
@@ -169,9 +164,7 @@ def read_federation(path: Path) -> Federation:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no TOML: {error}") from None
     except ValidationError as error:
-        raise ConfigError(
-            "\n".join(f"{path}: {explained(item, SECTIONS.__getitem__)}" for item in error.errors())
-        ) from None
+        raise ConfigError("\n".join(f"{path}: {line}" for line in explain(error, Federation))) from None
     return _with_paths(federation, path.resolve().parent)
 
 
@@ -189,11 +182,3 @@ def _with_paths(federation: Federation, base: Path) -> Federation:
         }
     )
     return federation.model_copy(update={"sites": sites, "authority": authority})
-
-
-SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
-    (): Federation,
-    ("server",): Server,
-    ("authority",): Authority,
-    ("sites",): Site,
-}

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from cloister.client.data import DATA_PATH, PARTITION
-from cloister.config.run import Scalar
+from cloister.config.section import Scalar
 from cloister.core.identity import LOCAL_RUN, assume_run
 from cloister.core.wire import LEAKAGE
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from cloister.config.run import Scalar, parse
+from cloister.config.run import parse
+from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError
 from cloister.local.grid import LocalGrid
 from cloister.privacy.accounting.leakage import leakage_report
@@ -41,6 +42,6 @@ def simulate(
     workbench_of(config).prepare()
     grid = LocalGrid.simulated(app, config.flat(), clients)
     outcome = run(grid, config, narrator)
-    if config.privacy.client == "laplace":
+    if config.privacy.client.counts_leakage:
         outcome.directory.write_json("leakage.json", leakage_report(grid.leakages()))
     return outcome

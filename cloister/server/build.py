@@ -1,18 +1,13 @@
 """From a run configuration to the objects of a run: the one place where a strategy meets its privacy."""
 
 import hashlib
-import inspect
-import random
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from flwr.serverapp.strategy import Strategy
-
-from cloister.aggregation import LaplaceClustering, PrivateStrategy
-from cloister.aggregation.decorator import Decorator, Screened
-from cloister.config.run import PrivacyConfig, RunConfig, Scalar, known_keys, suggestion
+from cloister.aggregation.decorator import Decorator
+from cloister.config import variants
+from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account, best_epsilon
@@ -21,19 +16,12 @@ from cloister.privacy.accounting.events import Relation
 from cloister.privacy.accounting.filters import FilterKind
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Claim
-from cloister.privacy.mechanisms import MECHANISMS
-from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
-from cloister.privacy.mechanisms.mechanism import Mechanism
-from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.server.quorum import later_quorum
-from cloister.strategies import STRATEGIES
+from cloister.server.mechanisms import decorate
+from cloister.server.strategies import held_out_of, named_strategy
 from cloister.strategies.averaging import Sampled
-from cloister.strategies.sampling import HeldOut, Sampling
+from cloister.strategies.sampling import HeldOut
 from cloister.tasks import TASKS
 from cloister.tasks.base import Task
-
-NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-"""Arguments that can be given by name."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +58,7 @@ class Plan:
     def hides_times(self) -> bool:
         """Whether a draw is accounted for, of clients or of clients' examples: how long it took would tell of it."""
         privacy = self.config.privacy
-        batches = privacy.client == "dp-sgd" and privacy.batch_sampling == "poisson"
+        batches = privacy.client.clips_gradients and privacy.dp_sgd.batch_sampling == "poisson"
         return batches or self.strategy.has_secret_cohorts
 
     def maximum_epsilon(self, layout: Layout) -> float | None:
@@ -95,8 +83,8 @@ class Plan:
     def unprotected_releases(self) -> list[str]:
         """What leaves clients in this run without a guarantee for a client, beside what is recorded round by round."""
         reasons = []
-        if not self.config.privacy.has_server_noise:
-            reasons.append(f"privacy.server is {self.config.privacy.server!r}: the server noised no update")
+        if not self.config.privacy.server.is_noised:
+            reasons.append(f"privacy.server is {self.config.privacy.server.name!r}: the server noised no update")
         if self.config.evaluates_on_clients:
             reasons.append("scores on clients' examples left without noise")
         return reasons
@@ -137,18 +125,21 @@ def build(config: RunConfig) -> Plan:
     seed = secrets.randbelow(2**31) if config.seed == -1 else config.seed
     task: Task = TASKS.load(config.task.name)(config.task)
     budget = _budget(config)
-    held_out = _held_out(config)
-    strategy = decorate(named_strategy(config, held_out=held_out), config, budget)
-    if config.privacy.max_epsilon and not strategy.is_accounted:
+    held_out = held_out_of(config)
+    strategy = decorate(
+        named_strategy(config, held_out=held_out), config, budget, lambda: named_strategy(config, draws=False)
+    )
+    limit = config.privacy.server.max_epsilon
+    if limit and not strategy.is_accounted:
         raise ConfigError(
-            f"privacy.max-epsilon = {config.privacy.max_epsilon:g} is a budget for a guarantee, and there is none: "
+            f"privacy.max-epsilon = {limit:g} is a budget for a guarantee, and there is none: "
             + "; ".join(strategy.caveats())
         )
-    if config.privacy.client == "laplace":
+    if config.privacy.client.counts_leakage:
         _refuse_beside_laplace(config)
-    if config.privacy.max_epsilon and config.evaluates_on_clients:
+    if limit and config.evaluates_on_clients:
         raise ConfigError(
-            f"privacy.max-epsilon = {config.privacy.max_epsilon:g} cannot cover evaluation.federated = "
+            f"privacy.max-epsilon = {limit:g} cannot cover evaluation.federated = "
             f"{config.evaluation.federated!r}: scores on clients' examples leave without noise"
         )
     _demand_replies(strategy, config.strategy.min_replies)
@@ -177,9 +168,9 @@ def _refuse_beside_laplace(config: RunConfig) -> None:
             f"strategy.weighting = {config.strategy.weighting!r} contradicts privacy.client = 'laplace': clients send "
             "what they have noised and nothing else, no example count; use 'uniform'"
         )
-    if config.privacy.max_leakage and not config.privacy.client_noise_multiplier:
+    if config.privacy.client.max_leakage and not config.privacy.client.noise_multiplier:
         raise ConfigError(
-            f"privacy.max-leakage = {config.privacy.max_leakage:g} cannot be kept with "
+            f"privacy.max-leakage = {config.privacy.client.max_leakage:g} cannot be kept with "
             "privacy.client-noise-multiplier = 0: a release without noise leaks without limit"
         )
 
@@ -188,11 +179,11 @@ def _budget(config: RunConfig) -> PrivacyBudget:
     privacy = config.privacy
     folder = Path(privacy.ledger_dir or Path(config.output_dir) / "ledgers").expanduser().resolve()
     path = folder / f"{data_identity(config)}.jsonl"
-    relation: Relation = "replace-one" if privacy.population else "add-or-remove"
+    relation: Relation = "replace-one" if privacy.server.population else "add-or-remove"
     # Only Rényi DP counts draws; `fixed` ones are known to the clients together, and amplify nothing in a budget.
-    amplified = config.strategy.sampling == "poisson" and privacy.server == "global-dp"
+    amplified = config.strategy.sampling == "poisson" and isinstance(privacy.server, variants.GlobalPrivacy)
     kind: FilterKind = "renyi" if amplified and config.strategy.fraction_train < 1 else "gaussian"
-    return PrivacyBudget(Ledger(path), "", "client", privacy.target_delta, privacy.max_epsilon, relation, kind)
+    return PrivacyBudget(Ledger(path), "", "client", privacy.target_delta, privacy.server.max_epsilon, relation, kind)
 
 
 def data_identity(config: RunConfig) -> str:
@@ -202,193 +193,6 @@ def data_identity(config: RunConfig) -> str:
     path = Path(config.task.data_path).expanduser().resolve() if config.task.data_path else ""
     place = hashlib.sha256(f"{config.task.name} {path}".encode()).hexdigest()[:12]
     return f"{config.task.name}-{place}"
-
-
-def named_strategy(config: RunConfig, draws: bool = True, held_out: HeldOut | None = None) -> Strategy:
-    """The strategy that `strategy.name` names, with its options and its sampling.
-
-    One that takes no draws of ours, such as Flower's own, samples by itself; it is given what its arguments ask for.
-
-    Args:
-        config: of the run.
-        draws: whether its draws are asked for; one that only aggregates draws as few nodes as it can.
-        held_out: deals out the roles; None: one is made if the configuration holds nodes out.
-
-    Raises:
-        ConfigError: it has no such options, or samples by itself where a draw of ours is configured.
-    """
-    factory = STRATEGIES.load(config.strategy.name)
-    options = _options(factory, config)
-    if _takes_draws(factory):
-        sampling = _draws(config, draws, held_out or _held_out(config))
-    else:
-        sampling = _own_sampling(factory, config)
-    try:
-        strategy: Strategy = factory(**{**sampling, **options})
-    except TypeError as error:
-        raise ConfigError(f"strategy {config.strategy.name!r} does not take these options: {error}") from error
-    return strategy
-
-
-def _takes_draws(factory: Any) -> bool:
-    """Whether a strategy is told by us how nodes are drawn."""
-    if isinstance(factory, type) and issubclass(factory, Sampled):
-        return True
-    return {"train", "evaluate"} <= set(inspect.signature(factory).parameters)
-
-
-def _draws(config: RunConfig, draws: bool, held_out: HeldOut | None) -> dict[str, Any]:
-    """How nodes are drawn to train and to score."""
-    fraction = config.strategy.fraction_train if draws else 1e-9
-    train = _sampling(config, "train", fraction, config.strategy.sampling)
-    evaluate = _sampling(config, "evaluate", config.strategy.fraction_evaluate, "fixed")
-    # Scores are worth no pause: whoever is connected gives them.
-    evaluate = replace(evaluate, quorum=0, population=0, held_out=held_out, from_held_out=held_out is not None)
-    return {
-        "train": replace(train, held_out=held_out),
-        "evaluate": evaluate if config.evaluates_on_clients else None,
-    }
-
-
-def _own_sampling(factory: Any, config: RunConfig) -> dict[str, Any]:
-    """The arguments of Flower's strategies that mean what keys of ours mean, as far as this one has them.
-
-    Raises:
-        ConfigError: a key asks for a draw that only a strategy with our sampling makes.
-    """
-    for key, value, default in (
-        ("strategy.sampling", config.strategy.sampling, "fixed"),
-        ("privacy.population", config.privacy.population, 0),
-        ("evaluation.held-out-clients", config.evaluation.held_out_clients, 0.0),
-    ):
-        if value != default:
-            raise ConfigError(
-                f"{key} = {value!r} has no effect with strategy.name = {config.strategy.name!r}: "
-                "it draws nodes by itself; remove it, or use a strategy of Cloister"
-            )
-    quorum = later_quorum(config)
-    means = {
-        "fraction_train": config.strategy.fraction_train,
-        "fraction_evaluate": config.strategy.fraction_evaluate if config.evaluates_on_clients else 0.0,
-        **dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), quorum),
-    }
-    return {name: value for name, value in means.items() if name in inspect.signature(factory).parameters}
-
-
-def _options(factory: Any, config: RunConfig) -> dict[str, Scalar]:
-    """The options the strategy was given, by the names of its constructor.
-
-    Raises:
-        ConfigError: the strategy has no such option, or the value is not of its type.
-    """
-    allowed = {
-        name: parameter.default
-        for name, parameter in inspect.signature(factory).parameters.items()
-        if parameter.kind in NAMED and name not in ("train", "evaluate") and _is_scalar(parameter.default)
-    }
-    options: dict[str, Scalar] = {}
-    for key, value in config.strategy.options.items():
-        name = key.replace("-", "_")
-        if name not in allowed:
-            valid = [option.replace("_", "-") for option in sorted(allowed)]
-            shared = [known.removeprefix("strategy.") for known in known_keys() if known.startswith("strategy.")]
-            raise ConfigError(
-                f"strategy.{key} = {value!r} is not an option of {config.strategy.name!r}"
-                f"{suggestion(key, [*valid, *shared])}; "
-                f"its options: {', '.join(f'strategy.{option}' for option in valid) or 'none'}"
-            )
-        options[name] = _typed(f"strategy.{key}", value, allowed[name])
-    return options
-
-
-def _is_scalar(default: Any) -> bool:
-    """Whether an argument with this default can be given in a configuration."""
-    return default is inspect.Parameter.empty or isinstance(default, str | int | float | bool)
-
-
-def _typed(key: str, value: Scalar, default: Any) -> Scalar:
-    """`value`, if it is of the type of the default (an int will do for a float)."""
-    if default is inspect.Parameter.empty or type(value) is type(default):
-        return value
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
-    raise ConfigError(f"{key} = {value!r} is not valid: expected {type(default).__name__}, such as {default!r}")
-
-
-def _sampling(config: RunConfig, use: str, fraction: float, kind: Any) -> Sampling:
-    # Amplification relies on a secret draw: `poisson` is never seeded.
-    rng = _rng(config, use) if kind == "fixed" else random.SystemRandom()
-    strategy, population = config.strategy, config.privacy.population
-    return Sampling(
-        fraction, strategy.min_nodes, kind, config.node_timeout, rng, population, quorum=later_quorum(config)
-    )
-
-
-def _held_out(config: RunConfig) -> HeldOut | None:
-    """Who never trains, decided by the run's seed: which of them it is is no secret."""
-    fraction = config.evaluation.held_out_clients
-    return HeldOut(fraction, _rng(config, "held out")) if fraction else None
-
-
-def _rng(config: RunConfig, use: str) -> random.Random:
-    """Each use of a seed has a stream of its own."""
-    return random.SystemRandom() if config.seed == -1 else random.Random(f"{config.seed} {use}")
-
-
-def decorate(strategy: Strategy, config: RunConfig, budget: PrivacyBudget) -> Decorator:
-    """The decorator that `privacy.server` names, around the strategy."""
-    privacy = config.privacy
-    if privacy.server == "laplace-clustering":
-        return LaplaceClustering(strategy, lambda: named_strategy(config, draws=False), privacy.clusters)
-    if privacy.server == "none":
-        return Screened(strategy, by_examples=config.weights_by_examples)
-    noise = GaussianNoise(None if privacy.noise_seed == -1 else privacy.noise_seed)
-    return PrivateStrategy(strategy, mechanism_of(config), budget=budget, noise=noise)
-
-
-def mechanism_of(config: RunConfig) -> Mechanism:
-    """The mechanism that `privacy.server` names, with its options.
-
-    Raises:
-        ConfigError: it has no such options.
-        PluginError: the name is unknown.
-    """
-    privacy = config.privacy
-    factory = MECHANISMS.load(privacy.server)
-    mechanism: Mechanism = factory(**_gaussian(privacy))
-    return mechanism
-
-
-def _gaussian(privacy: PrivacyConfig) -> dict[str, Any]:
-    """The options of the built-in mechanisms."""
-    options = {
-        "noise_multiplier": privacy.noise_multiplier,
-        "clipping_norm": _clip(privacy),
-        "placement": privacy.placement,
-        "examples_cap": privacy.examples_cap,
-    }
-    if privacy.server != "metric":
-        return options
-    return options | {
-        "distance": privacy.distance,
-        "direction": privacy.distance_direction,
-        "measure": privacy.distance_clip,
-        "release": privacy.distance_release,
-        "distance_multiplier": privacy.distance_noise_multiplier,
-        "min_distance": privacy.min_distance,
-        "max_distance": privacy.max_distance,
-    }
-
-
-def _clip(privacy: PrivacyConfig) -> FixedClip:
-    if privacy.clipping == "fixed":
-        return FixedClip(privacy.clipping_norm)
-    return AdaptiveClip(
-        privacy.clipping_norm,
-        quantile=privacy.clipping_quantile,
-        rate=privacy.clipping_rate,
-        bits_multiplier=privacy.bits_noise_multiplier,
-    )
 
 
 def _unprotected(config: RunConfig, is_accounted: bool) -> list[str]:
@@ -401,13 +205,12 @@ def _unprotected(config: RunConfig, is_accounted: bool) -> list[str]:
         items.append("that a run ends because nobody's reply counted")
     if not config.is_private:
         items.append("every client's model, example count and training loss, to the server")
-    elif not config.privacy.has_server_noise and not (
-        config.privacy.client != "none" and config.privacy.client_noise_multiplier
-    ):
+    elif not config.privacy.server.is_noised and not (config.privacy.client.noise_multiplier):
         items.append("every client's model, to the server")
     elif config.weights_by_examples:
         items.append("every client's example count, to the server")
-    if config.privacy.server == "metric" and config.privacy.distance_release == "exact":
+    server = config.privacy.server
+    if isinstance(server, variants.MetricPrivacy) and server.distance_release == "exact":
         items.append("how far the clients' models lie apart: the standard deviation of the noise tells it")
     if config.evaluates_on_clients:
         items.append("scores of the global model on each client's own examples, and how many there were")

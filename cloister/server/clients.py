@@ -36,7 +36,7 @@ def client_statement(plan: Plan, layout: Layout, rounds: int) -> dict[str, Any] 
     Raises:
         ConfigError: nothing is known about this mechanism.
     """
-    mechanism = plan.config.privacy.client
+    mechanism = plan.config.privacy.client.name
     if mechanism == "none":
         return None
     if mechanism not in STATEMENTS:

@@ -30,7 +30,7 @@ def confine_ledger(plan: Plan, grid: Grid, directory: Path) -> None:
 def needs_lasting_ledger(plan: Plan, grid: Grid) -> bool:
     """Whether later runs are to know of this one: its data is not known to be public, or its settings ask for it."""
     privacy = plan.config.privacy
-    asked = privacy.max_epsilon or privacy.data_identity or privacy.ledger_dir
+    asked = privacy.server.max_epsilon or privacy.data_identity or privacy.ledger_dir
     return bool(asked) or not vars(type(plan.task)).get("public", False) or not is_simulated(grid)
 
 

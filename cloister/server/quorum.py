@@ -28,7 +28,9 @@ class Quorum:
     @classmethod
     def of(cls, config: RunConfig) -> "Quorum":
         """What a configuration demands."""
-        return cls(config.strategy.min_nodes, later_quorum(config), config.node_timeout, config.privacy.population)
+        return cls(
+            config.strategy.min_nodes, later_quorum(config), config.node_timeout, config.privacy.server.population
+        )
 
     def wait(self, grid: Grid, number: int, told: Callable[[str], None]) -> None:
         """Return as soon as enough nodes are connected for a round.

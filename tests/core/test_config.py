@@ -10,9 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from cloister.config.run import NEAREST, PrivacyConfig, RunConfig, StrategyConfig, flatten, known_keys, parse
+from cloister.client.policy import read_policy
+from cloister.config.errors import NEAREST
+from cloister.config.privacy import PrivacyConfig
+from cloister.config.run import RunConfig, StrategyConfig, flatten, known_keys, parse
+from cloister.config.variants import DpSgdPrivacy, GlobalPrivacy
 from cloister.core.errors import ConfigError, PluginError
-from cloister.server.build import named_strategy
+from cloister.deploy.federation import read_federation
+from cloister.server.build import build, named_strategy
 from cloister.strategies import STRATEGIES
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -112,7 +117,8 @@ def test_every_unknown_key_has_a_line_of_its_own():
         ("task.partition", ("auto", "iid", "shards", "dirichlet", "natural", "table")),
         ("strategy.sampling", ("fixed", "poisson")),
         ("strategy.weighting", ("auto", "examples", "uniform")),
-        ("privacy.server", ("none", "global-dp", "metric")),
+        ("privacy.client", ("none", "dp-sgd", "gaussian", "laplace")),
+        ("privacy.clipping", ("fixed", "adaptive")),
         ("privacy.placement", ("update", "model")),
         ("privacy.distance-release", ("exact",)),
         ("privacy.distance-direction", ("divide", "multiply")),
@@ -185,8 +191,8 @@ def test_an_empty_output_dir_is_refused():
 
 
 def test_every_bad_key_has_a_line_of_its_own():
-    lines = refusal(num_rounds=0, client__local_epochs="x", privacy__server="y").splitlines()
-    assert [line.split(" = ")[0] for line in lines] == ["num-rounds", "client.local-epochs", "privacy.server"]
+    lines = refusal(num_rounds=0, client__local_epochs="x", privacy__client="y").splitlines()
+    assert [line.split(" = ")[0] for line in lines] == ["num-rounds", "client.local-epochs", "privacy.client"]
 
 
 # Contradictions.
@@ -230,8 +236,8 @@ ADAPTIVE_ONLY = ["clipping-quantile", "clipping-rate", "bits-noise-multiplier"]
 
 
 def test_the_settings_tried_here_are_all_there_are():
-    fields = {name.replace("_", "-") for name in PrivacyConfig.model_fields}
-    assert fields - set(SETTINGS) - set(CLIENT_ONLY) == {"server", "client", "clusters"}
+    keys = {key.removeprefix("privacy.") for key in known_keys() if key.startswith("privacy.")}
+    assert keys - set(SETTINGS) - set(CLIENT_ONLY) == {"server", "client", "clusters", "options"}
 
 
 @pytest.mark.parametrize(
@@ -276,6 +282,46 @@ def test_every_run_says_whose_ledger_it_belongs_to(server, key):
 def test_a_clip_that_shrinks_needs_a_floor():
     message = refusal(**{"privacy.client": "dp-sgd", "privacy.clipping-decay": 0.1})
     assert message.startswith("privacy.clipping-decay = 0.1 needs privacy.least-clipping-norm above 0")
+
+
+@pytest.mark.parametrize("server", ["none", "global-dp", "metric", "laplace-clustering"])
+def test_options_are_for_a_mechanism_of_another_package(server):
+    assert f"has no effect with privacy.server = {server!r}" in refusal(privacy__server=server, privacy__options="a=1")
+
+
+def test_any_other_name_on_the_server_is_a_mechanism_of_another_package():
+    keys = {"privacy.server": "mine", "privacy.options": "radius=2.0 name='x'", "privacy.max-epsilon": 3.0}
+    config = parse(shipped() | keys)
+    assert config.privacy.server.options == {"radius": 2.0, "name": "x"}
+    assert config.privacy.server.name == "mine" and config.privacy.server.is_noised and config.is_private
+    assert parse(config.flat()) == config and config.flat()["privacy.options"] == keys["privacy.options"]
+    with pytest.raises(PluginError, match=r"unknown mechanism 'mine'; known: .*global-dp"):
+        build(config)
+
+
+def test_a_misspelt_mechanism_is_answered_with_the_nearest():
+    with pytest.raises(PluginError, match=r"unknown mechanism 'metrik'; known: .*; did you mean 'metric'\?"):
+        build(parse({"privacy.server": "metrik"}))
+    assert refusal(privacy__server="metrik", privacy__distance="l2").endswith("; did you mean 'metric'?")
+
+
+@pytest.mark.parametrize("name", ["", 5, "Mine", "../mine"])
+def test_a_name_that_no_mechanism_can_have_is_refused(name):
+    assert refusal(privacy__server=name).startswith(f"privacy.server = {name!r} is not valid: ")
+
+
+def test_options_of_a_mechanism_that_cannot_be_read_are_refused():
+    assert refusal(privacy__server="mine", privacy__options="a").startswith("privacy.options: 'a' does not begin")
+
+
+def test_variants_are_values_of_their_own():
+    """The keys of one variant do not exist in another, and a section made of variants is the one made of keys."""
+    privacy = PrivacyConfig(server=GlobalPrivacy(noise_multiplier=2.0), client=DpSgdPrivacy(clipping_norm=3.0))
+    keys = {"server": "global-dp", "noise-multiplier": 2.0, "client": "dp-sgd", "client-clipping-norm": 3.0}
+    assert privacy == parse({f"privacy.{key}": value for key, value in keys.items()}).privacy
+    assert not hasattr(privacy.server, "distance") and not hasattr(privacy.client, "radius")
+    with pytest.raises(ConfigError, match=r"privacy.client = 'none', expected 'dp-sgd'"):
+        _ = PrivacyConfig().dp_sgd
 
 
 def test_clusters_are_for_clustering():
@@ -379,6 +425,58 @@ def test_other_contradictions(keys, says):
     assert says in str(caught.value)
 
 
+# The same words for every file of settings.
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "lines"),
+    [
+        (
+            read_policy,
+            "mechanisms = ['dp-sdg']\ntasks = []\nmin-row = 5\nmax-steps = 0.5",
+            [
+                "mechanisms.0 = 'dp-sdg' is not valid: it must be 'global-dp', 'metric', 'dp-sgd', 'gaussian' or "
+                "'laplace'",
+                "tasks = [] is not valid: List should have at least 1 item after validation, not 0",
+                "max-steps = 0.5 is not valid: it must be a valid integer",
+                "unknown key 'min-row'; valid keys: mechanisms, ...; did you mean 'min-rows'?",
+            ],
+        ),
+        (
+            read_federation,
+            "sites = [{name = 'A', data-path = 'x', public-size = -1}]\n[server]\naddresses = ['a']\nprot = 1\n",
+            [
+                "name is missing",
+                "unknown key 'server.prot'; valid keys: addresses, port, days; did you mean 'port'?",
+                "sites.0.name = 'A' is not valid: String should match pattern '^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$'",
+                "sites.0.public-size = -1 is not valid: it must be greater than or equal to 0",
+            ],
+        ),
+        (
+            lambda path: parse(flatten(tomllib.loads(path.read_text()))),
+            "num-rounds = 0\n[privacy]\nserver = 'global-dp'\nclipping = 'adaptive'\nclipping-rate = -1.0\n"
+            "population = 0.5\nnoise-multiplier = true\nclient = 'sgd'\n[strategy]\noptions = 'tau'\n",
+            [
+                "num-rounds = 0 is not valid: it must be greater than 0",
+                "strategy.options: 'tau' does not begin with key=value",
+                "privacy.noise-multiplier = True is not valid: it must be a valid number or 'auto'",
+                "privacy.clipping-rate = -1.0 is not valid: it must be greater than 0",
+                "privacy.population = 0.5 is not valid: it must be a valid integer",
+                "privacy.client = 'sgd' is not valid: it must be 'none', 'dp-sgd', 'gaussian' or 'laplace'",
+            ],
+        ),
+    ],
+    ids=["policy", "federation", "run"],
+)
+def test_every_file_is_answered_in_the_same_words(read, text, lines, tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read(path)
+    said = str(caught.value).replace(f"policy {path}: ", "").replace(f"{path}: ", "")
+    assert sorted(re.sub("mechanisms, .*; did", "mechanisms, ...; did", said).splitlines()) == sorted(lines)
+
+
 # Options of strategies.
 
 
@@ -388,9 +486,36 @@ def test_options_go_to_the_strategy_and_auto_means_not_given():
     assert config.strategy.min_nodes == 3
 
 
-def test_an_option_cannot_hide_behind_the_name_of_the_group():
-    with pytest.raises(ConfigError, match=r"strategy.options = 3 is not an option of 'fedavg'"):
-        named_strategy(parse({"strategy.options": 3}))
+def test_the_options_of_a_strategy_may_be_carried_in_one_string():
+    said = {"strategy.name": "fedprox", "strategy.proximal-mu": 0.25}
+    for text in ("proximal-mu=0.25", "proximal_mu = 0.25", "# of FedProx\nproximal-mu = 0.25\n"):
+        carried = parse({"strategy.name": "fedprox", "strategy.options": text})
+        assert carried == parse(said) and carried.digest() == parse(said).digest()
+    assert carried.flat()["strategy.proximal-mu"] == 0.25 and carried.flat()["strategy.options"] == ""
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"options": 3}, "strategy.options = 3 is not valid: it must be a valid string"),
+        ({"options": "tau"}, "strategy.options: 'tau' does not begin with key=value"),
+        ({"options": "tau=1 tau=2"}, "strategy.options: tau is there twice"),
+        ({"options": "tau=[1]"}, "strategy.options: tau is of type list"),
+        ({"options": "tau=1", "tau": 2.0}, "strategy.options: tau = 1 contradicts strategy.tau = 2.0; keep one"),
+        ({"options": "min-nodes=3"}, "strategy.options: min-nodes = 3 is no option of a strategy"),
+        ({"options": "options=3"}, "strategy.options: options = 3 is no option of a strategy"),
+        ({"options": "a.b=3"}, "strategy.options: a.b = 3 is no option of a strategy"),
+    ],
+)
+def test_options_in_a_string_that_cannot_be_are_refused(keys, says):
+    assert says in refusal(**{f"strategy.{key}": value for key, value in keys.items()})
+
+
+def test_options_in_a_string_read_no_file(tmp_path):
+    path = tmp_path / "options.toml"
+    path.write_text("tau = 1.0")
+    assert "does not begin with key=value" in refusal(**{"strategy.options": str(path)})
+    assert "does not begin with key=value" in refusal(**{"privacy.server": "mine", "privacy.options": str(path)})
 
 
 def test_a_section_made_in_code_keeps_its_options():
@@ -492,7 +617,13 @@ def test_the_digest_does_not_depend_on_the_order_of_keys_or_on_how_a_number_is_w
 
 def test_a_configuration_is_frozen():
     config = parse({})
-    for section, name in ((config, "num_rounds"), (config.privacy, "clipping_norm"), (config.task, "name")):
+    for section, name in (
+        (config, "num_rounds"),
+        (config.privacy, "noise_seed"),
+        (config.privacy.server, "noise_multiplier"),
+        (config.privacy.server.clipping, "norm"),
+        (config.task, "name"),
+    ):
         with pytest.raises(ValidationError, match="frozen"):
             setattr(section, name, getattr(section, name))
-    assert hash(config.task) == hash(parse({}).task)
+    assert hash(config.task) == hash(parse({}).task) and hash(config.privacy) == hash(parse({}).privacy)

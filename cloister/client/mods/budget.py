@@ -27,7 +27,7 @@ from cloister.client.mods.enforce import Handler
 from cloister.client.policy import policy_of
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, Request, TrainRequest
 from cloister.client.tally import Tally
-from cloister.config.run import PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import BudgetExhausted, PolicyError
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event, Pure, Unit
@@ -105,7 +105,7 @@ def _planned(request: Request, context: Context) -> Iterator[tuple[Spending, Cha
     for charge in charges_of(request, context):
         delta, epsilon = _limit(charge, privacy, limits)
         if ledger is None:
-            if epsilon or privacy.client != "none":
+            if epsilon or privacy.client.is_on:
                 yield Tally(context.state, charge.unit, delta, epsilon), charge
             continue
         budget = PrivacyBudget(ledger, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge))
@@ -149,11 +149,10 @@ def _limit(charge: Charge, privacy: PrivacyConfig, limits: dict[str, float]) -> 
     on what it sends.
     """
     own = limits[_own_budget(charge)]
-    about = "client" if privacy.client == "gaussian" else "example"
-    of_run = privacy.client_max_epsilon if (charge.unit == "client") == (about == "client") else 0.0
+    of_run = privacy.client.max_epsilon if (charge.unit == "client") != privacy.client.clips_gradients else 0.0
     both = [(privacy.target_delta, of_run)] * bool(of_run) + [(limits[DELTA], own)] * bool(own)
     if not both:
-        return privacy.target_delta if privacy.client in ("dp-sgd", "gaussian") else limits[DELTA], 0.0
+        return privacy.target_delta if privacy.client.has_delta else limits[DELTA], 0.0
     return min(delta for delta, _ in both), min(epsilon for _, epsilon in both)
 
 

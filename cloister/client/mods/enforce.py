@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from flwr.app import Context
 
 from cloister.client.data import local_data, task_of
-from cloister.client.local import chooses_exactly
 from cloister.client.policy import CHECKED_BUNDLE, SERVER_SIDE, Mechanism, Policy, policy_of
 from cloister.client.request import EvaluateRequest, Reply, Request, TrainRequest
 from cloister.client.training.plan import TrainingPlan
@@ -59,7 +58,7 @@ def _about_training(policy: Policy, request: TrainRequest, context: Context) -> 
     yield from _about_noise(policy, request)
     yield from _about_leakage(policy, config)
     yield from _about_plan(policy, request, context)
-    if config.privacy.client == "dp-sgd" and policy.group != config.task.group:
+    if config.privacy.client.clips_gradients and policy.group != config.task.group:
         yield f"task.group = {config.task.group!r}, demanded: {policy.group!r}"
 
 
@@ -71,26 +70,27 @@ def _too_few(policy: Policy, request: Request, context: Context) -> Iterator[str
 def _rows(request: TrainRequest, context: Context) -> float:
     """How many examples may be compared with a minimum: what is public, wherever noise of the node's is promised."""
     client = request.config.privacy.client
-    if client == "dp-sgd":
+    if client.clips_gradients:
         return public_size_of(context.node_config) or math.inf
-    if client != "none":
+    if client.is_on:
         return math.inf  # under local noise the handler answers for it, where that does not show
     return len(local_data(request.config.task, context.node_config, request.seed).train)
 
 
 def _bounds(policy: Policy, config: RunConfig) -> Iterator[str]:
     """Numbers of the configuration that lie outside the policy's limits, where they have a meaning."""
-    privacy = config.privacy
-    if privacy.client in ("dp-sgd", "gaussian"):
-        norm, smallest = privacy.client_clipping_norm, policy.min_client_clipping_norm
-        yield from _outside("privacy.client-clipping-norm", norm, smallest, policy.max_client_clipping_norm)
-        if privacy.clipping_decay:
-            yield from _outside("privacy.least-clipping-norm", privacy.least_clipping_norm, smallest, 0)
+    privacy, smallest = config.privacy, policy.min_client_clipping_norm
+    if privacy.client.has_delta:
+        yield from _outside(
+            "privacy.client-clipping-norm", privacy.client.bound, smallest, policy.max_client_clipping_norm
+        )
+    if privacy.client.clips_gradients and privacy.dp_sgd.clipping_decay:
+        yield from _outside("privacy.least-clipping-norm", privacy.dp_sgd.least_clipping_norm, smallest, 0)
     yield from _outside("task.test-fraction", config.task.test_fraction, 0, policy.max_test_fraction)
-    if privacy.server == "laplace-clustering":
-        yield from _outside("privacy.clusters", privacy.clusters, 0, policy.max_hypotheses)
-        if privacy.clusters > 1 and privacy.client != "none" and privacy.choice == "private":
-            yield from _outside("privacy.choice-epsilon", privacy.choice_epsilon, 0, policy.max_choice_epsilon)
+    if privacy.server.hypotheses:
+        yield from _outside("privacy.clusters", privacy.server.hypotheses, 0, policy.max_hypotheses)
+    if privacy.chooses_privately:
+        yield from _outside("privacy.choice-epsilon", privacy.choice_epsilon, 0, policy.max_choice_epsilon)
 
 
 def _about_plan(policy: Policy, request: TrainRequest, context: Context) -> Iterator[str]:
@@ -100,7 +100,9 @@ def _about_plan(policy: Policy, request: TrainRequest, context: Context) -> Iter
     yield from _outside("client.local-epochs", plan.epochs, 0, policy.max_local_epochs)
     size = public_size_of(context.node_config)
     if policy.max_steps and size:
-        steps = LocalSteps(size, plan.batch_size, plan.epochs, request.config.privacy.batch_sampling).count
+        privacy = request.config.privacy
+        sampling = privacy.dp_sgd.batch_sampling if privacy.client.clips_gradients else "poisson"
+        steps = LocalSteps(size, plan.batch_size, plan.epochs, sampling).count
         yield from _outside("steps of training", steps, 0, policy.max_steps)
 
 
@@ -122,14 +124,14 @@ def _why_off(name: Mechanism, policy: Policy, request: TrainRequest) -> str:
     """Why a mechanism does not count as on; empty if it does."""
     privacy = request.config.privacy
     side = "server" if name in SERVER_SIDE else "client"
-    found = privacy.server if side == "server" else privacy.client
+    found = privacy.server.name if side == "server" else privacy.client.name
     if found != name:
         return f"privacy.{side} = {found!r}, not {name!r}"
     if privacy.noise_seed != -1:
         return (
             f"privacy.noise-seed = {privacy.noise_seed} is noise that whoever knows the seed can remove, demanded: -1"
         )
-    if side == "client" and chooses_exactly(privacy):
+    if side == "client" and privacy.chooses_exactly:
         return f"privacy.choice = {privacy.choice!r} tells the server which hypothesis suits, demanded: 'private'"
     if name == "laplace":
         return _laplace_noise(policy, request.config)
@@ -138,7 +140,7 @@ def _why_off(name: Mechanism, policy: Policy, request: TrainRequest) -> str:
 
 def _server_noise(policy: Policy, request: TrainRequest) -> str:
     floor, promise = policy.min_server_noise_multiplier, multiplier_of(request.promise)
-    if request.config.privacy.noise_multiplier == 0:
+    if request.config.privacy.server.is_silent:
         return "privacy.noise-multiplier = 0 is no noise"
     if promise < floor * (1 - ROUNDING):
         return f"the server promises a noise multiplier of {promise:.4g}, demanded: at least {floor:g}"
@@ -146,7 +148,7 @@ def _server_noise(policy: Policy, request: TrainRequest) -> str:
 
 
 def _client_noise(policy: Policy, config: RunConfig) -> str:
-    found, floor = config.privacy.client_noise_multiplier, policy.min_client_noise_multiplier
+    found, floor = config.privacy.client.noise_multiplier, policy.min_client_noise_multiplier
     if not found:
         return f"privacy.client-noise-multiplier = {found!r}, demanded: a number above 0"
     return next(_outside("privacy.client-noise-multiplier", found, floor, 0), "")
@@ -158,7 +160,7 @@ def _laplace_noise(policy: Policy, config: RunConfig) -> str:
     The noise grows with the radius, and what is counted as leaked does not. With `per-layer` every array has the radius
     by itself, and noise of that size. A radius of 0 is how far training moved the model, which no run chooses.
     """
-    found, radius = config.privacy.client_noise_multiplier, config.privacy.radius
+    found, radius = config.privacy.client.noise_multiplier, config.privacy.client.bound
     if not found:
         return f"privacy.client-noise-multiplier = {found!r}, demanded: a number above 0"
     if too_little := next(
@@ -173,6 +175,6 @@ def _laplace_noise(policy: Policy, config: RunConfig) -> str:
 
 
 def _about_leakage(policy: Policy, config: RunConfig) -> Iterator[str]:
-    found = config.privacy.max_leakage
-    if policy.max_leakage and config.privacy.client == "laplace" and not 0 < found <= policy.max_leakage:
+    found = config.privacy.client.max_leakage
+    if policy.max_leakage and config.privacy.client.counts_leakage and not 0 < found <= policy.max_leakage:
         yield f"privacy.max-leakage = {found!r}, demanded: above 0 and at most {policy.max_leakage:g}"

@@ -11,7 +11,6 @@ from cloister.client.ledgers import MAX_LEAKAGE, folder_unnamed
 from cloister.client.local import mechanism_of
 from cloister.client.mods.enforce import Handler
 from cloister.client.request import KeepRequest, Reply, Request, TrainRequest
-from cloister.config.run import PrivacyConfig
 from cloister.core.arrays import Layout
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Laplace, Unaccounted
@@ -35,7 +34,7 @@ def add_local_noise(request: Request, context: Context, call_next: Handler) -> R
     privacy = request.config.privacy
     if isinstance(request, KeepRequest):
         return call_next(request, context)
-    counted = privacy.client == "laplace" and isinstance(request, TrainRequest)
+    counted = privacy.client.counts_leakage and isinstance(request, TrainRequest)
     if own_limit(context.node_config) and not counted:
         raise BudgetExhausted(
             f"this node has a limit ({MAX_LEAKAGE}), and this would leave without the noise that it counts"
@@ -62,9 +61,9 @@ def _count_leakage(request: TrainRequest, context: Context) -> None:
         PrivacyError: the run chose its radius below what this node takes part under.
     """
     privacy, node = request.config.privacy, context.node_config
-    if privacy.client != "laplace":
+    if not privacy.client.counts_leakage:
         return
-    _refuse_free_radius(privacy, node)
+    _refuse_free_radius(privacy.client.bound, node)
     with folder_unnamed(node):
         spending = spending_of(context, request.config.task.name, limit_of(privacy, node))
         spending.release(_leaked(request), request.run, request.round)
@@ -75,13 +74,13 @@ def _leaked(request: TrainRequest) -> Laplace | Unaccounted:
     privacy, parameters = request.config.privacy, Layout.of(request.models[0]).size
     if privacy.noise_seed != -1:
         return Unaccounted("the noise is seeded: whoever knows privacy.noise-seed can remove it")
-    if not privacy.client_noise_multiplier:
+    if not privacy.client.noise_multiplier:
         return Unaccounted("privacy.client-noise-multiplier is 0: there is no noise")
-    radius = privacy.radius or 1.0
-    return Laplace(parameters / privacy.client_noise_multiplier / radius, radius)
+    radius = privacy.client.bound or 1.0
+    return Laplace(parameters / privacy.client.noise_multiplier / radius, radius)
 
 
-def _refuse_free_radius(privacy: PrivacyConfig, node: UserConfig) -> None:
+def _refuse_free_radius(radius: float, node: UserConfig) -> None:
     """Refuse a radius that the server may choose as small as it likes: noise is in proportion, and the leakage is not.
 
     Raises:
@@ -90,9 +89,9 @@ def _refuse_free_radius(privacy: PrivacyConfig, node: UserConfig) -> None:
     minimum = node.get(MIN_RADIUS, 0.0)
     if isinstance(minimum, bool) or not isinstance(minimum, int | float) or minimum < 0:
         raise ConfigError(f"{MIN_RADIUS} = {minimum!r} in the node configuration must be a number of at least 0")
-    if privacy.radius and own_limit(node) and not 0 < minimum <= privacy.radius:
+    if radius and own_limit(node) and not 0 < minimum <= radius:
         raise PrivacyError(
-            f"privacy.radius = {privacy.radius:g} is not of at least the {MIN_RADIUS} of this node, which has a limit "
+            f"privacy.radius = {radius:g} is not of at least the {MIN_RADIUS} of this node, which has a limit "
             f"({MAX_LEAKAGE}): a limit within a radius of any size bounds nothing"
         )
 

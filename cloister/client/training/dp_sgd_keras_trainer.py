@@ -9,7 +9,7 @@ from cloister.client.noise_sources import NoiseSource, refuse_penalty
 from cloister.client.training.keras_trainer import optimizer_named
 from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import Units
-from cloister.config.run import PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd.local_steps import clipping_norm_of
 from cloister.privacy.dpsgd.rounding import DEFAULT_OVERSTATEMENT, largest_microbatch
@@ -48,8 +48,8 @@ class PrivateKerasTrainer:
         self._dp_sgd = DpSgd(
             model.keras,
             batch_size=batch_size,
-            noise_multiplier=privacy.client_noise_multiplier,
-            clipping_norm=privacy.client_clipping_norm,
+            noise_multiplier=privacy.dp_sgd.noise_multiplier,
+            clipping_norm=privacy.dp_sgd.clipping_norm,
             optimizer=self._optimizer,
             loss=keras.losses.sparse_categorical_crossentropy,
             microbatch_size=_microbatch_size(batch_size, privacy),
@@ -92,5 +92,7 @@ class PrivateKerasTrainer:
 
 def _microbatch_size(batch_size: int, privacy: PrivacyConfig) -> int:
     """So many examples that most Poisson batches are one microbatch: padding costs less than another call."""
-    wanted = batch_size if privacy.batch_sampling == "shuffle" else batch_size + math.ceil(2 * math.sqrt(batch_size))
+    wanted = (
+        batch_size if privacy.dp_sgd.batch_sampling == "shuffle" else batch_size + math.ceil(2 * math.sqrt(batch_size))
+    )
     return max(1, min(wanted, largest_microbatch(batch_size, DEFAULT_OVERSTATEMENT)))

@@ -7,7 +7,7 @@ import numpy as np
 from cloister.client.noise_sources import NoiseSource, refuse_penalty
 from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import Units
-from cloister.config.run import PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
 from cloister.core.arrays import Row
 from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd.local_steps import clipping_norm_of
@@ -53,7 +53,7 @@ class PrivateNumpyTrainer:
                 (partial(self._gradient, units.examples_of(number)) for number in batch),
                 like,
                 clipping_norm=bound,
-                noise_multiplier=self.privacy.client_noise_multiplier,
+                noise_multiplier=self.privacy.dp_sgd.noise_multiplier,
                 noise=noise,
             )
             self._descend(plan.learning_rate / plan.batch_size, total)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from scipy import stats  # type: ignore[import-untyped]
 
-from cloister.config.run import PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
 from cloister.core import check
 from cloister.privacy.accounting.account import Account, by_accountant
 from cloister.privacy.accounting.events import MIN_MULTIPLIER, Gaussian, Pure, Sampling
@@ -148,8 +148,8 @@ def dp_sgd_statement(
         A part of `privacy.json`. `claims` are sound and empty where nothing is; `heuristic` are figures that are not
         guarantees, each with its reasons.
     """
-    steps = LocalSteps(examples, batch_size, epochs, privacy.batch_sampling)
-    sigma, reasons = privacy.client_noise_multiplier, caveats(privacy)
+    steps = LocalSteps(examples, batch_size, epochs, privacy.dp_sgd.batch_sampling)
+    sigma, reasons = privacy.dp_sgd.noise_multiplier, caveats(privacy)
     facts: dict[str, Any] = {
         "mechanism": "dp-sgd",
         "status": "heuristic" if reasons else "sound",
@@ -177,14 +177,15 @@ def dp_sgd_statement(
 
 def _parameters(privacy: PrivacyConfig, unit: str) -> dict[str, Any]:
     names: tuple[str, ...] = (
-        "client_noise_multiplier",
-        "client_clipping_norm",
-        "clipping_decay",
-        "least_clipping_norm",
-        "batch_sampling",
+        "client-noise-multiplier",
+        "client-clipping-norm",
+        "clipping-decay",
+        "least-clipping-norm",
+        "batch-sampling",
     )
-    names += ("group_cap",) if unit == "group" else ()
-    return {f"privacy.{name.replace('_', '-')}": getattr(privacy, name) for name in names}
+    names += ("group-cap",) if unit == "group" else ()
+    keys = privacy.dp_sgd.leaves()
+    return {f"privacy.{name}": keys[name] for name in names}
 
 
 def _unit_claim(

@@ -7,7 +7,8 @@ everything that it was sent. It needs the node to run its own code.
 from collections.abc import Iterator
 from typing import Any
 
-from cloister.config.run import PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
+from cloister.config.variants import GaussianPrivacy, LaplacePrivacy
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Gaussian, Relation
 from cloister.privacy.accounting.leakage import EVERYBODY
@@ -29,14 +30,14 @@ def mechanism_of(privacy: PrivacyConfig) -> LocalMechanism | None:
     Raises:
         ConfigError, PrivacyError: a number is out of range.
     """
-    z = privacy.client_noise_multiplier
-    if privacy.client == "gaussian":
-        return LocalGaussian(privacy.client_clipping_norm, z)
-    if privacy.client != "laplace":
+    client = privacy.client
+    if isinstance(client, GaussianPrivacy):
+        return LocalGaussian(client.clipping_norm, client.noise_multiplier)
+    if not isinstance(client, LaplacePrivacy):
         return None
-    if not privacy.radius:
-        return PublishedLaplace(z, privacy.per_layer)
-    return LocalLaplace(privacy.radius, z, privacy.per_layer)
+    if not client.radius:
+        return PublishedLaplace(client.noise_multiplier, client.per_layer)
+    return LocalLaplace(client.radius, client.noise_multiplier, client.per_layer)
 
 
 def laplace_statement(privacy: PrivacyConfig, parameters: int, rounds: int, hypotheses: int = 1) -> dict[str, Any]:
@@ -52,13 +53,13 @@ def laplace_statement(privacy: PrivacyConfig, parameters: int, rounds: int, hypo
         rounds: in which a client took part at most.
         hypotheses: k that a client chooses among.
     """
-    multiplier = privacy.client_noise_multiplier
+    multiplier = privacy.client.noise_multiplier
     facts = _facts(privacy, hypotheses)
     # What is stated per release is a figure about the noise, whatever it is worth.
     facts["leakage-of-a-release"] = parameters / multiplier if multiplier else None
     if not facts["reasons"]:
         most = rounds * parameters / multiplier
-        leakage = min(most, privacy.max_leakage) if privacy.max_leakage else most
+        leakage = min(most, privacy.client.max_leakage) if privacy.client.max_leakage else most
         pure = leakage + _choices(privacy, rounds, hypotheses)
         facts["claims"] = [
             _claim("add-or-remove", rounds, pure, 0.0, "pure"),
@@ -67,7 +68,7 @@ def laplace_statement(privacy: PrivacyConfig, parameters: int, rounds: int, hypo
                 "guarantee": "d-privacy, Euclidean distance of models",
                 "unit": "neighbourhood",
                 "adversary": AGAINST,
-                "radius": privacy.radius,
+                "radius": privacy.client.bound,
                 "scope": _scope(rounds),
                 "leakage": leakage,
             },
@@ -85,7 +86,7 @@ def gaussian_statement(privacy: PrivacyConfig, rounds: int, hypotheses: int = 1)
     """
     facts = _facts(privacy, hypotheses)
     if not facts["reasons"]:
-        event = Gaussian(privacy.client_noise_multiplier)
+        event = Gaussian(privacy.client.noise_multiplier)
         choices = _choices(privacy, rounds, hypotheses)
         relations: tuple[tuple[Relation, int], ...] = (("add-or-remove", 1), ("replace-one", 2))
         for relation, units in relations:
@@ -100,12 +101,12 @@ def _facts(privacy: PrivacyConfig, hypotheses: int) -> dict[str, Any]:
     assert mechanism is not None, "there is no statement without a mechanism"
     reasons = [*mechanism.caveats(), *_caveats(privacy, hypotheses)]
     parameters: dict[str, Any] = mechanism.parameters()
-    if privacy.client == "laplace":
-        parameters["privacy.max-leakage"] = privacy.max_leakage
+    if isinstance(privacy.client, LaplacePrivacy):
+        parameters["privacy.max-leakage"] = privacy.client.max_leakage
     if hypotheses > 1:
         parameters |= {"privacy.choice": privacy.choice, "privacy.choice-epsilon": privacy.choice_epsilon}
     return {
-        "mechanism": privacy.client,
+        "mechanism": privacy.client.name,
         "status": "heuristic" if reasons else "sound",
         "reasons": reasons,
         "parameters": parameters,

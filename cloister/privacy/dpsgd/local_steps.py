@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from cloister.config.run import PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
 from cloister.core import check
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Event, Gaussian, Repeated, Sampling, Unaccounted
@@ -82,25 +82,26 @@ def clipping_norm_of(privacy: PrivacyConfig, server_round: int) -> float:
 
     The noise follows S: whatever it is, a step is a Gaussian mechanism of multiplier σ. See `docs/end-to-end.md`.
     """
-    decayed = privacy.client_clipping_norm * (1 - privacy.clipping_decay) ** max(0, server_round - 1)
-    return max(decayed, privacy.least_clipping_norm)
+    client = privacy.dp_sgd
+    decayed = client.clipping_norm * (1 - client.clipping_decay) ** max(0, server_round - 1)
+    return max(decayed, client.least_clipping_norm)
 
 
 def recorded_event(privacy: PrivacyConfig, steps: LocalSteps) -> Event:
     """What is entered in a client's ledger for a round, before its training starts."""
     reasons = caveats(privacy)
-    return Unaccounted("; ".join(reasons)) if reasons else steps.event(privacy.client_noise_multiplier)
+    return Unaccounted("; ".join(reasons)) if reasons else steps.event(privacy.client.noise_multiplier)
 
 
 def caveats(privacy: PrivacyConfig) -> list[str]:
     """Why nothing can be claimed for the examples of a client; empty if it can."""
-    if privacy.client != "dp-sgd":
-        return [f"privacy.client is {privacy.client!r}: the server sees models trained on examples without noise"]
+    if not privacy.client.clips_gradients:
+        return [f"privacy.client is {privacy.client.name!r}: the server sees models trained on examples without noise"]
     reasons = []
-    if privacy.client_noise_multiplier == 0:
+    if privacy.client.noise_multiplier == 0:
         reasons.append("privacy.client-noise-multiplier is 0: there is no noise")
     if privacy.noise_seed != -1:
         reasons.append("the noise is seeded: whoever knows privacy.noise-seed can remove it")
-    if privacy.server == "laplace-clustering" and privacy.clusters > 1 and privacy.choice == "exact":
+    if privacy.chooses_exactly:
         reasons.append("privacy.choice is 'exact': which hypothesis suits the examples is found out without noise")
     return reasons

@@ -1,12 +1,14 @@
 """What a person sees of a run: a contract at the start, a line a round, a table at the end."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from cloister.config.run import PrivacyConfig, RunConfig, Scalar
+from cloister.config.privacy import PrivacyConfig
+from cloister.config.run import RunConfig
+from cloister.config.section import Scalar
 from cloister.privacy.claims.claim import Claim, render
 from cloister.privacy.claims.words import strength
 from cloister.server.build import Plan
@@ -54,7 +56,7 @@ class Narrator:
         settings = " ".join(f"{key}={value!r}" for key, value in changed(config).items())
         self.console.print(f"settings       {settings or 'the defaults'}")
         self.console.print(f"privacy        {contract(plan.claim, epsilon)}")
-        if config.privacy.client != "none":
+        if config.privacy.client.is_on:
             self.console.print(f"on clients     {contract_of_clients(config.privacy)}")
         for reason in plan.claim.reasons:
             self.console.print(f"               because {reason}")
@@ -142,28 +144,8 @@ def contract(claim: Claim, epsilon: float | None = None) -> str:
 
 def contract_of_clients(privacy: PrivacyConfig) -> str:
     """What the clients do to what they send, in one line."""
-    noise = f"client-noise-multiplier {privacy.client_noise_multiplier:.4g}"
-    return f"{privacy.client} ({', '.join([noise, *BOUNDS[privacy.client](privacy)])})"
-
-
-def _bounds_of_laplace(privacy: PrivacyConfig) -> list[str]:
-    return [f"radius {privacy.radius:.4g}" if privacy.radius else "radius of the update"]
-
-
-def _bounds_of_dp_sgd(privacy: PrivacyConfig) -> list[str]:
-    return [f"client-clipping-norm {privacy.client_clipping_norm:.4g}", f"{privacy.batch_sampling} batches"]
-
-
-def _bounds_of_gaussian(privacy: PrivacyConfig) -> list[str]:
-    return [f"client-clipping-norm {privacy.client_clipping_norm:.4g}"]
-
-
-BOUNDS: Mapping[str, Callable[[PrivacyConfig], list[str]]] = {
-    "dp-sgd": _bounds_of_dp_sgd,
-    "gaussian": _bounds_of_gaussian,
-    "laplace": _bounds_of_laplace,
-}
-"""By `privacy.client`: what bounds a contribution before it is noised, in words."""
+    client = privacy.client
+    return f"{client.name} ({', '.join([f'client-noise-multiplier {client.noise_multiplier:.4g}', *client.bounds])})"
 
 
 def _rows(kept: Round | None, last: Round | None, plan: Plan, privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -173,8 +155,8 @@ def _rows(kept: Round | None, last: Round | None, plan: Plan, privacy: Mapping[s
         rows.append(("the model kept is that of round", str(kept.number)))
     measured = last.measured if last else None
     rows.append(("privacy", _promise(privacy)))
-    if plan.config.privacy.client != "none":
-        rows.append(("on clients", plan.config.privacy.client))
+    if plan.config.privacy.client.is_on:
+        rows.append(("on clients", plan.config.privacy.client.name))
     if measured and measured.noise_std is not None:
         rows.append(("noise std on a weight, last round", f"{measured.noise_std:.3e}"))
         nominal = "" if plan.claim.status == "sound" else "nominal "

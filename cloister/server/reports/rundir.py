@@ -143,7 +143,7 @@ def _named(root: Path, config: RunConfig) -> Path:
 def _unnamed(root: Path, config: RunConfig) -> Path:
     """A directory named for the moment and the run; a number is added until it is new."""
     root.mkdir(parents=True, exist_ok=True)
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.task.name}-{config.strategy.name}-{config.privacy.server}"
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.task.name}-{config.strategy.name}-{config.privacy.server.name}"
     for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
         try:
             (root / (name + suffix)).mkdir()

@@ -1,0 +1,121 @@
+"""What is wrong with settings, in one line for each key: the key, the value found, what is valid, the nearest keys."""
+
+import difflib
+from collections.abc import Collection
+from typing import get_args
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from cloister.config.section import Section, kebab
+
+NEAREST = 3
+"""Valid keys that an unknown one is answered with."""
+MUST = " is not valid: it must "
+
+
+def explain(error: ValidationError, root: type[Section]) -> list[str]:
+    """Say what is wrong with a file of settings, in a line for each bad key.
+
+    Args:
+        error: what pydantic found.
+        root: the section that the whole file is read into.
+
+    Returns:
+        One text for each key; a rule between keys speaks for itself, and may have several lines.
+    """
+    lines: dict[str, str] = {}
+    for item in error.errors():
+        key, section = _place(item, root)
+        line = _line(item, key, section)
+        if item["type"] == "value_error":
+            lines[line] = line
+        elif key in lines:
+            # A key of several types (a number, or "auto") has one error for each of them.
+            lines[key] += f" or {line.partition(MUST)[2].removeprefix('be ')}"
+        else:
+            lines[key] = line
+    return list(lines.values())
+
+
+def _line(item: ErrorDetails, key: str, section: type[Section]) -> str:
+    own = key.rpartition(".")[2]
+    if item["type"] == "value_error":
+        return str(item["ctx"]["error"])
+    if item["type"] == "missing":
+        return f"{key} is missing"
+    if item["type"] == "extra_forbidden":
+        valid = [kebab(name) for name in section.model_fields]
+        return f"unknown key {key!r}; valid keys: {', '.join(valid)}{suggestion(own, valid)}"
+    if item["type"] == "union_tag_invalid":
+        *most, last = item["ctx"]["expected_tags"].split(", ")
+        return f"{key} = {item['input'][own]!r}{MUST}be {', '.join(most)} or {last}"
+    return f"{key} = {item['input']!r} is not valid: {item['msg'].replace('Input should', 'it must')}"
+
+
+def _place(item: ErrorDetails, root: type[Section]) -> tuple[str, type[Section]]:
+    """The dotted key that an error is about, and the section that it lies in.
+
+    Beside keys, pydantic's location holds the branch of a type and the name of a variant. The keys of a variant are
+    written beside the key that chooses it, not below it.
+    """
+    keys: list[str] = []
+    inside: tuple[type[Section], ...] = (root,)
+    for part in item["loc"]:
+        fields = {field.alias or name: field for section in inside for name, field in section.model_fields.items()}
+        if isinstance(part, int) or part in fields:
+            keys = [*(keys[:-1] if len(inside) > 1 else keys), str(part)]
+        if part in fields:
+            inside = sections_of(fields[str(part)].annotation) or inside
+    return ".".join([*keys, str(item["loc"][-1])] if item["type"] == "extra_forbidden" else keys), inside[0]
+
+
+def sections_of(annotation: object) -> tuple[type[Section], ...]:
+    """The sections that a type is made of: one, the variants of a choice, or none.
+
+    Args:
+        annotation: the type of a field, such as `list[Site]` or a union.
+    """
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return (annotation,)
+    return tuple(section for part in get_args(annotation) for section in sections_of(part))
+
+
+def suggestion(key: str, valid: Collection[str]) -> str:
+    """Offer the valid key that looks like `key`: `; did you mean ...?`, or nothing.
+
+    Args:
+        key: that is not valid.
+        valid: keys or names that are.
+    """
+    close = difflib.get_close_matches(kebab(key), valid, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def nearest(key: str, valid: Collection[str]) -> str:
+    """Name the valid keys most like `key`: the one that is meant, if one is near enough, and a few beside it.
+
+    Args:
+        key: that is not valid.
+        valid: all keys that are.
+    """
+    close = difflib.get_close_matches(kebab(key), valid, n=NEAREST)
+    if close:
+        others = f" (or {' or '.join(map(repr, close[1:]))})" if close[1:] else ""
+        return f"did you mean {close[0]!r}?{others}"
+    some = difflib.get_close_matches(kebab(key), valid, n=NEAREST, cutoff=0.0)
+    return f"the nearest valid keys are {', '.join(map(repr, some))}; docs/configuration.md has them all"
+
+
+def no_effect(key: str, value: object, because: str, found: object) -> str:
+    """Say that a key is set which the value of another one makes meaningless.
+
+    Args:
+        key, value: as they were set.
+        because, found: the other key, without its section, and its value.
+    """
+    section = key.partition(".")[0]
+    return (
+        f"{key} = {value!r} has no effect with {section}.{because} = {found!r}; remove it or choose another "
+        f"{section}.{because}"
+    )

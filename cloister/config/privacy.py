@@ -1,0 +1,161 @@
+"""`privacy.*`: what is done to what leaves, as one choice for the server and one for the clients.
+
+The keys are flat, and every run hands over all of them. A key of another choice than the one made may stand at its
+default, and is refused otherwise.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_serializer, model_validator
+
+from cloister.config import variants
+from cloister.config.errors import no_effect, suggestion
+from cloister.config.section import Inner, Positive, Scalar, Section, kebab
+from cloister.core.errors import ConfigError
+
+
+class PrivacyConfig(Section):
+    """`privacy.*`: a choice for the server, one for the clients, and what both have in common.
+
+    It is made from the flat keys, and is dumped as them.
+
+    Args:
+        server, client: what each does to what it sends.
+        noise_seed: -1: the operating system's entropy.
+        target_delta: δ at which budgets and claims are stated.
+        ledger_dir, data_identity: where the ledger lies, and whose data it is about.
+        choice, choice_epsilon, max_loss: how a client that protects itself chooses among hypotheses.
+    """
+
+    server: variants.ServerPrivacy = variants.MetricPrivacy()
+    client: variants.ClientPrivacy = variants.NoClientPrivacy()
+    noise_seed: Annotated[int, Field(ge=-1)] = -1
+    target_delta: Inner = 1e-5
+    ledger_dir: str = ""
+    data_identity: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
+    choice: Literal["private", "exact"] = "private"
+    choice_epsilon: Positive = 1.0
+    max_loss: Positive = 10.0
+
+    @property
+    def chooses_exactly(self) -> bool:
+        """Whether clients choose among hypotheses without noise."""
+        return self.server.hypotheses > 1 and self.choice == "exact"
+
+    @property
+    def chooses_privately(self) -> bool:
+        """Whether clients choose among hypotheses by noised losses."""
+        return self.server.hypotheses > 1 and self.client.is_on and self.choice == "private"
+
+    @property
+    def dp_sgd(self) -> variants.DpSgdPrivacy:
+        """The settings of DP-SGD.
+
+        Raises:
+            ConfigError: the clients do something else.
+        """
+        if not isinstance(self.client, variants.DpSgdPrivacy):
+            raise ConfigError(f"privacy.client = {self.client.name!r}, expected 'dp-sgd'")
+        return self.client
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nest(cls, values: Mapping[str, object]) -> dict[str, object]:
+        """Give each chosen variant its keys; refuse what would silently do nothing."""
+        given: dict[str, object] = {}
+        for name, value in values.items():
+            given |= value.leaves() if isinstance(value, Section) else {kebab(name): value}
+        rest, chosen = dict(given), dict[str, Variant]()
+        nested = _taken(cls, rest, chosen)
+        if None in chosen.values():
+            return nested  # a name that nothing has: which keys belong to it, nobody knows
+        idle = {key: _blamed(key, chosen) for key in rest if key in OWNERS} | dict(_jointly_idle(nested, chosen))
+        set_idly = [key for key in sorted(idle.keys() & given) if not _is_default(key, given[key])]
+        if lines := [_idle(key, idle[key], given) for key in set_idly]:
+            raise ValueError("\n".join(lines))
+        return nested | {key: value for key, value in rest.items() if key not in OWNERS}
+
+    @model_serializer
+    def _flat(self) -> dict[str, Scalar]:
+        """Every key of every variant: those of others at their defaults."""
+        return DEFAULTS | self.leaves()
+
+
+Variant = type[Section] | None
+
+
+def _taken(section: type[Section], keys: dict[str, object], chosen: dict[str, Variant]) -> dict[str, object]:
+    """Take what a section and the variants in it hold out of `keys`, and note the variants in `chosen`."""
+    found: dict[str, object] = {}
+    for name, field in section.model_fields.items():
+        key = field.alias or name
+        if name in variants.CHOICES:
+            named = keys.pop(key, field.default.name)
+            chosen[key] = variants.BY_NAME[key].get(str(named), variants.PluginPrivacy if key == "server" else None)
+            variant = chosen[key]
+            found[key] = {**(_taken(variant, keys, chosen) if variant else {}), key: named}
+        elif key in keys:
+            found[key] = keys.pop(key)
+    return found
+
+
+def _blamed(key: str, chosen: Collection[str]) -> str:
+    """The key whose value leaves another one without a meaning: the choice that it belongs to, if that is made."""
+    owner = OWNERS[key]
+    return owner if owner in chosen else _blamed(owner, chosen)
+
+
+def _jointly_idle(nested: Mapping[str, Any], chosen: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Keys whose meaning hangs on more than one choice, each with the key whose value leaves it without one."""
+    server, client = chosen["server"], chosen["client"]
+    if not server.is_noised and not client.is_on:
+        yield "noise-seed", "server"
+    if not server.is_noised and not client.has_delta:
+        yield "target-delta", "server"
+    if server is variants.MetricPrivacy and nested["server"].get("distance-release", "exact") == "exact":
+        yield "distance-noise-multiplier", "distance-release"
+    if not client.is_on:
+        yield from ((key, "client") for key in CHOICE)
+    elif server is not variants.ClusteringPrivacy:
+        yield from ((key, "server") for key in CHOICE)
+    elif nested.get("choice") == "exact":
+        yield from ((key, "choice") for key in CHOICE if key != "choice")
+
+
+def _idle(key: str, because: str, given: Mapping[str, object]) -> str:
+    found = str(given.get(because, DEFAULTS[because]))
+    meant = (
+        suggestion(found, variants.BY_NAME["server"])
+        if because == "server" and found not in variants.BY_NAME["server"]
+        else ""
+    )
+    return no_effect(f"privacy.{key}", given[key], because, found) + meant
+
+
+def _is_default(key: str, value: object) -> bool:
+    """Whether it is the default of a key; 0 is no False."""
+    return value == DEFAULTS[key] and isinstance(value, bool) == isinstance(DEFAULTS[key], bool)
+
+
+CHOICE = ("choice", "choice-epsilon", "max-loss")
+KEYS = """
+server noise-multiplier clipping-norm clipping clipping-quantile clipping-rate bits-noise-multiplier examples-cap
+placement distance distance-release distance-noise-multiplier distance-direction distance-clip min-distance
+max-distance noise-seed target-delta max-epsilon population ledger-dir data-identity clusters options client
+client-noise-multiplier client-clipping-norm clipping-decay least-clipping-norm batch-sampling client-max-epsilon
+radius per-layer max-leakage choice choice-epsilon max-loss group-cap
+""".split()  # noqa: SIM905
+"""Every key, in the order in which it is written down."""
+_FIELDS = [
+    (key, field.alias or name, field.default)
+    for key, choice in variants.CHOICES.items()
+    for variant in choice
+    for name, field in variant.model_fields.items()
+    if name != "name"
+]
+OWNERS = {name: key for key, name, _ in _FIELDS}
+"""The choice that a key belongs to."""
+_defaults = {name: default for _, name, default in _FIELDS} | PrivacyConfig().leaves()
+DEFAULTS: dict[str, Scalar] = {key: _defaults[key] for key in KEYS}
+"""The value of every key that is not given."""

@@ -1,0 +1,284 @@
+"""What `privacy.server`, `privacy.client` and `privacy.clipping` choose among: a section for each choice.
+
+A section holds the keys that mean something with its choice, and answers what code asks of any of them, so that nobody
+compares names. The keys of the clients' sections are written with `client-` before them where the server's have the
+same name.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from cloister.config.errors import sections_of
+from cloister.config.section import Auto, Count, Inner, NonNegative, Positive, Scalar, Section, Share, Whole
+from cloister.config.settings import read_options
+
+
+class FixedClipping(Section):
+    """Every update is clipped to the same norm in every round."""
+
+    name: Literal["fixed"] = Field(default="fixed", alias="clipping")
+    norm: Positive = Field(default=2.0, alias="clipping-norm")
+
+
+class AdaptiveClipping(Section):
+    """The norm follows a quantile of the updates, which is learnt from noised bits."""
+
+    name: Literal["adaptive"] = Field(default="adaptive", alias="clipping")
+    norm: Positive = Field(default=2.0, alias="clipping-norm")
+    quantile: Inner = Field(default=0.5, alias="clipping-quantile")
+    rate: Positive = Field(default=0.2, alias="clipping-rate")
+    bits_noise_multiplier: Positive = 10.0
+
+
+Clipping = Annotated[FixedClipping | AdaptiveClipping, Field(discriminator="name")]
+
+
+class _WithoutNoise(Section):
+    """A server that adds no noise has no budget, no weights to cap and no population to amplify by."""
+
+    is_noised: ClassVar[bool] = False
+    is_silent: ClassVar[bool] = True
+    is_calibrated: ClassVar[bool] = False
+    max_epsilon: ClassVar[float] = 0.0
+    population: ClassVar[int] = 0
+    examples_cap: ClassVar[float] = 0.0
+
+
+class NoServerPrivacy(_WithoutNoise):
+    """The server aggregates what it gets."""
+
+    name: Literal["none"] = Field(default="none", alias="server")
+    is_on: ClassVar[bool] = False
+    hypotheses: ClassVar[int] = 0
+
+
+class ClusteringPrivacy(_WithoutNoise):
+    """The server trains several models side by side; each client chooses one and protects itself.
+
+    Args:
+        hypotheses: how many models there are, `privacy.clusters`.
+    """
+
+    name: Literal["laplace-clustering"] = Field(default="laplace-clustering", alias="server")
+    hypotheses: Annotated[int, Field(ge=1, le=100)] = Field(default=2, alias="clusters")
+    is_on: ClassVar[bool] = True
+
+
+class _WithNoise(Section):
+    """A server that noises what it releases, under a budget."""
+
+    max_epsilon: NonNegative = 0.0
+    is_on: ClassVar[bool] = True
+    is_noised: ClassVar[bool] = True
+    hypotheses: ClassVar[int] = 0
+
+
+class _WithGaussianNoise(_WithNoise):
+    """A server that clips every update and adds Gaussian noise in proportion to the clip."""
+
+    noise_multiplier: NonNegative | Auto = 0.05
+    clipping: Clipping = FixedClipping()
+    examples_cap: NonNegative = 0.0
+    placement: Literal["update", "rule", "model"] = "update"
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the noise is switched off."""
+        return self.noise_multiplier == 0
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the noise is chosen to fit the budget."""
+        return self.noise_multiplier == "auto"
+
+    @model_validator(mode="after")
+    def _has_a_budget(self) -> "_WithGaussianNoise":
+        if self.is_calibrated and not self.max_epsilon:
+            raise ValueError("privacy.noise-multiplier = 'auto' is calibrated to privacy.max-epsilon = 0; set a budget")
+        return self
+
+
+class GlobalPrivacy(_WithGaussianNoise):
+    """The same noise in every round, whose cost adds up over rounds."""
+
+    name: Literal["global-dp"] = Field(default="global-dp", alias="server")
+    population: Whole = 0
+
+
+class MetricPrivacy(_WithGaussianNoise):
+    """Noise in proportion to how far the clients' models lie apart."""
+
+    name: Literal["metric"] = Field(default="metric", alias="server")
+    distance: str = "mean-layer-frobenius"
+    distance_release: Literal["exact", "private"] = "exact"
+    distance_noise_multiplier: Positive = 1.0
+    distance_direction: Literal["divide", "multiply"] = "divide"
+    distance_clip: Literal["after", "before"] = "after"
+    min_distance: Positive = 0.1
+    max_distance: NonNegative = 0.0
+    # Two releases of one draw, the second of which depends on the first: nothing is amplified.
+    population: ClassVar[int] = 0
+
+    @model_validator(mode="after")
+    def _has_a_range(self) -> "MetricPrivacy":
+        if self.max_distance and self.max_distance < self.min_distance:
+            raise ValueError(
+                f"privacy.max-distance = {self.max_distance} must be at least privacy.min-distance = "
+                f"{self.min_distance}, or 0 for no limit"
+            )
+        return self
+
+
+class PluginPrivacy(_WithNoise):
+    """A mechanism of another package, which the server looks up by its name; nodes need not have it.
+
+    Args:
+        name: under which the package registers it.
+        options: of the mechanism, `privacy.options`: `key=value` pairs or TOML.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")] = Field(alias="server")
+    text: str = Field(default="", alias="options")
+    population: Whole = 0
+    is_silent: ClassVar[bool] = False
+    is_calibrated: ClassVar[bool] = False
+    examples_cap: ClassVar[float] = 0.0
+
+    @property
+    def options(self) -> dict[str, Scalar]:
+        """The options by their names."""
+        return read_options("privacy.options", self.text)
+
+    @field_validator("text")
+    @classmethod
+    def _can_be_read(cls, text: str) -> str:
+        read_options("privacy.options", text)
+        return text
+
+
+class NoClientPrivacy(Section):
+    """Clients send what they trained."""
+
+    name: Literal["none"] = Field(default="none", alias="client")
+    is_on: ClassVar[bool] = False
+    clips_gradients: ClassVar[bool] = False
+    has_delta: ClassVar[bool] = False
+    counts_leakage: ClassVar[bool] = False
+    noise_multiplier: ClassVar[float] = 0.0
+    max_epsilon: ClassVar[float] = 0.0
+    max_leakage: ClassVar[float] = 0.0
+    bound: ClassVar[float] = 0.0
+    bounds: ClassVar[tuple[str, ...]] = ()
+
+
+class _ClientNoise(Section):
+    """Clients add noise to what they send, or to what it is trained with."""
+
+    noise_multiplier: NonNegative = Field(default=1.0, alias="client-noise-multiplier")
+    is_on: ClassVar[bool] = True
+
+
+class _ClippedNoise(_ClientNoise):
+    """Gaussian noise in proportion to a clip."""
+
+    clipping_norm: Positive = Field(default=1.0, alias="client-clipping-norm")
+    max_epsilon: NonNegative = Field(default=0.0, alias="client-max-epsilon")
+    has_delta: ClassVar[bool] = True
+    counts_leakage: ClassVar[bool] = False
+    max_leakage: ClassVar[float] = 0.0
+
+    @property
+    def bound(self) -> float:
+        """Largest L2 norm of what one unit contributes."""
+        return self.clipping_norm
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """What bounds a contribution, in words."""
+        return (f"client-clipping-norm {self.clipping_norm:.4g}",)
+
+
+class DpSgdPrivacy(_ClippedNoise):
+    """Clients train with clipped and noised gradients: each example (or group) is protected against everybody."""
+
+    name: Literal["dp-sgd"] = Field(default="dp-sgd", alias="client")
+    clipping_decay: Share = 0.0
+    least_clipping_norm: NonNegative = 0.0
+    batch_sampling: Literal["poisson", "shuffle"] = "poisson"
+    group_cap: Count = 10
+    clips_gradients: ClassVar[bool] = True
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """What bounds a contribution, in words."""
+        return (*super().bounds, f"{self.batch_sampling} batches")
+
+    @model_validator(mode="after")
+    def _has_a_floor(self) -> "DpSgdPrivacy":
+        if self.clipping_decay and not self.least_clipping_norm:
+            raise ValueError(
+                f"privacy.clipping-decay = {self.clipping_decay} needs privacy.least-clipping-norm above 0: the clip "
+                "would shrink until single precision knows it no more"
+            )
+        return self
+
+
+class GaussianPrivacy(_ClippedNoise):
+    """Clients clip their update and add Gaussian noise to it."""
+
+    name: Literal["gaussian"] = Field(default="gaussian", alias="client")
+    clips_gradients: ClassVar[bool] = False
+
+
+class LaplacePrivacy(_ClientNoise):
+    """Clients add multivariate Laplace noise to their model."""
+
+    name: Literal["laplace"] = Field(default="laplace", alias="client")
+    radius: NonNegative = 0.0
+    per_layer: bool = False
+    max_leakage: NonNegative = 0.0
+    clips_gradients: ClassVar[bool] = False
+    has_delta: ClassVar[bool] = False
+    counts_leakage: ClassVar[bool] = True
+    max_epsilon: ClassVar[float] = 0.0
+
+    @property
+    def bound(self) -> float:
+        """Largest L2 norm of an update; 0: as far as training moves it."""
+        return self.radius
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """What bounds a contribution, in words."""
+        return (f"radius {self.radius:.4g}" if self.radius else "radius of the update",)
+
+
+def _server_tag(value: object) -> str:
+    name = value.get("server") if isinstance(value, Mapping) else getattr(value, "name", None)
+    return str(name) if name in BY_NAME["server"] else "plugin"
+
+
+ServerPrivacy = Annotated[
+    Annotated[NoServerPrivacy, Tag("none")]
+    | Annotated[GlobalPrivacy, Tag("global-dp")]
+    | Annotated[MetricPrivacy, Tag("metric")]
+    | Annotated[ClusteringPrivacy, Tag("laplace-clustering")]
+    | Annotated[PluginPrivacy, Tag("plugin")],
+    Discriminator(_server_tag),
+]
+ClientPrivacy = Annotated[
+    NoClientPrivacy | DpSgdPrivacy | GaussianPrivacy | LaplacePrivacy, Field(discriminator="name")
+]
+CHOICES: Mapping[str, tuple[type[Section], ...]] = {
+    "server": sections_of(ServerPrivacy),
+    "client": sections_of(ClientPrivacy),
+    "clipping": sections_of(Clipping),
+}
+"""The variants that a key chooses among, by that key."""
+BY_NAME: Mapping[str, Mapping[str, type[Section]]] = {
+    key: {variant.model_fields["name"].default: variant for variant in variants if variant is not PluginPrivacy}
+    for key, variants in CHOICES.items()
+}
+"""The same by their names; that of a plugin is its own affair."""

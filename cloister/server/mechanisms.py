@@ -1,0 +1,96 @@
+"""The mechanism that a configuration names, around a strategy."""
+
+from collections.abc import Callable
+from typing import Any
+
+from flwr.serverapp.strategy import Strategy
+
+from cloister.aggregation import LaplaceClustering, PrivateStrategy
+from cloister.aggregation.decorator import Decorator, Screened
+from cloister.config import variants
+from cloister.config.errors import suggestion
+from cloister.config.run import RunConfig
+from cloister.core.errors import PluginError
+from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.mechanisms import MECHANISMS
+from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
+from cloister.privacy.mechanisms.mechanism import Mechanism
+from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.server.options import options_of
+
+
+def decorate(strategy: Strategy, config: RunConfig, budget: PrivacyBudget, copy: Callable[[], Strategy]) -> Decorator:
+    """What `privacy.server` puts around the strategy.
+
+    Args:
+        strategy: draws the nodes, and aggregates.
+        config: of the run.
+        budget: that releases are charged to.
+        copy: makes another strategy of the same kind, for each of several hypotheses.
+
+    Raises:
+        ConfigError: the mechanism has no such options, or does not go with the strategy.
+        PluginError: its name is unknown.
+    """
+    server, seed = config.privacy.server, config.privacy.noise_seed
+    if isinstance(server, variants.ClusteringPrivacy):
+        return LaplaceClustering(strategy, copy, server.hypotheses)
+    if isinstance(server, variants.NoServerPrivacy):
+        return Screened(strategy, by_examples=config.weights_by_examples)
+    noise = GaussianNoise(None if seed == -1 else seed)
+    return PrivateStrategy(strategy, mechanism_of(server), budget=budget, noise=noise)
+
+
+def mechanism_of(server: variants.GlobalPrivacy | variants.MetricPrivacy | variants.PluginPrivacy) -> Mechanism:
+    """The mechanism that `privacy.server` names, with its options.
+
+    Args:
+        server: the section of the configuration.
+
+    Raises:
+        ConfigError: the mechanism has no such options.
+        PluginError: the name is unknown.
+    """
+    if server.name not in MECHANISMS.names():
+        known = sorted({*MECHANISMS.names(), *variants.BY_NAME["server"]})
+        raise PluginError(
+            f"unknown mechanism privacy.server = {server.name!r}; known: {', '.join(known)}{suggestion(server.name, known)}"
+        )
+    factory = MECHANISMS.load(server.name)
+    if isinstance(server, variants.PluginPrivacy):
+        options = options_of(factory, server.options, "privacy.options", server.name)
+    else:
+        options = _options_of_built_in(server)
+    mechanism: Mechanism = factory(**options)
+    return mechanism
+
+
+def _options_of_built_in(server: variants.GlobalPrivacy | variants.MetricPrivacy) -> dict[str, Any]:
+    options = {
+        "noise_multiplier": server.noise_multiplier,
+        "clipping_norm": _clip(server.clipping),
+        "placement": server.placement,
+        "examples_cap": server.examples_cap,
+    }
+    if isinstance(server, variants.GlobalPrivacy):
+        return options
+    return options | {
+        "distance": server.distance,
+        "direction": server.distance_direction,
+        "measure": server.distance_clip,
+        "release": server.distance_release,
+        "distance_multiplier": server.distance_noise_multiplier,
+        "min_distance": server.min_distance,
+        "max_distance": server.max_distance,
+    }
+
+
+def _clip(clipping: variants.Clipping) -> FixedClip:
+    if not isinstance(clipping, variants.AdaptiveClipping):
+        return FixedClip(clipping.norm)
+    return AdaptiveClip(
+        clipping.norm,
+        quantile=clipping.quantile,
+        rate=clipping.rate,
+        bits_multiplier=clipping.bits_noise_multiplier,
+    )
