@@ -6,7 +6,7 @@ from flwr.app import Context, UserConfig
 
 from cloister.client.data import local_data, task_of
 from cloister.client.local import caveats_of, mechanism_of
-from cloister.client.policy import SERVER_SIDE, policy_of
+from cloister.client.policy import policy_of
 from cloister.client.request import Request, TrainRequest
 from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import size_of
@@ -67,7 +67,7 @@ def unit_of(request: Request, node: UserConfig) -> Unit:
 def _of_promise(request: TrainRequest, context: Context) -> Charge:
     """What the server says about its own noise, where the site's policy does not leave that out."""
     policy = policy_of(context.node_config)
-    if policy is None or not policy.mechanisms or set(SERVER_SIDE) & set(policy.mechanisms):
+    if policy is None or not policy.mechanisms or policy.believed:
         return Charge("client", request.promise, PROMISED)
     return Charge("client", (Unaccounted("the policy of this node counts on no noise of the server's"),), PROMISED)
 

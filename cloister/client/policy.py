@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from itertools import chain
 from logging import ERROR
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from flwr.app import UserConfig
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from cloister.config.errors import explain
+from cloister.config.errors import explain, suggestion
 from cloister.config.section import Inner, NonNegative, Section, Whole, Word, kebab
 from cloister.core.errors import ConfigError, PolicyError
 
@@ -26,8 +26,10 @@ POLICY = "policy"
 CHECKED_BUNDLE = "CLOISTER_CHECKED_BUNDLE"
 """The environment variable in which the executor of a node says which app bundle it has looked at and lets run."""
 
-Mechanism = Literal["global-dp", "metric", "dp-sgd", "gaussian", "laplace"]
-SERVER_SIDE: tuple[Mechanism, ...] = ("global-dp", "metric")
+SERVER_SIDE = ("global-dp", "metric")
+MECHANISMS = (*SERVER_SIDE, "dp-sgd", "gaussian", "laplace")
+PLUGIN = "server:"
+"""What stands before the name of a server's mechanism that is another package's: this node need not have it."""
 logger = logging.getLogger("cloister.client")
 
 TEMPLATE = """\
@@ -37,8 +39,9 @@ TEMPLATE = """\
 # `cloister policy FILE` checks this file and says in words what it demands, and what could still be learnt.
 
 # At least one of these must be on in a run: "global-dp", "metric" (noise on the server, which this site believes),
-# "dp-sgd", "gaussian", "laplace" (noise here, which holds against the server too). An empty list takes part in runs
-# without any noise: the server then sees this site's models as they are.
+# "dp-sgd", "gaussian", "laplace" (noise here, which holds against the server too); "server:NAME" is a mechanism of
+# another package on the server. An empty list takes part in runs without any noise: the server then sees this site's
+# models as they are.
 mechanisms = ["dp-sgd", "gaussian"]
 
 # Tasks this site trains for.
@@ -111,6 +114,22 @@ allowed-fabs = []
 """A policy with every key, for a site to edit."""
 
 
+def _known(name: str) -> str:
+    """Refuse a name that would never be on: a mistyped one demands something else than was meant."""
+    if name not in MECHANISMS and not name.startswith(PLUGIN):
+        known = ", ".join(map(repr, MECHANISMS))
+        raise ValueError(
+            f"mechanisms holds {name!r}{suggestion(name, MECHANISMS)}; known: {known}, or '{PLUGIN}NAME' for a "
+            "mechanism of another package on the server"
+        )
+    return name
+
+
+def is_server_side(mechanism: str) -> bool:
+    """Whether the server adds the noise of this mechanism."""
+    return mechanism in SERVER_SIDE or mechanism.startswith(PLUGIN)
+
+
 class Policy(Section):
     """The rules of one site. `mechanisms` and `tasks` must be stated; what is left out of the rest is no limit.
 
@@ -139,7 +158,7 @@ class Policy(Section):
         allowed_fabs: SHA-256 digests of app bundles; empty: any.
     """
 
-    mechanisms: list[Mechanism]
+    mechanisms: list[Annotated[str, AfterValidator(_known)]]
     tasks: Annotated[list[str], Field(min_length=1)]
     public_size: Whole = 0
     group: Word = ""
@@ -168,6 +187,11 @@ class Policy(Section):
     scores_may_leave: bool = False
     allowed_fabs: list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=list)
 
+    @property
+    def believed(self) -> list[str]:
+        """The mechanisms of the server, whose noise the node cannot see."""
+        return [name for name in self.mechanisms if is_server_side(name)]
+
     @model_validator(mode="after")
     def _agree(self) -> "Policy":
         """Refuse rules that bind nobody: a minimum without its mechanism, a mechanism without minimum or budget."""
@@ -176,7 +200,7 @@ class Policy(Section):
         return self
 
 
-MINIMA: dict[str, tuple[Mechanism, ...]] = {
+MINIMA: dict[str, tuple[str, ...]] = {
     "min_server_noise_multiplier": SERVER_SIDE,
     "min_client_noise_multiplier": ("dp-sgd", "gaussian"),
     "min_laplace_noise_multiplier": ("laplace",),
@@ -185,9 +209,8 @@ MINIMA: dict[str, tuple[Mechanism, ...]] = {
 """Minima, each with the mechanisms that it is about."""
 _OF_SERVER = ("min_server_noise_multiplier", "max_epsilon")
 _OF_CLIENT = ("min_client_noise_multiplier", "max_epsilon", "max_example_epsilon")
-BOUNDS: dict[Mechanism, tuple[str, tuple[str, ...]]] = {
-    "global-dp": ("min-server-noise-multiplier or max-epsilon", _OF_SERVER),
-    "metric": ("min-server-noise-multiplier or max-epsilon", _OF_SERVER),
+BOUND_OF_SERVER = ("min-server-noise-multiplier or max-epsilon", _OF_SERVER)
+BOUNDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "dp-sgd": ("min-client-noise-multiplier or a budget", _OF_CLIENT),
     "gaussian": ("min-client-noise-multiplier or a budget", _OF_CLIENT),
     "laplace": (
@@ -195,19 +218,20 @@ BOUNDS: dict[Mechanism, tuple[str, tuple[str, ...]]] = {
         ("min_laplace_noise_multiplier", "max_leakage", "max_epsilon", "max_example_epsilon"),
     ),
 }
-"""What bounds a mechanism from below, in words and as rules of which one must be set."""
+"""What bounds a mechanism of the node from below, in words and as rules of which one must be set."""
 
 
 def _idle_minima(policy: Policy) -> Iterator[str]:
     for name, mechanisms in MINIMA.items():
-        if getattr(policy, name) and not set(mechanisms) & set(policy.mechanisms):
+        here = policy.believed if mechanisms == SERVER_SIDE else set(mechanisms) & set(policy.mechanisms)
+        if getattr(policy, name) and not here:
             names = " or ".join(repr(mechanism) for mechanism in mechanisms)
             yield f"{kebab(name)} = {getattr(policy, name):g} has no effect unless mechanisms holds {names}"
 
 
 def _unbound_mechanisms(policy: Policy) -> Iterator[str]:
     for mechanism in policy.mechanisms:
-        words, names = BOUNDS[mechanism]
+        words, names = BOUNDS.get(mechanism, BOUND_OF_SERVER)
         if not any(getattr(policy, name) for name in names):
             yield f"mechanisms holds {mechanism!r}, and no noise is too little for it: state {words}"
 

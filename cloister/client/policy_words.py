@@ -1,6 +1,6 @@
 """A policy in words: what it demands, and what a malicious server could still learn under it."""
 
-from cloister.client.policy import SERVER_SIDE, Policy
+from cloister.client.policy import Policy
 
 
 def render(policy: Policy) -> list[str]:
@@ -16,12 +16,12 @@ def _noise(policy: Policy) -> list[str]:
         return ["! runs without noise are taken part in: the server sees this site's models"]
     minima = {
         "laplace": policy.min_laplace_noise_multiplier,
-        **dict.fromkeys(SERVER_SIDE, policy.min_server_noise_multiplier),
+        **dict.fromkeys(policy.believed, policy.min_server_noise_multiplier),
     }
     named = [(name, minima.get(name, policy.min_client_noise_multiplier)) for name in policy.mechanisms]
     words = [f"{name} with at least {minimum:g}" if minimum else f"{name} with any noise" for name, minimum in named]
-    believed = set(SERVER_SIDE) & set(policy.mechanisms)
-    return ["noise: " + ", or ".join(words)] + (["! noise of the server is believed, not seen"] if believed else [])
+    believed = ["! noise of the server is believed, not seen"] if policy.believed else []
+    return ["noise: " + ", or ".join(words), *believed]
 
 
 def _budgets(policy: Policy) -> list[str]:
@@ -74,7 +74,7 @@ def _learnable(policy: Policy) -> list[str]:
     if not policy.allowed_fabs:
         return ["! a server that ships its own code learns everything: nothing above binds that code"]
     lines = ["! that this node is connected, when it replies, and that it refuses, with the rule it refuses by"]
-    if set(SERVER_SIDE) & set(policy.mechanisms) or not policy.mechanisms:
+    if policy.believed or not policy.mechanisms:
         lines.append("! the site's trained model as it is, in every round of a run whose noise is the server's")
     if "dp-sgd" in policy.mechanisms and not policy.group:
         lines.append("! more than ε about a person with several examples: name the group, if there are any")

@@ -54,7 +54,8 @@ def mechanism_of(server: variants.GlobalPrivacy | variants.MetricPrivacy | varia
     if server.name not in MECHANISMS.names():
         known = sorted({*MECHANISMS.names(), *variants.BY_NAME["server"]})
         raise PluginError(
-            f"unknown mechanism privacy.server = {server.name!r}; known: {', '.join(known)}{suggestion(server.name, known)}"
+            f"unknown mechanism privacy.server = {server.name!r}{suggestion(server.name, known)}; "
+            f"known: {', '.join(known)}"
         )
     factory = MECHANISMS.load(server.name)
     if isinstance(server, variants.PluginPrivacy):

@@ -20,11 +20,11 @@ from asking import (
 )
 
 from cloister.client.mods.enforce import enforce_policy
-from cloister.client.policy import CHECKED_BUNDLE, TEMPLATE
+from cloister.client.policy import CHECKED_BUNDLE, TEMPLATE, is_server_side
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.core.errors import PolicyError
 from cloister.core.hypotheses import stacked
-from cloister.privacy.accounting.events import Gaussian, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Pure, Unaccounted
 from cloister.privacy.accounting.promises import multiplier_of
 
 BUNDLE = "0" * 64
@@ -37,7 +37,8 @@ CHOICE = CLUSTERED | {"privacy.client": "gaussian", "privacy.clusters": 2, "priv
 def ask(folder, settings, kind=TrainRequest, promise=(), configured=None, **changes):
     """What the policy makes of a request: passes it on, or an error."""
     node = {"policy": str(policy_file(folder, **changes)), "partition-id": 0, "num-partitions": 4} | (configured or {})
-    more = {"promise": tuple(Gaussian(z) for z in promise)} if promise else {}
+    events = tuple(event if isinstance(event, Pure) else Gaussian(event) for event in promise)
+    more = {"promise": events} if promise else {}
     request = request_of_kind(kind, settings, **more)
     assert enforce_policy(request, context_of(settings, node), lambda *_: DONE) is DONE
 
@@ -50,7 +51,7 @@ def refused(says, *arguments, **changes):
 
 def only(mechanism, **changes):
     """A policy that insists on one mechanism, and on a budget that no noise is too little for."""
-    budget = "max_epsilon" if mechanism in ("global-dp", "metric") else "max_example_epsilon"
+    budget = "max_epsilon" if is_server_side(mechanism) else "max_example_epsilon"
     return {"mechanisms": [mechanism], "min_server_noise_multiplier": None, budget: 1e6} | changes
 
 
@@ -79,6 +80,18 @@ class TestMechanisms:
             ask(tmp_path, GLOBAL, promise=promise, min_server_noise_multiplier=1.0)
         else:
             refused("demanded: at least 1", tmp_path, GLOBAL, promise=promise, min_server_noise_multiplier=1.0)
+
+    @pytest.mark.parametrize(
+        ("epsilon", "enough"), [(0.5, True), (5.0, False)], ids=["little is released", "much is released"]
+    )
+    def test_a_mechanism_of_another_package_is_judged_by_what_it_promises(self, tmp_path, epsilon, enough):
+        theirs = OPEN | {"privacy.server": "euclidean-laplace"}
+        rules = only("server:euclidean-laplace") | {"min_server_noise_multiplier": 1.0}
+        if enough:
+            ask(tmp_path, theirs, promise=[Pure(epsilon)], **rules)
+        else:
+            refused("demanded: at least 1", tmp_path, theirs, promise=[Pure(epsilon)], **rules)
+        refused("privacy.server = 'none', not 'server:euclidean-laplace'", tmp_path, OPEN, **rules)
 
     def test_releases_add_up_as_gaussians_do(self):
         def total(*events):

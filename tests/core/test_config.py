@@ -17,7 +17,8 @@ from cloister.config.run import RunConfig, StrategyConfig, flatten, known_keys, 
 from cloister.config.variants import DpSgdPrivacy, GlobalPrivacy
 from cloister.core.errors import ConfigError, PluginError
 from cloister.deploy.federation import read_federation
-from cloister.server.build import build, named_strategy
+from cloister.server.build import build
+from cloister.server.strategies import named_strategy
 from cloister.strategies import STRATEGIES
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -295,12 +296,14 @@ def test_any_other_name_on_the_server_is_a_mechanism_of_another_package():
     assert config.privacy.server.options == {"radius": 2.0, "name": "x"}
     assert config.privacy.server.name == "mine" and config.privacy.server.is_noised and config.is_private
     assert parse(config.flat()) == config and config.flat()["privacy.options"] == keys["privacy.options"]
-    with pytest.raises(PluginError, match=r"unknown mechanism 'mine'; known: .*global-dp"):
+    with pytest.raises(PluginError, match=r"unknown mechanism privacy\.server = 'mine'; known: .*global-dp"):
         build(config)
 
 
 def test_a_misspelt_mechanism_is_answered_with_the_nearest():
-    with pytest.raises(PluginError, match=r"unknown mechanism 'metrik'; known: .*; did you mean 'metric'\?"):
+    with pytest.raises(
+        PluginError, match=r"unknown mechanism privacy\.server = 'metrik'; did you mean 'metric'\?; known: "
+    ):
         build(parse({"privacy.server": "metrik"}))
     assert refusal(privacy__server="metrik", privacy__distance="l2").endswith("; did you mean 'metric'?")
 

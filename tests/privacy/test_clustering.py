@@ -12,7 +12,8 @@ from cloister.core.arrays import from_record, to_record
 from cloister.core.errors import ConfigError, FederationError
 from cloister.core.hypotheses import stacked, unstacked
 from cloister.core.wire import CONFIG, HYPOTHESES
-from cloister.server.build import decorate, named_strategy
+from cloister.server.mechanisms import decorate
+from cloister.server.strategies import named_strategy
 from cloister.strategies import STRATEGIES
 from cloister.strategies.averaging import FedAvg
 from cloister.strategies.fedopt import FedAvgM, FedYogi
@@ -134,7 +135,7 @@ def test_fewer_replies_than_hypotheses(sent):
 @pytest.mark.parametrize("name", STRATEGIES.names())
 def test_every_strategy_survives_clusters_of_one_and_of_none(name, sent):
     config = parse({"strategy.name": name, "strategy.min-nodes": 1, "privacy.server": "laplace-clustering"})
-    strategy = decorate(named_strategy(config), config, budget=None)
+    strategy = decorate(named_strategy(config), config, None, lambda: named_strategy(config, draws=False))
     for nodes in (1, 2):
         arrays, _ = one_round(strategy, grid_for(nodes), sent)
         assert sum(strategy.measured.cluster_sizes) == nodes

@@ -10,7 +10,7 @@ from support import random_models, zeros
 from cloister.aggregation import GlobalDP, MetricDP
 from cloister.audits.sensitivity import leave_one_out
 from cloister.config.run import parse
-from cloister.server.build import named_strategy
+from cloister.server.strategies import named_strategy
 from cloister.strategies import STRATEGIES
 
 CLIP = 0.5

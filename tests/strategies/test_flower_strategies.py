@@ -6,8 +6,9 @@ from rich.console import Console
 from cloister.config.run import parse
 from cloister.core.errors import ConfigError
 from cloister.local.simulation import simulate
-from cloister.server.build import build, named_strategy
+from cloister.server.build import build
 from cloister.server.reports.console import Narrator
+from cloister.server.strategies import named_strategy
 from cloister.strategies import STRATEGIES
 
 FLOWER = {

@@ -22,7 +22,7 @@ from cloister.config.run import parse
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.capabilities import capabilities_of
 from cloister.core.errors import ConfigError, FederationError, TooFewNodes
-from cloister.server.build import named_strategy
+from cloister.server.strategies import named_strategy
 from cloister.strategies import STRATEGIES, sampling
 from cloister.strategies.averaging import FedAvg, FedProx
 from cloister.strategies.robust import FedMedian, FedTrimmedAvg, Krum

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from flwr.app import Context
 
 from cloister.client.data import local_data, task_of
-from cloister.client.policy import CHECKED_BUNDLE, SERVER_SIDE, Mechanism, Policy, policy_of
+from cloister.client.policy import CHECKED_BUNDLE, PLUGIN, Policy, is_server_side, policy_of
 from cloister.client.request import EvaluateRequest, Reply, Request, TrainRequest
 from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import public_size_of
@@ -120,12 +120,12 @@ def _about_noise(policy: Policy, request: TrainRequest) -> Iterator[str]:
         yield from reasons
 
 
-def _why_off(name: Mechanism, policy: Policy, request: TrainRequest) -> str:
+def _why_off(name: str, policy: Policy, request: TrainRequest) -> str:
     """Why a mechanism does not count as on; empty if it does."""
     privacy = request.config.privacy
-    side = "server" if name in SERVER_SIDE else "client"
+    side = "server" if is_server_side(name) else "client"
     found = privacy.server.name if side == "server" else privacy.client.name
-    if found != name:
+    if found != name.removeprefix(PLUGIN):
         return f"privacy.{side} = {found!r}, not {name!r}"
     if privacy.noise_seed != -1:
         return (
