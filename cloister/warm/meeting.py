@@ -1,4 +1,4 @@
-"""What a node or an operator can tell about a SuperLink without signing in: how far the clocks are apart, when TLS ends.
+"""What a node or an operator can tell about a SuperLink without signing in: how far clocks are apart, when TLS ends.
 
 Flower's SuperLink refuses requests signed by a clock that is more than 5 s fast or 305 s slow, with a plain 401, on
 which a SuperNode ends as if it had been asked to.
