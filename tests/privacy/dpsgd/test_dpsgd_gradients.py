@@ -10,6 +10,8 @@ from examples_of_dpsgd import (
     SLOWER,
     batch,
     brute_force,
+    deep_convolution,
+    depthwise,
     dp_sgd,
     embedding,
     functional,
@@ -112,12 +114,14 @@ def test_equal_to_brute_force_with_kinks():
     assert_equal_with_kinks(lambda: perturbed(shared()))
 
 
+THESIS = [mri, mnist._mlp, mnist._cnn]
+KINKED = [group_norm, odd_convolutions, deep_convolution, large_convolution, sequence, depthwise]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "build", [mri, mnist._mlp, mnist._cnn, *SLOWER.values(), *(MODELS[name] for name in MODELS if name != "shared")]
-)
+@pytest.mark.parametrize("build", THESIS + KINKED)
 def test_other_models_with_kinks(build):
-    assert_equal_with_kinks(lambda: perturbed(build()) if build.__name__ in MODELS | SLOWER else build())
+    assert_equal_with_kinks(build if build in THESIS else lambda: perturbed(build()))
 
 
 @pytest.mark.parametrize("form", convolution.KERNELS)
