@@ -112,10 +112,11 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Show the nodes and runs of a SuperLink, and how far the newest run in output-dir is; exit code 1 if it died."""
+    from cloister.deploy.warm.meeting import warnings_of
     from cloister.server.reports.status import as_json, newest_run, run_state, superlink_state, told
 
     run = run_state(newest_run(output)) if output.is_dir() or not connection else None
-    superlink = superlink_state(connection) if connection else None
+    superlink = superlink_state(connection) | {"warnings": warnings_of(connection)} if connection else None
     typer.echo(as_json(run, superlink) if json else "\n".join(told(run, superlink)))
     if run is not None and run.state == "dead":
         raise typer.Exit(FAILED)

@@ -91,7 +91,7 @@ def test_a_supernode_that_is_killed_in_mid_round_comes_back_and_a_run_that_is_te
         assert [found["status"] for found in statuses] == ["finished:completed"]
 
 
-def test_a_superlink_that_is_killed_keeps_its_state_and_its_nodes_come_back(tmp_path: Path) -> None:
+def test_a_superlink_that_is_killed_with_its_executor_keeps_its_state_and_its_nodes_come_back(tmp_path: Path) -> None:
     """What survives: runs, nodes, the run directory. What does not: the run that was under way; its model is kept."""
     first, second = tmp_path / "first", tmp_path / "second"
     with Processes(tmp_path / "processes") as processes:
@@ -114,6 +114,35 @@ def test_a_superlink_that_is_killed_keeps_its_state_and_its_nodes_come_back(tmp_
         runs = processes.told("flwr", "list", CONNECTION, "--format", "json")["runs"]
         assert len(runs) == 2, "the run from before the restart is remembered"
         assert sum(found["status"] == "finished:completed" for found in runs) == 1
+
+
+def test_a_run_goes_on_when_its_superlink_alone_is_killed_and_started_again_at_once(tmp_path: Path) -> None:
+    """The executor is a process of its own here, as in containers: it and the ServerApp outlive the SuperLink."""
+    run = tmp_path / "run"
+    settings = {"output-dir": str(tmp_path), "run-name": "run", "round-timeout": 60.0}
+    with Processes(tmp_path / "processes") as processes:
+        processes.superlink("--database", str(tmp_path / "state.db"), "--isolation", "process")
+        processes.start("superexec", "flower-superexec", "--insecure", "--runtime-api-address", processes.address)
+        configs = [node(number, 3, tmp_path) for number in range(3)]
+        processes.supernodes(configs, "cloister", "warm-node", "--no-keras")
+        processes.flwr_begin(SETTINGS | settings, SECONDS)
+        processes.wait(lambda: 3 in accepted(run), SECONDS, "round with three replies")
+        servers = processes.pids("flwr-serverapp")
+
+        processes.kill(SUPERLINK)
+        processes.restart(SUPERLINK)
+        processes.wait_for_superlink()
+        # The round that was under way may miss replies.
+        at = len(accepted(run)) + 1
+        processes.wait(lambda: accepted(run)[at:].count(3) >= 2, SECONDS, "two rounds with three replies")
+        assert processes.pids("flwr-serverapp") == servers, "the run has the ServerApp that it had"
+        told = processes.told("cloister", "status", CONNECTION, "--runs", str(tmp_path), "--json")
+        assert [found["status"] for found in told["runs"]] == ["running"]
+        assert [found["status"] for found in told["nodes"]] == ["online"] * 3, "no node came as another one"
+
+        os.kill(servers[0], signal.SIGTERM)
+        processes.wait(lambda: not processes.pids("flwr-serverapp"), SECONDS, "end of the ServerApp")
+        assert_left_whole(run)
 
 
 class TestOneHangsAndOneRefuses:

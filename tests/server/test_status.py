@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from cloister import cli
 from cloister.core.errors import ConfigError, FederationError
+from cloister.deploy.warm import meeting
 from cloister.local.simulation import simulate
 from cloister.server.reports import status
 from cloister.server.reports.console import Narrator
@@ -136,8 +137,10 @@ def test_no_run(tmp_path):
 def test_the_command(output, monkeypatch):
     answers = {"supernode": NODES, "list": RUNS}
     monkeypatch.setattr(status, "_ask", lambda *command: answers[command[0]])
+    monkeypatch.setattr(meeting, "warnings_of", lambda connection: [f"the certificate of {connection} ends"])
     shown = CliRunner().invoke(cli.app, ["status", "hospital", "--runs", str(output)]).stdout
     for words in (
+        "warning: the certificate of hospital ends",
         "node 7  online  since 2026",
         "node 8  offline  last seen 2026",
         "run 5  running",
@@ -147,6 +150,7 @@ def test_the_command(output, monkeypatch):
     assert "left of the budget" in shown
     told = json.loads(CliRunner().invoke(cli.app, ["status", "hospital", "--runs", str(output), "--json"]).stdout)
     assert told["run"]["round"] == 2 and told["nodes"] == NODES["nodes"] and told["runs"] == RUNS["runs"]
+    assert told["warnings"] == ["the certificate of hospital ends"]
 
 
 def test_a_superlink_that_does_not_answer(monkeypatch, tmp_path):

@@ -100,6 +100,15 @@ class TestCertificate:
             found = meeting.meet(address, authority, insecure=False)
         assert [line.split(":")[0] for line in found.warnings] == said
 
+    @pytest.mark.parametrize(("days", "said"), [(10, 1), (60, 0)])
+    def test_an_operator_is_warned_by_the_name_of_the_connection(self, signed, days, said, tmp_path, monkeypatch):
+        tls, authority = signed(days)
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+        with superlink(tls=tls) as address:
+            link = f'address = "{address}"\nroot-certificates = "{authority}"\n'
+            (tmp_path / "config.toml").write_text(f"[superlink.hospital]\n{link}")
+            assert len(meeting.warnings_of("hospital")) == said
+
     def test_one_of_another_authority_tells_nothing(self, signed):
         tls, _ = signed(60)
         with superlink(tls=tls) as address:

@@ -1,4 +1,4 @@
-"""What a node can tell about its SuperLink before it signs in: how far their clocks are apart, and when TLS ends.
+"""What a node or an operator can tell about a SuperLink without signing in: how far clocks are apart, when TLS ends.
 
 Flower's SuperLink refuses requests signed by a clock that is more than 5 s fast or 305 s slow, with a plain 401, on
 which a SuperNode ends as if it had been asked to.
@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
+from flwr.cli.flower_config import read_superlink_connection
 from flwr.supercore.address import parse_address
 
 FASTEST = 4.0
@@ -28,7 +29,7 @@ class Meeting:
     """What was found.
 
     Attributes:
-        ahead: seconds by which this node's clock is fast; below 0 it is slow. Good to a second.
+        ahead: seconds by which this machine's clock is fast; below 0 it is slow. Good to a second.
         days: until the SuperLink's certificate ends; None without TLS.
     """
 
@@ -78,6 +79,13 @@ def meet(superlink: str, root_certificates: str | None, insecure: bool) -> Meeti
         return _asked(host, port, None if insecure else ssl.create_default_context(cafile=root_certificates))
     except (OSError, http.client.HTTPException, ValueError):
         return None
+
+
+def warnings_of(connection: str) -> list[str]:
+    """What will be a trouble soon with the SuperLink of a connection in Flower's `config.toml`."""
+    link = read_superlink_connection(connection)
+    found = meet(link.address or "", link.root_certificates, link.insecure)
+    return found.warnings if found else []
 
 
 def _asked(host: str, port: int, context: ssl.SSLContext | None) -> Meeting:

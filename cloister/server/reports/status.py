@@ -129,7 +129,7 @@ def _reason(item: Mapping[str, Any]) -> str:
     return f"node {item['node_id']}, {item['code']}: {item['detail']}"
 
 
-def superlink_state(connection: str) -> dict[str, list[dict[str, Any]]]:
+def superlink_state(connection: str) -> dict[str, Any]:
     """`nodes` and `runs` as `flwr supernode list` and `flwr list` tell them.
 
     Args:
@@ -157,9 +157,9 @@ def _ask(*command: str) -> Any:
     return answer
 
 
-def told(run: RunState | None, superlink: Mapping[str, list[dict[str, Any]]] | None) -> list[str]:
-    """Both in lines for a person."""
-    lines = []
+def told(run: RunState | None, superlink: Mapping[str, Any] | None) -> list[str]:
+    """Both in lines for a person; of the SuperLink `warnings` first, then `nodes` and `runs`."""
+    lines = [f"warning: {line}" for line in (superlink or {}).get("warnings", [])]
     for node in (superlink or {}).get("nodes", []):
         seen = f"since {node['online-at']}" if node["status"] == "online" else f"last seen {node['offline-at']}"
         lines.append(f"node {node['node-id']}  {node['status']}  {seen}")

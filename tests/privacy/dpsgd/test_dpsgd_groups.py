@@ -14,6 +14,7 @@ from examples_of_dpsgd import (
     norm,
     perturbed,
     relative_error,
+    smooth,
 )
 from statistics_of_noise import std_is
 
@@ -65,13 +66,13 @@ def assert_equal_to_brute_force(model, **options):
 
 @pytest.mark.parametrize("name", ["shared", "odd_convolutions", "sequence", "embedding", "deep_convolution"])
 def test_the_mean_of_a_group_is_clipped(name):
-    assert assert_equal_to_brute_force(perturbed(MODELS[name]())).method == "layers"
+    assert assert_equal_to_brute_force(smooth(perturbed(MODELS[name]()))).method == "layers"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [MODELS["group_norm"], MODELS["large_convolution"], *SLOWER.values()])
 def test_the_mean_of_a_group_is_clipped_in_other_models(build):
-    assert_equal_to_brute_force(perturbed(build()))
+    assert_equal_to_brute_force(smooth(perturbed(build())))
 
 
 def test_the_mean_of_a_group_is_clipped_as_a_whole_model(monkeypatch):
@@ -79,7 +80,7 @@ def test_the_mean_of_a_group_is_clipped_as_a_whole_model(monkeypatch):
         return False
 
     monkeypatch.setattr("cloister.privacy.dpsgd.checks._Trial.agrees_by_layer", refused)
-    assert assert_equal_to_brute_force(perturbed(MODELS["shared"]())).method == "model"
+    assert assert_equal_to_brute_force(smooth(perturbed(MODELS["shared"]()))).method == "model"
 
 
 def sensitivity(step, x, y, bound):
