@@ -103,6 +103,7 @@ def central(arguments: argparse.Namespace) -> dict[str, Any]:
     from cloister.privacy.accounting.account import Account
     from cloister.privacy.accounting.events import Gaussian, Sampling
     from cloister.privacy.dpsgd import central as trainer
+    from cloister.privacy.dpsgd.rounding import Batching
     from cloister.privacy.dpsgd.step import DpSgd
     from cloister.privacy.mechanisms.noise import GaussianNoise
     from cloister.tasks.mnist import Mnist
@@ -112,11 +113,10 @@ def central(arguments: argparse.Namespace) -> dict[str, Any]:
     model.initialise(CENTRAL["seed"])
     private = DpSgd(
         model.keras,
-        batch_size=CENTRAL["batch-size"],
+        batching=Batching(CENTRAL["batch-size"], microbatch_size=650),
         noise_multiplier=CENTRAL["noise-multiplier"],
         clipping_norm=CENTRAL["clipping-norm"],
         optimizer=keras.optimizers.SGD(CENTRAL["learning-rate"]),
-        microbatch_size=650,
         noise=GaussianNoise(CENTRAL["seed"]),
     )
     rate, per_epoch = CENTRAL["batch-size"] / len(data.train), len(data.train) // CENTRAL["batch-size"]

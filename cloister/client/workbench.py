@@ -3,7 +3,6 @@
 from functools import cached_property, lru_cache
 
 from cloister.client.data import task_of
-from cloister.client.training.plan import batch_size_of
 from cloister.client.training.trainers import TRAINERS, Trainer
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import ClientConfig, RunConfig, TaskConfig
@@ -20,8 +19,7 @@ class Workbench:
     """
 
     def __init__(self, task: TaskConfig, client: ClientConfig, privacy: PrivacyConfig) -> None:
-        self._recipe = task_of(task).recipe
-        self._client, self._privacy = client, privacy
+        self._recipe, self._privacy = task_of(task).recipe.resolved(client), privacy
         self._group_cap = privacy.dp_sgd.group_cap if task.group else 1
         self.model: Model = task_of(task).build()
 
@@ -33,13 +31,12 @@ class Workbench:
             ConfigError: the optimizer is unknown, or does not go with the model.
             UnsupportedModel: the run protects examples, and this model's have no gradients of their own.
         """
-        optimizer = self._recipe.optimizer if self._client.optimizer == "auto" else self._client.optimizer
+        optimizer = self._recipe.optimizer
         if not self._privacy.client.clips_gradients:
             plain: Trainer = TRAINERS.load(self.model.kind)(self.model, optimizer)
             return plain
-        batch_size = batch_size_of(self._client, self._recipe)
         make = TRAINERS.load(f"{self.model.kind}-dp-sgd")
-        private: Trainer = make(self.model, optimizer, batch_size, self._privacy, self._group_cap)
+        private: Trainer = make(self.model, optimizer, self._recipe.batch_size, self._privacy, self._group_cap)
         return private
 
     def prepare(self) -> None:

@@ -84,22 +84,20 @@ def _dp_sgd_statement(plan: Plan, _: Layout, rounds: int) -> dict[str, Any]:
     """
     from cloister.privacy.claims.end_to_end import dp_sgd_statement
 
-    config, recipe = plan.config, plan.task.recipe
-    batch_size = recipe.batch_size if config.client.batch_size == "auto" else config.client.batch_size
-    epochs = recipe.local_epochs if config.client.local_epochs == "auto" else config.client.local_epochs
+    config, recipe = plan.config, plan.task.recipe.resolved(plan.config.client)
     unit: Literal["example", "group"] = "group" if config.task.group else "example"
     about = [
         dp_sgd_statement(
             config.privacy,
             examples=examples,
-            batch_size=batch_size,
-            epochs=epochs,
+            batch_size=recipe.batch_size,
+            epochs=recipe.local_epochs,
             rounds_taken_part=rounds,
             delta=config.privacy.target_delta,
             unit=unit,
             hypotheses=plan.hypotheses,
         )
-        for examples in (batch_size, batch_size + 1, 10 * batch_size, 100 * batch_size)
+        for examples in (recipe.batch_size, recipe.batch_size + 1, 10 * recipe.batch_size, 100 * recipe.batch_size)
     ]
     common = {name: about[0][name] for name in ("mechanism", "status", "reasons", "parameters", "noise")}
     sizes = [{name: each[name] for name in (f"{unit}s", "rounds", "claims", "heuristic")} for each in about]

@@ -3,14 +3,14 @@
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.config.run import TaskConfig
+from cloister.config.run import ClientConfig, TaskConfig
 from cloister.core.errors import ConfigError, DataError
 
 NamedArrays = Mapping[str, NDArray]
@@ -66,6 +66,11 @@ class Recipe:
     batch_size: int
     learning_rate: float
     optimizer: str = "sgd"
+
+    def resolved(self, client: ClientConfig) -> "Recipe":
+        """What a run trains with: `client.*` where it says something, this recipe where it says `auto`."""
+        said = {field.name: getattr(client, field.name) for field in fields(self)}
+        return replace(self, **{name: value for name, value in said.items() if value != "auto"})
 
 
 class Model(Protocol):

@@ -18,6 +18,7 @@ from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
+from cloister.privacy.dpsgd.rounding import Batching
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
@@ -42,7 +43,7 @@ class Right(DpSgd):
     def __init__(self, **options):
         super().__init__(
             linear(),
-            batch_size=OTHERS + 1,
+            batching=Batching(OTHERS + 1),
             noise_multiplier=SIGMA,
             clipping_norm=CLIP,
             optimizer=keras.optimizers.SGD(1.0),

@@ -4,21 +4,21 @@ import math
 
 import keras
 import numpy as np
+from numpy.typing import NDArray
 
-from cloister.client.noise_sources import NoiseSource, refuse_penalty
+from cloister.client.training.dp_sgd_trainer import PrivateTrainer
 from cloister.client.training.keras_trainer import optimizer_named
 from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError
-from cloister.privacy.dpsgd.local_steps import clipping_norm_of
-from cloister.privacy.dpsgd.rounding import DEFAULT_OVERSTATEMENT, largest_microbatch
+from cloister.privacy.dpsgd.rounding import DEFAULT_OVERSTATEMENT, Batching, largest_microbatch
 from cloister.privacy.dpsgd.step import DpSgd
-from cloister.tasks.base import Examples
+from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.keras_model import KerasModel
 
 
-class PrivateKerasTrainer:
+class PrivateKerasTrainer(PrivateTrainer):
     """Any Keras optimizer on clipped and noised sums of the gradients of single examples, or of groups of them.
 
     The optimizer starts afresh in every `fit`: nothing of one client's training reaches another's.
@@ -42,52 +42,41 @@ class PrivateKerasTrainer:
     ) -> None:
         if model.loss != "cross-entropy":
             raise ConfigError(f"privacy.client = 'dp-sgd' is for classifiers; this model's loss is {model.loss!r}")
+        super().__init__(privacy, group_cap)
         self.model = model
-        self.privacy, self.group_cap = privacy, group_cap
         self._optimizer = optimizer_named(optimizer)
         self._dp_sgd = DpSgd(
             model.keras,
-            batch_size=batch_size,
+            batching=Batching(batch_size, _microbatch_size(batch_size, privacy), group_cap),
             noise_multiplier=privacy.dp_sgd.noise_multiplier,
             clipping_norm=privacy.dp_sgd.clipping_norm,
             optimizer=self._optimizer,
             loss=keras.losses.sparse_categorical_crossentropy,
-            microbatch_size=_microbatch_size(batch_size, privacy),
-            group_cap=group_cap,
         )
         self._initial = [np.array(variable.numpy()) for variable in self._optimizer.variables]
-        self._sources = NoiseSource(privacy.noise_seed)
 
-    def fit(self, examples: Examples, plan: TrainingPlan) -> None:
-        """Train from the model's weights. There is no loss to tell: it would carry no noise.
+    def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:
+        """Start the optimizer afresh, and the masks of dropout.
+
+        Masks are as secret as the noise, and repeated only with it: the server knows the plan's seed.
 
         Raises:
-            ConfigError: the plan has another batch size, or a penalty.
+            ConfigError: the plan has another batch size.
         """
-        refuse_penalty(plan)
         if plan.batch_size != self._dp_sgd.batch_size:
             raise ConfigError(f"client.batch-size = {plan.batch_size} must be {self._dp_sgd.batch_size} in this run")
-        self._reset(plan)
-        units = Units.of(examples, self.group_cap, self._sources.batch_seed(plan))
-        steps = units.steps(plan, self.privacy)
-        bound = clipping_norm_of(self.privacy, plan.round)
-        self._dp_sgd.noise = self._sources.noise(plan)
-        self._draw_masks(plan)
-        for batch in steps.batches(self._sources.batch_seed(plan), len(units)):
-            chosen = units.of_batch(batch)
-            self._dp_sgd.step(chosen.x, chosen.y, bound, chosen.groups)
-
-    def _reset(self, plan: TrainingPlan) -> None:
         for variable, value in zip(self._optimizer.variables, self._initial, strict=True):
             variable.assign(value)
         self._optimizer.learning_rate = plan.learning_rate
-
-    def _draw_masks(self, plan: TrainingPlan) -> None:
-        """Dropout's masks are as secret as the noise, and repeated only with it: the server knows the plan's seed."""
-        if self._dp_sgd.noise.seeded:
+        self._dp_sgd.noise = noise
+        if noise.seeded:
             self.model.reseed(int(np.random.SeedSequence(plan.seed).generate_state(1)[0]))
         else:
             self._dp_sgd.reseed()
+
+    def _step(self, units: Units, batch: NDArray, bound: float) -> None:
+        chosen = units.of_batch(batch)
+        self._dp_sgd.step(chosen.x, chosen.y, bound, chosen.groups)
 
 
 def _microbatch_size(batch_size: int, privacy: PrivacyConfig) -> int:

@@ -3,20 +3,21 @@
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cloister.client.noise_sources import NoiseSource, refuse_penalty
+from cloister.client.training.dp_sgd_trainer import PrivateTrainer
 from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.arrays import Row
 from cloister.core.errors import ConfigError
-from cloister.privacy.dpsgd.local_steps import clipping_norm_of
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
+from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples
 from cloister.tasks.numpy_model import NumpyModel
 
 
-class PrivateNumpyTrainer:
+class PrivateNumpyTrainer(PrivateTrainer):
     """Plain SGD on clipped and noised sums of the gradients of single examples, or of groups of them.
 
     Args:
@@ -37,26 +38,21 @@ class PrivateNumpyTrainer:
     ) -> None:
         if optimizer != "sgd":
             raise ConfigError(f"client.optimizer must be 'sgd' for a model in NumPy, got {optimizer!r}")
+        super().__init__(privacy, group_cap)
         self.model = model
-        self.privacy, self.group_cap = privacy, group_cap
-        self._sources = NoiseSource(privacy.noise_seed)
 
-    def fit(self, examples: Examples, plan: TrainingPlan) -> None:
-        """Train from the model's weights. There is no loss to tell: it would carry no noise."""
-        refuse_penalty(plan)
-        units = Units.of(examples, self.group_cap, self._sources.batch_seed(plan))
-        steps = units.steps(plan, self.privacy)
-        noise, bound = self._sources.noise(plan), clipping_norm_of(self.privacy, plan.round)
-        like = tuple(weight.reshape(-1) for weight in self.model.weights.values())
-        for batch in steps.batches(self._sources.batch_seed(plan), len(units)):
-            total = noisy_sum(
-                (partial(self._gradient, units.examples_of(number)) for number in batch),
-                like,
-                clipping_norm=bound,
-                noise_multiplier=self.privacy.dp_sgd.noise_multiplier,
-                noise=noise,
-            )
-            self._descend(plan.learning_rate / plan.batch_size, total)
+    def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:
+        self._rate, self._noise = plan.learning_rate / plan.batch_size, noise
+
+    def _step(self, units: Units, batch: NDArray, bound: float) -> None:
+        total = noisy_sum(
+            (partial(self._gradient, units.examples_of(number)) for number in batch),
+            tuple(weight.reshape(-1) for weight in self.model.weights.values()),
+            clipping_norm=bound,
+            noise_multiplier=self.privacy.dp_sgd.noise_multiplier,
+            noise=self._noise,
+        )
+        self._descend(self._rate, total)
 
     def _gradient(self, unit: Examples) -> Row:
         """The mean gradient of a unit's examples, flat."""

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from cloister.client.request import TrainRequest
-from cloister.config.run import ClientConfig
 from cloister.tasks.base import Recipe
 
 
@@ -36,18 +35,13 @@ class TrainingPlan:
             owner: which client this is, so that clients shuffle independently.
             public_size: of the node's data.
         """
-        client = request.config.client
+        chosen = recipe.resolved(request.config.client)
         return cls(
-            epochs=recipe.local_epochs if client.local_epochs == "auto" else client.local_epochs,
-            batch_size=batch_size_of(client, recipe),
-            learning_rate=recipe.learning_rate if client.learning_rate == "auto" else client.learning_rate,
+            epochs=chosen.local_epochs,
+            batch_size=chosen.batch_size,
+            learning_rate=chosen.learning_rate,
             proximal_mu=request.proximal_mu,
             seed=(request.seed, request.round, owner),
             round=request.round,
             public_size=public_size,
         )
-
-
-def batch_size_of(client: ClientConfig, recipe: Recipe) -> int:
-    """`client.batch-size`, or the recipe's."""
-    return recipe.batch_size if client.batch_size == "auto" else client.batch_size

@@ -22,7 +22,7 @@ from cloister.privacy.dpsgd.batches import pieces, table_of
 from cloister.privacy.dpsgd.checks import Probe, moved
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.precision import refuse_coarse_precision
-from cloister.privacy.dpsgd.rounding import check_clipping_norm, examples_at_once, overstatement
+from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm, examples_at_once
 from cloister.privacy.dpsgd.vectorised import is_seed
 
 STRIDES = (16, 32, 64)
@@ -52,9 +52,7 @@ class ClippedSums:
     Args:
         gradients: of the model.
         probe: x and y of a few made-up examples.
-        batch_size: B, the number of units to expect.
-        microbatch_size: units in a call; a few places more may be left empty.
-        cap: the most examples of a unit.
+        batching: B, the units in a call (a few places more may be left empty), and the most examples of a unit.
 
     Attributes:
         places: units that a call has room for.
@@ -67,11 +65,10 @@ class ClippedSums:
         UnsupportedModel: the model uses a variable that Keras does not know to be its own.
     """
 
-    def __init__(self, gradients: Gradients, probe: Probe, *, batch_size: int, microbatch_size: int, cap: int) -> None:
-        self._gradients, self._probe, self._cap = gradients, probe, cap
-        self._batch_size, self._microbatch_size = batch_size, microbatch_size
-        self._overstatement = overstatement(batch_size, microbatch_size)
-        for places in sorted({stride * -(-microbatch_size // stride) for stride in self._strides()}):
+    def __init__(self, gradients: Gradients, probe: Probe, batching: Batching) -> None:
+        self._gradients, self._probe = gradients, probe
+        self._batching, self._cap = batching, batching.group_cap
+        for places in sorted({stride * -(-batching.at_once // stride) for stride in self._strides()}):
             self.places = places
             self._compiled = self._compile()
             self._refuse_foreign_state()
@@ -94,7 +91,7 @@ class ClippedSums:
         refuse_coarse_precision()
         table, mask = self._units(x, y, groups)
         total: Sequence[NDArray] = ()
-        clipped, non_finite, bound = 0, 0, clipping_norm / (1 + self._overstatement)
+        clipped, non_finite, bound = 0, 0, clipping_norm / (1 + self._batching.overstatement)
         for piece in pieces(len(table), self._units_at_once(len(table))):
             for sums, some_clipped, some_non_finite in self._computed(x, y, table[piece], mask[piece], bound):
                 total = _added(total, sums) if total else sums
@@ -115,7 +112,7 @@ class ClippedSums:
     def _units_at_once(self, count: int) -> int:
         if not self.same_at_every_place:
             return 1
-        return examples_at_once(count, self._batch_size, self._microbatch_size)
+        return examples_at_once(count, self._batching.batch_size, self._batching.at_once)
 
     def _computed(self, x: Any, y: Any, table: NDArray, mask: NDArray, bound: float) -> Iterator[Any]:
         """Sums and counts. Where a unit's computation raises an exception, the others contribute all the same."""
@@ -158,7 +155,7 @@ class ClippedSums:
             raise UnsupportedModel(f"the model uses {foreign[0]}, a variable that Keras does not know; use add_weight")
 
     def _strides(self) -> tuple[int, ...]:
-        return (1,) if self._microbatch_size == 1 else STRIDES
+        return (1,) if self._batching.at_once == 1 else STRIDES
 
     def _is_random(self) -> bool:
         return any(is_seed(variable) for variable in self._gradients.model.non_trainable_variables)

@@ -21,6 +21,7 @@ Source: Higham (2002), Accuracy and Stability of Numerical Algorithms, 2nd ed.
 """
 
 import math
+from dataclasses import dataclass
 
 from cloister.core import check
 from cloister.core.errors import ConfigError
@@ -44,6 +45,44 @@ MAXIMUM_OVERSTATEMENT = 1 / 8
 """No more than this part of S may go to roundings."""
 DEFAULT_OVERSTATEMENT = 1 / 16
 """What a microbatch of default size may cost."""
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How large a batch is expected to be, and how it is cut into computations.
+
+    Args:
+        batch_size: B > 0, public: what a noised sum is divided by, and the expected number of units in a batch. How
+            many a step really has changes nothing but the time that it takes.
+        microbatch_size: units computed at a time, where a batch would take too much memory, or roundings of its sum too
+            much of S. By default `batch_size`, or what costs at most `DEFAULT_OVERSTATEMENT` of S.
+        group_cap: the most examples of a unit, > 0. At 1 a unit is an example. Above, it is a group of examples: its
+            gradient is the mean of theirs, and is clipped to S as one.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    batch_size: int
+    microbatch_size: int | None = None
+    group_cap: int = 1
+
+    def __post_init__(self) -> None:
+        check.positive(batch_size=self.batch_size, group_cap=self.group_cap)
+        check.positive(microbatch_size=self.at_once)
+        check_microbatch_size(self.batch_size, self.at_once)
+
+    @property
+    def at_once(self) -> int:
+        """Units computed at a time."""
+        if self.microbatch_size is not None:
+            return self.microbatch_size
+        return max(1, min(self.batch_size, largest_microbatch(self.batch_size, DEFAULT_OVERSTATEMENT)))
+
+    @property
+    def overstatement(self) -> float:
+        """η, see `overstatement`."""
+        return overstatement(self.batch_size, self.at_once)
 
 
 def check_clipping_norm(clipping_norm: float) -> None:

@@ -16,13 +16,7 @@ from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd.checks import Probe, checked, made_up
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
 from cloister.privacy.dpsgd.precision import use_single_precision
-from cloister.privacy.dpsgd.rounding import (
-    DEFAULT_OVERSTATEMENT,
-    check_clipping_norm,
-    check_microbatch_size,
-    largest_microbatch,
-    overstatement,
-)
+from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm
 from cloister.privacy.dpsgd.vectorised import Loss, is_seed
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
@@ -50,16 +44,11 @@ class DpSgd:
 
     Args:
         model: built, of one input and one output; its state other than weights must not come from data.
-        batch_size: B > 0, public: what a noised sum is divided by, and the expected number of units in a batch. How
-            many a step really has changes nothing but the time that it takes.
+        batching: B, the size of a batch, and how it is cut into computations.
         noise_multiplier: σ ≥ 0.
         clipping_norm: S ≥ `rounding.MINIMUM_CLIPPING_NORM`, unless a step is given another.
         optimizer: any Keras optimizer; it sees the noised mean alone, so what it does is post-processing.
         loss: (labels, outputs) -> (batch,), each of its own example alone.
-        microbatch_size: units computed at a time, where a batch would take too much memory, or roundings of its sum too
-            much of S. By default `batch_size`, or what costs at most `rounding.DEFAULT_OVERSTATEMENT` of S.
-        group_cap: the most examples of a unit, > 0. At 1 a unit is an example. Above, it is a group of examples: its
-            gradient is the mean of theirs, and is clipped to S as one.
         noise: where normal numbers come from; the operating system by default.
         probe: x and y of three made-up examples, to check the model with. Needed where the loss is not a classifier's.
 
@@ -84,49 +73,33 @@ class DpSgd:
         self,
         model: Any,
         *,
-        batch_size: int,
+        batching: Batching,
         noise_multiplier: float,
         clipping_norm: float,
         optimizer: Any,
         loss: Loss = keras.losses.sparse_categorical_crossentropy,
-        microbatch_size: int | None = None,
-        group_cap: int = 1,
         noise: GaussianNoise | None = None,
         probe: Probe | None = None,
     ) -> None:
-        microbatch_size = self._checked_size(batch_size, microbatch_size)
-        check.positive(group_cap=group_cap)
         check_clipping_norm(clipping_norm)
         check.non_negative(noise_multiplier=noise_multiplier)
         if probe is None and loss is not keras.losses.sparse_categorical_crossentropy:
             raise ConfigError("probe must be given with a loss of your own: x and y of three made-up examples")
         use_single_precision()
         self.model = model
-        self.batch_size = batch_size
+        self.batch_size, self.microbatch_size = batching.batch_size, batching.at_once
         self.noise_multiplier = noise_multiplier
         self.clipping_norm = clipping_norm
-        self.microbatch_size = microbatch_size
-        self.overstatement = overstatement(batch_size, microbatch_size)
+        self.overstatement = batching.overstatement
         self.noise = GaussianNoise() if noise is None else noise
         self._optimizer = optimizer
         self._optimizer.build(model.trainable_variables)
         probe = made_up(model) if probe is None else probe
         self._gradients = checked(model, loss, probe)
-        self._clipped_sums = ClippedSums(
-            self._gradients, probe, batch_size=batch_size, microbatch_size=microbatch_size, cap=group_cap
-        )
+        self._clipped_sums = ClippedSums(self._gradients, probe, batching)
         self._descend = tf.function(self._apply, autograph=False)
         self._outs = tuple(_aligned(variable.shape, variable.dtype) for variable in model.trainable_variables)
         self.reseed()
-
-    @staticmethod
-    def _checked_size(batch_size: int, microbatch_size: int | None) -> int:
-        check.positive(batch_size=batch_size)
-        if microbatch_size is None:
-            microbatch_size = max(1, min(batch_size, largest_microbatch(batch_size, DEFAULT_OVERSTATEMENT)))
-        check.positive(microbatch_size=microbatch_size)
-        check_microbatch_size(batch_size, microbatch_size)
-        return microbatch_size
 
     @property
     def method(self) -> str:

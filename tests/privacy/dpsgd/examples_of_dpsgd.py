@@ -1,12 +1,14 @@
 """Models to try DP-SGD on, and its sum by brute force: one example at a time, with Keras alone."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from cloister.privacy.dpsgd.rounding import Batching
 from cloister.privacy.dpsgd.step import DpSgd
 
 LOSS = keras.losses.sparse_categorical_crossentropy
@@ -41,7 +43,13 @@ def norms(model: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def dp_sgd(model: Any, **options: Any) -> DpSgd:
     defaults = {"batch_size": 8, "noise_multiplier": 1.0, "clipping_norm": 1.0, "optimizer": keras.optimizers.SGD(0.1)}
-    return DpSgd(model, **(defaults | options))
+    return made(DpSgd, model, **(defaults | options))
+
+
+def made(kind: type[DpSgd], model: Any, **options: Any) -> DpSgd:
+    """DP-SGD, or a twin of it, with how batches are cut among its options."""
+    batching = {field.name: options.pop(field.name) for field in fields(Batching) if field.name in options}
+    return kind(model, batching=Batching(**batching), **options)
 
 
 def batch(model: Any, size: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

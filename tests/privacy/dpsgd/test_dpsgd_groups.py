@@ -21,6 +21,7 @@ from statistics_of_noise import std_is
 from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd.batches import rows_of, units_of
 from cloister.privacy.dpsgd.gradients import Gradients
+from cloister.privacy.dpsgd.rounding import Batching
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
@@ -113,11 +114,10 @@ def test_clipping_examples_in_the_place_of_groups_is_caught():
     model = functional((8,), lambda x: head(x, 3))
     broken = ClipsExamples(
         model,
-        batch_size=4,
+        batching=Batching(4, group_cap=CAP),
         noise_multiplier=1.0,
         clipping_norm=1.0,
         optimizer=keras.optimizers.SGD(0.1),
-        group_cap=CAP,
     )
     assert sensitivity(broken, *clustered(), 0.1) > 1.5
 

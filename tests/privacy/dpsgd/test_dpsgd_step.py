@@ -12,6 +12,7 @@ from examples_of_dpsgd import (
     dp_sgd,
     functional,
     head,
+    made,
     norm,
     norms,
     perturbed,
@@ -67,7 +68,7 @@ class NoNoiseWithoutExamples(DpSgd):
 
 def make(kind, model, **options):
     defaults = {"batch_size": B, "noise_multiplier": SIGMA, "clipping_norm": S, "optimizer": keras.optimizers.SGD(1.0)}
-    return kind(model, **(defaults | {"noise": GaussianNoise(seed=11)} | options))
+    return made(kind, model, **(defaults | {"noise": GaussianNoise(seed=11)} | options))
 
 
 def moved(step, x, y):

@@ -1,0 +1,55 @@
+"""What DP-SGD is for every kind of model: the units, their batches, the noise and the bound of a round."""
+
+from abc import ABC, abstractmethod
+
+from numpy.typing import NDArray
+
+from cloister.client.noise_sources import NoiseSource, refuse_penalty
+from cloister.client.training.plan import TrainingPlan
+from cloister.client.units import Units
+from cloister.config.run import PrivacyConfig
+from cloister.privacy.dpsgd.local_steps import clipping_norm_of
+from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.tasks.base import Examples
+
+
+class PrivateTrainer(ABC):
+    """Gradient descent on clipped and noised sums of the gradients of single examples, or of groups of them.
+
+    A kind of model says how it begins a round and how it takes a step.
+
+    Args:
+        privacy: the run's `privacy.*`.
+        group_cap: most examples of a unit; 1: each example is one.
+
+    Guarantee: as `LocalSteps` says: the number of steps follows from the public size, and each is a Gaussian mechanism.
+    """
+
+    def __init__(self, privacy: PrivacyConfig, group_cap: int) -> None:
+        self.privacy, self.group_cap = privacy, group_cap
+        self._sources = NoiseSource(privacy.noise_seed)
+
+    def fit(self, examples: Examples, plan: TrainingPlan) -> None:
+        """Train from the model's weights. There is no loss to tell: it would carry no noise.
+
+        Args:
+            examples: of this client.
+            plan: of this round.
+
+        Raises:
+            ConfigError: the plan has a penalty, or what this model cannot train with.
+        """
+        refuse_penalty(plan)
+        seed, bound = self._sources.batch_seed(plan), clipping_norm_of(self.privacy, plan.round)
+        units = Units.of(examples, self.group_cap, seed)
+        self._begin(plan, self._sources.noise(plan))
+        for batch in units.steps(plan, self.privacy).batches(seed, len(units)):
+            self._step(units, batch, bound)
+
+    @abstractmethod
+    def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:
+        """Get ready for a round, whose steps take their noise from here."""
+
+    @abstractmethod
+    def _step(self, units: Units, batch: NDArray, bound: float) -> None:
+        """Take one step on the units of these numbers, possibly none, each clipped to this bound."""

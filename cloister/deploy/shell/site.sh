@@ -1,0 +1,27 @@
+#!/bin/sh
+# Start the node of site @SITE@ in federation @NAME@.
+set -eu
+umask 077
+kit=$(cd "$(dirname "$0")" && pwd)
+address=@ADDRESS@
+# The site's own values, as Flower reads them.
+config=@CONFIG@
+state=${CLOISTER_STATE:-"$kit/state"}
+mkdir -p "$state"
+export FLWR_HOME="$state/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+cd "$state"
+# The site's own key, if it was not made here, is put in the same place.
+[ -f "$kit/node.key" ] || { echo "$kit/node.key is missing: put the site's private node key there" >&2; exit 2; }
+set -- --superlink "${CLOISTER_SUPERLINK:-$address}" --root-certificates "$kit/ca.crt" \
+    --auth-supernode-private-key "$kit/node.key" --superexec-auth-secret-file "$kit/superexec.secret" \
+    --port "${CLOISTER_PORT:-9094}" \
+    --node-config "policy=\"$kit/policy.toml\" ledger-dir=\"$state/ledgers\" $config" "$@"
+# Bundles signed by these people only, if the site says so.
+if [ -e "$kit/trusted-entities.yaml" ]; then
+    # Flower takes an empty list for none, and lets every bundle run.
+    grep -q '^[^#]*:' "$kit/trusted-entities.yaml" ||
+        { echo "$kit/trusted-entities.yaml names nobody: remove it, or say whose bundles may run" >&2; exit 2; }
+    set -- "$@" --trusted-entities "$kit/trusted-entities.yaml"
+fi
+# CLOISTER_NODE=flower-supernode starts every client anew; slower, and allowed-fabs of the policy is not enforced.
+exec ${CLOISTER_NODE:-cloister warm-node} "$@"

@@ -1,0 +1,88 @@
+"""The shell scripts of the kits: what a linter says, how values get in, and whether they are installed."""
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cloister.deploy import scripts
+from cloister.deploy.federation import Federation
+
+ROOT = Path(__file__).parents[2]
+SHELL = sorted((ROOT / "cloister" / "deploy" / "shell").glob("*.sh"))
+SCRIPTS = [*SHELL, *sorted((ROOT / "docker").glob("*.sh"))]
+DESCRIPTION = {
+    "name": "hospitals",
+    "server": {"addresses": ["2001:db8::1"], "port": 8443},
+    "sites": [{"name": "north", "data-path": "/data/$(touch /tmp/x) 'a' \"b\" `c`.npz"}],
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_has_nothing_to_say(script):
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_the_shell_understands_it(script):
+    shell = script.read_text().splitlines()[0].split("/")[-1].split()[-1]
+    subprocess.run([shell, "-n", str(script)], check=True)
+
+
+@pytest.fixture
+def federation():
+    return Federation.model_validate(DESCRIPTION)
+
+
+def test_every_place_for_a_value_is_filled(federation):
+    (site,) = federation.sites
+    made = [
+        scripts.server_script(federation),
+        scripts.site_script(federation, site),
+        scripts.register_script(federation),
+    ]
+    assert len(made) == len(SHELL) and not [text for text in made if re.search("@[A-Z]+@", text)]
+
+
+def test_a_value_is_one_word_of_the_shell_whatever_it_holds(federation):
+    (site,) = federation.sites
+    (line,) = (line for line in scripts.site_script(federation, site).splitlines() if line.startswith("address="))
+    text = scripts.site_script(federation, site)
+    config = text[text.index("config=") : text.index("\nstate=")]
+    said = subprocess.run(
+        ["sh", "-uc", f'{line}\n{config}\nprintf "%s\\n%s\\n" "$address" "$config"'],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    path = json.dumps(DESCRIPTION["sites"][0]["data-path"])
+    assert said == ["[2001:db8::1]:8443", f"data-path={path}"]
+
+
+def test_a_place_without_a_value_is_an_error():
+    with pytest.raises(KeyError, match="port"):
+        scripts._filled("server.sh", name="hospitals")
+
+
+def test_an_installation_has_them():
+    """What is no Python file is installed only if the build is told of it."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    taken = {
+        path
+        for package, patterns in declared.items()
+        for pattern in patterns
+        for path in (ROOT / package.replace(".", "/")).glob(pattern)
+    }
+    others = {
+        path
+        for path in (ROOT / "cloister").rglob("*")
+        if path.is_file() and path.suffix != ".py" and path.parent.name != "__pycache__"
+    }
+    assert taken == others == set(SHELL) and SHELL
