@@ -280,7 +280,12 @@ def parse(flat: Mapping[str, Scalar]) -> RunConfig:
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
-    """Dotted keys of a nested mapping."""
+    """Write the keys of a nested mapping with dots.
+
+    Args:
+        nested: tables within tables, as in a TOML file.
+        prefix: put before every key.
+    """
     flat: dict[str, Scalar] = {}
     for key, value in nested.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}

@@ -314,6 +314,12 @@ def test_options_of_a_mechanism_that_cannot_be_read_are_refused():
     assert refusal(privacy__server="mine", privacy__options="a").startswith("privacy.options: 'a' does not begin")
 
 
+def test_a_default_of_another_type_is_no_default():
+    """`0` will do for `0.0`, as everywhere, and is not `false`."""
+    assert parse({"privacy.radius": 0, "privacy.per-layer": False}) == parse({})
+    assert refusal(privacy__per_layer=0).startswith("privacy.per-layer = 0 has no effect with privacy.client = 'none'")
+
+
 def test_variants_are_values_of_their_own():
     """The keys of one variant do not exist in another, and a section made of variants is the one made of keys."""
     privacy = PrivacyConfig(server=GlobalPrivacy(noise_multiplier=2.0), client=DpSgdPrivacy(clipping_norm=3.0))
