@@ -497,6 +497,7 @@ def test_the_options_of_a_strategy_may_be_carried_in_one_string():
     for text in ("proximal-mu=0.25", "proximal_mu = 0.25", "# of FedProx\nproximal-mu = 0.25\n"):
         carried = parse({"strategy.name": "fedprox", "strategy.options": text})
         assert carried == parse(said) and carried.digest() == parse(said).digest()
+    assert parse(shipped() | {"strategy.options": text}).strategy.options == {"proximal-mu": 0.25}
     assert carried.flat()["strategy.proximal-mu"] == 0.25 and carried.flat()["strategy.options"] == ""
 
 
@@ -511,6 +512,7 @@ def test_the_options_of_a_strategy_may_be_carried_in_one_string():
         ({"options": "min-nodes=3"}, "strategy.options: min-nodes = 3 is no option of a strategy"),
         ({"options": "options=3"}, "strategy.options: options = 3 is no option of a strategy"),
         ({"options": "a.b=3"}, "strategy.options: a.b = 3 is no option of a strategy"),
+        ({"options": "'a b'=3"}, "strategy.options: a b = 3 is no option of a strategy"),
     ],
 )
 def test_options_in_a_string_that_cannot_be_are_refused(keys, says):
