@@ -278,7 +278,16 @@ def read_policy(path: Path) -> Policy:
 
 
 def budgets_of(node: UserConfig, budget: float, example_budget: float, delta: float) -> tuple[float, float, float]:
-    """Both budgets and δ in force: the stricter of the given ones and the policy's; a budget of 0 is none."""
+    """Find both budgets and δ in force: the stricter of the given ones and the policy's.
+
+    Args:
+        node: may name a policy.
+        budget, example_budget: ε for the node and for an example or group; 0: none.
+        delta: at which they are judged.
+
+    Raises:
+        PolicyError: the policy cannot be read.
+    """
     policy = policy_of(node)
     if policy is None or not (policy.max_epsilon or policy.max_example_epsilon):
         return budget, example_budget, delta

@@ -11,7 +11,7 @@ from cloister.config.section import Section, kebab
 
 NEAREST = 3
 """Valid keys that an unknown one is answered with."""
-MUST = " is not valid: it must "
+INVALID = " is not valid: "
 
 
 def explain(error: ValidationError, root: type[Section]) -> list[str]:
@@ -32,7 +32,7 @@ def explain(error: ValidationError, root: type[Section]) -> list[str]:
             lines[line] = line
         elif key in lines:
             # A key of several types (a number, or "auto") has one error for each of them.
-            lines[key] += f" or {line.partition(MUST)[2].removeprefix('be ')}"
+            lines[key] += f" or {line.partition(INVALID)[2].removeprefix('it must be ')}"
         else:
             lines[key] = line
     return list(lines.values())
@@ -49,8 +49,8 @@ def _line(item: ErrorDetails, key: str, section: type[Section]) -> str:
         return f"unknown key {key!r}; valid keys: {', '.join(valid)}{suggestion(own, valid)}"
     if item["type"] == "union_tag_invalid":
         *most, last = item["ctx"]["expected_tags"].split(", ")
-        return f"{key} = {item['input'][own]!r}{MUST}be {', '.join(most)} or {last}"
-    return f"{key} = {item['input']!r} is not valid: {item['msg'].replace('Input should', 'it must')}"
+        return f"{key} = {item['input'][own]!r}{INVALID}it must be {', '.join(most)} or {last}"
+    return f"{key} = {item['input']!r}{INVALID}{item['msg'].replace('Input should', 'it must')}"
 
 
 def _place(item: ErrorDetails, root: type[Section]) -> tuple[str, type[Section]]:

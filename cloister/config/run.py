@@ -69,7 +69,7 @@ class StrategyConfig(Section):
     def _gather_options(cls, values: Mapping[str, Any]) -> dict[str, object]:
         """Move what only the strategy itself can judge into `options`; `auto` means: not given."""
         known = {name for field in cls.model_fields for name in (field, kebab(field))}
-        own = {key: value for key, value in values.items() if key not in known}
+        own = {key: value for key, value in values.items() if key not in known and value != "auto"}
         carried = values.get("options", "")
         if not isinstance(carried, str | Mapping):
             raise ValueError(f"strategy.options = {carried!r} is not valid: it must be a valid string")
@@ -91,9 +91,9 @@ def _carried(text: str, known: Collection[str], own: Mapping[str, Scalar]) -> di
     """The options in `strategy.options`, if none of them is said elsewhere too."""
     options = {kebab(key): value for key, value in read_options("strategy.options", text).items()}
     for key, value in options.items():
-        if key in known or "." in key:
+        if key in known or not _OPTION.fullmatch(f"strategy.{key}"):
             raise ValueError(f"strategy.options: {key} = {value!r} is no option of a strategy")
-        if own.get(key, "auto") != "auto":
+        if key in own:
             raise ValueError(f"strategy.options: {key} = {value!r} contradicts strategy.{key} = {own[key]!r}; keep one")
     return options
 
@@ -280,7 +280,12 @@ def parse(flat: Mapping[str, Scalar]) -> RunConfig:
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
-    """Dotted keys of a nested mapping."""
+    """Write the keys of a nested mapping with dots.
+
+    Args:
+        nested: tables within tables, as in a TOML file.
+        prefix: put before every key.
+    """
     flat: dict[str, Scalar] = {}
     for key, value in nested.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}

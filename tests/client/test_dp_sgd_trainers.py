@@ -6,7 +6,7 @@ import pytest
 from cloister.client.training.dp_sgd_keras_trainer import PrivateKerasTrainer
 from cloister.client.training.dp_sgd_numpy_trainer import PrivateNumpyTrainer
 from cloister.client.training.plan import TrainingPlan
-from cloister.config.run import PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError, PrivacyError, UnsupportedModel
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise

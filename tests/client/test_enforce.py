@@ -66,6 +66,12 @@ class TestMechanisms:
     def test_unless_none_is_insisted_on(self, tmp_path):
         ask(tmp_path, OPEN, **ANY)
 
+    def test_a_mechanism_of_another_package_is_none_of_the_list(self, tmp_path):
+        """The node need not have it to refuse it, nor to take part by noise of its own."""
+        other = {"privacy.server": "mine", "privacy.options": "radius=1.0"}
+        refused(r"privacy.server = 'mine', not 'global-dp'; .* not 'metric'", tmp_path, OPEN | other, promise=[9.0])
+        ask(tmp_path, DP_SGD | other, **only("dp-sgd"))
+
     def test_a_mechanism_without_noise_is_off(self, tmp_path):
         refused("privacy.noise-multiplier = 0 is no noise", tmp_path, GLOBAL | {"privacy.noise-multiplier": 0.0})
         for name, settings in {"dp-sgd": DP_SGD, "gaussian": GAUSSIAN, "laplace": LAPLACE}.items():

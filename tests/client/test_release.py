@@ -27,7 +27,8 @@ from cloister.client.app import app
 from cloister.client.local import caveats_of, mechanism_of
 from cloister.client.mods.local_noise import add_local_noise
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply
-from cloister.config.run import PrivacyConfig, parse
+from cloister.config.privacy import PrivacyConfig
+from cloister.config.run import parse
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Laplace, Unaccounted
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace

@@ -317,6 +317,12 @@ def test_options_of_a_mechanism_that_cannot_be_read_are_refused():
     assert refusal(privacy__server="mine", privacy__options="a").startswith("privacy.options: 'a' does not begin")
 
 
+def test_a_default_of_another_type_is_no_default():
+    """`0` will do for `0.0`, as everywhere, and is not `false`."""
+    assert parse({"privacy.radius": 0, "privacy.per-layer": False}) == parse({})
+    assert refusal(privacy__per_layer=0).startswith("privacy.per-layer = 0 has no effect with privacy.client = 'none'")
+
+
 def test_variants_are_values_of_their_own():
     """The keys of one variant do not exist in another, and a section made of variants is the one made of keys."""
     privacy = PrivacyConfig(server=GlobalPrivacy(noise_multiplier=2.0), client=DpSgdPrivacy(clipping_norm=3.0))
@@ -494,6 +500,7 @@ def test_the_options_of_a_strategy_may_be_carried_in_one_string():
     for text in ("proximal-mu=0.25", "proximal_mu = 0.25", "# of FedProx\nproximal-mu = 0.25\n"):
         carried = parse({"strategy.name": "fedprox", "strategy.options": text})
         assert carried == parse(said) and carried.digest() == parse(said).digest()
+    assert parse(shipped() | {"strategy.options": text}).strategy.options == {"proximal-mu": 0.25}
     assert carried.flat()["strategy.proximal-mu"] == 0.25 and carried.flat()["strategy.options"] == ""
 
 
@@ -508,6 +515,7 @@ def test_the_options_of_a_strategy_may_be_carried_in_one_string():
         ({"options": "min-nodes=3"}, "strategy.options: min-nodes = 3 is no option of a strategy"),
         ({"options": "options=3"}, "strategy.options: options = 3 is no option of a strategy"),
         ({"options": "a.b=3"}, "strategy.options: a.b = 3 is no option of a strategy"),
+        ({"options": "'a b'=3"}, "strategy.options: a b = 3 is no option of a strategy"),
     ],
 )
 def test_options_in_a_string_that_cannot_be_are_refused(keys, says):

@@ -7,7 +7,7 @@ import oracles
 import pytest
 from scipy import stats
 
-from cloister.config.run import PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Sampling
 from cloister.privacy.claims.end_to_end import (

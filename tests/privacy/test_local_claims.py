@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from cloister.config.run import PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.claims.local import gaussian_statement, laplace_statement, mechanism_of, render_local

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloister.config.run import PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Repeated, Sampling, Unaccounted

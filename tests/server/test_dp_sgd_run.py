@@ -15,7 +15,8 @@ from cloister.client.ledgers import DELTA as NODE_DELTA
 from cloister.client.mods.budget import _limit
 from cloister.client.tally import Tally
 from cloister.client.workbench import Workbench, _made
-from cloister.config.run import PrivacyConfig, parse
+from cloister.config.privacy import PrivacyConfig
+from cloister.config.run import parse
 from cloister.core.errors import BudgetExhausted, FederationError
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cloister.config.run import PrivacyConfig, parse
+from cloister.config.privacy import PrivacyConfig
+from cloister.config.run import parse
 from cloister.local.simulation import simulate
 from cloister.privacy.claims.words import strength
 from cloister.server.reports.console import Narrator, changed, contract_of_clients
