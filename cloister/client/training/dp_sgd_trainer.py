@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from cloister.client.noise_sources import NoiseSource, refuse_penalty
 from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import Units
-from cloister.config.run import PrivacyConfig
+from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.dpsgd.local_steps import clipping_norm_of
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples
