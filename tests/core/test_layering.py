@@ -179,6 +179,7 @@ PUBLIC = {
     "cloister.privacy.mechanisms.laplace": ["LaplaceNoise", "log_density", "log_normaliser"],
     "cloister.privacy.dpsgd.batches": ["poisson", "shuffle"],
     "cloister.privacy.dpsgd.central": ["train"],
+    "cloister.privacy.dpsgd.rounding": ["Batching"],
     "cloister.privacy.dpsgd.step": ["ClippedSum", "DpSgd", "StepCounts"],
     "cloister.privacy.mechanisms.noise": ["GaussianNoise"],
     "cloister.privacy.mechanisms.release": ["Release", "noisy_mean"],
