@@ -47,7 +47,13 @@ class Cohort:
 
     @classmethod
     def of(cls, layout: Layout, sent: Row, rows: tuple[Row, ...]) -> "Cohort":
-        """The unbounded cohort of these replies."""
+        """The unbounded cohort of these replies.
+
+        Args:
+            layout: of the model.
+            sent: the global model of this round.
+            rows: each client's trained model.
+        """
         empty = cls(layout, sent, rows, np.zeros(len(rows)), np.ones(len(rows)))
         return replace(empty, norms=np.sqrt(_squared_norms(empty)))
 

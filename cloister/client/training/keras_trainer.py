@@ -43,7 +43,12 @@ class KerasTrainer:
         self._proximal = self._compile(proximal=True)
 
     def fit(self, examples: Examples, plan: TrainingPlan) -> float:
-        """Train from the model's weights, which are also the centre of the penalty."""
+        """Train from the model's weights, which are also the centre of the penalty.
+
+        Args:
+            examples: of this client.
+            plan: of this round.
+        """
         self._reset(plan)
         epoch = self._proximal if plan.proximal_mu else self._plain
         x, y = tf.constant(examples.x), tf.constant(examples.y, self._target)

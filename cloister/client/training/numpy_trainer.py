@@ -26,7 +26,12 @@ class NumpyTrainer:
         self.model = model
 
     def fit(self, examples: Examples, plan: TrainingPlan) -> float:
-        """Train from the model's weights, which are also the centre of the penalty."""
+        """Train from the model's weights, which are also the centre of the penalty.
+
+        Args:
+            examples: of this client.
+            plan: of this round.
+        """
         anchor = self.model.arrays()
         rng = np.random.default_rng(plan.seed)
         loss = 0.0

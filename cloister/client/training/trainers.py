@@ -28,5 +28,10 @@ class Trainer(Protocol):
     """Trains one model in place."""
 
     def fit(self, examples: Examples, plan: TrainingPlan) -> float | None:
-        """Train on the examples; the mean loss of the last epoch, None where it may not be told."""
+        """Train on the examples; the mean loss of the last epoch, None where it may not be told.
+
+        Args:
+            examples: of this client.
+            plan: of this round.
+        """
         ...

@@ -60,7 +60,12 @@ def shuffle(examples: int, batch_size: int, steps: int, seed: int | None = None)
 
 
 def pieces(count: int, size: int) -> list[slice]:
-    """Parts of at most `size` that hold `count` things in turn."""
+    """Parts of at most `size` that hold `count` things in turn.
+
+    Args:
+        count: ≥ 0.
+        size: > 0.
+    """
     return [slice(start, start + size) for start in range(0, count, size)]
 
 

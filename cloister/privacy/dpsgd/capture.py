@@ -138,7 +138,13 @@ def record(found: Sequence[Unit], forward: Callable[[], Any]) -> list[list[Call]
 
 
 def leaks(found: Sequence[Unit], forward: Callable[[], Any], values: Sequence[Any]) -> list[int]:
-    """Which of the trainable values reach the losses by a way that is not a call of their unit."""
+    """Which of the trainable values reach the losses by a way that is not a call of their unit.
+
+    Args:
+        found: the units that are known.
+        forward: computes the losses.
+        values: of the trainable variables.
+    """
     with tf.GradientTape(watch_accessed_variables=False) as tape, ExitStack() as patches:
         tape.watch(values)
         for unit in found:

@@ -41,6 +41,11 @@ Probe = tuple[NDArray, NDArray]
 def checked(model: Any, loss: Loss, probe: Probe) -> Gradients:
     """The fastest way to this model's per-example gradients that is right.
 
+    Args:
+        model: built, of one input and one output.
+        loss: (labels, outputs) -> (batch,), each of its own example alone.
+        probe: x and y of a few made-up examples.
+
     Raises:
         UnsupportedModel: it has none, with the reason and what to use in its place.
     """
@@ -245,7 +250,12 @@ class _Trial:
 
 
 def moved(variable: Any, seed: int) -> Any:
-    """The variable's value, a little off at random: nothing is zero by initialisation any more."""
+    """The variable's value, a little off at random: nothing is zero by initialisation any more.
+
+    Args:
+        variable: of a model.
+        seed: of the chance.
+    """
     noise = np.random.default_rng(seed).standard_normal(variable.shape, np.float32)
     return variable.value + tf.cast(0.05 * noise, variable.dtype)
 

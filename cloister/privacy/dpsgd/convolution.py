@@ -30,7 +30,13 @@ KERNELS = ("gram", "rows", "loop", "shift")
 
 
 def convolution(unit: Unit, calls: Sequence[Call], rows: Rows) -> Part:
-    """The form that `choose` names; several calls of one layer add up."""
+    """The form that `choose` names; several calls of one layer add up.
+
+    Args:
+        unit: the layer, and its trainable variables.
+        calls: of the layer in one forward computation.
+        rows: how many rows of a tensor belong to a unit, and how many units there are.
+    """
     layer, pairs = unit.layer, [call.pair for call in calls]
     if any(inputs.shape[0] != rows.count for inputs, _ in pairs):
         raise NotCapturable("a convolution's inputs do not have an example in each row")
@@ -45,6 +51,11 @@ def choose(layer: Any, inputs: Sequence[int], deltas: Sequence[int], each: int =
     """The form for these shapes, (rows, height, width, channels) in and out, and so many rows of each unit.
 
     The limits are measured, on two cores.
+
+    Args:
+        layer: the convolution.
+        inputs, deltas: shapes of what goes in, and of the gradient of what comes out.
+        each: rows of a unit.
     """
     batch, positions, taps = inputs[0], deltas[1] * deltas[2], math.prod(layer.kernel_size)
     channels, filters = inputs[3], deltas[3]
@@ -58,7 +69,13 @@ def choose(layer: Any, inputs: Sequence[int], deltas: Sequence[int], each: int =
 
 
 def held(layer: Any, named: Sequence[tuple[str, Any, Any]], rows: Rows) -> Part:
-    """Kernel gradients held one by one, computed for each call in the form it names."""
+    """Kernel gradients held one by one, computed for each call in the form it names.
+
+    Args:
+        layer: the convolution.
+        named: for each call the name of a form, its inputs and its deltas.
+        rows: of the units.
+    """
     forms = {"rows": _by_rows, "loop": _one_after_another, "shift": _by_taps}
     kernels = tf.add_n([forms[name](layer, inputs, deltas) for name, inputs, deltas in named])
     gradients = [kernels]
@@ -87,7 +104,12 @@ class Gram:
         return gram_squares(patches, gram(self._of_units(self._deltas)))
 
     def weighted_sum(self, factors: Any, clean: Callable[[Any], Any]) -> list[Any]:
-        """The ordinary gradient, of deltas scaled first; tap by tap, since a dilated one has no other."""
+        """The ordinary gradient, of deltas scaled first; tap by tap, since a dilated one has no other.
+
+        Args:
+            factors: of each unit, shape (U,).
+            clean: puts zeros where a unit's numbers are not finite.
+        """
         inputs = self._flat(clean(self._rows.by_unit(self._inputs)))
         deltas = self._flat(rows_times(clean(self._rows.by_unit(self._deltas)), factors))
         padded, flat = _padded(self._layer, inputs, deltas), tf.reshape(deltas, [-1, deltas.shape[3]])

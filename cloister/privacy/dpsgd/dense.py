@@ -20,7 +20,13 @@ GRAM_COST = 3
 
 
 def dense(unit: Unit, calls: Sequence[Call], rows: Rows) -> Part:
-    """The cheapest form for the number of positions."""
+    """The cheapest form for the number of positions.
+
+    Args:
+        unit: the layer, and its trainable variables.
+        calls: of the layer in one forward computation.
+        rows: how many rows of a tensor belong to a unit, and how many units there are.
+    """
     bias = bool(unit.layer.use_bias)
     inputs = tf.concat([_positions(call.pair[0], rows) for call in calls], axis=1)
     deltas = tf.concat([_positions(call.pair[1], rows) for call in calls], axis=1)
@@ -36,7 +42,12 @@ def dense(unit: Unit, calls: Sequence[Call], rows: Rows) -> Part:
 
 
 def gram_is_cheaper(positions: int, fan_in: int, fan_out: int) -> bool:
-    """Whether products of positions are less than the weights' gradients, and few enough for the bound to hold."""
+    """Whether products of positions are less than the weights' gradients, and few enough for the bound to hold.
+
+    Args:
+        positions: rows of a unit.
+        fan_in, fan_out: numbers that go into the layer and come out, for each.
+    """
     return positions <= MAX_POSITIONS and GRAM_COST * positions * (fan_in + fan_out) < fan_in * fan_out
 
 
@@ -63,7 +74,12 @@ class Outer:
         return (squares(self._inputs) + float(self._bias)) * squares(self._deltas)
 
     def weighted_sum(self, factors: Any, clean: Callable[[Any], Any]) -> list[Any]:
-        """Aᵀ(f·D): the ordinary gradient, of deltas scaled first."""
+        """Aᵀ(f·D): the ordinary gradient, of deltas scaled first.
+
+        Args:
+            factors: of each unit, shape (U,).
+            clean: puts zeros where a unit's numbers are not finite.
+        """
         inputs = _flat(clean(self._inputs))
         deltas = _flat(rows_times(clean(self._deltas), factors))
         kernel = tf.matmul(inputs, deltas, transpose_a=True)

@@ -40,6 +40,10 @@ class Gradients:
     def losses(self, x: Any, y: Any, training: bool = True) -> Any:
         """Shape (batch,), as in training.
 
+        Args:
+            x, y: a batch of examples.
+            training: whether random layers draw.
+
         Raises:
             ConfigError: the loss function gives something else.
         """
@@ -98,7 +102,12 @@ class Gradients:
         return sums, clipped, tf.math.count_nonzero(real & ~finite), norms
 
     def weighted(self, x: Any, y: Any, factors: Any) -> tuple[Any, list[Any]]:
-        """Squared norms of examples, shape (B,), and Σ factors[i]·gradient[i], without any bound."""
+        """Squared norms of examples, shape (B,), and Σ factors[i]·gradient[i], without any bound.
+
+        Args:
+            x, y: a batch of B examples.
+            factors: of each, shape (B,).
+        """
         parts = self.parts(x, y, Rows(x.shape[0]))
         total = tf.add_n([part.squared_norms() for _, part in parts])
         return total, self._sums(parts, factors, tf.math.is_finite(total))

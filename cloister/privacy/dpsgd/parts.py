@@ -87,7 +87,12 @@ class PerUnit:
         return tf.add_n([squares(gradient) for gradient in self._gradients])
 
     def weighted_sum(self, factors: Any, clean: Callable[[Any], Any]) -> list[Any]:
-        """As `Part` says."""
+        """As `Part` says.
+
+        Args:
+            factors: of each unit, shape (U,).
+            clean: puts zeros where a unit's numbers are not finite.
+        """
         return [_combined(clean(gradient), factors) for gradient in self._gradients]
 
 
@@ -119,7 +124,12 @@ def _width(shape: Sequence[int]) -> int:
 
 
 def rows_times(tensor: Any, factors: Any) -> Any:
-    """Each row of a tensor of leading size U times its factor."""
+    """Each row of a tensor of leading size U times its factor.
+
+    Args:
+        tensor: of leading size U.
+        factors: shape (U,).
+    """
     return tensor * tf.reshape(tf.cast(factors, tensor.dtype), [-1] + [1] * (len(tensor.shape) - 1))
 
 

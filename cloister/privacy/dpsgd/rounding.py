@@ -81,7 +81,7 @@ class Batching:
 
     @property
     def overstatement(self) -> float:
-        """η, see `overstatement`."""
+        """η: contributions are clipped to S/(1 + η)."""
         return overstatement(self.batch_size, self.at_once)
 
 
@@ -102,19 +102,33 @@ def largest_batch(batch_size: int) -> int:
 
 
 def overstatement(batch_size: int, microbatch_size: int) -> float:
-    """η, with which the bound S/(1 + η) on contributions bounds by S how far the computed sum moves."""
+    """η, with which the bound S/(1 + η) on contributions bounds by S how far the computed sum moves.
+
+    Args:
+        batch_size: B.
+        microbatch_size: units computed at a time.
+    """
     roundings = (microbatch_size + EXTRA) * UNIT
     return 2 * largest_batch(batch_size) * roundings / (1 - roundings) + SLACK
 
 
 def largest_microbatch(batch_size: int, limit: float = MAXIMUM_OVERSTATEMENT) -> int:
-    """The most examples in a call with which η stays within `limit`; below 1 if there is no such number."""
+    """The most examples in a call with which η stays within `limit`; below 1 if there is no such number.
+
+    Args:
+        batch_size: B.
+        limit: for η, > 0.
+    """
     share = (limit - SLACK) / (2 * largest_batch(batch_size))
     return math.floor(share / (1 + share) / UNIT) - EXTRA
 
 
 def check_microbatch_size(batch_size: int, microbatch_size: int) -> None:
     """Refuse sizes with which roundings could take up too much of S.
+
+    Args:
+        batch_size: B.
+        microbatch_size: units computed at a time.
 
     Raises:
         ConfigError: η is above `MAXIMUM_OVERSTATEMENT`, with the largest size that is not.
@@ -130,6 +144,12 @@ def check_microbatch_size(batch_size: int, microbatch_size: int) -> None:
 
 
 def examples_at_once(count: int, batch_size: int, microbatch_size: int) -> int:
-    """How many of a batch's examples go into a call, so that roundings stay within η however large the batch is."""
+    """How many of a batch's examples go into a call, so that roundings stay within η however large the batch is.
+
+    Args:
+        count: units in this batch.
+        batch_size: B.
+        microbatch_size: units computed at a time, in a batch of the expected size.
+    """
     allowed = largest_batch(batch_size) * (microbatch_size + EXTRA) // max(count, 1) - EXTRA
     return max(1, min(microbatch_size, allowed))

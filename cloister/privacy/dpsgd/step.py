@@ -146,6 +146,11 @@ class DpSgd:
         A unit whose gradient is not finite, or whose computation raises an exception, contributes zero and changes
         nothing for the others.
 
+        Args:
+            x, y: the examples that take part, any number of them.
+            clipping_norm: S.
+            groups: as in `step`.
+
         Raises:
             ConfigError: S is out of range, x, y and groups are not of one length, or groups are missing.
         """

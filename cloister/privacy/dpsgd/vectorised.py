@@ -14,7 +14,13 @@ Loss = Callable[[Any, Any], Any]
 
 
 def layer(unit: Unit, calls: Sequence[Call], rows: Rows) -> Part:
-    """Every call is repeated example by example, and what comes out is differentiated with respect to the weights."""
+    """Every call is repeated example by example, and what comes out is differentiated with respect to the weights.
+
+    Args:
+        unit: the layer, and its trainable variables.
+        calls: of the layer in one forward computation.
+        rows: how many rows of a tensor belong to a unit, and how many units there are.
+    """
     per_call = [_gradients_of_call(unit, call, rows.count) for call in calls]
     return PerUnit("vectorised", [tf.add_n(same) for same in zip(*per_call, strict=True)], rows)
 
@@ -66,7 +72,14 @@ def whole_model(model: Any, loss: Loss, x: Any, y: Any, rows: Rows, shares: Any)
 
 
 def gradients_of_one(model: Any, loss: Loss, x: Any, y: Any, seeds: Sequence[Any]) -> list[Any]:
-    """The gradient of one example, whose random numbers come from `seeds`."""
+    """The gradient of one example, whose random numbers come from `seeds`.
+
+    Args:
+        model: with the weights of this step.
+        loss: (labels, outputs) -> (batch,).
+        x, y: one example, without a batch dimension.
+        seeds: a state for each random layer.
+    """
     values, given = [variable.value for variable in model.trainable_variables], iter(seeds)
     drawn = [variable for variable in model.non_trainable_variables if is_seed(variable)]
     mapping = [*zip(model.trainable_variables, values, strict=True)]

@@ -56,6 +56,10 @@ def largest_distance(cohort: Cohort, pairwise: Callable[[Cohort], Matrix]) -> fl
 
     A Gram matrix loses digits where clients nearly agree. It only has to find the pair, though: for two clients
     alone, centred at one of them, nothing cancels, so the winning pair is measured again by itself.
+
+    Args:
+        cohort: of n updates.
+        pairwise: gives the n x n matrix of their distances.
     """
     if len(cohort) < 2:
         return 0.0

@@ -95,7 +95,11 @@ class LocalLaplace:
         _check_multiplier(self.noise_multiplier)
 
     def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> dict[str, Any]:
-        """start + projection of (trained - start) + noise; see `LocalMechanism`."""
+        """start + projection of (trained - start) + noise; see `LocalMechanism`.
+
+        Args:
+            trained, start, noise, tell: as in `LocalMechanism.release`.
+        """
 
         def scale(size: int, norm: float) -> Scale:
             factor = factor_for(norm, self.radius)
@@ -150,7 +154,11 @@ class LocalGaussian:
         Gaussian(self.noise_multiplier)
 
     def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> dict[str, Any]:
-        """start + clipped (trained - start) + noise; see `LocalMechanism`."""
+        """start + clipped (trained - start) + noise; see `LocalMechanism`.
+
+        Args:
+            trained, start, noise, tell: as in `LocalMechanism.release`.
+        """
         std = self._std()
 
         def scale(size: int, norm: float) -> Scale:
@@ -206,7 +214,11 @@ class PublishedLaplace:
         _check_multiplier(self.noise_multiplier)
 
     def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> dict[str, Any]:
-        """Trained + noise; see `LocalMechanism`."""
+        """Trained + noise; see `LocalMechanism`.
+
+        Args:
+            trained, start, noise, tell: as in `LocalMechanism.release`.
+        """
 
         def scale(size: int, norm: float) -> Scale:
             if not self.noise_multiplier:

@@ -47,7 +47,12 @@ class Scale:
 
 
 def factor_for(norm: float, bound: float) -> float:
-    """The factor that brings an update of this norm into the ball, its rounding included."""
+    """The factor that brings an update of this norm into the ball, its rounding included.
+
+    Args:
+        norm: of the update, finite.
+        bound: radius of the ball, > 0, in the same units.
+    """
     factor = bound / max(norm * (1 + NORM_ERROR), bound)
     return factor if factor > MIN_FACTOR else 0.0
 

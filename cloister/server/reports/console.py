@@ -159,6 +159,7 @@ def _rows(kept: Round | None, last: Round | None, plan: Plan, privacy: Mapping[s
         rows.append(("on clients", plan.config.privacy.client.name))
     if measured and measured.noise_std is not None:
         rows.append(("noise std on a weight, last round", f"{measured.noise_std:.3e}"))
+    if measured and measured.noise_multiplier is not None:
         nominal = "" if plan.claim.status == "sound" else "nominal "
         rows.append((f"{nominal}noise multiplier, last round", f"{measured.noise_multiplier:.4g}"))
     rows.append(("rounds", str(last.number if last else 0)))

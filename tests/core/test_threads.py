@@ -1,0 +1,94 @@
+"""Work on spans: each once, with a workspace that no other thread has, and the same result however many there are."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from cloister.core import threads
+from cloister.core.threads import for_each_span, spans
+from cloister.privacy.mechanisms import local_update, noise
+from cloister.privacy.mechanisms.laplace import LaplaceNoise
+from cloister.privacy.mechanisms.local import LocalGaussian
+from cloister.privacy.mechanisms.noise import GaussianNoise, noised
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """Several threads, for any amount of work."""
+    monkeypatch.setattr(threads, "THREADS", 3)
+    monkeypatch.setattr(threads, "WORTH_A_THREAD", 1)
+
+
+def test_every_span_is_worked_on_once_and_no_two_threads_share_a_workspace(many):
+    places, made, used = spans([1000, 0, 7], 10), [], []
+    together = threading.Barrier(3, timeout=60)
+
+    def workspace():
+        made.append([threading.get_ident(), []])
+        return made[-1]
+
+    def work(span, mine):
+        if not mine[1]:
+            together.wait()  # nobody goes on before all threads have a span
+        mine[1].append(threading.get_ident())
+        used.append(span)
+
+    for_each_span(places, work, workspace)
+    assert sorted(used, key=places.index) == places and len(used) == 101
+    assert {maker for maker, _ in made} == {threading.get_ident()}, "made on the thread that calls"
+    users = [set(by) for _, by in made]
+    assert [len(by) for by in users] == [1, 1, 1] and len(set.union(*users)) == 3
+
+
+@pytest.mark.parametrize("cost", [0, 1])
+def test_little_work_starts_no_thread(cost):
+    seen = set()
+    for_each_span(spans([50, 3], 10), lambda span, mine: seen.add(threading.get_ident()), list, cost)
+    assert seen == {threading.get_ident()}
+
+
+def test_no_spans_are_no_work():
+    for_each_span([], lambda span, mine: pytest.fail("there is nothing to work on"), list)
+
+
+def test_what_goes_wrong_on_a_thread_is_raised(many):
+    def work(span, mine):
+        raise ValueError("of a thread")
+
+    with pytest.raises(ValueError, match="of a thread"):
+        for_each_span(spans([100], 10), work, list)
+
+
+def laplace():
+    row = (np.zeros(100_000), np.ones(70_000))
+    LaplaceNoise(1).add(row, 3.0)
+    return row
+
+
+START = {"a": np.zeros(100_000), "b": np.ones(70_000)}
+MADE = {
+    "laplace": laplace,
+    "local": lambda: LocalGaussian(1.0, 1.0).release({"a": START["a"] + 1, "b": START["b"]}, START, GaussianNoise(1)),
+    "noised": lambda: noised(tuple(START.values()), 1.0, GaussianNoise(1)),
+    "plain": lambda: (GaussianNoise(1).standard_normal(100_000),),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_noise_is_the_same_to_the_bit_however_threads_come_to_the_spans(name, monkeypatch):
+    def flat():
+        made = MADE[name]()
+        return np.concatenate(list(made.values()) if isinstance(made, dict) else made)
+
+    def from_behind(places, *given, **options):
+        for_each_span(places[::-1], *given, **options)
+
+    monkeypatch.setattr(threads, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(threads, "THREADS", 1)
+    alone = flat()
+    monkeypatch.setattr(threads, "THREADS", 3)
+    for module in (noise, local_update):
+        monkeypatch.setattr(module, "for_each_span", from_behind)
+    np.testing.assert_array_equal(alone, flat())
+    assert len(np.unique(alone)) > 1000
