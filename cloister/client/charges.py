@@ -13,7 +13,7 @@ from cloister.client.units import size_of
 from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
 from cloister.core.errors import PrivacyError
-from cloister.privacy.accounting.events import Event, Gaussian, Pure, Unaccounted, Unit
+from cloister.privacy.accounting.events import Event, Pure, Unaccounted, Unit
 from cloister.privacy.dpsgd.local_steps import LocalSteps, clipping_norm_of, recorded_event
 
 SCORES = "scores"
@@ -94,18 +94,8 @@ def _of_local_noise(request: TrainRequest, context: Context, unit: Unit) -> list
     if chooses_privately(privacy):
         events.append(Pure(privacy.choice_epsilon))
     clip = privacy.radius or privacy.client_clipping_norm
-    replaced = tuple(_replaced(event) for event in events)
+    replaced = tuple(event.replaced() for event in events)
     return [Charge("client", tuple(events), privacy.client, clip), Charge(unit, replaced, privacy.client, clip)]
-
-
-def _replaced(event: Event) -> Event:
-    """What an event of a whole client, who contributes or not, costs one of its examples.
-
-    Without the example the client contributes all the same, and something else: a replacement, twice as far.
-    """
-    if isinstance(event, Pure):
-        return Pure(2 * event.epsilon)
-    return Gaussian(event.noise_multiplier / 2) if isinstance(event, Gaussian) else event
 
 
 def planned_steps(request: TrainRequest, context: Context) -> LocalSteps:

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.budget import refuse_beyond
-from cloister.privacy.accounting.events import Event, Repeated, Unit, from_json, to_json
+from cloister.privacy.accounting.events import Event, Unit, from_json, to_json
 
 
 class Tally:
@@ -44,7 +44,7 @@ class Tally:
     def release(self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0) -> Iterator[None]:
         """Count a release, then let the block make it."""
         self.require([event])
-        single, count = (event.event, event.count) if isinstance(event, Repeated) else (event, 1)
+        single, count = event.parts()
         name = json.dumps(to_json(single), sort_keys=True)
         self._counts[name] = self._counts.get(name, 0) + count  # type: ignore[operator]
         yield

@@ -6,6 +6,7 @@ filter that was fixed beforehand (`cloister.privacy.accounting.filters`).
 """
 
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from logging import INFO
@@ -30,7 +31,7 @@ from cloister.client.tally import Tally
 from cloister.config.run import PrivacyConfig
 from cloister.core.errors import BudgetExhausted, PolicyError
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import Event, Pure, Unit
+from cloister.privacy.accounting.events import Event, Unit
 from cloister.privacy.accounting.filters import FilterKind
 from cloister.privacy.accounting.ledger import Ledger, today
 
@@ -139,7 +140,7 @@ def _own_budget(charge: Charge) -> str:
 
 def _filter_of(charge: Charge) -> FilterKind | None:
     """The filter for a budget that is new: Gaussian DP is wasteful where releases are pure."""
-    return "renyi" if any(isinstance(event, Pure) for event in charge.events) else None
+    return "renyi" if any(math.isfinite(event.pure("add-or-remove")) for event in charge.events) else None
 
 
 def _limit(charge: Charge, privacy: PrivacyConfig, limits: dict[str, float]) -> tuple[float, float]:

@@ -8,14 +8,15 @@ from contextlib import contextmanager
 
 import dp_accounting
 import numpy as np
-from dp_accounting import gaussian_mechanism, pld
+from dp_accounting import gaussian_mechanism
 from dp_accounting.pld import common, privacy_loss_distribution
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Losses
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import rdp_privacy_accountant
 from numpy.typing import NDArray
 from scipy import special  # type: ignore[import-untyped]
 
-from cloister.privacy.accounting.events import MIN_MULTIPLIER, Gaussian, Relation
+from cloister.privacy.accounting.events import MIN_MULTIPLIER, Event, Gaussian, Relation, units_of
 
 RULES = {
     "add-or-remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -85,50 +86,58 @@ def pure_curve(epsilon: float, orders: tuple[float, ...]) -> NDArray[np.float64]
     return curve
 
 
-def losses(
-    unsampled: float,
-    sampled: Mapping[Gaussian, int],
-    pure: Mapping[float, int],
-    relation: Relation,
-    step: float,
-) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """The privacy loss distribution of releases.
+def composed_losses(unsampled: float, others: Mapping[Event, int], relation: Relation, step: float) -> Losses:
+    """The privacy loss distribution of releases together.
 
     Args:
         unsampled: multiplier of the one Gaussian that all releases without a draw amount to; 0: there are none.
-        sampled: the others, and how often each was made.
-        pure: ε of each pure release under this relation, and how often it was made.
+        others: the others, and how often each was made.
         relation: which datasets are neighbours.
         step: of the distribution.
     """
-    accountant = pld.PLDAccountant(RULES[relation], step)
+    composed = privacy_loss_distribution.identity(step)
     if unsampled:
-        # dp-accounting's loss distributions double the shift under replace-one themselves.
-        accountant.compose(dp_accounting.GaussianDpEvent(unsampled))
-    for event, count in sampled.items():
-        accountant.compose(_as_dp_event(event), count)
-    # The accountant knows no pure event, and its distribution has no public accessor; the version is pinned.
-    composed = accountant._pld
-    for epsilon, count in pure.items():
-        alone = privacy_loss_distribution.from_privacy_parameters(
-            common.DifferentialPrivacyParameters(epsilon, 0.0), value_discretization_interval=step
-        )
-        composed = composed.compose(alone.self_compose(count))
+        composed = composed.compose(gaussian_losses(unsampled, 1.0, relation, step))
+    for event, count in others.items():
+        composed = composed.compose(event.losses(relation, step).self_compose(count))
     return composed
+
+
+def gaussian_losses(multiplier: float, probability: float, relation: Relation, step: float) -> Losses:
+    """The privacy loss distribution of one Gaussian release over a Poisson draw.
+
+    Args:
+        multiplier: z, relative to adding or removing a unit: dp-accounting doubles the shift under replace-one itself.
+        probability: q of the draw; 1: none.
+        relation: which datasets are neighbours.
+        step: of the distribution.
+    """
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=multiplier,
+        value_discretization_interval=step,
+        sampling_prob=probability,
+        neighboring_relation=RULES[relation],
+    )
+
+
+def pure_losses(epsilon: float, step: float) -> Losses:
+    """The privacy loss distribution of the worst release of a pure ε, in steps of this size."""
+    parameters = common.DifferentialPrivacyParameters(epsilon, 0.0)
+    return privacy_loss_distribution.from_privacy_parameters(parameters, value_discretization_interval=step)
 
 
 @functools.lru_cache(maxsize=4096)
 def sampled_curve(event: Gaussian, relation: Relation, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """Rényi divergence of one sampled release at each order.
+    """Rényi divergence of one Gaussian release at each order, with the draw it was made over.
 
     A draw never tells more than a release without one: divergences are quasi-convex. That holds where dp-accounting
     finds no number, or one above it (draws without replacement of a large share), and for Poisson draws under
     replace-one, for which no curve is known here.
     """
     # dp-accounting's Rényi accountant takes the multiplier as it is under either relation: halve it here.
-    halved = event.noise_multiplier / (1 if relation == "add-or-remove" else 2)
+    halved = event.noise_multiplier / units_of(relation)
     unsampled = np.array(orders) / (2 * halved**2)
-    if relation == "replace-one" and event.sampling.kind == "poisson":
+    if event.sampling.share == 1 or (relation == "replace-one" and event.sampling.kind == "poisson"):
         return unsampled
     accountant = rdp_privacy_accountant.RdpAccountant(orders, RULES[relation])
     sampled = _as_dp_event(Gaussian(halved, event.sampling))

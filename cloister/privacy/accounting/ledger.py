@@ -18,7 +18,6 @@ Times are days: where the draw of a cohort is secret, the seconds between two li
 import fcntl
 import hashlib
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +31,7 @@ from cloister.core.errors import LedgerError, PrivacyError
 from cloister.core.files import DAY
 from cloister.privacy.accounting import filters
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.events import Event, Laplace, Relation, Unit, from_json, to_json
+from cloister.privacy.accounting.events import Event, Relation, Unit, from_json, to_json
 from cloister.privacy.accounting.filters import Filter, FilterKind
 
 VERSION = 3
@@ -167,8 +166,7 @@ class Ledger:
 
     def leakage(self) -> float:
         """Σ ε·radius of all Laplace releases; ∞ if a release about the neighbourhood is none of those."""
-        events = (entry.event for entry in self._entries.values() if entry.unit == "neighbourhood")
-        return sum(event.leakage if isinstance(event, Laplace) else math.inf for event in events)
+        return self.account("neighbourhood").leakage()
 
     def open(
         self,

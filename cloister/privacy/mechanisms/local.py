@@ -67,8 +67,8 @@ class LocalLaplace:
 
     Args:
         radius: R > 0 of the ball, in units of the weights.
-        noise_multiplier: ν, 0 or at least `MIN_MULTIPLIER`; the noise has density ∝ exp(-ε‖x‖) with ε = p/(ν·R), and a mean
-            length of p/ε = ν·R.
+        noise_multiplier: ν, 0 or at least `MIN_MULTIPLIER`; the noise has density ∝ exp(-ε‖x‖) with ε = p/(ν·R), and a
+            mean length of p/ε = ν·R.
         per_layer: whether every array has a ball of this radius and a draw of noise of its own.
 
     Guarantee: any two outputs of the projection lie at most 2R apart, and any output at most R from that of a
