@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from flwr.app import Context, UserConfig
 
 from cloister.client.data import local_data, task_of
-from cloister.client.local import caveats_of, chooses_privately, mechanism_of
+from cloister.client.local import caveats_of, chooses_privately, circumstances_of, dp_sgd_of, mechanism_of
 from cloister.client.policy import SERVER_SIDE, policy_of
 from cloister.client.request import Request, TrainRequest
 from cloister.client.training.plan import TrainingPlan
@@ -14,7 +14,7 @@ from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Event, Pure, Unaccounted, Unit
-from cloister.privacy.dpsgd.local_steps import LocalSteps, clipping_norm_of, recorded_event
+from cloister.privacy.dpsgd.local_steps import LocalSteps, recorded_event
 
 SCORES = "scores"
 """The mechanism under which un-noised scores are entered in a ledger."""
@@ -74,11 +74,11 @@ def _of_promise(request: TrainRequest, context: Context) -> Charge:
 
 def _of_steps(request: TrainRequest, context: Context, unit: Unit) -> Charge:
     """DP-SGD, which protects each unit against everybody."""
-    privacy = request.config.privacy
-    events = [recorded_event(privacy, planned_steps(request, context))]
+    privacy, mechanism = request.config.privacy, dp_sgd_of(request.config.privacy)
+    events = [recorded_event(mechanism, planned_steps(request, context), circumstances_of(privacy))]
     if chooses_privately(privacy):
         events.append(Pure(privacy.choice_epsilon))
-    return Charge(unit, tuple(events), "dp-sgd", clipping_norm_of(privacy, request.round))
+    return Charge(unit, tuple(events), "dp-sgd", mechanism.clipping_norm_in(request.round))
 
 
 def _of_local_noise(request: TrainRequest, context: Context, unit: Unit) -> list[Charge]:

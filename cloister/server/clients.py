@@ -1,15 +1,19 @@
 """What the server has to say to and about its clients beside rounds: personal models, and mechanisms of theirs."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from cloister.config.run import PrivacyConfig
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
 from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES
-from cloister.privacy.claims.local import gaussian_statement, laplace_statement, render_local
+from cloister.privacy.claims.claim import ClientClaim
+from cloister.privacy.claims.local import gaussian_claim, laplace_claim
+from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
+from cloister.privacy.mechanisms.circumstances import Circumstances
+from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 from cloister.server.build import Plan
 
 PATIENCE_SECONDS = 60.0
@@ -17,7 +21,14 @@ PATIENCE_SECONDS = 60.0
 
 
 def personalise(grid: Grid, arrays: ArrayRecord, public: Mapping[str, int], hypotheses: int) -> None:
-    """Send the final hypotheses to every connected node, for it to keep the one that suits it; nothing comes back."""
+    """Send the final hypotheses to every connected node, for it to keep the one that suits it; nothing comes back.
+
+    Args:
+        grid: to the clients.
+        arrays: of all hypotheses.
+        public: what every message of the run tells.
+        hypotheses: how many there are.
+    """
     content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord({**public, HYPOTHESES: hypotheses})})
     messages = [Message(content, node, MessageType.QUERY) for node in grid.get_node_ids()]
     for message in messages:
@@ -25,7 +36,7 @@ def personalise(grid: Grid, arrays: ArrayRecord, public: Mapping[str, int], hypo
     list(grid.send_and_receive(messages, timeout=PATIENCE_SECONDS))
 
 
-def client_statement(plan: Plan, layout: Layout, rounds: int) -> dict[str, Any] | None:
+def client_claim(plan: Plan, layout: Layout, rounds: int) -> ClientClaim | None:
     """What may be said about the clients' own mechanism; None without one.
 
     Args:
@@ -39,19 +50,9 @@ def client_statement(plan: Plan, layout: Layout, rounds: int) -> dict[str, Any] 
     mechanism = plan.config.privacy.client
     if mechanism == "none":
         return None
-    if mechanism not in STATEMENTS:
-        raise ConfigError(f"privacy.client = {mechanism!r} has no statement; known: {', '.join(STATEMENTS)}")
-    facts = STATEMENTS[mechanism](plan, layout, rounds)
-    return _reserved(facts, list(_beside_the_noise(plan)))
-
-
-def _laplace_statement(plan: Plan, layout: Layout, rounds: int) -> dict[str, Any]:
-    """A client noises the one hypothesis that it sends: p is the size of that."""
-    return laplace_statement(plan.config.privacy, layout.size // max(1, plan.hypotheses), rounds, plan.hypotheses)
-
-
-def _gaussian_statement(plan: Plan, _: Layout, rounds: int) -> dict[str, Any]:
-    return gaussian_statement(plan.config.privacy, rounds, plan.hypotheses)
+    if mechanism not in CLAIMS:
+        raise ConfigError(f"privacy.client = {mechanism!r} has no claim; known: {', '.join(CLAIMS)}")
+    return CLAIMS[mechanism](plan, layout, rounds).without_guarantee(_beside_the_noise(plan))
 
 
 def _beside_the_noise(plan: Plan) -> Iterator[str]:
@@ -65,76 +66,61 @@ def _beside_the_noise(plan: Plan) -> Iterator[str]:
         )
 
 
-def _reserved(facts: dict[str, Any], reasons: list[str]) -> dict[str, Any]:
-    """The statement without its claims, if there are reasons against them."""
-    if not reasons:
-        return facts
-    facts |= {"status": "heuristic", "reasons": [*facts["reasons"], *reasons]}
-    for part in (facts, *facts.get("by-examples", ())):
-        if "claims" in part:
-            part["claims"] = []
-    return facts
+def _circumstances(plan: Plan) -> Circumstances:
+    """What the run does beside the clients' mechanism that its guarantee depends on."""
+    privacy = plan.config.privacy
+    private = privacy.choice == "private"
+    return Circumstances(privacy.noise_seed != -1, max(1, plan.hypotheses), private, privacy.choice_epsilon)
 
 
-def _dp_sgd_statement(plan: Plan, _: Layout, rounds: int) -> dict[str, Any]:
+def _laplace_claim(plan: Plan, layout: Layout, rounds: int) -> ClientClaim:
+    """A client noises the one hypothesis that it sends: p is the size of that."""
+    privacy, parameters = plan.config.privacy, layout.size // max(1, plan.hypotheses)
+    mechanism: LocalLaplace | PublishedLaplace = PublishedLaplace(privacy.client_noise_multiplier, privacy.per_layer)
+    if privacy.radius:
+        mechanism = LocalLaplace(privacy.radius, privacy.client_noise_multiplier, privacy.per_layer)
+    return laplace_claim(mechanism, parameters, rounds, _circumstances(plan), privacy.max_leakage)
+
+
+def _gaussian_claim(plan: Plan, _: Layout, rounds: int) -> ClientClaim:
+    privacy = plan.config.privacy
+    mechanism = LocalGaussian(privacy.client_clipping_norm, privacy.client_noise_multiplier)
+    return gaussian_claim(mechanism, rounds, privacy.target_delta, _circumstances(plan))
+
+
+def _dp_sgd_claim(plan: Plan, _: Layout, rounds: int) -> ClientClaim:
     """For clients of several sizes: how many examples, or groups of them, a client has, the server does not know.
 
     Just above one batch an epoch has two steps that hardly sample. With little noise some sizes of two or three batches
     cost a tenth more than that; what a client has really spent, its own ledger knows.
     """
-    from cloister.privacy.claims.end_to_end import dp_sgd_statement
+    from cloister.privacy.claims.end_to_end import dp_sgd_claim
 
     config, recipe = plan.config, plan.task.recipe
     batch_size = recipe.batch_size if config.client.batch_size == "auto" else config.client.batch_size
     epochs = recipe.local_epochs if config.client.local_epochs == "auto" else config.client.local_epochs
-    unit: Literal["example", "group"] = "group" if config.task.group else "example"
-    about = [
-        dp_sgd_statement(
-            config.privacy,
-            examples=examples,
-            batch_size=batch_size,
-            epochs=epochs,
-            rounds_taken_part=rounds,
-            delta=config.privacy.target_delta,
-            unit=unit,
-            hypotheses=plan.hypotheses,
-        )
+    mechanism = _dp_sgd_of(config.privacy, bool(config.task.group))
+    sizes = [
+        LocalSteps(examples, batch_size, epochs, mechanism.sampling)
         for examples in (batch_size, batch_size + 1, 10 * batch_size, 100 * batch_size)
     ]
-    common = {name: about[0][name] for name in ("mechanism", "status", "reasons", "parameters", "noise")}
-    sizes = [{name: each[name] for name in (f"{unit}s", "rounds", "claims", "heuristic")} for each in about]
-    return {**common, "see": "each client's own ledger: sizes in between may cost more", "by-examples": sizes}
+    return dp_sgd_claim(mechanism, sizes, rounds, config.privacy.target_delta, _circumstances(plan))
 
 
-def render_clients(privacy: Mapping[str, Any]) -> list[str]:
-    """That statement as lines of plain text."""
-    facts = privacy.get("clients")
-    return [] if facts is None else WORDS[facts["mechanism"]](facts)
+def _dp_sgd_of(privacy: PrivacyConfig, grouped: bool) -> LocalDpSgd:
+    return LocalDpSgd(
+        privacy.client_noise_multiplier,
+        privacy.client_clipping_norm,
+        privacy.clipping_decay,
+        privacy.least_clipping_norm,
+        privacy.batch_sampling,
+        privacy.group_cap if grouped else 0,
+    )
 
 
-def _render_dp_sgd(facts: Mapping[str, Any]) -> list[str]:
-    lines = [f"clients: dp-sgd, {facts['status']}; what each has spent stands in its own ledger"]
-    lines += [f"  not a guarantee: {reason}" for reason in facts["reasons"]]
-    for size in facts["by-examples"]:
-        lines += [
-            f"  ε = {claim['epsilon']:.4g} at δ = {claim['delta']:g} for one {claim['unit']} of a client with "
-            f"{size[claim['unit'] + 's']} {claim['unit']}s that trained in {size['rounds']} rounds: "
-            f"against {claim['adversary']}"
-            for claim in size["claims"]
-            if claim["unit"] != "client"
-        ]
-    return lines
-
-
-STATEMENTS: Mapping[str, Callable[[Plan, Layout, int], dict[str, Any]]] = {
-    "dp-sgd": _dp_sgd_statement,
-    "gaussian": _gaussian_statement,
-    "laplace": _laplace_statement,
+CLAIMS: Mapping[str, Callable[[Plan, Layout, int], ClientClaim]] = {
+    "dp-sgd": _dp_sgd_claim,
+    "gaussian": _gaussian_claim,
+    "laplace": _laplace_claim,
 }
 """By `privacy.client`: what may be said after so many rounds."""
-WORDS: Mapping[str, Callable[[dict[str, Any]], list[str]]] = {
-    "dp-sgd": _render_dp_sgd,
-    "gaussian": render_local,
-    "laplace": render_local,
-}
-"""By `privacy.client`: the same in lines of plain text."""

@@ -35,6 +35,7 @@ from cloister.client.request import EvaluateRequest, KeepRequest, Reply
 from cloister.client.tally import Tally
 from cloister.core.errors import BudgetExhausted, PrivacyError
 from cloister.core.hypotheses import stacked
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
 
@@ -322,7 +323,7 @@ class TestBudgets:
                 keep_budget(request, context, lambda *_: Reply())
                 made += 1
         unit = "client" if settings is GAUSSIAN else "example"
-        assert made > 0 and Tally(context.state, unit, 1e-5, 0).account().epsilon(1e-5) <= 5.0
+        assert made > 0 and Tally(context.state).account(unit).epsilon(1e-5) <= 5.0
 
     @pytest.mark.parametrize(("settings", "unit"), [(DP_SGD, "example"), (GAUSSIAN, "client")])
     def test_is_judged_at_the_delta_of_the_run_even_after_its_end(self, node, settings, unit):
@@ -338,7 +339,7 @@ class TestBudgets:
         context = context_of(GAUSSIAN, SIZED)
         limited = GAUSSIAN | {"privacy.client-max-epsilon": 2.5}
         keep_budget(request_of_kind(settings=limited), context, lambda *_: Reply())
-        assert Tally(context.state, "example", 1e-5, 0).account().epsilon(1e-5) > 2.5
+        assert Tally(context.state).account("example").epsilon(1e-5) > 2.5
 
     @pytest.mark.parametrize("unit", ["client", "example"])
     def test_draws_that_insiders_know_of_amplify_nothing(self, node, unit):
@@ -359,7 +360,7 @@ class TestBudgets:
         return self.until_refused(weak, node | {key: 5.0}, 1)
 
     def test_nor_in_a_tally(self):
-        tally = Tally(RecordDict(), "client", 1e-5, 5.0)
+        tally = PrivacyBudget(Tally(RecordDict()), "", "client", 1e-5, 5.0, kind="renyi")
         with pytest.raises(BudgetExhausted):
             for _ in range(20):
                 with tally.release(Gaussian(1.0, Sampling("without-replacement", cohort=1, population=1000)), 1):

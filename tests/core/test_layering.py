@@ -19,7 +19,7 @@ PACKAGE = ROOT / "cloister"
 MAY_IMPORT = {
     "core": {"core"},
     "config": {"core", "config"},
-    "privacy": {"core", "config", "privacy"},
+    "privacy": {"core", "privacy"},
     "strategies": {"core", "strategies"},
     "tasks": {"core", "config", "tasks"},
     "aggregation": {"core", "privacy", "aggregation"},

@@ -7,10 +7,9 @@ filter that was fixed beforehand (`cloister.privacy.accounting.filters`).
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack
 from logging import INFO
-from typing import Protocol
 
 from flwr.app import Context, UserConfig
 
@@ -30,24 +29,12 @@ from cloister.client.request import EvaluateRequest, KeepRequest, Reply, Request
 from cloister.client.tally import Tally
 from cloister.config.run import PrivacyConfig
 from cloister.core.errors import BudgetExhausted, PolicyError
-from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import Event, Unit
+from cloister.privacy.accounting.budget import PrivacyBudget, Store
+from cloister.privacy.accounting.events import Unit
 from cloister.privacy.accounting.filters import FilterKind
 from cloister.privacy.accounting.ledger import Ledger, today
 
 logger = logging.getLogger("cloister.client")
-
-
-class Spending(Protocol):
-    """Where releases are counted before they are made."""
-
-    def require(self, events: Iterable[Event]) -> None:
-        """Raise BudgetExhausted if these would pass the budget."""
-
-    def release(
-        self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0
-    ) -> AbstractContextManager[None]:
-        """Count a release, then let the block make it."""
 
 
 def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply:
@@ -70,12 +57,12 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
         try:
             planned = list(_planned(request, context))
             # All or none: what is not made is not to be counted.
-            for spending, charge in planned:
-                spending.require(charge.events)
-            for spending, charge in planned:
+            for budget, charge in planned:
+                budget.require(charge.events)
+            for budget, charge in planned:
                 for number, event in enumerate(charge.events):
                     mechanism = FURTHER if number else charge.mechanism
-                    stack.enter_context(spending.release(event, request.round, mechanism, charge.clip))
+                    stack.enter_context(budget.release(event, request.round, mechanism, charge.clip))
         except BudgetExhausted as error:
             # How much was spent, with others too, is the node's own affair.
             logger.log(INFO, "abstaining: %s", error)
@@ -96,8 +83,8 @@ def _refuse_scores(node: UserConfig) -> None:
             )
 
 
-def _planned(request: Request, context: Context) -> Iterator[tuple[Spending, Charge]]:
-    """Each charge of a reply, with where it is counted."""
+def _planned(request: Request, context: Context) -> Iterator[tuple[PrivacyBudget[Store], Charge]]:
+    """Each charge of a reply, with the budget that it is counted in."""
     node, privacy = context.node_config, request.config.privacy
     limits = limits_of(node)
     ledger = ledger_of(node, request.config.task.name) if keeps_ledger(node) else None
@@ -107,9 +94,11 @@ def _planned(request: Request, context: Context) -> Iterator[tuple[Spending, Cha
         delta, epsilon = _limit(charge, privacy, limits)
         if ledger is None:
             if epsilon or privacy.client != "none":
-                yield Tally(context.state, charge.unit, delta, epsilon), charge
+                tally: Store = Tally(context.state)
+                yield PrivacyBudget(tally, request.run, charge.unit, delta, epsilon, kind="renyi"), charge
             continue
-        budget = PrivacyBudget(ledger, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge))
+        store: Store = ledger
+        budget = PrivacyBudget(store, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge))
         if own := limits[_own_budget(charge)]:
             # The site's budget alone is entered: the first one chooses the filter for good, and no run shall do that.
             ledger.limit(request.run, charge.unit, limits[DELTA], own, budget.kind)

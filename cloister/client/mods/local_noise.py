@@ -6,7 +6,7 @@ from logging import WARNING
 
 from flwr.app import Context, UserConfig
 
-from cloister.client.leakage import limit_of, own_limit, spending_of
+from cloister.client.leakage import leakage_budget, limit_of, own_limit
 from cloister.client.ledgers import MAX_LEAKAGE, folder_unnamed
 from cloister.client.local import mechanism_of
 from cloister.client.mods.enforce import Handler
@@ -66,8 +66,9 @@ def _count_leakage(request: TrainRequest, context: Context) -> None:
         return
     _refuse_free_radius(privacy, node)
     with folder_unnamed(node):
-        spending = spending_of(context, request.config.task.name, limit_of(privacy, node))
-        spending.release(_leaked(request), request.run, request.round)
+        budget = leakage_budget(context, request.config.task.name, request.run, limit_of(privacy, node))
+        # Nothing tells a release apart that was made and not handed on: both count.
+        budget.spend(_leaked(request), request.round, "laplace")
 
 
 def _leaked(request: TrainRequest) -> Laplace | Unaccounted:

@@ -5,13 +5,13 @@ import math
 import keras
 import numpy as np
 
+from cloister.client.local import dp_sgd_of
 from cloister.client.noise_sources import NoiseSource, refuse_penalty
 from cloister.client.training.keras_trainer import optimizer_named
 from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import Units
 from cloister.config.run import PrivacyConfig
 from cloister.core.errors import ConfigError
-from cloister.privacy.dpsgd.local_steps import clipping_norm_of
 from cloister.privacy.dpsgd.rounding import DEFAULT_OVERSTATEMENT, largest_microbatch
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.tasks.base import Examples
@@ -70,7 +70,7 @@ class PrivateKerasTrainer:
         self._reset(plan)
         units = Units.of(examples, self.group_cap, self._sources.batch_seed(plan))
         steps = units.steps(plan, self.privacy)
-        bound = clipping_norm_of(self.privacy, plan.round)
+        bound = dp_sgd_of(self.privacy).clipping_norm_in(plan.round)
         self._dp_sgd.noise = self._sources.noise(plan)
         self._draw_masks(plan)
         for batch in steps.batches(self._sources.batch_seed(plan), len(units)):

@@ -4,13 +4,13 @@ from functools import partial
 
 import numpy as np
 
+from cloister.client.local import dp_sgd_of
 from cloister.client.noise_sources import NoiseSource, refuse_penalty
 from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import Units
 from cloister.config.run import PrivacyConfig
 from cloister.core.arrays import Row
 from cloister.core.errors import ConfigError
-from cloister.privacy.dpsgd.local_steps import clipping_norm_of
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
 from cloister.tasks.base import Examples
 from cloister.tasks.numpy_model import NumpyModel
@@ -46,7 +46,7 @@ class PrivateNumpyTrainer:
         refuse_penalty(plan)
         units = Units.of(examples, self.group_cap, self._sources.batch_seed(plan))
         steps = units.steps(plan, self.privacy)
-        noise, bound = self._sources.noise(plan), clipping_norm_of(self.privacy, plan.round)
+        noise, bound = self._sources.noise(plan), dp_sgd_of(self.privacy).clipping_norm_in(plan.round)
         like = tuple(weight.reshape(-1) for weight in self.model.weights.values())
         for batch in steps.batches(self._sources.batch_seed(plan), len(units)):
             total = noisy_sum(

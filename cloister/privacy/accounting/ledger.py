@@ -122,6 +122,11 @@ class Ledger:
                 self._catch_up(file)
 
     @property
+    def name(self) -> str:
+        """What to call it in a refusal: its path."""
+        return str(self.path)
+
+    @property
     def entries(self) -> list[Entry]:
         """Every release so far, in order."""
         return list(self._entries.values())

@@ -11,13 +11,18 @@ from cloister.core import check
 from cloister.privacy.accounting.account import by_accountant
 from cloister.privacy.accounting.events import Relation, Unaccounted, Unit
 from cloister.privacy.accounting.ledger import Budget, Ledger
-from cloister.privacy.claims.claim import IF_FIXED
+from cloister.privacy.claims.server import IF_FIXED
 
 
 def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
-    """A line a release, why some have no guarantee, the budgets, and what the releases amount to, unit by unit.
+    """Print a line a release, why some have no guarantee, the budgets, and what the releases amount to, unit by unit.
 
     Against the other clients: what draws without replacement hide from strangers does not count.
+
+    Args:
+        ledger: of a server or of a node.
+        delta: at which ε is computed.
+        relation: which datasets are neighbours.
     """
     check.one_of(("add-or-remove", "replace-one"), relation=relation)
     console = Console()

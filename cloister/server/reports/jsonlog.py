@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from cloister.privacy.claims.claim import Statement
+from cloister.privacy.claims.record import record
 from cloister.server.build import Plan
 from cloister.server.ending import Ending
 from cloister.server.loop import Round
@@ -52,7 +54,7 @@ class JsonNarrator(Narrator):
         self,
         plan: Plan,
         directory: RunDirectory,
-        privacy: dict[str, Any],
+        statement: Statement,
         ending: Ending,
         kept: Round | None,
         seconds: float,
@@ -63,7 +65,9 @@ class JsonNarrator(Narrator):
             facts |= {"kept": kept.number, "scores": dict(kept.central or kept.federated)}
         if not self.hides_times:
             facts["seconds"] = round(seconds, 1)
-        self._say("end", rounds=self.last.number if self.last else 0, **facts, privacy=privacy)
+        self._say(
+            "end", rounds=self.last.number if self.last else 0, **facts, privacy=record(statement) | ending.facts()
+        )
 
     def _say(self, event: str, **facts: Any) -> None:
         line = {"time": stamp(self.hides_times), "run": self.run, "event": event, **facts}
