@@ -43,6 +43,10 @@ class Charge:
 def charges_of(request: Request, context: Context) -> list[Charge]:
     """The releases of a reply, about the client and about its examples or groups.
 
+    Args:
+        request: that the reply answers.
+        context: of the node.
+
     Raises:
         PrivacyError: the node does not state how much data it has, and DP-SGD would show it.
     """
@@ -59,6 +63,10 @@ def unit_of(request: Request, node: UserConfig) -> Unit:
     """Whom the node protects beside itself: groups where its policy or the run names them, else examples.
 
     Noise on everything that a client sends protects its groups too: it costs them what it costs an example.
+
+    Args:
+        request: of the server.
+        node: the node's configuration.
     """
     policy = policy_of(node)
     return "group" if request.config.task.group or (policy and policy.group) else "example"
@@ -101,6 +109,10 @@ def _of_local_noise(request: TrainRequest, context: Context, unit: Unit) -> list
 def planned_steps(request: TrainRequest, context: Context) -> LocalSteps:
     """The private steps that a training request asks for, from the size that the node states.
 
+    Args:
+        request: of the server.
+        context: of the node.
+
     Raises:
         PrivacyError: the node does not state it, or batches would show the true one.
     """
@@ -113,7 +125,13 @@ def planned_steps(request: TrainRequest, context: Context) -> LocalSteps:
 
 
 def plan_of(request: TrainRequest, context: Context, owner: int = 0) -> TrainingPlan:
-    """How the node trains for a request; of a size only where DP-SGD needs one."""
+    """How the node trains for a request; of a size only where DP-SGD needs one.
+
+    Args:
+        request: of the server.
+        context: of the node.
+        owner: which client this is, so that clients shuffle independently.
+    """
     config: RunConfig = request.config
     size = 0
     if config.privacy.client == "dp-sgd":

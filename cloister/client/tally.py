@@ -26,25 +26,37 @@ class Tally:
         self._state = state
 
     def limit(self, run: str, unit: Unit, delta: float, epsilon: float, kind: FilterKind, relation: Relation) -> None:
-        """No line: there is one run in this state."""
+        """No line: there is one run in this state.
+
+        Args: as `Store.limit`.
+        """
 
     def filter_of(self, unit: Unit) -> Filter | None:
         """None is recorded: it is that of the run's budget."""
         return None
 
     def relation_of(self, unit: Unit, relation: Relation) -> Relation:
-        """The relation asked for."""
+        """The relation asked for.
+
+        Args: as `Store.relation_of`.
+        """
         return relation
 
     def account(self, unit: Unit, relation: Relation = "add-or-remove", insiders: bool = False) -> Account:
-        """Everything that was counted about this unit; see `Account` for the arguments."""
+        """Everything that was counted about a unit.
+
+        Args: as `Store.account`.
+        """
         account = Account((), relation, insiders)
         for event, count in self._counts(unit).items():
             account = account.plus(from_json(json.loads(event)), count)  # type: ignore[arg-type]
         return account
 
     def spent(self, unit: Unit, chosen: Filter, relation: Relation = "add-or-remove") -> float:
-        """What all releases about this unit cost under a filter."""
+        """What all releases about a unit cost under a filter.
+
+        Args: as `Store.spent`.
+        """
         return chosen.spent(self.account(unit, relation, insiders=True))
 
     def open(
@@ -57,7 +69,10 @@ class Tally:
         mechanism: str = "",
         clip: float = 0.0,
     ) -> str:
-        """Count a release that is about to be made, unless `allow` raises."""
+        """Count a release that is about to be made, unless `allow` raises.
+
+        Args: as `Store.open`.
+        """
         allow()
         self._count(event, unit)
         return ""
@@ -82,7 +97,10 @@ class LeakageTally(Tally):
         return self._state.metric_records.setdefault(LEAKAGE, MetricRecord({SPENT: 0.0, RELEASES: 0}))
 
     def spent(self, unit: Unit, chosen: Filter, relation: Relation = "add-or-remove") -> float:
-        """The leakage of all releases; ∞ once something left without noise."""
+        """The leakage of all releases; ∞ once something left without noise.
+
+        Args: as `Store.spent`.
+        """
         return float(self._record[SPENT])  # type: ignore[arg-type]
 
     def _count(self, event: Event, unit: Unit) -> None:

@@ -34,6 +34,7 @@ from cloister.privacy.accounting.events import (
     KINDS,
     PRICES,
     UNSAMPLED,
+    WORDS,
     Event,
     Gaussian,
     Laplace,
@@ -436,10 +437,10 @@ class TestEveryKindHasAPriceWithEveryAccountant:
     def test_none_is_forgotten(self):
         assert set(EXAMPLES) == set(KINDS) and all(type(event) is KINDS[kind] for kind, (event, _) in EXAMPLES.items())
 
-    @pytest.mark.parametrize("price", PRICES)
+    @pytest.mark.parametrize("price", [*PRICES, *WORDS])
     def test_a_kind_without_one_of_its_prices_cannot_be_made(self, price):
         """Its releases would be left out by one accountant: ε too small, without a word."""
-        prices = {name: getattr(Unaccounted, name) for name in PRICES if name != price}
+        prices = {name: getattr(Unaccounted, name) for name in (*PRICES, *WORDS) if name != price}
         with pytest.raises(PrivacyError, match=f"events of kind 'cauchy' do not say {price}: every accountant"):
             types.new_class("Cauchy", (Event,), {"kind": "cauchy"}, lambda body: body.update(prices))
         assert "cauchy" not in KINDS
@@ -460,17 +461,10 @@ class TestEveryKindHasAPriceWithEveryAccountant:
         for chosen in (GaussianFilter(), RenyiFilter(6.0)):
             assert chosen.spent(found) == chosen.spent(same)
 
-    @pytest.mark.parametrize("relation", RELATIONS)
-    @pytest.mark.parametrize("event", [Gaussian(2.0, poisson(0.3)), Gaussian(2.0)])
-    def test_many_cost_as_many_as_they_are(self, event, relation):
-        many = Repeated(event, 5)
-        assert many.mu_squared(relation) == pytest.approx(5 * event.mu_squared(relation))
-        assert many.renyi((3.0, 9.0), relation) == pytest.approx(5 * event.renyi((3.0, 9.0), relation))
-        assert many.replaced() == Repeated(event.replaced(), 5) and many.pure(relation) == math.inf
-        step = many.losses(relation, 1e-2).get_epsilon_for_delta(SMALL)
-        assert step == pytest.approx(event.losses(relation, 1e-2).self_compose(5).get_epsilon_for_delta(SMALL))
-        one, all_of_them = event.multiplier(relation, True), many.multiplier(relation, True)
-        assert all_of_them == (None if one is None else pytest.approx(one / math.sqrt(5)))
+    def test_one_that_stands_for_several_is_priced_by_its_parts(self):
+        assert Repeated(Gaussian(2.0), 5).parts() == (Gaussian(2.0), 5) and Pure(0.7).parts() == (Pure(0.7), 1)
+        with pytest.raises(PrivacyError, match="events of kind 'many' do not say replaced, __str__"):
+            types.new_class("Many", (Event,), {"kind": "many"}, lambda body: body.update(parts=Repeated.parts))
 
     @pytest.mark.parametrize(("event", "bounded"), EXAMPLES.values(), ids=list(EXAMPLES))
     def test_a_replacement_costs_an_example_as_much_as_the_client_pays_for_one(self, event, bounded):

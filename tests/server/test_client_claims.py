@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from cloister.client.app import app
+from cloister.client.local import circumstances_of, dp_sgd_of, mechanism_of
 from cloister.config.run import parse
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
@@ -124,6 +125,27 @@ def test_under_laplace_a_client_is_charged_for_the_one_hypothesis_it_sends(tmp_p
     leaked = record_clients(client_claim(plan, layout, 1))["leakage-of-a-release"]
     assert layout.size == 650 * hypotheses
     assert leaked == 650 / 5.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"privacy.client": "gaussian", "privacy.client-clipping-norm": 0.5},
+        {"privacy.client": "laplace"},
+        {"privacy.client": "laplace", "privacy.radius": 2.0, "privacy.per-layer": True},
+        {"privacy.clipping-decay": 0.1, "privacy.least-clipping-norm": 0.2, "privacy.batch-sampling": "shuffle"},
+    ],
+)
+@pytest.mark.parametrize("choice", [{}, {"privacy.server": "laplace-clustering", "privacy.choice": "exact"}])
+def test_the_server_claims_for_the_mechanism_that_its_clients_have(tmp_path, changes, choice):
+    """Each side reads the configuration by itself; what they read is the same."""
+    noisy = {"privacy.client-noise-multiplier": 3.0, "output-dir": str(tmp_path)}
+    config = parse(SETTINGS | noisy | changes | choice)
+    mechanism = mechanism_of(config.privacy) or dp_sgd_of(config.privacy)
+    circumstances = circumstances_of(config.privacy)
+    claim = client_claim(build(config), LAYOUT, 1)
+    assert claim.parameters.items() >= mechanism.parameters().items()
+    assert claim.reasons == (*mechanism.caveats(), *circumstances.caveats())
 
 
 def test_a_mechanism_without_a_claim_is_not_taken_for_another(tmp_path, monkeypatch):

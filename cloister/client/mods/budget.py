@@ -44,6 +44,11 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
     other node counts what its own noise costs in its state. Scores of a model carry no noise: where there is a budget,
     none are sent.
 
+    Args:
+        request: of the server.
+        context: of the node.
+        call_next: makes the reply.
+
     Raises:
         BudgetExhausted: the node abstains; the server sees an error reply that says so.
         PolicyError: there were as many messages today as the policy allows.
@@ -55,14 +60,7 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
         _refuse_scores(node)
     with folder_unnamed(node), ExitStack() as stack:
         try:
-            planned = list(_planned(request, context))
-            # All or none: what is not made is not to be counted.
-            for budget, charge in planned:
-                budget.require(charge.events)
-            for budget, charge in planned:
-                for number, event in enumerate(charge.events):
-                    mechanism = FURTHER if number else charge.mechanism
-                    stack.enter_context(budget.release(event, request.round, mechanism, charge.clip))
+            _record(request, context, stack)
         except BudgetExhausted as error:
             # How much was spent, with others too, is the node's own affair.
             logger.log(INFO, "abstaining: %s", error)
@@ -71,6 +69,17 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
             # Once more with this one counted: others may have come at the same time.
             _refuse_beyond_today(ledger_of(node, request.config.task.name), node, counted=1)
         return call_next(request, context)
+
+
+def _record(request: Request, context: Context, stack: ExitStack) -> None:
+    """Record all releases of a reply, or none: what is not made is not to be counted. Leaving the stack ends them."""
+    planned = list(_planned(request, context))
+    for budget, charge in planned:
+        budget.require(charge.events)
+    for budget, charge in planned:
+        for number, event in enumerate(charge.events):
+            mechanism = FURTHER if number else charge.mechanism
+            stack.enter_context(budget.release(event, request.round, mechanism, charge.clip))
 
 
 def _refuse_scores(node: UserConfig) -> None:
@@ -129,7 +138,7 @@ def _own_budget(charge: Charge) -> str:
 
 def _filter_of(charge: Charge) -> FilterKind | None:
     """The filter for a budget that is new: Gaussian DP is wasteful where releases are pure."""
-    return "renyi" if any(math.isfinite(event.pure("add-or-remove")) for event in charge.events) else None
+    return "renyi" if any(math.isfinite(event.parts()[0].pure("add-or-remove")) for event in charge.events) else None
 
 
 def _limit(charge: Charge, privacy: PrivacyConfig, limits: dict[str, float]) -> tuple[float, float]:

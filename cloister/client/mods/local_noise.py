@@ -28,6 +28,11 @@ def add_local_noise(request: Request, context: Context, call_next: Handler) -> R
     A release that would pass the limit of leakage is not made, nor trained for. A node with such a limit takes part in
     nothing that leaves it without Laplace noise.
 
+    Args:
+        request: of the server.
+        context: of the node.
+        call_next: makes the reply.
+
     Raises:
         BudgetExhausted: the client abstains; the server sees an error reply that says so.
         PrivacyError: the run's radius is below what the node takes part under.

@@ -76,7 +76,12 @@ class Account:
             self._add(event)
 
     def plus(self, event: Event, count: int = 1) -> "Account":
-        """A new account with an event more, `count` times; this one stays as it is."""
+        """A new account with an event more; this one stays as it is.
+
+        Args:
+            event: to add.
+            count: how many times.
+        """
         check.non_negative(count=count)
         account = copy(self)
         account._others = self._others.copy()
@@ -90,15 +95,20 @@ class Account:
         if not count:
             return
         release, times = event.parts()
+        count *= times
         multiplier = release.multiplier(self.relation, self.insiders)
         if multiplier is None:
-            self._others[release] += count * times
+            self._others[release] += count
         else:
-            self._precision += count * times / multiplier**2 if multiplier else math.inf
-        self._leakage += count * event.leakage
+            self._precision += count / multiplier**2 if multiplier else math.inf
+        self._leakage += count * release.leakage
 
     def epsilon(self, delta: float, accountant: Accountant = "rdp") -> float:
         """The least ε for which the events are (ε, δ)-DP, as far as this accountant can show; ∞ if it can show none.
+
+        Args:
+            delta: δ, above 0 and below 1.
+            accountant: by which.
 
         Raises:
             ConfigError: δ is not above 0 and below 1.
@@ -114,7 +124,12 @@ class Account:
         return max(0.0, float(ACCOUNTANTS[accountant][0](self, delta)))
 
     def delta(self, epsilon: float, accountant: Accountant = "rdp") -> float:
-        """The least δ for which the events are (ε, δ)-DP, as far as this accountant can show; 1 if it can show none."""
+        """The least δ for which the events are (ε, δ)-DP, as far as this accountant can show; 1 if it can show none.
+
+        Args:
+            epsilon: ε ≥ 0.
+            accountant: by which.
+        """
         check.non_negative(epsilon=epsilon)
         if self.is_unbounded:
             return 1.0
@@ -252,12 +267,21 @@ def best_epsilon(account: Account, delta: float) -> tuple[float, Accountant]:
     """The smallest ε that a sound accountant shows for these events quickly, and which one it was.
 
     Gaussian events without sampling have a closed form (`pld`); for others it is `rdp`, which is additive.
+
+    Args:
+        account: of the events.
+        delta: δ, above 0 and below 1.
     """
     accountant: Accountant = "pld" if account.is_unsampled else "rdp"
     return account.epsilon(delta, accountant), accountant
 
 
 def by_accountant(account: Account, delta: float) -> dict[str, float]:
-    """ε at δ by each sound accountant for parameters fixed beforehand, where it applies."""
+    """ε at δ by each sound accountant for parameters fixed beforehand, where it applies.
+
+    Args:
+        account: of the events.
+        delta: δ, above 0 and below 1.
+    """
     names: tuple[Accountant, ...] = ("rdp", "pld") if account.has_pld else ("rdp",)
     return {name: account.epsilon(delta, name) for name in names}

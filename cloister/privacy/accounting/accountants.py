@@ -25,22 +25,44 @@ RULES = {
 
 
 def rdp_epsilon(orders: NDArray, curve: NDArray, delta: float) -> float:
-    """ε of a Rényi curve at δ, by today's conversion."""
+    """ε of a Rényi curve at δ, by today's conversion.
+
+    Args:
+        orders: α > 1, shape (orders,).
+        curve: the divergence at each, shape (orders,).
+        delta: δ.
+    """
     return float(rdp_privacy_accountant.compute_epsilon(orders, curve, delta)[0])
 
 
 def rdp_delta(orders: NDArray, curve: NDArray, epsilon: float) -> float:
-    """δ of a Rényi curve at ε."""
+    """δ of a Rényi curve at ε.
+
+    Args:
+        orders: α > 1, shape (orders,).
+        curve: the divergence at each, shape (orders,).
+        epsilon: ε.
+    """
     return float(rdp_privacy_accountant.compute_delta(orders, curve, epsilon)[0])
 
 
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
-    """ε of one Gaussian release, exactly."""
+    """ε of one Gaussian release, exactly.
+
+    Args:
+        multiplier: z > 0.
+        delta: δ.
+    """
     return float(gaussian_mechanism.get_epsilon_gaussian(multiplier, delta))
 
 
 def gaussian_delta(multiplier: float, epsilon: float) -> float:
-    """δ of one Gaussian release, exactly."""
+    """δ of one Gaussian release, exactly.
+
+    Args:
+        multiplier: z > 0.
+        epsilon: ε.
+    """
     # dp-accounting has no public form of the curve that its `get_epsilon_gaussian` inverts.
     return math.exp(gaussian_mechanism._get_log_delta(multiplier, epsilon))
 
@@ -50,6 +72,10 @@ def gaussian_parameter(epsilon: float, delta: float) -> float:
     """The largest μ, to one part in 10¹², of a Gaussian release of multiplier 1/μ that is (ε, δ)-DP.
 
     By bisection on the exact curve, which rises with μ. What is returned is the lower end.
+
+    Args:
+        epsilon: ε.
+        delta: δ.
     """
     low, high = 0.0, 1.0
     while gaussian_delta(1 / high, epsilon) <= delta:
@@ -79,6 +105,10 @@ def pure_parameter(epsilon: float) -> float:
 
 def pure_curve(epsilon: float, orders: tuple[float, ...]) -> NDArray[np.float64]:
     """Rényi divergence of a pure release at each order: at most min(ε, α·ε²/2).
+
+    Args:
+        epsilon: ε.
+        orders: α > 1.
 
     Source: Bun, Steinke (2016), arXiv:1605.02065, Proposition 3.3; and no divergence is above that of order ∞.
     """
@@ -121,7 +151,12 @@ def gaussian_losses(multiplier: float, probability: float, relation: Relation, s
 
 
 def pure_losses(epsilon: float, step: float) -> Losses:
-    """The privacy loss distribution of the worst release of a pure ε, in steps of this size."""
+    """The privacy loss distribution of the worst release of a pure ε.
+
+    Args:
+        epsilon: ε.
+        step: of the distribution.
+    """
     parameters = common.DifferentialPrivacyParameters(epsilon, 0.0)
     return privacy_loss_distribution.from_privacy_parameters(parameters, value_discretization_interval=step)
 
@@ -133,6 +168,11 @@ def sampled_curve(event: Gaussian, relation: Relation, orders: tuple[float, ...]
     A draw never tells more than a release without one: divergences are quasi-convex. That holds where dp-accounting
     finds no number, or one above it (draws without replacement of a large share), and for Poisson draws under
     replace-one, for which no curve is known here.
+
+    Args:
+        event: the release.
+        relation: which datasets are neighbours.
+        orders: α > 1.
     """
     # dp-accounting's Rényi accountant takes the multiplier as it is under either relation: halve it here.
     halved = event.noise_multiplier / units_of(relation)

@@ -27,19 +27,38 @@ class Store(Protocol):
         """What to call it in a refusal."""
 
     def limit(self, run: str, unit: Unit, delta: float, epsilon: float, kind: FilterKind, relation: Relation) -> None:
-        """Record under which budget a run begins, where budgets are recorded; see `Ledger.limit`."""
+        """Record under which budget a run begins, where budgets are recorded.
+
+        Args: as `Ledger.limit`.
+        """
 
     def filter_of(self, unit: Unit) -> Filter | None:
         """The filter that was recorded for this unit, if any."""
 
     def relation_of(self, unit: Unit, relation: Relation) -> Relation:
-        """The relation that budgets about this unit are kept for, where a run asks for this one."""
+        """The relation that budgets about a unit are kept for.
+
+        Args:
+            unit: of which.
+            relation: that a run asks for.
+        """
 
     def account(self, unit: Unit, relation: Relation, insiders: bool) -> Account:
-        """The composition of every release about this unit; see `Account` for the arguments."""
+        """The composition of every release about a unit.
+
+        Args:
+            unit: of which.
+            relation, insiders: as in `Account`.
+        """
 
     def spent(self, unit: Unit, chosen: Filter, relation: Relation) -> float:
-        """What all releases about this unit cost under a filter."""
+        """What all releases about a unit cost under a filter.
+
+        Args:
+            unit: of which.
+            chosen: the filter.
+            relation: which datasets are neighbours.
+        """
 
     def open(
         self,
@@ -51,7 +70,10 @@ class Store(Protocol):
         mechanism: str,
         clip: float,
     ) -> str:
-        """Record that a release is about to be made, unless `allow` raises; see `Ledger.open`."""
+        """Record that a release is about to be made, unless `allow` raises.
+
+        Args: as `Ledger.open`.
+        """
 
     def done(self, release: str) -> None:
         """Record that an opened release was handed on."""

@@ -9,7 +9,6 @@ that there is no bound.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -86,34 +85,28 @@ differ a little share their cost: ε comes out a little too large, never too sma
 Orders = tuple[float, ...]
 KINDS: dict[str, type["Event"]] = {}
 """Every kind of event by its name in a ledger. A class enters itself when it is made."""
-PRICES = (
-    "multiplier",
-    "renyi",
-    "mu_squared",
-    "has_losses",
-    "losses",
-    "pure",
-    "leakage",
-    "replaced",
-    "__str__",
-)
-"""What every kind of event has to say: its price for each accountant and filter, and itself in a few words."""
+PRICES = ("multiplier", "renyi", "mu_squared", "has_losses", "losses", "pure", "leakage")
+"""What every kind of event has to say to accountants and filters."""
+WORDS = ("replaced", "__str__")
+"""What every kind of event has to say beside its prices: what it costs an example, and itself in a few words."""
 
 
-class Event(ABC):
-    """A release, and what it costs by every way of accounting.
+class Event:
+    """A release, or several, and what it costs by every way of accounting.
 
-    A kind of event is a frozen dataclass that names itself: `class Gaussian(Event, kind="gaussian")`.
+    A kind of event is a frozen dataclass that names itself: `class Gaussian(Event, kind="gaussian")`. One that stands
+    for several releases has `parts` and is priced by them; any other has prices of its own.
 
     Raises:
-        PrivacyError: (when a class is made) the kind has no price of its own for some accountant, or is taken.
+        PrivacyError: (when a class is made) the kind has no price for some accountant, or is taken.
     """
 
     kind: ClassVar[str]
 
     def __init_subclass__(cls, kind: str) -> None:
         super().__init_subclass__()
-        missing = [name for name in PRICES if getattr(cls, name) is getattr(Event, name)]
+        needed = WORDS if cls.parts is not Event.parts else (*PRICES, *WORDS)
+        missing = [name for name in needed if getattr(cls, name) is getattr(Event, name)]
         if missing:
             raise PrivacyError(
                 f"events of kind {kind!r} do not say {', '.join(missing)}: every accountant needs a price"
@@ -131,7 +124,6 @@ class Event(ABC):
         """An event that costs a little more, and is the same for releases that differ a little."""
         return self
 
-    @abstractmethod
     def multiplier(self, relation: Relation, insiders: bool) -> float | None:
         """The noise multiplier of the Gaussian release without a draw that this one is counted as, exactly.
 
@@ -142,8 +134,8 @@ class Event(ABC):
         Returns:
             z, relative to adding or removing a unit; 0: nothing bounds the release; None: it has curves of its own.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
         """Rényi divergence of one release at each order: for `rdp`, `published` and the Rényi filter.
 
@@ -154,16 +146,16 @@ class Event(ABC):
         Returns:
             Shape (orders,); ∞ where there is no bound.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def mu_squared(self, relation: Relation) -> float:
         """μ² for which one release is μ-GDP, draws counting for nothing: for `gdp` and the Gaussian filter."""
+        raise NotImplementedError
 
-    @abstractmethod
     def has_losses(self, relation: Relation) -> bool:
         """Whether `pld` knows a loss distribution of this release."""
+        raise NotImplementedError
 
-    @abstractmethod
     def losses(self, relation: Relation, step: float) -> Any:
         """The privacy loss distribution of one release, where there is one: for `pld`.
 
@@ -171,26 +163,27 @@ class Event(ABC):
             relation: which datasets are neighbours.
             step: of the distribution.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def pure(self, relation: Relation) -> float:
         """ε with which one release is (ε, 0)-DP; ∞ where it is not."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def leakage(self) -> float:
         """Log of the most by which likelihoods differ within a neighbourhood (d-privacy); ∞ without a bound."""
+        raise NotImplementedError
 
-    @abstractmethod
     def replaced(self) -> "Event":
         """What a release that is counted for adding or removing a client costs one of the client's examples.
 
         Without the example the client contributes all the same, and something else: a replacement, twice as far.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def __str__(self) -> str:
         """The event in a few words."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -205,6 +198,7 @@ class Gaussian(Event, kind="gaussian"):
 
     noise_multiplier: float
     sampling: Sampling = UNSAMPLED
+    leakage = math.inf
 
     def __post_init__(self) -> None:
         if isinstance(self.noise_multiplier, bool) or not isinstance(self.noise_multiplier, int | float):
@@ -221,7 +215,10 @@ class Gaussian(Event, kind="gaussian"):
         return Gaussian(float(2 ** (steps / GRID)), self.sampling)
 
     def multiplier(self, relation: Relation, insiders: bool) -> float | None:
-        """z where the draw hides nothing; None where it does."""
+        """z where the draw hides nothing; None where it does.
+
+        Args: as `Event.multiplier`.
+        """
         fixed = self.sampling.kind == "without-replacement"
         if fixed and relation == "add-or-remove":
             # With one unit more in the population, a draw may hold it instead of another: a replacement, unamplified.
@@ -231,7 +228,10 @@ class Gaussian(Event, kind="gaussian"):
         return None
 
     def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
-        """As `accountants.sampled_curve`."""
+        """As `accountants.sampled_curve`.
+
+        Args: as `Event.renyi`.
+        """
         curve: NDArray[np.float64] = _accountants().sampled_curve(self, relation, orders)
         return curve
 
@@ -244,16 +244,14 @@ class Gaussian(Event, kind="gaussian"):
         return self.sampling.kind != "without-replacement"
 
     def losses(self, relation: Relation, step: float) -> Any:
-        """As dp-accounting has them."""
+        """As dp-accounting has them.
+
+        Args: as `Event.losses`.
+        """
         return _accountants().gaussian_losses(self.noise_multiplier, self.sampling.share, relation, step)
 
     def pure(self, relation: Relation) -> float:
         """None."""
-        return math.inf
-
-    @property
-    def leakage(self) -> float:
-        """No bound."""
         return math.inf
 
     def replaced(self) -> "Gaussian":
@@ -286,36 +284,6 @@ class Repeated(Event, kind="repeated"):
         """The release that is repeated, and how often."""
         return self.event, self.count
 
-    def multiplier(self, relation: Relation, insiders: bool) -> float | None:
-        """z/√count, where the draw of each hides nothing."""
-        each = self.event.multiplier(relation, insiders)
-        return None if each is None else each / math.sqrt(self.count)
-
-    def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
-        """`count` times that of each."""
-        return self.count * self.event.renyi(orders, relation)
-
-    def mu_squared(self, relation: Relation) -> float:
-        """`count` times that of each."""
-        return self.count * self.event.mu_squared(relation)
-
-    def has_losses(self, relation: Relation) -> bool:
-        """As each."""
-        return self.event.has_losses(relation)
-
-    def losses(self, relation: Relation, step: float) -> Any:
-        """Those of each, composed with themselves."""
-        return self.event.losses(relation, step).self_compose(self.count)
-
-    def pure(self, relation: Relation) -> float:
-        """`count` times that of each."""
-        return self.count * self.event.pure(relation)
-
-    @property
-    def leakage(self) -> float:
-        """`count` times that of each."""
-        return self.count * self.event.leakage
-
     def replaced(self) -> "Repeated":
         """As many of what each costs an example."""
         return Repeated(self.event.replaced(), self.count)
@@ -334,6 +302,7 @@ class Pure(Event, kind="pure"):
     """
 
     epsilon: float
+    leakage = math.inf
 
     def __post_init__(self) -> None:
         if isinstance(self.epsilon, bool) or not isinstance(self.epsilon, int | float):
@@ -342,11 +311,17 @@ class Pure(Event, kind="pure"):
             raise PrivacyError(f"the ε of a pure release must be finite and above 0, got {self.epsilon}")
 
     def multiplier(self, relation: Relation, insiders: bool) -> float | None:
-        """It is no Gaussian."""
+        """It is no Gaussian.
+
+        Args: as `Event.multiplier`.
+        """
         return None
 
     def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
-        """As `accountants.pure_curve`."""
+        """As `accountants.pure_curve`.
+
+        Args: as `Event.renyi`.
+        """
         curve: NDArray[np.float64] = _accountants().pure_curve(self.pure(relation), orders)
         return curve
 
@@ -359,17 +334,15 @@ class Pure(Event, kind="pure"):
         return self.pure(relation) <= MAX_PURE
 
     def losses(self, relation: Relation, step: float) -> Any:
-        """Of the mechanism that is worst for this ε."""
+        """Of the mechanism that is worst for this ε.
+
+        Args: as `Event.losses`.
+        """
         return _accountants().pure_losses(self.pure(relation), step)
 
     def pure(self, relation: Relation) -> float:
         """ε, twice under `replace-one`."""
         return self.epsilon * units_of(relation)
-
-    @property
-    def leakage(self) -> float:
-        """No bound: it is for the neighbourhood that a release names, and this one names none."""
-        return math.inf
 
     def replaced(self) -> "Pure":
         """2ε."""
@@ -380,14 +353,20 @@ class Pure(Event, kind="pure"):
 
 
 class Unbounded:
-    """The prices of a release that no accountant bounds: every one of them is ∞."""
+    """The prices of a release that no accountant bounds: every one of them is ∞, but maybe its leakage."""
 
     def multiplier(self, relation: Relation, insiders: bool) -> float | None:
-        """No noise that counts."""
+        """No noise that counts.
+
+        Args: as `Event.multiplier`.
+        """
         return 0.0
 
     def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
-        """∞ at every order."""
+        """∞ at every order.
+
+        Args: as `Event.renyi`.
+        """
         return np.full(len(orders), math.inf)
 
     def mu_squared(self, relation: Relation) -> float:
@@ -401,6 +380,8 @@ class Unbounded:
     def losses(self, relation: Relation, step: float) -> Any:
         """Never asked for.
 
+        Args: as `Event.losses`.
+
         Raises:
             PrivacyError: always.
         """
@@ -410,17 +391,13 @@ class Unbounded:
         """∞."""
         return math.inf
 
-    @property
-    def leakage(self) -> float:
-        """∞."""
-        return math.inf
-
 
 @dataclass(frozen=True)
 class Unaccounted(Unbounded, Event, kind="unaccounted"):
     """A release for which no guarantee is claimed, and why."""
 
     reason: str
+    leakage = math.inf
 
     def replaced(self) -> "Unaccounted":
         """As it is: there is no bound for examples either."""

@@ -78,7 +78,10 @@ class GaussianFilter(Filter):
     """
 
     def limit(self, epsilon: float, delta: float) -> float:
-        """The most that may be spent under a budget: μ²."""
+        """The most that may be spent under a budget: μ².
+
+        Args: as `Filter.limit`.
+        """
         return _accountants().gaussian_parameter(epsilon, delta) ** 2  # type: ignore[no-any-return]
 
     def spent(self, account: Account) -> float:
@@ -110,7 +113,10 @@ class RenyiFilter(Filter):
             raise PrivacyError(f"the order of a Rényi filter must be a number above 1, got {self.order!r}")
 
     def limit(self, epsilon: float, delta: float) -> float:
-        """The most that may be spent under a budget: B(α), or 0 where that is below."""
+        """The most that may be spent under a budget: B(α), or 0 where that is below.
+
+        Args: as `Filter.limit`.
+        """
         return max(0.0, _capacity(self.order, epsilon, delta))
 
     def spent(self, account: Account) -> float:
@@ -129,7 +135,10 @@ class LeakageFilter(Filter):
     """
 
     def limit(self, epsilon: float, delta: float) -> float:
-        """The limit itself, but for rounding."""
+        """The limit itself, but for rounding.
+
+        Args: as `Filter.limit`.
+        """
         return epsilon * (1 + ROUNDING)
 
     def spent(self, account: Account) -> float:
@@ -137,7 +146,10 @@ class LeakageFilter(Filter):
         return account.leakage()
 
     def refusal(self, before: float, after: float, epsilon: float, delta: float, keeper: str) -> str:
-        """No numbers: how much was spent is the client's own affair."""
+        """No numbers: how much was spent is the client's own affair.
+
+        Args: as `Filter.refusal`.
+        """
         return "this client's limit of leakage would be passed"
 
     def __str__(self) -> str:

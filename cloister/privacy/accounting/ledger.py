@@ -142,7 +142,12 @@ class Ledger:
         return self._last_hash
 
     def account(self, unit: Unit, relation: Relation = "add-or-remove", insiders: bool = False) -> Account:
-        """The composition of every release about this unit; see `Account` for the arguments."""
+        """The composition of every release about a unit.
+
+        Args:
+            unit: of which.
+            relation, insiders: as in `Account`.
+        """
         key = (unit, relation, insiders)
         if key not in self._accounts:
             events = (entry.event for entry in self._entries.values() if entry.unit == unit)
@@ -162,7 +167,13 @@ class Ledger:
         return unit in self._filters and unit not in self._set_late
 
     def spent(self, unit: Unit, chosen: Filter, relation: Relation = "add-or-remove") -> float:
-        """What all releases about this unit cost under a filter: a running sum, a term more for each release."""
+        """What all releases about a unit cost under a filter: a running sum, a term more for each release.
+
+        Args:
+            unit: of which.
+            chosen: the filter.
+            relation: which datasets are neighbours.
+        """
         key = (unit, chosen, relation)
         if key not in self._spent:
             events = (entry.event for entry in self._entries.values() if entry.unit == unit)
@@ -209,7 +220,12 @@ class Ledger:
         return release
 
     def relation_of(self, unit: Unit, relation: Relation) -> Relation:
-        """What budgets about this unit are kept for: this relation, or `replace-one` once any budget was about it."""
+        """What budgets about a unit are kept for.
+
+        Args:
+            unit: of which.
+            relation: that a run asks for; `replace-one` counts in its place once any budget was about that.
+        """
         strict = any(budget.unit == unit and budget.relation == "replace-one" for budget in self._budgets)
         return "replace-one" if strict else relation
 

@@ -74,7 +74,12 @@ def published_client(setting: Setting) -> Account:
 
 
 def recovered_multiplier(noise_multiplier: float, local_steps: float) -> float:
-    """σ/√k, which the thesis claims for a client: noise of σS√k over a sensitivity of S·k."""
+    """σ/√k, which the thesis claims for a client: noise of σS√k over a sensitivity of S·k.
+
+    Args:
+        noise_multiplier: σ.
+        local_steps: k > 0.
+    """
     check.positive(local_steps=local_steps)
     return noise_multiplier / math.sqrt(local_steps)
 
@@ -95,7 +100,13 @@ def client_multiplier(noise_multiplier: float, batch: int, local_steps: int) -> 
 
 
 def sound_example(steps: LocalSteps, noise_multiplier: float, rounds: int) -> Account:
-    """An example of a client that took part in so many rounds, against everybody."""
+    """An example of a client that took part in so many rounds, against everybody.
+
+    Args:
+        steps: of a round.
+        noise_multiplier: σ.
+        rounds: how many.
+    """
     return Account().plus(steps.event(noise_multiplier), rounds)
 
 
@@ -104,6 +115,12 @@ def sound_client(steps: LocalSteps, noise_multiplier: float, rounds: int, delta:
 
     Half of δ is for the chance that some Poisson batch is larger than the size that is counted on: sizes do not depend
     on what the examples are, so that it is simply added.
+
+    Args:
+        steps: of a round.
+        noise_multiplier: σ.
+        rounds: how many.
+        delta: at which ε is computed.
     """
     batch, rest = _largest_batch(steps, rounds, delta)
     multiplier = client_multiplier(noise_multiplier, batch, steps.count)

@@ -5,9 +5,10 @@ everything that it was sent. It needs the node to run its own code.
 """
 
 from dataclasses import replace
+from typing import get_args
 
 from cloister.privacy.accounting.account import Account, best_epsilon
-from cloister.privacy.accounting.events import Gaussian, Relation
+from cloister.privacy.accounting.events import Gaussian, Relation, units_of
 from cloister.privacy.accounting.leakage import EVERYBODY
 from cloister.privacy.claims.claim import Figure, LocalClaim
 from cloister.privacy.mechanisms.circumstances import Circumstances
@@ -50,19 +51,16 @@ def laplace_claim(
     most = rounds * parameters / multiplier
     leakage = min(most, max_leakage) if max_leakage else most
     pure = leakage + circumstances.epsilon_of_choices(rounds)
-    view = Figure(
-        "neighbourhood",
-        guarantee="d-privacy, Euclidean distance of models",
-        adversary=AGAINST,
-        radius=mechanism.radius,
-        scope=_scope(rounds),
-        leakage=leakage,
+    added, replaced = (
+        _figure(relation, rounds, units_of(relation) * pure, 0.0, "pure") for relation in get_args(Relation)
     )
-    figures = (
-        _figure("add-or-remove", rounds, pure, 0.0, "pure"),
-        _figure("replace-one", rounds, 2 * pure, 0.0, "pure"),
-    )
-    return replace(claim, figures=(*figures, view))
+    return replace(claim, figures=(added, replaced, _d_privacy(mechanism.radius, rounds, leakage)))
+
+
+def _d_privacy(radius: float, rounds: int, leakage: float) -> Figure:
+    guarantee = "d-privacy, Euclidean distance of models"
+    scope = _scope(rounds)
+    return Figure("neighbourhood", guarantee=guarantee, adversary=AGAINST, radius=radius, scope=scope, leakage=leakage)
 
 
 def gaussian_claim(mechanism: LocalGaussian, rounds: int, delta: float, circumstances: Circumstances) -> LocalClaim:
@@ -78,11 +76,10 @@ def gaussian_claim(mechanism: LocalGaussian, rounds: int, delta: float, circumst
     if claim.reasons:
         return claim
     choices, figures = circumstances.epsilon_of_choices(rounds), []
-    relations: tuple[tuple[Relation, int], ...] = (("add-or-remove", 1), ("replace-one", 2))
-    for relation, units in relations:
+    for relation in get_args(Relation):
         account = Account(relation=relation).plus(Gaussian(mechanism.noise_multiplier), rounds)
         epsilon, by = best_epsilon(account, delta)
-        figures.append(_figure(relation, rounds, epsilon + units * choices, delta, by))
+        figures.append(_figure(relation, rounds, epsilon + units_of(relation) * choices, delta, by))
     return replace(claim, figures=tuple(figures))
 
 
@@ -99,16 +96,7 @@ def _claim(name: str, mechanism: LocalMechanism, circumstances: Circumstances, l
 
 
 def _figure(relation: Relation, rounds: int, epsilon: float, delta: float, accountant: str) -> Figure:
-    return Figure(
-        "client",
-        relation,
-        NEIGHBOURS[relation],
-        AGAINST,
-        _scope(rounds),
-        epsilon,
-        delta,
-        accountant,
-    )
+    return Figure("client", relation, NEIGHBOURS[relation], AGAINST, _scope(rounds), epsilon, delta, accountant)
 
 
 def _scope(rounds: int) -> str:

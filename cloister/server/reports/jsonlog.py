@@ -24,7 +24,10 @@ class JsonNarrator(Narrator):
     run = ""
 
     def opening(self, plan: Plan, directory: RunDirectory, epsilon: float | None = None) -> None:
-        """The event `start`, with the settings that are not at their defaults."""
+        """The event `start`, with the settings that are not at their defaults.
+
+        Args: as `Narrator.opening`.
+        """
         self.begin(plan)
         self.run = directory.path.name
         facts = {"privacy": plan.claim.mechanism, "status": plan.claim.status, "epsilon": epsilon}
@@ -59,7 +62,10 @@ class JsonNarrator(Narrator):
         kept: Round | None,
         seconds: float,
     ) -> None:
-        """The event `end`, with the scores of the model that is kept and what may be said about privacy."""
+        """The event `end`, with the scores of the model that is kept and what may be said about privacy.
+
+        Args: as `Narrator.closing`.
+        """
         facts: dict[str, Any] = {"ended": ending.how, "stopped": ending.why}
         if kept is not None:
             facts |= {"kept": kept.number, "scores": dict(kept.central or kept.federated)}
