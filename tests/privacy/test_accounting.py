@@ -43,7 +43,7 @@ from cloister.privacy.accounting.events import (
     Sampling,
     Unaccounted,
 )
-from cloister.privacy.accounting.filters import GaussianFilter, RenyiFilter
+from cloister.privacy.accounting.filters import GaussianFilter, LeakageFilter, RenyiFilter, cost
 
 ACCOUNTANTS = ["rdp", "pld", "gdp", "published"]
 RELATIONS = ["add-or-remove", "replace-one"]
@@ -436,6 +436,14 @@ EXAMPLES = {
 class TestEveryKindHasAPriceWithEveryAccountant:
     def test_none_is_forgotten(self):
         assert set(EXAMPLES) == set(KINDS) and all(type(event) is KINDS[kind] for kind, (event, _) in EXAMPLES.items())
+
+    @pytest.mark.parametrize("chosen", [GaussianFilter(), RenyiFilter(6.0), LeakageFilter()], ids=str)
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_and_with_every_filter(self, kind, chosen):
+        """Leakage is bounded for the releases that name a neighbourhood, and for no other."""
+        event, bounded = EXAMPLES[kind]
+        found = cost(chosen, event)
+        assert found > 0 and math.isfinite(found) == (kind == "laplace" if chosen == LeakageFilter() else bounded)
 
     @pytest.mark.parametrize("price", [*PRICES, *WORDS])
     def test_a_kind_without_one_of_its_prices_cannot_be_made(self, price):
