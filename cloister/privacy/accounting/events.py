@@ -67,13 +67,11 @@ class Sampling:
 
 UNSAMPLED = Sampling()
 
-
 MIN_MULTIPLIER = 1e-6
 """The smallest multiplier that is accounted for: below, squares lose their meaning and ε is past every use."""
 
 MAX_COUNT = 10**9
 """The most releases that one event stands for."""
-
 
 MAX_PURE = 500.0
 """The largest pure ε of which dp-accounting makes a loss distribution: its e^ε overflows soon after."""
