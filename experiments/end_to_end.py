@@ -72,6 +72,9 @@ def accounting(config: Any, rounds: int) -> dict[str, Any]:
     from cloister.privacy.accounting.account import Account, best_epsilon
     from cloister.privacy.accounting.events import Gaussian, Sampling
     from cloister.privacy.claims import end_to_end
+    from cloister.privacy.claims.record import record_clients
+    from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
+    from cloister.privacy.mechanisms.circumstances import Circumstances
 
     privacy, share, found = config.privacy, config.strategy.fraction_train, {}
     if privacy.client.clips_gradients:
@@ -80,14 +83,12 @@ def accounting(config: Any, rounds: int) -> dict[str, Any]:
             "example-delta-at-1.31": end_to_end.published_example(setting).delta(1.31, "published"),
             "client-delta-at-8": end_to_end.published_client(setting).delta(8, "published"),
         }
-        secret = privacy.model_copy(update={"noise_seed": -1})
+        mechanism = LocalDpSgd(privacy.client.noise_multiplier, privacy.dp_sgd.clipping_norm)
+        steps = [LocalSteps(600, 100, 1, privacy.dp_sgd.batch_sampling)]
         taken_part = {"average-client": round(share * rounds), "client-in-every-round": rounds}
-        found["sound"] = {
-            name: end_to_end.dp_sgd_statement(
-                secret, examples=600, batch_size=100, epochs=1, rounds_taken_part=number, delta=1e-5
-            )["claims"]
-            for name, number in taken_part.items()
-        }
+        for name, number in taken_part.items():
+            claim = end_to_end.dp_sgd_claim(mechanism, steps, number, 1e-5, Circumstances())
+            found.setdefault("sound", {})[name] = record_clients(claim)["by-examples"][0]["claims"]
     if privacy.server.name == "global-dp" and not privacy.server.is_calibrated:
         drawn = Sampling("poisson", share) if config.strategy.sampling == "poisson" else Sampling()
         account = Account().plus(Gaussian(privacy.server.noise_multiplier, drawn), rounds)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from flwr.app import Context, UserConfig
 
 from cloister.client.data import local_data, task_of
-from cloister.client.local import caveats_of, mechanism_of
 from cloister.client.policy import policy_of
 from cloister.client.request import Request, TrainRequest
 from cloister.client.training.plan import TrainingPlan
@@ -13,8 +12,8 @@ from cloister.client.units import size_of
 from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
 from cloister.core.errors import PrivacyError
-from cloister.privacy.accounting.events import Event, Gaussian, Pure, Unaccounted, Unit
-from cloister.privacy.dpsgd.local_steps import LocalSteps, clipping_norm_of, recorded_event
+from cloister.privacy.accounting.events import Event, Pure, Unaccounted, Unit
+from cloister.privacy.dpsgd.local_steps import LocalSteps, recorded_event
 
 SCORES = "scores"
 """The mechanism under which un-noised scores are entered in a ledger."""
@@ -43,6 +42,10 @@ class Charge:
 def charges_of(request: Request, context: Context) -> list[Charge]:
     """The releases of a reply, about the client and about its examples or groups.
 
+    Args:
+        request: that the reply answers.
+        context: of the node.
+
     Raises:
         PrivacyError: the node does not state how much data it has, and DP-SGD would show it.
     """
@@ -59,6 +62,10 @@ def unit_of(request: Request, node: UserConfig) -> Unit:
     """Whom the node protects beside itself: groups where its policy or the run names them, else examples.
 
     Noise on everything that a client sends protects its groups too: it costs them what it costs an example.
+
+    Args:
+        request: of the server.
+        node: the node's configuration.
     """
     policy = policy_of(node)
     return "group" if request.config.task.group or (policy and policy.group) else "example"
@@ -74,42 +81,36 @@ def _of_promise(request: TrainRequest, context: Context) -> Charge:
 
 def _of_steps(request: TrainRequest, context: Context, unit: Unit) -> Charge:
     """DP-SGD, which protects each unit against everybody."""
-    privacy = request.config.privacy
-    events = [recorded_event(privacy, planned_steps(request, context))]
+    privacy, mechanism = request.config.privacy, request.config.privacy.dp_sgd.mechanism()
+    events = [recorded_event(mechanism, planned_steps(request, context), privacy.circumstances)]
     if privacy.chooses_privately:
         events.append(Pure(privacy.choice_epsilon))
-    return Charge(unit, tuple(events), "dp-sgd", clipping_norm_of(privacy, request.round))
+    return Charge(unit, tuple(events), "dp-sgd", mechanism.clipping_norm_in(request.round))
 
 
 def _of_local_noise(request: TrainRequest, context: Context, unit: Unit) -> list[Charge]:
     """Noise on what is sent, which protects everything the client holds; or none, and what the server promises."""
-    privacy, mechanism = request.config.privacy, mechanism_of(request.config.privacy)
+    privacy, mechanism = request.config.privacy, request.config.privacy.client.noise_on_update
     name, clip = privacy.client.name, privacy.client.bound
     if mechanism is None:
         unprotected = Unaccounted(f"privacy.client is {name!r}: the server sees models trained without noise")
         return [_of_promise(request, context), Charge(unit, (unprotected,))]
-    if caveats := caveats_of(privacy, mechanism):
+    if caveats := [*mechanism.caveats(), *privacy.circumstances.caveats()]:
         none = (Unaccounted("; ".join(caveats)),)
         return [Charge("client", none, name), Charge(unit, none, name)]
     events = mechanism.events(Layout.of(request.models[0]).size)
     if privacy.chooses_privately:
         events.append(Pure(privacy.choice_epsilon))
-    replaced = tuple(_replaced(event) for event in events)
+    replaced = tuple(event.replaced() for event in events)
     return [Charge("client", tuple(events), name, clip), Charge(unit, replaced, name, clip)]
-
-
-def _replaced(event: Event) -> Event:
-    """What an event of a whole client, who contributes or not, costs one of its examples.
-
-    Without the example the client contributes all the same, and something else: a replacement, twice as far.
-    """
-    if isinstance(event, Pure):
-        return Pure(2 * event.epsilon)
-    return Gaussian(event.noise_multiplier / 2) if isinstance(event, Gaussian) else event
 
 
 def planned_steps(request: TrainRequest, context: Context) -> LocalSteps:
     """The private steps that a training request asks for, from the size that the node states.
+
+    Args:
+        request: of the server.
+        context: of the node.
 
     Raises:
         PrivacyError: the node does not state it, or batches would show the true one.
@@ -123,7 +124,13 @@ def planned_steps(request: TrainRequest, context: Context) -> LocalSteps:
 
 
 def plan_of(request: TrainRequest, context: Context, owner: int = 0) -> TrainingPlan:
-    """How the node trains for a request; of a size only where DP-SGD needs one."""
+    """How the node trains for a request; of a size only where DP-SGD needs one.
+
+    Args:
+        request: of the server.
+        context: of the node.
+        owner: which client this is, so that clients shuffle independently.
+    """
     config: RunConfig = request.config
     size = 0
     if config.privacy.client.clips_gradients:

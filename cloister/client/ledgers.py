@@ -33,6 +33,10 @@ def keeps_ledger(node: UserConfig) -> bool:
 def ledger_of(node: UserConfig, task: str) -> Ledger:
     """The ledger of the node with this node configuration.
 
+    Args:
+        node: the node's configuration.
+        task: the name of the learning problem.
+
     Raises:
         ConfigError: `data-identity` is no name for a file.
         LedgerError: the ledger is broken.
@@ -48,7 +52,12 @@ def _ledger(path: Path) -> Ledger:
 
 
 def identity_of(node: UserConfig, task: str) -> str:
-    """The name of the node's data: as given, or a digest of where it lies, or of the part of a task that it is."""
+    """The name of the node's data: as given, or a digest of where it lies, or of the part of a task that it is.
+
+    Args:
+        node: the node's configuration.
+        task: the name of the learning problem.
+    """
     if IDENTITY in node:
         if not re.fullmatch(r"[\w.-]+", str(node[IDENTITY])):
             raise ConfigError(f"{IDENTITY} in the node configuration must be letters, digits, '.', '_' and '-'")

@@ -1,50 +1,109 @@
-"""Releases of a simulated client, which has no ledger, counted in the state that its node keeps between messages."""
+"""Releases of a simulated client, which has no ledger: stores in the state that its node keeps between messages."""
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
+from cloister.core.wire import LEAKAGE
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.budget import refuse_beyond
-from cloister.privacy.accounting.events import Event, Repeated, Unit, from_json, to_json
+from cloister.privacy.accounting.events import Event, Relation, Unit, from_json, to_json
+from cloister.privacy.accounting.filters import Filter, FilterKind
+
+SPENT, RELEASES = "spent", "releases"
 
 
 class Tally:
-    """What a simulated client has released about one unit.
+    """What a simulated client has released about each unit: how often each event.
 
     Args:
         state: of the node, changed in place.
-        unit: whose protection the releases are about.
-        delta: at which ε is judged.
-        max_epsilon: that may not be passed by all releases in this state; 0: no budget.
     """
 
-    def __init__(self, state: RecordDict, unit: Unit, delta: float, max_epsilon: float) -> None:
-        self.delta = delta
-        self.max_epsilon = max_epsilon
-        name = f"{unit}-releases"
-        if name not in state:
-            state[name] = ConfigRecord()
-        self._counts = state.config_records[name]
+    name = "this client"
 
-    def account(self) -> Account:
-        """Everything that was counted."""
-        account = Account()
-        for event, count in self._counts.items():
+    def __init__(self, state: RecordDict) -> None:
+        self._state = state
+
+    def limit(self, run: str, unit: Unit, delta: float, epsilon: float, kind: FilterKind, relation: Relation) -> None:
+        """No line: there is one run in this state.
+
+        Args: as `Store.limit`.
+        """
+
+    def filter_of(self, unit: Unit) -> Filter | None:
+        """None is recorded: it is that of the run's budget."""
+        return None
+
+    def relation_of(self, unit: Unit, relation: Relation) -> Relation:
+        """The relation asked for.
+
+        Args: as `Store.relation_of`.
+        """
+        return relation
+
+    def account(self, unit: Unit, relation: Relation = "add-or-remove", insiders: bool = False) -> Account:
+        """Everything that was counted about a unit.
+
+        Args: as `Store.account`.
+        """
+        account = Account((), relation, insiders)
+        for event, count in self._counts(unit).items():
             account = account.plus(from_json(json.loads(event)), count)  # type: ignore[arg-type]
         return account
 
-    def require(self, events: Iterable[Event]) -> None:
-        """Raise BudgetExhausted if these would pass the budget."""
-        refuse_beyond(self.account(), events, self.delta, self.max_epsilon, "this client")
+    def spent(self, unit: Unit, chosen: Filter, relation: Relation = "add-or-remove") -> float:
+        """What all releases about a unit cost under a filter.
 
-    @contextmanager
-    def release(self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0) -> Iterator[None]:
-        """Count a release, then let the block make it."""
-        self.require([event])
-        single, count = (event.event, event.count) if isinstance(event, Repeated) else (event, 1)
-        name = json.dumps(to_json(single), sort_keys=True)
-        self._counts[name] = self._counts.get(name, 0) + count  # type: ignore[operator]
-        yield
+        Args: as `Store.spent`.
+        """
+        return chosen.spent(self.account(unit, relation, insiders=True))
+
+    def open(
+        self,
+        event: Event,
+        unit: Unit,
+        run: str,
+        server_round: int,
+        allow: Callable[[], None],
+        mechanism: str = "",
+        clip: float = 0.0,
+    ) -> str:
+        """Count a release that is about to be made, unless `allow` raises.
+
+        Args: as `Store.open`.
+        """
+        allow()
+        self._count(event, unit)
+        return ""
+
+    def done(self, release: str) -> None:
+        """Nothing: what was counted stays counted."""
+
+    def _counts(self, unit: Unit) -> ConfigRecord:
+        return self._state.config_records.setdefault(f"{unit}-releases", ConfigRecord())
+
+    def _count(self, event: Event, unit: Unit) -> None:
+        single, count = event.parts()
+        name, counts = json.dumps(to_json(single), sort_keys=True), self._counts(unit)
+        counts[name] = counts.get(name, 0) + count  # type: ignore[operator]
+
+
+class LeakageTally(Tally):
+    """What a simulated client has leaked within its neighbourhood: one number, and of how many releases."""
+
+    @property
+    def _record(self) -> MetricRecord:
+        return self._state.metric_records.setdefault(LEAKAGE, MetricRecord({SPENT: 0.0, RELEASES: 0}))
+
+    def spent(self, unit: Unit, chosen: Filter, relation: Relation = "add-or-remove") -> float:
+        """The leakage of all releases; ∞ once something left without noise.
+
+        Args: as `Store.spent`.
+        """
+        return float(self._record[SPENT])  # type: ignore[arg-type]
+
+    def _count(self, event: Event, unit: Unit) -> None:
+        record = self._record
+        record[SPENT] = float(record[SPENT]) + event.leakage  # type: ignore[arg-type]
+        record[RELEASES] = int(record[RELEASES]) + 1  # type: ignore[arg-type]

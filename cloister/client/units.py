@@ -67,7 +67,13 @@ class Units:
 
     @classmethod
     def of(cls, examples: Examples, cap: int, seed: int | None = None) -> "Units":
-        """The units of some examples, of which at most `cap` of a group count; which ones is drawn anew each time."""
+        """The units of some examples.
+
+        Args:
+            examples: of the client.
+            cap: most examples of a group that count; which ones is drawn anew each time.
+            seed: of that draw, for tests; None: the operating system draws.
+        """
         if examples.groups is None:
             return cls(examples, None)
         return cls(examples, units_of(examples.groups, cap, seed))
@@ -76,9 +82,15 @@ class Units:
         return len(self.examples) if self.members is None else len(self.members)
 
     def steps(self, plan: TrainingPlan, privacy: PrivacyConfig) -> LocalSteps:
-        """The private steps of a round, from the public size, which is the true one in a simulation alone."""
-        sampling = privacy.dp_sgd.batch_sampling
-        return LocalSteps(plan.public_size or max(1, len(self)), plan.batch_size, plan.epochs, sampling)
+        """The private steps of a round, from the public size, which is the true one in a simulation alone.
+
+        Args:
+            plan: of the round.
+            privacy: of the run.
+        """
+        return LocalSteps(
+            plan.public_size or max(1, len(self)), plan.batch_size, plan.epochs, privacy.dp_sgd.batch_sampling
+        )
 
     def examples_of(self, number: int) -> Examples:
         """The examples of one unit."""

@@ -13,6 +13,7 @@ from cloister.config import variants
 from cloister.config.errors import no_effect, suggestion
 from cloister.config.section import Inner, Positive, Scalar, Section, kebab
 from cloister.core.errors import ConfigError
+from cloister.privacy.mechanisms.circumstances import Circumstances
 
 
 class PrivacyConfig(Section):
@@ -47,6 +48,12 @@ class PrivacyConfig(Section):
     def chooses_privately(self) -> bool:
         """Whether clients choose among hypotheses by noised losses."""
         return self.server.hypotheses > 1 and self.client.is_on and self.choice == "private"
+
+    @property
+    def circumstances(self) -> Circumstances:
+        """What the run does beside the clients' mechanism that its guarantee depends on."""
+        hypotheses, private = max(1, self.server.hypotheses), self.choice == "private"
+        return Circumstances(self.noise_seed != -1, hypotheses, private, self.choice_epsilon)
 
     @property
     def dp_sgd(self) -> variants.DpSgdPrivacy:

@@ -13,6 +13,8 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from cloister.config.errors import sections_of
 from cloister.config.section import Auto, Count, Inner, NonNegative, Positive, Scalar, Section, Share, Whole
 from cloister.config.settings import read_options
+from cloister.privacy.dpsgd.local_steps import LocalDpSgd
+from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 
 
 class FixedClipping(Section):
@@ -171,6 +173,7 @@ class NoClientPrivacy(Section):
     max_leakage: ClassVar[float] = 0.0
     bound: ClassVar[float] = 0.0
     bounds: ClassVar[tuple[str, ...]] = ()
+    noise_on_update: ClassVar[None] = None
 
 
 class _ClientNoise(Section):
@@ -209,6 +212,22 @@ class DpSgdPrivacy(_ClippedNoise):
     batch_sampling: Literal["poisson", "shuffle"] = "poisson"
     group_cap: Count = 10
     clips_gradients: ClassVar[bool] = True
+    noise_on_update: ClassVar[None] = None
+
+    def mechanism(self, grouped: bool = False) -> LocalDpSgd:
+        """DP-SGD as it is asked for.
+
+        Args:
+            grouped: whether gradients are clipped group by group.
+        """
+        return LocalDpSgd(
+            self.noise_multiplier,
+            self.clipping_norm,
+            self.clipping_decay,
+            self.least_clipping_norm,
+            self.batch_sampling,
+            self.group_cap if grouped else 0,
+        )
 
     @property
     def bounds(self) -> tuple[str, ...]:
@@ -231,6 +250,11 @@ class GaussianPrivacy(_ClippedNoise):
     name: Literal["gaussian"] = Field(default="gaussian", alias="client")
     clips_gradients: ClassVar[bool] = False
 
+    @property
+    def noise_on_update(self) -> LocalGaussian:
+        """What a client does to its update."""
+        return LocalGaussian(self.clipping_norm, self.noise_multiplier)
+
 
 class LaplacePrivacy(_ClientNoise):
     """Clients add multivariate Laplace noise to their model."""
@@ -243,6 +267,13 @@ class LaplacePrivacy(_ClientNoise):
     has_delta: ClassVar[bool] = False
     counts_leakage: ClassVar[bool] = True
     max_epsilon: ClassVar[float] = 0.0
+
+    @property
+    def noise_on_update(self) -> LocalLaplace | PublishedLaplace:
+        """What a client does to its update: bound it, or scale the noise by how far training moved it."""
+        if self.radius:
+            return LocalLaplace(self.radius, self.noise_multiplier, self.per_layer)
+        return PublishedLaplace(self.noise_multiplier, self.per_layer)
 
     @property
     def bound(self) -> float:

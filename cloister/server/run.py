@@ -19,9 +19,11 @@ from cloister.core.crash import write_traces_to
 from cloister.core.errors import CloisterError, DataError
 from cloister.core.hypotheses import stacked, unstacked
 from cloister.core.wire import ROUND, SEED
-from cloister.privacy.claims.claim import running, statement
+from cloister.privacy.claims.claim import Statement
+from cloister.privacy.claims.record import record, running
+from cloister.privacy.claims.server import statement
 from cloister.server.build import Plan, build
-from cloister.server.clients import client_statement, personalise
+from cloister.server.clients import client_claim, personalise
 from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
 from cloister.server.lasting import confine_ledger
@@ -47,7 +49,7 @@ class Outcome:
         rounds: number 0 is the initial model.
         directory: where everything is.
         plan: what it was made of.
-        privacy: the content of `privacy.json`.
+        statement: what may be said about its privacy.
         stopped: why it ended early; empty if it did not.
         ended: how it ended, by one of the words of `Ending`; never `no-replies` nor `error`, which are raised.
     """
@@ -56,9 +58,14 @@ class Outcome:
     rounds: list[Round]
     directory: RunDirectory
     plan: Plan
-    privacy: dict[str, Any]
+    statement: Statement
     stopped: str
     ended: Ended = "as-asked"
+
+    @property
+    def privacy(self) -> dict[str, Any]:
+        """The content of `privacy.json`."""
+        return record(self.statement) | Ending(self.ended, self.stopped).facts()
 
 
 @dataclass(frozen=True)
@@ -103,17 +110,17 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
         with Stop().listening() as stop, _observers(scene) as observers:
             loop = _loop(scene, grid, score, observers, stop)
             failure = _driven(loop, initial, config.num_rounds)
-            privacy, ending = _save(scene, loop)
+            said, ending = _save(scene, loop)
             if plan.hypotheses and failure is None:
                 public = {SEED: plan.seed, ROUND: loop.aggregated}
                 _hand_out(stop, lambda: personalise(grid, loop.kept, public, plan.hypotheses))
         with suppress(OSError) if failure else nullcontext():  # what is full may be the disk that the console is on
-            _close(scene, loop, privacy, ending, time.perf_counter() - started)
+            _close(scene, loop, said, ending, time.perf_counter() - started)
     if failure is not None and ending.how != "disk":
         raise failure
     if ending.how == "error":
         raise CloisterError(ending.why)
-    return Outcome(loop.kept, scene.rounds, directory, plan, privacy, ending.why, ending.how)
+    return Outcome(loop.kept, scene.rounds, directory, plan, said, ending.why, ending.how)
 
 
 def _central(plan: Plan, model: Model) -> Score | None:
@@ -174,7 +181,7 @@ def _driven(loop: RoundLoop, initial: ArrayRecord, rounds: int) -> BaseException
     return None
 
 
-def _save(scene: _Scene, loop: RoundLoop) -> tuple[dict[str, Any], Ending]:
+def _save(scene: _Scene, loop: RoundLoop) -> tuple[Statement, Ending]:
     """Write the model, a copy of the ledger and, last of all, `privacy.json`, as far as the disk takes them."""
     scene.directory.make_room()
     ending = loop.ending
@@ -183,8 +190,9 @@ def _save(scene: _Scene, loop: RoundLoop) -> tuple[dict[str, Any], Ending]:
         ("the copy of the ledger", lambda: scene.directory.copy_ledger(scene.plan.budget.ledger.path)),
     ):
         ending = _tried(what, write, ending)
-    privacy = _statement(scene.plan, scene.layout, loop) | ending.facts()
-    return privacy, _tried("privacy.json", lambda: scene.directory.write_json("privacy.json", privacy), ending)
+    said = _statement(scene.plan, scene.layout, loop)
+    privacy = record(said) | ending.facts()
+    return said, _tried("privacy.json", lambda: scene.directory.write_json("privacy.json", privacy), ending)
 
 
 def _tried(what: str, write: Callable[[], None], ending: Ending) -> Ending:
@@ -208,10 +216,10 @@ def _save_models(scene: _Scene, kept: ArrayRecord) -> None:
     scene.directory.settle()
 
 
-def _close(scene: _Scene, loop: RoundLoop, privacy: dict[str, Any], ending: Ending, seconds: float) -> None:
+def _close(scene: _Scene, loop: RoundLoop, said: Statement, ending: Ending, seconds: float) -> None:
     best = loop.stopping.best_round if loop.stopping.best is not None else loop.aggregated
     kept = next((done for done in scene.rounds if done.number == best), None)
-    scene.narrator.closing(scene.plan, scene.directory, privacy, ending, kept, seconds)
+    scene.narrator.closing(scene.plan, scene.directory, said, ending, kept, seconds)
 
 
 APART = 0.01
@@ -256,11 +264,11 @@ def _hand_out(stop: Stop, personalised: Callable[[], None]) -> None:
         logger.warning("nodes may not have the last models: %s: %s", type(error).__name__, error)
 
 
-def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> dict[str, Any]:
+def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> Statement:
     """What may be said about everything that was released, whatever became of the run."""
     ended_by_choice = loop.ending.how in ("as-asked", "operator") and loop.aggregated < plan.config.num_rounds
     # When to stop was decided by what had been released: what is claimed is what could have been released in all.
-    clients = client_statement(plan, layout, plan.config.num_rounds if ended_by_choice else loop.asked)
+    clients = client_claim(plan, layout, plan.config.num_rounds if ended_by_choice else loop.asked)
     planned = partial(plan.planned, layout) if ended_by_choice else None
     return statement(plan.claim, plan.budget, loop.aggregated, render_sampling(plan), clients, planned)
 

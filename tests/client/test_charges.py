@@ -33,9 +33,12 @@ from cloister.client.ledgers import identity_of, limits_of
 from cloister.client.mods import budget as subject
 from cloister.client.mods.budget import keep_budget
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply
-from cloister.client.tally import Tally
+from cloister.client.tally import LeakageTally, Tally
 from cloister.core.errors import BudgetExhausted, PrivacyError
 from cloister.core.hypotheses import stacked
+from cloister.privacy.accounting import filters
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
 
@@ -323,7 +326,7 @@ class TestBudgets:
                 keep_budget(request, context, lambda *_: Reply())
                 made += 1
         unit = "client" if settings is GAUSSIAN else "example"
-        assert made > 0 and Tally(context.state, unit, 1e-5, 0).account().epsilon(1e-5) <= 5.0
+        assert made > 0 and Tally(context.state).account(unit).epsilon(1e-5) <= 5.0
 
     @pytest.mark.parametrize(("settings", "unit"), [(DP_SGD, "example"), (GAUSSIAN, "client")])
     def test_is_judged_at_the_delta_of_the_run_even_after_its_end(self, node, settings, unit):
@@ -339,7 +342,7 @@ class TestBudgets:
         context = context_of(GAUSSIAN, SIZED)
         limited = GAUSSIAN | {"privacy.client-max-epsilon": 2.5}
         keep_budget(request_of_kind(settings=limited), context, lambda *_: Reply())
-        assert Tally(context.state, "example", 1e-5, 0).account().epsilon(1e-5) > 2.5
+        assert Tally(context.state).account("example").epsilon(1e-5) > 2.5
 
     @pytest.mark.parametrize("unit", ["client", "example"])
     def test_draws_that_insiders_know_of_amplify_nothing(self, node, unit):
@@ -360,7 +363,7 @@ class TestBudgets:
         return self.until_refused(weak, node | {key: 5.0}, 1)
 
     def test_nor_in_a_tally(self):
-        tally = Tally(RecordDict(), "client", 1e-5, 5.0)
+        tally = PrivacyBudget(Tally(RecordDict()), "", "client", 1e-5, 5.0, kind="renyi")
         with pytest.raises(BudgetExhausted):
             for _ in range(20):
                 with tally.release(Gaussian(1.0, Sampling("without-replacement", cohort=1, population=1000)), 1):
@@ -464,3 +467,56 @@ def test_a_neighbourhood_is_counted_beside(node):
 def test_clusters_without_noise_promise_nothing(node):
     found = charged(CLUSTERED | {"privacy.clusters": 2}, node)
     assert all(isinstance(event, Unaccounted) for events in found.values() for event in events)
+
+
+class TestStores:
+    """A ledger and the state of a simulated node are the same to a budget."""
+
+    STORES = pytest.mark.parametrize(
+        "make", [lambda path: Ledger(path / "ledger.jsonl"), lambda _: Tally(RecordDict())]
+    )
+    EVENTS = (Gaussian(3.0), Repeated(Gaussian(2.0, Sampling("poisson", 0.1)), 5), Pure(0.1))
+
+    @STORES
+    @pytest.mark.parametrize("unit", ["client", "example", "group"])
+    def test_a_budget_is_spent_to_the_last_release_that_fits(self, make, unit, tmp_path):
+        budget = PrivacyBudget(make(tmp_path), "run", unit, max_epsilon=3.0, kind="renyi")
+        costs = [budget.cost(event) for event in self.EVENTS * 20]
+        fits = sum(np.cumsum(costs) <= budget.limit)
+        with pytest.raises(BudgetExhausted, match="past the budget of 3 at"):
+            for made, event in enumerate(self.EVENTS * 20):
+                assert budget.spent() == pytest.approx(sum(costs[:made]))
+                with budget.release(event, 1):
+                    pass
+        assert made == fits > 3 and budget.share() <= 1
+        assert budget.account().epsilon(1e-5) == pytest.approx(Account((self.EVENTS * 20)[:made]).epsilon(1e-5))
+
+    @STORES
+    def test_units_are_apart(self, make, tmp_path):
+        store = make(tmp_path)
+        with PrivacyBudget(store, "run", "example").release(Gaussian(3.0), 1):
+            pass
+        assert PrivacyBudget(store, "run", "client").spent() == 0 < PrivacyBudget(store, "run", "example").spent()
+
+    @STORES
+    def test_what_is_refused_is_not_counted(self, make, tmp_path):
+        budget = PrivacyBudget(make(tmp_path), "run", max_epsilon=1e-3)
+        for event in (Gaussian(0.5), Unaccounted("no noise"), Laplace(1.0, 1.0)):
+            with pytest.raises(BudgetExhausted), budget.release(event, 1):
+                pytest.fail("the block was entered")
+        assert budget.spent() == 0
+
+    @pytest.mark.parametrize("make", [lambda path: Ledger(path / "ledger.jsonl"), lambda _: LeakageTally(RecordDict())])
+    def test_leakage_is_a_budget_too(self, make, tmp_path):
+        budget = PrivacyBudget(make(tmp_path), "run", "neighbourhood", max_epsilon=4.0)
+        for number in range(10):
+            budget.spend(Laplace(0.2, 2.0), number, "laplace")
+        assert budget.spent() == pytest.approx(4.0) and str(budget.filter) == "a sum of leakages"
+        for event in (Laplace(1e-3, 1.0), Gaussian(100.0), Unaccounted("seeded")):
+            with pytest.raises(BudgetExhausted, match="this client's limit of leakage would be passed"):
+                budget.spend(event, 11)
+        assert budget.spent() == pytest.approx(4.0)
+
+    def test_a_filter_of_leakage_is_in_no_ledger(self):
+        with pytest.raises(ValueError, match="not enough values"):
+            filters.to_json(filters.LeakageFilter())

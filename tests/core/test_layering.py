@@ -20,8 +20,8 @@ PACKAGE = ROOT / "cloister"
 
 MAY_IMPORT = {
     "core": {"core"},
-    "config": {"core", "config"},
-    "privacy": {"core", "config", "privacy"},
+    "config": {"core", "privacy", "config"},
+    "privacy": {"core", "privacy"},
     "strategies": {"core", "strategies"},
     "tasks": {"core", "config", "tasks"},
     "aggregation": {"core", "privacy", "aggregation"},

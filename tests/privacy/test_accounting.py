@@ -6,6 +6,7 @@ are composed here by hand, event by event.
 
 import math
 import random
+import types
 from functools import cache
 from itertools import pairwise
 
@@ -20,6 +21,7 @@ from scipy.stats import norm
 
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting import account as accounting
+from cloister.privacy.accounting import events
 from cloister.privacy.accounting.account import (
     COARSE,
     FINE,
@@ -30,7 +32,10 @@ from cloister.privacy.accounting.account import (
 from cloister.privacy.accounting.accountants import pure_curve, pure_parameter, sampled_curve
 from cloister.privacy.accounting.events import (
     KINDS,
+    PRICES,
     UNSAMPLED,
+    WORDS,
+    Event,
     Gaussian,
     Laplace,
     Pure,
@@ -38,6 +43,7 @@ from cloister.privacy.accounting.events import (
     Sampling,
     Unaccounted,
 )
+from cloister.privacy.accounting.filters import GaussianFilter, LeakageFilter, RenyiFilter, cost
 
 ACCOUNTANTS = ["rdp", "pld", "gdp", "published"]
 RELATIONS = ["add-or-remove", "replace-one"]
@@ -327,10 +333,10 @@ class TestRoundsThatDiffer:
 
     def test_one_more_leaves_an_account_as_it_was(self):
         before = Account(self.EVENTS)
-        epsilon, curves = before.epsilon(SMALL), dict(before._sampled)
+        epsilon, curves = before.epsilon(SMALL), dict(before._others)
         after = before.plus(Gaussian(2.0, poisson(0.1)), 10).plus(Gaussian(0.1)).plus(Unaccounted("no noise"))
         assert math.isinf(after.epsilon(SMALL))
-        assert before.epsilon(SMALL) == epsilon and dict(before._sampled) == curves
+        assert before.epsilon(SMALL) == epsilon and dict(before._others) == curves
 
     def test_count_is_a_short_form(self):
         one_by_one = Account([Gaussian(2.0, poisson(0.1))] * 12 + [Gaussian(9.0)] * 3)
@@ -429,7 +435,50 @@ EXAMPLES = {
 
 class TestEveryKindHasAPriceWithEveryAccountant:
     def test_none_is_forgotten(self):
-        assert set(EXAMPLES) == set(KINDS) and set(accounting.PRICED) == set(KINDS.values())
+        assert set(EXAMPLES) == set(KINDS) and all(type(event) is KINDS[kind] for kind, (event, _) in EXAMPLES.items())
+
+    @pytest.mark.parametrize("chosen", [GaussianFilter(), RenyiFilter(6.0), LeakageFilter()], ids=str)
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_and_with_every_filter(self, kind, chosen):
+        """Leakage is bounded for the releases that name a neighbourhood, and for no other."""
+        event, bounded = EXAMPLES[kind]
+        found = cost(chosen, event)
+        assert found > 0 and math.isfinite(found) == (kind == "laplace" if chosen == LeakageFilter() else bounded)
+
+    @pytest.mark.parametrize("price", [*PRICES, *WORDS])
+    def test_a_kind_without_one_of_its_prices_cannot_be_made(self, price):
+        """Its releases would be left out by one accountant: ε too small, without a word."""
+        prices = {name: getattr(Unaccounted, name) for name in (*PRICES, *WORDS) if name != price}
+        with pytest.raises(PrivacyError, match=f"events of kind 'cauchy' do not say {price}: every accountant"):
+            types.new_class("Cauchy", (Event,), {"kind": "cauchy"}, lambda body: body.update(prices))
+        assert "cauchy" not in KINDS
+
+    def test_nor_one_of_a_kind_that_there_is(self):
+        with pytest.raises(PrivacyError, match="there are events of kind 'pure' already"):
+            types.new_class("Another", (Pure,), {"kind": "pure"})
+        assert KINDS["pure"] is Pure
+
+    def test_a_kind_that_names_all_of_them_is_priced_at_once(self, monkeypatch):
+        """By every accountant and both filters, without a line elsewhere."""
+        monkeypatch.setattr(events, "KINDS", kinds := dict(KINDS))
+        monkeypatch.setattr(accounting, "KINDS", kinds)
+        twice = types.new_class("Twice", (Pure,), {"kind": "twice"}, lambda body: body.update(pure=lambda *_: 0.8))
+        found, same = Account([twice(0.1)] * 2), Account([Pure(0.8)] * 2)
+        for name in ACCOUNTANTS:
+            assert found.epsilon(SMALL, name) == same.epsilon(SMALL, name)
+        for chosen in (GaussianFilter(), RenyiFilter(6.0)):
+            assert chosen.spent(found) == chosen.spent(same)
+
+    def test_one_that_stands_for_several_is_priced_by_its_parts(self):
+        assert Repeated(Gaussian(2.0), 5).parts() == (Gaussian(2.0), 5) and Pure(0.7).parts() == (Pure(0.7), 1)
+        with pytest.raises(PrivacyError, match="events of kind 'many' do not say replaced, __str__"):
+            types.new_class("Many", (Event,), {"kind": "many"}, lambda body: body.update(parts=Repeated.parts))
+
+    @pytest.mark.parametrize(("event", "bounded"), EXAMPLES.values(), ids=list(EXAMPLES))
+    def test_a_replacement_costs_an_example_as_much_as_the_client_pays_for_one(self, event, bounded):
+        """Twice the distance; draws of clients are no draws of their examples."""
+        found = Account([event.replaced()]).epsilon(SMALL)
+        assert found >= Account([event], "replace-one").epsilon(SMALL) and bounded == math.isfinite(found)
 
     @pytest.mark.parametrize("relation", RELATIONS)
     @pytest.mark.parametrize("name", ACCOUNTANTS)

@@ -7,20 +7,21 @@ import oracles
 import pytest
 from scipy import stats
 
-from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Sampling
 from cloister.privacy.claims.end_to_end import (
     Setting,
     client_multiplier,
-    dp_sgd_statement,
+    dp_sgd_claim,
     published_client,
     published_example,
     recovered_multiplier,
     sound_client,
     sound_example,
 )
-from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.privacy.claims.record import record_clients
+from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
+from cloister.privacy.mechanisms.circumstances import Circumstances
 
 DELTA = 1e-5
 SETTINGS = [
@@ -116,9 +117,12 @@ class TestClient:
 
 
 class TestStatement:
-    def of(self, rounds=64, delta=DELTA, **settings):
-        privacy = PrivacyConfig(server="none", client="dp-sgd", **({"client_noise_multiplier": 4.0} | settings))
-        return dp_sgd_statement(privacy, examples=600, batch_size=100, epochs=1, rounds_taken_part=rounds, delta=delta)
+    def of(self, rounds=64, delta=DELTA, client_noise_multiplier=4.0, batch_sampling="poisson", noise_seed=-1):
+        mechanism = LocalDpSgd(client_noise_multiplier, 1.0, sampling=batch_sampling)
+        steps = LocalSteps(600, 100, 1, batch_sampling)
+        facts = record_clients(dp_sgd_claim(mechanism, [steps], rounds, delta, Circumstances(noise_seed != -1)))
+        (size,) = facts["by-examples"]
+        return facts | size
 
     def test_the_claim_for_an_example_is_that_of_its_steps(self):
         facts = self.of()

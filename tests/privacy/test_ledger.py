@@ -435,11 +435,11 @@ class TestTwoWriters:
         assert {entry.run for entry in entries[:60]} == {"first", "second"}, "they did not run at the same time"
 
     def test_processes_share_a_budget(self, path):
-        budget = 4.0
-        said = writers(path, 200, budget)
+        limit = 4.0
+        said = writers(path, 200, limit)
         assert all(line.endswith("stopped\n") for line in said)
-        budget = PrivacyBudget(Ledger(path), "", max_epsilon=budget)
-        assert 0.9 * budget < budget.epsilon() <= budget
+        budget = PrivacyBudget(Ledger(path), "", max_epsilon=limit)
+        assert 0.9 * limit < budget.epsilon() <= limit
         with pytest.raises(BudgetExhausted):
             budget.require([Gaussian(3.0)])
 

@@ -5,23 +5,39 @@ import math
 
 import pytest
 
-from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
-from cloister.privacy.claims.local import gaussian_statement, laplace_statement, mechanism_of, render_local
+from cloister.privacy.claims.local import gaussian_claim, laplace_claim
+from cloister.privacy.claims.record import record_clients
+from cloister.privacy.claims.words import render_clients
+from cloister.privacy.mechanisms.circumstances import Circumstances
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 
 
-def laplace(hypotheses=1, **settings):
-    config = PrivacyConfig(server="laplace-clustering", client="laplace", **{"client_noise_multiplier": 5.0} | settings)
-    return laplace_statement(config, parameters=20, rounds=10, hypotheses=hypotheses)
+def circumstances(hypotheses, noise_seed=-1, choice="private", choice_epsilon=1.0):
+    return Circumstances(noise_seed != -1, hypotheses, choice == "private", choice_epsilon)
 
 
-def gaussian(hypotheses=1, **settings):
-    config = PrivacyConfig(
-        server="laplace-clustering", client="gaussian", **{"client_noise_multiplier": 4.0} | settings
-    )
-    return gaussian_statement(config, rounds=10, hypotheses=hypotheses)
+def claim_of_laplace(
+    hypotheses=1, radius=0.0, client_noise_multiplier=5.0, per_layer=False, max_leakage=0.0, **settings
+):
+    mechanism = PublishedLaplace(client_noise_multiplier, per_layer)
+    if radius:
+        mechanism = LocalLaplace(radius, client_noise_multiplier, per_layer)
+    return laplace_claim(mechanism, 20, 10, circumstances(hypotheses, **settings), max_leakage)
+
+
+def claim_of_gaussian(hypotheses=1, client_noise_multiplier=4.0, target_delta=1e-5, **settings):
+    mechanism = LocalGaussian(1.0, client_noise_multiplier)
+    return gaussian_claim(mechanism, 10, target_delta, circumstances(hypotheses, **settings))
+
+
+def laplace(*hypotheses, **settings):
+    return record_clients(claim_of_laplace(*hypotheses, **settings))
+
+
+def gaussian(*hypotheses, **settings):
+    return record_clients(claim_of_gaussian(*hypotheses, **settings))
 
 
 def epsilons(facts):
@@ -75,7 +91,7 @@ class TestGaussian:
         assert math.isclose(with_choice["replace-one"], without["replace-one"] + 5)
 
 
-@pytest.mark.parametrize("statement", [lambda **more: laplace(radius=1.0, **more), gaussian])
+@pytest.mark.parametrize("claim", [lambda **more: claim_of_laplace(radius=1.0, **more), claim_of_gaussian])
 class TestBoth:
     @pytest.mark.parametrize(
         ("settings", "reason"),
@@ -85,25 +101,14 @@ class TestBoth:
             ({"choice": "exact", "hypotheses": 2}, "without noise"),
         ],
     )
-    def test_what_is_not_sound_claims_nothing_and_says_why(self, statement, settings, reason):
-        facts = statement(**settings)
+    def test_what_is_not_sound_claims_nothing_and_says_why(self, claim, settings, reason):
+        facts = record_clients(claim(**settings))
         assert facts["status"] == "heuristic" and facts["claims"] == []
-        assert any(reason in line for line in render_local(facts))
+        assert any(reason in line for line in render_clients(claim(**settings)))
 
-    def test_the_server_is_an_adversary_unless_the_node_runs_its_code(self, statement):
-        assert "the server" in statement()["adversary"] and "its own code" in statement()["adversary"]
+    def test_the_server_is_an_adversary_unless_the_node_runs_its_code(self, claim):
+        assert "the server" in claim().adversary and "its own code" in claim().adversary
 
-    def test_an_epsilon_that_is_worth_nothing_is_called_so(self, statement):
-        assert any("next to nothing" in line for line in render_local(statement(client_noise_multiplier=0.5)))
-        assert not any("next to nothing" in line for line in render_local(statement(client_noise_multiplier=1e4)))
-
-
-def test_the_configuration_names_the_mechanism():
-    common = {"server": "none", "client_noise_multiplier": 2.0}
-    assert mechanism_of(PrivacyConfig(client="none", server="none")) is None
-    assert mechanism_of(PrivacyConfig(client="dp-sgd", **common)) is None
-    assert mechanism_of(PrivacyConfig(client="laplace", **common)) == PublishedLaplace(2.0)
-    assert mechanism_of(PrivacyConfig(client="laplace", radius=3.0, per_layer=True, **common)) == LocalLaplace(
-        3.0, 2.0, True
-    )
-    assert mechanism_of(PrivacyConfig(client="gaussian", client_clipping_norm=3.0, **common)) == LocalGaussian(3.0, 2.0)
+    def test_an_epsilon_that_is_worth_nothing_is_called_so(self, claim):
+        assert any("next to nothing" in line for line in render_clients(claim(client_noise_multiplier=0.5)))
+        assert not any("next to nothing" in line for line in render_clients(claim(client_noise_multiplier=1e4)))

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Repeated, Sampling, Unaccounted
-from cloister.privacy.dpsgd.local_steps import LocalSteps, clipping_norm_of, recorded_event
+from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps, recorded_event
+from cloister.privacy.mechanisms.circumstances import Circumstances
 
 sizes = st.integers(1, 60)
 
@@ -69,38 +69,28 @@ def test_nothing_to_train_on_is_refused(numbers, said):
 
 @given(st.floats(0.1, 10), st.floats(0, 0.9), st.floats(1e-6, 5), st.integers(1, 30))
 def test_the_clip_decays_as_the_published_loop_does(high, decay, low, rounds):
-    privacy = PrivacyConfig(
-        server="none",
-        noise_multiplier=0.05,
-        client="dp-sgd",
-        client_clipping_norm=high,
-        clipping_decay=decay,
-        least_clipping_norm=low,
-    )
+    mechanism = LocalDpSgd(1.0, high, decay, low)
     norm = high
     for number in range(1, rounds + 1):
         norm = max(norm, low)
-        assert clipping_norm_of(privacy, number) == pytest.approx(norm, rel=1e-9)
+        assert mechanism.clipping_norm_in(number) == pytest.approx(norm, rel=1e-9)
         norm = norm - norm * decay
 
 
 class TestNothingIsClaimed:
     @pytest.mark.parametrize(
-        ("settings", "reason"),
+        ("mechanism", "circumstances", "reason"),
         [
-            ({"client": "none"}, "privacy.client is 'none'"),
-            ({"client": "dp-sgd", "client_noise_multiplier": 0.0}, "client-noise-multiplier is 0"),
-            ({"client": "dp-sgd", "noise_seed": 3}, "the noise is seeded"),
-            (
-                {"client": "dp-sgd", "server": "laplace-clustering", "clusters": 2, "choice": "exact"},
-                "found out without noise",
-            ),
+            (LocalDpSgd(0.0, 1.0), Circumstances(), "client-noise-multiplier is 0"),
+            (LocalDpSgd(1.0, 1.0), Circumstances(seeded=True), "the noise is seeded"),
+            (LocalDpSgd(1.0, 1.0), Circumstances(hypotheses=2, private=False), "found out without noise"),
         ],
     )
-    def test_and_the_reason_is_recorded(self, settings, reason):
-        event = recorded_event(PrivacyConfig(**({"server": "none"} | settings)), LocalSteps(10, 5, 1))
+    def test_and_the_reason_is_recorded(self, mechanism, circumstances, reason):
+        event = recorded_event(mechanism, LocalSteps(10, 5, 1), circumstances)
         assert isinstance(event, Unaccounted) and reason in event.reason
 
-    def test_but_with_noise_it_is(self):
+    @pytest.mark.parametrize("hypotheses", [1, 3])
+    def test_but_with_noise_it_is(self, hypotheses):
         steps = LocalSteps(10, 5, 1)
-        assert recorded_event(PrivacyConfig(server="none", client="dp-sgd"), steps) == steps.event(1.0)
+        assert recorded_event(LocalDpSgd(1.0, 1.0), steps, Circumstances(hypotheses=hypotheses)) == steps.event(1.0)

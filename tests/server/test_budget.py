@@ -20,7 +20,8 @@ from cloister.privacy.accounting.events import Gaussian, Pure, Repeated, Samplin
 from cloister.privacy.accounting.filters import filter_for
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.promises import from_wire, to_wire
-from cloister.privacy.claims.claim import ALL_PLANNED, IF_FIXED, render
+from cloister.privacy.claims.server import ALL_PLANNED, IF_FIXED
+from cloister.privacy.claims.words import render
 from cloister.server.build import data_identity
 from cloister.server.reports.console import Narrator
 from cloister.server.run import run
@@ -106,10 +107,10 @@ def test_a_run_over_secret_draws_is_calibrated_to_the_filter_that_counts_them(tm
 
 def test_a_budget_that_was_raised_says_on_what_it_rests(tmp_path):
     go(tmp_path, privacy__max_epsilon=4.0, num_rounds=1)
-    facts = go(tmp_path, privacy__max_epsilon=9.0, num_rounds=1).privacy
-    everything = facts["claims"][1]
+    outcome = go(tmp_path, privacy__max_epsilon=9.0, num_rounds=1)
+    everything = outcome.privacy["claims"][1]
     assert everything["epsilon"] == 9.0 and "if no budget was set or changed because of" in everything["condition"]
-    (line,) = (line for line in render(facts) if "all runs in the ledger" in line)
+    (line,) = (line for line in render(outcome.statement) if "all runs in the ledger" in line)
     assert "ε ≤ 9 at δ = 1e-05" in line and "whatever later runs were chosen by" in line and "% spent" in line
 
 
@@ -162,7 +163,7 @@ def test_a_run_that_its_releases_ended_early_is_counted_to_its_planned_end(tmp_p
     assert short.ended == "as-asked" and short.privacy["rounds"] < 40
     for claim in short.privacy["claims"]:
         assert claim["epsilon"] == pytest.approx(whole["epsilon"]) and "planned" in claim["counts"]
-    assert "counts" not in whole and ALL_PLANNED in "".join(render(short.privacy))
+    assert "counts" not in whole and ALL_PLANNED in "".join(render(short.statement))
     again = go(tmp_path, num_rounds=40, evaluation__patience=1, privacy__data_identity="b")
     both = Account([Gaussian(2.0)] * (short.privacy["rounds"] + 40)).epsilon(1e-5, "pld")
     assert again.privacy["claims"][1]["epsilon"] == pytest.approx(both)
@@ -185,7 +186,7 @@ def test_a_sound_run_says_what_it_claims(tmp_path):
         assert claim["unit"] == "client" and claim["relation"] == "add-or-remove" and claim["delta"] == 1e-5
         assert claim["epsilon"] == min(claim["by-accountant"].values()) == claim["by-accountant"]["pld"]
     assert "condition" not in run and everything["condition"] == IF_FIXED
-    assert [IF_FIXED in line for line in render(facts)[1:3]] == [False, True]
+    assert [IF_FIXED in line for line in render(outcome.statement)[1:3]] == [False, True]
     assert facts["ledger"]["head"] == ledger_of(tmp_path).head and facts["ledger"]["releases-of-this-run"] == 4
     again = go(tmp_path).privacy["claims"]
     assert again[0]["epsilon"] == pytest.approx(run["epsilon"]) and again[1]["epsilon"] > 1.3 * run["epsilon"]
@@ -273,7 +274,7 @@ def test_scores_of_clients_cannot_be_budgeted(tmp_path):
 
 
 def test_a_run_that_is_under_way_claims_nothing(tmp_path):
-    from cloister.privacy.claims.claim import running
+    from cloister.privacy.claims.record import running
 
     seen = []
 

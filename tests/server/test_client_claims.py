@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from cloister.client.local import circumstances_of, dp_sgd_of, mechanism_of
 from rich.console import Console
 
 from cloister.client.app import app
@@ -13,10 +14,11 @@ from cloister.core.errors import ConfigError
 from cloister.core.hypotheses import stacked
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
-from cloister.privacy.claims.local import laplace_statement
+from cloister.privacy.claims.record import record_clients
+from cloister.privacy.claims.words import render_clients
 from cloister.server import loop
 from cloister.server.build import build
-from cloister.server.clients import client_statement, render_clients
+from cloister.server.clients import client_claim
 from cloister.server.reports.console import Narrator
 from cloister.server.run import run
 
@@ -70,8 +72,8 @@ def test_a_private_choice_among_hypotheses_is_in_the_claim(tmp_path):
 
     def claims(**clusters):
         keys = SETTINGS | {"privacy.server": "laplace-clustering", "output-dir": str(tmp_path)} | clusters
-        facts = client_statement(build(parse(keys)), LAYOUT, 3)
-        assert facts is not None and facts["status"] == "sound"
+        facts = record_clients(client_claim(build(parse(keys)), LAYOUT, 3))
+        assert facts["status"] == "sound"
         return {size["examples"]: [claim["epsilon"] for claim in size["claims"]] for size in facts["by-examples"]}
 
     alone = claims(**{"privacy.clusters": 1})
@@ -120,17 +122,37 @@ def test_under_laplace_a_client_is_charged_for_the_one_hypothesis_it_sends(tmp_p
     plan = build(parse(SETTINGS | laplace | cluster | {"output-dir": str(tmp_path), "task.test-fraction": 0.0}))
     one = plan.task.build().arrays()
     layout = Layout.of(stacked([one] * plan.hypotheses))
-    leaked = client_statement(plan, layout, 1)["leakage-of-a-release"]
+    leaked = record_clients(client_claim(plan, layout, 1))["leakage-of-a-release"]
     assert layout.size == 650 * hypotheses
-    assert leaked == laplace_statement(plan.config.privacy, 650, 1)["leakage-of-a-release"]
-    assert laplace_statement(plan.config.privacy, 2 * 650, 1)["leakage-of-a-release"] == pytest.approx(2 * leaked)
+    assert leaked == 650 / 5.0
 
 
-def test_a_mechanism_without_a_statement_is_not_taken_for_another(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"privacy.client": "gaussian", "privacy.client-clipping-norm": 0.5},
+        {"privacy.client": "laplace"},
+        {"privacy.client": "laplace", "privacy.radius": 2.0, "privacy.per-layer": True},
+        {"privacy.clipping-decay": 0.1, "privacy.least-clipping-norm": 0.2, "privacy.batch-sampling": "shuffle"},
+    ],
+)
+@pytest.mark.parametrize("choice", [{}, {"privacy.server": "laplace-clustering", "privacy.choice": "exact"}])
+def test_the_server_claims_for_the_mechanism_that_its_clients_have(tmp_path, changes, choice):
+    """Each side reads the configuration by itself; what they read is the same."""
+    noisy = {"privacy.client-noise-multiplier": 3.0, "output-dir": str(tmp_path)}
+    config = parse(SETTINGS | noisy | changes | choice)
+    mechanism = mechanism_of(config.privacy) or dp_sgd_of(config.privacy)
+    circumstances = circumstances_of(config.privacy)
+    claim = client_claim(build(config), LAYOUT, 1)
+    assert claim.parameters.items() >= mechanism.parameters().items()
+    assert claim.reasons == (*mechanism.caveats(), *circumstances.caveats())
+
+
+def test_a_mechanism_without_a_claim_is_not_taken_for_another(tmp_path, monkeypatch):
     plan = build(parse(SETTINGS | {"output-dir": str(tmp_path)}))
-    monkeypatch.setattr("cloister.server.clients.STATEMENTS", {})
-    with pytest.raises(ConfigError, match=r"privacy.client = 'dp-sgd' has no statement"):
-        client_statement(plan, Layout.of(plan.task.build().arrays()), 1)
+    monkeypatch.setattr("cloister.server.clients.CLAIMS", {})
+    with pytest.raises(ConfigError, match=r"privacy.client = 'dp-sgd' has no claim"):
+        client_claim(plan, Layout.of(plan.task.build().arrays()), 1)
 
 
 def test_scores_take_it_away_under_laplace_too(tmp_path):
@@ -168,10 +190,11 @@ def test_where_groups_are_clipped_together_the_claim_is_for_a_group(tmp_path):
     """It said "example" of what is counted in groups."""
     grouped = {"task.name": "mnist-writers", "task.group": "writer", "privacy.group-cap": 3}
     keys = SETTINGS | grouped | {"task.model": "auto", "output-dir": str(tmp_path)}
-    facts = client_statement(build(parse(keys)), LAYOUT, 2)
-    assert facts is not None and facts["parameters"]["privacy.group-cap"] == 3
+    claim = client_claim(build(parse(keys)), LAYOUT, 2)
+    facts = record_clients(claim)
+    assert facts["parameters"]["privacy.group-cap"] == 3
     for size in facts["by-examples"]:
         assert "examples" not in size and size["groups"] > 0
         of_a_unit = size["claims"][0]
         assert of_a_unit["unit"] == "group" and "one group" in of_a_unit["neighbours"]
-    assert any("for one group of a client with 32 groups" in line for line in render_clients({"clients": facts}))
+    assert any("for one group of a client with 32 groups" in line for line in render_clients(claim))

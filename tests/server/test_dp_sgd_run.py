@@ -21,6 +21,7 @@ from cloister.core.errors import BudgetExhausted, FederationError
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Repeated, Sampling, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.reports.console import Narrator
@@ -144,7 +145,7 @@ class TestBudget:
         assert len(entries(tmp_path, 1)) == 2 and len(entries(tmp_path, 0)) == 4
 
     def test_a_tally_counts_nothing_past_it(self):
-        tally = Tally(RecordDict(), "example", DELTA, spent(2))
+        tally = PrivacyBudget(Tally(RecordDict()), "", "example", DELTA, spent(2), kind="renyi")
         with tally.release(step(359), 1):
             pass
         before = tally.account().epsilon(DELTA)

@@ -6,10 +6,10 @@ filter that was fixed beforehand (`cloister.privacy.accounting.filters`).
 """
 
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
 from logging import INFO
-from typing import Protocol
 
 from flwr.app import Context, UserConfig
 
@@ -29,24 +29,12 @@ from cloister.client.request import EvaluateRequest, KeepRequest, Reply, Request
 from cloister.client.tally import Tally
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import BudgetExhausted, PolicyError
-from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import Event, Pure, Unit
+from cloister.privacy.accounting.budget import PrivacyBudget, Store
+from cloister.privacy.accounting.events import Unit
 from cloister.privacy.accounting.filters import FilterKind
 from cloister.privacy.accounting.ledger import Ledger, today
 
 logger = logging.getLogger("cloister.client")
-
-
-class Spending(Protocol):
-    """Where releases are counted before they are made."""
-
-    def require(self, events: Iterable[Event]) -> None:
-        """Raise BudgetExhausted if these would pass the budget."""
-
-    def release(
-        self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0
-    ) -> AbstractContextManager[None]:
-        """Count a release, then let the block make it."""
 
 
 def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply:
@@ -55,6 +43,11 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
     A node keeps a ledger if it has data of its own, a policy, or a configuration that says anything about a ledger. Any
     other node counts what its own noise costs in its state. Scores of a model carry no noise: where there is a budget,
     none are sent.
+
+    Args:
+        request: of the server.
+        context: of the node.
+        call_next: makes the reply.
 
     Raises:
         BudgetExhausted: the node abstains; the server sees an error reply that says so.
@@ -67,14 +60,7 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
         _refuse_scores(node)
     with folder_unnamed(node), ExitStack() as stack:
         try:
-            planned = list(_planned(request, context))
-            # All or none: what is not made is not to be counted.
-            for spending, charge in planned:
-                spending.require(charge.events)
-            for spending, charge in planned:
-                for number, event in enumerate(charge.events):
-                    mechanism = FURTHER if number else charge.mechanism
-                    stack.enter_context(spending.release(event, request.round, mechanism, charge.clip))
+            _record(request, context, stack)
         except BudgetExhausted as error:
             # How much was spent, with others too, is the node's own affair.
             logger.log(INFO, "abstaining: %s", error)
@@ -83,6 +69,17 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
             # Once more with this one counted: others may have come at the same time.
             _refuse_beyond_today(ledger_of(node, request.config.task.name), node, counted=1)
         return call_next(request, context)
+
+
+def _record(request: Request, context: Context, stack: ExitStack) -> None:
+    """Record all releases of a reply, or none: what is not made is not to be counted. Leaving the stack ends them."""
+    planned = list(_planned(request, context))
+    for budget, charge in planned:
+        budget.require(charge.events)
+    for budget, charge in planned:
+        for number, event in enumerate(charge.events):
+            mechanism = FURTHER if number else charge.mechanism
+            stack.enter_context(budget.release(event, request.round, mechanism, charge.clip))
 
 
 def _refuse_scores(node: UserConfig) -> None:
@@ -95,8 +92,8 @@ def _refuse_scores(node: UserConfig) -> None:
             )
 
 
-def _planned(request: Request, context: Context) -> Iterator[tuple[Spending, Charge]]:
-    """Each charge of a reply, with where it is counted."""
+def _planned(request: Request, context: Context) -> Iterator[tuple[PrivacyBudget[Store], Charge]]:
+    """Each charge of a reply, with the budget that it is counted in."""
     node, privacy = context.node_config, request.config.privacy
     limits = limits_of(node)
     ledger = ledger_of(node, request.config.task.name) if keeps_ledger(node) else None
@@ -106,9 +103,11 @@ def _planned(request: Request, context: Context) -> Iterator[tuple[Spending, Cha
         delta, epsilon = _limit(charge, privacy, limits)
         if ledger is None:
             if epsilon or privacy.client.is_on:
-                yield Tally(context.state, charge.unit, delta, epsilon), charge
+                tally: Store = Tally(context.state)
+                yield PrivacyBudget(tally, request.run, charge.unit, delta, epsilon, kind="renyi"), charge
             continue
-        budget = PrivacyBudget(ledger, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge))
+        store: Store = ledger
+        budget = PrivacyBudget(store, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge))
         if own := limits[_own_budget(charge)]:
             # The site's budget alone is entered: the first one chooses the filter for good, and no run shall do that.
             ledger.limit(request.run, charge.unit, limits[DELTA], own, budget.kind)
@@ -139,7 +138,7 @@ def _own_budget(charge: Charge) -> str:
 
 def _filter_of(charge: Charge) -> FilterKind | None:
     """The filter for a budget that is new: Gaussian DP is wasteful where releases are pure."""
-    return "renyi" if any(isinstance(event, Pure) for event in charge.events) else None
+    return "renyi" if any(math.isfinite(event.parts()[0].pure("add-or-remove")) for event in charge.events) else None
 
 
 def _limit(charge: Charge, privacy: PrivacyConfig, limits: dict[str, float]) -> tuple[float, float]:

@@ -6,9 +6,8 @@ from logging import WARNING
 
 from flwr.app import Context, UserConfig
 
-from cloister.client.leakage import limit_of, own_limit, spending_of
+from cloister.client.leakage import leakage_budget, limit_of, own_limit
 from cloister.client.ledgers import MAX_LEAKAGE, folder_unnamed
-from cloister.client.local import mechanism_of
 from cloister.client.mods.enforce import Handler
 from cloister.client.request import KeepRequest, Reply, Request, TrainRequest
 from cloister.core.arrays import Layout
@@ -27,6 +26,11 @@ def add_local_noise(request: Request, context: Context, call_next: Handler) -> R
     A release that would pass the limit of leakage is not made, nor trained for. A node with such a limit takes part in
     nothing that leaves it without Laplace noise.
 
+    Args:
+        request: of the server.
+        context: of the node.
+        call_next: makes the reply.
+
     Raises:
         BudgetExhausted: the client abstains; the server sees an error reply that says so.
         PrivacyError: the run's radius is below what the node takes part under.
@@ -39,7 +43,7 @@ def add_local_noise(request: Request, context: Context, call_next: Handler) -> R
         raise BudgetExhausted(
             f"this node has a limit ({MAX_LEAKAGE}), and this would leave without the noise that it counts"
         )
-    mechanism = mechanism_of(privacy)
+    mechanism = privacy.client.noise_on_update
     if mechanism is None or not isinstance(request, TrainRequest):
         return call_next(request, context)
     _count_leakage(request, context)
@@ -65,8 +69,9 @@ def _count_leakage(request: TrainRequest, context: Context) -> None:
         return
     _refuse_free_radius(privacy.client.bound, node)
     with folder_unnamed(node):
-        spending = spending_of(context, request.config.task.name, limit_of(privacy, node))
-        spending.release(_leaked(request), request.run, request.round)
+        budget = leakage_budget(context, request.config.task.name, request.run, limit_of(privacy, node))
+        # Nothing tells a release apart that was made and not handed on: both count.
+        budget.spend(_leaked(request), request.round, "laplace")
 
 
 def _leaked(request: TrainRequest) -> Laplace | Unaccounted:

@@ -8,7 +8,6 @@ from cloister.client.noise_sources import NoiseSource, refuse_penalty
 from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import Units
 from cloister.config.privacy import PrivacyConfig
-from cloister.privacy.dpsgd.local_steps import clipping_norm_of
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples
 
@@ -40,7 +39,7 @@ class PrivateTrainer(ABC):
             ConfigError: the plan has a penalty, or what this model cannot train with.
         """
         refuse_penalty(plan)
-        seed, bound = self._sources.batch_seed(plan), clipping_norm_of(self.privacy, plan.round)
+        seed, bound = self._sources.batch_seed(plan), self.privacy.dp_sgd.mechanism().clipping_norm_in(plan.round)
         units = Units.of(examples, self.group_cap, seed)
         self._begin(plan, self._sources.noise(plan))
         for batch in units.steps(plan, self.privacy).batches(seed, len(units)):

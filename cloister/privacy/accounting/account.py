@@ -12,6 +12,9 @@ Proposition 3), as papers of 2017 to 2020 used it, to compare with their tables.
 far, so every multiplier is halved for `replace-one`; dp-accounting's Rényi accountant does not do that by itself. A
 pure ε is doubled.
 
+**Prices.** What a release costs by each accountant is said by the event itself (`events.PRICES`), so that no kind of
+event is known to one accountant and forgotten by another.
+
 **Composition.** The smallest ε over Rényi orders, or a convolution of loss distributions, holds for releases whose
 parameters were fixed beforehand. Where somebody chooses them by what earlier releases showed, a budget is kept by one
 of `cloister.privacy.accounting.filters`.
@@ -19,7 +22,7 @@ of `cloister.privacy.accounting.filters`.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from typing import Any, Literal
 
@@ -28,7 +31,7 @@ from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.accounting.events import Event, Gaussian, Laplace, Pure, Relation, Repeated, Sampling, Unaccounted
+from cloister.privacy.accounting.events import KINDS, MAX_PURE, Event, Relation, units_of
 
 Accountant = Literal["rdp", "pld", "gdp", "published"]
 
@@ -46,11 +49,6 @@ LOSS_STEP = 1e-4
 LOSS_STEPS = 10**5
 """Steps that the largest loss may take. Where `LOSS_STEP` would need more, time and memory would run out, and steps are
 longer: losses are rounded up, so that this can only make ε larger."""
-MAX_PURE = 500.0
-"""The largest pure ε of which dp-accounting makes a loss distribution: its e^ε overflows soon after."""
-GRID = 128
-"""Steps per doubling to which the multipliers of more sampled releases than that are rounded down, so that rounds that
-differ a little share their cost: ε comes out a little too large, never too small."""
 
 
 class Account:
@@ -71,51 +69,46 @@ class Account:
         check.one_of(("add-or-remove", "replace-one"), relation=relation)
         self.relation = relation
         self.insiders = insiders
-        self._precision = 0.0  # Σ 1/z² of the releases without sampling: together they are one Gaussian
-        self._sampled: Counter[Gaussian] = Counter()
-        self._pure: Counter[float] = Counter()  # by what ε is under this relation
-        self._unbounded = False
+        self._precision = 0.0  # Σ 1/z² of the releases that are one Gaussian together; ∞ where one has no bound
+        self._others: Counter[Event] = Counter()  # those with curves of their own
+        self._leakage = 0.0
         for event in events:
             self._add(event)
 
     def plus(self, event: Event, count: int = 1) -> "Account":
-        """A new account with an event more, `count` times; this one stays as it is."""
+        """A new account with an event more; this one stays as it is.
+
+        Args:
+            event: to add.
+            count: how many times.
+        """
         check.non_negative(count=count)
         account = copy(self)
-        account._sampled, account._pure = self._sampled.copy(), self._pure.copy()
+        account._others = self._others.copy()
         account._add(event, count)
         return account
 
     def _add(self, event: Event, count: int = 1) -> None:
         """Raises PrivacyError if no accountant has a price for such an event."""
-        if type(event) not in PRICED:
+        if type(event) not in KINDS.values():
             raise PrivacyError(f"no accountant has a price for an event of type {type(event).__name__}")
-        if count:
-            PRICED[type(event)](self, event, count)
-
-    def _add_repeated(self, event: Repeated, count: int) -> None:
-        self._add(event.event, event.count * count)
-
-    def _add_pure(self, event: Pure, count: int) -> None:
-        self._pure[event.epsilon * (1 if self.relation == "add-or-remove" else 2)] += count
-
-    def _add_unbounded(self, event: Event, count: int) -> None:
-        self._unbounded = True
-
-    def _add_gaussian(self, event: Gaussian, count: int) -> None:
-        kind = event.sampling.kind
-        if event.noise_multiplier == 0:
-            self._unbounded = True
-        elif kind == "without-replacement" and self.relation == "add-or-remove":
-            # With one unit more in the population, a draw may hold it instead of another: a replacement, unamplified.
-            self._precision += count / (event.noise_multiplier / 2) ** 2
-        elif kind == "none" or _share(event.sampling) == 1 or (self.insiders and kind == "without-replacement"):
-            self._precision += count / event.noise_multiplier**2
+        if not count:
+            return
+        release, times = event.parts()
+        count *= times
+        multiplier = release.multiplier(self.relation, self.insiders)
+        if multiplier is None:
+            self._others[release] += count
         else:
-            self._sampled[event] += count
+            self._precision += count / multiplier**2 if multiplier else math.inf
+        self._leakage += count * release.leakage
 
     def epsilon(self, delta: float, accountant: Accountant = "rdp") -> float:
         """The least ε for which the events are (ε, δ)-DP, as far as this accountant can show; ∞ if it can show none.
+
+        Args:
+            delta: δ, above 0 and below 1.
+            accountant: by which.
 
         Raises:
             ConfigError: δ is not above 0 and below 1.
@@ -123,77 +116,72 @@ class Account:
         """
         if not 0 < delta < 1:
             raise ConfigError(f"delta must be above 0 and below 1, got {delta}")
-        if self._unbounded:
+        if self.is_unbounded:
             return math.inf
         if self.is_empty:
             return 0.0
-        by: dict[str, Callable[[float], float]] = {
-            "rdp": self._rdp_epsilon,
-            "pld": self._pld_epsilon,
-            "gdp": self._gdp_epsilon,
-            "published": self._published_epsilon,
-        }
-        check.one_of(by, accountant=accountant)
-        return max(0.0, float(by[accountant](delta)))
+        check.one_of(ACCOUNTANTS, accountant=accountant)
+        return max(0.0, float(ACCOUNTANTS[accountant][0](self, delta)))
 
     def delta(self, epsilon: float, accountant: Accountant = "rdp") -> float:
-        """The least δ for which the events are (ε, δ)-DP, as far as this accountant can show; 1 if it can show none."""
+        """The least δ for which the events are (ε, δ)-DP, as far as this accountant can show; 1 if it can show none.
+
+        Args:
+            epsilon: ε ≥ 0.
+            accountant: by which.
+        """
         check.non_negative(epsilon=epsilon)
-        if self._unbounded:
+        if self.is_unbounded:
             return 1.0
         if self.is_empty:
             return 0.0
-        by: dict[str, Callable[[float], float]] = {
-            "rdp": self._rdp_delta,
-            "pld": self._pld_delta,
-            "gdp": self._gdp_delta,
-            "published": self._published_delta,
-        }
-        check.one_of(by, accountant=accountant)
-        return min(1.0, float(by[accountant](epsilon)))
+        check.one_of(ACCOUNTANTS, accountant=accountant)
+        return min(1.0, float(ACCOUNTANTS[accountant][1](self, epsilon)))
 
     def renyi(self, order: float) -> float:
         """Rényi divergence of this order of everything together; ∞ where there is no bound."""
-        if self._unbounded:
-            return math.inf
-        return float(self._divergences((order,))[0])
+        return math.inf if self.is_unbounded else float(self._divergences((order,))[0])
 
     def mu_squared(self) -> float:
         """μ² of Gaussian DP of everything together, draws counting for nothing; ∞ where there is no bound.
 
         A draw never tells more than a release without one, so that 1/z bounds μ of any Gaussian release.
         """
-        if self._unbounded:
-            return math.inf
-        sampled = sum(count / event.noise_multiplier**2 for event, count in self._sampled.items())
-        pure = sum(count * _accountants().pure_parameter(epsilon) ** 2 for epsilon, count in self._pure.items())
-        return float((self._precision + sampled) * (1 if self.relation == "add-or-remove" else 4) + pure)
+        others = sum(count * event.mu_squared(self.relation) for event, count in self._others.items())
+        return float(self._precision * units_of(self.relation) ** 2 + others)
+
+    def leakage(self) -> float:
+        """Σ of what each release leaks within its neighbourhood (d-privacy); ∞ where there is no bound."""
+        return self._leakage
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether nothing can be claimed for some release."""
+        return math.isinf(self._precision)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was released."""
-        return not (self._precision or self._sampled or self._pure or self._unbounded)
+        return not (self._precision or self._others)
 
     @property
     def has_pld(self) -> bool:
         """Whether `pld` applies: not to draws without replacement, very many different releases, or a huge pure ε."""
-        kinds = {event.sampling.kind for event in self._sampled}
-        few = len(self._sampled) + len(self._pure) <= MAX_CURVES
-        return "without-replacement" not in kinds and few and max(self._pure, default=0.0) <= MAX_PURE
+        known = all(event.has_losses(self.relation) for event in self._others)
+        return known and len(self._others) <= MAX_CURVES
 
     @property
     def is_unsampled(self) -> bool:
         """Whether every release is a Gaussian that claims nothing from a draw; then they are one Gaussian together."""
-        return not self._sampled and not self._pure
+        return not self._others
 
     def _unsampled_multiplier(self) -> float:
         """z of the one Gaussian that all releases without sampling amount to; 0 if there are none."""
-        halving = 1.0 if self.relation == "add-or-remove" else 0.5
-        return halving / math.sqrt(self._precision) if self._precision else 0.0
+        return 1 / units_of(self.relation) / math.sqrt(self._precision) if self._precision else 0.0
 
     def _curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Rényi orders α, and the divergence at each."""
-        choice = FINE if len(self._sampled) <= MAX_CURVES else COARSE
+        choice = FINE if len(self._others) <= MAX_CURVES else COARSE
         return np.array(choice, np.float64), self._divergences(choice)
 
     def _divergences(self, choice: tuple[float, ...]) -> NDArray[np.float64]:
@@ -202,18 +190,16 @@ class Account:
         multiplier = self._unsampled_multiplier()
         curve = orders / (2 * multiplier**2) if multiplier else np.zeros_like(orders)
         for event, count in self._grouped().items():
-            curve = curve + count * _accountants().sampled_curve(event, self.relation, choice)
-        for epsilon, count in self._pure.items():
-            curve = curve + count * _accountants().pure_curve(epsilon, choice)
+            curve = curve + count * event.renyi(choice, self.relation)
         return curve
 
-    def _grouped(self) -> Counter[Gaussian]:
-        """The sampled releases; where they are many, those with nearly the same multiplier together."""
-        if len(self._sampled) <= MAX_CURVES:
-            return self._sampled
-        groups: Counter[Gaussian] = Counter()
-        for event, count in self._sampled.items():
-            groups[Gaussian(_rounded_down(event.noise_multiplier), event.sampling)] += count
+    def _grouped(self) -> Counter[Event]:
+        """The releases with curves; where they are many, those that are nearly the same together."""
+        if len(self._others) <= MAX_CURVES:
+            return self._others
+        groups: Counter[Event] = Counter()
+        for event, count in self._others.items():
+            groups[event.rounded()] += count
         return groups
 
     def _rdp_epsilon(self, delta: float) -> float:
@@ -257,18 +243,17 @@ class Account:
             )
         step = max(LOSS_STEP, self._rdp_epsilon(SMALL_DELTA) / LOSS_STEPS)
         unsampled = 1 / math.sqrt(self._precision) if self._precision else 0.0
-        return _accountants().losses(unsampled, self._sampled, self._pure, self.relation, step)
+        return _accountants().composed_losses(unsampled, self._others, self.relation, step)
 
 
-PRICED: dict[type, Callable[[Account, Any, int], None]] = {
-    Gaussian: Account._add_gaussian,
-    Repeated: Account._add_repeated,
-    Pure: Account._add_pure,
-    # Against all other vectors, however far, noise of density exp(-ε‖x‖) promises nothing.
-    Laplace: Account._add_unbounded,
-    Unaccounted: Account._add_unbounded,
+Curve = Callable[[Account, float], float]
+ACCOUNTANTS: Mapping[Accountant, tuple[Curve, Curve]] = {
+    "rdp": (Account._rdp_epsilon, Account._rdp_delta),
+    "pld": (Account._pld_epsilon, Account._pld_delta),
+    "gdp": (Account._gdp_epsilon, Account._gdp_delta),
+    "published": (Account._published_epsilon, Account._published_delta),
 }
-"""How each kind of event enters an account, from which every accountant and every filter takes its price."""
+"""How each accountant finds ε at δ, and δ at ε."""
 
 
 def _accountants() -> Any:
@@ -278,27 +263,25 @@ def _accountants() -> Any:
     return accountants
 
 
-def _share(sampling: Sampling) -> float:
-    """The share of units that take part in a release on average."""
-    if sampling.kind == "without-replacement":
-        return sampling.cohort / sampling.population
-    return sampling.probability
-
-
-def _rounded_down(multiplier: float) -> float:
-    return float(2 ** (math.floor(GRID * math.log2(multiplier)) / GRID))
-
-
 def best_epsilon(account: Account, delta: float) -> tuple[float, Accountant]:
     """The smallest ε that a sound accountant shows for these events quickly, and which one it was.
 
     Gaussian events without sampling have a closed form (`pld`); for others it is `rdp`, which is additive.
+
+    Args:
+        account: of the events.
+        delta: δ, above 0 and below 1.
     """
     accountant: Accountant = "pld" if account.is_unsampled else "rdp"
     return account.epsilon(delta, accountant), accountant
 
 
 def by_accountant(account: Account, delta: float) -> dict[str, float]:
-    """ε at δ by each sound accountant for parameters fixed beforehand, where it applies."""
+    """ε at δ by each sound accountant for parameters fixed beforehand, where it applies.
+
+    Args:
+        account: of the events.
+        delta: δ, above 0 and below 1.
+    """
     names: tuple[Accountant, ...] = ("rdp", "pld") if account.has_pld else ("rdp",)
     return {name: account.epsilon(delta, name) for name in names}

@@ -8,14 +8,15 @@ from contextlib import contextmanager
 
 import dp_accounting
 import numpy as np
-from dp_accounting import gaussian_mechanism, pld
+from dp_accounting import gaussian_mechanism
 from dp_accounting.pld import common, privacy_loss_distribution
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Losses
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import rdp_privacy_accountant
 from numpy.typing import NDArray
 from scipy import special  # type: ignore[import-untyped]
 
-from cloister.privacy.accounting.events import MIN_MULTIPLIER, Gaussian, Relation
+from cloister.privacy.accounting.events import MIN_MULTIPLIER, Event, Gaussian, Relation, units_of
 
 RULES = {
     "add-or-remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -24,22 +25,44 @@ RULES = {
 
 
 def rdp_epsilon(orders: NDArray, curve: NDArray, delta: float) -> float:
-    """ε of a Rényi curve at δ, by today's conversion."""
+    """ε of a Rényi curve at δ, by today's conversion.
+
+    Args:
+        orders: α > 1, shape (orders,).
+        curve: the divergence at each, shape (orders,).
+        delta: δ.
+    """
     return float(rdp_privacy_accountant.compute_epsilon(orders, curve, delta)[0])
 
 
 def rdp_delta(orders: NDArray, curve: NDArray, epsilon: float) -> float:
-    """δ of a Rényi curve at ε."""
+    """δ of a Rényi curve at ε.
+
+    Args:
+        orders: α > 1, shape (orders,).
+        curve: the divergence at each, shape (orders,).
+        epsilon: ε.
+    """
     return float(rdp_privacy_accountant.compute_delta(orders, curve, epsilon)[0])
 
 
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
-    """ε of one Gaussian release, exactly."""
+    """ε of one Gaussian release, exactly.
+
+    Args:
+        multiplier: z > 0.
+        delta: δ.
+    """
     return float(gaussian_mechanism.get_epsilon_gaussian(multiplier, delta))
 
 
 def gaussian_delta(multiplier: float, epsilon: float) -> float:
-    """δ of one Gaussian release, exactly."""
+    """δ of one Gaussian release, exactly.
+
+    Args:
+        multiplier: z > 0.
+        epsilon: ε.
+    """
     # dp-accounting has no public form of the curve that its `get_epsilon_gaussian` inverts.
     return math.exp(gaussian_mechanism._get_log_delta(multiplier, epsilon))
 
@@ -49,6 +72,10 @@ def gaussian_parameter(epsilon: float, delta: float) -> float:
     """The largest μ, to one part in 10¹², of a Gaussian release of multiplier 1/μ that is (ε, δ)-DP.
 
     By bisection on the exact curve, which rises with μ. What is returned is the lower end.
+
+    Args:
+        epsilon: ε.
+        delta: δ.
     """
     low, high = 0.0, 1.0
     while gaussian_delta(1 / high, epsilon) <= delta:
@@ -79,56 +106,78 @@ def pure_parameter(epsilon: float) -> float:
 def pure_curve(epsilon: float, orders: tuple[float, ...]) -> NDArray[np.float64]:
     """Rényi divergence of a pure release at each order: at most min(ε, α·ε²/2).
 
+    Args:
+        epsilon: ε.
+        orders: α > 1.
+
     Source: Bun, Steinke (2016), arXiv:1605.02065, Proposition 3.3; and no divergence is above that of order ∞.
     """
     curve: NDArray[np.float64] = np.minimum(epsilon, np.array(orders) * epsilon**2 / 2)
     return curve
 
 
-def losses(
-    unsampled: float,
-    sampled: Mapping[Gaussian, int],
-    pure: Mapping[float, int],
-    relation: Relation,
-    step: float,
-) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """The privacy loss distribution of releases.
+def composed_losses(unsampled: float, others: Mapping[Event, int], relation: Relation, step: float) -> Losses:
+    """The privacy loss distribution of releases together.
 
     Args:
         unsampled: multiplier of the one Gaussian that all releases without a draw amount to; 0: there are none.
-        sampled: the others, and how often each was made.
-        pure: ε of each pure release under this relation, and how often it was made.
+        others: the others, and how often each was made.
         relation: which datasets are neighbours.
         step: of the distribution.
     """
-    accountant = pld.PLDAccountant(RULES[relation], step)
+    composed = privacy_loss_distribution.identity(step)
     if unsampled:
-        # dp-accounting's loss distributions double the shift under replace-one themselves.
-        accountant.compose(dp_accounting.GaussianDpEvent(unsampled))
-    for event, count in sampled.items():
-        accountant.compose(_as_dp_event(event), count)
-    # The accountant knows no pure event, and its distribution has no public accessor; the version is pinned.
-    composed = accountant._pld
-    for epsilon, count in pure.items():
-        alone = privacy_loss_distribution.from_privacy_parameters(
-            common.DifferentialPrivacyParameters(epsilon, 0.0), value_discretization_interval=step
-        )
-        composed = composed.compose(alone.self_compose(count))
+        composed = composed.compose(gaussian_losses(unsampled, 1.0, relation, step))
+    for event, count in others.items():
+        composed = composed.compose(event.losses(relation, step).self_compose(count))
     return composed
+
+
+def gaussian_losses(multiplier: float, probability: float, relation: Relation, step: float) -> Losses:
+    """The privacy loss distribution of one Gaussian release over a Poisson draw.
+
+    Args:
+        multiplier: z, relative to adding or removing a unit: dp-accounting doubles the shift under replace-one itself.
+        probability: q of the draw; 1: none.
+        relation: which datasets are neighbours.
+        step: of the distribution.
+    """
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=multiplier,
+        value_discretization_interval=step,
+        sampling_prob=probability,
+        neighboring_relation=RULES[relation],
+    )
+
+
+def pure_losses(epsilon: float, step: float) -> Losses:
+    """The privacy loss distribution of the worst release of a pure ε.
+
+    Args:
+        epsilon: ε.
+        step: of the distribution.
+    """
+    parameters = common.DifferentialPrivacyParameters(epsilon, 0.0)
+    return privacy_loss_distribution.from_privacy_parameters(parameters, value_discretization_interval=step)
 
 
 @functools.lru_cache(maxsize=4096)
 def sampled_curve(event: Gaussian, relation: Relation, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """Rényi divergence of one sampled release at each order.
+    """Rényi divergence of one Gaussian release at each order, with the draw it was made over.
 
     A draw never tells more than a release without one: divergences are quasi-convex. That holds where dp-accounting
     finds no number, or one above it (draws without replacement of a large share), and for Poisson draws under
     replace-one, for which no curve is known here.
+
+    Args:
+        event: the release.
+        relation: which datasets are neighbours.
+        orders: α > 1.
     """
     # dp-accounting's Rényi accountant takes the multiplier as it is under either relation: halve it here.
-    halved = event.noise_multiplier / (1 if relation == "add-or-remove" else 2)
+    halved = event.noise_multiplier / units_of(relation)
     unsampled = np.array(orders) / (2 * halved**2)
-    if relation == "replace-one" and event.sampling.kind == "poisson":
+    if event.sampling.share == 1 or (relation == "replace-one" and event.sampling.kind == "poisson"):
         return unsampled
     accountant = rdp_privacy_accountant.RdpAccountant(orders, RULES[relation])
     sampled = _as_dp_event(Gaussian(halved, event.sampling))

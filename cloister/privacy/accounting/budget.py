@@ -1,38 +1,108 @@
-"""The budget of one run: every release goes into the ledger first, and none that would pass the budget is made."""
+"""Budgets: every release is recorded first, and none that would pass a limit is made.
+
+    limits (ε, δ) ──▶ PrivacyBudget over a Store ──▶ require(events) ──▶ spend / release
+
+A budget is about one unit: a client, an example or a group of examples under (ε, δ), or a neighbourhood under a limit
+of leakage. What was spent is in a store: a ledger on disk, or the state that a simulated node keeps between messages.
+"""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar
 
 from cloister.core import check
 from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Event, Relation, Unaccounted, Unit
-from cloister.privacy.accounting.filters import Filter, FilterKind, cost, filter_for
+from cloister.privacy.accounting.filters import Filter, FilterKind, LeakageFilter, cost, filter_for, share
 from cloister.privacy.accounting.ledger import Ledger
 
 
-class PrivacyBudget:
-    """The releases of one run about one unit.
+class Store(Protocol):
+    """Where releases about units are recorded before they are made."""
+
+    @property
+    def name(self) -> str:
+        """What to call it in a refusal."""
+
+    def limit(self, run: str, unit: Unit, delta: float, epsilon: float, kind: FilterKind, relation: Relation) -> None:
+        """Record under which budget a run begins, where budgets are recorded.
+
+        Args: as `Ledger.limit`.
+        """
+
+    def filter_of(self, unit: Unit) -> Filter | None:
+        """The filter that was recorded for this unit, if any."""
+
+    def relation_of(self, unit: Unit, relation: Relation) -> Relation:
+        """The relation that budgets about a unit are kept for.
+
+        Args:
+            unit: of which.
+            relation: that a run asks for.
+        """
+
+    def account(self, unit: Unit, relation: Relation, insiders: bool) -> Account:
+        """The composition of every release about a unit.
+
+        Args:
+            unit: of which.
+            relation, insiders: as in `Account`.
+        """
+
+    def spent(self, unit: Unit, chosen: Filter, relation: Relation) -> float:
+        """What all releases about a unit cost under a filter.
+
+        Args:
+            unit: of which.
+            chosen: the filter.
+            relation: which datasets are neighbours.
+        """
+
+    def open(
+        self,
+        event: Event,
+        unit: Unit,
+        run: str,
+        server_round: int,
+        allow: Callable[[], None],
+        mechanism: str,
+        clip: float,
+    ) -> str:
+        """Record that a release is about to be made, unless `allow` raises.
+
+        Args: as `Ledger.open`.
+        """
+
+    def done(self, release: str) -> None:
+        """Record that an opened release was handed on."""
+
+
+AnyStore = TypeVar("AnyStore", bound=Store)
+
+
+class PrivacyBudget(Generic[AnyStore]):
+    """The releases of one run about one unit, and how many more may be made.
 
     Args:
-        ledger: of the data this run is about; earlier runs on the same data count.
+        ledger: the store of the data this run is about; earlier runs on the same data count.
         run: the name of this one.
-        unit: whose protection the releases are about.
+        unit: whose protection the releases are about. About a `neighbourhood` the budget is one of leakage.
         delta: at which ε is judged.
-        max_epsilon: that may not be passed; 0: no budget.
+        max_epsilon: ε, or the leakage, that may not be passed; 0: no budget.
         relation: which datasets are neighbours.
-        kind: of the filter, if the ledger has none for this unit yet; None: `gaussian` for clients, `renyi`, which
+        kind: of the filter, if the store has none for this unit yet; None: `gaussian` for clients, `renyi`, which
             counts draws, for other units.
 
-    Guarantee: while the budget is not passed, everything in the ledger about this unit is together (`max_epsilon`,
+    Guarantee: while the budget is not passed, everything in the store about this unit is together (`max_epsilon`,
         `delta`)-DP against the other clients and whoever sees the models, also where releases, and whole runs, were
         chosen by what earlier ones released; the budget itself must not have been (see `Ledger.limit`).
     """
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: AnyStore,
         run: str,
         unit: Unit = "client",
         delta: float = 1e-5,
@@ -58,18 +128,18 @@ class PrivacyBudget:
 
     def record_unprotected(self, reason: str) -> None:
         """Record that something leaves without a guarantee; no budget over the same data can cover it."""
-        self.ledger.open(Unaccounted(reason), self.unit, self.run, 0, allow=lambda: None)
+        self.ledger.open(Unaccounted(reason), self.unit, self.run, 0, lambda: None, "", 0.0)
 
     def account(self) -> Account:
-        """Everything in the ledger about this unit."""
+        """Everything in the store about this unit."""
         return self.ledger.account(self.unit, self.relation, insiders=True)
 
-    def account_of_run(self, insiders: bool = True) -> Account:
+    def account_of_run(self: "PrivacyBudget[Ledger]", insiders: bool = True) -> Account:
         """What this run alone has released."""
         own = (entry.event for entry in self.ledger.entries if entry.run == self.run and entry.unit == self.unit)
         return Account(own, self.relation, insiders)
 
-    def account_with(self, planned: Account) -> Account:
+    def account_with(self: "PrivacyBudget[Ledger]", planned: Account) -> Account:
         """Everything in the ledger about this unit, with an account in the place of what this run has released."""
         for entry in self.ledger.entries:
             if entry.run != self.run and entry.unit == self.unit:
@@ -77,7 +147,7 @@ class PrivacyBudget:
         return planned
 
     def epsilon(self) -> float:
-        """ε of everything in the ledger about this unit, at this δ; ∞ where nothing can be claimed.
+        """ε of everything in the store about this unit, at this δ; ∞ where nothing can be claimed.
 
         It holds if nothing was chosen by what was released before. Budgets do not rest on it.
         """
@@ -85,7 +155,9 @@ class PrivacyBudget:
 
     @property
     def filter(self) -> Filter:
-        """What keeps the budget: the ledger's own, or where it has none, the one that `begin` would enter."""
+        """What keeps the budget: the store's own, or where it has none, the one that `begin` would enter."""
+        if self.unit == "neighbourhood":
+            return LeakageFilter()
         return self.ledger.filter_of(self.unit) or filter_for(self.kind, self.max_epsilon, self.delta)
 
     @property
@@ -94,12 +166,12 @@ class PrivacyBudget:
         return self.filter.limit(self.max_epsilon, self.delta)
 
     def spent(self) -> float:
-        """What everything in the ledger about this unit comes to under the filter."""
+        """What everything in the store about this unit comes to under the filter."""
         return self.ledger.spent(self.unit, self.filter, self._kept_for)
 
     def share(self) -> float:
         """Spent of the limit, where there is a budget: 1 is all of it."""
-        return _share(self.spent(), self.limit)
+        return share(self.spent(), self.limit)
 
     def cost(self, event: Event) -> float:
         """What a release would add to what is spent."""
@@ -116,60 +188,47 @@ class PrivacyBudget:
         Raises:
             BudgetExhausted: they would; nothing was recorded.
         """
-        if self.max_epsilon:
-            after = self.spent() + sum(self.cost(event) for event in events)
-            _refuse(self.spent(), after, self.filter, self.max_epsilon, self.delta, str(self.ledger.path))
+        if not self.max_epsilon:
+            return
+        before = self.spent()
+        after = before + sum(self.cost(event) for event in events)
+        if math.isinf(after) or after > self.limit:
+            raise BudgetExhausted(self.filter.refusal(before, after, self.max_epsilon, self.delta, self.ledger.name))
+
+    def spend(self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0) -> str:
+        """Record a release that is about to be made: from here on it counts as spent.
+
+        Args:
+            event: what is about to happen.
+            server_round: in which.
+            mechanism: by which, for whoever reads the ledger.
+            clip: largest L2 norm of one unit's contribution; 0: none.
+
+        Returns:
+            Its id in the store.
+
+        Raises:
+            BudgetExhausted: it would pass the budget; nothing was recorded.
+            LedgerError: it cannot be recorded.
+        """
+        return self.ledger.open(
+            event, self.unit, self.run, server_round, lambda: self.require([event]), mechanism, clip
+        )
 
     @contextmanager
     def release(self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0) -> Iterator[None]:
-        """Record a release around the block that makes it: on disk as spent before, as handed on after.
+        """Record a release around the block that makes it: as spent before, as handed on after.
+
+        Args:
+            event: what is about to happen.
+            server_round: in which.
+            mechanism: by which, for whoever reads the ledger.
+            clip: largest L2 norm of one unit's contribution; 0: none.
 
         Raises:
             BudgetExhausted: it would pass the budget; the block is not entered.
             LedgerError: it cannot be recorded; the block is not entered.
         """
-        release = self.ledger.open(
-            event, self.unit, self.run, server_round, lambda: self.require([event]), mechanism, clip
-        )
+        release = self.spend(event, server_round, mechanism, clip)
         yield
         self.ledger.done(release)
-
-
-def refuse_beyond(account: Account, events: Iterable[Event], delta: float, max_epsilon: float, keeper: str) -> None:
-    """Refuse if an account that no ledger holds would pass a budget with these events, by a Rényi filter.
-
-    Args:
-        account: of what was released before.
-        events: that are about to happen.
-        delta: at which ε is judged.
-        max_epsilon: that may not be passed; 0: no budget.
-        keeper: whose account it is, for the message.
-
-    Raises:
-        BudgetExhausted: it would.
-    """
-    if not max_epsilon:
-        return
-    chosen = filter_for("renyi", max_epsilon, delta)
-    before = chosen.spent(account)
-    after = before + sum(cost(chosen, event, account.relation) for event in events)
-    _refuse(before, after, chosen, max_epsilon, delta, keeper)
-
-
-def _refuse(before: float, after: float, chosen: Filter, max_epsilon: float, delta: float, keeper: str) -> None:
-    """Raises BudgetExhausted if what is spent after some events is more than the limit."""
-    if math.isinf(after):
-        raise BudgetExhausted(
-            f"{keeper} holds, or would hold, releases for which nothing can be claimed: no ε up to {max_epsilon:g} "
-            "covers them; if this is other data, give it another data-identity"
-        )
-    limit = chosen.limit(max_epsilon, delta)
-    if after > limit:
-        raise BudgetExhausted(
-            f"the next release would bring what is spent from {100 * _share(before, limit):.4g} % to "
-            f"{100 * _share(after, limit):.4g} %, past the budget of {max_epsilon:g} at δ = {delta:g} (by {chosen})"
-        )
-
-
-def _share(spent: float, limit: float) -> float:
-    return spent / limit if limit else math.inf if spent else 0.0

@@ -1,13 +1,20 @@
-"""What happened, in the terms an accountant needs: the closed vocabulary of the ledger.
+"""What happened, in the terms an accountant needs: the closed vocabulary of the ledger, and what each word costs.
 
 Events are recorded; ε is derived from them when somebody asks. An event of a kind or a version that is not known here
 is refused, never guessed. Changing what a field means is a new kind.
+
+**Prices.** Every kind of event says what it costs by each way of accounting, in the methods that `PRICES` names. A kind
+that leaves one out is refused when its class is made: it would be counted for less than it costs. A price of ∞ says
+that there is no bound.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cloister.core.errors import PrivacyError
 
@@ -42,9 +49,23 @@ class Sampling:
         if self.kind == "without-replacement" and not 0 < self.cohort <= self.population:
             raise PrivacyError(f"a cohort of {self.cohort} cannot be drawn from a population of {self.population}")
 
+    @property
+    def share(self) -> float:
+        """The share of units that take part in a release on average; 1 where nothing is claimed about the draw."""
+        if self.kind == "without-replacement":
+            return self.cohort / self.population
+        return self.probability if self.kind == "poisson" else 1.0
+
+    def __str__(self) -> str:
+        drawn = {
+            "none": "",
+            "poisson": f", poisson {self.probability:g}",
+            "without-replacement": f", {self.cohort} of {self.population}",
+        }
+        return drawn[self.kind]
+
 
 UNSAMPLED = Sampling()
-
 
 MIN_MULTIPLIER = 1e-6
 """The smallest multiplier that is accounted for: below, squares lose their meaning and ε is past every use."""
@@ -52,9 +73,119 @@ MIN_MULTIPLIER = 1e-6
 MAX_COUNT = 10**9
 """The most releases that one event stands for."""
 
+MAX_PURE = 500.0
+"""The largest pure ε of which dp-accounting makes a loss distribution: its e^ε overflows soon after."""
+
+GRID = 128
+"""Steps per doubling to which the multipliers of very many sampled releases are rounded down, so that rounds that
+differ a little share their cost: ε comes out a little too large, never too small."""
+
+Orders = tuple[float, ...]
+KINDS: dict[str, type["Event"]] = {}
+"""Every kind of event by its name in a ledger. A class enters itself when it is made."""
+PRICES = ("multiplier", "renyi", "mu_squared", "has_losses", "losses", "pure", "leakage")
+"""What every kind of event has to say to accountants and filters."""
+WORDS = ("replaced", "__str__")
+"""What every kind of event has to say beside its prices: what it costs an example, and itself in a few words."""
+
+
+class Event:
+    """A release, or several, and what it costs by every way of accounting.
+
+    A kind of event is a frozen dataclass that names itself: `class Gaussian(Event, kind="gaussian")`. One that stands
+    for several releases has `parts` and is priced by them; any other has prices of its own.
+
+    Raises:
+        PrivacyError: (when a class is made) the kind has no price for some accountant, or is taken.
+    """
+
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls, kind: str) -> None:
+        super().__init_subclass__()
+        needed = WORDS if cls.parts is not Event.parts else (*PRICES, *WORDS)
+        missing = [name for name in needed if getattr(cls, name) is getattr(Event, name)]
+        if missing:
+            raise PrivacyError(
+                f"events of kind {kind!r} do not say {', '.join(missing)}: every accountant needs a price"
+            )
+        if kind in KINDS:
+            raise PrivacyError(f"there are events of kind {kind!r} already")
+        cls.kind = kind
+        KINDS[kind] = cls
+
+    def parts(self) -> tuple["Event", int]:
+        """One release of those that this event stands for, and how many they are."""
+        return self, 1
+
+    def rounded(self) -> "Event":
+        """An event that costs a little more, and is the same for releases that differ a little."""
+        return self
+
+    def multiplier(self, relation: Relation, insiders: bool) -> float | None:
+        """The noise multiplier of the Gaussian release without a draw that this one is counted as, exactly.
+
+        Args:
+            relation: which datasets are neighbours.
+            insiders: whether the adversary may be clients who know of each draw whether they were in it.
+
+        Returns:
+            z, relative to adding or removing a unit; 0: nothing bounds the release; None: it has curves of its own.
+        """
+        raise NotImplementedError
+
+    def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
+        """Rényi divergence of one release at each order: for `rdp`, `published` and the Rényi filter.
+
+        Args:
+            orders: α > 1.
+            relation: which datasets are neighbours.
+
+        Returns:
+            Shape (orders,); ∞ where there is no bound.
+        """
+        raise NotImplementedError
+
+    def mu_squared(self, relation: Relation) -> float:
+        """μ² for which one release is μ-GDP, draws counting for nothing: for `gdp` and the Gaussian filter."""
+        raise NotImplementedError
+
+    def has_losses(self, relation: Relation) -> bool:
+        """Whether `pld` knows a loss distribution of this release."""
+        raise NotImplementedError
+
+    def losses(self, relation: Relation, step: float) -> Any:
+        """The privacy loss distribution of one release, where there is one: for `pld`.
+
+        Args:
+            relation: which datasets are neighbours.
+            step: of the distribution.
+        """
+        raise NotImplementedError
+
+    def pure(self, relation: Relation) -> float:
+        """ε with which one release is (ε, 0)-DP; ∞ where it is not."""
+        raise NotImplementedError
+
+    @property
+    def leakage(self) -> float:
+        """Log of the most by which likelihoods differ within a neighbourhood (d-privacy); ∞ without a bound."""
+        raise NotImplementedError
+
+    def replaced(self) -> "Event":
+        """What a release that is counted for adding or removing a client costs one of the client's examples.
+
+        Without the example the client contributes all the same, and something else: a replacement, twice as far.
+        """
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """The event in a few words."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Event, kind="gaussian"):
     """One release of a sum with Gaussian noise.
 
     Attributes:
@@ -65,6 +196,7 @@ class Gaussian:
 
     noise_multiplier: float
     sampling: Sampling = UNSAMPLED
+    leakage = math.inf
 
     def __post_init__(self) -> None:
         if isinstance(self.noise_multiplier, bool) or not isinstance(self.noise_multiplier, int | float):
@@ -75,9 +207,61 @@ class Gaussian:
                 f"got {self.noise_multiplier}"
             )
 
+    def rounded(self) -> "Gaussian":
+        """With the multiplier rounded down to one of `GRID` in a doubling."""
+        steps = math.floor(GRID * math.log2(self.noise_multiplier))
+        return Gaussian(float(2 ** (steps / GRID)), self.sampling)
+
+    def multiplier(self, relation: Relation, insiders: bool) -> float | None:
+        """z where the draw hides nothing; None where it does.
+
+        Args: as `Event.multiplier`.
+        """
+        fixed = self.sampling.kind == "without-replacement"
+        if fixed and relation == "add-or-remove":
+            # With one unit more in the population, a draw may hold it instead of another: a replacement, unamplified.
+            return self.noise_multiplier / 2
+        if not self.noise_multiplier or self.sampling.share == 1 or (insiders and fixed):
+            return self.noise_multiplier
+        return None
+
+    def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
+        """As `accountants.sampled_curve`.
+
+        Args: as `Event.renyi`.
+        """
+        curve: NDArray[np.float64] = _accountants().sampled_curve(self, relation, orders)
+        return curve
+
+    def mu_squared(self, relation: Relation) -> float:
+        """1/z²; a draw never tells more than a release without one."""
+        return units_of(relation) ** 2 / self.noise_multiplier**2 if self.noise_multiplier else math.inf
+
+    def has_losses(self, relation: Relation) -> bool:
+        """Not of draws without replacement."""
+        return self.sampling.kind != "without-replacement"
+
+    def losses(self, relation: Relation, step: float) -> Any:
+        """As dp-accounting has them.
+
+        Args: as `Event.losses`.
+        """
+        return _accountants().gaussian_losses(self.noise_multiplier, self.sampling.share, relation, step)
+
+    def pure(self, relation: Relation) -> float:
+        """None."""
+        return math.inf
+
+    def replaced(self) -> "Gaussian":
+        """Half the multiplier, and no draw."""
+        return Gaussian(self.noise_multiplier / 2)
+
+    def __str__(self) -> str:
+        return f"gaussian, z = {self.noise_multiplier:.4g}{self.sampling}"
+
 
 @dataclass(frozen=True)
-class Repeated:
+class Repeated(Event, kind="repeated"):
     """The same release several times over, as the steps of a training are.
 
     Attributes:
@@ -94,9 +278,20 @@ class Repeated:
         if type(self.count) is not int or not 0 < self.count <= MAX_COUNT:
             raise PrivacyError(f"a count of releases must be a whole number from 1 to {MAX_COUNT}, got {self.count!r}")
 
+    def parts(self) -> tuple[Event, int]:
+        """The release that is repeated, and how often."""
+        return self.event, self.count
+
+    def replaced(self) -> "Repeated":
+        """As many of what each costs an example."""
+        return Repeated(self.event.replaced(), self.count)
+
+    def __str__(self) -> str:
+        return f"{self.count} times {self.event}"
+
 
 @dataclass(frozen=True)
-class Pure:
+class Pure(Event, kind="pure"):
     """One release with pure differential privacy.
 
     Attributes:
@@ -105,6 +300,7 @@ class Pure:
     """
 
     epsilon: float
+    leakage = math.inf
 
     def __post_init__(self) -> None:
         if isinstance(self.epsilon, bool) or not isinstance(self.epsilon, int | float):
@@ -112,17 +308,108 @@ class Pure:
         if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
             raise PrivacyError(f"the ε of a pure release must be finite and above 0, got {self.epsilon}")
 
+    def multiplier(self, relation: Relation, insiders: bool) -> float | None:
+        """It is no Gaussian.
+
+        Args: as `Event.multiplier`.
+        """
+        return None
+
+    def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
+        """As `accountants.pure_curve`.
+
+        Args: as `Event.renyi`.
+        """
+        curve: NDArray[np.float64] = _accountants().pure_curve(self.pure(relation), orders)
+        return curve
+
+    def mu_squared(self, relation: Relation) -> float:
+        """Of the Gaussian that protects no better."""
+        return float(_accountants().pure_parameter(self.pure(relation)) ** 2)
+
+    def has_losses(self, relation: Relation) -> bool:
+        """Up to `MAX_PURE`."""
+        return self.pure(relation) <= MAX_PURE
+
+    def losses(self, relation: Relation, step: float) -> Any:
+        """Of the mechanism that is worst for this ε.
+
+        Args: as `Event.losses`.
+        """
+        return _accountants().pure_losses(self.pure(relation), step)
+
+    def pure(self, relation: Relation) -> float:
+        """ε, twice under `replace-one`."""
+        return self.epsilon * units_of(relation)
+
+    def replaced(self) -> "Pure":
+        """2ε."""
+        return Pure(2 * self.epsilon)
+
+    def __str__(self) -> str:
+        return f"pure, ε = {self.epsilon:.4g}"
+
+
+class Unbounded:
+    """The prices of a release that no accountant bounds: every one of them is ∞, but maybe its leakage."""
+
+    def multiplier(self, relation: Relation, insiders: bool) -> float | None:
+        """No noise that counts.
+
+        Args: as `Event.multiplier`.
+        """
+        return 0.0
+
+    def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
+        """∞ at every order.
+
+        Args: as `Event.renyi`.
+        """
+        return np.full(len(orders), math.inf)
+
+    def mu_squared(self, relation: Relation) -> float:
+        """∞."""
+        return math.inf
+
+    def has_losses(self, relation: Relation) -> bool:
+        """None are known."""
+        return False
+
+    def losses(self, relation: Relation, step: float) -> Any:
+        """Never asked for.
+
+        Args: as `Event.losses`.
+
+        Raises:
+            PrivacyError: always.
+        """
+        raise PrivacyError("a release without a bound has no loss distribution")
+
+    def pure(self, relation: Relation) -> float:
+        """∞."""
+        return math.inf
+
 
 @dataclass(frozen=True)
-class Unaccounted:
+class Unaccounted(Unbounded, Event, kind="unaccounted"):
     """A release for which no guarantee is claimed, and why."""
 
     reason: str
+    leakage = math.inf
+
+    def replaced(self) -> "Unaccounted":
+        """As it is: there is no bound for examples either."""
+        return self
+
+    def __str__(self) -> str:
+        return f"no guarantee: {self.reason}"
 
 
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(Unbounded, Event, kind="laplace"):
     """One release of a vector with noise of density ∝ exp(-ε‖x‖).
+
+    Against all other vectors, however far, such noise promises nothing: but for its leakage every price is ∞.
 
     Attributes:
         epsilon: ε > 0, per unit of Euclidean distance.
@@ -141,23 +428,32 @@ class Laplace:
         """ε·radius: log of the most by which likelihoods differ within the neighbourhood."""
         return self.epsilon * self.radius
 
+    def replaced(self) -> "Laplace":
+        """As it is: there is no bound for examples either."""
+        return self
 
-Event = Gaussian | Repeated | Pure | Laplace | Unaccounted
-KINDS: dict[str, type] = {
-    "gaussian": Gaussian,
-    "repeated": Repeated,
-    "pure": Pure,
-    "laplace": Laplace,
-    "unaccounted": Unaccounted,
-}
+    def __str__(self) -> str:
+        return f"laplace, ε = {self.epsilon:.4g} per unit, leakage {self.leakage:.4g} within {self.radius:.4g}"
+
+
+def units_of(relation: Relation) -> int:
+    """How often a unit is added or removed to get to a neighbour: once, or twice to replace it."""
+    return 1 if relation == "add-or-remove" else 2
+
+
+def _accountants() -> Any:
+    """dp-accounting, when a price is asked for: it takes SciPy along, and whoever only records needs neither."""
+    from cloister.privacy.accounting import accountants
+
+    return accountants
 
 
 def to_json(event: Event) -> dict[str, Any]:
     """An event as a JSON object."""
-    (kind,) = (name for name, cls in KINDS.items() if type(event) is cls)
-    if isinstance(event, Repeated):
-        return {"kind": kind, "event": to_json(event.event), "count": event.count}
-    return {"kind": kind, **asdict(event)}
+    fields = asdict(event)  # type: ignore[call-overload]
+    if "event" in fields:
+        fields["event"] = to_json(event.parts()[0])
+    return {"kind": event.kind, **fields}
 
 
 def from_json(content: Mapping[str, Any]) -> Event:

@@ -9,6 +9,7 @@ are: under either of them everything together is (ε, δ)-DP, whatever was chose
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,12 +21,53 @@ from cloister.privacy.accounting.account import FINE, Account
 from cloister.privacy.accounting.events import UNSAMPLED, Event, Gaussian, Relation, Sampling
 
 FilterKind = Literal["gaussian", "renyi"]
+ROUNDING = 1e-12
+"""By which a sum of leakages may pass its limit: ten releases of 0.4 are 4."""
 EXACT = 1e-9
 """Share of a limit that calibration leaves: a ledger adds costs up one by one, and rounds each time."""
 
 
+class Filter(ABC):
+    """What keeps a budget: a limit that follows from it, and what an account comes to beside that limit."""
+
+    @abstractmethod
+    def limit(self, epsilon: float, delta: float) -> float:
+        """The most that may be spent under a budget.
+
+        Args:
+            epsilon: ε of the budget.
+            delta: δ of the budget.
+        """
+
+    @abstractmethod
+    def spent(self, account: Account) -> float:
+        """What an account comes to; ∞ where there is no bound."""
+
+    def refusal(self, before: float, after: float, epsilon: float, delta: float, keeper: str) -> str:
+        """Why a release is refused that would pass a budget.
+
+        Args:
+            before: what is spent.
+            after: what would be.
+            epsilon: ε of the budget.
+            delta: δ of the budget.
+            keeper: whose account it is.
+        """
+        if math.isinf(after):
+            return (
+                f"{keeper} holds, or would hold, releases for which nothing can be claimed: no ε up to {epsilon:g} "
+                "covers them; if this is other data, give it another data-identity"
+            )
+        shares = (100 * share(spent, self.limit(epsilon, delta)) for spent in (before, after))
+        rise = "from {:.4g} % to {:.4g} %".format(*shares)
+        return (
+            f"the next release would bring what is spent {rise}, past the budget of {epsilon:g} at δ = {delta:g} "
+            f"(by {self})"
+        )
+
+
 @dataclass(frozen=True)
-class GaussianFilter:
+class GaussianFilter(Filter):
     """Σ μᵢ² ≤ μ(ε, δ)²: fully adaptive composition of Gaussian DP. Draws count for nothing.
 
     Guarantee: releases that are each μᵢ-GDP given the ones before, with Σ μᵢ² ≤ μ² whatever happens, are together
@@ -36,7 +78,10 @@ class GaussianFilter:
     """
 
     def limit(self, epsilon: float, delta: float) -> float:
-        """The most that may be spent under a budget: μ²."""
+        """The most that may be spent under a budget: μ².
+
+        Args: as `Filter.limit`.
+        """
         return _accountants().gaussian_parameter(epsilon, delta) ** 2  # type: ignore[no-any-return]
 
     def spent(self, account: Account) -> float:
@@ -48,7 +93,7 @@ class GaussianFilter:
 
 
 @dataclass(frozen=True)
-class RenyiFilter:
+class RenyiFilter(Filter):
     """Σ RDPᵢ(α) ≤ B(α) at one order α.
 
     Attributes:
@@ -68,7 +113,10 @@ class RenyiFilter:
             raise PrivacyError(f"the order of a Rényi filter must be a number above 1, got {self.order!r}")
 
     def limit(self, epsilon: float, delta: float) -> float:
-        """The most that may be spent under a budget: B(α), or 0 where that is below."""
+        """The most that may be spent under a budget: B(α), or 0 where that is below.
+
+        Args: as `Filter.limit`.
+        """
         return max(0.0, _capacity(self.order, epsilon, delta))
 
     def spent(self, account: Account) -> float:
@@ -79,13 +127,58 @@ class RenyiFilter:
         return f"Rényi DP of order {self.order:g}"
 
 
-Filter = GaussianFilter | RenyiFilter
+@dataclass(frozen=True)
+class LeakageFilter(Filter):
+    """Σ ε·radius ≤ a limit of leakage: d-privacy adds up, whoever chooses.
+
+    Source: Galli et al. (2023), Theorem 4.2.
+    """
+
+    def limit(self, epsilon: float, delta: float) -> float:
+        """The limit itself, but for rounding.
+
+        Args: as `Filter.limit`.
+        """
+        return epsilon * (1 + ROUNDING)
+
+    def spent(self, account: Account) -> float:
+        """The leakage of everything together."""
+        return account.leakage()
+
+    def refusal(self, before: float, after: float, epsilon: float, delta: float, keeper: str) -> str:
+        """No numbers: how much was spent is the client's own affair.
+
+        Args: as `Filter.refusal`.
+        """
+        return "this client's limit of leakage would be passed"
+
+    def __str__(self) -> str:
+        return "a sum of leakages"
+
+
+RECORDED: Mapping[str, Callable[..., Filter]] = {"gaussian": GaussianFilter, "renyi": RenyiFilter}
+"""The filters that a ledger may name, by kind."""
+
+
+def share(spent: float, limit: float) -> float:
+    """Spent of a limit: 1 is all of it.
+
+    Args:
+        spent: under a filter.
+        limit: of the filter; 0: there is no room, and anything is more than all of it.
+    """
+    return spent / limit if limit else math.inf if spent else 0.0
 
 
 def filter_for(kind: FilterKind, epsilon: float, delta: float) -> Filter:
     """The filter of a kind for a budget; of an (ε, δ) alone, so that nothing that was released can enter.
 
     The Rényi order is that of `FINE` at which a budget has room for the most Gaussian releases: the largest B(α)/α.
+
+    Args:
+        kind: of the filter.
+        epsilon: ε of the budget.
+        delta: δ of the budget.
     """
     check.one_of(get_args(FilterKind), filter=kind)
     if kind == "gaussian":
@@ -100,13 +193,20 @@ def _capacity(order: float, epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=65536)
 def cost(chosen: Filter, event: Event, relation: Relation = "add-or-remove") -> float:
-    """What one release costs under a filter, against clients who know whether they were drawn; ∞: it has no bound."""
+    """What one release costs under a filter, against clients who know whether they were drawn; ∞: it has no bound.
+
+    Args:
+        chosen: the filter.
+        event: the release.
+        relation: which datasets are neighbours.
+    """
     return chosen.spent(Account([event], relation, insiders=True))
 
 
 def to_json(chosen: Filter) -> dict[str, Any]:
     """A filter as a JSON object."""
-    return {"kind": "gaussian"} if isinstance(chosen, GaussianFilter) else {"kind": "renyi", "order": chosen.order}
+    (kind,) = (name for name, cls in RECORDED.items() if type(chosen) is cls)
+    return {"kind": kind, **vars(chosen)}
 
 
 def from_json(content: Mapping[str, Any]) -> Filter:
@@ -115,13 +215,12 @@ def from_json(content: Mapping[str, Any]) -> Filter:
     Raises:
         PrivacyError: the kind or a field is not known.
     """
-    known: dict[str, Callable[..., Filter]] = {"gaussian": GaussianFilter, "renyi": RenyiFilter}
     fields = dict(content) if isinstance(content, Mapping) else {}
     kind = fields.pop("kind", None)
-    if not isinstance(kind, str) or kind not in known:
-        raise PrivacyError(f"unknown kind of filter {kind!r}; known: {', '.join(known)}")
+    if not isinstance(kind, str) or kind not in RECORDED:
+        raise PrivacyError(f"unknown kind of filter {kind!r}; known: {', '.join(RECORDED)}")
     try:
-        return known[kind](**fields)
+        return RECORDED[kind](**fields)
     except TypeError as error:
         raise PrivacyError(f"a {kind!r} filter does not have these fields: {error}") from None
 
@@ -133,6 +232,13 @@ def noise_multiplier_for(
     epsilon: float, delta: float, rounds: int, sampling: Sampling = UNSAMPLED, relation: Relation = "add-or-remove"
 ) -> float:
     """The smallest z, to one part in a thousand, with which the filter of a budget allows `rounds` releases.
+
+    Args:
+        epsilon: ε of the budget.
+        delta: δ of the budget.
+        rounds: how many releases.
+        sampling: how the units of each are drawn.
+        relation: which datasets are neighbours.
 
     Raises:
         ConfigError: ε, δ or the rounds are out of range, or no z up to 10⁶ will do.
@@ -153,7 +259,15 @@ def rounds_for(
     sampling: Sampling = UNSAMPLED,
     relation: Relation = "add-or-remove",
 ) -> int:
-    """How many releases with z the filter of a budget allows."""
+    """How many releases with z the filter of a budget allows.
+
+    Args:
+        noise_multiplier: z > 0.
+        epsilon: ε of the budget.
+        delta: δ of the budget.
+        sampling: how the units of each are drawn.
+        relation: which datasets are neighbours.
+    """
     check.positive(epsilon=epsilon, noise_multiplier=noise_multiplier)
     chosen = _planned(epsilon, delta, sampling)
     each = cost(chosen, Gaussian(noise_multiplier, sampling), relation)

@@ -18,7 +18,6 @@ Times are days: where the draw of a cohort is secret, the seconds between two li
 import fcntl
 import hashlib
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +31,7 @@ from cloister.core.errors import LedgerError, PrivacyError
 from cloister.core.files import DAY
 from cloister.privacy.accounting import filters
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.events import Event, Laplace, Relation, Unit, from_json, to_json
+from cloister.privacy.accounting.events import Event, Relation, Unit, from_json, to_json
 from cloister.privacy.accounting.filters import Filter, FilterKind
 
 VERSION = 3
@@ -123,6 +122,11 @@ class Ledger:
                 self._catch_up(file)
 
     @property
+    def name(self) -> str:
+        """What to call it in a refusal: its path."""
+        return str(self.path)
+
+    @property
     def entries(self) -> list[Entry]:
         """Every release so far, in order."""
         return list(self._entries.values())
@@ -138,7 +142,12 @@ class Ledger:
         return self._last_hash
 
     def account(self, unit: Unit, relation: Relation = "add-or-remove", insiders: bool = False) -> Account:
-        """The composition of every release about this unit; see `Account` for the arguments."""
+        """The composition of every release about a unit.
+
+        Args:
+            unit: of which.
+            relation, insiders: as in `Account`.
+        """
         key = (unit, relation, insiders)
         if key not in self._accounts:
             events = (entry.event for entry in self._entries.values() if entry.unit == unit)
@@ -158,7 +167,13 @@ class Ledger:
         return unit in self._filters and unit not in self._set_late
 
     def spent(self, unit: Unit, chosen: Filter, relation: Relation = "add-or-remove") -> float:
-        """What all releases about this unit cost under a filter: a running sum, a term more for each release."""
+        """What all releases about a unit cost under a filter: a running sum, a term more for each release.
+
+        Args:
+            unit: of which.
+            chosen: the filter.
+            relation: which datasets are neighbours.
+        """
         key = (unit, chosen, relation)
         if key not in self._spent:
             events = (entry.event for entry in self._entries.values() if entry.unit == unit)
@@ -167,8 +182,7 @@ class Ledger:
 
     def leakage(self) -> float:
         """Σ ε·radius of all Laplace releases; ∞ if a release about the neighbourhood is none of those."""
-        events = (entry.event for entry in self._entries.values() if entry.unit == "neighbourhood")
-        return sum(event.leakage if isinstance(event, Laplace) else math.inf for event in events)
+        return self.account("neighbourhood").leakage()
 
     def open(
         self,
@@ -206,7 +220,12 @@ class Ledger:
         return release
 
     def relation_of(self, unit: Unit, relation: Relation) -> Relation:
-        """What budgets about this unit are kept for: this relation, or `replace-one` once any budget was about it."""
+        """What budgets about a unit are kept for.
+
+        Args:
+            unit: of which.
+            relation: that a run asks for; `replace-one` counts in its place once any budget was about that.
+        """
         strict = any(budget.unit == unit and budget.relation == "replace-one" for budget in self._budgets)
         return "replace-one" if strict else relation
 

@@ -1,24 +1,72 @@
-"""What may be said about a run's privacy, and what not."""
+"""What may be said about a run's privacy, and what not: the values, without their words."""
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from cloister.privacy.accounting.account import Account, by_accountant
-from cloister.privacy.accounting.budget import PrivacyBudget
 
-RUN = "this run"
-ALL_RUNS = "all runs in the ledger"
-IF_FIXED = "it holds if no run was chosen by what earlier ones released"
-IF_BUDGET_FIXED = "and if no budget was set or changed because of what had been released"
-ALL_PLANNED = "counted for all rounds that were planned: what was released may have decided when the run ended"
-STRANGERS = "whoever sees the models of the run, is no client, and knows of no draw"
-NEIGHBOURS = (
-    "one client's contributions count or not (or, under replace-one, are exchanged for others); the roster of "
-    "connected nodes is public and the same in both"
-)
-OUTSIDERS = "the other clients, and whoever sees the models of the run"
+Status = Literal["none", "sound", "heuristic"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of a claim: how much somebody can learn at most, and about whom. None: it does not apply.
+
+    Attributes:
+        unit: whose data it is about.
+        relation: which datasets count as neighbours.
+        neighbours: the same for this unit, in words.
+        adversary: against whom it holds.
+        scope: of which releases it is.
+        epsilon, delta: what is claimed; δ = 0 is pure differential privacy.
+        accountant: that shows ε: the tightest of those that apply.
+        by_accountant: ε by each of them.
+        condition: on which it rests.
+        counts: what it counts beside what was released.
+        budget: whether ε is that of a budget, which `filter` keeps and of which the share `spent` is spent.
+        noise_multiplier: of each release, as it is counted.
+        steps, releases: how many were counted.
+        sampling: how units were drawn, in words.
+        guarantee: where it is not (ε, δ): d-privacy, with its leakage within a radius.
+        status, reasons, formula: of a figure that is no guarantee.
+    """
+
+    unit: str
+    relation: str | None = None
+    neighbours: str | None = None
+    adversary: str | None = None
+    scope: str | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    accountant: str | None = None
+    by_accountant: Mapping[str, float] | None = None
+    condition: str | None = None
+    counts: str | None = None
+    budget: bool | None = None
+    filter: str | None = None
+    spent: float | None = None
+    noise_multiplier: float | None = None
+    steps: int | None = None
+    releases: int | None = None
+    sampling: str | None = None
+    guarantee: str | None = None
+    radius: float | None = None
+    leakage: float | None = None
+    status: Status | None = None
+    reasons: tuple[str, ...] | None = None
+    formula: str | None = None
+
+    def counted(self, account: Account, delta: float) -> "Figure":
+        """This figure with ε at δ by the tightest accountant, and by every other that applies.
+
+        Args:
+            account: of the releases that it is about.
+            delta: at which ε is computed.
+        """
+        found = by_accountant(account, delta)
+        tightest = min(found, key=lambda name: found[name])
+        return replace(self, epsilon=found[tightest], delta=delta, accountant=tightest, by_accountant=found)
 
 
 @dataclass(frozen=True)
@@ -26,13 +74,14 @@ class Claim:
     """The guarantee of one mechanism, or why there is none.
 
     Attributes:
-        mechanism: its name, as in `privacy.server`.
+        mechanism: its name, as in `privacy.server` or `privacy.client`.
         reasons: why the claim is only heuristic; empty if it is sound.
         unit: whose data the claim is about.
         relation: which cohorts count as neighbours.
         unprotected: what leaves without noise.
         parameters: of the mechanism, by their configuration keys.
         seeded: whether the noise can be repeated by whoever knows its seed.
+        figures: what is claimed in numbers, once it is known; none where nothing is sound.
     """
 
     mechanism: str
@@ -42,122 +91,107 @@ class Claim:
     unprotected: tuple[str, ...] = ()
     parameters: dict[str, float | str | bool] = field(default_factory=dict)
     seeded: bool = False
+    figures: tuple[Figure, ...] = ()
 
     @property
-    def status(self) -> str:
+    def status(self) -> Status:
         """`none`, `sound` or `heuristic`."""
         if self.mechanism == "none":
             return "none"
         return "heuristic" if self.reasons else "sound"
 
+    @property
+    def epsilon(self) -> float | None:
+        """The largest ε that is claimed; None without one."""
+        return max((figure.epsilon for figure in self.figures if figure.epsilon is not None), default=None)
 
-def running(claim: Claim) -> dict[str, Any]:
-    """What `privacy.json` says until the run has ended: nothing that a crash could make false."""
-    return {"status": "running", "mechanism": claim.mechanism, "claims": [], "see": "the ledger"}
+
+@dataclass(frozen=True)
+class LocalClaim(Claim):
+    """The guarantee of a client that noises its own update.
+
+    Attributes:
+        adversary: against whom it holds.
+        leakage_of_a_release: within its neighbourhood, under Laplace noise; None under other noise, or without any.
+    """
+
+    adversary: str = ""
+    leakage_of_a_release: float | None = None
+
+    def without_guarantee(self, reasons: Iterable[str]) -> "LocalClaim":
+        """The claim where there are these reasons against it too."""
+        found = tuple(reasons)
+        return replace(self, reasons=(*self.reasons, *found), figures=()) if found else self
 
 
-def statement(
-    claim: Claim,
-    budget: PrivacyBudget,
-    rounds: int,
-    sampling: str,
-    clients: dict[str, Any] | None = None,
-    planned: Callable[[bool], Account] | None = None,
-) -> dict[str, Any]:
-    """The content of `privacy.json`.
+@dataclass(frozen=True)
+class OfSize:
+    """What DP-SGD is worth on a client of one size.
 
-    Args:
-        claim: of the run's decorator.
-        budget: of the run.
+    Attributes:
+        size: of the client, in units.
+        rounds: in which it trained.
+        figures: that are claimed.
+        heuristic: figures that are no guarantee, each with its reasons.
+    """
+
+    size: int
+    rounds: int
+    figures: tuple[Figure, ...] = ()
+    heuristic: tuple[Figure, ...] = ()
+
+
+@dataclass(frozen=True)
+class DpSgdClaim(Claim):
+    """The guarantee of clients that train with DP-SGD.
+
+    Attributes:
+        sizes: of clients that figures are given for: what a client has really spent, its own ledger knows.
+    """
+
+    sizes: tuple[OfSize, ...] = ()
+
+    def without_guarantee(self, reasons: Iterable[str]) -> "DpSgdClaim":
+        """The claim where there are these reasons against it too."""
+        found = tuple(reasons)
+        sizes = tuple(replace(size, figures=()) for size in self.sizes)
+        return replace(self, reasons=(*self.reasons, *found), sizes=sizes) if found else self
+
+
+ClientClaim = LocalClaim | DpSgdClaim
+
+
+@dataclass(frozen=True)
+class LedgerState:
+    """What of a ledger belongs to a claim.
+
+    Attributes:
+        file: its name.
+        head: the hash of its last line.
+        releases_of_this_run: how many lines are of the run.
+        holds_releases_without_a_guarantee: about the same unit, of any run.
+    """
+
+    file: str
+    head: str
+    releases_of_this_run: int
+    holds_releases_without_a_guarantee: bool
+
+
+@dataclass(frozen=True)
+class Statement:
+    """Everything that may be said about a run that has ended.
+
+    Attributes:
+        claim: about the mechanism on the server, with its figures.
         rounds: how many there were.
         sampling: how their cohorts were drawn, in words.
-        clients: what may be said about a mechanism on the clients; None without one.
-        planned: everything that the run would have released, with insiders or without, where somebody who sees the
-            models, or a rule about them, ended it before; None elsewhere.
+        ledger: as the run left it.
+        clients: about the mechanism on the clients; None without one.
     """
-    facts: dict[str, Any] = {
-        "status": claim.status,
-        "mechanism": claim.mechanism,
-        "reasons": list(claim.reasons),
-        "parameters": claim.parameters,
-        "noise": "seeded" if claim.seeded else "from the operating system's entropy",
-        "rounds": rounds,
-        "sampling": sampling,
-        "neighbours": NEIGHBOURS,
-        "claims": _claims(claim, budget, planned) if claim.status == "sound" else [],
-        "unprotected": list(claim.unprotected),
-        "ledger": {
-            "file": "ledger.jsonl",
-            "head": budget.ledger.head,
-            "releases-of-this-run": sum(entry.run == budget.run for entry in budget.ledger.entries),
-            "holds-releases-without-a-guarantee": math.isinf(budget.epsilon()),
-        },
-    }
-    return facts if clients is None else {**facts, "clients": clients}
 
-
-def _claims(claim: Claim, budget: PrivacyBudget, planned: Callable[[bool], Account] | None) -> list[dict[str, Any]]:
-    """One claim for this run, one for everything in the ledger, and one against those who are no clients.
-
-    The parameters of a run are fixed before it, so that its own figure is that of the tightest accountant. How many
-    rounds there are is one of them: a run that is ended for what it released is counted as if it had not been.
-    """
-    common = {"unit": claim.unit, "relation": claim.relation, "delta": budget.delta}
-    common |= {"counts": ALL_PLANNED} if planned else {}
-    of_run = planned or budget.account_of_run
-    run = _numbers(of_run(True), budget.delta)
-    claims = [{**common, "adversary": OUTSIDERS, "scope": RUN, **run}]
-    if math.isfinite(budget.epsilon()):
-        claims.append({**common, "adversary": OUTSIDERS, "scope": ALL_RUNS, **_everything(budget, planned)})
-    strangers = _numbers(of_run(False), budget.delta)
-    if strangers["epsilon"] < run["epsilon"]:
-        claims.append({**common, "adversary": STRANGERS, "scope": RUN, **strangers})
-    return claims
-
-
-def _everything(budget: PrivacyBudget, planned: Callable[[bool], Account] | None) -> dict[str, Any]:
-    """What holds over all runs: the budget, where one is kept, and otherwise a figure that rests on a condition."""
-    if not budget.max_epsilon or budget.share() > 1:
-        account = budget.account_with(planned(True)) if planned else budget.account()
-        return {**_numbers(account, budget.delta), "condition": IF_FIXED}
-    kept = {"epsilon": budget.max_epsilon, "budget": True, "filter": str(budget.filter), "spent": budget.share()}
-    return kept if budget.ledger.was_set_beforehand(budget.unit) else {**kept, "condition": IF_BUDGET_FIXED}
-
-
-def _numbers(account: Account, delta: float) -> dict[str, Any]:
-    """ε by the tightest accountant, and by every other that applies."""
-    found = by_accountant(account, delta)
-    tightest = min(found, key=lambda name: found[name])
-    return {"epsilon": found[tightest], "accountant": tightest, "by-accountant": found}
-
-
-def _render_claim(claim: dict[str, Any]) -> str:
-    """One claim as a line of plain text."""
-    about = f"{claim['scope']}: against {claim['adversary']}; unit {claim['unit']}, {claim['relation']}"
-    condition = f"; {claim['condition']}" if "condition" in claim else ""
-    if claim.get("budget"):
-        return (
-            f"  ε ≤ {claim['epsilon']:.4g} at δ = {claim['delta']:g}, {about}; whatever later runs were chosen by "
-            f"(a budget, kept by {claim['filter']}), {100 * claim['spent']:.3g} % spent{condition}"
-        )
-    counts = f"; {claim['counts']}" if "counts" in claim else ""
-    return (
-        f"  ε = {claim['epsilon']:.4g} at δ = {claim['delta']:g}, {about}; by {claim['accountant']}{condition}{counts}"
-    )
-
-
-def render(facts: dict[str, Any]) -> list[str]:
-    """The statement as lines of plain text."""
-    if facts["status"] == "none":
-        seen = "what every client sends" if "clients" in facts else "every client's model"
-        first = f"privacy on the server: none. The server, and whoever sees its records, sees {seen}."
-        return [first, *(f"  leaves without noise: {item}" for item in facts["unprotected"])]
-    lines = [f"privacy: {facts['mechanism']}, {facts['status']}"]
-    lines += [f"  not a guarantee: {reason}" for reason in facts["reasons"]]
-    for claim in facts["claims"]:
-        how = f"; {facts['rounds']} rounds, sampling {facts['sampling']}" if claim["scope"] == RUN else ""
-        lines.append(_render_claim(claim) + how)
-    if facts["status"] == "sound" and facts["ledger"]["holds-releases-without-a-guarantee"]:
-        lines.append("  no claim over all runs: the ledger holds releases of earlier runs without a guarantee")
-    lines.append("  no claim against the server, which sees every update before it is noised")
-    return lines + [f"  leaves without noise: {item}" for item in facts["unprotected"]]
+    claim: Claim
+    rounds: int
+    sampling: str
+    ledger: LedgerState
+    clients: ClientClaim | None = None

@@ -6,16 +6,17 @@ tables and to compare with; `docs/end-to-end.md` derives both sets and says what
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from scipy import stats  # type: ignore[import-untyped]
 
-from cloister.config.privacy import PrivacyConfig
 from cloister.core import check
-from cloister.privacy.accounting.account import Account, by_accountant
+from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import MIN_MULTIPLIER, Gaussian, Pure, Sampling
-from cloister.privacy.dpsgd.local_steps import LocalSteps, caveats
+from cloister.privacy.claims.claim import DpSgdClaim, Figure, OfSize
+from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
+from cloister.privacy.mechanisms.circumstances import Circumstances
 
 EVERYBODY = "everybody else, the server and the other clients together: the noise is added on the client"
 UNITS_ARE_NEIGHBOURS = {
@@ -73,7 +74,12 @@ def published_client(setting: Setting) -> Account:
 
 
 def recovered_multiplier(noise_multiplier: float, local_steps: float) -> float:
-    """σ/√k, which the thesis claims for a client: noise of σS√k over a sensitivity of S·k."""
+    """σ/√k, which the thesis claims for a client: noise of σS√k over a sensitivity of S·k.
+
+    Args:
+        noise_multiplier: σ.
+        local_steps: k > 0.
+    """
     check.positive(local_steps=local_steps)
     return noise_multiplier / math.sqrt(local_steps)
 
@@ -94,7 +100,13 @@ def client_multiplier(noise_multiplier: float, batch: int, local_steps: int) -> 
 
 
 def sound_example(steps: LocalSteps, noise_multiplier: float, rounds: int) -> Account:
-    """An example of a client that took part in so many rounds, against everybody."""
+    """An example of a client that took part in so many rounds, against everybody.
+
+    Args:
+        steps: of a round.
+        noise_multiplier: σ.
+        rounds: how many.
+    """
     return Account().plus(steps.event(noise_multiplier), rounds)
 
 
@@ -103,6 +115,12 @@ def sound_client(steps: LocalSteps, noise_multiplier: float, rounds: int, delta:
 
     Half of δ is for the chance that some Poisson batch is larger than the size that is counted on: sizes do not depend
     on what the examples are, so that it is simply added.
+
+    Args:
+        steps: of a round.
+        noise_multiplier: σ.
+        rounds: how many.
+        delta: at which ε is computed.
     """
     batch, rest = _largest_batch(steps, rounds, delta)
     multiplier = client_multiplier(noise_multiplier, batch, steps.count)
@@ -121,120 +139,82 @@ def _largest_batch(steps: LocalSteps, rounds: int, delta: float) -> tuple[int, f
     return int(stats.binom.isf(tail, steps.examples, steps.rate)), delta / 2
 
 
-def dp_sgd_statement(
-    privacy: PrivacyConfig,
-    *,
-    examples: int,
-    batch_size: int,
-    epochs: int,
-    rounds_taken_part: int,
-    delta: float,
-    unit: Literal["example", "group"] = "example",
-    hypotheses: int = 1,
-) -> dict[str, Any]:
-    """What may be said about the data of one client of a run with `privacy.client = "dp-sgd"`.
+def dp_sgd_claim(
+    mechanism: LocalDpSgd, sizes: Sequence[LocalSteps], rounds: int, delta: float, circumstances: Circumstances
+) -> DpSgdClaim:
+    """What may be said about the data of clients of a run with `privacy.client = "dp-sgd"`.
 
     Args:
-        privacy: of the run.
-        examples: n that the client trained on, in units.
-        batch_size: B, in units.
-        epochs: E of a round.
-        rounds_taken_part: rounds that the client trained in; more can only cost more.
+        mechanism: of the run.
+        sizes: the steps in a round of clients of several sizes.
+        rounds: that a client trained in; more can only cost more.
         delta: at which ε is computed.
-        unit: what is clipped by itself: an example, or with `task.group` a group of them.
-        hypotheses: k that a client chooses among; each private choice is one more release about a unit.
+        circumstances: of the run; each private choice is one more release about a unit.
 
     Returns:
-        A part of `privacy.json`. `claims` are sound and empty where nothing is; `heuristic` are figures that are not
-        guarantees, each with its reasons.
+        Figures for each size: sound ones, none where nothing is; and `heuristic` ones that are not guarantees, each
+        with its reasons.
     """
-    steps = LocalSteps(examples, batch_size, epochs, privacy.dp_sgd.batch_sampling)
-    sigma, reasons = privacy.dp_sgd.noise_multiplier, caveats(privacy)
-    facts: dict[str, Any] = {
-        "mechanism": "dp-sgd",
-        "status": "heuristic" if reasons else "sound",
-        "reasons": reasons,
-        "parameters": _parameters(privacy, unit),
-        "noise": "seeded" if privacy.noise_seed != -1 else "from the operating system's entropy",
-        f"{unit}s": examples,
-        "rounds": rounds_taken_part,
-        "claims": [],
-        "heuristic": [],
-    }
-    if not reasons:
-        choices = rounds_taken_part if hypotheses > 1 else 0
-        account = sound_example(steps, sigma, rounds_taken_part).plus(Pure(privacy.choice_epsilon), choices)
-        # What a choice tells of one unit, it tells of each of a client's.
-        beside = choices * examples * privacy.choice_epsilon
-        facts["claims"] = [
-            _unit_claim(account, steps, sigma, rounds_taken_part, delta, unit),
-            _client_claim(steps, sigma, rounds_taken_part, delta, beside),
-        ]
-    if sigma:
-        facts["heuristic"] = [_published_claim(steps, sigma, rounds_taken_part, delta)]
-    return facts
-
-
-def _parameters(privacy: PrivacyConfig, unit: str) -> dict[str, Any]:
-    names: tuple[str, ...] = (
-        "client-noise-multiplier",
-        "client-clipping-norm",
-        "clipping-decay",
-        "least-clipping-norm",
-        "batch-sampling",
+    claim = DpSgdClaim(
+        mechanism="dp-sgd",
+        reasons=(*mechanism.caveats(), *circumstances.caveats()),
+        unit=mechanism.unit,
+        parameters=dict(mechanism.parameters()),
+        seeded=circumstances.seeded,
     )
-    names += ("group-cap",) if unit == "group" else ()
-    keys = privacy.dp_sgd.leaves()
-    return {f"privacy.{name}": keys[name] for name in names}
+    of_sizes = []
+    for steps in sizes:
+        figures = () if claim.reasons else _sound_figures(mechanism, steps, rounds, delta, circumstances)
+        sigma = mechanism.noise_multiplier
+        heuristic = (_published_figure(steps, sigma, rounds, delta),) if sigma else ()
+        of_sizes.append(OfSize(steps.examples, rounds, figures, heuristic))
+    return replace(claim, sizes=tuple(of_sizes))
 
 
-def _unit_claim(
-    account: Account, steps: LocalSteps, sigma: float, rounds: int, delta: float, unit: str
-) -> dict[str, Any]:
-    found = by_accountant(account, delta)
-    tightest = min(found, key=lambda name: found[name])
-    words = f"poisson, {steps.rate:.4g}" if steps.sampling == "poisson" else "shuffle, no amplification claimed"
-    return {
-        "unit": unit,
-        "relation": "add-or-remove",
-        "neighbours": UNITS_ARE_NEIGHBOURS[unit],
-        "adversary": EVERYBODY,
-        "epsilon": found[tightest],
-        "delta": delta,
-        "accountant": tightest,
-        "by-accountant": found,
-        "noise-multiplier": sigma,
-        "steps": rounds * steps.count,
-        "sampling": words,
-    }
-
-
-def _client_claim(steps: LocalSteps, sigma: float, rounds: int, delta: float, choices: float) -> dict[str, Any]:
+def _sound_figures(
+    mechanism: LocalDpSgd, steps: LocalSteps, rounds: int, delta: float, circumstances: Circumstances
+) -> tuple[Figure, Figure]:
+    """For one unit, and for the client as a whole."""
+    sigma, account = mechanism.noise_multiplier, sound_example(steps, mechanism.noise_multiplier, rounds)
+    if circumstances.chooses_privately:
+        account = account.plus(Pure(circumstances.choice_epsilon), rounds)
+    unit = Figure(
+        mechanism.unit,
+        "add-or-remove",
+        UNITS_ARE_NEIGHBOURS[mechanism.unit],
+        EVERYBODY,
+        noise_multiplier=sigma,
+        steps=rounds * steps.count,
+        sampling=f"poisson, {steps.rate:.4g}" if steps.sampling == "poisson" else "shuffle, no amplification claimed",
+    )
     epsilon, multiplier = sound_client(steps, sigma, rounds, delta)
-    return {
-        "unit": "client",
-        "relation": "add-or-remove",
-        "neighbours": CLIENTS_ARE_NEIGHBOURS,
-        "adversary": EVERYBODY,
-        "epsilon": epsilon + choices,
-        "delta": delta,
-        "accountant": "pld",
-        "noise-multiplier": multiplier,
-        "releases": rounds,
-    }
+    # What a choice tells of one unit, it tells of each of a client's.
+    choices = rounds * steps.examples * circumstances.choice_epsilon if circumstances.chooses_privately else 0.0
+    client = Figure(
+        "client",
+        "add-or-remove",
+        CLIENTS_ARE_NEIGHBOURS,
+        EVERYBODY,
+        epsilon=epsilon + choices,
+        delta=delta,
+        accountant="pld",
+        noise_multiplier=multiplier,
+        releases=rounds,
+    )
+    return unit.counted(account, delta), client
 
 
-def _published_claim(steps: LocalSteps, sigma: float, rounds: int, delta: float) -> dict[str, Any]:
+def _published_figure(steps: LocalSteps, sigma: float, rounds: int, delta: float) -> Figure:
     """The thesis' figure for a client, without the amplification that it takes from the draw of clients."""
     multiplier = recovered_multiplier(sigma, steps.epochs * steps.examples / steps.batch_size)
-    return {
-        "unit": "client",
-        "status": "heuristic",
-        "reasons": list(PUBLISHED_CLIENT_REASONS),
-        "formula": "σ/√k",
-        "epsilon": Account().plus(Gaussian(multiplier), rounds).epsilon(delta, "published"),
-        "delta": delta,
-        "accountant": "published",
-        "noise-multiplier": multiplier,
-        "releases": rounds,
-    }
+    return Figure(
+        "client",
+        status="heuristic",
+        reasons=PUBLISHED_CLIENT_REASONS,
+        formula="σ/√k",
+        epsilon=Account().plus(Gaussian(multiplier), rounds).epsilon(delta, "published"),
+        delta=delta,
+        accountant="published",
+        noise_multiplier=multiplier,
+        releases=rounds,
+    )

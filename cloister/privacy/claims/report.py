@@ -9,15 +9,20 @@ from rich.table import Table
 
 from cloister.core import check
 from cloister.privacy.accounting.account import by_accountant
-from cloister.privacy.accounting.events import Event, Gaussian, Laplace, Pure, Relation, Repeated, Unaccounted, Unit
+from cloister.privacy.accounting.events import Relation, Unaccounted, Unit
 from cloister.privacy.accounting.ledger import Budget, Ledger
-from cloister.privacy.claims.claim import IF_FIXED
+from cloister.privacy.claims.server import IF_FIXED
 
 
 def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
-    """A line a release, why some have no guarantee, the budgets, and what the releases amount to, unit by unit.
+    """Print a line a release, why some have no guarantee, the budgets, and what the releases amount to, unit by unit.
 
     Against the other clients: what draws without replacement hide from strangers does not count.
+
+    Args:
+        ledger: of a server or of a node.
+        delta: at which ε is computed.
+        relation: which datasets are neighbours.
     """
     check.one_of(("add-or-remove", "replace-one"), relation=relation)
     console = Console()
@@ -38,7 +43,7 @@ def _table(ledger: Ledger) -> Table:
             str(entry.round),
             entry.unit,
             escape(entry.mechanism),
-            escape(render(entry.event)),
+            escape(str(entry.event)),
             "yes" if entry.done else "unknown: counts",
         )
     return table
@@ -88,26 +93,3 @@ def _of_the_budget(ledger: Ledger, unit: Unit, relation: Relation) -> list[str]:
 
 def _date(seconds: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(seconds))
-
-
-def render(event: Event) -> str:
-    """An event in a few words."""
-    if isinstance(event, Repeated):
-        return f"{event.count} times {render(event.event)}"
-    if isinstance(event, Pure):
-        return f"pure, ε = {event.epsilon:.4g}"
-    if isinstance(event, Laplace):
-        return f"laplace, ε = {event.epsilon:.4g} per unit, leakage {event.leakage:.4g} within {event.radius:.4g}"
-    if isinstance(event, Unaccounted):
-        return f"no guarantee: {event.reason}"
-    return f"gaussian, z = {event.noise_multiplier:.4g}{_render_draw(event)}"
-
-
-def _render_draw(event: Gaussian) -> str:
-    sampling = event.sampling
-    drawn = {
-        "none": "",
-        "poisson": f", poisson {sampling.probability:g}",
-        "without-replacement": f", {sampling.cohort} of {sampling.population}",
-    }
-    return drawn[sampling.kind]

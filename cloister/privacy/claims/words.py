@@ -1,4 +1,7 @@
-"""Words that more than one place says in the same way."""
+"""Claims put into words: the one place that does, for the console and every report."""
+
+from cloister.privacy.claims.claim import Claim, ClientClaim, DpSgdClaim, Figure, LocalClaim, OfSize, Statement
+from cloister.privacy.claims.server import RUN
 
 WEAK = 20.0
 """An ε above this multiplies the odds of any inference by up to e²⁰, half a billion: it promises next to nothing."""
@@ -9,3 +12,102 @@ def strength(epsilon: float | None) -> str:
     if epsilon is not None and epsilon > WEAK:
         return "sound, but it promises next to nothing"
     return "sound"
+
+
+def contract(claim: Claim, epsilon: float | None = None) -> str:
+    """What is promised before a run, in one line.
+
+    Args:
+        claim: of the mechanism on the server.
+        epsilon: that the whole run comes to, where it is known.
+    """
+    if claim.mechanism == "none":
+        return "none on the server, which sees what every client sends"
+    named = [(key.removeprefix("privacy."), value) for key, value in list(claim.parameters.items())[:3]]
+    settings = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in named)
+    if claim.status != "sound":
+        return f"{claim.mechanism} ({settings}); {claim.status}"
+    most = "" if epsilon is None else f"; ε at most {epsilon:.4g} for the whole run"
+    return f"{claim.mechanism} ({settings}); {strength(epsilon)}; unit: {claim.unit}, {claim.relation}{most}"
+
+
+def summary(claim: Claim) -> str:
+    """The mechanism on the server, and how much its claim is worth, in a few words."""
+    if claim.status == "none":
+        return claim.mechanism
+    return f"{claim.mechanism} ({strength(claim.epsilon) if claim.status == 'sound' else claim.status})"
+
+
+def render(statement: Statement) -> list[str]:
+    """A statement as lines of plain text: about the server's mechanism, then about the clients'."""
+    return [*_render_server(statement), *(render_clients(statement.clients) if statement.clients else ())]
+
+
+def _render_server(statement: Statement) -> list[str]:
+    claim = statement.claim
+    unprotected = [f"  leaves without noise: {item}" for item in claim.unprotected]
+    if claim.status == "none":
+        seen = "every client's model" if statement.clients is None else "what every client sends"
+        return [
+            f"privacy on the server: none. The server, and whoever sees its records, sees {seen}.",
+            *unprotected,
+        ]
+    lines = [f"privacy: {claim.mechanism}, {claim.status}", *_reasons(claim)]
+    for figure in claim.figures:
+        how = f"; {statement.rounds} rounds, sampling {statement.sampling}" if figure.scope == RUN else ""
+        lines.append(_render_figure(figure) + how)
+    if claim.status == "sound" and statement.ledger.holds_releases_without_a_guarantee:
+        lines.append("  no claim over all runs: the ledger holds releases of earlier runs without a guarantee")
+    lines.append("  no claim against the server, which sees every update before it is noised")
+    return lines + unprotected
+
+
+def _reasons(claim: Claim) -> list[str]:
+    return [f"  not a guarantee: {reason}" for reason in claim.reasons]
+
+
+def _render_figure(figure: Figure) -> str:
+    """One figure about the server's mechanism as a line of plain text."""
+    about = f"{figure.scope}: against {figure.adversary}; unit {figure.unit}, {figure.relation}"
+    condition = f"; {figure.condition}" if figure.condition else ""
+    if figure.budget:
+        return (
+            f"  ε ≤ {figure.epsilon:.4g} at δ = {figure.delta:g}, {about}; whatever later runs were chosen by "
+            f"(a budget, kept by {figure.filter}), {100 * (figure.spent or 0.0):.3g} % spent{condition}"
+        )
+    counts = f"; {figure.counts}" if figure.counts else ""
+    return f"  ε = {figure.epsilon:.4g} at δ = {figure.delta:g}, {about}; by {figure.accountant}{condition}{counts}"
+
+
+def render_clients(claim: ClientClaim) -> list[str]:
+    """What may be said about the clients' own mechanism as lines of plain text."""
+    if isinstance(claim, DpSgdClaim):
+        first = f"clients: dp-sgd, {claim.status}; what each has spent stands in its own ledger"
+        sizes = [line for size in claim.sizes for line in _render_size(claim.unit, size)]
+        return [first, *_reasons(claim), *sizes]
+    return [f"clients: {claim.mechanism}, {claim.status}", *_reasons(claim), *_render_local(claim)]
+
+
+def _render_size(unit: str, size: OfSize) -> list[str]:
+    return [
+        f"  ε = {figure.epsilon:.4g} at δ = {figure.delta:g} for one {unit} of a client with {size.size} {unit}s that "
+        f"trained in {size.rounds} rounds: against {figure.adversary}"
+        for figure in size.figures
+        if figure.unit == unit
+    ]
+
+
+def _render_local(claim: LocalClaim) -> list[str]:
+    lines = []
+    if claim.leakage_of_a_release is not None:
+        lines.append(f"  one release leaks {claim.leakage_of_a_release:.4g} within its neighbourhood")
+    lines += [f"  {_render_local_figure(figure)}: against {figure.adversary}" for figure in claim.figures]
+    return lines + [f"  leaves without noise: {item}" for item in claim.unprotected]
+
+
+def _render_local_figure(figure: Figure) -> str:
+    if figure.leakage is not None:
+        return f"leakage of at most {figure.leakage:.4g} within distance {figure.radius:.4g}, {figure.scope}"
+    at = f" at δ = {figure.delta:g}" if figure.delta else ", pure"
+    worth = ", which promises next to nothing" if figure.epsilon is not None and not figure.epsilon <= WEAK else ""
+    return f"ε = {figure.epsilon:.4g}{at} for everything a client holds, {figure.relation}, {figure.scope}{worth}"

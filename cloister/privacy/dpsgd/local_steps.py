@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from cloister.config.privacy import PrivacyConfig
 from cloister.core import check
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Event, Gaussian, Repeated, Sampling, Unaccounted
 from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
+from cloister.privacy.mechanisms.circumstances import Circumstances
+
+NO_NOISE = "privacy.client-noise-multiplier is 0: there is no noise"
 
 
 @dataclass(frozen=True)
@@ -77,31 +79,62 @@ class LocalSteps:
         return Repeated(Gaussian(noise_multiplier), self.epochs)
 
 
-def clipping_norm_of(privacy: PrivacyConfig, server_round: int) -> float:
-    """S of a round: S ← max(S, least) before it and S ← S - S·decay after it, from the configured S on.
+@dataclass(frozen=True)
+class LocalDpSgd:
+    """DP-SGD on a client's own examples, as a run asks for it.
 
-    The noise follows S: whatever it is, a step is a Gaussian mechanism of multiplier σ. See `docs/end-to-end.md`.
+    Args:
+        noise_multiplier: σ ≥ 0; the noise on the sum of a batch is N(0, σ²S²).
+        clipping_norm: S > 0 of the first round, the largest L2 norm of one unit's gradient.
+        clipping_decay: the share of S that each round takes off it.
+        minimum_clipping_norm: below which S does not fall.
+        sampling: of batches, as in `LocalSteps`.
+        group_cap: most examples of a group that count; 0: a unit is an example.
     """
-    client = privacy.dp_sgd
-    decayed = client.clipping_norm * (1 - client.clipping_decay) ** max(0, server_round - 1)
-    return max(decayed, client.least_clipping_norm)
+
+    noise_multiplier: float
+    clipping_norm: float
+    clipping_decay: float = 0.0
+    minimum_clipping_norm: float = 0.0
+    sampling: Literal["poisson", "shuffle"] = "poisson"
+    group_cap: int = 0
+
+    @property
+    def unit(self) -> Literal["example", "group"]:
+        """Whose gradients are clipped together."""
+        return "group" if self.group_cap else "example"
+
+    def clipping_norm_in(self, server_round: int) -> float:
+        """S of a round: S ← max(S, minimum) before it and S ← S - S·decay after it, from the configured S on.
+
+        The noise follows S: whatever it is, a step is a Gaussian mechanism of multiplier σ. See `docs/end-to-end.md`.
+        """
+        decayed = self.clipping_norm * (1 - self.clipping_decay) ** max(0, server_round - 1)
+        return max(decayed, self.minimum_clipping_norm)
+
+    def caveats(self) -> list[str]:
+        """Only that there is no noise, if so."""
+        return [] if self.noise_multiplier else [NO_NOISE]
+
+    def parameters(self) -> dict[str, float | str]:
+        """What it was made with, by configuration key."""
+        named: dict[str, float | str] = {
+            "privacy.client-noise-multiplier": self.noise_multiplier,
+            "privacy.client-clipping-norm": self.clipping_norm,
+            "privacy.clipping-decay": self.clipping_decay,
+            "privacy.least-clipping-norm": self.minimum_clipping_norm,
+            "privacy.batch-sampling": self.sampling,
+        }
+        return named | ({"privacy.group-cap": self.group_cap} if self.group_cap else {})
 
 
-def recorded_event(privacy: PrivacyConfig, steps: LocalSteps) -> Event:
-    """What is entered in a client's ledger for a round, before its training starts."""
-    reasons = caveats(privacy)
-    return Unaccounted("; ".join(reasons)) if reasons else steps.event(privacy.client.noise_multiplier)
+def recorded_event(mechanism: LocalDpSgd, steps: LocalSteps, circumstances: Circumstances) -> Event:
+    """What is entered in a client's ledger for a round, before its training starts.
 
-
-def caveats(privacy: PrivacyConfig) -> list[str]:
-    """Why nothing can be claimed for the examples of a client; empty if it can."""
-    if not privacy.client.clips_gradients:
-        return [f"privacy.client is {privacy.client.name!r}: the server sees models trained on examples without noise"]
-    reasons = []
-    if privacy.client.noise_multiplier == 0:
-        reasons.append("privacy.client-noise-multiplier is 0: there is no noise")
-    if privacy.noise_seed != -1:
-        reasons.append("the noise is seeded: whoever knows privacy.noise-seed can remove it")
-    if privacy.chooses_exactly:
-        reasons.append("privacy.choice is 'exact': which hypothesis suits the examples is found out without noise")
-    return reasons
+    Args:
+        mechanism: of the run.
+        steps: of the round.
+        circumstances: of the run.
+    """
+    caveats = [*mechanism.caveats(), *circumstances.caveats()]
+    return Unaccounted("; ".join(caveats)) if caveats else steps.event(mechanism.noise_multiplier)

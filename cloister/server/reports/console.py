@@ -1,7 +1,6 @@
 """What a person sees of a run: a contract at the start, a line a round, a table at the end."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -9,10 +8,9 @@ from rich.table import Table
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import RunConfig
 from cloister.config.section import Scalar
-from cloister.privacy.claims.claim import Claim, render
-from cloister.privacy.claims.words import strength
+from cloister.privacy.claims.claim import Statement
+from cloister.privacy.claims.words import contract, render, summary
 from cloister.server.build import Plan
-from cloister.server.clients import render_clients
 from cloister.server.ending import Ending
 from cloister.server.lasting import render_ledger
 from cloister.server.loop import Round
@@ -91,7 +89,7 @@ class Narrator:
         self,
         plan: Plan,
         directory: RunDirectory,
-        privacy: dict[str, Any],
+        statement: Statement,
         ending: Ending,
         kept: Round | None,
         seconds: float,
@@ -101,7 +99,7 @@ class Narrator:
         Args:
             plan: of the run.
             directory: of the run.
-            privacy: the content of `privacy.json`.
+            statement: what may be said about privacy.
             ending: how the run ended.
             kept: the round whose model is kept: its scores are shown; None if it was not finished.
             seconds: that the run took.
@@ -109,12 +107,12 @@ class Narrator:
         if ending.why:
             self.console.print(ending.why)
         table = Table(title="Result", show_header=False, title_justify="left", min_width=60)
-        for name, value in _rows(kept, self.last, plan, privacy):
+        for name, value in _rows(kept, self.last, plan, statement):
             table.add_row(name, value)
         if not self.hides_times:
             table.add_row("seconds", f"{seconds:.1f}")
         self.console.print(table)
-        for line in (*render(privacy), *render_clients(privacy), *render_ledger(plan, directory.path)):
+        for line in (*render(statement), *render_ledger(plan, directory.path)):
             self.console.print(line)
         self.console.print(f"run directory  {directory.path}")
 
@@ -125,36 +123,19 @@ def changed(config: RunConfig) -> dict[str, Scalar]:
     return {key: value for key, value in config.flat().items() if key not in defaults or value != defaults[key]}
 
 
-def contract(claim: Claim, epsilon: float | None = None) -> str:
-    """What is promised, in one line.
-
-    Args:
-        claim: of the mechanism on the server.
-        epsilon: that the whole run comes to, where it is known.
-    """
-    if claim.mechanism == "none":
-        return "none on the server, which sees what every client sends"
-    named = [(key.removeprefix("privacy."), value) for key, value in list(claim.parameters.items())[:3]]
-    settings = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in named)
-    if claim.status != "sound":
-        return f"{claim.mechanism} ({settings}); {claim.status}"
-    most = "" if epsilon is None else f"; ε at most {epsilon:.4g} for the whole run"
-    return f"{claim.mechanism} ({settings}); {strength(epsilon)}; unit: {claim.unit}, {claim.relation}{most}"
-
-
 def contract_of_clients(privacy: PrivacyConfig) -> str:
     """What the clients do to what they send, in one line."""
     client = privacy.client
     return f"{client.name} ({', '.join([f'client-noise-multiplier {client.noise_multiplier:.4g}', *client.bounds])})"
 
 
-def _rows(kept: Round | None, last: Round | None, plan: Plan, privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _rows(kept: Round | None, last: Round | None, plan: Plan, statement: Statement) -> list[tuple[str, str]]:
     rows = [(name, f"{value:.4f}") for name, value in (kept.central if kept else {}).items()]
     rows += [(f"{name} (on clients)", f"{value:.4f}") for name, value in (kept.federated if kept else {}).items()]
     if kept and last and kept.number != last.number:
         rows.append(("the model kept is that of round", str(kept.number)))
     measured = last.measured if last else None
-    rows.append(("privacy", _promise(privacy)))
+    rows.append(("privacy", summary(statement.claim)))
     if plan.config.privacy.client.is_on:
         rows.append(("on clients", plan.config.privacy.client.name))
     if measured and measured.noise_std is not None:
@@ -164,15 +145,6 @@ def _rows(kept: Round | None, last: Round | None, plan: Plan, privacy: Mapping[s
         rows.append((f"{nominal}noise multiplier, last round", f"{measured.noise_multiplier:.4g}"))
     rows.append(("rounds", str(last.number if last else 0)))
     return rows
-
-
-def _promise(privacy: Mapping[str, Any]) -> str:
-    """The mechanism on the server, and how much its claim is worth."""
-    if privacy["status"] == "none":
-        return str(privacy["mechanism"])
-    epsilon = max((claim["epsilon"] for claim in privacy["claims"]), default=None)
-    worth = strength(epsilon) if privacy["status"] == "sound" else privacy["status"]
-    return f"{privacy['mechanism']} ({worth})"
 
 
 def _figures(scores: Mapping[str, float]) -> list[str]:

@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from cloister.privacy.claims.claim import Statement
+from cloister.privacy.claims.record import record
 from cloister.server.build import Plan
 from cloister.server.ending import Ending
 from cloister.server.loop import Round
@@ -22,7 +24,10 @@ class JsonNarrator(Narrator):
     run = ""
 
     def opening(self, plan: Plan, directory: RunDirectory, epsilon: float | None = None) -> None:
-        """The event `start`, with the settings that are not at their defaults."""
+        """The event `start`, with the settings that are not at their defaults.
+
+        Args: as `Narrator.opening`.
+        """
         self.begin(plan)
         self.run = directory.path.name
         facts = {"privacy": plan.claim.mechanism, "status": plan.claim.status, "epsilon": epsilon}
@@ -52,18 +57,23 @@ class JsonNarrator(Narrator):
         self,
         plan: Plan,
         directory: RunDirectory,
-        privacy: dict[str, Any],
+        statement: Statement,
         ending: Ending,
         kept: Round | None,
         seconds: float,
     ) -> None:
-        """The event `end`, with the scores of the model that is kept and what may be said about privacy."""
+        """The event `end`, with the scores of the model that is kept and what may be said about privacy.
+
+        Args: as `Narrator.closing`.
+        """
         facts: dict[str, Any] = {"ended": ending.how, "stopped": ending.why}
         if kept is not None:
             facts |= {"kept": kept.number, "scores": dict(kept.central or kept.federated)}
         if not self.hides_times:
             facts["seconds"] = round(seconds, 1)
-        self._say("end", rounds=self.last.number if self.last else 0, **facts, privacy=privacy)
+        self._say(
+            "end", rounds=self.last.number if self.last else 0, **facts, privacy=record(statement) | ending.facts()
+        )
 
     def _say(self, event: str, **facts: Any) -> None:
         line = {"time": stamp(self.hides_times), "run": self.run, "event": event, **facts}

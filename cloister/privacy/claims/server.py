@@ -1,0 +1,83 @@
+"""The claim about a run: what its releases amount to, against whom, and on which conditions."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.claims.claim import Claim, ClientClaim, Figure, LedgerState, Statement
+
+RUN = "this run"
+ALL_RUNS = "all runs in the ledger"
+IF_FIXED = "it holds if no run was chosen by what earlier ones released"
+IF_BUDGET_FIXED = "and if no budget was set or changed because of what had been released"
+ALL_PLANNED = "counted for all rounds that were planned: what was released may have decided when the run ended"
+STRANGERS = "whoever sees the models of the run, is no client, and knows of no draw"
+OUTSIDERS = "the other clients, and whoever sees the models of the run"
+
+Planned = Callable[[bool], Account]
+"""Everything that a run would have released, with insiders or without."""
+
+
+def statement(
+    claim: Claim,
+    budget: PrivacyBudget[Ledger],
+    rounds: int,
+    sampling: str,
+    clients: ClientClaim | None = None,
+    planned: Planned | None = None,
+) -> Statement:
+    """Everything that may be said about a run.
+
+    Args:
+        claim: of the run's decorator.
+        budget: of the run.
+        rounds: how many there were.
+        sampling: how their cohorts were drawn, in words.
+        clients: what may be said about a mechanism on the clients; None without one.
+        planned: everything that the run would have released, where somebody who sees the models, or a rule about them,
+            ended it before; None elsewhere.
+    """
+    figures = _figures(claim, budget, planned) if claim.status == "sound" else ()
+    ledger = LedgerState(
+        "ledger.jsonl",
+        budget.ledger.head,
+        sum(entry.run == budget.run for entry in budget.ledger.entries),
+        math.isinf(budget.epsilon()),
+    )
+    return Statement(replace(claim, figures=figures), rounds, sampling, ledger, clients)
+
+
+def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | None) -> tuple[Figure, ...]:
+    """One figure for this run, one for everything in the ledger, and one against those who are no clients.
+
+    The parameters of a run are fixed before it, so that its own figure is that of the tightest accountant. How many
+    rounds there are is one of them: a run that is ended for what it released is counted as if it had not been.
+    """
+    base = Figure(claim.unit, claim.relation, delta=budget.delta, counts=ALL_PLANNED if planned else None)
+    of_run = planned or budget.account_of_run
+    run = replace(base, adversary=OUTSIDERS, scope=RUN).counted(of_run(True), budget.delta)
+    figures = [run]
+    if math.isfinite(budget.epsilon()):
+        figures.append(_everything(replace(base, adversary=OUTSIDERS, scope=ALL_RUNS), budget, planned))
+    strangers = replace(base, adversary=STRANGERS, scope=RUN).counted(of_run(False), budget.delta)
+    if (strangers.epsilon or 0.0) < (run.epsilon or 0.0):
+        figures.append(strangers)
+    return tuple(figures)
+
+
+def _everything(figure: Figure, budget: PrivacyBudget[Ledger], planned: Planned | None) -> Figure:
+    """What holds over all runs: the budget, where one is kept, and otherwise a figure that rests on a condition."""
+    if not budget.max_epsilon or budget.share() > 1:
+        account = budget.account_with(planned(True)) if planned else budget.account()
+        return replace(figure, condition=IF_FIXED).counted(account, budget.delta)
+    return replace(
+        figure,
+        epsilon=budget.max_epsilon,
+        budget=True,
+        filter=str(budget.filter),
+        spent=budget.share(),
+        condition=None if budget.ledger.was_set_beforehand(budget.unit) else IF_BUDGET_FIXED,
+    )
