@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from threading import Event, Thread
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
@@ -13,6 +13,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
     push_object_contents_from_iterable,
 )
+from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from cloister.core.wire import ARRAYS, EXAMPLES, METRICS
@@ -67,9 +68,13 @@ class LightNodes:
         self.answered: dict[int, int] = {}
         self.errors: list[BaseException] = []
         self._stopped = Event()
+        self._names = vars(fleet_http_connection)
+        self._exit = self._names["flwr_exit"]
         self._threads = [Thread(target=self._live, daemon=True) for _ in range(count)]
 
     def __enter__(self) -> "LightNodes":
+        # A node that is not let in would end the process, and all others with it.
+        self._names["flwr_exit"] = _refused
         for thread in self._threads:
             thread.start()
         return self
@@ -78,13 +83,14 @@ class LightNodes:
         self._stopped.set()
         for thread in self._threads:
             thread.join(JOINED)
+        self._names["flwr_exit"] = self._exit
 
     def _live(self) -> None:
         try:
             with http_request_response(self.address, self.authority is None, self.authority) as connection:
                 self.connected.append(connection[0])
                 self._work(connection)
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             self.errors.append(error)
 
     def _work(self, connection: tuple[Any, ...]) -> None:
@@ -104,6 +110,10 @@ class LightNodes:
                     self._stopped.wait(FLOWERS)
         except Exception as error:
             self.errors.append(error)
+
+
+def _refused(code: int, message: str = "") -> NoReturn:
+    raise ConnectionError(message)
 
 
 def _slept(stopped: Event, seconds: float | None) -> None:

@@ -61,6 +61,7 @@ def test_no_locked_database_ends_anything(federation: tuple[Processes, str, str]
     processes.wait(lambda: "Uvicorn running" in processes.log("superlink"), SECONDS, "SuperLink")
     with LightNodes(address, NODES, authority) as nodes:
         processes.wait(lambda: len(nodes.connected) == NODES or bool(nodes.errors), SECONDS, "nodes")
+        assert not nodes.errors
         line = flower_line(SETTINGS | {"output-dir": str(tmp_path)})
         processes.run("flwr", "flwr", "run", str(REPOSITORY), "many", "--stream", "--run-config", line, seconds=SECONDS)
     assert not nodes.errors
