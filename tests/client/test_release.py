@@ -24,7 +24,6 @@ from asking import (
 
 from cloister.client import ledgers
 from cloister.client.app import app
-from cloister.client.local import caveats_of, mechanism_of
 from cloister.client.mods.local_noise import add_local_noise
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply
 from cloister.config.privacy import PrivacyConfig
@@ -68,14 +67,14 @@ class TestWhichMechanism:
         ],
     )
     def test_by_the_configuration(self, settings, expected):
-        assert mechanism_of(parse(settings).privacy) == expected
+        assert parse(settings).privacy.client.noise_on_update == expected
 
     @pytest.mark.parametrize("name", ["gaussian", "laplace"])
     def test_a_bounded_update_has_no_caveats_but_those_of_the_run(self, name):
         def caveats(**changes):
             base = {"client": name, "server": "none", "radius": 1.0 if name == "laplace" else 0.0}
             privacy = PrivacyConfig(**(base | changes))
-            return caveats_of(privacy, mechanism_of(privacy))
+            return [*privacy.client.noise_on_update.caveats(), *privacy.circumstances.caveats()]
 
         assert caveats() == []
         assert "seeded" in caveats(noise_seed=3)[0]

@@ -444,8 +444,8 @@ def test_other_contradictions(keys, says):
             read_policy,
             "mechanisms = ['dp-sdg']\ntasks = []\nmin-row = 5\nmax-steps = 0.5",
             [
-                "mechanisms holds 'dp-sdg'; did you mean 'dp-sgd'?; known: 'global-dp', 'metric', 'dp-sgd', 'gaussian', "
-                "'laplace', or 'server:NAME' for a mechanism of another package on the server",
+                "mechanisms holds 'dp-sdg'; did you mean 'dp-sgd'?; known: 'global-dp', 'metric', 'dp-sgd', "
+                "'gaussian', 'laplace', or 'server:NAME' for a mechanism of another package on the server",
                 "tasks = [] is not valid: List should have at least 1 item after validation, not 0",
                 "max-steps = 0.5 is not valid: it must be a valid integer",
                 "unknown key 'min-row'; valid keys: mechanisms, ...; did you mean 'min-rows'?",

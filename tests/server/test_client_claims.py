@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from cloister.client.local import circumstances_of, dp_sgd_of, mechanism_of
 from rich.console import Console
 
 from cloister.client.app import app
@@ -141,8 +140,8 @@ def test_the_server_claims_for_the_mechanism_that_its_clients_have(tmp_path, cha
     """Each side reads the configuration by itself; what they read is the same."""
     noisy = {"privacy.client-noise-multiplier": 3.0, "output-dir": str(tmp_path)}
     config = parse(SETTINGS | noisy | changes | choice)
-    mechanism = mechanism_of(config.privacy) or dp_sgd_of(config.privacy)
-    circumstances = circumstances_of(config.privacy)
+    mechanism = config.privacy.client.noise_on_update or config.privacy.dp_sgd.mechanism()
+    circumstances = config.privacy.circumstances
     claim = client_claim(build(config), LAYOUT, 1)
     assert claim.parameters.items() >= mechanism.parameters().items()
     assert claim.reasons == (*mechanism.caveats(), *circumstances.caveats())
