@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 from cloister.core import threads
+from cloister.core.arrays import Layout
+from cloister.core.cohort import Cohort
 from cloister.core.threads import for_each_span, spans
-from cloister.privacy.mechanisms import local_update, noise
+from cloister.privacy.mechanisms import local_update, noise, release
+from cloister.privacy.mechanisms.clipping import clip
 from cloister.privacy.mechanisms.laplace import LaplaceNoise
 from cloister.privacy.mechanisms.local import LocalGaussian
 from cloister.privacy.mechanisms.noise import GaussianNoise, noised
+from cloister.privacy.mechanisms.release import noisy_mean
 
 
 @pytest.fixture
@@ -67,7 +71,16 @@ def laplace():
 
 
 START = {"a": np.zeros(100_000), "b": np.ones(70_000)}
+
+
+def mean():
+    layout = Layout.of(START)
+    rows = tuple(layout.rows({name: array + step for name, array in START.items()}) for step in (0.1, -0.3, 2.0))
+    return noisy_mean(clip(Cohort.of(layout, layout.rows(START), rows), 1.0), 1.0, 3, GaussianNoise(1)).model
+
+
 MADE = {
+    "mean": mean,
     "laplace": laplace,
     "local": lambda: LocalGaussian(1.0, 1.0).release({"a": START["a"] + 1, "b": START["b"]}, START, GaussianNoise(1)),
     "noised": lambda: noised(tuple(START.values()), 1.0, GaussianNoise(1)),
@@ -88,7 +101,7 @@ def test_noise_is_the_same_to_the_bit_however_threads_come_to_the_spans(name, mo
     monkeypatch.setattr(threads, "THREADS", 1)
     alone = flat()
     monkeypatch.setattr(threads, "THREADS", 3)
-    for module in (noise, local_update):
+    for module in (noise, local_update, release):
         monkeypatch.setattr(module, "for_each_span", from_behind)
     np.testing.assert_array_equal(alone, flat())
     assert len(np.unique(alone)) > 1000
