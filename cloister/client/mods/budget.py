@@ -8,6 +8,7 @@ filter that was fixed beforehand (`cloister.privacy.accounting.filters`).
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from logging import INFO
 from typing import Protocol
 
@@ -108,15 +109,18 @@ def _planned(request: Request, context: Context) -> Iterator[tuple[Spending, Cha
             if epsilon or privacy.client != "none":
                 yield Tally(context.state, charge.unit, delta, epsilon), charge
             continue
-        budget = PrivacyBudget(ledger, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge))
+        rule = partial(_refuse_other_units, ledger, charge.unit) if epsilon else _no_rule
+        budget = PrivacyBudget(ledger, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge), rule=rule)
         if own := limits[_own_budget(charge)]:
             # The site's budget alone is entered: the first one chooses the filter for good, and no run shall do that.
             ledger.limit(request.run, charge.unit, limits[DELTA], own, budget.kind)
         else:
             budget.begin(request.run)
-        if epsilon:
-            _refuse_other_units(ledger, charge.unit)
         yield budget, charge
+
+
+def _no_rule() -> None:
+    """Nothing beside the budget."""
 
 
 def _refuse_other_units(ledger: Ledger, unit: Unit) -> None:

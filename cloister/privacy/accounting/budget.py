@@ -1,7 +1,7 @@
 """The budget of one run: every release goes into the ledger first, and none that would pass the budget is made."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from cloister.core import check
@@ -24,6 +24,8 @@ class PrivacyBudget:
         relation: which datasets are neighbours.
         kind: of the filter, if the ledger has none for this unit yet; None: `gaussian` for clients, `renyi`, which
             counts draws, for other units.
+        rule: what must hold of the ledger beside the budget; raises to refuse. It is asked whenever the budget is, and
+            so again with the ledger locked, just before a release is entered.
 
     Guarantee: while the budget is not passed, everything in the ledger about this unit is together (`max_epsilon`,
         `delta`)-DP against the other clients and whoever sees the models, also where releases, and whole runs, were
@@ -39,6 +41,7 @@ class PrivacyBudget:
         max_epsilon: float = 0.0,
         relation: Relation = "add-or-remove",
         kind: FilterKind | None = None,
+        rule: Callable[[], None] = lambda: None,
     ) -> None:
         if not 0 < delta < 1:
             raise ConfigError(f"target_delta must be above 0 and below 1, got {delta}")
@@ -49,6 +52,7 @@ class PrivacyBudget:
         self.delta = delta
         self.max_epsilon = max_epsilon
         self.relation: Relation = relation
+        self._rule = rule
         self.kind: FilterKind = kind or ("gaussian" if unit == "client" else "renyi")
 
     def begin(self, run: str) -> None:
@@ -116,6 +120,7 @@ class PrivacyBudget:
         Raises:
             BudgetExhausted: they would; nothing was recorded.
         """
+        self._rule()
         if self.max_epsilon:
             after = self.spent() + sum(self.cost(event) for event in events)
             _refuse(self.spent(), after, self.filter, self.max_epsilon, self.delta, str(self.ledger.path))
