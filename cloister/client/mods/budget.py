@@ -25,6 +25,7 @@ from cloister.client.ledgers import (
     limits_of,
 )
 from cloister.client.mods.enforce import Handler
+from cloister.client.mods.roles import refuse_other_role
 from cloister.client.policy import policy_of
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, Request, TrainRequest
 from cloister.client.tally import Tally
@@ -60,6 +61,7 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
     Raises:
         BudgetExhausted: the node abstains; the server sees an error reply that says so.
         PolicyError: there were as many messages today as the policy allows.
+        PrivacyError: the node has had another role in the meantime.
     """
     node = context.node_config
     if isinstance(request, KeepRequest):
@@ -109,7 +111,7 @@ def _planned(request: Request, context: Context) -> Iterator[tuple[Spending, Cha
             if epsilon or privacy.client != "none":
                 yield Tally(context.state, charge.unit, delta, epsilon), charge
             continue
-        rule = partial(_refuse_other_units, ledger, charge.unit) if epsilon else _no_rule
+        rule = partial(_refuse_contradiction, request, ledger, charge.unit if epsilon else None)
         budget = PrivacyBudget(ledger, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge), rule=rule)
         if own := limits[_own_budget(charge)]:
             # The site's budget alone is entered: the first one chooses the filter for good, and no run shall do that.
@@ -119,8 +121,11 @@ def _planned(request: Request, context: Context) -> Iterator[tuple[Spending, Cha
         yield budget, charge
 
 
-def _no_rule() -> None:
-    """Nothing beside the budget."""
+def _refuse_contradiction(request: Request, ledger: Ledger, budgeted: Unit | None) -> None:
+    """Raises PrivacyError if what is in the ledger does not go with this reply, whatever the reply costs."""
+    refuse_other_role(request, ledger)
+    if budgeted is not None:
+        _refuse_other_units(ledger, budgeted)
 
 
 def _refuse_other_units(ledger: Ledger, unit: Unit) -> None:
