@@ -1,7 +1,7 @@
 """Which of several hypotheses a client trains, scores or keeps."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -30,8 +30,10 @@ def chosen_to_train(
         return 0
     if not privacy.chooses_privately:
         return best(model, models, task, examples)
-    losses = [_losses(model, hypothesis, task, examples) for hypothesis in models]
-    return choice_of(privacy, examples.groups is not None).choose(losses, _numbered(examples.groups))
+    choice = choice_of(privacy, examples.groups is not None)
+    losses_by = _losses if choice.unit == "client" else _losses_alone
+    losses = [losses_by(model, hypothesis, task, examples) for hypothesis in models]
+    return choice.choose(losses, _numbered(examples.groups))
 
 
 def choice_of(privacy: PrivacyConfig, grouped: bool) -> PrivateChoice:
@@ -63,6 +65,32 @@ def _losses(model: Model, hypothesis: NamedArrays, task: Task, examples: Example
         return np.zeros(0)
     model.assign(hypothesis)
     return task.losses(examples.y, model.predict(examples.x))
+
+
+def _losses_alone(model: Model, hypothesis: NamedArrays, task: Task, examples: Examples) -> NDArray:
+    """The loss of each example, shape (n,), to the last bit whatever the others are and however many there are.
+
+    Processors add up in another order for another number of rows. Of weights whose sums overflow in one order and not
+    in the other, one row more would change everybody's loss. A loss that cannot be computed is ∞, for that row alone.
+    """
+    model.assign(hypothesis)
+    return np.concatenate([np.zeros(0), *_contained_losses(model, task, examples)])
+
+
+def _contained_losses(model: Model, task: Task, examples: Examples) -> Iterator[NDArray]:
+    """Losses in the examples' order; where the computation raises an exception, halves are tried by themselves."""
+    count = len(examples)
+    if not count:
+        return
+    try:
+        scores = model.predict_alone(examples.x)
+        yield np.concatenate([task.losses(examples.y[i : i + 1], scores[i : i + 1]) for i in range(count)])
+    except Exception:  # whatever it is, it must not tell in the others' losses that it happened
+        if count == 1:
+            yield np.full(1, np.inf)
+            return
+        for half in np.array_split(np.arange(count), 2):
+            yield from _contained_losses(model, task, examples.take(half))
 
 
 def _mean(losses: NDArray) -> float:

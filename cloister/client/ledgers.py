@@ -31,7 +31,7 @@ def keeps_ledger(node: UserConfig) -> bool:
 
 
 def ledger_of(node: UserConfig, task: str) -> Ledger:
-    """The ledger of the node with this node configuration.
+    """The ledger of the node with this node configuration, with all that other processes have written to it.
 
     Args:
         node: the node's configuration.
@@ -42,7 +42,9 @@ def ledger_of(node: UserConfig, task: str) -> Ledger:
         LedgerError: the ledger is broken.
     """
     TASKS.load(task)  # the name comes from the server, and is to name a file here
-    return _ledger(ledger_folder(node) / f"{identity_of(node, task)}.jsonl")
+    ledger = _ledger(ledger_folder(node) / f"{identity_of(node, task)}.jsonl")
+    ledger.refresh()
+    return ledger
 
 
 @lru_cache(maxsize=4096)

@@ -49,7 +49,7 @@ tasks = ["digits"]
 
 # How many examples (with group, how many groups) of its own this site says it has. Rates and numbers of steps of dp-sgd
 # follow from it and show it, so it must not be counted from the data: a round number that stays as it is.
-# 0: not stated; then this site takes part in no run with dp-sgd on data of its own.
+# 0: not stated; then this site takes part in no run with dp-sgd on data of its own, and with max-steps in no run.
 public-size = 0
 
 # The array of the site's .npz file that says whose a row is, if one person has several rows. A run must then protect

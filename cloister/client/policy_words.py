@@ -47,6 +47,10 @@ def _limits(policy: Policy) -> list[str]:
         bounds = [f"at least {low:g}"] * bool(low) + [f"at most {high:g}"] * bool(high)
         if bounds:
             lines.append(f"{key}: {' and '.join(bounds)}")
+    if policy.max_steps and not policy.public_size:
+        lines.append(
+            "! steps are counted from public-size: a node with data of its own has to state it, or trains nothing"
+        )
     if policy.min_rows:
         lines.append(f"at least {policy.min_rows} examples to train on")
     if policy.min_reply_seconds:

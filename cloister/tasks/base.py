@@ -95,6 +95,10 @@ class Model(Protocol):
         """Class probabilities of shape (n, classes), or the predicted numbers of a regression, of shape (n,)."""
         ...
 
+    def predict_alone(self, x: NDArray) -> NDArray:
+        """As `predict`, for n > 0; what a row gets depends, to the last bit, on that row and the weights alone."""
+        ...
+
     def save(self, path: Path) -> None:
         """Write the model so that it can be loaded without Cloister."""
         ...

@@ -43,6 +43,7 @@ class KerasModel:
         if len(self.variables) != len(self.keras.weights):
             raise FederationError("two weights of the model have the same path; give its layers different names")
         self._forward: Callable[[Any], Any] | None = None
+        self._forward_alone: Callable[[Any], Any] | None = None
 
     def initialise(self, seed: int) -> None:
         """New initial weights, the same for the same seed."""
@@ -73,18 +74,37 @@ class KerasModel:
     def predict(self, x: NDArray) -> NDArray:
         """Class probabilities of shape (n, classes), or the predicted numbers of a regression, of shape (n,)."""
         if self._forward is None:
-            self._forward = self._compile_forward()
+            self._forward = self._compile(self._at_once)
         pieces = [self._forward(x[start : start + PREDICT_BATCH]).numpy() for start in range(0, len(x), PREDICT_BATCH)]
-        outputs = np.concatenate(pieces)
-        return outputs if self.loss == "cross-entropy" else outputs.reshape(len(x))
+        return self._shaped(np.concatenate(pieces))
 
-    def _compile_forward(self) -> Callable[[Any], Any]:
+    def predict_alone(self, x: NDArray) -> NDArray:
+        """As `predict`, for n > 0; what a row gets depends, to the last bit, on that row and the weights alone."""
+        if self._forward_alone is None:
+            self._forward_alone = self._compile(self._one_by_one)
+        return self._shaped(self._forward_alone(x).numpy())
+
+    def _shaped(self, outputs: NDArray) -> NDArray:
+        return outputs if self.loss == "cross-entropy" else outputs.reshape(len(outputs))
+
+    def _at_once(self, x: Any) -> Any:
+        return self.keras(x, training=False)
+
+    def _one_by_one(self, x: Any) -> Any:
+        """A loop of calls of one row: in a graph, as a call from Python takes eight times as long as a small model."""
+        import tensorflow as tf
+
+        (output,) = self.keras.outputs
+        like = tf.TensorSpec(output.shape[1:], output.dtype)
+        return tf.map_fn(lambda row: self._at_once(row[None])[0], x, parallel_iterations=1, fn_output_signature=like)
+
+    def _compile(self, forward: Callable[[Any], Any]) -> Callable[[Any], Any]:
         import tensorflow as tf
 
         (spec,) = self.keras.inputs
         shape = tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
-        forward: Callable[[Any], Any] = tf.function(lambda x: self.keras(x, training=False), input_signature=[shape])
-        return forward
+        compiled: Callable[[Any], Any] = tf.function(forward, input_signature=[shape])
+        return compiled
 
     def save(self, path: Path) -> None:
         """Write the model in Keras' own format."""

@@ -31,6 +31,15 @@ class NumpyModel(ABC):
     def predict(self, x: NDArray) -> NDArray:
         """Class probabilities of shape (n, classes), or the predicted numbers of a regression, of shape (n,)."""
 
+    def predict_alone(self, x: NDArray) -> NDArray:
+        """As `predict`, for n > 0; what a row gets depends, to the last bit, on that row and the weights alone."""
+        # One row a call, and each in the same memory: kernels differ by the number of rows, and may by alignment.
+        row, outputs = np.empty((1, *x.shape[1:]), x.dtype), []
+        for values in x:
+            row[0] = values
+            outputs.append(np.array(self.predict(row)))
+        return np.concatenate(outputs)
+
     @abstractmethod
     def loss_and_gradients(self, x: NDArray, y: NDArray) -> tuple[float, dict[str, NDArray]]:
         """The mean loss of a batch, and its gradient with respect to every weight."""

@@ -266,6 +266,27 @@ class TestBudgets:
         assert self.until_refused(second, node) == 0
         assert self.until_refused(first, node, most=1) == 1
 
+    @pytest.mark.parametrize("groups_first", [False, True])
+    def test_nor_where_two_processes_enter_them_at_once(self, tmp_path, monkeypatch, groups_first):
+        """What another process writes between the question and the entry counts."""
+        data = write_data(tmp_path, who=np.arange(40))
+        node = own_node(tmp_path, data, max_example_epsilon=4.0)
+        grouped = DP_SGD | {"task.group": "who", "privacy.client-noise-multiplier": 2.0}
+        alone = DP_SGD | {"privacy.client-noise-multiplier": 2.0}
+        first, then = (grouped, alone) if groups_first else (alone, grouped)
+        enter = Ledger.open
+
+        def after_another(ledger, event, unit, *args, **more):
+            if unit != "client":
+                monkeypatch.setattr(Ledger, "open", enter)
+                ledgers._ledger.cache_clear()
+                assert not answer(first, node).has_error()
+            return enter(ledger, event, unit, *args, **more)
+
+        monkeypatch.setattr(Ledger, "open", after_another)
+        assert answer(then, node).error.reason.startswith("BudgetExhausted")
+        assert not entries_of(node, "example" if groups_first else "group")
+
     def test_a_policy_that_begins_to_name_groups_needs_a_new_ledger(self, tmp_path):
         data = write_data(tmp_path, patient=np.repeat(np.arange(8), 5))
         rules = {"mechanisms": ["gaussian"], "min_server_noise_multiplier": None, "max_example_epsilon": 20.0}

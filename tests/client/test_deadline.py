@@ -4,10 +4,13 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 
+import flwr.app.message.message as flwr_message
 import pytest
 from asking import DP_SGD, OPEN, answer, context_of, message_of, own_node, policy_file
 from flwr.app import Context, Message, RecordDict
+from flwr.common.serde_utils import metadata_to_proto
 
 from cloister.client.mods import deadline
 from cloister.client.mods.deadline import no_sooner_than, within_deadline
@@ -97,7 +100,7 @@ def test_a_process_of_many_messages_is_not_touched():
 def test_what_does_not_let_itself_be_interrupted_is_ended():
     script = (
         "import os, signal, sys; sys.argv[0] = 'flwr-clientapp'\n"
-        "from cloister.client import deadline\n"
+        "from cloister.client.mods import deadline\n"
         "deadline.HARD_SECONDS = 0.2\n"
         "with deadline._alarm(0.1):\n"
         "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n"
@@ -120,22 +123,28 @@ class Clock:
         self.now += seconds
 
 
+class Work:
+    """A handler that takes its time."""
+
+    def __init__(self, clock, seconds, fails):
+        self.clock, self.seconds, self.fails = clock, seconds, fails
+
+    def __call__(self, message, _):
+        self.clock.now += self.seconds
+        if self.fails:
+            raise DataError("no rows")
+        return Message(RecordDict(), reply_to=message)
+
+
 class TestNoSooner:
     @pytest.fixture
     def clock(self, monkeypatch):
         return Clock(monkeypatch)
 
     def reply(self, clock, node, worked, kind="train", fails=False):
-        message, context = message_of(kind=kind), context_of(node=node)
-
-        def work(*_):
-            clock.now += worked
-            if fails:
-                raise DataError("no rows")
-            return message
-
+        message, work = message_of(kind=kind), Work(clock, worked, fails)
         started = clock.now
-        no_sooner_than(message, context, lambda *call: contain_errors(*call, work))
+        no_sooner_than(message, context_of(node=node), lambda *call: contain_errors(*call, work))
         return clock.now - started
 
     @pytest.mark.parametrize(("worked", "took"), [(0.0, 30.0), (29.0, 30.0), (30.0, 30.0), (31.0, 31.0)])
@@ -171,6 +180,23 @@ class TestNoSooner:
             failed.append(answer(settings, configured, message).has_error())
             assert clock.now - started == pytest.approx(30.0)
         assert failed == [False, True, True, True, True]
+
+    @pytest.mark.parametrize("fails", [False, True])
+    @pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
+    def test_nothing_on_the_wire_tells_how_long_it_took(self, tmp_path, clock, monkeypatch, kind, fails):
+        """A reply's metadata says when it was made, and how long it may live."""
+        monkeypatch.setattr(flwr_message, "now", lambda: datetime.fromtimestamp(clock.now, UTC))
+        node = {"policy": str(policy_file(tmp_path, **RULES, min_reply_seconds=30.0))}
+        found = set()
+        for worked in (0.0, 7.0, 29.0):
+            clock.now = 1000.0
+            message, work = message_of(kind=kind), Work(clock, worked, fails)
+            message.metadata.__dict__["_message_id"] = "asked"
+            reply = no_sooner_than(message, context_of(node=node), lambda *call, work=work: contain_errors(*call, work))
+            assert reply.has_error() == fails and reply.metadata.reply_to_message_id == "asked"
+            found.add(metadata_to_proto(reply.metadata).SerializeToString(deterministic=True))
+            assert reply.metadata.created_at == 1030.0
+        assert len(found) == 1
 
     def test_a_deadline_counts_the_work_and_not_the_wait(self, tmp_path, clock, monkeypatch):
         """Nothing is given up while its answer is held back."""

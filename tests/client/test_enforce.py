@@ -1,5 +1,8 @@
 """What a policy refuses: each rule at its minimum and its maximum, and the attacks that looked harmless."""
 
+from contextlib import suppress
+from itertools import product
+
 import numpy as np
 import pytest
 from asking import (
@@ -175,6 +178,7 @@ BOUNDS = [
         0.09,
         "",
     ),
+    (DP_SGD, "privacy.least-clipping-norm", {"max_client_clipping_norm": 2.0}, 2.0, 1e30, ""),
     (OPEN, "client.learning-rate", {"max_learning_rate": 0.5}, 0.5, 0.6, ""),
     (OPEN, "client.batch-size", {"min_batch_size": 8}, 8, 7, ""),
     (OPEN, "client.batch-size", {"max_batch_size": 8}, 8, 9, ""),
@@ -203,6 +207,40 @@ class TestLimits:
         recipe = {key: value for key, value in METRIC.items() if not key.startswith("client.")}
         ask(tmp_path, recipe, **(ANY | {"max_local_epochs": 5}))
         refused("client.local-epochs = 5, demanded: at most 4", tmp_path, recipe, **(ANY | {"max_local_epochs": 4}))
+
+    def test_no_clip_of_any_round_is_past_its_limits(self, tmp_path):
+        rules = ANY | {"min_client_clipping_norm": 0.5, "max_client_clipping_norm": 2.0}
+        node = {"policy": str(policy_file(tmp_path, **rules)), "partition-id": 0, "num-partitions": 4}
+        passed = 0
+        for norm, least, decay, number in product((0.1, 1.0, 9.0), (0.1, 0.5, 9.0), (0.0, 0.5), (0, 1, 2, 9)):
+            settings = DP_SGD | {
+                "privacy.client-clipping-norm": norm,
+                "privacy.least-clipping-norm": least,
+                "privacy.clipping-decay": decay,
+            }
+            request = request_of_kind(settings=settings, number=number)
+            with suppress(PolicyError):
+                enforce_policy(request, context_of(settings, node), lambda *_: DONE)
+                passed += 1
+                assert 0.5 <= request.config.privacy.dp_sgd.mechanism().clipping_norm_in(number) <= 2.0
+        assert passed
+
+    @pytest.mark.parametrize("settings", [DP_SGD, GAUSSIAN, OPEN])
+    def test_steps_that_cannot_be_counted_are_too_many(self, tmp_path, settings):
+        node = own_node(tmp_path)
+        rules = ANY | {"max_steps": 4}
+        ask(tmp_path, settings, configured=node, **rules)
+        refused(
+            "max-steps = 4 is counted from public-size, which this node does not state",
+            tmp_path,
+            settings,
+            configured=node | {"public-size": 0},
+            **rules,
+        )
+
+    def test_steps_on_what_a_simulation_deals_are_counted(self, tmp_path):
+        ask(tmp_path, OPEN, **(ANY | {"max_steps": 1000}))
+        refused("steps of training = .*, demanded: at most 10", tmp_path, OPEN, **(ANY | {"max_steps": 10}))
 
     def test_test_fractions_and_hypotheses_of_other_messages_too(self, tmp_path):
         settings = OPEN | {"task.test-fraction": 0.3}

@@ -210,6 +210,10 @@ class TestInWords:
             ({"min_reply_seconds": 30.0}, "no reply sooner than 30 s after the message"),
             ({"max_messages_per_day": 5}, "training messages a day: at most 5"),
             ({"max_test_fraction": 0.3}, "task.test-fraction: at most 0.3"),
+            (
+                {"max_steps": 5},
+                "! steps are counted from public-size: a node with data of its own has to state it, or trains nothing",
+            ),
             ({"max_hypotheses": 1}, "privacy.clusters: at most 1"),
         ],
     )

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from cloister.client import ledgers
 from cloister.client.mods.roles import keep_role
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.core.errors import PrivacyError
+from cloister.privacy.accounting.ledger import Ledger
 
 HELD_OUT = {"evaluation.held-out-clients": 0.5}
 RUN = DP_SGD | HELD_OUT
@@ -109,6 +111,42 @@ class TestOwnData:
             check=True,
         )
         assert done.stdout.strip() == TRAINED
+
+    def by_another_process(self, node, kind):
+        """What a process with a ledger of its own in its memory does meanwhile."""
+        kept = ledgers._ledger
+        ledgers._ledger = lru_cache(Ledger)
+        try:
+            message = message_of(kind=kind)
+            assert not answer(RUN, node, message).has_error()
+        finally:
+            ledgers._ledger = kept
+
+    @pytest.mark.parametrize(
+        ("kind", "meanwhile", "says"), [("evaluate", "train", TRAINED), ("train", "evaluate", SCORED)]
+    )
+    def test_a_process_of_many_messages_reads_what_others_wrote(self, tmp_path, kind, meanwhile, says):
+        node = own_node(tmp_path)
+        ledgers.ledger_of(node, "digits")
+        self.by_another_process(node, meanwhile)
+        assert answer(RUN, node, message_of(kind=kind)).error.reason == says
+
+    @pytest.mark.parametrize(
+        ("kind", "meanwhile", "says"), [("evaluate", "train", TRAINED), ("train", "evaluate", SCORED)]
+    )
+    def test_of_two_processes_at_once_the_second_has_no_other_role(self, tmp_path, monkeypatch, kind, meanwhile, says):
+        """It was asked, and another process enters the other role before this one enters its own."""
+        node, enter = own_node(tmp_path), Ledger.open
+
+        def after_another(ledger, *args, **more):
+            monkeypatch.setattr(Ledger, "open", enter)
+            self.by_another_process(node, meanwhile)
+            return enter(ledger, *args, **more)
+
+        monkeypatch.setattr(Ledger, "open", after_another)
+        assert answer(RUN, node, message_of(kind=kind)).error.reason == says
+        mechanisms = {entry.mechanism for entry in entries_of(node, "example")}
+        assert mechanisms == ({"dp-sgd"} if meanwhile == "train" else {"scores"})
 
     def test_a_message_that_was_refused_gave_no_role(self, tmp_path):
         node = own_node(tmp_path) | {"public-size": 0}

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from logging import INFO
 
 from flwr.app import Context, UserConfig
@@ -24,6 +25,7 @@ from cloister.client.ledgers import (
     limits_of,
 )
 from cloister.client.mods.enforce import Handler
+from cloister.client.mods.roles import refuse_other_role
 from cloister.client.policy import policy_of
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, Request, TrainRequest
 from cloister.client.tally import Tally
@@ -52,6 +54,7 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
     Raises:
         BudgetExhausted: the node abstains; the server sees an error reply that says so.
         PolicyError: there were as many messages today as the policy allows.
+        PrivacyError: the node has had another role in the meantime.
     """
     node = context.node_config
     if isinstance(request, KeepRequest):
@@ -107,15 +110,21 @@ def _planned(request: Request, context: Context) -> Iterator[tuple[PrivacyBudget
                 yield PrivacyBudget(tally, request.run, charge.unit, delta, epsilon, kind="renyi"), charge
             continue
         store: Store = ledger
-        budget = PrivacyBudget(store, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge))
+        rule = partial(_refuse_contradiction, request, ledger, charge.unit if epsilon else None)
+        budget = PrivacyBudget(store, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge), rule=rule)
         if own := limits[_own_budget(charge)]:
             # The site's budget alone is entered: the first one chooses the filter for good, and no run shall do that.
             ledger.limit(request.run, charge.unit, limits[DELTA], own, budget.kind)
         else:
             budget.begin(request.run)
-        if epsilon:
-            _refuse_other_units(ledger, charge.unit)
         yield budget, charge
+
+
+def _refuse_contradiction(request: Request, ledger: Ledger, budgeted: Unit | None) -> None:
+    """Raises PrivacyError if what is in the ledger does not go with this reply, whatever the reply costs."""
+    refuse_other_role(request, ledger)
+    if budgeted is not None:
+        _refuse_other_units(ledger, budgeted)
 
 
 def _refuse_other_units(ledger: Ledger, unit: Unit) -> None:

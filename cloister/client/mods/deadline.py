@@ -58,12 +58,12 @@ def no_sooner_than(message: Message, context: Context, call_next: ClientAppCalla
     """Hold the answer to any message back for `min-reply-seconds` of the node's policy, errors included.
 
     How long training takes tells how much there is to train on, and whether a refusal came before or after it; so does
-    the choice of the model that is kept.
+    the choice of the model that is kept. What leaves is made after the wait: its metadata says when that was.
     """
     started = time.monotonic()
     reply = call_next(message, context)
     time.sleep(max(0.0, _minimum_seconds(context) - (time.monotonic() - started)))
-    return reply
+    return Message(reply.error if reply.has_error() else reply.content, reply_to=message)
 
 
 def _minimum_seconds(context: Context) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from flwr.app import Context
 
-from cloister.client.data import local_data, task_of
+from cloister.client.data import DATA_PATH, local_data, task_of
 from cloister.client.policy import CHECKED_BUNDLE, PLUGIN, Policy, is_server_side, policy_of
 from cloister.client.request import EvaluateRequest, Reply, Request, TrainRequest
 from cloister.client.training.plan import TrainingPlan
@@ -79,13 +79,14 @@ def _rows(request: TrainRequest, context: Context) -> float:
 
 def _bounds(policy: Policy, config: RunConfig) -> Iterator[str]:
     """Numbers of the configuration that lie outside the policy's limits, where they have a meaning."""
-    privacy, smallest = config.privacy, policy.min_client_clipping_norm
+    privacy = config.privacy
+    smallest, largest = policy.min_client_clipping_norm, policy.max_client_clipping_norm
     if privacy.client.has_delta:
-        yield from _outside(
-            "privacy.client-clipping-norm", privacy.client.bound, smallest, policy.max_client_clipping_norm
-        )
-    if privacy.client.clips_gradients and privacy.dp_sgd.clipping_decay:
-        yield from _outside("privacy.least-clipping-norm", privacy.dp_sgd.least_clipping_norm, smallest, 0)
+        yield from _outside("privacy.client-clipping-norm", privacy.client.bound, smallest, largest)
+    if privacy.client.clips_gradients:
+        # S of every round lies between the two: it decays from the one and is never below the other.
+        decays = smallest if privacy.dp_sgd.clipping_decay else 0
+        yield from _outside("privacy.least-clipping-norm", privacy.dp_sgd.least_clipping_norm, decays, largest)
     yield from _outside("task.test-fraction", config.task.test_fraction, 0, policy.max_test_fraction)
     if privacy.server.hypotheses:
         yield from _outside("privacy.clusters", privacy.server.hypotheses, 0, policy.max_hypotheses)
@@ -98,12 +99,24 @@ def _about_plan(policy: Policy, request: TrainRequest, context: Context) -> Iter
     yield from _outside("client.learning-rate", plan.learning_rate, 0, policy.max_learning_rate)
     yield from _outside("client.batch-size", plan.batch_size, policy.min_batch_size, policy.max_batch_size)
     yield from _outside("client.local-epochs", plan.epochs, 0, policy.max_local_epochs)
-    size = public_size_of(context.node_config)
-    if policy.max_steps and size:
+    if not policy.max_steps:
+        return
+    if size := _size(request, context):
         privacy = request.config.privacy
         sampling = privacy.dp_sgd.batch_sampling if privacy.client.clips_gradients else "poisson"
         steps = LocalSteps(size, plan.batch_size, plan.epochs, sampling).count
         yield from _outside("steps of training", steps, 0, policy.max_steps)
+    else:
+        yield f"max-steps = {policy.max_steps} is counted from public-size, which this node does not state"
+
+
+def _size(request: TrainRequest, context: Context) -> int:
+    """How many examples steps are counted from; 0: a node with data of its own does not state it."""
+    node = context.node_config
+    if DATA_PATH in node or public_size_of(node):
+        return public_size_of(node)
+    # What a simulation deals is as public as the partition.
+    return max(1, len(local_data(request.config.task, node, request.seed, tolerant=True).train))
 
 
 def _outside(key: str, found: float, minimum: float, maximum: float) -> Iterator[str]:

@@ -13,6 +13,7 @@ from cloister.client.mods.enforce import Handler
 from cloister.client.request import EvaluateRequest, Reply, Request, TrainRequest
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Unaccounted
+from cloister.privacy.accounting.ledger import Ledger
 
 STATE = "roles"
 TRAINED, SCORED = "trained", "scored-in-run"
@@ -22,34 +23,51 @@ def keep_role(request: Request, context: Context, call_next: Handler) -> Reply:
     """Refuse to score as an outsider after training under a guarantee, and to train in a run after scoring in it.
 
     Only runs that hold clients out and protect the others are concerned. A node with a ledger remembers by its data,
-    over all runs; a simulated one in its state.
+    over all runs, and is asked once more when its reply is entered; a simulated one remembers in its state.
 
     Raises:
         PrivacyError: the node has had the other role.
     """
-    config = request.config
-    if not (config.evaluation.held_out_clients and config.is_private):
+    if not _has_roles(request):
         return call_next(request, context)
-    with folder_unnamed(context.node_config):
-        trained, scored = _history(request, context)
+    if keeps_ledger(context.node_config):
+        with folder_unnamed(context.node_config):
+            refuse_other_role(request, ledger_of(context.node_config, request.config.task.name))
+    else:
+        roles = context.state.config_records.get(STATE, ConfigRecord())
+        _refuse(request, bool(roles.get(TRAINED)), roles.get(SCORED) == request.run)
+        _remember(request, context)
+    return call_next(request, context)
+
+
+def refuse_other_role(request: Request, ledger: Ledger) -> None:
+    """Refuse a request for the other role than the one that the node's ledger tells of.
+
+    Args:
+        request: of any run.
+        ledger: of the node.
+
+    Raises:
+        PrivacyError: the node's data was trained on under a guarantee, ever, and is to be scored with; or it was scored
+            with in this run and is to be trained on.
+    """
+    if _has_roles(request):
+        trained = any(not isinstance(entry.event, Unaccounted) for entry in ledger.entries)
+        scored = any(entry.mechanism == SCORES and entry.run == request.run for entry in ledger.entries)
+        _refuse(request, trained, scored)
+
+
+def _has_roles(request: Request) -> bool:
+    return bool(request.config.evaluation.held_out_clients and request.config.is_private)
+
+
+def _refuse(request: Request, trained: bool, scored: bool) -> None:
     if isinstance(request, EvaluateRequest) and trained:
         raise PrivacyError(
             "this node has trained under a guarantee, and is no held-out client: its scores do not leave"
         )
     if isinstance(request, TrainRequest) and scored:
         raise PrivacyError("this node has scored models of this run as a held-out client, and does not train in it")
-    _remember(request, context)
-    return call_next(request, context)
-
-
-def _history(request: Request, context: Context) -> tuple[bool, bool]:
-    """Whether the node's data was trained on under a guarantee, ever; and whether it was scored with in this run."""
-    if not keeps_ledger(context.node_config):
-        roles = context.state.config_records.get(STATE, ConfigRecord())
-        return bool(roles.get(TRAINED)), roles.get(SCORED) == request.run
-    entries = ledger_of(context.node_config, request.config.task.name).entries
-    trained = any(not isinstance(entry.event, Unaccounted) for entry in entries)
-    return trained, any(entry.mechanism == SCORES and entry.run == request.run for entry in entries)
 
 
 def _remember(request: Request, context: Context) -> None:

@@ -94,6 +94,8 @@ class PrivacyBudget(Generic[AnyStore]):
         relation: which datasets are neighbours.
         kind: of the filter, if the store has none for this unit yet; None: `gaussian` for clients, `renyi`, which
             counts draws, for other units.
+        rule: what must hold of the ledger beside the budget; raises to refuse. It is asked whenever the budget is, and
+            so again with the ledger locked, just before a release is entered.
 
     Guarantee: while the budget is not passed, everything in the store about this unit is together (`max_epsilon`,
         `delta`)-DP against the other clients and whoever sees the models, also where releases, and whole runs, were
@@ -109,6 +111,7 @@ class PrivacyBudget(Generic[AnyStore]):
         max_epsilon: float = 0.0,
         relation: Relation = "add-or-remove",
         kind: FilterKind | None = None,
+        rule: Callable[[], None] = lambda: None,
     ) -> None:
         if not 0 < delta < 1:
             raise ConfigError(f"target_delta must be above 0 and below 1, got {delta}")
@@ -119,6 +122,7 @@ class PrivacyBudget(Generic[AnyStore]):
         self.delta = delta
         self.max_epsilon = max_epsilon
         self.relation: Relation = relation
+        self._rule = rule
         self.kind: FilterKind = kind or ("gaussian" if unit == "client" else "renyi")
 
     def begin(self, run: str) -> None:
@@ -188,6 +192,7 @@ class PrivacyBudget(Generic[AnyStore]):
         Raises:
             BudgetExhausted: they would; nothing was recorded.
         """
+        self._rule()
         if not self.max_epsilon:
             return
         before = self.spent()

@@ -117,8 +117,16 @@ class Ledger:
         self._released: set[Unit] = set()
         self._set_late: set[Unit] = set()
         self._name_is_on_disk = False
-        if path.exists():
-            with path.open("rb") as file:
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what other processes have written since this one looked.
+
+        Raises:
+            LedgerError: the file is not an unbroken ledger.
+        """
+        if self.path.exists():
+            with self.path.open("rb") as file:
                 self._catch_up(file)
 
     @property

@@ -31,6 +31,16 @@ OVERSTATED = 1e-2
 SCALES = (1.0, -1.0, 0.0, 1e-3, 30.0, -30.0, 1e3, 1e5, 1e10)
 """What made-up numbers are multiplied with: a layer may couple examples only where inputs are large, say."""
 DTYPES = ("float32", "float64")
+RANDOM_BY_EXAMPLE = (
+    keras.layers.Dropout,
+    keras.layers.SpatialDropout1D,
+    keras.layers.SpatialDropout2D,
+    keras.layers.SpatialDropout3D,
+    keras.layers.AlphaDropout,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+)
+"""Layers that draw random numbers and do nothing with them across examples; no subclass of them."""
 NO_SQUARE = 1e-20
 """A squared norm that is none beside those of made-up examples, which are about 1."""
 
@@ -53,7 +63,8 @@ def checked(model: Any, loss: Loss, probe: Probe) -> Gradients:
     with _refusing_what_cannot_be_tried():
         trial = _Trial(model, loss, probe)
         trial.refuse_coupling()
-        by_layer = None if trial.is_batch_dependent() else _by_layer(model, loss, trial)
+        alone = draws_otherwise(model) or trial.is_batch_dependent()
+        by_layer = None if alone else _by_layer(model, loss, trial)
         return by_layer or _as_a_whole(model, loss, trial)
 
 
@@ -119,8 +130,20 @@ def refuse_by_name(model: Any) -> None:
         raise UnsupportedModel("the model has no trainable weights")
 
 
+def draws_otherwise(model: Any) -> bool:
+    """Whether anything but layers that are known to treat each example by itself draws random numbers.
+
+    What it draws may mix examples, for some numbers and not for those of a trial. So it is given one example at a time.
+    """
+    known = [layer for layer in model._flatten_layers() if type(layer) in RANDOM_BY_EXAMPLE]
+    states = {id(variable) for layer in known for variable in layer.variables}
+    return any(is_seed(variable) and id(variable) not in states for variable in model.non_trainable_variables)
+
+
 def _reasons(layer: Any) -> Iterator[str]:
     layers = keras.layers
+    if type(layer).__name__ in ("MixUp", "CutMix"):
+        yield "mixes the examples of a batch at random; leave it out"
     if isinstance(layer, layers.BatchNormalization) and layer.trainable:
         yield (
             "normalises an example with the others of its batch and keeps their statistics un-noised; "

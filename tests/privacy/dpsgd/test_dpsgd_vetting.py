@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, functional, head, perturbed, relative_error
+from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, functional, head, norm, perturbed, relative_error
 
 from cloister.core.errors import ConfigError, UnsupportedModel
 
@@ -16,6 +16,22 @@ class BatchMean(keras.Layer):
 
     def call(self, x):
         return x - 0.1 * keras.ops.mean(x, axis=0, keepdims=True)
+
+
+class MixedNowAndThen(keras.Layer):
+    """Couples examples for one random state in ten."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.seed_generator = keras.random.SeedGenerator(seed)
+
+    def call(self, x):
+        mixed = keras.random.uniform((), seed=self.seed_generator) < 0.1
+        return x + keras.ops.cast(mixed, x.dtype) * x[::-1]
+
+
+class MyDropout(layers.Dropout):
+    """Anybody's: what it does is not known."""
 
 
 class Counter(keras.Layer):
@@ -265,6 +281,41 @@ def test_a_model_with_weights_of_its_own_is_taken_as_a_whole():
     step = dp_sgd(model, probe=(x[:3], y[:3]))
     assert step.method == "model"
     assert relative_error(step.clipped_sum(x, y, 0.8).sums, brute_force(model, x, y, 0.8)) < 3e-4
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("mix", [layers.MixUp, layers.CutMix])
+def test_layers_that_mix_examples_are_refused_whatever_they_would_draw(mix, seed):
+    inputs = keras.Input((4, 4, 1))
+    model = keras.Model(inputs, head(layers.Flatten()(mix(seed=seed)(inputs))))
+    with pytest.raises(UnsupportedModel, match="mixes the examples of a batch"):
+        dp_sgd(model)
+
+
+def test_a_layer_whose_draws_are_not_known_is_given_one_example_at_a_time():
+    """It could mix examples for other numbers than those of the trial."""
+    for layer, method in (
+        (MixedNowAndThen(1), "model"),
+        (MyDropout(0.5), "model"),
+        (layers.Dropout(0.5), "layers"),
+        (layers.GaussianNoise(0.5), "layers"),
+    ):
+        assert dp_sgd(small(layers.Dense(4), layer)).method == method
+
+
+def test_no_draw_of_such_a_layer_lets_an_example_move_the_sum_by_more_than_the_bound():
+    model = small(MixedNowAndThen(1), layers.Dense(4))
+    step = dp_sgd(model, batch_size=16)
+    x, y = batch(model, 16)
+    x[-1] = -1e6
+    seeds = [variable for variable in model.non_trainable_variables if variable.path.endswith("seed_generator_state")]
+    for state in range(40):
+        sums = []
+        for rows in (slice(None), slice(0, 15)):
+            for variable in seeds:
+                variable.assign([state, 0])
+            sums.append(step.clipped_sum(x[rows], y[rows], 1.0).sums)
+        assert norm([a - b for a, b in zip(*sums, strict=True)]) <= 1.0
 
 
 def test_dropout_differs_between_examples_and_between_steps():
