@@ -85,6 +85,9 @@ max-local-epochs = 20
 max-steps = 10000
 max-test-fraction = 0.5
 
+# Largest privacy.group-cap: a step takes memory for so many examples of each group that it computes at a time.
+max-group-cap = 1000
+
 # Most models that a run may have this site choose among, and largest epsilon of one such choice.
 max-hypotheses = 1
 max-choice-epsilon = 1.0
@@ -129,6 +132,7 @@ class Policy(BaseModel):
         min_client_clipping_norm, max_client_clipping_norm: S of DP-SGD, C of local Gaussian noise.
         max_learning_rate, min_batch_size, max_batch_size, max_local_epochs, max_steps: of training in one round.
         max_test_fraction: share of its examples that a run may have the node keep back.
+        max_group_cap: most examples of a group that a run may train on.
         max_hypotheses: models of a run with clusters.
         max_choice_epsilon: ε of one private choice among them.
         max_messages_per_day: training messages.
@@ -167,6 +171,7 @@ class Policy(BaseModel):
     max_local_epochs: Count = 0
     max_steps: Count = 0
     max_test_fraction: Limit = 0.0
+    max_group_cap: Count = 0
     max_hypotheses: Count = 0
     max_choice_epsilon: Limit = 0.0
     max_messages_per_day: Count = 0
