@@ -89,6 +89,9 @@ max-local-epochs = 20
 max-steps = 10000
 max-test-fraction = 0.5
 
+# Largest privacy.group-cap: a step takes memory for so many examples of each group that it computes at a time.
+max-group-cap = 1000
+
 # Most models that a run may have this site choose among, and largest epsilon of one such choice.
 max-hypotheses = 1
 max-choice-epsilon = 1.0
@@ -149,6 +152,7 @@ class Policy(Section):
         min_client_clipping_norm, max_client_clipping_norm: S of DP-SGD, C of local Gaussian noise.
         max_learning_rate, min_batch_size, max_batch_size, max_local_epochs, max_steps: of training in one round.
         max_test_fraction: share of its examples that a run may have the node keep back.
+        max_group_cap: most examples of a group that a run may train on.
         max_hypotheses: models of a run with clusters.
         max_choice_epsilon: ε of one private choice among them.
         max_messages_per_day: training messages.
@@ -179,6 +183,7 @@ class Policy(Section):
     max_local_epochs: Whole = 0
     max_steps: Whole = 0
     max_test_fraction: NonNegative = 0.0
+    max_group_cap: Whole = 0
     max_hypotheses: Whole = 0
     max_choice_epsilon: NonNegative = 0.0
     max_messages_per_day: Whole = 0

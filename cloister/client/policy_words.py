@@ -66,6 +66,7 @@ RANGES = {
     "client.local-epochs": ("", "max_local_epochs"),
     "steps of training in a round": ("", "max_steps"),
     "task.test-fraction": ("", "max_test_fraction"),
+    "privacy.group-cap": ("", "max_group_cap"),
     "privacy.clusters": ("", "max_hypotheses"),
     "privacy.choice-epsilon": ("", "max_choice_epsilon"),
     "training messages a day": ("", "max_messages_per_day"),

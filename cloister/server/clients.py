@@ -6,11 +6,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from cloister.core.arrays import Layout
+from cloister.core.errors import ConfigError
 from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES
 from cloister.privacy.claims.claim import ClientClaim
 from cloister.privacy.claims.local import gaussian_claim, laplace_claim
 from cloister.privacy.dpsgd.local_steps import LocalSteps
-from cloister.privacy.mechanisms.local import LocalGaussian
+from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 from cloister.server.build import Plan
 
 PATIENCE_SECONDS = 60.0
@@ -40,20 +41,25 @@ def client_claim(plan: Plan, layout: Layout, rounds: int) -> ClientClaim | None:
         plan: of the run.
         layout: of everything that the server sends, all hypotheses.
         rounds: in which clients were asked to train.
+
+    Raises:
+        ConfigError: nothing is known about this mechanism.
     """
     privacy = plan.config.privacy
     mechanism, circumstances = privacy.client.noise_on_update, privacy.circumstances
     claim: ClientClaim
+    if not privacy.client.is_on:
+        return None
     if privacy.client.clips_gradients:
         claim = _dp_sgd_claim(plan, rounds)
-    elif mechanism is None:
-        return None
     elif isinstance(mechanism, LocalGaussian):
         claim = gaussian_claim(mechanism, rounds, privacy.target_delta, circumstances)
-    else:
+    elif isinstance(mechanism, LocalLaplace | PublishedLaplace):
         # A client noises the one hypothesis that it sends: p is the size of that.
         parameters = layout.size // max(1, plan.hypotheses)
         claim = laplace_claim(mechanism, parameters, rounds, circumstances, privacy.client.max_leakage)
+    else:
+        raise ConfigError(f"privacy.client = {privacy.client.name!r} has no claim")
     return claim.without_guarantee(_beside_the_noise(plan))
 
 

@@ -225,6 +225,14 @@ class TestLimits:
                 assert 0.5 <= request.config.privacy.dp_sgd.mechanism().clipping_norm_in(number) <= 2.0
         assert passed
 
+    def test_how_many_examples_of_a_group_a_run_may_take(self, tmp_path):
+        grouped, rules = DP_SGD | {"task.group": "who"}, ANY | {"group": "who"}
+        ask(tmp_path, grouped | {"privacy.group-cap": 10**6}, **rules)
+        ask(tmp_path, grouped | {"privacy.group-cap": 20}, **rules, max_group_cap=20)
+        past = grouped | {"privacy.group-cap": 21}
+        refused("privacy.group-cap = 21, demanded: at most 20", tmp_path, past, **rules, max_group_cap=20)
+        ask(tmp_path, DP_SGD, **ANY, max_group_cap=2)
+
     @pytest.mark.parametrize("settings", [DP_SGD, GAUSSIAN, OPEN])
     def test_steps_that_cannot_be_counted_are_too_many(self, tmp_path, settings):
         node = own_node(tmp_path)

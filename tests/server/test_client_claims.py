@@ -149,7 +149,7 @@ def test_the_server_claims_for_the_mechanism_that_its_clients_have(tmp_path, cha
 
 def test_a_mechanism_without_a_claim_is_not_taken_for_another(tmp_path, monkeypatch):
     plan = build(parse(SETTINGS | {"output-dir": str(tmp_path)}))
-    monkeypatch.setattr("cloister.server.clients.CLAIMS", {})
+    monkeypatch.setattr("cloister.config.variants.DpSgdPrivacy.clips_gradients", False)
     with pytest.raises(ConfigError, match=r"privacy.client = 'dp-sgd' has no claim"):
         client_claim(plan, Layout.of(plan.task.build().arrays()), 1)
 

@@ -106,23 +106,35 @@ def rows_of(units: Sequence[NDArray[np.intp]], batch: Batch) -> tuple[NDArray[np
     return (np.concatenate(chosen) if chosen else np.zeros(0, np.intp)), groups
 
 
-def table_of(groups: NDArray, cap: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """The examples of each group as a row of a table.
+class Members:
+    """Which examples belong to which group.
 
     Args:
         groups: of each example, shape (n,).
-        cap: columns; of a larger group the first so many examples are kept.
-
-    Returns:
-        Indices of examples, shape (groups, cap), and which of them are meant: a row is filled up with its first.
     """
-    _, group = np.unique(groups, return_inverse=True)
-    order = np.argsort(group.ravel(), kind="stable")
-    sizes = np.bincount(group.ravel())
-    starts = np.cumsum(sizes) - sizes
-    column = np.arange(cap)
-    mask = column < sizes[:, None]
-    return order[starts[:, None] + np.where(mask, column, 0)], mask
+
+    def __init__(self, groups: NDArray) -> None:
+        _, group = np.unique(groups, return_inverse=True)
+        self._order = np.argsort(group.ravel(), kind="stable")
+        self._sizes = np.bincount(group.ravel())
+        self._starts = np.cumsum(self._sizes) - self._sizes
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def table(self, piece: slice, cap: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """The examples of some of the groups, a row each. It takes groups × cap of memory, so not all at once.
+
+        Args:
+            piece: which groups.
+            cap: columns; of a larger group the first so many examples are kept.
+
+        Returns:
+            Indices of examples, shape (groups, cap), and which of them are meant: a row is filled up with its first.
+        """
+        column = np.arange(cap)
+        mask = column < self._sizes[piece, None]
+        return self._order[self._starts[piece, None] + np.where(mask, column, 0)], mask
 
 
 def _check(examples: int, steps: int) -> None:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.core.errors import ConfigError, UnsupportedModel
-from cloister.privacy.dpsgd.batches import pieces, table_of
+from cloister.privacy.dpsgd.batches import Members, pieces
 from cloister.privacy.dpsgd.checks import Probe, moved
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.precision import refuse_coarse_precision
@@ -89,25 +89,27 @@ class ClippedSums:
         """
         check_clipping_norm(clipping_norm)
         refuse_coarse_precision()
-        table, mask = self._units(x, y, groups)
+        units = self._units(x, y, groups)
         total: Sequence[NDArray] = ()
         clipped, non_finite, bound = 0, 0, clipping_norm / (1 + self._batching.overstatement)
-        for piece in pieces(len(table), self._units_at_once(len(table))):
-            for sums, some_clipped, some_non_finite in self._computed(x, y, table[piece], mask[piece], bound):
+        for piece in pieces(len(units), self._units_at_once(len(units))):
+            for sums, some_clipped, some_non_finite in self._computed(
+                x, y, *units.table(piece, self._batching.group_cap), bound
+            ):
                 total = _added(total, sums) if total else sums
                 clipped, non_finite = clipped + some_clipped, non_finite + some_non_finite
-        return ClippedSum(tuple(total or self._nothing()), len(table), clipped, non_finite)
+        return ClippedSum(tuple(total or self._nothing()), len(units), clipped, non_finite)
 
     def _nothing(self) -> list[NDArray]:
         variables = self._gradients.model.trainable_variables
         return [np.zeros(variable.shape, variable.dtype) for variable in variables]
 
-    def _units(self, x: NDArray, y: NDArray, groups: NDArray | None) -> tuple[NDArray, NDArray]:
+    def _units(self, x: NDArray, y: NDArray, groups: NDArray | None) -> Members:
         if len(x) != len(y) or (groups is not None and len(groups) != len(x)):
             raise ConfigError(f"x, y and groups must have one length, got {len(x)} and {len(y)}")
         if groups is None and self._cap > 1:
             raise ConfigError(f"groups must be given where group_cap is {self._cap}")
-        return table_of(np.arange(len(x)) if groups is None else groups, self._cap)
+        return Members(np.arange(len(x)) if groups is None else groups)
 
     def _units_at_once(self, count: int) -> int:
         if not self.same_at_every_place:

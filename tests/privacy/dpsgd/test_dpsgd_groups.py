@@ -1,5 +1,7 @@
 """Groups of examples are clipped as one: a person with several pictures moves the sum by S, and by no more."""
 
+import tracemalloc
+
 import keras
 import numpy as np
 import pytest
@@ -146,6 +148,23 @@ def test_a_broken_example_takes_its_group_and_nobody_else():
     found = step.clipped_sum(x, y, 0.5, GROUPS)
     assert found.non_finite == 1
     assert relative_error(found.sums, expected.sums) < 1e-5
+
+
+def test_memory_does_not_follow_the_number_of_groups():
+    """A server chooses the cap: of a batch with more groups than memory lasts for nothing would be trained."""
+    step = dp_sgd(functional((6,), head), group_cap=5000, batch_size=64, microbatch_size=16)
+
+    def peak(count):
+        x, y = np.ones((count, 6), np.float32), np.zeros(count, int)
+        step.clipped_sum(x, y, 1.0, np.arange(count))
+        tracemalloc.start()
+        try:
+            step.clipped_sum(x, y, 1.0, np.arange(count))
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak(64) < 1.1 * peak(16)
 
 
 def test_groups_must_be_given_and_of_one_length():
