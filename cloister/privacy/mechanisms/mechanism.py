@@ -1,4 +1,4 @@
-"""The noun that everything on the server turns around: a mechanism is a value.
+"""The server's mechanism: a frozen value from which ledger, budget, claim and promise follow.
 
 It says how a contribution is bounded, how the release is made, what a round costs at worst, and what must be said
 against it. The strategy that runs it (`cloister.aggregation.PrivateStrategy`) screens replies before it and records its
