@@ -75,9 +75,7 @@ def main(
 def run(
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--run-config", "-c", help="key=value pairs, or the path of a TOML file; of several -c the later win."
-        ),
+        typer.Option("--run-config", "-c", help="key=value pairs, or the path of a TOML file; a later -c wins."),
     ] = None,
     clients: Annotated[int, typer.Option("--clients", "-n", min=1, help="How many clients to simulate.")] = 4,
 ) -> None:
@@ -109,7 +107,7 @@ def warm_node(
 def status(
     connection: Annotated[str, typer.Argument(help="A SuperLink connection of Flower's config.toml.")] = "",
     output: Annotated[Path, typer.Option("--runs", help="An output-dir, or one run directory.")] = Path("runs"),
-    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the nodes and runs of a SuperLink, and how far the newest run in output-dir is; exit code 1 if it died."""
     from cloister.deploy.warm.meeting import warnings_of
@@ -139,7 +137,7 @@ def predict(
         Path | None, typer.Option(help="Where to write the predictions, as CSV; else they are printed.")
     ] = None,
     hypothesis: Annotated[
-        int | None, typer.Option(min=0, help="Which of several; needed where there are no labels to choose by.")
+        int | None, typer.Option(min=0, help="Which of several hypotheses; needed if the examples have no labels.")
     ] = None,
 ) -> None:
     """Score examples with a trained model; print figures of merit too where the examples have labels."""
@@ -165,25 +163,25 @@ LedgerPath = Annotated[Path, typer.Argument(help="A ledger.jsonl file.")]
 @ledger.command()
 def verify(
     path: LedgerPath,
-    head: Annotated[str, typer.Option(help="A last hash that was noted before: were lines cut off since?")] = "",
+    head: Annotated[str, typer.Option(help="A last hash noted earlier: checks that no line was cut off since.")] = "",
 ) -> None:
     """Check that no line was changed, removed or swapped; with --head, that none was cut off at the end either."""
-    book = _opened(path)
-    typer.echo(f"{path}: unbroken; {len(book.entries)} releases; last hash {book.head}")
+    opened = _opened(path)
+    typer.echo(f"{path}: unbroken; {len(opened.entries)} releases; last hash {opened.head}")
     if not head:
         typer.echo(
-            "lines that were cut off at the end leave no trace in the file: note the last hash elsewhere, and check it "
+            "the file cannot show whether lines were cut off at its end: note the last hash elsewhere, and check it "
             "later with --head"
         )
         return
     _require_line(path, head)
-    typer.echo("nothing was cut off that was there when --head was noted")
+    typer.echo("no line that was there when --head was noted has been cut off")
 
 
 @ledger.command()
 def show(
     path: LedgerPath,
-    delta: Annotated[float, typer.Option(help="At which ε is computed.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="δ at which ε is computed.")] = 1e-5,
     relation: Annotated[str, typer.Option(help="add-or-remove, or replace-one.")] = "add-or-remove",
 ) -> None:
     """List the releases, and what they amount to."""
@@ -207,12 +205,14 @@ def leakage(paths: Annotated[list[Path], typer.Argument(help="Ledgers of clients
 @app.command()
 def calibrate(
     epsilon: Annotated[float, typer.Option(help="ε that may be spent.")],
-    rounds: Annotated[int, typer.Option(min=0, help="Over how many rounds; or ask for them with the next.")] = 0,
-    noise_multiplier: Annotated[float, typer.Option(help="z, to be told how many rounds it allows.")] = 0.0,
-    delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
-    sampling_probability: Annotated[float, typer.Option(help="Of Poisson sampling; 1: every node, every round.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=0, help="How many rounds; leave it out to compute it.")] = 0,
+    noise_multiplier: Annotated[float, typer.Option(help="z; prints how many rounds it allows.")] = 0.0,
+    delta: Annotated[float, typer.Option(help="δ of the budget.")] = 1e-5,
+    sampling_probability: Annotated[
+        float, typer.Option(help="q of Poisson sampling; 1: every node in every round.")
+    ] = 1.0,
 ) -> None:
-    """The least noise multiplier for a budget and so many rounds, or the rounds that a multiplier allows.
+    """Compute the smallest noise multiplier for a budget and some rounds, or the rounds that a multiplier allows.
 
     For global-dp with a fixed clip.
     """
@@ -220,7 +220,7 @@ def calibrate(
     from cloister.privacy.accounting.filters import noise_multiplier_for, rounds_for
 
     if bool(rounds) == bool(noise_multiplier):
-        raise ConfigError("give either --rounds or --noise-multiplier: the other one is what is computed")
+        raise ConfigError("give either --rounds or --noise-multiplier; the other one is computed")
     poisson = Sampling("poisson", probability=sampling_probability)
     sampling = UNSAMPLED if sampling_probability == 1 else poisson
     if noise_multiplier:
@@ -254,7 +254,7 @@ def provision_kits(
 def superlink(
     context: typer.Context,
     operators: Annotated[Path, typer.Option(help="File of SHA-256 digests of operators' tokens.")],
-    max_database: Annotated[int, typer.Option(min=1, help="Megabytes that the state database may have.")] = 8000,
+    max_database: Annotated[int, typer.Option(min=1, help="Largest size of the state database, in megabytes.")] = 8000,
 ) -> None:
     """Flower's SuperLink, which takes orders from provisioned operators only; other options are flower-superlink's."""
     from cloister.deploy.superlink import serve

@@ -1,5 +1,9 @@
 """What the documents say is true: commands, keys, names."""
 
+import ast
+import doctest
+import importlib
+import pkgutil
 import re
 import runpy
 import shlex
@@ -11,6 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import cloister
 from cloister.cli import app
 from cloister.config.run import known_keys, parse
 from cloister.config.settings import read_settings
@@ -30,10 +35,84 @@ def test_every_key_is_explained(key):
     assert f"`{key}`" in (ROOT / "docs" / "configuration.md").read_text()
 
 
-def test_links_between_documents_lead_somewhere():
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("*/*.md")])
+LINK = re.compile(r"\]\(([^)#:\s]*)(#[^)\s]*)?\)")
+"""A link inside the repository: a path, an anchor, or both."""
+CODE = re.compile(r"`([^`\n]+)`")
+
+
+def anchors_of(page):
+    """What headings of a page can be linked to as."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    return {"#" + re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_between_documents_lead_somewhere(name):
+    page = ROOT / name
+    for path, anchor in LINK.findall(page.read_text()):
+        target = page.parent / path if path else page
+        assert target.exists(), f"{name} links to {path}"
+        assert not anchor or anchor in anchors_of(target), f"{name} links to {path}{anchor}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_files_and_modules_that_documents_name_exist(name):
+    for code in CODE.findall((ROOT / name).read_text()):
+        if re.fullmatch(r"(tests|cloister|docs|benchmarks|experiments|docker)/[\w/.-]+", code):
+            assert (ROOT / code).exists(), f"{name} names {code}"
+        if re.fullmatch(r"cloister(\.\w+){2,}", code):
+            assert pkgutil.resolve_name(code) is not None, f"{name} names {code}"
+
+
+TOUR = ROOT / "docs" / "tour.md"
+PLACED = sorted(set(re.findall(r"\[`(\w+(?:\.\w+)?)`\]\(\.\./([\w/]+\.py)\)", TOUR.read_text())))
+"""How the tour names a function, a class or a constant: a link to its file."""
+
+
+def defined_in(path):
+    """What a file defines: names, and `Class.name` of what is in its classes."""
+    for node in ast.parse(path.read_text()).body:
+        for target in node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]:
+            if isinstance(target, ast.Name):
+                yield target.id
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+            yield from (f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef))
+
+
+def test_the_tour_names_what_it_talks_about():
+    assert len(PLACED) >= 30
+
+
+@pytest.mark.parametrize(("name", "path"), PLACED)
+def test_what_the_tour_names_is_defined_in_the_file_that_it_links_to(name, path):
+    assert name in set(defined_in(ROOT / path))
+
+
+CALLED_FIRST = [
+    "Account",
+    "GaussianNoise",
+    "GlobalDP",
+    "Mechanism",
+    "PrivacyBudget",
+    "PrivateStrategy",
+    "clip",
+    "leave_one_out",
+    "noisy_mean",
+    "parse",
+]
+"""What a user calls first: each has an example in its docstring."""
+
+
+@pytest.mark.parametrize("name", CALLED_FIRST)
+def test_the_examples_of_what_users_call_first_run(name):
+    thing = getattr(cloister, name)
+    module = importlib.import_module(thing.__module__)
+    (example,) = doctest.DocTestFinder(recurse=False).find(thing, name, module)
+    assert len(example.examples) >= 3
+    result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example)
+    assert not result.failed
 
 
 @pytest.mark.parametrize("command", re.findall(r'^cloister run (.*-c ".*")$', README, flags=re.MULTILINE))

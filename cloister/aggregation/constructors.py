@@ -33,6 +33,14 @@ def GlobalDP(
         ConfigError: a parameter is out of range, or `inner` needs every reply and the placement is `update`.
 
     Guarantee: that of `GaussianMean`, `GaussianTrimmedMean` or, for `model`, none.
+
+    Examples:
+        >>> from flwr.serverapp.strategy import FedAdam
+        >>> strategy = GlobalDP(FedAdam(), noise_multiplier=1.0, clipping_norm=0.5)
+        >>> strategy.mechanism.name, strategy.claim().status
+        ('global-dp', 'sound')
+        >>> GlobalDP(FedAdam(), noise_multiplier=1.0, clipping_norm=0.5, placement="model").claim().status
+        'heuristic'
     """
     mechanism = global_dp(
         noise_multiplier=noise_multiplier, clipping_norm=clipping_norm, placement=placement, examples_cap=examples_cap

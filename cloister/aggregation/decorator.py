@@ -1,7 +1,7 @@
 """Strategies that wrap a strategy: what every decorator shares, and the one that only screens.
 
 A decorator is itself a Flower strategy, so Flower's own `start` can drive it, and it wraps any Flower strategy. It
-acts on the way in: the wrapped strategy sees screened (and, in `cloister.privacy`, released) models and does the rest.
+acts on the way in: the wrapped strategy sees screened (and, in `PrivateStrategy`, released) models and does the rest.
 """
 
 import time

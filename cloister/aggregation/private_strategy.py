@@ -52,6 +52,16 @@ class PrivateStrategy(Decorator):
 
     Raises:
         ConfigError: the mechanism does not go with `inner`, or with the way it draws nodes.
+
+    Examples:
+        >>> from flwr.serverapp.strategy import FedAvg, Krum
+        >>> from cloister.privacy.mechanisms.named import global_dp
+        >>> mechanism = global_dp(noise_multiplier=1.0, clipping_norm=0.5)
+        >>> PrivateStrategy(FedAvg(), mechanism).caveats()
+        ()
+        >>> PrivateStrategy(Krum(), mechanism)
+        Traceback (most recent call last):
+        cloister.core.errors.ConfigError: privacy.placement = 'update' shows strategy Krum one reply, ...
     """
 
     def __init__(

@@ -61,6 +61,16 @@ def leave_one_out(
         examples: the example count each client reports.
         absent: index of the client that does not reply the second time.
         calibrated: what the noise of a strategy that is not ours is calibrated for; ours measure it themselves.
+
+    Examples:
+        >>> from flwr.serverapp.strategy import FedAvg
+        >>> from cloister.aggregation import GlobalDP
+        >>> sent, models = {"w": np.zeros(2)}, [{"w": np.array([0.3, 0.4])}, {"w": np.array([3.0, 4.0])}]
+        >>> def silent():
+        ...     return GlobalDP(FedAvg(), noise_multiplier=0.0, clipping_norm=1.0)
+        >>> found = leave_one_out(silent, sent, models, examples=[10, 10], absent=1)
+        >>> round(found.moved, 3), found.calibrated, found.sound
+        (0.5, 0.5, True)
     """
     strategy = make()
     everyone = release_of(strategy, sent, models, examples, absent=None)

@@ -8,19 +8,19 @@ def render(policy: Policy) -> list[str]:
     lines = [f"tasks: {', '.join(policy.tasks)}", *_noise(policy), *_budgets(policy), *_limits(policy)]
     lines.append("! scores may leave, without noise" if policy.scores_may_leave else "no scores leave")
     fabs = [f"app bundle {digest}" for digest in policy.allowed_fabs]
-    return [*lines, *(fabs or ["! any app bundle may run, also one that enforces no policy"]), *_learnable(policy)]
+    return [*lines, *(fabs or ["! any app bundle may run, also one that ignores this policy"]), *_learnable(policy)]
 
 
 def _noise(policy: Policy) -> list[str]:
     if not policy.mechanisms:
-        return ["! runs without noise are taken part in: the server sees this site's models"]
+        return ["! this site takes part in runs without noise: the server sees its models"]
     minima = {
         "laplace": policy.min_laplace_noise_multiplier,
         **dict.fromkeys(policy.believed, policy.min_server_noise_multiplier),
     }
     named = [(name, minima.get(name, policy.min_client_noise_multiplier)) for name in policy.mechanisms]
     words = [f"{name} with at least {minimum:g}" if minimum else f"{name} with any noise" for name, minimum in named]
-    believed = ["! noise of the server is believed, not seen"] if policy.believed else []
+    believed = ["! this site cannot check the noise that the server adds"] if policy.believed else []
     return ["noise: " + ", or ".join(words), *believed]
 
 
@@ -32,7 +32,7 @@ def _budgets(policy: Policy) -> list[str]:
     if policy.max_example_epsilon:
         lines.append(f"for each {unit} at most ε = {policy.max_example_epsilon:g} {at}")
     if not (policy.max_epsilon or policy.max_example_epsilon):
-        lines.append("! no budget: every run within these rules is taken part in, however many there are")
+        lines.append("! no budget: this site takes part in every run within these rules, however many there are")
     if policy.max_leakage:
         lines.append(f"laplace: privacy.max-leakage at most {policy.max_leakage:g}")
     if policy.public_size:
@@ -77,12 +77,16 @@ RANGES = {
 def _learnable(policy: Policy) -> list[str]:
     """What a malicious server learns although everything above holds."""
     if not policy.allowed_fabs:
-        return ["! a server that ships its own code learns everything: nothing above binds that code"]
-    lines = ["! that this node is connected, when it replies, and that it refuses, with the rule it refuses by"]
+        return ["! a server that ships its own code learns everything: no rule of this policy binds that code"]
+    lines = ["! a malicious server learns that this node is connected, when it replies, and by which rule it refuses"]
     if policy.believed or not policy.mechanisms:
-        lines.append("! the site's trained model as it is, in every round of a run whose noise is the server's")
+        lines.append(
+            "! the server sees the site's trained model as it is, in every round of a run whose noise the server adds"
+        )
     if "dp-sgd" in policy.mechanisms and not policy.group:
-        lines.append("! more than ε about a person with several examples: name the group, if there are any")
+        lines.append(
+            "! a person with several examples is protected by less than ε says: set group, if there are such people"
+        )
     if not policy.min_reply_seconds:
-        lines.append("! roughly how many examples there are, from how long training takes")
+        lines.append("! a malicious server learns roughly how many examples there are, from how long training takes")
     return lines

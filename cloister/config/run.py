@@ -267,6 +267,14 @@ def parse(flat: Mapping[str, Scalar]) -> RunConfig:
 
     Raises:
         ConfigError: naming each bad key, the value found and what is valid.
+
+    Examples:
+        >>> config = parse({"num-rounds": 3, "privacy.server": "global-dp", "privacy.noise-multiplier": 1.0})
+        >>> config.num_rounds, config.privacy.server.noise_multiplier
+        (3, 1.0)
+        >>> parse({"num-round": 3})
+        Traceback (most recent call last):
+        cloister.core.errors.ConfigError: unknown key 'num-round'; did you mean 'num-rounds'...
     """
     _refuse_unknown(flat)
     sections: dict[str, dict[str, Scalar]] = {}

@@ -1,1 +1,1 @@
-"""The leaf everything else stands on: errors, checks, configuration, plugins, arrays, cohorts."""
+"""The leaf that every other part may import: errors, checks, plugins, named arrays, cohorts, threads."""

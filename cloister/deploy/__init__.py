@@ -1,1 +1,1 @@
-"""Provisioning: from one description of a federation to a start-up kit for each of its members."""
+"""Deployment: start-up kits from one description of a federation, the operators' SuperLink, and warm nodes."""

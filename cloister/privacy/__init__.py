@@ -1,1 +1,1 @@
-"""Mechanisms: what bounds a contribution, what noises a sum, and the decorators that put both around a strategy."""
+"""The mathematics of privacy: mechanisms, accounting, DP-SGD and claims. It knows no Flower and no configuration."""

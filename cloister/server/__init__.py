@@ -1,1 +1,1 @@
-"""The ServerApp: from a configuration to a decorated strategy, the round loop, and what a run leaves behind."""
+"""The ServerApp: from a configuration to a strategy inside its mechanism, the round loop, and the reports of a run."""

@@ -32,7 +32,7 @@ class Plan:
         config: as it was given.
         seed: the seed in force: the configured one, or one drawn for this run. It never seeds noise.
         task: the learning problem.
-        strategy: the named strategy inside its decorator.
+        strategy: the named strategy inside its mechanism.
         budget: of the run's releases.
         held_out: deals out the roles of nodes, where some never train; None where all do.
     """

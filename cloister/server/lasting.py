@@ -9,8 +9,8 @@ from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.build import Plan
 from cloister.server.stragglers import PatientGrid
 
-NOT_KEPT = "the ledger of this run is in its directory alone: the task's data is public, and no budget is about it"
-KEPT_BY = "privacy.max-epsilon, privacy.data-identity or privacy.ledger-dir makes one that all runs share"
+NOT_KEPT = "this run's ledger is in the run directory only: the task's data is public, and no budget was set"
+KEPT_BY = "set privacy.max-epsilon, privacy.data-identity or privacy.ledger-dir for a ledger that all runs share"
 
 
 def confine_ledger(plan: Plan, grid: Grid, directory: Path) -> None:

@@ -1,6 +1,6 @@
 """The round loop.
 
-wait for a quorum → choose nodes → send → wait → [decorator: screen, bound, noise] → strategy → score → write down
+wait for a quorum → choose nodes → send → wait → [screen, record, bound, noise] → strategy → score → write down
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Aggregation strategies by name. None of them knows privacy: decorators put that around them."""
+"""Aggregation strategies by name. None of them knows privacy: `cloister.aggregation` puts a mechanism around them."""
 
 from cloister.core.registry import Registry
 

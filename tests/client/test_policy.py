@@ -176,14 +176,14 @@ class TestInWords:
         assert result.output.splitlines() == [
             "tasks: digits",
             "noise: global-dp with at least 1.5, or metric with at least 1.5",
-            "! noise of the server is believed, not seen",
+            "! this site cannot check the noise that the server adds",
             "for the site at most ε = 8 at δ = 1e-05 over all runs on this data",
             "at least 30 examples to train on",
             "no scores leave",
             f"app bundle {BUNDLE}",
-            "! that this node is connected, when it replies, and that it refuses, with the rule it refuses by",
-            "! the site's trained model as it is, in every round of a run whose noise is the server's",
-            "! roughly how many examples there are, from how long training takes",
+            "! a malicious server learns that this node is connected, when it replies, and by which rule it refuses",
+            "! the server sees the site's trained model as it is, in every round of a run whose noise the server adds",
+            "! a malicious server learns roughly how many examples there are, from how long training takes",
         ]
 
     def test_every_key_has_a_word(self):
@@ -221,7 +221,9 @@ class TestInWords:
         assert line in render(of(**changes))
 
     def test_everything_is_learnt_by_a_server_that_ships_its_own_code(self):
-        assert "! a server that ships its own code learns everything: nothing above binds that code" in render(of())
+        assert "! a server that ships its own code learns everything: no rule of this policy binds that code" in render(
+            of()
+        )
 
     def test_what_is_prevented_is_not_listed_as_learnt(self):
         strict = of(
@@ -232,17 +234,17 @@ class TestInWords:
             min_reply_seconds=9.0,
         )
         assert [line for line in render(strict) if line.startswith("!")] == [
-            "! that this node is connected, when it replies, and that it refuses, with the rule it refuses by"
+            "! a malicious server learns that this node is connected, when it replies, and by which rule it refuses"
         ]
 
     def test_warns_of_a_policy_that_allows_everything(self, tmp_path):
         path = policy_file(tmp_path, mechanisms=[], min_server_noise_multiplier=None, scores_may_leave=True)
         lines = CliRunner().invoke(cli.app, ["policy", str(path)]).output.splitlines()
         assert {
-            "! runs without noise are taken part in: the server sees this site's models",
-            "! no budget: every run within these rules is taken part in, however many there are",
+            "! this site takes part in runs without noise: the server sees its models",
+            "! no budget: this site takes part in every run within these rules, however many there are",
             "! scores may leave, without noise",
-            "! any app bundle may run, also one that enforces no policy",
+            "! any app bundle may run, also one that ignores this policy",
         } < set(lines)
 
     def test_a_malformed_policy_is_one_error_and_exit_code_1(self, tmp_path):

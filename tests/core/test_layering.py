@@ -97,6 +97,13 @@ def test_nothing_of_ours_imports_from_the_face():
     assert not {module for module in FILES if faces & FILES[module]}
 
 
+def test_the_architecture_page_has_the_same_rules():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| .* \| ((?:`\w+`(?:, )?)*) ?\|$", page, re.MULTILINE)
+    told = {part: set(re.findall(r"\w+", others)) for part, others in rows}
+    assert told == {part: others - {part} for part, others in MAY_IMPORT.items()}
+
+
 def test_every_part_has_rules():
     assert {layer_of(module) for module in FILES} - {"", "__init__", "__main__"} == set(MAY_IMPORT)
 

@@ -111,7 +111,11 @@ def test_a_budget_that_was_raised_says_on_what_it_rests(tmp_path):
     everything = outcome.privacy["claims"][1]
     assert everything["epsilon"] == 9.0 and "if no budget was set or changed because of" in everything["condition"]
     (line,) = (line for line in render(outcome.statement) if "all runs in the ledger" in line)
-    assert "ε ≤ 9 at δ = 1e-05" in line and "whatever later runs were chosen by" in line and "% spent" in line
+    assert (
+        "ε ≤ 9 at δ = 1e-05" in line
+        and "also if later runs were chosen by what earlier ones released" in line
+        and "% spent" in line
+    )
 
 
 def test_a_budget_below_what_was_spent_before_is_not_claimed(tmp_path):

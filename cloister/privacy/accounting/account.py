@@ -61,6 +61,16 @@ class Account:
             together then know who else was in a cohort of a fixed size: such draws amplify nothing against them.
 
     An account never forgets: there is no way to remove an event.
+
+    Examples:
+        Ten rounds of Gaussian noise with z = 4:
+
+        >>> from cloister.privacy.accounting.events import Gaussian
+        >>> rounds = Account().plus(Gaussian(4.0), 10)
+        >>> round(rounds.epsilon(1e-5, "rdp"), 2), round(rounds.epsilon(1e-5, "pld"), 2)
+        (3.62, 3.34)
+        >>> Account([Gaussian(0.0)]).epsilon(1e-5)
+        inf
     """
 
     def __init__(

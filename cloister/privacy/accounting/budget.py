@@ -100,6 +100,22 @@ class PrivacyBudget(Generic[AnyStore]):
     Guarantee: while the budget is not passed, everything in the store about this unit is together (`max_epsilon`,
         `delta`)-DP against the other clients and whoever sees the models, also where releases, and whole runs, were
         chosen by what earlier ones released; the budget itself must not have been (see `Ledger.limit`).
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from cloister.privacy.accounting.events import Gaussian
+        >>> folder = TemporaryDirectory()
+        >>> budget = PrivacyBudget(Ledger(Path(folder.name) / "data.jsonl"), "run-1", max_epsilon=2.0)
+        >>> budget.begin("run-1")
+        >>> with budget.release(Gaussian(4.0), server_round=1):
+        ...     pass  # the release is made here: it is on disk
+        >>> f"{budget.share():.0%} spent"
+        '25% spent'
+        >>> budget.require([Gaussian(1.0)])
+        Traceback (most recent call last):
+        cloister.core.errors.BudgetExhausted: ...
+        >>> folder.cleanup()
     """
 
     def __init__(

@@ -86,7 +86,8 @@ def _of_the_budget(ledger: Ledger, unit: Unit, relation: Relation) -> list[str]:
         return [f"{unit}, {relation}: more is spent than the budget of ε = {last.epsilon:g} at δ = {last.delta:g}"]
     share = 100 * spent / limit if limit else 0.0
     return [
-        f"{unit}, {relation}: ε ≤ {last.epsilon:g} at δ = {last.delta:g}, whatever later runs were chosen by; "
+        f"{unit}, {relation}: ε ≤ {last.epsilon:g} at δ = {last.delta:g}, "
+        "also if later runs were chosen by what earlier ones released; "
         f"{share:.3g} % spent"
     ]
 

@@ -72,8 +72,9 @@ def _render_figure(figure: Figure) -> str:
     condition = f"; {figure.condition}" if figure.condition else ""
     if figure.budget:
         return (
-            f"  ε ≤ {figure.epsilon:.4g} at δ = {figure.delta:g}, {about}; whatever later runs were chosen by "
-            f"(a budget, kept by {figure.filter}), {100 * (figure.spent or 0.0):.3g} % spent{condition}"
+            f"  ε ≤ {figure.epsilon:.4g} at δ = {figure.delta:g}, {about}; "
+            "also if later runs were chosen by what earlier ones released "
+            f"(a budget, kept by {figure.filter}); {100 * (figure.spent or 0.0):.3g} % spent{condition}"
         )
     counts = f"; {figure.counts}" if figure.counts else ""
     return f"  ε = {figure.epsilon:.4g} at δ = {figure.delta:g}, {about}; by {figure.accountant}{condition}{counts}"

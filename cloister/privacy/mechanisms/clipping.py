@@ -31,6 +31,17 @@ def clip(cohort: Cohort, bound: float) -> Cohort:
         ConfigError: `bound` is not a finite number of at least `MIN_BOUND`.
 
     Source: McMahan et al. (2018), arXiv:1710.06963, §3.
+
+    Examples:
+        >>> from cloister.core.arrays import Layout
+        >>> sent, short, long = {"w": np.zeros(2)}, {"w": np.array([0.3, 0.4])}, {"w": np.array([3.0, 4.0])}
+        >>> layout = Layout.of(sent)
+        >>> cohort = Cohort.of(layout, layout.rows(sent), (layout.rows(short), layout.rows(long)))
+        >>> cohort.norms.round(3).tolist()
+        [0.5, 5.0]
+        >>> clipped = clip(cohort, 1.0)
+        >>> clipped.factors.round(3).tolist(), clipped.l2_bound
+        ([1.0, 0.2], 1.0)
     """
     check.positive(clipping_norm=bound)
     if bound < MIN_BOUND:

@@ -1,4 +1,4 @@
-"""The noun that everything on the server turns around: a mechanism is a value.
+"""The server's mechanism: a frozen value from which ledger, budget, claim and promise follow.
 
 It says how a contribution is bounded, how the release is made, what a round costs at worst, and what must be said
 against it. The strategy that runs it (`cloister.aggregation.PrivateStrategy`) screens replies before it and records its
@@ -91,6 +91,23 @@ class Mechanism(ABC):
 
     Guarantee: that `release` costs what `events` says, for adding or removing one client's contribution, whatever
         clients send and whatever the released models were used for before. It is claimed as soon as `caveats` is empty.
+
+    Examples:
+        A mechanism is a value. Another one is made, never changed.
+
+        >>> import numpy as np
+        >>> from cloister.core.arrays import Layout
+        >>> from cloister.privacy.accounting.events import UNSAMPLED
+        >>> from cloister.privacy.mechanisms.named import global_dp
+        >>> mechanism = global_dp(noise_multiplier=2.0, clipping_norm=0.5)
+        >>> isinstance(mechanism, Mechanism), mechanism.clipping_norm, mechanism.caveats()
+        (True, 0.5, ())
+        >>> layout = Layout.of({"w": np.zeros(2)})
+        >>> [event.noise_multiplier for event in mechanism.events(layout, UNSAMPLED)]
+        [2.0]
+        >>> mechanism.noise_multiplier = 0.1
+        Traceback (most recent call last):
+        dataclasses.FrozenInstanceError: cannot assign to field 'noise_multiplier'
     """
 
     @property

@@ -44,6 +44,20 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
     Guarantee: one client's joining or leaving moves the un-noised sum by at most C in L2, so a round is a Gaussian
         mechanism of noise multiplier z (add-or-remove). `sensitivity` is C/size.
 
+    Examples:
+        Two clients, one of them clipped to C = 1:
+
+        >>> from cloister.core.arrays import Layout
+        >>> from cloister.privacy.mechanisms.clipping import clip
+        >>> sent, one, other = {"w": np.zeros(2)}, {"w": np.array([0.3, 0.4])}, {"w": np.array([3.0, 4.0])}
+        >>> layout = Layout.of(sent)
+        >>> cohort = clip(Cohort.of(layout, layout.rows(sent), (layout.rows(one), layout.rows(other))), 1.0)
+        >>> release = noisy_mean(cohort, multiplier=0.0, size=2, noise=GaussianNoise())
+        >>> release.model[0].round(3).tolist(), release.sensitivity
+        ([0.45, 0.6], 0.5)
+        >>> noisy_mean(cohort, multiplier=3.0, size=2, noise=GaussianNoise()).noise_std
+        1.5
+
     Raises:
         UnboundedSensitivity: no stage has bounded the cohort.
     """

@@ -189,7 +189,7 @@ def _state(run: RunState) -> str:
         written = f"last written on {time.strftime('%Y-%m-%d', time.gmtime(run.written))}"
     if run.state == "running":
         return written
-    return f"dead: no process of this machine is at it, and it did not end in order; {written}"
+    return f"dead: no process on this machine runs it, and it did not end in order; {written}"
 
 
 def as_json(run: RunState | None, superlink: Mapping[str, Any] | None) -> str:
