@@ -11,13 +11,13 @@ example has one gradient at every place.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from cloister.core.errors import ConfigError, UnsupportedModel
+from cloister.core.tensors import Compiled, Network
 from cloister.privacy.dpsgd.batches import pieces, table_of
 from cloister.privacy.dpsgd.checks import Probe, moved
 from cloister.privacy.dpsgd.gradients import Gradients
@@ -114,7 +114,9 @@ class ClippedSums:
             return 1
         return examples_at_once(count, self._batching.batch_size, self._batching.at_once)
 
-    def _computed(self, x: Any, y: Any, table: NDArray, mask: NDArray, bound: float) -> Iterator[Any]:
+    def _computed(
+        self, x: NDArray, y: NDArray, table: NDArray, mask: NDArray, bound: float
+    ) -> Iterator[tuple[list[NDArray], int, int]]:
         """Sums and counts. Where a unit's computation raises an exception, the others contribute all the same."""
         try:
             yield self._call(_taken(x, table), _taken(y, table), mask, bound)[:3]
@@ -135,7 +137,7 @@ class ClippedSums:
         )
         return [np.asarray(total) for total in sums], int(clipped), int(non_finite), np.asarray(norms)
 
-    def _compile(self) -> Any:
+    def _compile(self) -> Compiled:
         x, y = self._probe
         rows = self.places * self._cap
         signature = [
@@ -183,7 +185,7 @@ def _added(total: Sequence[NDArray], more: Sequence[NDArray]) -> list[NDArray]:
 
 
 @contextmanager
-def _moved_weights(model: Any) -> Iterator[None]:
+def _moved_weights(model: Network) -> Iterator[None]:
     """Weights that are not what layers begin with, while the block runs."""
     before = [np.array(variable) for variable in model.trainable_variables]
     try:
@@ -203,7 +205,7 @@ def _taken(rows: NDArray, table: NDArray) -> NDArray:
     return rows[numbers]
 
 
-def _padded(rows: Any, size: int, dtype: Any) -> NDArray:
+def _padded(rows: NDArray, size: int, dtype: DTypeLike) -> NDArray:
     """The rows, with zeros behind them up to `size`."""
     rows = np.asarray(rows, dtype)
     if len(rows) == size:
