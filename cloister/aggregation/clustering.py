@@ -54,7 +54,17 @@ class LaplaceClustering(Decorator):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send all hypotheses to the nodes that the wrapped strategy draws."""
+        """Send all hypotheses to the nodes that the wrapped strategy draws.
+
+        Args:
+            server_round: from 1 on.
+            arrays: k models, stacked.
+            config: goes along with them.
+            grid: that knows the nodes.
+
+        Raises:
+            FederationError: there is another number of models.
+        """
         models = unstacked(from_record(arrays))
         if len(models) != self.hypotheses:
             raise FederationError(f"{len(models)} hypotheses were found where {self.hypotheses} are trained")
@@ -68,7 +78,14 @@ class LaplaceClustering(Decorator):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let clients score the hypothesis that suits them best."""
+        """Let clients score the hypothesis that suits them best.
+
+        Args:
+            server_round: from 1 on.
+            arrays: k models, stacked.
+            config: goes along with them.
+            grid: that knows the nodes.
+        """
         config[HYPOTHESES] = self.hypotheses
         return super().configure_evaluate(server_round, arrays, config, grid)
 
@@ -77,7 +94,12 @@ class LaplaceClustering(Decorator):
         return unstacked(sent)[0]
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
-        """A new hypothesis from every cluster that has clients."""
+        """A new hypothesis from every cluster that has clients.
+
+        Args:
+            server_round: from 1 on.
+            screening: of the replies that count.
+        """
         cohort, sent = screening.cohort, unstacked(from_record(self.sent))
         layout = Layout.of(sent[0])
         found = clustered(layout, cohort.rows, [layout.rows(model) for model in sent])

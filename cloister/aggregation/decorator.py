@@ -117,7 +117,17 @@ class Decorator(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the wrapped strategy choose the nodes; remember what they are sent."""
+        """Let the wrapped strategy choose the nodes; remember what they are sent.
+
+        Args:
+            server_round: from 1 on.
+            arrays: the model.
+            config: goes along with it.
+            grid: that knows the nodes.
+
+        Raises:
+            FederationError: the model has no arrays, or some that do not hold floats.
+        """
         Layout.of(from_record(arrays))  # a model that cannot be federated is refused before anybody trains it
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
         self._sent = arrays
@@ -130,7 +140,18 @@ class Decorator(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Screen the replies and aggregate those that count."""
+        """Screen the replies and aggregate those that count.
+
+        Args:
+            server_round: from 1 on.
+            replies: in any order, errors among them.
+
+        Returns:
+            The new model, None if the round is abandoned; and the training metrics.
+
+        Raises:
+            FederationError: nothing was sent before, or the wrapped strategy returned other arrays than it was given.
+        """
         sent = from_record(self.sent)
         expected = self.expected_reply(sent)
         layout = Layout.of(expected)
@@ -161,17 +182,34 @@ class Decorator(Strategy):
 
     @abstractmethod
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
-        """The new global model, from the replies that count."""
+        """The new global model, from the replies that count.
+
+        Args:
+            server_round: from 1 on.
+            screening: of the replies; at least `min_replies` count.
+        """
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the wrapped strategy choose the nodes; remember who was asked."""
+        """Let the wrapped strategy choose the nodes; remember who was asked.
+
+        Args:
+            server_round: from 1 on.
+            arrays: the model.
+            config: goes along with them.
+            grid: that knows the nodes.
+        """
         self._asked_to_score = tuple(self.inner.configure_evaluate(server_round, arrays, config, grid))
         return self._asked_to_score
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The mean of each metric over the replies that have it; None if no reply counts."""
+        """The mean of each metric over the replies that have it; None if no reply counts.
+
+        Args:
+            server_round: from 1 on.
+            replies: in any order, errors among them.
+        """
         means, self.unscored = average_metrics(replies, self._asked_to_score)
         return MetricRecord(dict(means)) if means else None
 
@@ -203,7 +241,12 @@ class Screened(Decorator):
         self.by_examples = by_examples
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
-        """Hand the replies on, cleaned of everything that was not asked for."""
+        """Hand the replies on, cleaned of everything that was not asked for.
+
+        Args:
+            server_round: from 1 on.
+            screening: of the replies.
+        """
         self.measured = Measurements(len(self._asked), len(screening.accepted), screening.rejected)
         if not screening.accepted:
             return None, None
@@ -219,7 +262,14 @@ class Screened(Decorator):
 
 
 def virtual_reply(layout: Layout, row: Row, examples: float = 1.0, loss: float | None = None) -> Message:
-    """A training reply as a node would send it, over memory the server already has."""
+    """A training reply as a node would send it, over memory the server already has.
+
+    Args:
+        layout: of the model.
+        row: its numbers, flat, one piece per array; not copied.
+        examples: what the reply weighs, > 0.
+        loss: of training; None: none is told.
+    """
     metrics = MetricRecord({EXAMPLES: examples})
     if loss is not None:
         metrics[TRAIN_LOSS] = loss

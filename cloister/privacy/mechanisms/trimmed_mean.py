@@ -13,6 +13,15 @@ half of the others lie at u and half at 0, one client decides. The median keeps 
 is even. It does not profit from a larger n, but it does not lose either.
 
 Without the zero updates n itself would change with a client, and with it which values are in the middle.
+
+| edge case | what happens |
+|---|---|
+| zero update | it counts like any other, as an update that did not arrive does |
+| NaN or infinite update | screening has rejected it: it counts as zero |
+| empty cohort | the model that was sent, and the noise |
+| one client asked | its bounded update is the median, with sensitivity C; nothing can be cut off |
+| more replies than clients asked | refused |
+| an unbounded cohort, or t that leaves no value | refused |
 """
 
 import math
@@ -83,8 +92,8 @@ def noisy_trimmed_mean(cohort: Cohort, multiplier: float, asked: int, trimmed: i
         maker.add_on_grid(mean, multiplier * sensitivity, places[span])
         np.add(mean, span.of(cohort.sent), out=span.of(model), casting="same_kind")
 
-    room = (asked * COLUMNS, cohort.layout.dtype)
-    for_each_span(list(places), write, lambda: (noise.maker(), np.empty(*room)), cost=asked)
+    scratch = (asked * COLUMNS, cohort.layout.dtype)
+    for_each_span(list(places), write, lambda: (noise.maker(), np.empty(*scratch)), cost=asked)
     return Release(model, multiplier * sensitivity, sensitivity)
 
 
