@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 
 from cloister.audits.sensitivity import Arrays, Rehearsal
 from cloister.core import check

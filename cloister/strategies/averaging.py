@@ -17,7 +17,7 @@ from cloister.core.capabilities import MEAN, Capabilities
 from cloister.core.cohort import Cohort, scratch_for, weighted_sum
 from cloister.core.draw import Draw
 from cloister.core.threads import Span, for_each_span, spans
-from cloister.core.wire import ARRAYS, CONFIG, EXAMPLES, PROXIMAL_MU, ROUND
+from cloister.core.wire import ARRAYS, CONFIG, EXAMPLES, PROXIMAL_MU, ROUND, number
 from cloister.strategies.sampling import Sampling
 
 
@@ -106,7 +106,7 @@ def _mean(contents: list[RecordDict]) -> ArrayRecord:
 
 def _weight(content: RecordDict) -> float:
     (metrics,) = content.metric_records.values()
-    return float(metrics[EXAMPLES])  # type: ignore[arg-type]
+    return number(metrics, EXAMPLES)
 
 
 class FedProx(FedAvg):

@@ -14,7 +14,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution 
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import rdp_privacy_accountant
 from numpy.typing import NDArray
-from scipy import special  # type: ignore[import-untyped]
+from scipy import special
 
 from cloister.privacy.accounting.events import MIN_MULTIPLIER, Event, Gaussian, Relation, units_of
 

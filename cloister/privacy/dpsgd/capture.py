@@ -31,7 +31,7 @@ class Call:
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
-    outputs: list[Tensor]
+    outputs: list[Tensor] = field(default_factory=list)
     deltas: list[Tensor] = field(default_factory=list)
 
     @property
@@ -163,10 +163,11 @@ def _listening(unit: Unit, heard: list[Call], tape: tf.GradientTape) -> Iterator
 
     def call(*args: object, **kwargs: object) -> Tensor:
         constants = [(variable, tf.stop_gradient(variable.value)) for variable in unit.variables]
+        own, called = Call(args, kwargs), _call_before_activation if unit.fast else _call_whole
         with keras.StatelessScope(constants):
-            if unit.fast:
-                return _call_before_activation(layer, original, args, kwargs, heard, tape)
-            return _call_whole(original, args, kwargs, heard, tape)
+            outputs = called(layer, original, own, tape)
+        heard.append(own)
+        return outputs
 
     # Past Keras' own bookkeeping of attributes, which would take a function for a part of the layer.
     object.__setattr__(layer, "call", call)
@@ -176,39 +177,25 @@ def _listening(unit: Unit, heard: list[Call], tape: tf.GradientTape) -> Iterator
         object.__delattr__(layer, "call")
 
 
-def _call_before_activation(
-    layer: Layer,
-    original: Callable[..., Tensor],
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-    heard: list[Call],
-    tape: tf.GradientTape,
-) -> Tensor:
+def _call_before_activation(layer: Layer, original: Callable[..., Tensor], own: Call, tape: tf.GradientTape) -> Tensor:
     activation = layer.activation
 
     def listen(output: Tensor) -> Tensor:
         tape.watch(output)
-        heard.append(Call(args, kwargs, [output]))
+        own.outputs = [output]
         return output if activation is None else activation(output)
 
     object.__setattr__(layer, "activation", listen)
     try:
-        return original(*args, **kwargs)
+        return original(*own.args, **own.kwargs)
     finally:
         object.__setattr__(layer, "activation", activation)
 
 
-def _call_whole(
-    original: Callable[..., Tensor],
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-    heard: list[Call],
-    tape: tf.GradientTape,
-) -> Tensor:
+def _call_whole(_: Layer, original: Callable[..., Tensor], own: Call, tape: tf.GradientTape) -> Tensor:
     # Copies: Keras hides the logits in the output of a softmax, and its losses would go past the output to them.
-    outputs = tf.nest.map_structure(tf.identity, original(*args, **kwargs))
-    flat = [output for output in tf.nest.flatten(outputs) if output.dtype.is_floating]
-    for output in flat:
+    outputs = tf.nest.map_structure(tf.identity, original(*own.args, **own.kwargs))
+    own.outputs = [output for output in tf.nest.flatten(outputs) if output.dtype.is_floating]
+    for output in own.outputs:
         tape.watch(output)
-    heard.append(Call(args, kwargs, flat))
     return outputs

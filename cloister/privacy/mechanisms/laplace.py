@@ -178,7 +178,7 @@ def log_radius_quantile(probability: float, p: int, epsilon: float) -> float:
     Raises:
         ConfigError: the probability is not between 0 and 1, both left out.
     """
-    from scipy.special import gammaincinv  # type: ignore[import-untyped]
+    from scipy.special import gammaincinv
 
     check.positive(p=p, epsilon=epsilon, probability=probability, one_minus_probability=1 - probability)
     return math.log(gammaincinv(p, probability)) - math.log(epsilon)

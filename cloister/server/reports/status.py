@@ -125,7 +125,7 @@ def _is_held(directory: Path) -> bool:
     return False
 
 
-def _reason(item: Mapping[str, Any]) -> str:
+def _reason(item: Mapping[str, object]) -> str:
     return f"node {item['node_id']}, {item['code']}: {item['detail']}"
 
 
