@@ -6,16 +6,17 @@
 The server adds no noise: what reaches it is released already. Whatever it makes of that is post-processing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from cloister.aggregation.decorator import Aggregated, Decorator, Measurements, NamedArrays, virtual_reply
+from cloister.aggregation.decorator import Decorator, Measurements, NamedArrays, virtual_reply
 from cloister.aggregation.screening import Screening
 from cloister.core import check
 from cloister.core.arrays import Layout, from_record, to_record
+from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.errors import FederationError
 from cloister.core.hypotheses import stacked, unstacked
 from cloister.core.wire import HYPOTHESES
@@ -51,9 +52,7 @@ class LaplaceClustering(Decorator):
         """k."""
         return self._hypotheses
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Send all hypotheses to the nodes that the wrapped strategy draws.
 
         Args:
@@ -75,9 +74,7 @@ class LaplaceClustering(Decorator):
             list(copy.configure_train(server_round, to_record(model), ConfigRecord(dict(config)), grid))
         return messages
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Let clients score the hypothesis that suits them best.
 
         Args:

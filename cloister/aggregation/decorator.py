@@ -4,19 +4,19 @@ A decorator is itself a Flower strategy, so Flower's own `start` can drive it, a
 acts on the way in: the wrapped strategy sees screened (and, in `cloister.privacy`, released) models and does the rest.
 """
 
-import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from cloister.aggregation.screening import Rejection, Screening, average_metrics, screen
 from cloister.core.arrays import Layout, Row, from_record, to_record
+from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.draw import Draw
 from cloister.core.errors import FederationError
 from cloister.core.wire import ARRAYS, EXAMPLES, METRICS, TRAIN_LOSS
@@ -24,7 +24,8 @@ from cloister.privacy.accounting.events import Event
 from cloister.privacy.claims.claim import Claim
 
 NamedArrays = Mapping[str, NDArray]
-Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
+NOBODY = 0
+"""The node that a reply of no node is addressed to."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,7 @@ class Decorator(Strategy):
         """
         return self
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Let the wrapped strategy choose the nodes; remember what they are sent.
 
         Args:
@@ -137,9 +136,7 @@ class Decorator(Strategy):
         self._expected = float(self._draw.expected if self._draw else len(messages))
         return messages
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Messages) -> Aggregated:
         """Screen the replies and aggregate those that count.
 
         Args:
@@ -189,9 +186,7 @@ class Decorator(Strategy):
             screening: of the replies; at least `min_replies` count.
         """
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Let the wrapped strategy choose the nodes; remember who was asked.
 
         Args:
@@ -203,7 +198,7 @@ class Decorator(Strategy):
         self._asked_to_score = tuple(self.inner.configure_evaluate(server_round, arrays, config, grid))
         return self._asked_to_score
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(self, server_round: int, replies: Messages) -> MetricRecord | None:
         """The mean of each metric over the replies that have it; None if no reply counts.
 
         Args:
@@ -273,23 +268,7 @@ def virtual_reply(layout: Layout, row: Row, examples: float = 1.0, loss: float |
     metrics = MetricRecord({EXAMPLES: examples})
     if loss is not None:
         metrics[TRAIN_LOSS] = loss
-    return Message(  # type: ignore[call-overload, no-any-return]
-        content=RecordDict({ARRAYS: to_record(layout.named(row)), METRICS: metrics}), metadata=_no_metadata()
-    )
-
-
-def _no_metadata() -> Metadata:
-    return Metadata(
-        run_id=0,
-        message_id="",
-        src_node_id=0,
-        dst_node_id=0,
-        reply_to_message_id="",
-        group_id="",
-        created_at=time.time(),
-        ttl=3600.0,
-        message_type=MessageType.TRAIN,
-    )
+    return Message(RecordDict({ARRAYS: to_record(layout.named(row)), METRICS: metrics}), NOBODY, MessageType.TRAIN)
 
 
 def _train_loss(message: Message) -> float | None:

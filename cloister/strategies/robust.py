@@ -1,16 +1,15 @@
 """Rules that withstand outliers, with our sampling and checked options. They have to see every reply."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import from_record
-from cloister.core.capabilities import MEDIAN, SELECTION, Capabilities, trimmed_mean
+from cloister.core.capabilities import MEDIAN, SELECTION, Aggregated, Capabilities, Messages, trimmed_mean
 from cloister.core.errors import ConfigError
 from cloister.core.wire import ARRAYS
 from cloister.strategies.averaging import Sampled
@@ -76,9 +75,7 @@ class Krum(Sampled):
             )
         self.num_malicious = num_malicious
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Messages) -> Aggregated:
         """The chosen model, untouched, and its metrics."""
         contents = [message.content for message in replies if not message.has_error()]
         if not contents:
