@@ -168,8 +168,8 @@ def verify(
     head: Annotated[str, typer.Option(help="A last hash that was noted before: were lines cut off since?")] = "",
 ) -> None:
     """Check that no line was changed, removed or swapped; with --head, that none was cut off at the end either."""
-    book = _opened(path)
-    typer.echo(f"{path}: unbroken; {len(book.entries)} releases; last hash {book.head}")
+    found = _opened(path)
+    typer.echo(f"{path}: unbroken; {len(found.entries)} releases; last hash {found.head}")
     if not head:
         typer.echo(
             "lines that were cut off at the end leave no trace in the file: note the last hash elsewhere, and check it "

@@ -21,7 +21,7 @@ from cloister.server.stopping import EarlyStopping
 
 SECRET = ("asked", "accepted", "rejected")
 """Measurements that tell who was drawn."""
-PATIENCE = 3
+SILENT_ROUNDS = 3
 """Rounds in a row without enough replies that count, after which a run without a guarantee stops. Without any, the
 first has none."""
 
@@ -128,7 +128,7 @@ class RoundLoop:
                 self._end("as-asked", self.stopping.why())
                 break
             silent = 0 if self.to_the_end or _heard(done) else silent + 1
-            if silent == PATIENCE or (silent and number == 1 and done.measured and not done.measured.accepted):
+            if silent == SILENT_ROUNDS or (silent and number == 1 and done.measured and not done.measured.accepted):
                 why = _why_nobody(number, done, self.strategy.has_secret_cohorts)
                 self._end("no-replies", f"stopped: {why}")
                 raise FederationError(why)

@@ -67,10 +67,10 @@ class Krum(Sampled):
     def __init__(self, *, num_malicious: int = 0, **sampling: Any) -> None:
         super().__init__(**sampling)
         check.non_negative(**{"strategy.num-malicious": num_malicious})
-        least, nodes = 2 * num_malicious + 3, self.train_sampling.min_nodes
-        if num_malicious and nodes < least:
+        minimum, nodes = 2 * num_malicious + 3, self.train_sampling.min_nodes
+        if num_malicious and nodes < minimum:
             raise ConfigError(
-                f"strategy.num-malicious = {num_malicious} needs strategy.min-nodes of at least {least} "
+                f"strategy.num-malicious = {num_malicious} needs strategy.min-nodes of at least {minimum} "
                 f"(2f + 3), found {nodes}"
             )
         self.num_malicious = num_malicious

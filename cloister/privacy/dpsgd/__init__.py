@@ -1,7 +1,7 @@
 """DP-SGD for Keras models: per-example gradients clipped, summed, noised (Abadi et al., 2016, arXiv:1607.00133).
 
     batches       which examples take part in a step, and in which fixed shapes they are computed; without TensorFlow
-    vetting       refuses what has no per-example gradient, and checks the fast way against the slow one on made-up data
+    checks        refuses what has no per-example gradient, and checks the fast way against the slow one on made-up data
     capture       one backward pass that keeps what went into each layer with weights, and the gradient of what came out
     rounding      by how much contributions are clipped shorter than S, so that roundings cannot take a sum past it
     precision     refuses processors that are set to coarser products than single precision

@@ -192,7 +192,7 @@ class _Trial:
         return [tf.zeros([1]) if g is None else tf.convert_to_tensor(g) for g in tape.gradient(own, self._values)]
 
     def _of_first(self, x: Tensor, y: Tensor) -> list[Tensor]:
-        """The gradient of the first example, in the company of the others."""
+        """The gradient of the first example, beside the others."""
         with self._scope() as scope, tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._values)
             own = self._plain.losses(x, y)[0]
