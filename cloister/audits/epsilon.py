@@ -106,8 +106,7 @@ def minimum_rate(count: NDArray[np.intp], runs: int, error: float) -> Rates:
 
     Source: Clopper, Pearson (1934).
     """
-    rate: Rates = np.where(count > 0, stats.beta.ppf(error, np.maximum(count, 1), runs - count + 1), 0.0)
-    return rate
+    return np.where(count > 0, stats.beta.ppf(error, np.maximum(count, 1), runs - count + 1), 0.0)
 
 
 def maximum_rate(count: NDArray[np.intp], runs: int, error: float) -> Rates:

@@ -70,8 +70,7 @@ def capabilities_of(strategy: Strategy) -> Capabilities | None:
     """
     for cls in type(strategy).__mro__:
         if "capabilities" in vars(cls):
-            declared: Capabilities = strategy.capabilities  # type: ignore[attr-defined]
-            return declared
+            return strategy.capabilities  # type: ignore[attr-defined]
         if "aggregate_train" in vars(cls):
             known = FLOWER.get(cls.__name__) if cls.__module__.startswith("flwr.") else None
             return known(strategy) if known else None

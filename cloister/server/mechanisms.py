@@ -58,5 +58,4 @@ def mechanism_of(server: variants.GlobalPrivacy | variants.MetricPrivacy | varia
             f"known: {', '.join(known)}"
         )
     factory = MECHANISMS.load(server.name)
-    mechanism: Mechanism = factory(**options_of(factory, server.options, "privacy.options", server.name))
-    return mechanism
+    return factory(**options_of(factory, server.options, "privacy.options", server.name))

@@ -38,10 +38,9 @@ def named_strategy(config: RunConfig, draws: bool = True, held_out: HeldOut | No
     else:
         sampling = _own_sampling(factory, config)
     try:
-        strategy: Strategy = factory(**{**sampling, **options})
+        return factory(**{**sampling, **options})
     except TypeError as error:
         raise ConfigError(f"strategy {config.strategy.name!r} does not take these options: {error}") from error
-    return strategy
 
 
 def _takes_draws(factory: Callable[..., Strategy]) -> bool:

@@ -89,8 +89,7 @@ def _scores(distances: NDArray, num_malicious: int) -> NDArray:
     """Each model's sum of squared distances to its n - f - 2 nearest others, of which there is at least one."""
     count = len(distances)
     others = distances[~np.eye(count, dtype=bool)].reshape(count, count - 1)
-    nearest: NDArray = np.sort(others, axis=1)[:, : max(1, count - num_malicious - 2)].sum(axis=1)
-    return nearest
+    return np.sort(others, axis=1)[:, : max(1, count - num_malicious - 2)].sum(axis=1)
 
 
 def squared_distances(models: Sequence[dict[str, NDArray]]) -> NDArray:

@@ -188,8 +188,7 @@ class Task(ABC):
 
     def usable_targets(self, y: NDArray) -> NDArray[np.bool_]:
         """Which targets are classes, shape (n,)."""
-        known: NDArray[np.bool_] = (y >= 0) & (y < self.classes)
-        return known
+        return (y >= 0) & (y < self.classes)
 
     def checked(self, examples: Examples, path: Path) -> Examples:
         """The examples, if this task's model can take them.
@@ -324,8 +323,7 @@ def cross_entropies(y: NDArray, scores: NDArray) -> NDArray:
         Shape (n,).
     """
     chosen = np.take_along_axis(scores, y.astype(np.int64)[:, None], axis=1)[:, 0]
-    losses: NDArray = -np.log(np.maximum(chosen, 1e-7))
-    return losses
+    return -np.log(np.maximum(chosen, 1e-7))
 
 
 def read_npz(path: Path, targets: Literal["integer labels", "numbers"] = "integer labels", group: str = "") -> Examples:

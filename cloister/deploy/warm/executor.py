@@ -290,8 +290,7 @@ def load_only_what_is_allowed(policy: Callable[[], Policy | None], folder: Path)
 
     def get_load(**_: object) -> Callable[[str, str, str], ClientApp]:
         (path,) = unpacked
-        load: Callable[[str, str, str], ClientApp] = loader(default_app_ref="", app_path=str(path), multi_app=True)
-        return load
+        return loader(default_app_ref="", app_path=str(path), multi_app=True)
 
     names["install_from_fab"], names["get_load_client_app_fn"] = install, get_load
 

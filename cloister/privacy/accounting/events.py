@@ -234,8 +234,7 @@ class Gaussian(Event, kind="gaussian"):
 
         Args: as `Event.renyi`.
         """
-        curve: NDArray[np.float64] = accountants().sampled_curve(self, relation, orders)
-        return curve
+        return accountants().sampled_curve(self, relation, orders)
 
     def mu_squared(self, relation: Relation) -> float:
         """1/z²; a draw never tells more than a release without one."""
@@ -324,8 +323,7 @@ class Pure(Event, kind="pure"):
 
         Args: as `Event.renyi`.
         """
-        curve: NDArray[np.float64] = accountants().pure_curve(self.pure(relation), orders)
-        return curve
+        return accountants().pure_curve(self.pure(relation), orders)
 
     def mu_squared(self, relation: Relation) -> float:
         """Of the Gaussian that protects no better."""
@@ -475,7 +473,6 @@ def from_json(content: Mapping[str, Any]) -> Event:
             fields["event"] = from_json(fields["event"])
         if "sampling" in fields:
             fields["sampling"] = Sampling(**fields["sampling"])
-        event: Event = KINDS[kind](**fields)
+        return KINDS[kind](**fields)
     except TypeError as error:
         raise PrivacyError(f"a {kind!r} event does not have these fields: {error}") from None
-    return event

@@ -204,8 +204,7 @@ class DistanceScaled(Constant):
 
     @property
     def _distance(self) -> Distance:
-        found: Distance = DISTANCES.load(self.distance)
-        return found
+        return DISTANCES.load(self.distance)
 
     def _limit(self, bound: float, layout: Layout) -> float:
         """The largest distance of two clients clipped to `bound`, for this model."""
