@@ -68,7 +68,8 @@ class ClippedSums:
     def __init__(self, gradients: Gradients, probe: Probe, batching: Batching) -> None:
         self._gradients, self._probe = gradients, probe
         self._batching, self._cap = batching, batching.group_cap
-        for places in sorted({stride * -(-batching.at_once // stride) for stride in self._strides()}):
+        strides = (1,) if batching.at_once == 1 else STRIDES
+        for places in sorted({stride * -(-batching.at_once // stride) for stride in strides}):
             self.places = places
             self._compiled = self._compile()
             self._refuse_foreign_state()
@@ -156,18 +157,12 @@ class ClippedSums:
         if foreign:
             raise UnsupportedModel(f"the model uses {foreign[0]}, a variable that Keras does not know; use add_weight")
 
-    def _strides(self) -> tuple[int, ...]:
-        return (1,) if self._batching.at_once == 1 else STRIDES
-
-    def _is_random(self) -> bool:
-        return any(is_seed(variable) for variable in self._gradients.model.non_trainable_variables)
-
     def _is_same_at_every_place(self) -> bool:
         """Whether each made-up example has the same norm everywhere, to the last bit.
 
         Examples of a model that draws random numbers cannot be compared: its number of places is not tried.
         """
-        if self._is_random():
+        if any(is_seed(variable) for variable in self._gradients.model.non_trainable_variables):
             return True
         mask, rows = np.ones((self.places, self._cap), bool), self.places * self._cap
         with _moved_weights(self._gradients.model):
