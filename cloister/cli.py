@@ -3,7 +3,6 @@
 import json as jsonlib
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -246,8 +245,9 @@ def provision_kits(
     """Write a start-up kit for the server, the operator and each site; again: add what is missing."""
     from cloister.deploy.kits import provision
     from cloister.deploy.report import show
+    from cloister.deploy.scripts import policy_for
 
-    show(provision(description, output, _policy_for, renew, renew_authority, remake or []))
+    show(provision(description, output, policy_for, renew, renew_authority, remake or []))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -268,14 +268,6 @@ def superexec(context: typer.Context) -> None:
     from cloister.deploy.superexec import run
 
     run(context.args)
-
-
-def _policy_for(tasks: Sequence[str]) -> str:
-    """The policy that a new site starts with, for the tasks of its federation."""
-    from cloister.client.policy import TEMPLATE
-
-    allowed = f"tasks = {jsonlib.dumps(list(tasks))}"
-    return re.sub(r"^tasks = \[.*\]$", allowed, TEMPLATE, flags=re.MULTILINE)
 
 
 def _rounded_up(number: float) -> float:

@@ -132,8 +132,7 @@ def _task(folder: Path) -> Task:
             f"{folder} is no run directory and no model-dir of a client: it has no config.json of one"
         ) from None
     config = parse(settings).task
-    task: Task = TASKS.load(config.name)(config)
-    return task
+    return TASKS.load(config.name)(config)
 
 
 def _models(folder: Path) -> list[Path]:

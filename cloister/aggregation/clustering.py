@@ -6,16 +6,17 @@
 The server adds no noise: what reaches it is released already. Whatever it makes of that is post-processing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from cloister.aggregation.decorator import Aggregated, Decorator, Measurements, NamedArrays, virtual_reply
+from cloister.aggregation.decorator import Decorator, Measurements, NamedArrays, virtual_reply
 from cloister.aggregation.screening import Screening
 from cloister.core import check
 from cloister.core.arrays import Layout, from_record, to_record
+from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.errors import FederationError
 from cloister.core.hypotheses import stacked, unstacked
 from cloister.core.wire import HYPOTHESES
@@ -51,10 +52,18 @@ class LaplaceClustering(Decorator):
         """k."""
         return self._hypotheses
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Send all hypotheses to the nodes that the wrapped strategy draws."""
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
+        """Send all hypotheses to the nodes that the wrapped strategy draws.
+
+        Args:
+            server_round: from 1 on.
+            arrays: k models, stacked.
+            config: goes along with them.
+            grid: that knows the nodes.
+
+        Raises:
+            FederationError: there is another number of models.
+        """
         models = unstacked(from_record(arrays))
         if len(models) != self.hypotheses:
             raise FederationError(f"{len(models)} hypotheses were found where {self.hypotheses} are trained")
@@ -65,10 +74,15 @@ class LaplaceClustering(Decorator):
             list(copy.configure_train(server_round, to_record(model), ConfigRecord(dict(config)), grid))
         return messages
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Let clients score the hypothesis that suits them best."""
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
+        """Let clients score the hypothesis that suits them best.
+
+        Args:
+            server_round: from 1 on.
+            arrays: k models, stacked.
+            config: goes along with them.
+            grid: that knows the nodes.
+        """
         config[HYPOTHESES] = self.hypotheses
         return super().configure_evaluate(server_round, arrays, config, grid)
 
@@ -77,7 +91,12 @@ class LaplaceClustering(Decorator):
         return unstacked(sent)[0]
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
-        """A new hypothesis from every cluster that has clients."""
+        """A new hypothesis from every cluster that has clients.
+
+        Args:
+            server_round: from 1 on.
+            screening: of the replies that count.
+        """
         cohort, sent = screening.cohort, unstacked(from_record(self.sent))
         layout = Layout.of(sent[0])
         found = clustered(layout, cohort.rows, [layout.rows(model) for model in sent])

@@ -4,19 +4,19 @@ A decorator is itself a Flower strategy, so Flower's own `start` can drive it, a
 acts on the way in: the wrapped strategy sees screened (and, in `PrivateStrategy`, released) models and does the rest.
 """
 
-import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from cloister.aggregation.screening import Rejection, Screening, average_metrics, screen
 from cloister.core.arrays import Layout, Row, from_record, to_record
+from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.draw import Draw
 from cloister.core.errors import FederationError
 from cloister.core.wire import ARRAYS, EXAMPLES, METRICS, TRAIN_LOSS
@@ -24,7 +24,8 @@ from cloister.privacy.accounting.events import Event
 from cloister.privacy.claims.claim import Claim
 
 NamedArrays = Mapping[str, NDArray]
-Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
+NOBODY = 0
+"""The node that a reply of no node is addressed to."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,18 @@ class Decorator(Strategy):
         """
         return self
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Let the wrapped strategy choose the nodes; remember what they are sent."""
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
+        """Let the wrapped strategy choose the nodes; remember what they are sent.
+
+        Args:
+            server_round: from 1 on.
+            arrays: the model.
+            config: goes along with it.
+            grid: that knows the nodes.
+
+        Raises:
+            FederationError: the model has no arrays, or some that do not hold floats.
+        """
         Layout.of(from_record(arrays))  # a model that cannot be federated is refused before anybody trains it
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
         self._sent = arrays
@@ -127,10 +136,19 @@ class Decorator(Strategy):
         self._expected = float(self._draw.expected if self._draw else len(messages))
         return messages
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Screen the replies and aggregate those that count."""
+    def aggregate_train(self, server_round: int, replies: Messages) -> Aggregated:
+        """Screen the replies and aggregate those that count.
+
+        Args:
+            server_round: from 1 on.
+            replies: in any order, errors among them.
+
+        Returns:
+            The new model, None if the round is abandoned; and the training metrics.
+
+        Raises:
+            FederationError: nothing was sent before, or the wrapped strategy returned other arrays than it was given.
+        """
         sent = from_record(self.sent)
         expected = self.expected_reply(sent)
         layout = Layout.of(expected)
@@ -161,17 +179,32 @@ class Decorator(Strategy):
 
     @abstractmethod
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
-        """The new global model, from the replies that count."""
+        """The new global model, from the replies that count.
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Let the wrapped strategy choose the nodes; remember who was asked."""
+        Args:
+            server_round: from 1 on.
+            screening: of the replies; at least `min_replies` count.
+        """
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
+        """Let the wrapped strategy choose the nodes; remember who was asked.
+
+        Args:
+            server_round: from 1 on.
+            arrays: the model.
+            config: goes along with them.
+            grid: that knows the nodes.
+        """
         self._asked_to_score = tuple(self.inner.configure_evaluate(server_round, arrays, config, grid))
         return self._asked_to_score
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The mean of each metric over the replies that have it; None if no reply counts."""
+    def aggregate_evaluate(self, server_round: int, replies: Messages) -> MetricRecord | None:
+        """The mean of each metric over the replies that have it; None if no reply counts.
+
+        Args:
+            server_round: from 1 on.
+            replies: in any order, errors among them.
+        """
         means, self.unscored = average_metrics(replies, self._asked_to_score)
         return MetricRecord(dict(means)) if means else None
 
@@ -203,7 +236,12 @@ class Screened(Decorator):
         self.by_examples = by_examples
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
-        """Hand the replies on, cleaned of everything that was not asked for."""
+        """Hand the replies on, cleaned of everything that was not asked for.
+
+        Args:
+            server_round: from 1 on.
+            screening: of the replies.
+        """
         self.measured = Measurements(len(self._asked), len(screening.accepted), screening.rejected)
         if not screening.accepted:
             return None, None
@@ -219,27 +257,18 @@ class Screened(Decorator):
 
 
 def virtual_reply(layout: Layout, row: Row, examples: float = 1.0, loss: float | None = None) -> Message:
-    """A training reply as a node would send it, over memory the server already has."""
+    """A training reply as a node would send it, over memory the server already has.
+
+    Args:
+        layout: of the model.
+        row: its numbers, flat, one piece per array; not copied.
+        examples: what the reply weighs, > 0.
+        loss: of training; None: none is told.
+    """
     metrics = MetricRecord({EXAMPLES: examples})
     if loss is not None:
         metrics[TRAIN_LOSS] = loss
-    return Message(  # type: ignore[call-overload, no-any-return]
-        content=RecordDict({ARRAYS: to_record(layout.named(row)), METRICS: metrics}), metadata=_no_metadata()
-    )
-
-
-def _no_metadata() -> Metadata:
-    return Metadata(
-        run_id=0,
-        message_id="",
-        src_node_id=0,
-        dst_node_id=0,
-        reply_to_message_id="",
-        group_id="",
-        created_at=time.time(),
-        ttl=3600.0,
-        message_type=MessageType.TRAIN,
-    )
+    return Message(RecordDict({ARRAYS: to_record(layout.named(row)), METRICS: metrics}), NOBODY, MessageType.TRAIN)
 
 
 def _train_loss(message: Message) -> float | None:

@@ -10,19 +10,19 @@ costs no privacy.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from typing import Self
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from cloister.aggregation.decorator import Aggregated, Decorator, Measurements, virtual_reply
+from cloister.aggregation.decorator import Decorator, Measurements, virtual_reply
 from cloister.aggregation.screening import Screening
 from cloister.core.arrays import Layout, from_record, to_record
-from cloister.core.capabilities import capabilities_of
+from cloister.core.capabilities import Aggregated, Messages, capabilities_of
 from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.core.wire import PROMISE
 from cloister.privacy.accounting.budget import PrivacyBudget
@@ -82,9 +82,7 @@ class PrivateStrategy(Decorator):
                 "strategy.sampling = 'poisson' draws a secret one; use 'fixed'"
             )
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """As the wrapped strategy, with what the round promises, unless it would pass the budget: then nothing is sent.
 
         Args:

@@ -17,7 +17,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 
 from cloister.core.arrays import Layout, Row, view
 from cloister.core.cohort import Cohort
-from cloister.core.wire import ARRAYS, EXAMPLES
+from cloister.core.wire import ARRAYS, EXAMPLES, number
 
 MAX_EXAMPLES = 10**9
 """A count above this is taken for an error or an attack: it would silence every other client."""
@@ -167,12 +167,12 @@ def _row(message: Message, layout: Layout) -> Row:
 
 def _count(message: Message) -> float:
     """The example count of a reply; 1 where the reply carries none, as private clients' replies do not."""
-    counts = [record[EXAMPLES] for record in message.content.metric_records.values() if EXAMPLES in record]
-    if not counts:
+    records = [record for record in message.content.metric_records.values() if EXAMPLES in record]
+    if not records:
         return 1.0
-    if len(counts) > 1 or not is_count(counts[0]):
+    if len(records) > 1 or not is_count(records[0][EXAMPLES]):
         raise _Unfit("weight", f"{EXAMPLES} must be one number above 0 and at most {MAX_EXAMPLES:.0e}")
-    return float(counts[0])  # type: ignore[arg-type]
+    return number(records[0], EXAMPLES)
 
 
 def is_count(value: object) -> bool:
@@ -187,6 +187,10 @@ def average_metrics(
 
     A client may lack a metric that others have (an AUC needs two classes). A metric that most clients lack is left
     out: it is nobody's in particular, or one client's invention.
+
+    Args:
+        replies: in any order, errors among them.
+        asked: what was sent; a reply to anything else does not count.
 
     Returns:
         The means by name, and the replies that did not count.
@@ -212,4 +216,4 @@ def _scores(message: Message) -> tuple[float, dict[str, float]]:
             raise _Unfit("metric", "a metric's name must be letters, digits, spaces and . _ - ( )")
         if not isinstance(value, int | float) or not abs(value) < math.inf:
             raise _Unfit("metric", f"metric {name!r} must be one finite number")
-    return float(records[0][EXAMPLES]), {name: float(value) for name, value in metrics.items()}  # type: ignore[arg-type]
+    return number(records[0], EXAMPLES), {name: number(metrics, name) for name in metrics}

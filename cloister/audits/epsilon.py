@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 
 from cloister.audits.sensitivity import Arrays, Rehearsal
 from cloister.core import check
@@ -106,8 +106,7 @@ def minimum_rate(count: NDArray[np.intp], runs: int, error: float) -> Rates:
 
     Source: Clopper, Pearson (1934).
     """
-    rate: Rates = np.where(count > 0, stats.beta.ppf(error, np.maximum(count, 1), runs - count + 1), 0.0)
-    return rate
+    return np.where(count > 0, stats.beta.ppf(error, np.maximum(count, 1), runs - count + 1), 0.0)
 
 
 def maximum_rate(count: NDArray[np.intp], runs: int, error: float) -> Rates:

@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import Strategy
 
 from cloister.aggregation import PrivateStrategy
 from cloister.core.arrays import Layout, from_record, to_record
+from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.errors import FederationError
 from cloister.core.identity import assume_run
 from cloister.core.wire import ARRAYS, EXAMPLES, METRICS
@@ -89,7 +90,8 @@ def release_of(
     rehearsal = Rehearsal(sent, models, examples)
     if not isinstance(strategy, PrivateStrategy) or strategy.mechanism.noises_output:
         return rehearsal.flat(rehearsal.run(strategy, absent))
-    tap = strategy.inner = _Tap(strategy.inner)
+    tap = _Tap(strategy.inner)
+    strategy.inner = cast(Strategy, tap)
     rehearsal.run(strategy, absent)
     return rehearsal.flat(tap.seen)
 
@@ -140,33 +142,18 @@ class _Roster:
         return range(1, self._nodes + 1)
 
 
-class _Tap(Strategy):
+class _Tap:
     """Stands between a decorator and its strategy, and remembers the model the decorator hands on."""
 
     def __init__(self, inner: Strategy) -> None:
         self.inner = inner
         self.seen: ArrayRecord | None = None
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        return self.inner.configure_train(server_round, arrays, config, grid)
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Messages) -> Aggregated:
         (reply,) = list(replies)
         # A record of its own over the same arrays: Flower's rules take those they read out of the reply.
         self.seen = ArrayRecord(dict(reply.content.array_records[ARRAYS]))
         return self.inner.aggregate_train(server_round, [reply])
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        return self.inner.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return self.inner.aggregate_evaluate(server_round, replies)
-
-    def summary(self) -> None:
-        self.inner.summary()

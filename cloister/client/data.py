@@ -36,8 +36,7 @@ class LocalData:
 @lru_cache(maxsize=2)
 def task_of(config: TaskConfig) -> Task:
     """The task of a run; one per process."""
-    task: Task = TASKS.load(config.name)(config)
-    return task
+    return TASKS.load(config.name)(config)
 
 
 def local_data(config: TaskConfig, node: UserConfig, seed: int, tolerant: bool = False) -> LocalData:
@@ -79,14 +78,10 @@ def ledger_folder(node: UserConfig) -> Path:
 
 @lru_cache(maxsize=4)
 def _own_data(config: TaskConfig, path: str, folder: Path, tolerant: bool) -> LocalData:
-    examples = _own_file(_unsplit(config), path, tolerant)
+    # Read as if nothing were kept back: the server may ask for many splits of one file.
+    examples = _own_file(config.model_copy(update={"test_fraction": 0.0}), path, tolerant)
     train, test = split(examples, config.test_fraction, secret_key(folder) if config.test_fraction else b"")
     return LocalData(examples.take(train), examples.take(test))
-
-
-def _unsplit(config: TaskConfig) -> TaskConfig:
-    """The configuration that the reading of a file depends on: the server may ask for many splits of one file."""
-    return config.model_copy(update={"test_fraction": 0.0})
 
 
 @lru_cache(maxsize=2)

@@ -38,10 +38,7 @@ def train(request: TrainRequest, context: Context) -> Reply:
     trainer, plan = bench.trainer, plan_of(request, context, _shuffler(context))
     attempt = _contained if request.config.privacy.client.is_on else _open
     examples = attempt(lambda: _examples(request, context), lambda: _nothing(request))
-    chosen = attempt(
-        lambda: _choice(bench, request, examples),
-        lambda: _choice(bench, request, _nothing(request)),
-    )
+    chosen = attempt(lambda: _choice(bench, request, examples), lambda: _choice(bench, request, _nothing(request)))
     start = request.models[chosen]
 
     def trained_on(data: Examples) -> float | None:

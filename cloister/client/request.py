@@ -10,13 +10,14 @@ A refusal depends on the message and the run configuration alone, never on the n
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from cloister.config.run import RunConfig, parse
+from cloister.config.section import Scalar
 from cloister.core.arrays import from_record, to_record
 from cloister.core.errors import FederationError, PrivacyError
 from cloister.core.hypotheses import unstacked
@@ -141,12 +142,12 @@ def run_config(context: Context) -> RunConfig:
 
 
 @lru_cache(maxsize=4)
-def _parsed(items: tuple[tuple[str, str, Any], ...]) -> RunConfig:
+def _parsed(items: tuple[tuple[str, str, Scalar], ...]) -> RunConfig:
     # Types are part of the key: True equals 1, and is another value of a configuration.
     return parse({key: value for key, _, value in items})
 
 
-def promised(fields: Mapping[str, Any]) -> tuple[Event, ...]:
+def promised(fields: Mapping[str, object]) -> tuple[Event, ...]:
     """The releases that a reply will go into, as the server says.
 
     Raises:
@@ -230,7 +231,8 @@ def _number(
     """A field that is a number from 0 to `maximum`."""
     value = fields.get(name, default)
     kinds = (int,) if whole else (int, float)
-    if type(value) not in kinds or not 0 <= value <= maximum:  # type: ignore[operator]
-        kind = "a whole number" if whole else "a number"
-        raise FederationError(f"the server's message must carry {name!r} as {kind} from 0 to {maximum:g}")
-    return value  # type: ignore[return-value]
+    # By its exact type: True is an int, and no number of rounds.
+    if isinstance(value, int | float) and type(value) in kinds and 0 <= value <= maximum:
+        return value
+    kind = "a whole number" if whole else "a number"
+    raise FederationError(f"the server's message must carry {name!r} as {kind} from 0 to {maximum:g}")

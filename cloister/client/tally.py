@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from cloister.core.wire import LEAKAGE
+from cloister.core.wire import LEAKAGE, number
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Event, Relation, Unit, from_json, to_json
 from cloister.privacy.accounting.filters import Filter, FilterKind
@@ -47,9 +47,9 @@ class Tally:
 
         Args: as `Store.account`.
         """
-        account = Account((), relation, insiders)
-        for event, count in self._counts(unit).items():
-            account = account.plus(from_json(json.loads(event)), count)  # type: ignore[arg-type]
+        account, counts = Account((), relation, insiders), self._counts(unit)
+        for event in counts:
+            account = account.plus(from_json(json.loads(event)), int(number(counts, event)))
         return account
 
     def spent(self, unit: Unit, chosen: Filter, relation: Relation = "add-or-remove") -> float:
@@ -86,7 +86,7 @@ class Tally:
     def _count(self, event: Event, unit: Unit) -> None:
         single, count = event.parts()
         name, counts = json.dumps(to_json(single), sort_keys=True), self._counts(unit)
-        counts[name] = counts.get(name, 0) + count  # type: ignore[operator]
+        counts[name] = count + (int(number(counts, name)) if name in counts else 0)
 
 
 class LeakageTally(Tally):
@@ -101,9 +101,9 @@ class LeakageTally(Tally):
 
         Args: as `Store.spent`.
         """
-        return float(self._record[SPENT])  # type: ignore[arg-type]
+        return number(self._record, SPENT)
 
     def _count(self, event: Event, unit: Unit) -> None:
         record = self._record
-        record[SPENT] = float(record[SPENT]) + event.leakage  # type: ignore[arg-type]
-        record[RELEASES] = int(record[RELEASES]) + 1  # type: ignore[arg-type]
+        record[SPENT] = number(record, SPENT) + event.leakage
+        record[RELEASES] = int(number(record, RELEASES)) + 1

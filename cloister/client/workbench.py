@@ -33,11 +33,9 @@ class Workbench:
         """
         optimizer = self._recipe.optimizer
         if not self._privacy.client.clips_gradients:
-            plain: Trainer = TRAINERS.load(self.model.kind)(self.model, optimizer)
-            return plain
+            return TRAINERS.load(self.model.kind)(self.model, optimizer)
         make = TRAINERS.load(f"{self.model.kind}-dp-sgd")
-        private: Trainer = make(self.model, optimizer, self._recipe.batch_size, self._privacy, self._group_cap)
-        return private
+        return make(self.model, optimizer, self._recipe.batch_size, self._privacy, self._group_cap)
 
     def prepare(self) -> None:
         """Make the trainer now; raises what `trainer` does."""

@@ -14,7 +14,11 @@ from cloister.config.errors import sections_of
 from cloister.config.section import Auto, Count, Inner, NonNegative, Positive, Scalar, Section, Share, Whole
 from cloister.config.settings import read_options
 from cloister.privacy.dpsgd.local_steps import LocalDpSgd
+from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
+from cloister.privacy.mechanisms.gaussian import GaussianMechanism
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
+from cloister.privacy.mechanisms.named import global_dp
+from cloister.privacy.mechanisms.noise_scale import CONSTANT, Constant, DistanceScaled
 
 
 class FixedClipping(Section):
@@ -22,6 +26,10 @@ class FixedClipping(Section):
 
     name: Literal["fixed"] = Field(default="fixed", alias="clipping")
     norm: Positive = Field(default=2.0, alias="clipping-norm")
+
+    def clip(self) -> FixedClip:
+        """What bounds the updates of the first round."""
+        return FixedClip(self.norm)
 
 
 class AdaptiveClipping(Section):
@@ -32,6 +40,10 @@ class AdaptiveClipping(Section):
     quantile: Inner = Field(default=0.5, alias="clipping-quantile")
     rate: Positive = Field(default=0.2, alias="clipping-rate")
     bits_noise_multiplier: Positive = 10.0
+
+    def clip(self) -> AdaptiveClip:
+        """What bounds the updates of the first round."""
+        return AdaptiveClip(self.norm, self.quantile, self.rate, self.bits_noise_multiplier)
 
 
 Clipping = Annotated[FixedClipping | AdaptiveClipping, Field(discriminator="name")]
@@ -85,6 +97,20 @@ class _WithGaussianNoise(_WithNoise):
     examples_cap: NonNegative = 0.0
     placement: Literal["update", "rule", "model"] = "update"
 
+    def mechanism(self) -> GaussianMechanism:
+        """What the server does to the updates of a round."""
+        return global_dp(
+            noise_multiplier=self.noise_multiplier,
+            clipping_norm=self.clipping.clip(),
+            placement=self.placement,
+            examples_cap=self.examples_cap,
+            scale=self.scale(),
+        )
+
+    def scale(self) -> Constant:
+        """What scales the noise of a round: nothing."""
+        return CONSTANT
+
     @property
     def is_silent(self) -> bool:
         """Whether the noise is switched off."""
@@ -122,6 +148,18 @@ class MetricPrivacy(_WithGaussianNoise):
     max_distance: NonNegative = 0.0
     # Two releases of one draw, the second of which depends on the first: nothing is amplified.
     population: ClassVar[int] = 0
+
+    def scale(self) -> DistanceScaled:
+        """What scales the noise of a round: the largest distance of two clients."""
+        return DistanceScaled(
+            distance=self.distance,
+            direction=self.distance_direction,
+            measure=self.distance_clip,
+            release=self.distance_release,
+            distance_multiplier=self.distance_noise_multiplier,
+            min_distance=self.min_distance,
+            max_distance=self.max_distance,
+        )
 
     @model_validator(mode="after")
     def _has_a_range(self) -> "MetricPrivacy":

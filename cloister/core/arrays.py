@@ -40,13 +40,11 @@ class Array(FlowerArray):
             buffer = io.BytesIO()
             np.save(buffer, self.__dict__["_held"], allow_pickle=False)
             self.__dict__["_data"] = buffer.getvalue()
-        data: bytes = self.__dict__["_data"]
-        return data
+        return self.__dict__["_data"]
 
     def numpy(self) -> NDArray:
         """The array itself, read-only."""
-        held: NDArray = self.__dict__["_held"]
-        return held
+        return self.__dict__["_held"]
 
 
 def view(array: FlowerArray) -> NDArray:

@@ -1,10 +1,16 @@
-"""What an aggregation strategy declares about itself, so that a privacy mechanism never has to guess."""
+"""What an aggregation strategy takes and gives, and what it declares about itself, so that nobody has to guess."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
+
+Messages = Iterable[Message]
+"""To nodes or from them, in any order."""
+Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
+"""What a strategy makes of the replies of a training round: a model and metrics, if it makes any."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,7 @@ def capabilities_of(strategy: Strategy) -> Capabilities | None:
     """
     for cls in type(strategy).__mro__:
         if "capabilities" in vars(cls):
-            declared: Capabilities = strategy.capabilities  # type: ignore[attr-defined]
-            return declared
+            return strategy.capabilities  # type: ignore[attr-defined]
         if "aggregate_train" in vars(cls):
             known = FLOWER.get(cls.__name__) if cls.__module__.startswith("flwr.") else None
             return known(strategy) if known else None

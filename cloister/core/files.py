@@ -1,9 +1,12 @@
 """Files that are whole or absent, whatever happens while they are written."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 DAY = 86_400
 """Seconds."""
@@ -22,9 +25,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_npz(path: Path, arrays: Mapping[str, NDArray]) -> None:
+    """Write named arrays to an `.npz` file, whole or not at all."""
+    with atomic_path(path) as partial, partial.open("wb") as file:
+        np.savez(file, allow_pickle=True, **arrays)
 
 
 def coarse_mtime(path: Path) -> None:
@@ -33,7 +42,8 @@ def coarse_mtime(path: Path) -> None:
     os.utime(path, (day, day))
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names of the files in a folder."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

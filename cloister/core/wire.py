@@ -1,4 +1,8 @@
-"""The names of everything that travels in a message."""
+"""The names of everything that travels in a message, and how a number is read from one."""
+
+from collections.abc import Mapping
+
+from cloister.core.errors import FederationError
 
 ARRAYS = "arrays"
 """The record of a model's arrays, there and back."""
@@ -19,5 +23,15 @@ EXAMPLES = "num-examples"
 TRAIN_LOSS = "train-loss"
 LEAKAGE = "leakage"
 """The record in which a simulated client counts what it has leaked; it stays with the client."""
-CHOSEN = "hypothesis"
-"""Which hypothesis a client trained: for its own mods, it never leaves."""
+
+
+def number(record: Mapping[str, object], name: str) -> float:
+    """A number in one of Flower's records, whose values may also be lists and text.
+
+    Raises:
+        FederationError: the value is no number.
+    """
+    value = record[name]
+    if not isinstance(value, int | float):
+        raise FederationError(f"{name!r} in a message must be a number, found {type(value).__name__}")
+    return float(value)

@@ -1,11 +1,13 @@
-"""The scripts in the kits. They work on a plain machine and in a container, and wherever a kit is copied to.
+"""The texts in the kits. Scripts work on a plain machine and in a container, and wherever a kit is copied to.
 
-They stand in `shell/*.sh`, each whole, with `@NAME@` where a value of the federation goes.
+They stand in `shell/*.sh`, each whole, with `@NAME@` where a value of the federation goes. The policy that a new site
+starts with is `policy.toml`.
 """
 
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from importlib import resources
 
 from cloister.deploy.federation import Federation, Site
@@ -51,6 +53,17 @@ def connection(federation: Federation, certificate: str) -> str:
         certificate: path of the authority's certificate.
     """
     return _CONNECTION.format(name=federation.name, address=federation.address, certificate=json.dumps(certificate))
+
+
+def policy_template() -> str:
+    """A policy with every key, for a site to edit."""
+    return resources.files("cloister.deploy").joinpath("policy.toml").read_text()
+
+
+def policy_for(tasks: Sequence[str]) -> str:
+    """The policy that a new site starts with, for the tasks of its federation."""
+    allowed = f"tasks = {json.dumps(list(tasks))}"
+    return re.sub(r"^tasks = \[.*\]$", allowed, policy_template(), flags=re.MULTILINE)
 
 
 def _filled(script: str, **values: str) -> str:

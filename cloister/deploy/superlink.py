@@ -105,8 +105,7 @@ def closed_app(config: SuperLinkLifespanConfig) -> App:
     """Flower's SuperLink behind our door, as an ASGI application. There is one in a process."""
     ReplyLimit().install()
     revoked.install()
-    app: App = create_app(config, SuperLinkLifespan)
-    return Door(app)
+    return Door(create_app(config, SuperLinkLifespan))
 
 
 def _keep_database(name: str, max_bytes: int) -> None:

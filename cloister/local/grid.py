@@ -11,7 +11,7 @@ from flwr.supercore.run import Run
 from cloister.client.data import DATA_PATH, PARTITION
 from cloister.config.section import Scalar
 from cloister.core.identity import LOCAL_RUN, assume_run
-from cloister.core.wire import LEAKAGE
+from cloister.core.wire import LEAKAGE, number
 
 
 class LocalGrid(Grid):
@@ -91,7 +91,7 @@ class LocalGrid(Grid):
     def leakages(self) -> list[float]:
         """What each simulated client has counted for its releases (d-privacy)."""
         records = (context.state.metric_records.get(LEAKAGE) for context in self._contexts.values())
-        return [float(record["spent"]) if record else 0.0 for record in records]  # type: ignore[arg-type]
+        return [number(record, "spent") if record else 0.0 for record in records]
 
     def _answer(self, message: Message) -> Message:
         context = self._contexts[message.metadata.dst_node_id]

@@ -146,19 +146,19 @@ def build(config: RunConfig) -> Plan:
     return Plan(config, seed, task, strategy, budget, held_out)
 
 
-def _demand_replies(strategy: Decorator, least: int) -> None:
+def _demand_replies(strategy: Decorator, minimum: int) -> None:
     """Let rounds with fewer replies be abandoned.
 
     Raises:
         ConfigError: there is a guarantee that this would break.
     """
-    if least and strategy.is_accounted:
+    if minimum and strategy.is_accounted:
         raise ConfigError(
-            f"strategy.min-replies = {least} contradicts the guarantee of privacy.server = "
+            f"strategy.min-replies = {minimum} contradicts the guarantee of privacy.server = "
             f"{strategy.claim().mechanism!r}: whether a round is abandoned would "
             "tell whether one more client replied; use 0"
         )
-    strategy.min_replies = least
+    strategy.min_replies = minimum
 
 
 def _refuse_beside_laplace(config: RunConfig) -> None:

@@ -14,7 +14,7 @@ from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 from cloister.server.build import Plan
 
-PATIENCE_SECONDS = 60.0
+SAVING_SECONDS = 60.0
 """How long the end of a run waits for nodes to save their personal models."""
 
 
@@ -30,8 +30,8 @@ def personalise(grid: Grid, arrays: ArrayRecord, public: Mapping[str, int], hypo
     content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord({**public, HYPOTHESES: hypotheses})})
     messages = [Message(content, node, MessageType.QUERY) for node in grid.get_node_ids()]
     for message in messages:
-        message.metadata.ttl = PATIENCE_SECONDS
-    list(grid.send_and_receive(messages, timeout=PATIENCE_SECONDS))
+        message.metadata.ttl = SAVING_SECONDS
+    list(grid.send_and_receive(messages, timeout=SAVING_SECONDS))
 
 
 def client_claim(plan: Plan, layout: Layout, rounds: int) -> ClientClaim | None:

@@ -3,7 +3,7 @@
 import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from cloister.core.errors import BudgetExhausted, CloisterError, TooFewNodes
 
@@ -25,7 +25,7 @@ class Ending:
     how: Ended = "as-asked"
     why: str = ""
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What `privacy.json` says of it."""
         return {"ended": {"how": self.how, "why": self.why}}
 

@@ -21,7 +21,7 @@ from cloister.server.stopping import EarlyStopping
 
 SECRET = ("asked", "accepted", "rejected")
 """Measurements that tell who was drawn."""
-PATIENCE = 3
+SILENT_ROUNDS = 3
 """Rounds in a row without enough replies that count, after which a run without a guarantee stops. Without any, the
 first has none."""
 
@@ -48,7 +48,7 @@ class Round:
     unscored: tuple[Rejection, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def line(self, secret_cohorts: bool = False, hides_times: bool = False) -> dict[str, Any]:
+    def line(self, secret_cohorts: bool = False, hides_times: bool = False) -> dict[str, object]:
         """The round as one JSON object, without what a draw must keep secret if it is accounted for."""
         fields = asdict(self)
         if secret_cohorts or hides_times:
@@ -128,7 +128,7 @@ class RoundLoop:
                 self._end("as-asked", self.stopping.why())
                 break
             silent = 0 if self.to_the_end or _heard(done) else silent + 1
-            if silent == PATIENCE or (silent and number == 1 and not done.measured.accepted):  # type: ignore[union-attr]
+            if silent == SILENT_ROUNDS or (silent and number == 1 and done.measured and not done.measured.accepted):
                 why = _why_nobody(number, done, self.strategy.has_secret_cohorts)
                 self._end("no-replies", f"stopped: {why}")
                 raise FederationError(why)

@@ -1,7 +1,6 @@
 """The mechanism that a configuration names, around a strategy."""
 
 from collections.abc import Callable
-from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
@@ -13,7 +12,6 @@ from cloister.config.run import RunConfig
 from cloister.core.errors import PluginError
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.mechanisms import MECHANISMS
-from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
 from cloister.privacy.mechanisms.mechanism import Mechanism
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.server.options import options_of
@@ -51,6 +49,8 @@ def mechanism_of(server: variants.GlobalPrivacy | variants.MetricPrivacy | varia
         ConfigError: the mechanism has no such options.
         PluginError: the name is unknown.
     """
+    if not isinstance(server, variants.PluginPrivacy):
+        return server.mechanism()
     if server.name not in MECHANISMS.names():
         known = sorted({*MECHANISMS.names(), *variants.BY_NAME["server"]})
         raise PluginError(
@@ -58,40 +58,4 @@ def mechanism_of(server: variants.GlobalPrivacy | variants.MetricPrivacy | varia
             f"known: {', '.join(known)}"
         )
     factory = MECHANISMS.load(server.name)
-    if isinstance(server, variants.PluginPrivacy):
-        options = options_of(factory, server.options, "privacy.options", server.name)
-    else:
-        options = _options_of_built_in(server)
-    mechanism: Mechanism = factory(**options)
-    return mechanism
-
-
-def _options_of_built_in(server: variants.GlobalPrivacy | variants.MetricPrivacy) -> dict[str, Any]:
-    options = {
-        "noise_multiplier": server.noise_multiplier,
-        "clipping_norm": _clip(server.clipping),
-        "placement": server.placement,
-        "examples_cap": server.examples_cap,
-    }
-    if isinstance(server, variants.GlobalPrivacy):
-        return options
-    return options | {
-        "distance": server.distance,
-        "direction": server.distance_direction,
-        "measure": server.distance_clip,
-        "release": server.distance_release,
-        "distance_multiplier": server.distance_noise_multiplier,
-        "min_distance": server.min_distance,
-        "max_distance": server.max_distance,
-    }
-
-
-def _clip(clipping: variants.Clipping) -> FixedClip:
-    if not isinstance(clipping, variants.AdaptiveClipping):
-        return FixedClip(clipping.norm)
-    return AdaptiveClip(
-        clipping.norm,
-        quantile=clipping.quantile,
-        rate=clipping.rate,
-        bits_multiplier=clipping.bits_noise_multiplier,
-    )
+    return factory(**options_of(factory, server.options, "privacy.options", server.name))

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 from cloister.config.errors import suggestion
 from cloister.config.section import Scalar
@@ -13,7 +12,7 @@ NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def options_of(
-    factory: Callable[..., Any], given: Mapping[str, Scalar], section: str, name: str, shared: Collection[str] = ()
+    factory: Callable[..., object], given: Mapping[str, Scalar], section: str, name: str, shared: Collection[str] = ()
 ) -> dict[str, Scalar]:
     """The options a plugin was given, by the names of its constructor.
 
@@ -36,7 +35,7 @@ def options_of(
 
 
 def _checked(
-    key: str, value: Scalar, allowed: Mapping[str, Any], section: str, name: str, shared: Collection[str]
+    key: str, value: Scalar, allowed: Mapping[str, object], section: str, name: str, shared: Collection[str]
 ) -> tuple[str, Scalar]:
     option = key.replace("-", "_")
     if option in allowed:
@@ -48,12 +47,12 @@ def _checked(
     )
 
 
-def _is_scalar(default: Any) -> bool:
+def _is_scalar(default: object) -> bool:
     """Whether an argument with this default can be given in a configuration."""
     return default is inspect.Parameter.empty or isinstance(default, str | int | float | bool)
 
 
-def _typed(key: str, value: Scalar, default: Any) -> Scalar:
+def _typed(key: str, value: Scalar, default: object) -> Scalar:
     """`value`, if it is of the type of the default (an int will do for a float)."""
     if default is inspect.Parameter.empty or type(value) is type(default):
         return value

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -63,7 +62,7 @@ class Outcome:
     ended: Ended = "as-asked"
 
     @property
-    def privacy(self) -> dict[str, Any]:
+    def privacy(self) -> dict[str, object]:
         """The content of `privacy.json`."""
         return record(self.statement) | Ending(self.ended, self.stopped).facts()
 

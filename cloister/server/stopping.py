@@ -24,7 +24,7 @@ class EarlyStopping:
         self.patience = patience
         self.best: ArrayRecord | None = None
         self.best_round = 0
-        self._least = math.inf
+        self._smallest = math.inf
         self._since = 0
 
     def observe(self, number: int, scores: Mapping[str, float], arrays: ArrayRecord) -> bool:
@@ -32,8 +32,8 @@ class EarlyStopping:
         loss = scores.get(CRITERION)
         if not self.patience or loss is None:
             return False
-        if loss < self._least:
-            self._least, self._since, self.best, self.best_round = loss, 0, arrays, number
+        if loss < self._smallest:
+            self._smallest, self._since, self.best, self.best_round = loss, 0, arrays, number
         else:
             self._since += 1
         return self._since >= self.patience
@@ -43,6 +43,6 @@ class EarlyStopping:
         if self.best is None:
             return f"stopped: {self.patience} evaluations without a {CRITERION} that is a number"
         return (
-            f"stopped: {self.patience} evaluations without a {CRITERION} below {self._least:.4g}, that of round "
+            f"stopped: {self.patience} evaluations without a {CRITERION} below {self._smallest:.4g}, that of round "
             f"{self.best_round}, whose model is kept"
         )

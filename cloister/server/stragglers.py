@@ -43,7 +43,8 @@ class PatientGrid(Grid):
                 replies.append(reply)
             waited = time.monotonic() - started
             if replies and deadline == timeout and self.late.issuperset(asked.values()):
-                deadline = _shorter(timeout, max(2 * waited, GRACE_SECONDS))
+                grace = max(2 * waited, GRACE_SECONDS)
+                deadline = grace if timeout is None else min(timeout, grace)
             if not asked or (deadline is not None and waited >= deadline):
                 break
             time.sleep(POLL_SECONDS)
@@ -88,7 +89,3 @@ class PatientGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """As the other grid."""
         return self._inner.pull_messages(message_ids)
-
-
-def _shorter(timeout: float | None, seconds: float) -> float:
-    return seconds if timeout is None else min(timeout, seconds)

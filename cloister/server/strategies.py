@@ -2,8 +2,9 @@
 
 import inspect
 import random
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from flwr.serverapp.strategy import Strategy
 
@@ -37,13 +38,12 @@ def named_strategy(config: RunConfig, draws: bool = True, held_out: HeldOut | No
     else:
         sampling = _own_sampling(factory, config)
     try:
-        strategy: Strategy = factory(**{**sampling, **options})
+        return factory(**{**sampling, **options})
     except TypeError as error:
         raise ConfigError(f"strategy {config.strategy.name!r} does not take these options: {error}") from error
-    return strategy
 
 
-def _takes_draws(factory: Any) -> bool:
+def _takes_draws(factory: Callable[..., Strategy]) -> bool:
     """Whether a strategy is told by us how nodes are drawn."""
     if isinstance(factory, type) and issubclass(factory, Sampled):
         return True
@@ -63,7 +63,7 @@ def _draws(config: RunConfig, draws: bool, held_out: HeldOut | None) -> dict[str
     }
 
 
-def _own_sampling(factory: Any, config: RunConfig) -> dict[str, Any]:
+def _own_sampling(factory: Callable[..., Strategy], config: RunConfig) -> dict[str, Any]:
     """The arguments of Flower's strategies that mean what keys of ours mean, as far as this one has them.
 
     Raises:
@@ -88,7 +88,7 @@ def _own_sampling(factory: Any, config: RunConfig) -> dict[str, Any]:
     return {name: value for name, value in means.items() if name in inspect.signature(factory).parameters}
 
 
-def _sampling(config: RunConfig, use: str, fraction: float, kind: Any) -> Sampling:
+def _sampling(config: RunConfig, use: str, fraction: float, kind: Literal["fixed", "poisson"]) -> Sampling:
     # Amplification relies on a secret draw: `poisson` is never seeded.
     rng = _rng(config, use) if kind == "fixed" else random.SystemRandom()
     strategy, population = config.strategy, config.privacy.server.population

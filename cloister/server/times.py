@@ -8,15 +8,10 @@ import zipfile
 from pathlib import Path
 
 from cloister.core.files import atomic_path
+from cloister.privacy.accounting.ledger import today
 
-DAY = 86400
 KERAS_FACTS = "metadata.json"
 """The part of a `.keras` file that holds the moment of saving."""
-
-
-def today() -> int:
-    """The beginning of this day (UTC), in seconds since 1970."""
-    return int(time.time()) // DAY * DAY
 
 
 def stamp(coarse: bool) -> str:

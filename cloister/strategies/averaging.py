@@ -1,11 +1,10 @@
 """FedAvg, and what every strategy here shares with it: sampling that is what it says, and one pass over memory."""
 
-from collections.abc import Iterable
 from logging import INFO
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from flwr.supercore import log
@@ -13,11 +12,11 @@ from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import Layout, from_record, to_record
-from cloister.core.capabilities import MEAN, Capabilities
+from cloister.core.capabilities import MEAN, Aggregated, Capabilities, Messages
 from cloister.core.cohort import Cohort, scratch_for, weighted_sum
 from cloister.core.draw import Draw
 from cloister.core.threads import Span, for_each_span, spans
-from cloister.core.wire import ARRAYS, CONFIG, EXAMPLES, PROXIMAL_MU, ROUND
+from cloister.core.wire import ARRAYS, CONFIG, EXAMPLES, PROXIMAL_MU, ROUND, number
 from cloister.strategies.sampling import Sampling
 
 
@@ -38,16 +37,12 @@ class Sampled(flower.FedAvg):
         self.evaluate_sampling = evaluate
         self.last_draw: Draw = self.train_sampling.plan()
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Draw the nodes of this round and address the model to them."""
         self.last_draw = draw = self.train_sampling.draw(grid)
         return _addressed(draw, MessageType.TRAIN, server_round, arrays, config)
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Draw the nodes that score this round's model, if any do."""
         if self.evaluate_sampling is None:
             return []
@@ -73,9 +68,7 @@ class FedAvg(Sampled):
 
     capabilities: Capabilities = MEAN
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Messages) -> Aggregated:
         """The weighted mean. One reply is its own mean and is passed on untouched, without a copy."""
         contents = [message.content for message in replies if not message.has_error()]
         if not contents:
@@ -106,7 +99,7 @@ def _mean(contents: list[RecordDict]) -> ArrayRecord:
 
 def _weight(content: RecordDict) -> float:
     (metrics,) = content.metric_records.values()
-    return float(metrics[EXAMPLES])  # type: ignore[arg-type]
+    return number(metrics, EXAMPLES)
 
 
 class FedProx(FedAvg):
@@ -124,9 +117,7 @@ class FedProx(FedAvg):
         check.non_negative(**{"strategy.proximal-mu": proximal_mu})
         self.proximal_mu = proximal_mu
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """As FedAvg; the clients are told μ."""
         config[PROXIMAL_MU] = self.proximal_mu
         return super().configure_train(server_round, arrays, config, grid)

@@ -5,17 +5,16 @@
 Source: Reddi et al. (2021), arXiv:2003.00295, Algorithm 1. (The class of this name in Flower averages and stops.)
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import Layout, from_record, to_record
-from cloister.core.capabilities import OPTIMIZER
+from cloister.core.capabilities import OPTIMIZER, Aggregated, Messages
 from cloister.core.errors import FederationError
 from cloister.strategies.averaging import FedAvg
 from cloister.strategies.optimizers import Adagrad, Adam, Momentum, Optimizer, Sgd, State, Yogi
@@ -37,16 +36,12 @@ class Finalized(FedAvg):
         self.state: State | None = None
         self._sent: ArrayRecord | None = None
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """As FedAvg; Δ is taken from the model sent out here."""
         self._sent = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Messages) -> Aggregated:
         """The global model after the optimizer's step."""
         mean, metrics = super().aggregate_train(server_round, replies)
         return (None if mean is None else self._stepped(mean)), metrics

@@ -1,16 +1,15 @@
 """Rules that withstand outliers, with our sampling and checked options. They have to see every reply."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import from_record
-from cloister.core.capabilities import MEDIAN, SELECTION, Capabilities, trimmed_mean
+from cloister.core.capabilities import MEDIAN, SELECTION, Aggregated, Capabilities, Messages, trimmed_mean
 from cloister.core.errors import ConfigError
 from cloister.core.wire import ARRAYS
 from cloister.strategies.averaging import Sampled
@@ -68,17 +67,15 @@ class Krum(Sampled):
     def __init__(self, *, num_malicious: int = 0, **sampling: Any) -> None:
         super().__init__(**sampling)
         check.non_negative(**{"strategy.num-malicious": num_malicious})
-        least, nodes = 2 * num_malicious + 3, self.train_sampling.min_nodes
-        if num_malicious and nodes < least:
+        minimum, nodes = 2 * num_malicious + 3, self.train_sampling.min_nodes
+        if num_malicious and nodes < minimum:
             raise ConfigError(
-                f"strategy.num-malicious = {num_malicious} needs strategy.min-nodes of at least {least} "
+                f"strategy.num-malicious = {num_malicious} needs strategy.min-nodes of at least {minimum} "
                 f"(2f + 3), found {nodes}"
             )
         self.num_malicious = num_malicious
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Messages) -> Aggregated:
         """The chosen model, untouched, and its metrics."""
         contents = [message.content for message in replies if not message.has_error()]
         if not contents:
@@ -92,8 +89,7 @@ def _scores(distances: NDArray, num_malicious: int) -> NDArray:
     """Each model's sum of squared distances to its n - f - 2 nearest others, of which there is at least one."""
     count = len(distances)
     others = distances[~np.eye(count, dtype=bool)].reshape(count, count - 1)
-    nearest: NDArray = np.sort(others, axis=1)[:, : max(1, count - num_malicious - 2)].sum(axis=1)
-    return nearest
+    return np.sort(others, axis=1)[:, : max(1, count - num_malicious - 2)].sum(axis=1)
 
 
 def squared_distances(models: Sequence[dict[str, NDArray]]) -> NDArray:

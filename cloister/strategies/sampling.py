@@ -129,9 +129,9 @@ class Sampling:
         """The connected nodes in a fixed order, as soon as there are enough; the registered ones where there are."""
         wanted = self.min_nodes if self.quorum is None else self.quorum
         key = "strategy.min-nodes" if self.population <= wanted else "privacy.population"
-        least = max(wanted, self.population)
+        minimum = max(wanted, self.population)
         nodes = connected_nodes(
-            grid, least, self.timeout, key, lambda found: log(INFO, "waiting for nodes: %d of %d", found, least)
+            grid, minimum, self.timeout, key, lambda found: log(INFO, "waiting for nodes: %d of %d", found, minimum)
         )
         if self.population:
             self._registered = self._registered or nodes
@@ -144,13 +144,13 @@ class Sampling:
 
 
 def connected_nodes(
-    grid: Grid, least: int, timeout: float, key: str = "strategy.min-nodes", told: Callable[[int], None] | None = None
+    grid: Grid, minimum: int, timeout: float, key: str = "strategy.min-nodes", told: Callable[[int], None] | None = None
 ) -> list[int]:
     """The ids of the connected nodes in a fixed order, as soon as there are enough.
 
     Args:
         grid: that knows them.
-        least: how many are enough.
+        minimum: how many are enough.
         timeout: seconds to wait for them.
         key: of the configuration, that demands so many.
         told: is called with their number, first when there are too few and then whenever it changes.
@@ -160,10 +160,10 @@ def connected_nodes(
     """
     deadline = time.monotonic() + timeout
     last = -1
-    while len(nodes := sorted(grid.get_node_ids())) < least:
+    while len(nodes := sorted(grid.get_node_ids())) < minimum:
         if time.monotonic() > deadline:
             raise TooFewNodes(
-                f"{len(nodes)} nodes are connected after {timeout:g} s, {key} = {least}; "
+                f"{len(nodes)} nodes are connected after {timeout:g} s, {key} = {minimum}; "
                 f"start more nodes, lower {key}, or raise node-timeout"
             )
         if len(nodes) != last and told is not None:

@@ -192,11 +192,14 @@ class Task(ABC):
 
     def usable_targets(self, y: NDArray) -> NDArray[np.bool_]:
         """Which targets are classes, shape (n,)."""
-        known: NDArray[np.bool_] = (y >= 0) & (y < self.classes)
-        return known
+        return (y >= 0) & (y < self.classes)
 
     def checked(self, examples: Examples, path: Path) -> Examples:
         """The examples, if this task's model can take them.
+
+        Args:
+            examples: n of them, as a file holds them.
+            path: of that file, for the message.
 
         Raises:
             DataError: inputs are of another shape than the benchmark's, inputs or targets are not finite, or labels
@@ -214,6 +217,10 @@ class Task(ABC):
     def checked_targets(self, y: NDArray, path: Path) -> NDArray:
         """The targets, as this task's metrics and losses take them.
 
+        Args:
+            y: shape (n,).
+            path: of the file that holds them, for the message.
+
         Raises:
             DataError: a label is no class.
         """
@@ -230,11 +237,21 @@ class Task(ABC):
         """A new, untrained model."""
 
     def losses(self, y: NDArray, scores: NDArray) -> NDArray:
-        """The loss of each example, shape (n,); their mean is the `loss` of `metrics`."""
+        """The loss of each example, shape (n,); their mean is the `loss` of `metrics`.
+
+        Args:
+            y: shape (n,).
+            scores: what the model predicts, shape (n, classes); in nats.
+        """
         return cross_entropies(y, scores)
 
     def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
-        """Named figures of merit of class probabilities `scores` (n, classes) against labels `y` (n,)."""
+        """Named figures of merit of class probabilities against labels.
+
+        Args:
+            y: shape (n,).
+            scores: what the model predicts, shape (n, classes).
+        """
         return {"loss": cross_entropy(y, scores), "accuracy": float(np.mean(scores.argmax(axis=1) == y))}
 
 
@@ -253,6 +270,10 @@ class Regression(Task):
     def checked_targets(self, y: NDArray, path: Path) -> NDArray:
         """The targets as float32.
 
+        Args:
+            y: shape (n,).
+            path: of the file that holds them, for the message.
+
         Raises:
             DataError: one is not finite as float32.
         """
@@ -266,29 +287,56 @@ class Regression(Task):
         return np.zeros(len(y), np.int64)
 
     def losses(self, y: NDArray, scores: NDArray) -> NDArray:
-        """The squared error of each example, shape (n,)."""
+        """The squared error of each example, shape (n,).
+
+        Args:
+            y: shape (n,).
+            scores: what the model predicts, shape (n,), in the units of y.
+        """
         return np.square(scores.astype(np.float64) - y)
 
     def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
-        """Mean squared error as `loss`, and its root as `rmse`, of predictions `scores` (n,) in the units of y."""
+        """Mean squared error as `loss`, and its root as `rmse`.
+
+        Args:
+            y: shape (n,).
+            scores: what the model predicts, shape (n,), in the units of y.
+        """
         mean = float(self.losses(y, scores).mean())
         return {"loss": mean, "rmse": mean**0.5}
 
 
 def cross_entropy(y: NDArray, scores: NDArray) -> float:
-    """Mean negative log-likelihood, in nats."""
+    """The mean negative log-likelihood of a set of examples, in nats.
+
+    Args:
+        y: labels, shape (n,), n > 0.
+        scores: class probabilities, shape (n, classes).
+    """
     return float(cross_entropies(y, scores).mean())
 
 
 def cross_entropies(y: NDArray, scores: NDArray) -> NDArray:
-    """Negative log-likelihoods, shape (n,), in nats; probabilities are floored at 1e-7, as Keras does."""
+    """The negative log-likelihood of each example, in nats; probabilities are floored at 1e-7, as Keras does.
+
+    Args:
+        y: labels, shape (n,).
+        scores: class probabilities, shape (n, classes).
+
+    Returns:
+        Shape (n,).
+    """
     chosen = np.take_along_axis(scores, y.astype(np.int64)[:, None], axis=1)[:, 0]
-    losses: NDArray = -np.log(np.maximum(chosen, 1e-7))
-    return losses
+    return -np.log(np.maximum(chosen, 1e-7))
 
 
 def read_npz(path: Path, targets: Literal["integer labels", "numbers"] = "integer labels", group: str = "") -> Examples:
     """Read `x` and `y` from an `.npz` file, without pickles; and whose each row is, if `group` names that array.
+
+    Args:
+        path: of the file.
+        targets: what y has to hold.
+        group: name of an array of whole numbers or text, shape (n,); empty: none.
 
     Raises:
         DataError: the file is absent or holds no such arrays. What is in it is not quoted.

@@ -80,7 +80,7 @@ class BreastCancer(Task):
         Raises:
             DataError: the file is absent or is not what the task reads.
         """
-        if path.suffix.lower() not in (".csv",):
+        if path.suffix.lower() != ".csv":
             return super().rows(path)
         self.refuse_groups(path)
         return _read_csv(path)
@@ -92,14 +92,18 @@ class BreastCancer(Task):
         return SoftmaxRegression(features=len(RANGES), classes=2)
 
     def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
-        """Loss, accuracy, and AUC where both classes are there."""
+        """Loss, accuracy, and AUC where both classes are there.
+
+        Args:
+            y: shape (n,).
+            scores: what the model predicts, class probabilities, shape (n, 2).
+        """
         return super().metrics(y, scores) | binary_auc(y, scores)
 
 
 def _scale(features: NDArray) -> NDArray[np.float32]:
     low, high = np.array(list(RANGES.values())).T
-    scaled: NDArray[np.float32] = ((features - low) / (high - low)).astype(np.float32)
-    return scaled
+    return ((features - low) / (high - low)).astype(np.float32)
 
 
 def _read_csv(path: Path) -> Examples:

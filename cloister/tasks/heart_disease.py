@@ -125,7 +125,12 @@ class HeartDisease(Task):
         return SoftmaxRegression(features=FEATURES, classes=2)
 
     def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
-        """Loss, accuracy, and AUC where both classes are there."""
+        """Loss, accuracy, and AUC where both classes are there.
+
+        Args:
+            y: shape (n,).
+            scores: what the model predicts, class probabilities, shape (n, 2).
+        """
         return super().metrics(y, scores) | binary_auc(y, scores)
 
 

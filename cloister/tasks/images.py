@@ -20,6 +20,11 @@ SHAPE = (28, 28, 1)
 def characters(images: NDArray, labels: NDArray, classes: int) -> Examples:
     """Bytes of shape (n, 28, 28) as float32 of shape (n, 28, 28, 1) from 0 to 1, and their labels.
 
+    Args:
+        images: shape (n, 28, 28), uint8.
+        labels: shape (n,), whole numbers.
+        classes: labels lie from 0 to `classes` - 1.
+
     Raises:
         ValueError: they are not images and labels of this kind.
     """
@@ -31,7 +36,11 @@ def characters(images: NDArray, labels: NDArray, classes: int) -> Examples:
 
 
 def read_arrays(path: Path, names: tuple[str, ...]) -> Mapping[str, NDArray]:
-    """These arrays of an `.npz` file, without pickles.
+    """Read arrays from an `.npz` file, without pickles.
+
+    Args:
+        path: of the file.
+        names: of the arrays.
 
     Raises:
         DataError: the file holds no such arrays.

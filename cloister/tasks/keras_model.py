@@ -3,13 +3,13 @@
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.errors import DataError, FederationError
 from cloister.core.files import atomic_path
+from cloister.core.tensors import Compiled, Network, Tensor
 from cloister.tasks.backend import import_keras
 from cloister.tasks.base import Loss, NamedArrays
 from cloister.tasks.numpy_model import check_same
@@ -35,15 +35,15 @@ class KerasModel:
     kind = "keras"
     suffix = ".keras"
 
-    def __init__(self, build: Callable[[], Any], loss: Loss = "cross-entropy") -> None:
+    def __init__(self, build: Callable[[], Network], loss: Loss = "cross-entropy") -> None:
         self._build = build
         self.loss: Loss = loss
         self.keras = _fresh(build)
         self.variables = {weight.path: weight for weight in self.keras.weights}
         if len(self.variables) != len(self.keras.weights):
             raise FederationError("two weights of the model have the same path; give its layers different names")
-        self._forward: Callable[[Any], Any] | None = None
-        self._forward_alone: Callable[[Any], Any] | None = None
+        self._forward: Compiled | None = None
+        self._forward_alone: Compiled | None = None
 
     def initialise(self, seed: int) -> None:
         """New initial weights, the same for the same seed."""
@@ -87,10 +87,10 @@ class KerasModel:
     def _shaped(self, outputs: NDArray) -> NDArray:
         return outputs if self.loss == "cross-entropy" else outputs.reshape(len(outputs))
 
-    def _at_once(self, x: Any) -> Any:
+    def _at_once(self, x: Tensor) -> Tensor:
         return self.keras(x, training=False)
 
-    def _one_by_one(self, x: Any) -> Any:
+    def _one_by_one(self, x: Tensor) -> Tensor:
         """A loop of calls of one row: in a graph, as a call from Python takes eight times as long as a small model."""
         import tensorflow as tf
 
@@ -98,13 +98,12 @@ class KerasModel:
         like = tf.TensorSpec(output.shape[1:], output.dtype)
         return tf.map_fn(lambda row: self._at_once(row[None])[0], x, parallel_iterations=1, fn_output_signature=like)
 
-    def _compile(self, forward: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _compile(self, forward: Compiled) -> Compiled:
         import tensorflow as tf
 
         (spec,) = self.keras.inputs
         shape = tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
-        compiled: Callable[[Any], Any] = tf.function(forward, input_signature=[shape])
-        return compiled
+        return tf.function(forward, input_signature=[shape])
 
     def save(self, path: Path) -> None:
         """Write the model in Keras' own format."""
@@ -123,7 +122,7 @@ class KerasModel:
             raise DataError(f"{path} holds no model of this task: a .keras file of it was expected") from None
 
 
-def _fresh(build: Callable[[], Any]) -> Any:
+def _fresh(build: Callable[[], Network]) -> Network:
     """A new model whose automatic names do not depend on what this process built before."""
     import_keras().utils.clear_session(free_memory=False)
     return build()

@@ -68,6 +68,13 @@ def turned_writers(owners: NDArray, fraction: float) -> NDArray:
     """Those whose images are turned by 90° counter-clockwise: each by itself, with probability `fraction`.
 
     A writer who is turned at one fraction is turned at every larger one.
+
+    Args:
+        owners: the writer of each of n images, shape (n,).
+        fraction: from 0 to 1.
+
+    Returns:
+        The numbers of those writers, in rising order.
     """
     return np.array([w for w in np.unique(owners) if np.random.default_rng([TURN_SEED, w]).random() < fraction], int)
 

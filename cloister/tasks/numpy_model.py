@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.errors import DataError, FederationError
-from cloister.core.files import atomic_path
+from cloister.core.files import write_npz
 from cloister.tasks.base import NamedArrays
 
 
@@ -42,7 +42,15 @@ class NumpyModel(ABC):
 
     @abstractmethod
     def loss_and_gradients(self, x: NDArray, y: NDArray) -> tuple[float, dict[str, NDArray]]:
-        """The mean loss of a batch, and its gradient with respect to every weight."""
+        """The mean loss of a batch, and its gradient with respect to every weight.
+
+        Args:
+            x: a batch of n inputs, shape (n, ...).
+            y: its targets, shape (n,).
+
+        Returns:
+            The loss, and for each weight by name an array of its shape.
+        """
 
     def arrays(self) -> dict[str, NDArray]:
         """A copy of every weight."""
@@ -60,8 +68,7 @@ class NumpyModel(ABC):
 
     def save(self, path: Path) -> None:
         """Write the weights to an `.npz` file."""
-        with atomic_path(path) as partial, partial.open("wb") as file:
-            np.savez(file, **self.weights)  # type: ignore[arg-type]
+        write_npz(path, self.weights)
 
     def load(self, path: Path) -> None:
         """Replace every weight by what `save` wrote, without pickles.
@@ -80,6 +87,10 @@ class NumpyModel(ABC):
 
 def check_same(arrays: NamedArrays, own: NamedArrays) -> None:
     """Refuse arrays whose names or shapes are not those of the model.
+
+    Args:
+        arrays: to be taken over.
+        own: the model's.
 
     Raises:
         FederationError: naming the first difference.

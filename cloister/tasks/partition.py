@@ -70,12 +70,27 @@ def deal(config: TaskConfig, default: str, dataset: Dataset, clients: int, class
 
 
 def iid(labels: NDArray, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Shuffled equal parts; sizes differ by at most one."""
+    """Shuffle the examples and cut them into parts whose sizes differ by at most one.
+
+    Args:
+        labels: of n examples, shape (n,); only their number counts.
+        clients: how many parts to make, 1 to n.
+        rng: of the shuffle.
+
+    Returns:
+        One array of indices per client, in rising order.
+    """
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
 
 
 def shards(labels: NDArray, clients: int, shards_per_client: int, rng: np.random.Generator) -> list[Indices]:
     """Sort by label, cut into equal shards, deal `shards_per_client` of them to each client at random.
+
+    Args:
+        labels: of n examples, shape (n,).
+        clients: how many parts to make, > 0.
+        shards_per_client: > 0; with few of them a client has few classes.
+        rng: of the deal.
 
     Raises:
         ConfigError: there are more shards than examples.
@@ -100,6 +115,13 @@ def of_one_size(
 
     When the examples are used up they are all dealt again, in another order, to the clients that follow; what is left
     of a deal that does not come out even, at random, sits out of it.
+
+    Args:
+        labels: of n examples, shape (n,).
+        clients: how many parts to make, any number.
+        config: of the task, with the size of a part and the number of shards.
+        kind: `iid` or `shards`.
+        rng: of the deals.
 
     Raises:
         ConfigError: it is another kind of partition, or there are fewer examples, or shards would not be whole.
@@ -130,6 +152,12 @@ def of_one_size(
 def dirichlet(labels: NDArray, clients: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
     """Split each class by proportions drawn from a symmetric Dirichlet(`alpha`), until every client has an example.
 
+    Args:
+        labels: of n examples, shape (n,).
+        clients: how many parts to make, 1 to n.
+        alpha: α > 0; the smaller, the fewer classes a client has.
+        rng: of the draws.
+
     Raises:
         ConfigError: `DRAWS` draws left a client without examples.
 
@@ -146,7 +174,11 @@ def dirichlet(labels: NDArray, clients: int, alpha: float, rng: np.random.Genera
 
 
 def natural(groups: NDArray, clients: int) -> list[Indices]:
-    """Client i gets what the i-th owner has; owners after the last client are left out.
+    """Give client i what the i-th owner has; owners after the last client are left out.
+
+    Args:
+        groups: the owner of each of n examples, shape (n,).
+        clients: how many parts to make, at most as many as there are owners.
 
     Raises:
         ConfigError: there are more clients than owners.
@@ -161,13 +193,26 @@ def natural(groups: NDArray, clients: int) -> list[Indices]:
 
 
 def numbered(owners: NDArray, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Owners by any name as numbers from 0 on, in random order: the first few of them are a fair sample of all."""
+    """Number owners of any name from 0 on, in random order: the first few of them are a fair sample of all.
+
+    Args:
+        owners: of n examples, shape (n,).
+        rng: of the order.
+
+    Returns:
+        The number of each example's owner, shape (n,).
+    """
     names, places = np.unique(owners, return_inverse=True)
     return rng.permutation(len(names))[places]
 
 
 def table(labels: NDArray, counts: NDArray[np.intp], rng: np.random.Generator) -> list[Indices]:
     """Draw exactly `counts[i, c]` examples of class c for client i, without replacement; the rest stays unused.
+
+    Args:
+        labels: of n examples, shape (n,), from 0 on.
+        counts: shape (clients, classes).
+        rng: of the draws.
 
     Raises:
         ConfigError: a class has fewer examples than the table asks for.
@@ -178,6 +223,11 @@ def table(labels: NDArray, counts: NDArray[np.intp], rng: np.random.Generator) -
 
 def parse_table(text: str, clients: int, classes: int) -> NDArray[np.intp]:
     """Read `task.table`: a row per client, set apart by `;`, and in it a count per class, set apart by `,`.
+
+    Args:
+        text: of the table.
+        clients: how many rows it must have.
+        classes: how many counts each row must have.
 
     Returns:
         Counts of shape (clients, classes); every client has at least one example.

@@ -26,7 +26,12 @@ class LinearRegression(NumpyModel):
         return x @ self.weights["linear/kernel"]
 
     def loss_and_gradients(self, x: NDArray, y: NDArray) -> tuple[float, dict[str, NDArray]]:
-        """Mean squared error of a batch, and its gradient with respect to θ."""
+        """Mean squared error of a batch, and its gradient with respect to θ.
+
+        Args:
+            x: n inputs, shape (n, features).
+            y: their targets, shape (n,).
+        """
         residual = self.predict(x) - y
         return float(np.square(residual).mean()), {"linear/kernel": 2 / len(y) * (x.T @ residual)}
 

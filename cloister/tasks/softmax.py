@@ -34,7 +34,12 @@ class SoftmaxRegression(NumpyModel):
         return scores
 
     def loss_and_gradients(self, x: NDArray, y: NDArray) -> tuple[float, dict[str, NDArray]]:
-        """Mean cross-entropy of a batch in nats, and its gradient with respect to both weights."""
+        """Mean cross-entropy of a batch in nats, and its gradient with respect to both weights.
+
+        Args:
+            x: n inputs, shape (n, ...).
+            y: their labels, shape (n,), from 0 to classes - 1.
+        """
         residual = self.predict(x)
         chosen = np.maximum(residual[np.arange(len(y)), y], 1e-7)
         residual[np.arange(len(y)), y] -= 1

@@ -23,10 +23,11 @@ from asking import (
 )
 
 from cloister.client.mods.enforce import enforce_policy
-from cloister.client.policy import CHECKED_BUNDLE, TEMPLATE, is_server_side
+from cloister.client.policy import CHECKED_BUNDLE, is_server_side
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.core.errors import PolicyError
 from cloister.core.hypotheses import stacked
+from cloister.deploy.scripts import policy_template
 from cloister.privacy.accounting.events import Gaussian, Pure, Unaccounted
 from cloister.privacy.accounting.promises import multiplier_of
 
@@ -319,7 +320,7 @@ class TestAttacks:
 
     @pytest.fixture
     def node(self, tmp_path):
-        (tmp_path / "policy.toml").write_text(TEMPLATE)
+        (tmp_path / "policy.toml").write_text(policy_template())
         return own_node(tmp_path, policy=str(tmp_path / "policy.toml"))
 
     def refusal(self, node, settings, message=None):

@@ -13,11 +13,12 @@ from cloister.client.app import app
 from cloister.client.ledgers import limits_of
 from cloister.client.mods.enforce import enforce_policy
 from cloister.client.mods.errors import contain_errors
-from cloister.client.policy import TEMPLATE, Policy, policy_of, read_policy
+from cloister.client.policy import Policy, policy_of, read_policy
 from cloister.client.policy_words import RANGES, render
 from cloister.client.request import Reply
 from cloister.config.run import parse
 from cloister.core.errors import ConfigError, PolicyError
+from cloister.deploy.scripts import policy_template
 from cloister.local.grid import LocalGrid
 from cloister.server.reports.console import Narrator
 from cloister.server.run import run
@@ -36,9 +37,9 @@ def of(**changes):
 class TestTheFile:
     def test_the_template_is_a_policy_with_every_key(self, tmp_path):
         path = tmp_path / "policy.toml"
-        path.write_text(TEMPLATE)
+        path.write_text(policy_template())
         fields = {name.replace("_", "-") for name in Policy.model_fields}
-        assert set(tomllib.loads(TEMPLATE)) == fields
+        assert set(tomllib.loads(policy_template())) == fields
         assert read_policy(path).mechanisms == ["dp-sgd", "gaussian"]
 
     @pytest.mark.parametrize(

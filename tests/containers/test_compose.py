@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from cloister.client.policy import TEMPLATE
 from cloister.deploy.kits import provision
+from cloister.deploy.scripts import policy_template
 
 REPOSITORY = Path(__file__).parents[2]
 RUNTIMES = REPOSITORY / "tests" / "runtimes"
@@ -108,7 +108,7 @@ class Stack:
         assert partition in text
         description = self.folder / "federation.toml"
         description.write_text(text.replace(partition, 'data-path = "/data/own.npz"\npublic-size = 450\n'))
-        provision(description, self.folder / "kits", TEMPLATE)
+        provision(description, self.folder / "kits", policy_template())
         for site in SITES:
             (self.folder / "data" / site).mkdir(parents=True)
         pixels, labels = load_digits(return_X_y=True)

@@ -14,11 +14,12 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from cloister.client.app import app
 from cloister.config.run import parse
+from cloister.core.files import DAY
 from cloister.local.grid import LocalGrid
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
 from cloister.server.run import run
-from cloister.server.times import DAY, settle_archive
+from cloister.server.times import settle_archive
 
 ROUNDS = 8
 POISSON = {

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
@@ -81,7 +81,7 @@ def _is_own_process() -> bool:
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    def give_up(*_: Any) -> NoReturn:
+    def give_up(*_: object) -> NoReturn:
         raise _TimeIsOver
 
     before = signal.signal(signal.SIGALRM, give_up)

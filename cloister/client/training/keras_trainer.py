@@ -1,13 +1,12 @@
 """Minibatch training of a Keras model: one compiled function per epoch, whatever the number of examples."""
 
-from typing import Any
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 from cloister.client.training.plan import TrainingPlan
 from cloister.core.errors import ConfigError
+from cloister.core.tensors import Compiled, Optimizer, Tensor
 from cloister.tasks.base import Examples
 from cloister.tasks.keras_model import KerasModel
 
@@ -68,7 +67,7 @@ class KerasTrainer:
             for anchor, variable in zip(self._anchors, self.model.keras.trainable_variables, strict=True):
                 anchor.assign(variable.value)
 
-    def _compile(self, proximal: bool) -> Any:
+    def _compile(self, proximal: bool) -> Compiled:
         """The epoch as one graph: shapes are open, so that clients of any size share it."""
         (spec,) = self.model.keras.inputs
         features = list(spec.shape[1:])
@@ -80,7 +79,7 @@ class KerasTrainer:
             tf.TensorSpec([], tf.float32),
         ]
 
-        def epoch(x: Any, y: Any, order: Any, batch_size: Any, proximal_mu: Any) -> Any:
+        def epoch(x: Tensor, y: Tensor, order: Tensor, batch_size: Tensor, proximal_mu: Tensor) -> Tensor:
             total = tf.constant(0.0)
             for start in tf.range(0, tf.size(order), batch_size):
                 chosen = order[start : start + batch_size]
@@ -91,7 +90,7 @@ class KerasTrainer:
 
         return tf.function(epoch, input_signature=signature)
 
-    def _step(self, x: Any, y: Any, proximal_mu: Any) -> Any:
+    def _step(self, x: Tensor, y: Tensor, proximal_mu: Tensor) -> Tensor:
         """One minibatch; the loss without the penalty."""
         variables = self.model.keras.trainable_variables
         with tf.GradientTape() as tape:
@@ -102,13 +101,13 @@ class KerasTrainer:
         self.optimizer.apply(tape.gradient(objective, variables), variables)
         return loss
 
-    def _distance_to_anchors(self) -> Any:
+    def _distance_to_anchors(self) -> Tensor:
         """‖w - w_global‖² over the trainable weights."""
         pairs = zip(self.model.keras.trainable_variables, self._anchors, strict=True)
         return tf.add_n([tf.reduce_sum(tf.square(variable.value - anchor)) for variable, anchor in pairs])
 
 
-def optimizer_named(name: str) -> Any:
+def optimizer_named(name: str) -> Optimizer:
     """A new Keras optimizer.
 
     Raises:

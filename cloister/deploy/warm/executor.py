@@ -281,17 +281,16 @@ def load_only_what_is_allowed(policy: Callable[[], Policy | None], folder: Path)
     unpack, loader = names["install_from_fab"], names["get_load_client_app_fn"]
     unpacked: list[Path] = []
 
-    def install(bundle: bytes, **_: Any) -> Path:
+    def install(bundle: bytes, **_: object) -> Path:
         if any(folder.iterdir()):
             raise PolicyError("the folder for an app bundle was not empty")
         path: Path = unpack(_allowed(bundle, policy()), install_dir=folder, skip_prompt=True)
         unpacked.append(path)
         return path
 
-    def get_load(**_: Any) -> Callable[[str, str, str], ClientApp]:
+    def get_load(**_: object) -> Callable[[str, str, str], ClientApp]:
         (path,) = unpacked
-        load: Callable[[str, str, str], ClientApp] = loader(default_app_ref="", app_path=str(path), multi_app=True)
-        return load
+        return loader(default_app_ref="", app_path=str(path), multi_app=True)
 
     names["install_from_fab"], names["get_load_client_app_fn"] = install, get_load
 

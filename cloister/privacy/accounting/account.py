@@ -24,14 +24,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.accounting.events import KINDS, MAX_PURE, Event, Relation, units_of
+from cloister.privacy.accounting.events import KINDS, MAX_PURE, Event, Losses, Relation, accountants, units_of
 
 Accountant = Literal["rdp", "pld", "gdp", "published"]
 
@@ -213,10 +213,10 @@ class Account:
         return groups
 
     def _rdp_epsilon(self, delta: float) -> float:
-        return _accountants().rdp_epsilon(*self._curve(), delta)
+        return accountants().rdp_epsilon(*self._curve(), delta)
 
     def _rdp_delta(self, epsilon: float) -> float:
-        return _accountants().rdp_delta(*self._curve(), epsilon)
+        return accountants().rdp_delta(*self._curve(), epsilon)
 
     def _published_epsilon(self, delta: float) -> float:
         """min over α of RDP(α) + ln(1/δ)/(α - 1)."""
@@ -229,22 +229,22 @@ class Account:
         return math.exp(min(0.0, float(np.min((orders - 1) * (curve - epsilon)))))
 
     def _gdp_epsilon(self, delta: float) -> float:
-        return _accountants().gaussian_epsilon(1 / math.sqrt(self.mu_squared()), delta)
+        return accountants().gaussian_epsilon(1 / math.sqrt(self.mu_squared()), delta)
 
     def _gdp_delta(self, epsilon: float) -> float:
-        return _accountants().gaussian_delta(1 / math.sqrt(self.mu_squared()), epsilon)
+        return accountants().gaussian_delta(1 / math.sqrt(self.mu_squared()), epsilon)
 
     def _pld_epsilon(self, delta: float) -> float:
         if self.is_unsampled:
-            return _accountants().gaussian_epsilon(self._unsampled_multiplier(), delta)
+            return accountants().gaussian_epsilon(self._unsampled_multiplier(), delta)
         return float(self._losses().get_epsilon_for_delta(delta))
 
     def _pld_delta(self, epsilon: float) -> float:
         if self.is_unsampled:
-            return _accountants().gaussian_delta(self._unsampled_multiplier(), epsilon)
+            return accountants().gaussian_delta(self._unsampled_multiplier(), epsilon)
         return float(self._losses().get_delta_for_epsilon(epsilon))
 
-    def _losses(self) -> Any:
+    def _losses(self) -> Losses:
         """The privacy loss distribution of the events."""
         if not self.has_pld:
             raise PrivacyError(
@@ -253,7 +253,7 @@ class Account:
             )
         step = max(LOSS_STEP, self._rdp_epsilon(SMALL_DELTA) / LOSS_STEPS)
         unsampled = 1 / math.sqrt(self._precision) if self._precision else 0.0
-        return _accountants().composed_losses(unsampled, self._others, self.relation, step)
+        return accountants().composed_losses(unsampled, self._others, self.relation, step)
 
 
 Curve = Callable[[Account, float], float]
@@ -264,13 +264,6 @@ ACCOUNTANTS: Mapping[Accountant, tuple[Curve, Curve]] = {
     "published": (Account._published_epsilon, Account._published_delta),
 }
 """How each accountant finds ε at δ, and δ at ε."""
-
-
-def _accountants() -> Any:
-    """dp-accounting, when ε is asked for: it takes SciPy along, and whoever only records needs neither."""
-    from cloister.privacy.accounting import accountants
-
-    return accountants
 
 
 def best_epsilon(account: Account, delta: float) -> tuple[float, Accountant]:

@@ -14,7 +14,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution 
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import rdp_privacy_accountant
 from numpy.typing import NDArray
-from scipy import special  # type: ignore[import-untyped]
+from scipy import special
 
 from cloister.privacy.accounting.events import MIN_MULTIPLIER, Event, Gaussian, Relation, units_of
 
@@ -112,8 +112,7 @@ def pure_curve(epsilon: float, orders: tuple[float, ...]) -> NDArray[np.float64]
 
     Source: Bun, Steinke (2016), arXiv:1605.02065, Proposition 3.3; and no divergence is above that of order ∞.
     """
-    curve: NDArray[np.float64] = np.minimum(epsilon, np.array(orders) * epsilon**2 / 2)
-    return curve
+    return np.minimum(epsilon, np.array(orders) * epsilon**2 / 2)
 
 
 def composed_losses(unsampled: float, others: Mapping[Event, int], relation: Relation, step: float) -> Losses:
@@ -184,8 +183,7 @@ def sampled_curve(event: Gaussian, relation: Relation, orders: tuple[float, ...]
     with _absl_silenced():
         accountant.compose(sampled)
     # The curve has no public accessor; this project pins the version it is read from.
-    curve: NDArray[np.float64] = np.minimum(accountant._rdp, unsampled)
-    return curve
+    return np.minimum(accountant._rdp, unsampled)
 
 
 def _as_dp_event(event: Gaussian) -> dp_accounting.DpEvent:

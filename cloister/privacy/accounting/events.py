@@ -11,6 +11,8 @@ that there is no bound.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib import import_module
+from types import ModuleType
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -81,6 +83,8 @@ GRID = 128
 differ a little share their cost: ε comes out a little too large, never too small."""
 
 Orders = tuple[float, ...]
+Losses = Any
+"""A privacy loss distribution of dp-accounting, which has no types."""
 KINDS: dict[str, type["Event"]] = {}
 """Every kind of event by its name in a ledger. A class enters itself when it is made."""
 PRICES = ("multiplier", "renyi", "mu_squared", "has_losses", "losses", "pure", "leakage")
@@ -154,7 +158,7 @@ class Event:
         """Whether `pld` knows a loss distribution of this release."""
         raise NotImplementedError
 
-    def losses(self, relation: Relation, step: float) -> Any:
+    def losses(self, relation: Relation, step: float) -> Losses:
         """The privacy loss distribution of one release, where there is one: for `pld`.
 
         Args:
@@ -230,8 +234,7 @@ class Gaussian(Event, kind="gaussian"):
 
         Args: as `Event.renyi`.
         """
-        curve: NDArray[np.float64] = _accountants().sampled_curve(self, relation, orders)
-        return curve
+        return accountants().sampled_curve(self, relation, orders)
 
     def mu_squared(self, relation: Relation) -> float:
         """1/z²; a draw never tells more than a release without one."""
@@ -241,12 +244,12 @@ class Gaussian(Event, kind="gaussian"):
         """Not of draws without replacement."""
         return self.sampling.kind != "without-replacement"
 
-    def losses(self, relation: Relation, step: float) -> Any:
+    def losses(self, relation: Relation, step: float) -> Losses:
         """As dp-accounting has them.
 
         Args: as `Event.losses`.
         """
-        return _accountants().gaussian_losses(self.noise_multiplier, self.sampling.share, relation, step)
+        return accountants().gaussian_losses(self.noise_multiplier, self.sampling.share, relation, step)
 
     def pure(self, relation: Relation) -> float:
         """None."""
@@ -320,23 +323,22 @@ class Pure(Event, kind="pure"):
 
         Args: as `Event.renyi`.
         """
-        curve: NDArray[np.float64] = _accountants().pure_curve(self.pure(relation), orders)
-        return curve
+        return accountants().pure_curve(self.pure(relation), orders)
 
     def mu_squared(self, relation: Relation) -> float:
         """Of the Gaussian that protects no better."""
-        return float(_accountants().pure_parameter(self.pure(relation)) ** 2)
+        return float(accountants().pure_parameter(self.pure(relation)) ** 2)
 
     def has_losses(self, relation: Relation) -> bool:
         """Up to `MAX_PURE`."""
         return self.pure(relation) <= MAX_PURE
 
-    def losses(self, relation: Relation, step: float) -> Any:
+    def losses(self, relation: Relation, step: float) -> Losses:
         """Of the mechanism that is worst for this ε.
 
         Args: as `Event.losses`.
         """
-        return _accountants().pure_losses(self.pure(relation), step)
+        return accountants().pure_losses(self.pure(relation), step)
 
     def pure(self, relation: Relation) -> float:
         """ε, twice under `replace-one`."""
@@ -375,7 +377,7 @@ class Unbounded:
         """None are known."""
         return False
 
-    def losses(self, relation: Relation, step: float) -> Any:
+    def losses(self, relation: Relation, step: float) -> Losses:
         """Never asked for.
 
         Args: as `Event.losses`.
@@ -441,14 +443,12 @@ def units_of(relation: Relation) -> int:
     return 1 if relation == "add-or-remove" else 2
 
 
-def _accountants() -> Any:
+def accountants() -> ModuleType:
     """dp-accounting, when a price is asked for: it takes SciPy along, and whoever only records needs neither."""
-    from cloister.privacy.accounting import accountants
-
-    return accountants
+    return import_module("cloister.privacy.accounting.accountants")
 
 
-def to_json(event: Event) -> dict[str, Any]:
+def to_json(event: Event) -> dict[str, object]:
     """An event as a JSON object."""
     fields = asdict(event)  # type: ignore[call-overload]
     if "event" in fields:
@@ -473,7 +473,6 @@ def from_json(content: Mapping[str, Any]) -> Event:
             fields["event"] = from_json(fields["event"])
         if "sampling" in fields:
             fields["sampling"] = Sampling(**fields["sampling"])
-        event: Event = KINDS[kind](**fields)
+        return KINDS[kind](**fields)
     except TypeError as error:
         raise PrivacyError(f"a {kind!r} event does not have these fields: {error}") from None
-    return event

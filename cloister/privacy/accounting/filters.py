@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.account import FINE, Account
-from cloister.privacy.accounting.events import UNSAMPLED, Event, Gaussian, Relation, Sampling
+from cloister.privacy.accounting.events import UNSAMPLED, Event, Gaussian, Relation, Sampling, accountants
 
 FilterKind = Literal["gaussian", "renyi"]
 ROUNDING = 1e-12
@@ -82,7 +82,7 @@ class GaussianFilter(Filter):
 
         Args: as `Filter.limit`.
         """
-        return _accountants().gaussian_parameter(epsilon, delta) ** 2  # type: ignore[no-any-return]
+        return accountants().gaussian_parameter(epsilon, delta) ** 2
 
     def spent(self, account: Account) -> float:
         """What an account comes to: Σ μᵢ²; ∞ where there is no bound."""
@@ -203,7 +203,7 @@ def cost(chosen: Filter, event: Event, relation: Relation = "add-or-remove") -> 
     return chosen.spent(Account([event], relation, insiders=True))
 
 
-def to_json(chosen: Filter) -> dict[str, Any]:
+def to_json(chosen: Filter) -> dict[str, object]:
     """A filter as a JSON object."""
     (kind,) = (name for name, cls in RECORDED.items() if type(chosen) is cls)
     return {"kind": kind, **vars(chosen)}
@@ -304,10 +304,3 @@ def minimum_multiplier(spent: Callable[[float], float], limit: float, budget: st
         middle = math.sqrt(low * high)
         low, high = (low, middle) if spent(middle) <= limit else (middle, high)
     return high
-
-
-def _accountants() -> Any:
-    """SciPy, when a limit is asked for: whoever only records needs none."""
-    from cloister.privacy.accounting import accountants
-
-    return accountants

@@ -28,7 +28,7 @@ from typing import IO, Any, get_args
 from uuid import uuid4
 
 from cloister.core.errors import LedgerError, PrivacyError
-from cloister.core.files import DAY
+from cloister.core.files import DAY, sync_folder
 from cloister.privacy.accounting import filters
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Event, Relation, Unit, from_json, to_json
@@ -299,7 +299,7 @@ class Ledger:
         os.fsync(file.fileno())
         if not self._name_is_on_disk:
             # Whoever made the file may have died before its name was safe.
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
             self._name_is_on_disk = True
         self._take(line, item)
         self._offset += len(data)
@@ -405,7 +405,7 @@ def today() -> float:
     return float(time.time() // DAY * DAY)
 
 
-def _what_to_do(line: Any) -> str:
+def _what_to_do(line: object) -> str:
     """How to go on from a ledger of an older version."""
     version = line.get("v") if isinstance(line, dict) else None
     if type(version) is not int or not 0 < version < VERSION:
@@ -428,12 +428,4 @@ def _make_folder(folder: Path) -> None:
         return
     _make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(folder.parent)

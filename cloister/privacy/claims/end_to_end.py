@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 
 from cloister.core import check
 from cloister.privacy.accounting.account import Account

@@ -48,8 +48,8 @@ def laplace_claim(
     claim = replace(claim, leakage_of_a_release=parameters / multiplier if multiplier else None)
     if claim.reasons or not isinstance(mechanism, LocalLaplace):
         return claim
-    most = rounds * parameters / multiplier
-    leakage = min(most, max_leakage) if max_leakage else most
+    maximum = rounds * parameters / multiplier
+    leakage = min(maximum, max_leakage) if max_leakage else maximum
     pure = leakage + circumstances.epsilon_of_choices(rounds)
     added, replaced = (
         _figure(relation, rounds, units_of(relation) * pure, 0.0, "pure") for relation in get_args(Relation)

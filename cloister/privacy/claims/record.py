@@ -13,12 +13,12 @@ NEIGHBOURS = (
 SEE = "each client's own ledger: sizes in between may cost more"
 
 
-def running(claim: Claim) -> dict[str, Any]:
+def running(claim: Claim) -> dict[str, object]:
     """What `privacy.json` says until the run has ended: nothing that a crash could make false."""
     return {"status": "running", "mechanism": claim.mechanism, "claims": [], "see": "the ledger"}
 
 
-def record(statement: Statement) -> dict[str, Any]:
+def record(statement: Statement) -> dict[str, object]:
     """The content of `privacy.json`, but for how the run ended."""
     content = {
         **_mechanism(statement.claim),
@@ -33,7 +33,7 @@ def record(statement: Statement) -> dict[str, Any]:
     return content if statement.clients is None else {**content, "clients": record_clients(statement.clients)}
 
 
-def record_clients(claim: ClientClaim) -> dict[str, Any]:
+def record_clients(claim: ClientClaim) -> dict[str, object]:
     """The part of `privacy.json` about the clients' own mechanism."""
     content = _mechanism(claim)
     if isinstance(claim, DpSgdClaim):
@@ -50,7 +50,7 @@ def record_clients(claim: ClientClaim) -> dict[str, Any]:
     }
 
 
-def _mechanism(claim: Claim) -> dict[str, Any]:
+def _mechanism(claim: Claim) -> dict[str, object]:
     return {
         "status": claim.status,
         "mechanism": claim.mechanism,
@@ -63,16 +63,16 @@ def _noise(claim: Claim) -> Mapping[str, str]:
     return {"noise": "seeded" if claim.seeded else "from the operating system's entropy"}
 
 
-def _size(unit: str, size: OfSize) -> dict[str, Any]:
+def _size(unit: str, size: OfSize) -> dict[str, object]:
     claimed = {"claims": _all(_kebab, size.figures), "heuristic": _all(_kebab, size.heuristic)}
     return {f"{unit}s": size.size, "rounds": size.rounds, **claimed}
 
 
-def _all(one: Callable[[Any], dict[str, Any]], items: tuple[Any, ...]) -> list[dict[str, Any]]:
+def _all(one: Callable[[Any], dict[str, object]], items: tuple[Any, ...]) -> list[dict[str, object]]:
     return [one(item) for item in items]
 
 
-def _kebab(value: Figure | LedgerState) -> dict[str, Any]:
+def _kebab(value: Figure | LedgerState) -> dict[str, object]:
     """The fields that apply, by their names in `privacy.json`."""
     found = {field.name.replace("_", "-"): getattr(value, field.name) for field in fields(value)}
     return {name: list(item) if isinstance(item, tuple) else item for name, item in found.items() if item is not None}

@@ -27,8 +27,8 @@ def contract(claim: Claim, epsilon: float | None = None) -> str:
     settings = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in named)
     if claim.status != "sound":
         return f"{claim.mechanism} ({settings}); {claim.status}"
-    most = "" if epsilon is None else f"; ε at most {epsilon:.4g} for the whole run"
-    return f"{claim.mechanism} ({settings}); {strength(epsilon)}; unit: {claim.unit}, {claim.relation}{most}"
+    at_most = "" if epsilon is None else f"; ε at most {epsilon:.4g} for the whole run"
+    return f"{claim.mechanism} ({settings}); {strength(epsilon)}; unit: {claim.unit}, {claim.relation}{at_most}"
 
 
 def summary(claim: Claim) -> str:
@@ -48,10 +48,7 @@ def _render_server(statement: Statement) -> list[str]:
     unprotected = [f"  leaves without noise: {item}" for item in claim.unprotected]
     if claim.status == "none":
         seen = "every client's model" if statement.clients is None else "what every client sends"
-        return [
-            f"privacy on the server: none. The server, and whoever sees its records, sees {seen}.",
-            *unprotected,
-        ]
+        return [f"privacy on the server: none. The server, and whoever sees its records, sees {seen}.", *unprotected]
     lines = [f"privacy: {claim.mechanism}, {claim.status}", *_reasons(claim)]
     for figure in claim.figures:
         how = f"; {statement.rounds} rounds, sampling {statement.sampling}" if figure.scope == RUN else ""

@@ -31,7 +31,7 @@ def poisson(examples: int, rate: float, steps: int, seed: int | None = None) -> 
 
     Source: Abadi et al. (2016), §3.1 (lots); on what goes wrong otherwise: Chua et al. (2024), arXiv:2403.17673.
     """
-    _check(examples, steps)
+    check.non_negative(examples=examples, steps=steps)
     if not 0 < rate <= 1:
         raise ConfigError(f"sampling_rate must be above 0 and at most 1, got {rate}")
     draw, threshold = _uniform(seed), round(rate * 2.0**64)
@@ -53,7 +53,7 @@ def shuffle(examples: int, batch_size: int, steps: int, seed: int | None = None)
     Raises:
         ConfigError: there are fewer examples than one batch takes.
     """
-    _check(examples, steps)
+    check.non_negative(examples=examples, steps=steps)
     if not 1 <= batch_size <= examples:
         raise ConfigError(f"batch_size must be from 1 to the {examples} examples, got {batch_size}")
     return _parts(examples, batch_size, steps, np.random.default_rng(seed))
@@ -135,10 +135,6 @@ class Members:
         column = np.arange(cap)
         mask = column < self._sizes[piece, None]
         return self._order[self._starts[piece, None] + np.where(mask, column, 0)], mask
-
-
-def _check(examples: int, steps: int) -> None:
-    check.non_negative(examples=examples, steps=steps)
 
 
 def _uniform(seed: int | None) -> Callable[[int], NDArray[np.uint64]]:

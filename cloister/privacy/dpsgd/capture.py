@@ -7,12 +7,12 @@ what came out has in row i the gradient of example i's loss, as long as no examp
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from cloister.core.errors import PrivacyError
+from cloister.core.tensors import Layer, Network, Tensor, Variable
 
 
 class NotCapturable(PrivacyError):
@@ -29,13 +29,13 @@ class Call:
         deltas: the gradients of the summed losses with respect to `outputs`; None where the loss does not need it.
     """
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: list[Any]
-    deltas: list[Any] = field(default_factory=list)
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    outputs: list[Tensor] = field(default_factory=list)
+    deltas: list[Tensor] = field(default_factory=list)
 
     @property
-    def pair(self) -> tuple[Any, Any]:
+    def pair(self) -> tuple[Tensor, Tensor]:
         """The one input and the one delta of a layer that has a fast path, of one dtype."""
         inputs = self.args[0] if self.args else self.kwargs["inputs"]
         return tf.cast(inputs, self.deltas[0].dtype), self.deltas[0]
@@ -51,12 +51,12 @@ class Unit:
         fast: whether it is a plain Dense or Conv2D layer, recorded before its activation.
     """
 
-    layer: Any
-    variables: tuple[Any, ...]
+    layer: Layer
+    variables: tuple[Variable, ...]
     fast: bool
 
 
-def units(model: Any) -> list[Unit]:
+def units(model: Network) -> list[Unit]:
     """The layers to look at: as small as possible, each trainable variable in exactly one.
 
     Raises:
@@ -73,7 +73,7 @@ def units(model: Any) -> list[Unit]:
     return found
 
 
-def _walk(layer: Any, seen: set[int] | None = None) -> Iterator[Unit]:
+def _walk(layer: Layer, seen: set[int] | None = None) -> Iterator[Unit]:
     seen = set() if seen is None else seen
     if id(layer) in seen or not layer.trainable_variables:
         return
@@ -87,18 +87,18 @@ def _walk(layer: Any, seen: set[int] | None = None) -> Iterator[Unit]:
     yield Unit(layer, tuple(layer.trainable_variables), is_plain_dense(layer) or is_plain_convolution(layer))
 
 
-def _opaque(layer: Any) -> bool:
+def _opaque(layer: Layer) -> bool:
     """Whether a layer's sublayers cannot be looked at: it has weights of its own, or calls them in its own ways."""
     own = any(variable.trainable for variable in layer._trainable_variables)
     return own or isinstance(layer, keras.layers.RNN | keras.layers.Wrapper)
 
 
-def is_plain_dense(layer: Any) -> bool:
+def is_plain_dense(layer: Layer) -> bool:
     """Whether the layer computes activation(x·kernel + bias), all of it trained."""
     return type(layer) is keras.layers.Dense and _is_plain(layer)
 
 
-def is_plain_convolution(layer: Any) -> bool:
+def is_plain_convolution(layer: Layer) -> bool:
     """Whether the layer is an ordinary convolution of pictures with channels in the last axis, all of it trained."""
     return (
         type(layer) is keras.layers.Conv2D
@@ -108,13 +108,13 @@ def is_plain_convolution(layer: Any) -> bool:
     )
 
 
-def _is_plain(layer: Any) -> bool:
+def _is_plain(layer: Layer) -> bool:
     expected = [layer._kernel, layer.bias] if layer.use_bias else [layer._kernel]
     trained = [id(variable) for variable in layer.trainable_variables]
     return not layer.lora_enabled and trained == [id(variable) for variable in expected]
 
 
-def record(found: Sequence[Unit], forward: Callable[[], Any]) -> list[list[Call]]:
+def record(found: Sequence[Unit], forward: Callable[[], Tensor]) -> list[list[Call]]:
     """Run `forward`, which gives a loss per example, and one backward pass.
 
     Args:
@@ -137,7 +137,7 @@ def record(found: Sequence[Unit], forward: Callable[[], Any]) -> list[list[Call]
     return calls
 
 
-def leaks(found: Sequence[Unit], forward: Callable[[], Any], values: Sequence[Any]) -> list[int]:
+def leaks(found: Sequence[Unit], forward: Callable[[], Tensor], values: Sequence[Tensor]) -> list[int]:
     """Which of the trainable values reach the losses by a way that is not a call of their unit.
 
     Args:
@@ -161,12 +161,13 @@ def _listening(unit: Unit, heard: list[Call], tape: tf.GradientTape) -> Iterator
     """
     layer, original = unit.layer, unit.layer.call
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Tensor:
         constants = [(variable, tf.stop_gradient(variable.value)) for variable in unit.variables]
+        own, called = Call(args, kwargs), _call_before_activation if unit.fast else _call_whole
         with keras.StatelessScope(constants):
-            if unit.fast:
-                return _call_before_activation(layer, original, args, kwargs, heard, tape)
-            return _call_whole(original, args, kwargs, heard, tape)
+            outputs = called(layer, original, own, tape)
+        heard.append(own)
+        return outputs
 
     # Past Keras' own bookkeeping of attributes, which would take a function for a part of the layer.
     object.__setattr__(layer, "call", call)
@@ -176,28 +177,25 @@ def _listening(unit: Unit, heard: list[Call], tape: tf.GradientTape) -> Iterator
         object.__delattr__(layer, "call")
 
 
-def _call_before_activation(
-    layer: Any, original: Callable[..., Any], args: Any, kwargs: Any, heard: list[Call], tape: tf.GradientTape
-) -> Any:
+def _call_before_activation(layer: Layer, original: Callable[..., Tensor], own: Call, tape: tf.GradientTape) -> Tensor:
     activation = layer.activation
 
-    def listen(output: Any) -> Any:
+    def listen(output: Tensor) -> Tensor:
         tape.watch(output)
-        heard.append(Call(args, kwargs, [output]))
+        own.outputs = [output]
         return output if activation is None else activation(output)
 
     object.__setattr__(layer, "activation", listen)
     try:
-        return original(*args, **kwargs)
+        return original(*own.args, **own.kwargs)
     finally:
         object.__setattr__(layer, "activation", activation)
 
 
-def _call_whole(original: Callable[..., Any], args: Any, kwargs: Any, heard: list[Call], tape: tf.GradientTape) -> Any:
+def _call_whole(_: Layer, original: Callable[..., Tensor], own: Call, tape: tf.GradientTape) -> Tensor:
     # Copies: Keras hides the logits in the output of a softmax, and its losses would go past the output to them.
-    outputs = tf.nest.map_structure(tf.identity, original(*args, **kwargs))
-    flat = [output for output in tf.nest.flatten(outputs) if output.dtype.is_floating]
-    for output in flat:
+    outputs = tf.nest.map_structure(tf.identity, original(*own.args, **own.kwargs))
+    own.outputs = [output for output in tf.nest.flatten(outputs) if output.dtype.is_floating]
+    for output in own.outputs:
         tape.watch(output)
-    heard.append(Call(args, kwargs, flat))
     return outputs

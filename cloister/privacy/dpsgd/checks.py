@@ -7,7 +7,6 @@ with the other examples, and norms and sums must agree with TensorFlow's own gra
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import keras
 import numpy as np
@@ -15,6 +14,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.core.errors import CloisterError, ConfigError, UnsupportedModel
+from cloister.core.tensors import Layer, Network, Tensor, Variable
 from cloister.privacy.dpsgd import vectorised
 from cloister.privacy.dpsgd.capture import leaks
 from cloister.privacy.dpsgd.gradients import Gradients
@@ -48,7 +48,7 @@ Probe = tuple[NDArray, NDArray]
 """Made-up examples: x and y, `EXAMPLES` each."""
 
 
-def checked(model: Any, loss: Loss, probe: Probe) -> Gradients:
+def checked(model: Network, loss: Loss, probe: Probe) -> Gradients:
     """The fastest way to this model's per-example gradients that is right.
 
     Args:
@@ -82,7 +82,7 @@ def _refusing_what_cannot_be_tried() -> Iterator[None]:
         ) from error
 
 
-def _by_layer(model: Any, loss: Loss, trial: "_Trial") -> Gradients | None:
+def _by_layer(model: Network, loss: Loss, trial: "_Trial") -> Gradients | None:
     """The gradients layer by layer if they are right; None if the model is to be taken as a whole."""
     try:
         gradients = Gradients(model, loss, by_layer=True)
@@ -93,14 +93,14 @@ def _by_layer(model: Any, loss: Loss, trial: "_Trial") -> Gradients | None:
         return None
 
 
-def _as_a_whole(model: Any, loss: Loss, trial: "_Trial") -> Gradients:
+def _as_a_whole(model: Network, loss: Loss, trial: "_Trial") -> Gradients:
     gradients = Gradients(model, loss, by_layer=False)
     if not trial.agrees_as_a_whole(gradients):
         raise UnsupportedModel("vectorised gradients of this model differ from those of one example at a time")
     return gradients
 
 
-def made_up(model: Any) -> Probe:
+def made_up(model: Network) -> Probe:
     """Examples for a classifier of one input: positive numbers, as of images, and labels among its outputs.
 
     Raises:
@@ -117,7 +117,7 @@ def made_up(model: Any) -> Probe:
     return rng.integers(0, min(sizes, default=2), shape).astype(spec.dtype), y
 
 
-def refuse_by_name(model: Any) -> None:
+def refuse_by_name(model: Network) -> None:
     """Refuse what is known not to have private per-example gradients.
 
     Raises:
@@ -130,7 +130,7 @@ def refuse_by_name(model: Any) -> None:
         raise UnsupportedModel("the model has no trainable weights")
 
 
-def draws_otherwise(model: Any) -> bool:
+def draws_otherwise(model: Network) -> bool:
     """Whether anything but layers that are known to treat each example by itself draws random numbers.
 
     What it draws may mix examples, for some numbers and not for those of a trial. So it is given one example at a time.
@@ -140,7 +140,7 @@ def draws_otherwise(model: Any) -> bool:
     return any(is_seed(variable) and id(variable) not in states for variable in model.non_trainable_variables)
 
 
-def _reasons(layer: Any) -> Iterator[str]:
+def _reasons(layer: Layer) -> Iterator[str]:
     layers = keras.layers
     if type(layer).__name__ in ("MixUp", "CutMix"):
         yield "mixes the examples of a batch at random; leave it out"
@@ -165,7 +165,7 @@ def _reasons(layer: Any) -> Iterator[str]:
 class _Trial:
     """The made-up examples, and what TensorFlow itself says about them."""
 
-    def __init__(self, model: Any, loss: Loss, probe: Probe) -> None:
+    def __init__(self, model: Network, loss: Loss, probe: Probe) -> None:
         self._loss = loss
         self._plain = Gradients(model, loss, by_layer=False)
         self.model = model
@@ -175,7 +175,7 @@ class _Trial:
         self._variables = model.trainable_variables
         self._values = [moved(variable, seed) for seed, variable in enumerate(self._variables)]
 
-    def _scope(self) -> Any:
+    def _scope(self) -> keras.StatelessScope:
         """Nothing that is computed within changes the model, and each time it starts with the same random state."""
         return keras.StatelessScope(list(zip(self._variables, self._values, strict=True)), collect_losses=True)
 
@@ -192,7 +192,7 @@ class _Trial:
                     "alone; look for a layer or a loss that takes a mean, a maximum or a sum over the batch"
                 )
 
-    def _ordered(self, x: Any, order: list[int]) -> tuple[Any, Any]:
+    def _ordered(self, x: Tensor, order: list[int]) -> tuple[Tensor, Tensor]:
         return tf.gather(x, order), tf.gather(self.y, order)
 
     def is_batch_dependent(self) -> bool:
@@ -207,22 +207,22 @@ class _Trial:
             for place, order in ((0, [0, 1, 2]), (2, [2, 1, 0]), (0, [0, 1]), (1, [2, 0, 1, 1]))
         )
 
-    def _of(self, place: int, order: list[int], training: bool) -> list[Any]:
+    def _of(self, place: int, order: list[int], training: bool) -> list[Tensor]:
         """The gradient of the example at this place of a batch of these."""
         with self._scope(), tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._values)
             own = self._plain.losses(*self._ordered(self.x, order), training)[place]
         return [tf.zeros([1]) if g is None else tf.convert_to_tensor(g) for g in tape.gradient(own, self._values)]
 
-    def _of_first(self, x: Any, y: Any) -> list[Any]:
-        """The gradient of the first example, in a batch with the others."""
+    def _of_first(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        """The gradient of the first example, beside the others."""
         with self._scope() as scope, tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._values)
             own = self._plain.losses(x, y)[0]
             self._refuse_state(scope)
         return [tf.zeros([1]) if g is None else tf.convert_to_tensor(g) for g in tape.gradient(own, self._values)]
 
-    def _refuse_state(self, scope: Any) -> None:
+    def _refuse_state(self, scope: keras.StatelessScope) -> None:
         if self.model.losses or scope.losses:
             raise UnsupportedModel(
                 "a layer adds a loss of its own (add_loss or a regularizer), which is not an example's; "
@@ -263,7 +263,7 @@ class _Trial:
                 total = [old + weight * new for old, new in zip(total, own, strict=True)]
         return self._agrees(gradients, squares, total)
 
-    def _agrees(self, gradients: Gradients, squares: list[Any], total: list[Any]) -> bool:
+    def _agrees(self, gradients: Gradients, squares: list[float], total: list[Tensor]) -> bool:
         with self._scope():
             got_squares, got_total = gradients.weighted(self.x, self.y, tf.constant(WEIGHTS, tf.float64))
         got, exact = np.asarray(got_squares, np.float64), np.array(squares, np.float64)
@@ -272,7 +272,7 @@ class _Trial:
         return bool(np.all(norms_agree)) and _same(total, got_total)
 
 
-def moved(variable: Any, seed: int) -> Any:
+def moved(variable: Variable, seed: int) -> Tensor:
     """The variable's value, a little off at random: nothing is zero by initialisation any more.
 
     Args:
@@ -283,24 +283,24 @@ def moved(variable: Any, seed: int) -> Any:
     return variable.value + tf.cast(0.05 * noise, variable.dtype)
 
 
-def _filled(gradients: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+def _filled(gradients: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
     pairs = zip(gradients, values, strict=True)
     return [tf.zeros_like(value) if g is None else tf.convert_to_tensor(g) for g, value in pairs]
 
 
-def _squares(gradients: Sequence[Any]) -> float:
+def _squares(gradients: Sequence[Tensor]) -> float:
     """In double precision, where squares of single precision do not underflow."""
     return float(sum(np.sum(np.square(np.asarray(gradient), dtype=np.float64)) for gradient in gradients))
 
 
-def _same(left: Sequence[Any], right: Sequence[Any]) -> bool:
+def _same(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
     """Whether two gradients are the same, to rounding; not where something is not finite."""
     with np.errstate(invalid="ignore"):
         apart = _squares([np.asarray(a, np.float64) - np.asarray(b) for a, b in zip(left, right, strict=True)])
     return bool(apart <= AGREEMENT**2 * _squares(left))
 
 
-def _same_if_finite(left: Sequence[Any], right: Sequence[Any]) -> bool:
+def _same_if_finite(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
     """Whether two gradients are the same, or at least one cannot be compared."""
     comparable = all(np.isfinite(gradient).all() for gradient in (*left, *right))
     return not comparable or _same(left, right)

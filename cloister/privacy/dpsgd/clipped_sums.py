@@ -11,13 +11,13 @@ example has one gradient at every place.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from cloister.core.errors import ConfigError, UnsupportedModel
+from cloister.core.tensors import Compiled, Network
 from cloister.privacy.dpsgd.batches import Members, pieces
 from cloister.privacy.dpsgd.checks import Probe, moved
 from cloister.privacy.dpsgd.gradients import Gradients
@@ -68,7 +68,8 @@ class ClippedSums:
     def __init__(self, gradients: Gradients, probe: Probe, batching: Batching) -> None:
         self._gradients, self._probe = gradients, probe
         self._batching, self._cap = batching, batching.group_cap
-        for places in sorted({stride * -(-batching.at_once // stride) for stride in self._strides()}):
+        strides = (1,) if batching.at_once == 1 else STRIDES
+        for places in sorted({stride * -(-batching.at_once // stride) for stride in strides}):
             self.places = places
             self._compiled = self._compile()
             self._refuse_foreign_state()
@@ -116,7 +117,9 @@ class ClippedSums:
             return 1
         return examples_at_once(count, self._batching.batch_size, self._batching.at_once)
 
-    def _computed(self, x: Any, y: Any, table: NDArray, mask: NDArray, bound: float) -> Iterator[Any]:
+    def _computed(
+        self, x: NDArray, y: NDArray, table: NDArray, mask: NDArray, bound: float
+    ) -> Iterator[tuple[list[NDArray], int, int]]:
         """Sums and counts. Where a unit's computation raises an exception, the others contribute all the same."""
         try:
             yield self._call(_taken(x, table), _taken(y, table), mask, bound)[:3]
@@ -137,7 +140,7 @@ class ClippedSums:
         )
         return [np.asarray(total) for total in sums], int(clipped), int(non_finite), np.asarray(norms)
 
-    def _compile(self) -> Any:
+    def _compile(self) -> Compiled:
         x, y = self._probe
         rows = self.places * self._cap
         signature = [
@@ -156,18 +159,12 @@ class ClippedSums:
         if foreign:
             raise UnsupportedModel(f"the model uses {foreign[0]}, a variable that Keras does not know; use add_weight")
 
-    def _strides(self) -> tuple[int, ...]:
-        return (1,) if self._batching.at_once == 1 else STRIDES
-
-    def _is_random(self) -> bool:
-        return any(is_seed(variable) for variable in self._gradients.model.non_trainable_variables)
-
     def _is_same_at_every_place(self) -> bool:
         """Whether each made-up example has the same norm everywhere, to the last bit.
 
         Examples of a model that draws random numbers cannot be compared: its number of places is not tried.
         """
-        if self._is_random():
+        if any(is_seed(variable) for variable in self._gradients.model.non_trainable_variables):
             return True
         mask, rows = np.ones((self.places, self._cap), bool), self.places * self._cap
         with _moved_weights(self._gradients.model):
@@ -185,7 +182,7 @@ def _added(total: Sequence[NDArray], more: Sequence[NDArray]) -> list[NDArray]:
 
 
 @contextmanager
-def _moved_weights(model: Any) -> Iterator[None]:
+def _moved_weights(model: Network) -> Iterator[None]:
     """Weights that are not what layers begin with, while the block runs."""
     before = [np.array(variable) for variable in model.trainable_variables]
     try:
@@ -205,7 +202,7 @@ def _taken(rows: NDArray, table: NDArray) -> NDArray:
     return rows[numbers]
 
 
-def _padded(rows: Any, size: int, dtype: Any) -> NDArray:
+def _padded(rows: NDArray, size: int, dtype: DTypeLike) -> NDArray:
     """The rows, with zeros behind them up to `size`."""
     rows = np.asarray(rows, dtype)
     if len(rows) == size:

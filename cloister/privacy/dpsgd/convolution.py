@@ -13,10 +13,10 @@ processor is used. With T positions of the output, k×k taps, c channels in and 
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from cloister.core.tensors import Layer, Tensor
 from cloister.privacy.dpsgd.capture import Call, NotCapturable, Unit
 from cloister.privacy.dpsgd.dense import gram, gram_is_cheaper, gram_squares
 from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, rows_times
@@ -47,7 +47,7 @@ def convolution(unit: Unit, calls: Sequence[Call], rows: Rows) -> Part:
     return held(layer, [(name, *pair) for name, pair in zip(names, pairs, strict=True)], rows)
 
 
-def choose(layer: Any, inputs: Sequence[int], deltas: Sequence[int], each: int = 1) -> str:
+def choose(layer: Layer, inputs: Sequence[int], deltas: Sequence[int], each: int = 1) -> str:
     """The form for these shapes, (rows, height, width, channels) in and out, and so many rows of each unit.
 
     The limits are measured, on two cores.
@@ -68,7 +68,7 @@ def choose(layer: Any, inputs: Sequence[int], deltas: Sequence[int], each: int =
     return "loop" if can_loop and positions >= LARGE_OUTPUT else "shift"
 
 
-def held(layer: Any, named: Sequence[tuple[str, Any, Any]], rows: Rows) -> Part:
+def held(layer: Layer, named: Sequence[tuple[str, Tensor, Tensor]], rows: Rows) -> Part:
     """Kernel gradients held one by one, computed for each call in the form it names.
 
     Args:
@@ -92,18 +92,18 @@ class Gram:
 
     kernel = "gram"
 
-    def __init__(self, layer: Any, inputs: Any, deltas: Any, rows: Rows) -> None:
+    def __init__(self, layer: Layer, inputs: Tensor, deltas: Tensor, rows: Rows) -> None:
         self._layer, self._rows = layer, rows
         self._inputs, self._deltas = tf.cast(inputs, tf.float64), tf.cast(deltas, tf.float64)
 
-    def squared_norms(self) -> Any:
+    def squared_norms(self) -> Tensor:
         """Σ_{s,t} (patch_s·patch_t + 1)(d_s·d_t), the 1 being the bias, and a part of the squared mass."""
         padded = _padded(self._layer, self._inputs, self._deltas)
         taps = [_tap(self._layer, padded, self._deltas, u, v) for u, v in _taps(self._layer)]
         patches = tf.add_n([gram(self._of_units(tap)) for tap in taps]) + float(self._layer.use_bias)
         return gram_squares(patches, gram(self._of_units(self._deltas)))
 
-    def weighted_sum(self, factors: Any, clean: Callable[[Any], Any]) -> list[Any]:
+    def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """The ordinary gradient, of deltas scaled first; tap by tap, since a dilated one has no other.
 
         Args:
@@ -118,16 +118,16 @@ class Gram:
         kernel = tf.reshape(tf.stack(products), [*self._layer.kernel_size, inputs.shape[3], deltas.shape[3]])
         return [kernel, tf.reduce_sum(flat, axis=0)] if self._layer.use_bias else [kernel]
 
-    def _of_units(self, tensor: Any) -> Any:
+    def _of_units(self, tensor: Tensor) -> Tensor:
         """(rows, height, width, channels) as (U, T, channels)."""
         return tf.reshape(tensor, [self._rows.units, -1, tensor.shape[3]])
 
-    def _flat(self, tensor: Any) -> Any:
+    def _flat(self, tensor: Tensor) -> Tensor:
         """(U, rows of a unit, ...) as (rows, ...)."""
         return tf.reshape(tensor, [self._rows.count, *tensor.shape[2:]])
 
 
-def _one_after_another(layer: Any, inputs: Any, deltas: Any) -> Any:
+def _one_after_another(layer: Layer, inputs: Tensor, deltas: Tensor) -> Tensor:
     """Shape (B, k, k, c, o). The copies of the operation run on as many cores as there are."""
     shape = [*layer.kernel_size, inputs.shape[3], deltas.shape[3]]
     gradients = [
@@ -143,7 +143,7 @@ def _one_after_another(layer: Any, inputs: Any, deltas: Any) -> Any:
     return tf.stack(gradients)
 
 
-def _by_taps(layer: Any, inputs: Any, deltas: Any) -> Any:
+def _by_taps(layer: Layer, inputs: Tensor, deltas: Tensor) -> Tensor:
     """Shape (B, k, k, c, o): for each tap, the product of the inputs that it meets with the deltas."""
     padded, flat = _padded(layer, inputs, deltas), _positions(deltas)
     products = [
@@ -152,7 +152,7 @@ def _by_taps(layer: Any, inputs: Any, deltas: Any) -> Any:
     return tf.reshape(tf.stack(products, axis=1), _kernels_shape(layer, inputs, deltas))
 
 
-def _by_rows(layer: Any, inputs: Any, deltas: Any) -> Any:
+def _by_rows(layer: Layer, inputs: Tensor, deltas: Tensor) -> Tensor:
     """Shape (B, k, k, c, o): for each row of taps, the product of all that its taps meet with the deltas."""
     padded, flat = _padded(layer, inputs, deltas), _positions(deltas)
     rows, columns = layer.kernel_size
@@ -163,7 +163,7 @@ def _by_rows(layer: Any, inputs: Any, deltas: Any) -> Any:
     return tf.reshape(tf.stack(products, axis=1), _kernels_shape(layer, inputs, deltas))
 
 
-def _padded(layer: Any, inputs: Any, deltas: Any) -> Any:
+def _padded(layer: Layer, inputs: Tensor, deltas: Tensor) -> Tensor:
     """The inputs with the zeros that `same` padding puts around them: the odd one after, as TensorFlow does."""
     if layer.padding != "same":
         return inputs
@@ -176,7 +176,7 @@ def _padded(layer: Any, inputs: Any, deltas: Any) -> Any:
     return tf.pad(inputs, [*around, [0, 0]])
 
 
-def _tap(layer: Any, padded: Any, deltas: Any, row: int, column: int) -> Any:
+def _tap(layer: Layer, padded: Tensor, deltas: Tensor, row: int, column: int) -> Tensor:
     """What tap (row, column) of the kernel meets at every position of the output: shape (B, height, width, c)."""
     spans = []
     for tap, out, stride, dilation in zip(
@@ -187,15 +187,15 @@ def _tap(layer: Any, padded: Any, deltas: Any, row: int, column: int) -> Any:
     return padded[:, spans[0], spans[1], :]
 
 
-def _taps(layer: Any) -> list[tuple[int, int]]:
+def _taps(layer: Layer) -> list[tuple[int, int]]:
     rows, columns = layer.kernel_size
     return [(u, v) for u in range(rows) for v in range(columns)]
 
 
-def _positions(tensor: Any) -> Any:
+def _positions(tensor: Tensor) -> Tensor:
     """(B, height, width, channels) as (B, T, channels)."""
     return tf.reshape(tensor, [tensor.shape[0], -1, tensor.shape[3]])
 
 
-def _kernels_shape(layer: Any, inputs: Any, deltas: Any) -> list[int]:
+def _kernels_shape(layer: Layer, inputs: Tensor, deltas: Tensor) -> list[int]:
     return [inputs.shape[0], *layer.kernel_size, inputs.shape[3], deltas.shape[3]]

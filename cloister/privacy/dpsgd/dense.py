@@ -7,10 +7,10 @@ group are further positions of one unit, and so are the calls of a layer that is
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from cloister.core.tensors import Tensor
 from cloister.privacy.dpsgd.capture import Call, NotCapturable, Unit
 from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, rows_times, squares
 from cloister.privacy.dpsgd.rounding import MASS_PER_NORM, MAX_POSITIONS
@@ -51,7 +51,7 @@ def gram_is_cheaper(positions: int, fan_in: int, fan_out: int) -> bool:
     return positions <= MAX_POSITIONS and GRAM_COST * positions * (fan_in + fan_out) < fan_in * fan_out
 
 
-def _positions(tensor: Any, rows: Rows) -> Any:
+def _positions(tensor: Tensor, rows: Rows) -> Tensor:
     """A tensor of shape (rows, ..., features) as (U, T, features)."""
     if tensor.shape[0] != rows.count:
         raise NotCapturable("a dense layer's inputs do not have an example in each row")
@@ -66,14 +66,14 @@ class Outer:
 
     kernel = "dense"
 
-    def __init__(self, inputs: Any, deltas: Any, bias: bool) -> None:
+    def __init__(self, inputs: Tensor, deltas: Tensor, bias: bool) -> None:
         self._inputs, self._deltas, self._bias = inputs, deltas, bias
 
-    def squared_norms(self) -> Any:
+    def squared_norms(self) -> Tensor:
         """(‖a‖² + 1)·‖d‖², the 1 being the bias."""
         return (squares(self._inputs) + float(self._bias)) * squares(self._deltas)
 
-    def weighted_sum(self, factors: Any, clean: Callable[[Any], Any]) -> list[Any]:
+    def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """Aᵀ(f·D): the ordinary gradient, of deltas scaled first.
 
         Args:
@@ -96,20 +96,20 @@ class Gram(Outer):
 
     kernel = "dense gram"
 
-    def __init__(self, inputs: Any, deltas: Any, bias: bool) -> None:
+    def __init__(self, inputs: Tensor, deltas: Tensor, bias: bool) -> None:
         super().__init__(tf.cast(inputs, tf.float64), tf.cast(deltas, tf.float64), bias)
 
-    def squared_norms(self) -> Any:
+    def squared_norms(self) -> Tensor:
         """Σ_{s,t} (a_s·a_t + 1)(d_s·d_t), the 1 being the bias, and a part of (Σ_t ‖(a_t, 1)‖‖d_t‖)²."""
         return gram_squares(gram(self._inputs) + float(self._bias), gram(self._deltas))
 
 
-def gram(tensor: Any) -> Any:
+def gram(tensor: Tensor) -> Tensor:
     """The products of all pairs of rows: (U, T, n) to (U, T, T), of numbers in double precision."""
     return tf.matmul(tensor, tensor, transpose_b=True)
 
 
-def gram_squares(inputs: Any, deltas: Any) -> Any:
+def gram_squares(inputs: Tensor, deltas: Tensor) -> Tensor:
     """No less than the squared norms of Σ_t a_t d_tᵀ, nor than (Σ_t ‖a_t‖‖d_t‖ / `MASS_PER_NORM`)².
 
     Rounding takes at most (n + T² + 2)·2⁻⁵² of the squared mass from the sum of products, n numbers in a and d: less
@@ -127,5 +127,5 @@ def gram_squares(inputs: Any, deltas: Any) -> Any:
     return tf.maximum(total, tf.zeros_like(total)) + tf.square(mass / MASS_PER_NORM)
 
 
-def _flat(tensor: Any) -> Any:
+def _flat(tensor: Tensor) -> Tensor:
     return tf.reshape(tensor, [-1, tensor.shape[-1]])

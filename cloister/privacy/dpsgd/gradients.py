@@ -1,11 +1,11 @@
 """The clipped sum of a microbatch's per-unit gradients, as one computation of fixed shape."""
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
 from cloister.core.errors import ConfigError
+from cloister.core.tensors import Network, Tensor, Variable
 from cloister.privacy.dpsgd import vectorised
 from cloister.privacy.dpsgd.capture import Call, Unit, is_plain_dense, record, units
 from cloister.privacy.dpsgd.convolution import convolution
@@ -30,14 +30,14 @@ class Gradients:
         NotCapturable: `by_layer`, and this model's layers cannot be looked at one by one.
     """
 
-    def __init__(self, model: Any, loss: Loss, by_layer: bool) -> None:
+    def __init__(self, model: Network, loss: Loss, by_layer: bool) -> None:
         self.model = model
         self.by_layer = by_layer
         self._loss = loss
         self.units: list[Unit] = units(model) if by_layer else []
         self.kernels: dict[str, str] = {}
 
-    def losses(self, x: Any, y: Any, training: bool = True) -> Any:
+    def losses(self, x: Tensor, y: Tensor, training: bool = True) -> Tensor:
         """Shape (batch,), as in training.
 
         Args:
@@ -52,7 +52,7 @@ class Gradients:
             raise ConfigError(f"loss must give one number per example, shape {tuple(x.shape[:1])}; got {losses.shape}")
         return losses
 
-    def parts(self, x: Any, y: Any, rows: Rows, shares: Any = None) -> list[tuple[tuple[Any, ...], Part]]:
+    def parts(self, x: Tensor, y: Tensor, rows: Rows, shares: Tensor = None) -> list[tuple[tuple[Variable, ...], Part]]:
         """Variables and their per-unit gradients; variables that the loss does not need are left out.
 
         Args:
@@ -64,7 +64,7 @@ class Gradients:
             part = vectorised.whole_model(self.model, self._loss, x, y, rows, shares)
             return [(tuple(self.model.trainable_variables), part)]
 
-        def forward() -> Any:
+        def forward() -> Tensor:
             losses = self.losses(x, y)
             return losses if shares is None else losses * tf.cast(shares, losses.dtype)
 
@@ -74,7 +74,7 @@ class Gradients:
         self.kernels = {unit.layer.path: part.kernel for unit, part in found}
         return [(unit.variables, part) for unit, part in found]
 
-    def clipped(self, x: Any, y: Any, mask: Any, bound: Any) -> tuple[list[Any], Any, Any, Any]:
+    def clipped(self, x: Tensor, y: Tensor, mask: Tensor, bound: Tensor) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
         """Σ over the units of gradient·min(1, bound/‖gradient‖), a unit's gradient being the mean of its examples'.
 
         Norms are overstated by what roundings may have taken from them. A unit whose gradient, or the square of its
@@ -101,7 +101,7 @@ class Gradients:
         clipped = tf.math.count_nonzero(finite & real & (norms > bound))
         return sums, clipped, tf.math.count_nonzero(real & ~finite), norms
 
-    def weighted(self, x: Any, y: Any, factors: Any) -> tuple[Any, list[Any]]:
+    def weighted(self, x: Tensor, y: Tensor, factors: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Squared norms of examples, shape (B,), and Σ factors[i]·gradient[i], without any bound.
 
         Args:
@@ -112,7 +112,7 @@ class Gradients:
         total = tf.add_n([part.squared_norms() for _, part in parts])
         return total, self._sums(parts, factors, tf.math.is_finite(total))
 
-    def _sums(self, parts: list[tuple[tuple[Any, ...], Part]], factors: Any, finite: Any) -> list[Any]:
+    def _sums(self, parts: list[tuple[tuple[Variable, ...], Part]], factors: Tensor, finite: Tensor) -> list[Tensor]:
         sums = {
             id(variable): total
             for variables, part in parts
@@ -124,11 +124,11 @@ class Gradients:
         ]
 
 
-def cleaner(finite: Any) -> Callable[[Any], Any]:
+def cleaner(finite: Tensor) -> Callable[[Tensor], Tensor]:
     """What puts zeros in the place of the rows of a tensor that are not marked, shape (U,)."""
     all_finite = tf.reduce_all(finite)
 
-    def clean(tensor: Any) -> Any:
+    def clean(tensor: Tensor) -> Tensor:
         """Looked at only when something is not finite: it takes a pass over the memory."""
         rows = tf.reshape(finite, [-1] + [1] * (len(tensor.shape) - 1))
         return tf.cond(all_finite, lambda: tensor, lambda: tf.where(rows, tensor, tf.zeros_like(tensor)))
@@ -136,7 +136,7 @@ def cleaner(finite: Any) -> Callable[[Any], Any]:
     return clean
 
 
-def _shares(mask: Any) -> Any:
+def _shares(mask: Tensor) -> Tensor:
     """Shape (U·cap,): one part of its unit's examples for each, 0 for padding."""
     counted = tf.cast(mask, tf.float32)
     return tf.reshape(counted / tf.maximum(tf.reduce_sum(counted, axis=1, keepdims=True), 1.0), [-1])

@@ -7,10 +7,11 @@ example; those of one unit follow each other.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import tensorflow as tf
 
+from cloister.core.tensors import Tensor
 from cloister.privacy.dpsgd.rounding import UNDERFLOW, UNIT
 
 WIDEST = 4096
@@ -34,11 +35,11 @@ class Rows:
         """Rows in all."""
         return self.units * self.each
 
-    def by_unit(self, tensor: Any) -> Any:
+    def by_unit(self, tensor: Tensor) -> Tensor:
         """A tensor of shape (rows, ...) as (U, rows of a unit, ...)."""
         return tf.reshape(tensor, [self.units, self.each, *tensor.shape[1:]])
 
-    def summed(self, tensor: Any) -> Any:
+    def summed(self, tensor: Tensor) -> Tensor:
         """A tensor of shape (rows, ...), added up over the rows of each unit: (U, ...)."""
         return tensor if self.each == 1 else tf.reduce_sum(self.by_unit(tensor), axis=1)
 
@@ -52,13 +53,13 @@ class Part(Protocol):
 
     kernel: str
 
-    def squared_norms(self) -> Any:
+    def squared_norms(self) -> Tensor:
         """Shape (U,), double: no less than each unit's squared L2 norm over these variables.
 
         Guarantee: √ of it also bounds what `rounding` multiplies with γ. Where a gradient is not finite, nor is this.
         """
 
-    def weighted_sum(self, factors: Any, clean: Callable[[Any], Any]) -> list[Any]:
+    def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """Σ factors[i]·gradient[i] for every variable, in single or double precision.
 
         Args:
@@ -78,15 +79,15 @@ class PerUnit:
         rows: which rows are a unit.
     """
 
-    def __init__(self, kernel: str, gradients: Sequence[Any], rows: Rows) -> None:
+    def __init__(self, kernel: str, gradients: Sequence[Tensor], rows: Rows) -> None:
         self.kernel = kernel
         self._gradients = [rows.summed(gradient) for gradient in gradients]
 
-    def squared_norms(self) -> Any:
+    def squared_norms(self) -> Tensor:
         """As `Part` says."""
         return tf.add_n([squares(gradient) for gradient in self._gradients])
 
-    def weighted_sum(self, factors: Any, clean: Callable[[Any], Any]) -> list[Any]:
+    def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """As `Part` says.
 
         Args:
@@ -96,7 +97,7 @@ class PerUnit:
         return [_combined(clean(gradient), factors) for gradient in self._gradients]
 
 
-def squares(tensor: Any) -> Any:
+def squares(tensor: Tensor) -> Tensor:
     """The sum of squares of everything in each row, in double precision, and never less than the exact one.
 
     Squares of float32 numbers are added up in float32, `WIDEST` at most: n of them are understated by less than 2nu,
@@ -123,7 +124,7 @@ def _width(shape: Sequence[int]) -> int:
     return width
 
 
-def rows_times(tensor: Any, factors: Any) -> Any:
+def rows_times(tensor: Tensor, factors: Tensor) -> Tensor:
     """Each row of a tensor of leading size U times its factor.
 
     Args:
@@ -133,7 +134,7 @@ def rows_times(tensor: Any, factors: Any) -> Any:
     return tensor * tf.reshape(tf.cast(factors, tensor.dtype), [-1] + [1] * (len(tensor.shape) - 1))
 
 
-def _combined(gradient: Any, factors: Any) -> Any:
+def _combined(gradient: Tensor, factors: Tensor) -> Tensor:
     rows = tf.reshape(gradient, [gradient.shape[0], -1])
     factors = tf.cast(factors, gradient.dtype)
     return tf.reshape(tf.linalg.matvec(rows, factors, transpose_a=True), gradient.shape[1:])

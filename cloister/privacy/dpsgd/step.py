@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.errors import ConfigError
+from cloister.core.tensors import Network, Optimizer, Tensor
 from cloister.privacy.dpsgd.checks import Probe, checked, made_up
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
 from cloister.privacy.dpsgd.precision import use_single_precision
@@ -71,12 +71,12 @@ class DpSgd:
 
     def __init__(
         self,
-        model: Any,
+        model: Network,
         *,
         batching: Batching,
         noise_multiplier: float,
         clipping_norm: float,
-        optimizer: Any,
+        optimizer: Optimizer,
         loss: Loss = keras.losses.sparse_categorical_crossentropy,
         noise: GaussianNoise | None = None,
         probe: Probe | None = None,
@@ -162,7 +162,7 @@ class DpSgd:
         self.noise.add_on_grid(next(flat), std, out=next(flat))
         return self._outs
 
-    def _apply(self, noised: Sequence[Any], size: Any) -> None:
+    def _apply(self, noised: Sequence[Tensor], size: Tensor) -> None:
         # Divided here, so that nothing the optimizer keeps lies in memory that the next step writes to.
         means = [total / tf.cast(size, total.dtype) for total in noised]
         self._optimizer.apply(means, self.model.trainable_variables)
@@ -176,6 +176,6 @@ def _aligned(shape: Sequence[int], dtype: str) -> NDArray:
     return raw[start : start + length].view(dtype).reshape(shape)
 
 
-def _shared(array: NDArray) -> Any:
+def _shared(array: NDArray) -> Tensor:
     """A tensor over an array's own memory."""
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())

@@ -1,15 +1,15 @@
 """Per-example gradients by vectorisation: of one layer that has no form of its own, or of the whole model."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
+from cloister.core.tensors import Network, Tensor, Variable
 from cloister.privacy.dpsgd.capture import Call, NotCapturable, Unit
 from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, rows_times
 
-Loss = Callable[[Any, Any], Any]
+Loss = Callable[[Tensor, Tensor], Tensor]
 """Losses of shape (batch,) from labels and the model's outputs, each of its own example alone."""
 
 
@@ -25,7 +25,7 @@ def layer(unit: Unit, calls: Sequence[Call], rows: Rows) -> Part:
     return PerUnit("vectorised", [tf.add_n(same) for same in zip(*per_call, strict=True)], rows)
 
 
-def _gradients_of_call(unit: Unit, call: Call, batch: int) -> Sequence[Any]:
+def _gradients_of_call(unit: Unit, call: Call, batch: int) -> Sequence[Tensor]:
     arguments = (call.args, call.kwargs)
     flat = tf.nest.flatten(arguments)
     tensors = tuple(leaf for leaf in flat if tf.is_tensor(leaf))
@@ -34,7 +34,7 @@ def _gradients_of_call(unit: Unit, call: Call, batch: int) -> Sequence[Any]:
         raise NotCapturable(f"layer {unit.layer.name!r} is given something that does not have an example in each row")
     values = [variable.value for variable in unit.variables]
 
-    def of_one(example: Any) -> Any:
+    def of_one(example: tuple[Sequence[Tensor], Sequence[Tensor]]) -> list[Tensor]:
         leaves, own_deltas = iter(example[0]), [delta[None] for delta in example[1]]
         repeated = [next(leaves)[None] if tf.is_tensor(leaf) else leaf for leaf in flat]
         args, kwargs = tf.nest.pack_sequence_as(arguments, repeated)
@@ -49,7 +49,7 @@ def _gradients_of_call(unit: Unit, call: Call, batch: int) -> Sequence[Any]:
     return tf.vectorized_map(of_one, (tensors, deltas))
 
 
-def whole_model(model: Any, loss: Loss, x: Any, y: Any, rows: Rows, shares: Any) -> Part:
+def whole_model(model: Network, loss: Loss, x: Tensor, y: Tensor, rows: Rows, shares: Tensor) -> Part:
     """The gradients of every trainable variable, in the model's order. They take rows × parameters of memory.
 
     Each example draws its own random numbers, from seeds split off the model's, which move on.
@@ -71,7 +71,7 @@ def whole_model(model: Any, loss: Loss, x: Any, y: Any, rows: Rows, shares: Any)
     return PerUnit("whole model", gradients, rows)
 
 
-def gradients_of_one(model: Any, loss: Loss, x: Any, y: Any, seeds: Sequence[Any]) -> list[Any]:
+def gradients_of_one(model: Network, loss: Loss, x: Tensor, y: Tensor, seeds: Sequence[Tensor]) -> list[Tensor]:
     """The gradient of one example, whose random numbers come from `seeds`.
 
     Args:
@@ -90,11 +90,11 @@ def gradients_of_one(model: Any, loss: Loss, x: Any, y: Any, seeds: Sequence[Any
     return _dense_gradients(tape.gradient(own, values, unconnected_gradients=tf.UnconnectedGradients.ZERO))
 
 
-def is_seed(variable: Any) -> bool:
+def is_seed(variable: Variable) -> bool:
     """Whether a variable is what random layers draw from."""
     return bool(variable.path.endswith("seed_generator_state"))
 
 
-def _dense_gradients(gradients: Sequence[Any]) -> list[Any]:
+def _dense_gradients(gradients: Sequence[Tensor]) -> list[Tensor]:
     """An embedding's gradient comes as rows and their numbers."""
     return [tf.convert_to_tensor(gradient) for gradient in gradients]

@@ -1,4 +1,13 @@
-"""Bounding what one client can contribute, with a fixed bound or one that follows a quantile of the norms."""
+"""Bounding what one client can contribute, with a fixed bound or one that follows a quantile of the norms.
+
+| edge case | what happens |
+|---|---|
+| zero update | it keeps factor 1, and counts as one within the bound |
+| NaN or infinite update | screening has rejected it: norms are finite here |
+| empty cohort | an empty cohort, of which a share of 0 was scaled down; an adaptive bound moves by its noise alone |
+| one client | as for any other number: no update looks at another |
+| bound 0, below `MIN_BOUND`, NaN or infinite | refused |
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -58,6 +67,14 @@ def capped_weights(cohort: Cohort, examples: tuple[float, ...], cap: float) -> C
     """Let each bounded update count with w = min(n/cap, 1) of its example count n.
 
     No weight is above 1, so the bound of the cohort stays what it was, whatever a client reports.
+
+    Args:
+        cohort: of n bounded updates.
+        examples: the count that each client reports, n of them, > 0.
+        cap: ŵ > 0, in examples.
+
+    Returns:
+        The same updates with ‖factors[i]·U[i]‖₂ ≤ w[i]·`l2_bound`.
 
     Source: McMahan et al. (2018), arXiv:1710.06963, §3 (weights capped at ŵ).
 

@@ -3,6 +3,13 @@
 A distance of a cohort is the largest distance of any pair of clients. Distances are plugins: `Distance` objects. All of
 ours come from Gram matrices, G = U·Uᵀ per array, in float64, made block by block: one pass over memory whatever the
 number of pairs.
+
+| edge case | the distance |
+|---|---|
+| empty cohort, one client | 0: there is no pair |
+| clients that agree | 0, also where rounding would take it below |
+| zero update | as for any other; `cosine`, which knows no direction of it, gives 1, and 0 to another zero update |
+| NaN or infinite update | screening has rejected it |
 """
 
 import math

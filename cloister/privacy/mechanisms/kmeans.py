@@ -107,5 +107,4 @@ def _coordinates(layout: Layout, rows: Sequence[Row]) -> NDArray[np.float64]:
     # Centred at the last hypothesis: where clients nearly agree, differences lose no digits to the model itself.
     cohort = Cohort(layout, rows[-1], tuple(rows), np.zeros(len(rows)), np.ones(len(rows)))
     values, vectors = np.linalg.eigh(total_gram(cohort))
-    coordinates: NDArray[np.float64] = vectors * np.sqrt(np.maximum(values, 0.0))
-    return coordinates
+    return vectors * np.sqrt(np.maximum(values, 0.0))

@@ -119,43 +119,6 @@ def _chi_square(normals: GaussianNoise, freedom: int) -> float:
             return float(2 * d * root**3)
 
 
-def log_normaliser(p: int, epsilon: float) -> float:
-    """ln K, with K = ε^p · Γ(p/2) / (2·π^(p/2)·Γ(p)): what makes K·exp(-ε‖x‖) integrate to 1 over R^p.
-
-    Args:
-        p: parameters that share one draw, at least 1.
-        epsilon: ε > 0, per unit of Euclidean distance.
-
-    Raises:
-        ConfigError: p or ε is not above 0. So do all functions below.
-    """
-    check.positive(p=p, epsilon=epsilon)
-    return p * (math.log(epsilon) - math.log(math.pi) / 2) + math.lgamma(p / 2) - math.lgamma(p) - math.log(2)
-
-
-def log_density(radius: float, p: int, epsilon: float) -> float:
-    """ln of the density at a point x of R^p with ‖x‖ = `radius` ≥ 0.
-
-    Args:
-        radius: ‖x‖, in the units of the parameters.
-        p: parameters that share one draw, at least 1.
-        epsilon: ε > 0, per unit of Euclidean distance.
-    """
-    check.non_negative(radius=radius)
-    return log_normaliser(p, epsilon) - epsilon * radius
-
-
-def log_mean_radius(p: int, epsilon: float) -> float:
-    """ln E‖x‖ = ln(p/ε), in the units of the parameters.
-
-    Args:
-        p: parameters that share one draw, at least 1.
-        epsilon: ε > 0, per unit of Euclidean distance.
-    """
-    check.positive(p=p, epsilon=epsilon)
-    return math.log(p) - math.log(epsilon)
-
-
 def log_coordinate_variance(p: int, epsilon: float) -> float:
     """ln of the variance of one coordinate, ln((p + 1)/ε²) (Galli et al., 2023, Lemma 4.3).
 
@@ -165,23 +128,6 @@ def log_coordinate_variance(p: int, epsilon: float) -> float:
     """
     check.positive(p=p, epsilon=epsilon)
     return math.log(p + 1) - 2 * math.log(epsilon)
-
-
-def log_radius_quantile(probability: float, p: int, epsilon: float) -> float:
-    """ln r, with ‖x‖ ≤ r in this share of draws: the quantile of Gamma(p, 1/ε).
-
-    Args:
-        probability: the share, above 0 and below 1.
-        p: parameters that share one draw, at least 1.
-        epsilon: ε > 0, per unit of Euclidean distance.
-
-    Raises:
-        ConfigError: the probability is not between 0 and 1, both left out.
-    """
-    from scipy.special import gammaincinv  # type: ignore[import-untyped]
-
-    check.positive(p=p, epsilon=epsilon, probability=probability, one_minus_probability=1 - probability)
-    return math.log(gammaincinv(p, probability)) - math.log(epsilon)
 
 
 def _refuse_unfit(model: Row) -> None:

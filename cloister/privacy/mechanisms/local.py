@@ -24,13 +24,13 @@ pair of them, since what the noise is added to lies in a ball fixed beforehand. 
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import MIN_MULTIPLIER, Event, Gaussian, Laplace, Pure, Unaccounted
 from cloister.privacy.mechanisms.laplace import deviation, public_step
-from cloister.privacy.mechanisms.local_update import Arrays, Scale, Tell, factor_for, released
+from cloister.privacy.mechanisms.local_update import Arrays, Scale, Sent, Tell, factor_for, released
 from cloister.privacy.mechanisms.noise import GaussianNoise, grid_step, refuse_beyond
 
 NO_NOISE = "privacy.client-noise-multiplier is 0: there is no noise"
@@ -39,7 +39,7 @@ NO_NOISE = "privacy.client-noise-multiplier is 0: there is no noise"
 class LocalMechanism(Protocol):
     """What a client may do to its update, as a value."""
 
-    def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> dict[str, Any]:
+    def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> Sent:
         """What is sent in place of a trained model.
 
         Args:
@@ -94,7 +94,7 @@ class LocalLaplace:
         check.positive(radius=self.radius)
         _check_multiplier(self.noise_multiplier)
 
-    def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> dict[str, Any]:
+    def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> Sent:
         """start + projection of (trained - start) + noise; see `LocalMechanism`.
 
         Args:
@@ -153,7 +153,7 @@ class LocalGaussian:
         _check_multiplier(self.noise_multiplier)
         Gaussian(self.noise_multiplier)
 
-    def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> dict[str, Any]:
+    def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> Sent:
         """start + clipped (trained - start) + noise; see `LocalMechanism`.
 
         Args:
@@ -213,7 +213,7 @@ class PublishedLaplace:
     def __post_init__(self) -> None:
         _check_multiplier(self.noise_multiplier)
 
-    def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> dict[str, Any]:
+    def release(self, trained: Arrays, start: Arrays, noise: GaussianNoise, tell: Tell | None = None) -> Sent:
         """Trained + noise; see `LocalMechanism`.
 
         Args:

@@ -7,7 +7,6 @@ for its norm, and to be noised.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +27,8 @@ MIN_FACTOR = 2.0**-1000
 NOT_THE_ARRAYS = "the trained arrays are not those that training began with"
 NOT_FINITE = "training has diverged: the update is not finite"
 Arrays = Mapping[str, NDArray]
+Sent = dict[str, NDArray]
+"""What leaves in place of a trained model, by name."""
 Tell = Callable[[str], None]
 
 
@@ -64,7 +65,7 @@ def released(
     per_layer: bool,
     scale: Callable[[int, float], Scale],
     tell: Tell | None,
-) -> dict[str, Any]:
+) -> Sent:
     """start + factor·update + noise, each part with its own scale: all arrays together, or every array by itself.
 
     Args:
@@ -111,6 +112,9 @@ class _Update:
     def of(cls, trained: Arrays, start: Arrays, tell: Tell | None) -> "_Update":
         """The update, or the zero update in place of one that is none.
 
+        Args:
+            trained, start, tell: as in `LocalMechanism.release`.
+
         Raises:
             PrivacyError: the start is not finite.
         """
@@ -127,7 +131,12 @@ class _Update:
         return cls(before, before, [0.0] * len(before))
 
     def of_span(self, span: Span, scratch: NDArray) -> NDArray:
-        """The update's numbers in a span, in double precision, in front of the flat buffer `scratch`."""
+        """The update's numbers in a span, in double precision.
+
+        Args:
+            span: of the arrays.
+            scratch: flat, of double precision and at least as long as the span: holds what is returned.
+        """
         out = scratch[: len(span)]
         return np.subtract(span.of(self.trained), span.of(self.start), out=out, dtype=np.float64, casting="unsafe")
 

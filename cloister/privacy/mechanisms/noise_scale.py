@@ -161,15 +161,25 @@ class DistanceScaled(Constant):
         return () if self.is_exact else (Gaussian(self.distance_multiplier),)
 
     def minimum(self, clip: FixedClip, layout: Layout) -> float:
-        """As in `Constant`: at the limit of the distance in any round. An adaptive clip moves what geometry allows."""
+        """As in `Constant`: at the limit of the distance in any round. An adaptive clip moves what geometry allows.
+
+        Args:
+            clip: of the mechanism.
+            layout: of the model.
+        """
         if self.is_exact:
             return 1.0
         adaptive = isinstance(clip, AdaptiveClip)
-        most = max(self.min_distance, self.max_distance) if adaptive else self._maximum(clip.bound, layout)
-        return 1 / most if self.direction == "divide" else self.min_distance
+        maximum = max(self.min_distance, self.max_distance) if adaptive else self._maximum(clip.bound, layout)
+        return 1 / maximum if self.direction == "divide" else self.min_distance
 
     def of(self, contributions: Contributions, bounded: Cohort) -> Scaling:
-        """1/d or d, with d held between its limits, and released first if it is to be private."""
+        """1/d or d, with d held between its limits, and released first if it is to be private.
+
+        Args:
+            contributions: as they arrived.
+            bounded: the same, clipped.
+        """
         raw, bound = contributions.cohort, bounded.l2_bound
         distance = largest_distance(raw if self.measure == "before" else bounded, self._distance.pairwise)
         # The paper's c̄: the largest L2 distance of two models in the first round, before clipping.
@@ -194,8 +204,7 @@ class DistanceScaled(Constant):
 
     @property
     def _distance(self) -> Distance:
-        found: Distance = DISTANCES.load(self.distance)
-        return found
+        return DISTANCES.load(self.distance)
 
     def _limit(self, bound: float, layout: Layout) -> float:
         """The largest distance of two clients clipped to `bound`, for this model."""

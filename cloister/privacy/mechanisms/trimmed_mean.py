@@ -13,6 +13,15 @@ half of the others lie at u and half at 0, one client decides. The median keeps 
 is even. It does not profit from a larger n, but it does not lose either.
 
 Without the zero updates n itself would change with a client, and with it which values are in the middle.
+
+| edge case | what happens |
+|---|---|
+| zero update | it counts like any other, as an update that did not arrive does |
+| NaN or infinite update | screening has rejected it: it counts as zero |
+| empty cohort | the model that was sent, and the noise |
+| one client asked | its bounded update is the median, with sensitivity C; nothing can be cut off |
+| more replies than clients asked | refused |
+| an unbounded cohort, or t that leaves no value | refused |
 """
 
 import math
@@ -31,19 +40,6 @@ COLUMNS = 1 << 10
 """Parameters whose values are sorted together."""
 
 
-def noisy_median(cohort: Cohort, multiplier: float, asked: int, noise: GaussianNoise) -> Release:
-    """sent + median of the updates + N(0, (z·C)²) per coordinate; of an even number of clients with half that noise.
-
-    Args:
-        cohort, multiplier, asked, noise: as in `noisy_trimmed_mean`.
-
-    Guarantee: that of `noisy_trimmed_mean`. The sensitivity is C, or C/2 where `asked` is even.
-
-    Source: Yin et al. (2018), arXiv:1803.01498, Definition 1; the sensitivity is ours, proved above.
-    """
-    return noisy_trimmed_mean(cohort, multiplier, asked, (asked - 1) // 2, noise)
-
-
 def noisy_trimmed_mean(cohort: Cohort, multiplier: float, asked: int, trimmed: int, noise: GaussianNoise) -> Release:
     """sent + mean of the updates without the largest and the smallest, coordinate by coordinate, + N(0, (z·C/(n-2t))²).
 
@@ -51,7 +47,7 @@ def noisy_trimmed_mean(cohort: Cohort, multiplier: float, asked: int, trimmed: i
         cohort: bounded: C is its `l2_bound`.
         multiplier: z ≥ 0.
         asked: n, how many clients were asked. It has to be public: not the size of a Poisson cohort.
-        trimmed: t, how many values are cut off at each end.
+        trimmed: t, how many values are cut off at each end; ⌈n/2⌉ - 1 is the median.
         noise: where the normal numbers come from.
 
     Guarantee: one client's joining or leaving moves the release without noise by at most C/(n - 2t) in L2, so that a
@@ -62,7 +58,7 @@ def noisy_trimmed_mean(cohort: Cohort, multiplier: float, asked: int, trimmed: i
         PrivacyError: more clients replied than were asked.
         ConfigError: z or t is negative, or t leaves no value.
 
-    Source: Yin et al. (2018), arXiv:1803.01498, Definition 2; the sensitivity is ours, proved above.
+    Source: Yin et al. (2018), arXiv:1803.01498, Definitions 1 and 2; the sensitivity is ours, proved above.
     """
     if math.isinf(cohort.l2_bound):
         raise UnboundedSensitivity("noise was asked for before anything bounded a contribution; clip first")
@@ -83,8 +79,8 @@ def noisy_trimmed_mean(cohort: Cohort, multiplier: float, asked: int, trimmed: i
         maker.add_on_grid(mean, multiplier * sensitivity, places[span])
         np.add(mean, span.of(cohort.sent), out=span.of(model), casting="same_kind")
 
-    room = (asked * COLUMNS, cohort.layout.dtype)
-    for_each_span(list(places), write, lambda: (noise.maker(), np.empty(*room)), cost=asked)
+    scratch = (asked * COLUMNS, cohort.layout.dtype)
+    for_each_span(list(places), write, lambda: (noise.maker(), np.empty(*scratch)), cost=asked)
     return Release(model, multiplier * sensitivity, sensitivity)
 
 

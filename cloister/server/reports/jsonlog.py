@@ -1,7 +1,6 @@
 """What a log collector sees of a run: one JSON object a line."""
 
 import json
-from typing import Any
 
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.record import record
@@ -41,7 +40,7 @@ class JsonNarrator(Narrator):
         """The event `round`, and `rejected` for each reply that did not count."""
         self.last = done
         measured = done.measured
-        facts: dict[str, Any] = {"scores": dict(done.central or done.federated)}
+        facts: dict[str, object] = {"scores": dict(done.central or done.federated)}
         if measured is not None:
             facts |= {"noise-std": measured.noise_std, "epsilon": measured.epsilon, "abandoned": measured.abandoned}
             if not self.hides_times:
@@ -66,7 +65,7 @@ class JsonNarrator(Narrator):
 
         Args: as `Narrator.closing`.
         """
-        facts: dict[str, Any] = {"ended": ending.how, "stopped": ending.why}
+        facts: dict[str, object] = {"ended": ending.how, "stopped": ending.why}
         if kept is not None:
             facts |= {"kept": kept.number, "scores": dict(kept.central or kept.federated)}
         if not self.hides_times:
@@ -75,6 +74,6 @@ class JsonNarrator(Narrator):
             "end", rounds=self.last.number if self.last else 0, **facts, privacy=record(statement) | ending.facts()
         )
 
-    def _say(self, event: str, **facts: Any) -> None:
+    def _say(self, event: str, **facts: object) -> None:
         line = {"time": stamp(self.hides_times), "run": self.run, "event": event, **facts}
         self.console.print(json.dumps(line, ensure_ascii=False), soft_wrap=True)

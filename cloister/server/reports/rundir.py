@@ -10,15 +10,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord
 
 from cloister.config.run import RunConfig
 from cloister.core.arrays import from_record
 from cloister.core.errors import ConfigError
-from cloister.core.files import atomic_path
+from cloister.core.files import atomic_path, write_npz
 from cloister.server.build import Plan
 from cloister.server.times import settle
 
@@ -101,13 +99,13 @@ class RunDirectory:
         if self.coarse:
             settle(self.path)
 
-    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+    def write_json(self, name: str, content: Mapping[str, object]) -> None:
         """Write a JSON file, whole."""
         with atomic_path(self.path / name) as partial:
             partial.write_text(json.dumps(content, indent=2) + "\n")
         self.settle()
 
-    def append_round(self, line: Mapping[str, Any]) -> None:
+    def append_round(self, line: Mapping[str, object]) -> None:
         """Add a line to `rounds.jsonl`."""
         with (self.path / "rounds.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -115,8 +113,7 @@ class RunDirectory:
 
     def checkpoint(self, server_round: int, arrays: ArrayRecord, keep: int) -> None:
         """Write the model of a round; keep the newest `keep` of them, or all if `keep` is 0."""
-        with atomic_path(self.checkpoints / f"round-{server_round:05d}.npz") as partial, partial.open("wb") as file:
-            np.savez(file, **from_record(arrays))  # type: ignore[arg-type]
+        write_npz(self.checkpoints / f"round-{server_round:05d}.npz", from_record(arrays))
         saved = sorted(self.checkpoints.glob("round-*.npz"))
         for old in saved[:-keep] if keep else []:
             old.unlink()
@@ -153,7 +150,7 @@ def _unnamed(root: Path, config: RunConfig) -> Path:
     raise ConfigError(f"output-dir = {config.output_dir!r} holds too many runs of this second")
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
+def _facts(plan: Plan) -> dict[str, object]:
     return {
         "config": plan.config.flat(),
         "config-sha256": plan.config.digest(),

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cloister.core.errors import ConfigError, FederationError
+from cloister.core.files import DAY
 from cloister.server.reports.rundir import RUNNING
-from cloister.server.times import DAY
 
 STOPPED_AFTER = 60
 """Seconds for an answer of Flower's command line."""
@@ -125,7 +125,7 @@ def _is_held(directory: Path) -> bool:
     return False
 
 
-def _reason(item: Mapping[str, Any]) -> str:
+def _reason(item: Mapping[str, object]) -> str:
     return f"node {item['node_id']}, {item['code']}: {item['detail']}"
 
 
@@ -138,10 +138,7 @@ def superlink_state(connection: str) -> dict[str, Any]:
     Raises:
         FederationError: the SuperLink cannot be asked.
     """
-    return {
-        "nodes": _ask("supernode", "list", connection)["nodes"],
-        "runs": _ask("list", connection)["runs"],
-    }
+    return {"nodes": _ask("supernode", "list", connection)["nodes"], "runs": _ask("list", connection)["runs"]}
 
 
 def _ask(*command: str) -> Any:

@@ -9,8 +9,9 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from cloister.aggregation.decorator import Measurements
+from cloister.privacy.accounting.ledger import today
 from cloister.server.loop import Round
-from cloister.server.times import settle, today
+from cloister.server.times import settle
 
 FORMAT = "brain.Event:2"
 
@@ -64,7 +65,7 @@ class TensorBoardObserver:
         self._settle()
 
     def _now(self) -> float:
-        return float(today()) if self.hides_times else time.time()
+        return today() if self.hides_times else time.time()
 
     def _settle(self) -> None:
         if self.hides_times:
