@@ -702,10 +702,6 @@ class TestExactly:
         assert relation == "add-or-remove" and step == pytest.approx(max(LOSS_STEP, largest / LOSS_STEPS))
         assert (step > LOSS_STEP) == (z < 1)
 
-    def test_a_loss_distribution_without_plain_gaussians(self):
-        assert Account([Gaussian(1.0, poisson(0.1))])._losses() is not None
-        assert Account([Gaussian(1.0, poisson(0.1))]).epsilon(SMALL, "pld") < account(1.0).epsilon(SMALL, "pld")
-
     def test_no_epsilon_is_negative_and_no_delta_above_one(self):
         weak, strong = Account([Gaussian(1e4)]), Account([Gaussian(1e-2)])
         for name in ACCOUNTANTS:

@@ -374,7 +374,7 @@ class TestExactly:
         ],
     )
     def test_a_plan_is_for_the_filter_that_a_run_brings(self, sampling, kind):
-        chosen, z = filter_for(kind, 2.0, SMALL), 3.0
+        chosen, z = filter_for(kind, 2.0, SMALL), 9.0
         expected = int(chosen.limit(2.0, SMALL) / cost(chosen, Gaussian(z, sampling)))
         assert rounds_for(z, 2.0, SMALL, sampling) == expected > 0
 

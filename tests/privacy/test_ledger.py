@@ -989,8 +989,8 @@ class TestBooksExactly:
         with pytest.raises(BudgetExhausted) as refused:
             books.require([Unaccounted("x")])
         assert str(refused.value) == (
-            f"{path} holds, or would hold, releases for which nothing can be claimed: no ε up to 2 covers them; if this "
-            "is other data, give it another data-identity"
+            f"{path} holds, or would hold, releases for which nothing can be claimed: no ε up to 2 covers them; if "
+            "this is other data, give it another data-identity"
         )
 
     def test_an_account_that_no_ledger_holds(self):
@@ -1005,7 +1005,7 @@ class TestBooksExactly:
             "the next release would bring what is spent from 25 % to 125 %, past the budget of 3 at δ = 1e-05 "
             f"(by {chosen})"
         )
-        with pytest.raises(BudgetExhausted, match="^who holds, or would hold, releases for which nothing"):
+        with pytest.raises(BudgetExhausted, match=r"^who holds, or would hold, releases for which nothing"):
             refuse_beyond(spent, [Unaccounted("x")], 1e-5, 3.0, "who")
         replaced = Account([fits], "replace-one")
         with pytest.raises(BudgetExhausted, match=r"from 100 % to 200 %"):
