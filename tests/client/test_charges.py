@@ -29,7 +29,17 @@ from flwr.app import RecordDict
 from cloister.client import budget as subject
 from cloister.client import ledgers
 from cloister.client.budget import keep_budget
-from cloister.client.charges import FURTHER, PROMISED, SCORES, Charge, charges_of, plan_of, planned_steps, unit_of
+from cloister.client.charges import (
+    FURTHER,
+    PROMISED,
+    SCORES,
+    Charge,
+    _replaced,
+    charges_of,
+    plan_of,
+    planned_steps,
+    unit_of,
+)
 from cloister.client.data import LocalData
 from cloister.client.ledgers import identity_of, limits_of
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
@@ -215,6 +225,10 @@ class TestEachCharge:
             Charge("client", (none,), "gaussian"),
             Charge("example", (none,), "gaussian"),
         ]
+
+    def test_what_an_example_pays_for_what_a_client_does(self):
+        for event, twice in ((Pure(0.5), Pure(1.0)), (Gaussian(3.0), Gaussian(1.5)), (Unaccounted("x"),) * 2):
+            assert _replaced(event) == twice
 
     def test_a_charge_without_more_has_no_mechanism_and_no_clip(self):
         assert (Charge("client", ()).mechanism, Charge("client", ()).clip) == ("", 0.0)

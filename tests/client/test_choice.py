@@ -133,3 +133,10 @@ def test_the_unit_of_a_choice(client, grouped):
 def test_groups_are_numbered_whatever_they_are_called():
     assert choice._numbered(None) is None
     assert choice._numbered(np.array(["z", "a", "z"])).tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("losses", "mean"), [([], 0.0), ([1.0, 4.0], 2.5), ([1.0, np.nan], np.inf), ([np.inf], np.inf)]
+)
+def test_a_mean_that_can_be_compared(losses, mean):
+    assert choice._mean(np.array(losses)) == mean

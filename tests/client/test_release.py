@@ -278,7 +278,9 @@ class TestLeakage:
         sent_by(moved(1.0), node={"max-leakage": 1000.0})
         assert len(list(tmp_path.glob("*.jsonl"))) == 1
 
-    @pytest.mark.parametrize(("radius", "minimum", "allowed"), [(1e-6, 0, False), (1.0, 2.0, False), (2.0, 2.0, True)])
+    @pytest.mark.parametrize(
+        ("radius", "minimum", "allowed"), [(1e-6, 0, False), (9.0, 0, False), (1.0, 2.0, False), (2.0, 2.0, True)]
+    )
     def test_a_radius_is_of_the_nodes_choosing_where_it_has_a_limit(self, node, radius, minimum, allowed):
         settings = LAPLACE | {"privacy.radius": radius}
         node |= {"max-leakage": 1e9} | ({"min-radius": minimum} if minimum else {})
