@@ -337,6 +337,16 @@ class TestARound:
         strategy = globally(all_nodes(Undecided), placement="model")
         assert played(strategy, self.MODELS[:3], server_round=7) == (None, None)
 
+    def test_of_models_asks_no_strategy_where_nobody_replied(self):
+        """Flower's own strategies divide by the number of replies."""
+
+        class Unasked(FedAvg):
+            def aggregate_train(self, server_round, replies):
+                pytest.fail("it was asked")
+
+        strategy = globally(all_nodes(Unasked), placement="model")
+        assert one_round(strategy, grid_of(gone, 3), zeros()) == (None, None)
+
     def test_of_one_release_is_that_of_its_round(self):
         class Noted(FedAvg):
             def aggregate_train(self, server_round, replies):
