@@ -28,19 +28,32 @@ from asking import (
 from flwr.app import RecordDict
 
 from cloister.client import ledgers
-from cloister.client.charges import FURTHER, PROMISED, SCORES, charges_of
+from cloister.client.charges import (
+    FURTHER,
+    PROMISED,
+    SCORES,
+    Charge,
+    charges_of,
+    plan_of,
+    planned_steps,
+    unit_of,
+)
+from cloister.client.data import LocalData
 from cloister.client.ledgers import identity_of, limits_of
 from cloister.client.mods import budget as subject
 from cloister.client.mods.budget import keep_budget
-from cloister.client.request import EvaluateRequest, KeepRequest, Reply
+from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.client.tally import LeakageTally, Tally
-from cloister.core.errors import BudgetExhausted, PrivacyError
+from cloister.config.run import parse
+from cloister.core.errors import BudgetExhausted, PolicyError, PrivacyError
 from cloister.core.hypotheses import stacked
 from cloister.privacy.accounting import filters
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
-from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.accounting.filters import GaussianFilter
+from cloister.privacy.accounting.ledger import DAY, Budget, Ledger, today
+from cloister.tasks.base import Examples
 
 SIZED = {"partition-id": 0, "num-partitions": 4}
 CHOICE = {"privacy.server": "laplace-clustering", "privacy.clusters": 2, "privacy.choice-epsilon": 0.5}
@@ -136,6 +149,135 @@ class TestEachCombination:
         found = charged(settings, node, EvaluateRequest)
         assert set(found) == {"client", "group" if "task.group" in settings else "example"}
         assert all(events == [Unaccounted("scores left without noise")] for events in found.values())
+
+
+class TestEachCharge:
+    """With its mechanism and its clip, for whoever reads the ledger."""
+
+    STEPS = Repeated(Gaussian(1.0, Sampling("poisson", 0.25)), 4)
+    PROMISE = (Gaussian(3.0), Gaussian(4.0))
+
+    def found(self, settings, node, kind=TrainRequest, number=1):
+        models = [SOFTMAX] * 2 if "privacy.clusters" in settings else [SOFTMAX]
+        more = {"promise": self.PROMISE} if kind is TrainRequest else {}
+        request = request_of_kind(kind, settings, models=models, number=number, **more)
+        return charges_of(request, context_of(settings, node))
+
+    @pytest.mark.parametrize(("settings", "unit"), [(OPEN, "example"), (DP_SGD | {"task.group": "ward"}, "group")])
+    def test_scores(self, node, settings, unit):
+        scores = (Unaccounted("scores left without noise"),)
+        expected = [Charge("client", scores, "scores"), Charge(unit, scores, "scores")]
+        assert self.found(settings, node, EvaluateRequest) == expected
+
+    @pytest.mark.parametrize(("number", "clip"), [(1, 2.0), (3, 0.5)])
+    def test_steps_at_the_clip_of_their_round(self, node, number, clip):
+        decaying = {"privacy.client-clipping-norm": 2.0, "privacy.clipping-decay": 0.5}
+        settings = DP_SGD | decaying | {"privacy.least-clipping-norm": 1e-3}
+        assert self.found(settings, node, number=number) == [
+            Charge("client", self.PROMISE, "as the server promised"),
+            Charge("example", (self.STEPS,), "dp-sgd", clip),
+        ]
+
+    def test_steps_and_a_choice(self, node):
+        (_, steps) = self.found(DP_SGD | CHOICE, node)
+        assert steps == Charge("example", (self.STEPS, Pure(0.5)), "dp-sgd", 1.0)
+
+    @pytest.mark.parametrize(
+        ("rules", "believed"),
+        [
+            ({"mechanisms": ["dp-sgd"], "min_server_noise_multiplier": None, "max_epsilon": 9.0}, False),
+            ({"mechanisms": ["dp-sgd", "metric"], "max_epsilon": 9.0}, True),
+            ({"mechanisms": [], "min_server_noise_multiplier": None}, True),
+        ],
+    )
+    @pytest.mark.parametrize("settings", [DP_SGD, OPEN])
+    def test_a_promise_as_far_as_the_policy_counts_on_it(self, tmp_path, node, settings, rules, believed):
+        nothing = (Unaccounted("the policy of this node counts on no noise of the server's"),)
+        expected = Charge("client", self.PROMISE if believed else nothing, "as the server promised")
+        assert self.found(settings, node | {"policy": str(policy_file(tmp_path, **rules))})[0] == expected
+
+    def test_no_noise(self, node):
+        unprotected = Unaccounted("privacy.client is 'none': the server sees models trained without noise")
+        assert self.found(OPEN, node) == [
+            Charge("client", self.PROMISE, "as the server promised"),
+            Charge("example", (unprotected,)),
+        ]
+
+    @pytest.mark.parametrize(
+        ("settings", "name", "clip", "client", "example"),
+        [
+            (GAUSSIAN | {"privacy.client-clipping-norm": 3.0}, "gaussian", 3.0, Gaussian(2.0), Gaussian(1.0)),
+            (BALL, "laplace", 2.0, Pure(P / NU), Pure(2 * P / NU)),
+        ],
+    )
+    @pytest.mark.parametrize("chooses", [False, True])
+    def test_noise_on_what_is_sent(self, node, settings, name, clip, client, example, chooses):
+        more, twice = ((Pure(0.5),), (Pure(1.0),)) if chooses else ((), ())
+        assert self.found(settings | CHOICE if chooses else settings, node) == [
+            Charge("client", (client, *more), name, clip),
+            Charge("example", (example, *twice), name, clip),
+        ]
+
+    def test_noise_that_protects_nobody(self, node):
+        settings = GAUSSIAN | {"privacy.client-noise-multiplier": 0.0, "privacy.noise-seed": 1}
+        none = Unaccounted(
+            "privacy.client-noise-multiplier is 0: there is no noise; "
+            "the noise is seeded: whoever knows privacy.noise-seed can remove it"
+        )
+        assert self.found(settings, node) == [
+            Charge("client", (none,), "gaussian"),
+            Charge("example", (none,), "gaussian"),
+        ]
+
+    def test_what_an_example_pays_for_what_a_client_does(self):
+        for event, twice in ((Pure(0.5), Pure(1.0)), (Gaussian(3.0), Gaussian(1.5)), (Unaccounted("x"),) * 2):
+            assert event.replaced() == twice
+
+    def test_a_charge_without_more_has_no_mechanism_and_no_clip(self):
+        assert (Charge("client", ()).mechanism, Charge("client", ()).clip) == ("", 0.0)
+
+    def test_the_unit_is_what_the_run_or_the_policy_protects(self, tmp_path, node):
+        rules = {"mechanisms": [], "min_server_noise_multiplier": None}
+        silent = node | {"policy": str(policy_file(tmp_path / "silent", **rules))}
+        grouped = node | {"policy": str(policy_file(tmp_path / "grouped", group="ward", **rules))}
+        assert [unit_of(request_of_kind(), each) for each in (node, silent, grouped)] == ["example"] * 2 + ["group"]
+        assert unit_of(request_of_kind(settings=DP_SGD | {"task.group": "ward"}), silent) == "group"
+
+
+class TestPlans:
+    def test_the_size_is_that_of_dp_sgd_alone(self, node):
+        for settings, size in ((DP_SGD, 40), (GAUSSIAN, 0), (OPEN, 0)):
+            assert plan_of(request_of_kind(settings=settings), context_of(settings, node)).public_size == size
+
+    def test_the_owner_is_who_trains(self, node):
+        seeds = {plan_of(request_of_kind(), context_of(OPEN, node), owner).seed for owner in (0, 1, 2)}
+        assert len(seeds) == 3
+        assert plan_of(request_of_kind(), context_of(OPEN, node)).seed in seeds
+        first = plan_of(request_of_kind(), context_of(OPEN, node), 0)
+        assert plan_of(request_of_kind(), context_of(OPEN, node)) == first
+
+    def test_what_shuffled_batches_would_show(self, node):
+        settings = DP_SGD | {"privacy.batch-sampling": "shuffle"}
+        with pytest.raises(PrivacyError) as refused:
+            planned_steps(request_of_kind(settings=settings), context_of(settings, node))
+        assert str(refused.value) == (
+            "privacy.batch-sampling = 'shuffle' would show how many examples this node has; use 'poisson'"
+        )
+
+    @pytest.mark.parametrize(("groups", "size"), [(None, 7), ([4, 4, 4, 2, 2, 9, 9], 3), ([], 1)])
+    def test_a_simulated_client_counts_the_units_that_it_was_dealt(self, monkeypatch, groups, size):
+        count = 7 if groups is None else len(groups)
+        dealt = Examples(np.zeros((count, 64)), np.zeros(count), None if groups is None else np.array(groups))
+        asked = []
+
+        def local_data(*given, **options):
+            asked.append((given, options))
+            return LocalData(dealt, dealt.take(np.zeros(0, int)))
+
+        monkeypatch.setattr("cloister.client.charges.local_data", local_data)
+        request = request_of_kind(settings=DP_SGD)
+        assert plan_of(request, context_of(DP_SGD, SIZED)).public_size == size
+        assert asked == [((request.config.task, SIZED, request.seed), {"tolerant": True})]
 
 
 class TestTheLedger:
@@ -517,6 +659,170 @@ class TestStores:
                 budget.spend(event, 11)
         assert budget.spent() == pytest.approx(4.0)
 
+    def test_what_a_client_without_a_ledger_may_still_release(self):
+        chosen, store = filters.filter_for("renyi", 3.0, 1e-5), Tally(RecordDict())
+        fits = Gaussian(math.sqrt(chosen.order / 2 * 4 / chosen.limit(3.0, 1e-5)) * (1 + 1e-9))
+        store.open(fits, "client", "run", 1, lambda: None)
+        budget = PrivacyBudget(store, "run", max_epsilon=3.0, kind="renyi")
+        budget.require([fits, fits, fits])
+        PrivacyBudget(store, "run", kind="renyi").require([Unaccounted("x")])
+        with pytest.raises(BudgetExhausted) as refused:
+            budget.require([fits] * 4)
+        assert str(refused.value) == (
+            "the next release would bring what is spent from 25 % to 125 %, past the budget of 3 at δ = 1e-05 "
+            f"(by {chosen})"
+        )
+        with pytest.raises(BudgetExhausted, match=r"^this client holds, or would hold, releases for which nothing"):
+            budget.require([Unaccounted("x")])
+        replaced = PrivacyBudget(store, "run", max_epsilon=3.0, relation="replace-one", kind="renyi")
+        with pytest.raises(BudgetExhausted, match=r"from 100 % to 200 %"):
+            replaced.require([fits])
+
     def test_a_filter_of_leakage_is_in_no_ledger(self):
         with pytest.raises(ValueError, match="not enough values"):
             filters.to_json(filters.LeakageFilter())
+
+
+NOTHING = {"max-epsilon": 0.0, "max-example-epsilon": 0.0, "target-delta": 1e-5}
+
+
+class TestTheLimitOfAUnit:
+    """δ and ε that satisfy the run and the node."""
+
+    @pytest.mark.parametrize(
+        ("settings", "unit", "own", "expected"),
+        [
+            (OPEN, "client", {}, (1e-5, 0.0)),
+            (OPEN, "example", {"target-delta": 1e-6}, (1e-6, 0.0)),
+            (BALL, "client", {"target-delta": 1e-6}, (1e-6, 0.0)),
+            (DP_SGD, "client", {"target-delta": 1e-6}, (1e-5, 0.0)),
+            (DP_SGD | {"privacy.target-delta": 1e-7}, "client", {}, (1e-7, 0.0)),
+            (GAUSSIAN | {"privacy.target-delta": 1e-7}, "example", {}, (1e-7, 0.0)),
+            (DP_SGD | {"privacy.client-max-epsilon": 3.0}, "example", {}, (1e-5, 3.0)),
+            (DP_SGD | {"privacy.client-max-epsilon": 3.0}, "group", {}, (1e-5, 3.0)),
+            (DP_SGD | {"privacy.client-max-epsilon": 3.0}, "client", {}, (1e-5, 0.0)),
+            (GAUSSIAN | {"privacy.client-max-epsilon": 3.0}, "client", {}, (1e-5, 3.0)),
+            (GAUSSIAN | {"privacy.client-max-epsilon": 3.0}, "example", {}, (1e-5, 0.0)),
+            (DP_SGD, "client", {"max-epsilon": 2.0, "target-delta": 1e-6}, (1e-6, 2.0)),
+            (DP_SGD, "example", {"max-epsilon": 2.0}, (1e-5, 0.0)),
+            (DP_SGD, "example", {"max-example-epsilon": 2.0, "target-delta": 1e-3}, (1e-3, 2.0)),
+            (DP_SGD, "group", {"max-example-epsilon": 2.0}, (1e-5, 2.0)),
+            (
+                DP_SGD | {"privacy.client-max-epsilon": 3.0, "privacy.target-delta": 1e-7},
+                "example",
+                {"max-example-epsilon": 2.0},
+                (1e-7, 2.0),
+            ),
+            (
+                DP_SGD | {"privacy.client-max-epsilon": 1.0, "privacy.target-delta": 1e-3},
+                "example",
+                {"max-example-epsilon": 2.0, "target-delta": 1e-4},
+                (1e-4, 1.0),
+            ),
+        ],
+    )
+    def test_is_the_stricter_of_both(self, settings, unit, own, expected):
+        charge = Charge(unit, (Gaussian(1.0),))
+        assert subject._limit(charge, parse(settings).privacy, NOTHING | own) == expected
+
+    def test_a_new_budget_of_pure_releases_has_a_rényi_filter(self):
+        for events, expected in (((Gaussian(1.0), Pure(1.0)), "renyi"), ((Gaussian(1.0),), None), ((), None)):
+            assert subject._filter_of(Charge("client", events)) == expected
+
+
+class TestWhatABudgetWrites:
+    def spend(self, settings, node, number=5, kind=TrainRequest, run="seven", **more):
+        request = request_of_kind(kind, settings, number=number, run=run, **more)
+        return keep_budget(request, context_of(settings, node), lambda *given: given)
+
+    def test_the_next_is_given_the_same(self, node):
+        request, context = request_of_kind(settings=GAUSSIAN), context_of(GAUSSIAN, node)
+        assert keep_budget(request, context, lambda *given: given) == (request, context)
+        kept = request_of_kind(KeepRequest)
+        assert keep_budget(kept, context, lambda *given: given) == (kept, context)
+
+    def test_every_line_of_a_message(self, node):
+        self.spend(GAUSSIAN | CHOICE | {"privacy.client-clipping-norm": 3.0}, node, models=[SOFTMAX] * 2)
+        found = [
+            (entry.run, entry.round, entry.unit, entry.mechanism, entry.clip, entry.event, entry.done)
+            for entry in ledger_of_node(node).entries
+        ]
+        first, more = ("gaussian", 3.0), ("in the same message", 3.0)
+        assert found == [
+            ("seven", 5, "client", *first, Gaussian(2.0), True),
+            ("seven", 5, "client", *more, Pure(0.5), True),
+            ("seven", 5, "example", *first, Gaussian(1.0), True),
+            ("seven", 5, "example", *more, Pure(1.0), True),
+        ]
+
+    def test_the_sites_budget_under_the_runs_name(self, node):
+        settings = GAUSSIAN | {"privacy.client-max-epsilon": 50.0, "privacy.target-delta": 1e-7}
+        self.spend(settings, node | {"max-epsilon": 60.0, "target-delta": 1e-6})
+        (budget,) = ledger_of_node(node).budgets
+        assert budget == Budget("seven", "client", 1e-6, 60.0, "add-or-remove", GaussianFilter(), today())
+
+    def test_pure_releases_choose_the_filter_of_either_unit(self, node):
+        self.spend(BALL | {"privacy.client-noise-multiplier": 1e6}, node | {"max-epsilon": 60.0})
+        (budget,) = ledger_of_node(node).budgets
+        assert (budget.unit, str(budget.filter).split(" of ")[0]) == ("client", "Rényi DP")
+
+    def test_an_open_run_of_a_simulated_client_is_not_counted(self):
+        context = context_of(OPEN, SIZED)
+        keep_budget(request_of_kind(settings=OPEN), context, lambda *_: Reply())
+        assert not dict(context.state.config_records) and not dict(context.state.metric_records)
+
+    def test_what_stops_a_message_is_logged_and_not_told(self, node, caplog):
+        with caplog.at_level("INFO", "cloister.client"), pytest.raises(BudgetExhausted) as refused:
+            self.spend(GAUSSIAN, node | {"max-epsilon": 1e-3})
+        assert str(refused.value) == "the budget of this node is spent, or cannot cover this run"
+        (record,) = caplog.records
+        assert record.levelname == "INFO" and record.message.startswith("abstaining: the next release would bring")
+        assert ledger_of_node(node).entries == []
+
+    @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon"])
+    def test_scores_and_a_budget(self, node, key):
+        with pytest.raises(BudgetExhausted) as refused:
+            self.spend(OPEN, node | {key: 1e9}, kind=EvaluateRequest)
+        assert str(refused.value) == (
+            f"this node has a budget ({key}), and scores on its examples would leave without noise"
+        )
+
+    @pytest.mark.parametrize("groups_first", [False, True])
+    def test_a_budget_of_the_other_unit(self, node, groups_first, caplog):
+        runs = [DP_SGD, DP_SGD | {"task.group": "patient"}]
+        first, second = reversed(runs) if groups_first else runs
+        limited = node | {"max-example-epsilon": 500.0}
+        self.spend(first, limited)
+        with caplog.at_level("INFO", "cloister.client"), pytest.raises(BudgetExhausted):
+            self.spend(second, limited)
+        before, now = ("group", "example") if groups_first else ("example", "group")
+        assert caplog.records[-1].message == (
+            f"abstaining: ledger-dir/{ledger_of_node(node).path.name} holds releases that were counted for each "
+            f"{before}: no budget for each {now} covers them; if this is other data, give it another data-identity"
+        ).replace("ledger-dir", str(Path(node["ledger-dir"])))
+
+    def test_without_a_budget_units_do_not_mind_each_other(self, node):
+        for settings in (DP_SGD, DP_SGD | {"task.group": "patient"}, DP_SGD):
+            self.spend(settings, node)
+        assert [len(entries_of(node, unit)) for unit in ("client", "example", "group")] == [3, 2, 1]
+
+    @pytest.mark.parametrize("spent", [1, 2])
+    def test_messages_of_a_day(self, tmp_path, node, spent):
+        """Those of other days and of scores, and further releases of a message, are none of today's."""
+        limited = node | {"policy": str(policy_file(tmp_path, **DAILY))}
+        path = Path(node["ledger-dir"]) / f"{identity_of(node, 'digits')}.jsonl"
+        ledger = Ledger(path)
+        for mechanism in (SCORES, FURTHER, SCORES):
+            ledger.open(Gaussian(1.0), "client", "1", 1, lambda: None, mechanism)
+        ledger.open(Gaussian(1.0), "example", "1", 1, lambda: None)
+        for _ in range(spent):
+            ledger.open(Gaussian(1.0), "client", "1", 1, lambda: None, PROMISED)
+        if spent < 2:
+            self.spend(GLOBAL, limited)
+            return
+        with pytest.raises(PolicyError) as refused:
+            self.spend(GLOBAL, limited)
+        assert str(refused.value) == ("refused by the policy of this node: max-messages-per-day = 2 were answered")
+
+    def test_a_day_is_one_of_utc(self):
+        assert today() % DAY == 0

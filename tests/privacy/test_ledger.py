@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from cloister.privacy.accounting import filters
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import (
+    UNSAMPLED,
     Gaussian,
     Laplace,
     Pure,
@@ -29,8 +31,8 @@ from cloister.privacy.accounting.events import (
     from_json,
     to_json,
 )
-from cloister.privacy.accounting.filters import cost, filter_for
-from cloister.privacy.accounting.ledger import GENESIS, Ledger, line_hash
+from cloister.privacy.accounting.filters import GaussianFilter, RenyiFilter, cost, filter_for
+from cloister.privacy.accounting.ledger import DAY, GENESIS, Budget, Entry, Ledger, line_hash, today
 
 
 @pytest.fixture
@@ -578,3 +580,416 @@ class TestBooks:
             PrivacyBudget(Ledger(path), "", relation=relation) for relation in ("add-or-remove", "replace-one")
         )
         assert replacing.epsilon() > 1.9 * adding.epsilon()
+
+
+class TestEvents:
+    JSON = (
+        (UNSAMPLED, {"kind": "none", "probability": 1.0, "cohort": 0, "population": 0}),
+        (Sampling("poisson", 0.5), {"kind": "poisson", "probability": 0.5, "cohort": 0, "population": 0}),
+        (
+            Sampling("without-replacement", cohort=2, population=3),
+            {"kind": "without-replacement", "probability": 1.0, "cohort": 2, "population": 3},
+        ),
+    )
+
+    @pytest.mark.parametrize(("sampling", "content"), JSON)
+    def test_as_objects(self, sampling, content):
+        gaussian = {"kind": "gaussian", "noise_multiplier": 2.0, "sampling": content}
+        assert to_json(Gaussian(2.0, sampling)) == gaussian
+        assert to_json(Repeated(Gaussian(2.0, sampling), 3)) == {"kind": "repeated", "event": gaussian, "count": 3}
+        assert from_json(gaussian) == Gaussian(2.0, sampling)
+
+    def test_others_as_objects(self):
+        assert to_json(Pure(0.5)) == {"kind": "pure", "epsilon": 0.5}
+        assert to_json(Laplace(0.5, 2.0)) == {"kind": "laplace", "epsilon": 0.5, "radius": 2.0}
+        assert to_json(Unaccounted("why")) == {"kind": "unaccounted", "reason": "why"}
+        assert from_json({"kind": "gaussian", "noise_multiplier": 2.0}) == Gaussian(2.0)
+
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [
+            (5, "an event must be a JSON object"),
+            ({}, "unknown event kind None; known: gaussian, repeated, pure, unaccounted, laplace"),
+            ({"kind": ["pure"]}, "unknown event kind ['pure']; known: gaussian, repeated, pure, unaccounted, laplace"),
+        ],
+    )
+    def test_what_is_no_event_is_named(self, content, says):
+        with pytest.raises(PrivacyError) as refused:
+            from_json(content)
+        assert str(refused.value).startswith(says), "other packages may have kinds of their own"
+
+    @pytest.mark.parametrize(
+        ("make", "says"),
+        [
+            (
+                lambda: Sampling("shuffled"),
+                "unknown kind of sampling 'shuffled'; known: none, poisson, without-replacement",
+            ),
+            (
+                lambda: Sampling("poisson", 0.0),
+                "a Poisson sampling probability must be above 0 and at most 1, got 0.0",
+            ),
+            (
+                lambda: Sampling("poisson", 1.01),
+                "a Poisson sampling probability must be above 0 and at most 1, got 1.01",
+            ),
+            (
+                lambda: Sampling("without-replacement", cohort=3, population=2),
+                "a cohort of 3 cannot be drawn from a population of 2",
+            ),
+            (
+                lambda: Sampling("without-replacement", cohort=0, population=2),
+                "a cohort of 0 cannot be drawn from a population of 2",
+            ),
+            (lambda: Gaussian("1"), "a noise multiplier must be a number"),
+            (lambda: Gaussian(True), "a noise multiplier must be a number"),
+            (lambda: Gaussian(9e-7), "a noise multiplier must be 0 or between 1e-06 and 1e+06, got 9e-07"),
+            (lambda: Gaussian(1.1e6), "a noise multiplier must be 0 or between 1e-06 and 1e+06, got 1100000.0"),
+            (lambda: Repeated(Pure(1.0), 2), "what is repeated must be a gaussian event"),
+            (
+                lambda: Repeated(Gaussian(1.0), 0),
+                "a count of releases must be a whole number from 1 to 1000000000, got 0",
+            ),
+            (
+                lambda: Repeated(Gaussian(1.0), 10**9 + 1),
+                "a count of releases must be a whole number from 1 to 1000000000, got 1000000001",
+            ),
+            (lambda: Pure("1"), "the ε of a pure release must be a number"),
+            (lambda: Pure(True), "the ε of a pure release must be a number"),
+            (lambda: Pure(0.0), "the ε of a pure release must be finite and above 0, got 0.0"),
+            (lambda: Pure(math.inf), "the ε of a pure release must be finite and above 0, got inf"),
+            *[
+                (
+                    lambda numbers=numbers: Laplace(*numbers),
+                    "a Laplace release has a finite ε above 0 and a finite radius of at least 0",
+                )
+                for numbers in ((0.0, 1.0), (math.inf, 1.0), (1.0, -0.1), (1.0, math.inf), (math.nan, 1.0))
+            ],
+        ],
+    )
+    def test_what_is_out_of_range_is_named(self, make, says):
+        with pytest.raises(PrivacyError) as refused:
+            make()
+        assert str(refused.value) == says
+
+    def test_the_ends_of_each_range(self):
+        assert Gaussian(1e-6).noise_multiplier == 1e-6 and Gaussian(1e6).noise_multiplier == 1e6
+        assert Gaussian(0.0).noise_multiplier == 0 and Gaussian(2).noise_multiplier == 2
+        assert Repeated(Gaussian(1.0), 1).count == 1 and Repeated(Gaussian(1.0), 10**9).count == 10**9
+        assert Sampling("poisson", 1.0).probability == 1 and Pure(5).epsilon == 5 and Pure(1e-9).epsilon == 1e-9
+        assert Sampling("without-replacement", cohort=1, population=1).cohort == 1
+        assert Laplace(1e-9, 0.0).leakage == 0 and Laplace(0.5, 3.0).leakage == 1.5
+        assert Sampling() == Sampling("none", 1.0, 0, 0) == UNSAMPLED == Gaussian(1.0).sampling
+        assert Sampling("none", probability=5.0, cohort=9).probability == 5, "no claim is made about it"
+
+
+class TestLines:
+    """What stands in the file, field by field."""
+
+    def test_an_entry(self, path):
+        ledger = Ledger(path)
+        release = ledger.open(Gaussian(1.0), "example", "run", 7, lambda: None, "by", 2.5)
+        expected = Entry(release, "run", 7, "example", "by", 2.5, Gaussian(1.0), today())
+        assert ledger.entries == [expected] == Ledger(path).entries and expected.done is False
+        (line,) = lines_of(path)
+        assert line["v"] == 3 and line["seq"] == 0 and line["kind"] == "open" and line["previous"] == GENESIS
+        assert ledger.head == line["hash"] == line_hash(line)
+        ledger.done(release)
+        assert [entry.done for entry in ledger.entries] == [True]
+
+    def test_an_entry_without_more(self, path):
+        ledger = Ledger(path)
+        ledger.open(Gaussian(1.0), "client", "run", 1, lambda: None)
+        assert (ledger.entries[0].mechanism, ledger.entries[0].clip) == ("", 0.0)
+
+    def test_a_day(self, monkeypatch):
+        monkeypatch.setattr("time.time", lambda: 3.5 * DAY)
+        assert today() == 3.0 * DAY and type(today()) is float
+
+    def test_a_hash_is_of_everything_else(self):
+        content = {"b": 1, "a": "ü"}
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        assert line_hash(content) == line_hash(content | {"hash": "x"}) == digest != line_hash(content | {"c": 1})
+
+    def test_budgets(self, path):
+        ledger = Ledger(path)
+        ledger.limit("none", "client", 1e-5, 0.0)
+        assert ledger.budgets == [] and ledger.filter_of("client") is None
+        ledger.limit("one", "client", 1e-5, 2.0)
+        ledger.limit("same", "client", 1e-5, 2.0)
+        ledger.limit("epsilon", "client", 1e-5, 3.0)
+        ledger.limit("delta", "client", 1e-6, 3.0, "renyi")
+        ledger.limit("relation", "client", 1e-6, 3.0, relation="replace-one")
+        ledger.limit("off", "client", 1e-6, 0.0, relation="replace-one")
+        ledger.limit("other", "example", 1e-6, 3.0, "renyi", "replace-one")
+        day, gaussian = today(), GaussianFilter()
+        assert ledger.budgets == [
+            Budget("one", "client", 1e-5, 2.0, "add-or-remove", gaussian, day),
+            Budget("epsilon", "client", 1e-5, 3.0, "add-or-remove", gaussian, day),
+            Budget("delta", "client", 1e-6, 3.0, "add-or-remove", gaussian, day),
+            Budget("relation", "client", 1e-6, 3.0, "replace-one", gaussian, day),
+            Budget("off", "client", 1e-6, 0.0, "replace-one", gaussian, day),
+            Budget("other", "example", 1e-6, 3.0, "replace-one", filter_for("renyi", 3.0, 1e-6), day),
+        ]
+        assert Ledger(path).budgets == ledger.budgets
+        assert ledger.filter_of("client") == gaussian and isinstance(ledger.filter_of("example"), RenyiFilter)
+        assert ledger.filter_of("group") is None
+
+    def test_whose_releases_there_are_and_what_was_set_before_them(self, path):
+        ledger = Ledger(path)
+        ledger.limit("run", "example", 1e-5, 2.0)
+        ledger.open(Gaussian(1.0), "client", "run", 1, lambda: None)
+        ledger.limit("run", "client", 1e-5, 2.0)
+        ledger.limit("run", "group", 1e-5, 2.0)
+        for each in (ledger, Ledger(path)):
+            assert [each.has_released(unit) for unit in ("client", "example", "group")] == [True, False, False]
+            found = [each.was_set_beforehand(unit) for unit in ("client", "example", "group", "neighbourhood")]
+            assert found == [False, True, True, False]
+        ledger.open(Gaussian(1.0), "example", "run", 1, lambda: None)
+        assert ledger.was_set_beforehand("example")
+        ledger.limit("later", "example", 1e-5, 1.0)
+        assert not ledger.was_set_beforehand("example") and not Ledger(path).was_set_beforehand("example")
+
+    def test_the_relation_that_budgets_are_kept_for(self, path):
+        ledger = Ledger(path)
+        ledger.limit("run", "example", 1e-5, 2.0)
+        assert ledger.relation_of("example", "add-or-remove") == "add-or-remove"
+        assert ledger.relation_of("example", "replace-one") == "replace-one"
+        ledger.limit("run", "example", 1e-5, 2.0, relation="replace-one")
+        ledger.limit("run", "example", 1e-5, 2.0)
+        assert ledger.relation_of("example", "add-or-remove") == "replace-one"
+        assert ledger.relation_of("client", "add-or-remove") == "add-or-remove"
+
+    def test_running_sums_are_of_their_own_unit_filter_and_relation(self, path):
+        ledger, renyi = Ledger(path), RenyiFilter(4.0)
+        keys = [
+            (unit, chosen, relation)
+            for unit in ("client", "example")
+            for chosen in (GaussianFilter(), renyi)
+            for relation in ("add-or-remove", "replace-one")
+        ]
+        assert [ledger.spent(*key) for key in keys] == [0] * 8
+        events = {"client": [Gaussian(2.0), Gaussian(3.0)], "example": [Gaussian(5.0)]}
+        for unit, released in events.items():
+            for event in released:
+                ledger.done(ledger.open(event, unit, "run", 1, lambda: None))
+        for unit, chosen, relation in keys:
+            expected = sum(cost(chosen, event, relation) for event in events[unit])
+            assert ledger.spent(unit, chosen, relation) == pytest.approx(expected)
+            assert Ledger(path).spent(unit, chosen, relation) == pytest.approx(expected)
+
+    def test_accounts_are_of_their_own_relation_and_adversary(self, path):
+        ledger = Ledger(path)
+        keys = [(relation, insiders) for relation in ("add-or-remove", "replace-one") for insiders in (False, True)]
+        for relation, insiders in keys:
+            found = ledger.account("client", relation, insiders)
+            assert (found.relation, found.insiders) == (relation, insiders)
+        ledger.open(
+            Gaussian(2.0, Sampling("without-replacement", cohort=1, population=9)), "client", "r", 1, lambda: None
+        )
+        ledger.open(Gaussian(2.0), "example", "r", 1, lambda: None)
+        for relation, insiders in keys:
+            expected = Account([ledger.entries[0].event], relation, insiders)
+            assert ledger.account("client", relation, insiders).epsilon(1e-5) == expected.epsilon(1e-5)
+        plain = ledger.account("client")
+        assert (plain.relation, plain.insiders) == ("add-or-remove", False)
+
+    def test_leakage_is_of_the_neighbourhood_alone(self, path):
+        ledger = Ledger(path)
+        for unit, event in (
+            ("neighbourhood", Laplace(0.5, 2.0)),
+            ("client", Unaccounted("x")),
+            ("neighbourhood", Laplace(0.25, 2.0)),
+        ):
+            ledger.open(event, unit, "run", 1, lambda: None)
+        assert ledger.leakage() == 1.5
+        ledger.open(Unaccounted("x"), "neighbourhood", "run", 1, lambda: None)
+        assert ledger.leakage() == math.inf
+
+
+class TestTextsOfALedger:
+    OLD = (
+        ": it is of version {}, whose budgets were kept by another rule. Move the file away to begin a new ledger, and "
+        "lower the budget by what the old one has spent"
+    )
+
+    def refusal(self, path, line, changes):
+        write(path)
+        lines = lines_of(path)
+        lines[line] |= changes
+        rewrite(path, chained(lines))
+        with pytest.raises(LedgerError) as refused:
+            Ledger(path)
+        return str(refused.value).removeprefix(f"{path}, ")
+
+    @pytest.mark.parametrize(
+        ("line", "changes", "says"),
+        [
+            (0, {"v": 0}, "line 1: not a line of a ledger of version 3"),
+            (0, {"v": True}, "line 1: not a line of a ledger of version 3"),
+            (0, {"v": 1}, "line 1: not a line of a ledger of version 3" + OLD.format(1)),
+            (2, {"v": 2}, "line 3: not a line of a ledger of version 3" + OLD.format(2)),
+            (2, {"kind": "reset"}, "line 3: unknown kind or fields"),
+            (2, {"unit": "patient"}, "line 3: unknown unit 'patient'; known: client, example, group, neighbourhood"),
+            (2, {"release": 7}, "line 3: 7 is no id of a new release"),
+            (3, {"release": "never"}, "line 4: release 'never' was never opened"),
+        ],
+    )
+    def test_of_a_line_that_is_not_understood(self, path, line, changes, says):
+        assert self.refusal(path, line, changes) == says
+
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            ({"filter": {"kind": "pld"}}, "line 2: unknown kind of filter 'pld'; known: gaussian, renyi"),
+            (
+                {"filter": {"kind": "renyi", "order": 3.0}},
+                "line 2: the filter of unit 'client' is another than that of its first budget",
+            ),
+            ({"relation": "swap"}, "line 2: unknown relation 'swap'"),
+        ],
+    )
+    def test_of_a_budget(self, path, changes, says):
+        ledger = Ledger(path)
+        for epsilon in (1.0, 2.0):
+            ledger.limit("run", "client", 1e-5, epsilon)
+        lines = lines_of(path)
+        lines[1] |= changes
+        rewrite(path, chained(lines))
+        with pytest.raises(LedgerError) as refused:
+            Ledger(path)
+        assert str(refused.value) == f"{path}, {says}"
+
+    def test_of_damage(self, path):
+        write(path)
+        whole = path.read_text()
+        path.write_text(whole + "{\n")
+        with pytest.raises(LedgerError) as refused:
+            Ledger(path)
+        assert str(refused.value) == f"{path}, line 9: not JSON"
+        changed = lines_of_text(whole)
+        changed[1]["time"] += 1
+        rewrite(path, changed)
+        with pytest.raises(LedgerError) as refused:
+            Ledger(path)
+        assert str(refused.value) == f"{path}, line 2: the line was changed: its hash does not fit it"
+        rewrite(path, lines_of_text(whole)[1:])
+        with pytest.raises(LedgerError) as refused:
+            Ledger(path)
+        assert str(refused.value) == (
+            f"{path}, line 1: the chain is broken: lines before it were changed, removed or swapped"
+        )
+
+    def test_of_a_file_that_shrank_and_of_what_was_never_opened(self, path):
+        ledger = write(path)
+        with pytest.raises(LedgerError) as refused:
+            ledger.done("no-such")
+        assert str(refused.value) == f"{path}: release no-such was never opened"
+        path.write_bytes(b"")
+        with pytest.raises(LedgerError) as refused:
+            ledger.open(Gaussian(1.0), "client", "run", 5, allow=lambda: None)
+        assert str(refused.value) == f"{path}: lines that were read from this file before are no longer in it"
+
+    def test_of_a_disk(self, path, monkeypatch):
+        def fail(handle):
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "fsync", fail)
+        path.parent.mkdir()
+        with pytest.raises(LedgerError) as refused:
+            write(path)
+        assert str(refused.value) == f"{path}: the ledger cannot be written: Input/output error"
+
+
+def lines_of_text(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+class TestABudgetToTheLetter:
+    def test_what_it_is_about_unless_said(self, path):
+        budget = PrivacyBudget(Ledger(path), "run")
+        assert (budget.unit, budget.delta, budget.max_epsilon, budget.relation) == ("client", 1e-5, 0.0, "add-or-remove")
+        assert budget.kind == "gaussian" and PrivacyBudget(Ledger(path), "run", "example").kind == "renyi"
+        assert PrivacyBudget(Ledger(path), "run", "example", kind="gaussian").kind == "gaussian"
+
+    def test_a_budget_below_zero_is_none(self, path):
+        with pytest.raises(ConfigError, match="max_epsilon must be >= 0, got -1"):
+            PrivacyBudget(Ledger(path), "run", max_epsilon=-1.0)
+
+    @pytest.mark.parametrize("delta", [0.0, 1.0])
+    def test_a_delta_that_is_no_probability(self, path, delta):
+        with pytest.raises(ConfigError) as refused:
+            PrivacyBudget(Ledger(path), "run", delta=delta)
+        assert str(refused.value) == f"target_delta must be above 0 and below 1, got {delta}"
+
+    def test_a_run_begins_under_its_name_with_its_budget(self, path):
+        budget = PrivacyBudget(Ledger(path), "", "example", 1e-6, 3.0, "replace-one")
+        budget.begin("seven")
+        expected = filter_for("renyi", 3.0, 1e-6)
+        assert budget.ledger.budgets == [Budget("seven", "example", 1e-6, 3.0, "replace-one", expected, today())]
+        with budget.release(Gaussian(9.0), 4, "by", 2.0):
+            (entry,) = budget.ledger.entries
+            assert (entry.run, entry.round, entry.unit, entry.mechanism) == ("seven", 4, "example", "by")
+            assert (entry.clip, entry.event, entry.done) == (2.0, Gaussian(9.0), False)
+        assert budget.ledger.entries[0].done
+        with budget.release(Gaussian(9.0), 5):
+            pass
+        assert (budget.ledger.entries[1].mechanism, budget.ledger.entries[1].clip) == ("", 0.0)
+
+    def test_accounts_of_a_run_and_of_all(self, path):
+        drawn = Sampling("without-replacement", cohort=1, population=100)
+        ledger = Ledger(path)
+        for run, unit, event in (
+            ("one", "client", Gaussian(4.0, drawn)),
+            ("two", "client", Gaussian(3.0, drawn)),
+            ("one", "example", Gaussian(2.0)),
+            ("two", "example", Gaussian(1.5)),
+        ):
+            ledger.open(event, unit, run, 1, lambda: None)
+        budget = PrivacyBudget(ledger, "one", relation="replace-one")
+
+        def same(found, events, insiders):
+            assert (found.relation, found.insiders) == ("replace-one", insiders)
+            assert found.epsilon(1e-5) == Account(events, "replace-one", insiders).epsilon(1e-5)
+
+        same(budget.account(), [Gaussian(4.0, drawn), Gaussian(3.0, drawn)], True)
+        same(budget.account_of_run(), [Gaussian(4.0, drawn)], True)
+        same(budget.account_of_run(insiders=False), [Gaussian(4.0, drawn)], False)
+        planned = Account([Gaussian(9.0)], "replace-one", True)
+        same(budget.account_with(planned), [Gaussian(9.0), Gaussian(3.0, drawn)], True)
+        assert budget.epsilon() == budget.account().epsilon(1e-5, "pld")
+
+    def test_a_share_of_no_limit(self, path):
+        """ε = 0.001 has no room under a Rényi filter: nothing spent is nothing, and anything is too much."""
+        budget = PrivacyBudget(Ledger(path), "run", "example", max_epsilon=1e-3)
+        assert (budget.limit, budget.share()) == (0, 0)
+        budget.ledger.open(Gaussian(5.0), "example", "run", 1, lambda: None)
+        assert budget.share() == math.inf
+
+    def test_what_is_recorded_as_unprotected(self, path):
+        budget = PrivacyBudget(Ledger(path), "run", "group", max_epsilon=1.0)
+        budget.record_unprotected("why")
+        (entry,) = budget.ledger.entries
+        assert (entry.event, entry.unit, entry.run, entry.round) == (Unaccounted("why"), "group", "run", 0)
+
+    def test_all_events_of_a_message_count_together(self, path):
+        budget = PrivacyBudget(Ledger(path), "run", max_epsilon=2.0)
+        half = Gaussian(math.sqrt(2 / budget.limit) * (1 + 1e-9))
+        budget.require([half, half])
+        with pytest.raises(BudgetExhausted) as refused:
+            budget.require([half, half, half])
+        assert str(refused.value) == (
+            "the next release would bring what is spent from 0 % to 150 %, past the budget of 2 at δ = 1e-05 "
+            "(by Gaussian DP)"
+        )
+        with budget.release(half, 1):
+            pass
+        budget.require([half])
+        with pytest.raises(BudgetExhausted, match=r"from 50 % to 150 %"):
+            budget.require([half, half])
+        with pytest.raises(BudgetExhausted) as refused:
+            budget.require([Unaccounted("x")])
+        assert str(refused.value) == (
+            f"{path} holds, or would hold, releases for which nothing can be claimed: no ε up to 2 covers them; if "
+            "this is other data, give it another data-identity"
+        )
