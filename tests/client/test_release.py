@@ -25,7 +25,7 @@ from asking import (
 
 from cloister.client import ledgers
 from cloister.client.app import app
-from cloister.client.mods.errors import local_noise as subject
+from cloister.client.mods import local_noise as subject
 from cloister.client.mods.local_noise import add_local_noise
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply
 from cloister.config.privacy import PrivacyConfig

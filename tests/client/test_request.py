@@ -317,7 +317,7 @@ EXACTLY = [
         "train",
         {"much": 1, "more": 1},
         {},
-        f"unknown field 'more' in the server's message; {FIELDS}, proximal-mu, privacy-multipliers",
+        f"unknown field 'more' in the server's message; {FIELDS}, proximal-mu, privacy-events",
     ),
     ("evaluate", {"proximal_mu": 0.1}, {}, f"unknown field 'proximal-mu' in the server's message; {FIELDS}"),
     ("query", {"proximal_mu": 0.1}, {}, f"unknown field 'proximal-mu' in the server's message; {FIELDS}"),
@@ -338,9 +338,9 @@ EXACTLY = [
     ),
     (
         "train",
-        {"privacy_multipliers": []},
+        {"privacy_events": []},
         {},
-        "'privacy-multipliers' in the server's message must be a list of numbers above 0, and not empty",
+        "'privacy-events' in the server's message: what the server promises must be a list of 1 to 16 events",
     ),
 ]
 
