@@ -123,6 +123,13 @@ class TestClaims:
                     "client can move its output further than C/n"
                 ],
             ),
+            (
+                globally(flower.FedAvg(), placement="model"),
+                [
+                    "privacy.placement is 'model': the noise is calibrated for a plain mean, and FedAvg is none; one "
+                    "client can move its output further than C/n"
+                ],
+            ),
             (privately(), []),
             (metrically(), [NOMINAL]),
             (metrically(measure="before"), [NOMINAL + DRIVEN]),
