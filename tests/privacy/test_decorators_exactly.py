@@ -597,6 +597,14 @@ class TestCalibration:
             f"{100 * 100 / 16 / kept.limit:.4g} % of it"
         )
 
+    def test_what_is_beside_the_sum_may_take_all_of_it(self, books, monkeypatch):
+        """To the last bit: then it is the sum that does not fit."""
+        kept = books(max_epsilon=2.0)
+        monkeypatch.setattr(kept, "spent", lambda: kept.limit / 2)
+        monkeypatch.setattr(kept, "cost", lambda event: kept.limit / 2)
+        with pytest.raises(ConfigError, match=r"^no noise multiplier up to 1e6"):
+            globally(books=kept).calibrate(LAYOUT, 1)
+
     def test_where_no_noise_up_to_the_largest_is_enough(self, books, monkeypatch):
         kept = books(max_epsilon=2.0)
         monkeypatch.setattr(kept, "cost", lambda event: kept.limit if event.noise_multiplier < 1e6 else 0.0)
