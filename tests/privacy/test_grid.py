@@ -11,7 +11,15 @@ from test_clipping import cohort_of
 
 from cloister.core.errors import ConfigError, PrivacyError, UnboundedSensitivity
 from cloister.privacy.mechanisms.clipping import clip
-from cloister.privacy.mechanisms.noise import BLOCK, GRID_BITS, HEADROOM, GaussianNoise, grid_step, noised, refuse_beyond
+from cloister.privacy.mechanisms.noise import (
+    BLOCK,
+    GRID_BITS,
+    HEADROOM,
+    GaussianNoise,
+    grid_step,
+    noised,
+    refuse_beyond,
+)
 from cloister.privacy.mechanisms.release import bounded_models, noisy_mean
 from cloister.privacy.mechanisms.trimmed_mean import noisy_median, noisy_trimmed_mean
 

@@ -908,7 +908,12 @@ def lines_of_text(text):
 class TestABudgetToTheLetter:
     def test_what_it_is_about_unless_said(self, path):
         budget = PrivacyBudget(Ledger(path), "run")
-        assert (budget.unit, budget.delta, budget.max_epsilon, budget.relation) == ("client", 1e-5, 0.0, "add-or-remove")
+        assert (budget.unit, budget.delta, budget.max_epsilon, budget.relation) == (
+            "client",
+            1e-5,
+            0.0,
+            "add-or-remove",
+        )
         assert budget.kind == "gaussian" and PrivacyBudget(Ledger(path), "run", "example").kind == "renyi"
         assert PrivacyBudget(Ledger(path), "run", "example", kind="gaussian").kind == "gaussian"
 
