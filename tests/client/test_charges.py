@@ -1,6 +1,5 @@
 """What each kind of reply is charged, for whom, and what a node's budget makes of it."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -25,22 +24,25 @@ from asking import (
     request_of_kind,
     write_data,
 )
-from flwr.app import RecordDict
 
-from cloister.client import ledgers
-from cloister.client.charges import FURTHER, PROMISED, SCORES, charges_of
-from cloister.client.ledgers import identity_of, limits_of
-from cloister.client.mods import budget as subject
+from cloister.client.charges import (
+    FURTHER,
+    PROMISED,
+    SCORES,
+    Charge,
+    charges_of,
+    plan_of,
+    planned_steps,
+    unit_of,
+)
+from cloister.client.data import LocalData
+from cloister.client.ledgers import identity_of
 from cloister.client.mods.budget import keep_budget
-from cloister.client.request import EvaluateRequest, KeepRequest, Reply
-from cloister.client.tally import LeakageTally, Tally
-from cloister.core.errors import BudgetExhausted, PrivacyError
+from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
+from cloister.core.errors import PrivacyError
 from cloister.core.hypotheses import stacked
-from cloister.privacy.accounting import filters
-from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
-from cloister.privacy.accounting.ledger import Ledger
+from cloister.tasks.base import Examples
 
 SIZED = {"partition-id": 0, "num-partitions": 4}
 CHOICE = {"privacy.server": "laplace-clustering", "privacy.clusters": 2, "privacy.choice-epsilon": 0.5}
@@ -138,6 +140,135 @@ class TestEachCombination:
         assert all(events == [Unaccounted("scores left without noise")] for events in found.values())
 
 
+class TestEachCharge:
+    """With its mechanism and its clip, for whoever reads the ledger."""
+
+    STEPS = Repeated(Gaussian(1.0, Sampling("poisson", 0.25)), 4)
+    PROMISE = (Gaussian(3.0), Gaussian(4.0))
+
+    def found(self, settings, node, kind=TrainRequest, number=1):
+        models = [SOFTMAX] * 2 if "privacy.clusters" in settings else [SOFTMAX]
+        more = {"promise": self.PROMISE} if kind is TrainRequest else {}
+        request = request_of_kind(kind, settings, models=models, number=number, **more)
+        return charges_of(request, context_of(settings, node))
+
+    @pytest.mark.parametrize(("settings", "unit"), [(OPEN, "example"), (DP_SGD | {"task.group": "ward"}, "group")])
+    def test_scores(self, node, settings, unit):
+        scores = (Unaccounted("scores left without noise"),)
+        expected = [Charge("client", scores, "scores"), Charge(unit, scores, "scores")]
+        assert self.found(settings, node, EvaluateRequest) == expected
+
+    @pytest.mark.parametrize(("number", "clip"), [(1, 2.0), (3, 0.5)])
+    def test_steps_at_the_clip_of_their_round(self, node, number, clip):
+        decaying = {"privacy.client-clipping-norm": 2.0, "privacy.clipping-decay": 0.5}
+        settings = DP_SGD | decaying | {"privacy.least-clipping-norm": 1e-3}
+        assert self.found(settings, node, number=number) == [
+            Charge("client", self.PROMISE, "as the server promised"),
+            Charge("example", (self.STEPS,), "dp-sgd", clip),
+        ]
+
+    def test_steps_and_a_choice(self, node):
+        (_, steps) = self.found(DP_SGD | CHOICE, node)
+        assert steps == Charge("example", (self.STEPS, Pure(0.5)), "dp-sgd", 1.0)
+
+    @pytest.mark.parametrize(
+        ("rules", "believed"),
+        [
+            ({"mechanisms": ["dp-sgd"], "min_server_noise_multiplier": None, "max_epsilon": 9.0}, False),
+            ({"mechanisms": ["dp-sgd", "metric"], "max_epsilon": 9.0}, True),
+            ({"mechanisms": [], "min_server_noise_multiplier": None}, True),
+        ],
+    )
+    @pytest.mark.parametrize("settings", [DP_SGD, OPEN])
+    def test_a_promise_as_far_as_the_policy_counts_on_it(self, tmp_path, node, settings, rules, believed):
+        nothing = (Unaccounted("the policy of this node counts on no noise of the server's"),)
+        expected = Charge("client", self.PROMISE if believed else nothing, "as the server promised")
+        assert self.found(settings, node | {"policy": str(policy_file(tmp_path, **rules))})[0] == expected
+
+    def test_no_noise(self, node):
+        unprotected = Unaccounted("privacy.client is 'none': the server sees models trained without noise")
+        assert self.found(OPEN, node) == [
+            Charge("client", self.PROMISE, "as the server promised"),
+            Charge("example", (unprotected,)),
+        ]
+
+    @pytest.mark.parametrize(
+        ("settings", "name", "clip", "client", "example"),
+        [
+            (GAUSSIAN | {"privacy.client-clipping-norm": 3.0}, "gaussian", 3.0, Gaussian(2.0), Gaussian(1.0)),
+            (BALL, "laplace", 2.0, Pure(P / NU), Pure(2 * P / NU)),
+        ],
+    )
+    @pytest.mark.parametrize("chooses", [False, True])
+    def test_noise_on_what_is_sent(self, node, settings, name, clip, client, example, chooses):
+        more, twice = ((Pure(0.5),), (Pure(1.0),)) if chooses else ((), ())
+        assert self.found(settings | CHOICE if chooses else settings, node) == [
+            Charge("client", (client, *more), name, clip),
+            Charge("example", (example, *twice), name, clip),
+        ]
+
+    def test_noise_that_protects_nobody(self, node):
+        settings = GAUSSIAN | {"privacy.client-noise-multiplier": 0.0, "privacy.noise-seed": 1}
+        none = Unaccounted(
+            "privacy.client-noise-multiplier is 0: there is no noise; "
+            "the noise is seeded: whoever knows privacy.noise-seed can remove it"
+        )
+        assert self.found(settings, node) == [
+            Charge("client", (none,), "gaussian"),
+            Charge("example", (none,), "gaussian"),
+        ]
+
+    def test_what_an_example_pays_for_what_a_client_does(self):
+        for event, twice in ((Pure(0.5), Pure(1.0)), (Gaussian(3.0), Gaussian(1.5)), (Unaccounted("x"),) * 2):
+            assert event.replaced() == twice
+
+    def test_a_charge_without_more_has_no_mechanism_and_no_clip(self):
+        assert (Charge("client", ()).mechanism, Charge("client", ()).clip) == ("", 0.0)
+
+    def test_the_unit_is_what_the_run_or_the_policy_protects(self, tmp_path, node):
+        rules = {"mechanisms": [], "min_server_noise_multiplier": None}
+        silent = node | {"policy": str(policy_file(tmp_path / "silent", **rules))}
+        grouped = node | {"policy": str(policy_file(tmp_path / "grouped", group="ward", **rules))}
+        assert [unit_of(request_of_kind(), each) for each in (node, silent, grouped)] == ["example"] * 2 + ["group"]
+        assert unit_of(request_of_kind(settings=DP_SGD | {"task.group": "ward"}), silent) == "group"
+
+
+class TestPlans:
+    def test_the_size_is_that_of_dp_sgd_alone(self, node):
+        for settings, size in ((DP_SGD, 40), (GAUSSIAN, 0), (OPEN, 0)):
+            assert plan_of(request_of_kind(settings=settings), context_of(settings, node)).public_size == size
+
+    def test_the_owner_is_who_trains(self, node):
+        seeds = {plan_of(request_of_kind(), context_of(OPEN, node), owner).seed for owner in (0, 1, 2)}
+        assert len(seeds) == 3
+        assert plan_of(request_of_kind(), context_of(OPEN, node)).seed in seeds
+        first = plan_of(request_of_kind(), context_of(OPEN, node), 0)
+        assert plan_of(request_of_kind(), context_of(OPEN, node)) == first
+
+    def test_what_shuffled_batches_would_show(self, node):
+        settings = DP_SGD | {"privacy.batch-sampling": "shuffle"}
+        with pytest.raises(PrivacyError) as refused:
+            planned_steps(request_of_kind(settings=settings), context_of(settings, node))
+        assert str(refused.value) == (
+            "privacy.batch-sampling = 'shuffle' would show how many examples this node has; use 'poisson'"
+        )
+
+    @pytest.mark.parametrize(("groups", "size"), [(None, 7), ([4, 4, 4, 2, 2, 9, 9], 3), ([], 1)])
+    def test_a_simulated_client_counts_the_units_that_it_was_dealt(self, monkeypatch, groups, size):
+        count = 7 if groups is None else len(groups)
+        dealt = Examples(np.zeros((count, 64)), np.zeros(count), None if groups is None else np.array(groups))
+        asked = []
+
+        def local_data(*given, **options):
+            asked.append((given, options))
+            return LocalData(dealt, dealt.take(np.zeros(0, int)))
+
+        monkeypatch.setattr("cloister.client.charges.local_data", local_data)
+        request = request_of_kind(settings=DP_SGD)
+        assert plan_of(request, context_of(DP_SGD, SIZED)).public_size == size
+        assert asked == [((request.config.task, SIZED, request.seed), {"tolerant": True})]
+
+
 class TestTheLedger:
     def test_everything_is_there_before_the_reply_is_made(self, node):
         def look(*_):
@@ -214,266 +345,6 @@ class TestIdentity:
         assert len(list((tmp_path / "shared").glob("*.jsonl"))) == 2
 
 
-class TestBudgets:
-    def until_refused(self, settings, node, most=50, **fields):
-        for number in range(most):
-            reply = answer(settings, node, message_of(**fields))
-            if reply.has_error():
-                assert reply.error.reason.startswith("BudgetExhausted: the budget of this node is spent")
-                assert not any(digit in reply.error.reason for digit in "0123456789")
-                return number
-        return most
-
-    @pytest.mark.parametrize(
-        ("key", "settings", "unit", "fields"),
-        [
-            ("max-epsilon", GAUSSIAN, "client", {}),
-            ("max-example-epsilon", GAUSSIAN, "example", {}),
-            ("max-example-epsilon", DP_SGD, "example", {}),
-            ("max-epsilon", GLOBAL, "client", {"privacy_events": gaussians(2.0)}),
-        ],
-    )
-    def test_none_is_passed_and_the_last_release_that_fits_is_made(self, node, key, settings, unit, fields):
-        node |= {key: 6.0}
-        made = self.until_refused(settings, node, **fields)
-        assert 0 < made < 50
-        account = ledger_of_node(node).account(unit)
-        assert account.epsilon(1e-5) <= 6.0
-        event = entries_of(node, unit)[0].event
-        assert account.plus(event, 2).epsilon(1e-5, "pld") > 6.0, "two more would not have fitted"
-        # Nothing else was counted in another place for what was not made.
-        assert {len(entries_of(node, each)) for each in ("client", "example")} == {made}
-
-    def test_noise_on_everything_spends_the_budget_of_a_group(self, tmp_path):
-        """Where steps protect groups, releases by other noise are not counted for examples instead."""
-        data = write_data(tmp_path, patient=np.repeat(np.arange(8), 5))
-        rules = {"mechanisms": ["dp-sgd", "gaussian"], "min_server_noise_multiplier": None, "public_size": 8}
-        policy = policy_file(tmp_path, group="patient", max_example_epsilon=8.0, **rules)
-        node = own_node(tmp_path, data, policy=str(policy))
-        steps = DP_SGD | {"task.group": "patient", "client.batch-size": 8}
-        assert self.until_refused(steps, node) > 0
-        assert self.until_refused(GAUSSIAN, node) == 0
-        assert not entries_of(node, "example")
-
-    @pytest.mark.parametrize("groups_first", [False, True])
-    def test_examples_and_groups_have_no_budget_each(self, tmp_path, groups_first):
-        """Neither counts what the other was charged: a server that names groups now and then would have two."""
-        data = write_data(tmp_path, patient=np.repeat(np.arange(8), 5))
-        node = own_node(tmp_path, data) | {"max-example-epsilon": 20.0}
-        runs = [DP_SGD, DP_SGD | {"task.group": "patient"}]
-        first, second = reversed(runs) if groups_first else runs
-        assert self.until_refused(first, node, most=1) == 1
-        assert self.until_refused(second, node) == 0
-        assert self.until_refused(first, node, most=1) == 1
-
-    @pytest.mark.parametrize("groups_first", [False, True])
-    def test_nor_where_two_processes_enter_them_at_once(self, tmp_path, monkeypatch, groups_first):
-        """What another process writes between the question and the entry counts."""
-        data = write_data(tmp_path, who=np.arange(40))
-        node = own_node(tmp_path, data, max_example_epsilon=4.0)
-        grouped = DP_SGD | {"task.group": "who", "privacy.client-noise-multiplier": 2.0}
-        alone = DP_SGD | {"privacy.client-noise-multiplier": 2.0}
-        first, then = (grouped, alone) if groups_first else (alone, grouped)
-        enter = Ledger.open
-
-        def after_another(ledger, event, unit, *args, **more):
-            if unit != "client":
-                monkeypatch.setattr(Ledger, "open", enter)
-                ledgers._ledger.cache_clear()
-                assert not answer(first, node).has_error()
-            return enter(ledger, event, unit, *args, **more)
-
-        monkeypatch.setattr(Ledger, "open", after_another)
-        assert answer(then, node).error.reason.startswith("BudgetExhausted")
-        assert not entries_of(node, "example" if groups_first else "group")
-
-    def test_a_policy_that_begins_to_name_groups_needs_a_new_ledger(self, tmp_path):
-        data = write_data(tmp_path, patient=np.repeat(np.arange(8), 5))
-        rules = {"mechanisms": ["gaussian"], "min_server_noise_multiplier": None, "max_example_epsilon": 20.0}
-        node = own_node(tmp_path, data, policy=str(policy_file(tmp_path, **rules)))
-        assert self.until_refused(GAUSSIAN, node, most=1) == 1
-        policy_file(tmp_path, group="patient", **rules)
-        assert self.until_refused(GAUSSIAN, node) == 0
-        assert self.until_refused(GAUSSIAN, node | {"data-identity": "groups"}, most=1) == 1
-
-    def test_a_site_that_lists_no_mechanism_of_the_server_believes_no_promise(self, tmp_path):
-        rules = {"mechanisms": ["dp-sgd"], "min_server_noise_multiplier": None, "max_epsilon": 1.0}
-        node = own_node(tmp_path, policy=str(policy_file(tmp_path, **rules)))
-        assert self.until_refused(DP_SGD, node, privacy_events=gaussians(1e6)) == 0
-        policy_file(tmp_path, **rules | {"mechanisms": ["dp-sgd", "global-dp"]})
-        assert self.until_refused(DP_SGD, node, privacy_events=gaussians(1e6), most=1) == 1
-
-    def test_a_run_does_not_choose_the_filter_of_the_sites_budget(self, tmp_path):
-        """A tiny budget at a tiny δ would choose an order at which nothing ever fits."""
-        made = []
-        for number, strict in enumerate(({}, {"privacy.client-max-epsilon": 1e-9, "privacy.target-delta": 1e-300})):
-            node = own_node(tmp_path / str(number)) | {"max-example-epsilon": 8.0}
-            assert self.until_refused(DP_SGD | strict, node, most=1) == (not strict)
-            made.append(self.until_refused(DP_SGD | {"privacy.client-noise-multiplier": 3.0}, node))
-            assert ledger_of_node(node).was_set_beforehand("example") and len(ledger_of_node(node).budgets) == 1
-        assert 0 < made[0] <= made[1]
-
-    def test_a_pure_release_that_fits_is_made(self, node):
-        """ε = 0.65 for the client, twice that for an example; filters leave some of a budget for δ."""
-        settings = BALL | {"privacy.client-noise-multiplier": 1000.0}
-        for key, less in (("max-epsilon", 0.6), ("max-example-epsilon", 1.2)):
-            assert self.until_refused(settings, node | {key: less}) == 0
-        assert self.until_refused(settings, node | {"max-epsilon": 8.0, "max-example-epsilon": 8.0}, 1) == 1
-
-    def test_the_policys_budget_is_a_budget(self, tmp_path, node):
-        rules = {"mechanisms": ["gaussian"], "min_server_noise_multiplier": None, "max_epsilon": 6.0}
-        by_policy = self.until_refused(GAUSSIAN, node | {"policy": str(policy_file(tmp_path, **rules))})
-        other = own_node(tmp_path / "other") | {"max-epsilon": 6.0}
-        assert by_policy == self.until_refused(GAUSSIAN, other) > 0
-
-    @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon"])
-    @pytest.mark.parametrize("settings", [OPEN, LAPLACE, GAUSSIAN | {"privacy.noise-seed": 1}])
-    def test_nothing_without_a_guarantee_fits(self, node, key, settings):
-        assert self.until_refused(settings, node | {key: 1e9}) == 0
-
-    @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon"])
-    def test_nor_do_scores(self, node, key):
-        settings = OPEN | {"task.test-fraction": 0.5}
-        reply = answer(settings, node | {key: 1e9}, message_of(kind="evaluate"))
-        assert f"this node has a budget ({key}), and scores" in reply.error.reason
-        assert not answer(settings, node, message_of(kind="evaluate")).has_error()
-
-    @pytest.mark.parametrize("settings", [DP_SGD, GAUSSIAN])
-    def test_the_runs_own_budget_holds_for_simulated_clients(self, settings):
-        limited, context = settings | {"privacy.client-max-epsilon": 5.0}, context_of(settings, SIZED)
-        request, made = request_of_kind(settings=limited), 0
-        with pytest.raises(BudgetExhausted):
-            for _ in range(50):
-                keep_budget(request, context, lambda *_: Reply())
-                made += 1
-        unit = "client" if settings is GAUSSIAN else "example"
-        assert made > 0 and Tally(context.state).account(unit).epsilon(1e-5) <= 5.0
-
-    @pytest.mark.parametrize(("settings", "unit"), [(DP_SGD, "example"), (GAUSSIAN, "client")])
-    def test_is_judged_at_the_delta_of_the_run_even_after_its_end(self, node, settings, unit):
-        """The ledger says under which δ every run began, with a budget of ε or with none."""
-        settings = settings | {"privacy.target-delta": 1e-7}
-        for ceiling in (500.0, 0.0):
-            answer(settings | {"privacy.client-max-epsilon": ceiling}, node)
-        found = [(budget.epsilon, budget.delta) for budget in ledger_of_node(node).budgets if budget.unit == unit]
-        assert found == [(500.0, 1e-7), (0.0, 1e-7)]
-
-    def test_is_about_the_unit_that_the_mechanism_protects(self):
-        """With Gaussian noise the run's budget is the client's: for an example it would be spent four times as fast."""
-        context = context_of(GAUSSIAN, SIZED)
-        limited = GAUSSIAN | {"privacy.client-max-epsilon": 2.5}
-        keep_budget(request_of_kind(settings=limited), context, lambda *_: Reply())
-        assert Tally(context.state).account("example").epsilon(1e-5) > 2.5
-
-    @pytest.mark.parametrize("unit", ["client", "example"])
-    def test_draws_that_insiders_know_of_amplify_nothing(self, node, unit):
-        """Other clients know who was in a cohort of a fixed size: it costs what it would without a draw."""
-        drawn = Sampling("without-replacement", cohort=1, population=1000)
-        assert self.after_twenty(node, unit, drawn) == 0
-
-    def test_a_secret_draw_of_the_node_does(self, node):
-        assert self.after_twenty(node, "example", Sampling("poisson", 0.001)) == 1
-
-    def after_twenty(self, node, unit, sampling):
-        """Whether a weak release still fits into a budget, after twenty draws of one in a thousand."""
-        ledger = Ledger(Path(node["ledger-dir"]) / f"{identity_of(node, 'digits')}.jsonl")
-        for _ in range(20):
-            ledger.open(Gaussian(1.0, sampling), unit, "before", 1, lambda: None)
-        key = "max-epsilon" if unit == "client" else "max-example-epsilon"
-        weak = GAUSSIAN | {"privacy.client-noise-multiplier": 100.0}
-        return self.until_refused(weak, node | {key: 5.0}, 1)
-
-    def test_nor_in_a_tally(self):
-        tally = PrivacyBudget(Tally(RecordDict()), "", "client", 1e-5, 5.0, kind="renyi")
-        with pytest.raises(BudgetExhausted):
-            for _ in range(20):
-                with tally.release(Gaussian(1.0, Sampling("without-replacement", cohort=1, population=1000)), 1):
-                    pass
-
-    @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon", "target-delta"])
-    @pytest.mark.parametrize("value", ["much", True, -1.0, math.nan, math.inf])
-    def test_a_budget_that_is_no_number_is_none_that_is_kept(self, node, key, value):
-        reply = answer(GAUSSIAN, node | {key: value})
-        assert reply.error.reason.startswith("ConfigError") and key in reply.error.reason
-
-    def test_no_budget_is_none(self):
-        assert limits_of({}) == {"max-epsilon": 0.0, "max-example-epsilon": 0.0, "target-delta": 1e-5}
-
-
-class TestMessagesADay:
-    @pytest.fixture
-    def limited(self, tmp_path, node):
-        return node | {"policy": str(policy_file(tmp_path, **DAILY))}
-
-    @pytest.mark.parametrize(
-        ("settings", "message"),
-        [
-            (OPEN, {}),
-            (GAUSSIAN, {}),
-            (DP_SGD, {}),
-            (BALL, {}),
-            (LAPLACE, {}),
-            (GLOBAL, {"privacy_events": gaussians(2.0, 3.0)}),
-            (GAUSSIAN | CHOICE, {"arrays": TWO, "hypotheses": 2}),
-        ],
-    )
-    def test_so_many_and_no_more_whatever_each_releases(self, limited, settings, message):
-        for _ in range(2):
-            assert not answer(settings, limited, message_of(**message)).has_error()
-        before = len(ledger_of_node(limited).entries)
-        reply = answer(settings, limited, message_of(**message))
-        assert reply.error.reason.endswith("max-messages-per-day = 2 were answered")
-        assert len(ledger_of_node(limited).entries) == before
-
-    def test_those_that_come_at_the_same_time_are_counted(self, limited, monkeypatch):
-        """Two others are answered after this one was let in, and before it is recorded."""
-        begin, others = subject.PrivacyBudget.begin, []
-
-        def after_others(budget, run):
-            if not others:
-                others.append(None)
-                others.extend(answer(GAUSSIAN, limited) for _ in range(2))
-            begin(budget, run)
-
-        monkeypatch.setattr(subject.PrivacyBudget, "begin", after_others)
-        reply = answer(GAUSSIAN, limited)
-        assert not any(other.has_error() for other in others[1:])
-        assert reply.error.reason.endswith("max-messages-per-day = 2 were answered")
-
-    def test_the_next_day_is_another(self, limited, monkeypatch):
-        for _ in range(2):
-            answer(OPEN, limited)
-        assert answer(OPEN, limited).has_error()
-        tomorrow = subject.today() + 86_400
-        monkeypatch.setattr(subject, "today", lambda: tomorrow)
-        assert not answer(OPEN, limited).has_error()
-
-    def test_scores_and_queries_do_not_count(self, limited):
-        settings = OPEN | {"task.test-fraction": 0.5}
-        for _ in range(3):
-            assert not answer(settings, limited, message_of(kind="evaluate")).has_error()
-            assert not answer(settings, limited, message_of(kind="query")).has_error()
-        assert not answer(settings, limited).has_error()
-
-    def test_what_was_refused_does_not_count(self, limited):
-        for _ in range(5):
-            assert answer(OPEN, limited, message_of(more=1)).has_error()
-        assert not answer(OPEN, limited).has_error()
-
-    def test_what_failed_does(self, limited):
-        limited |= {"data-path": "/nowhere.npz"}
-        for _ in range(2):
-            assert not answer(GAUSSIAN, limited).has_error()
-        assert "max-messages-per-day" in answer(GAUSSIAN, limited).error.reason
-
-    def test_over_runs_and_restarts(self, limited):
-        for run in ("1", "2"):
-            keep_budget(request_of_kind(run=run), context_of(OPEN, limited), lambda *_: Reply())
-            ledgers._ledger.cache_clear()
-        with pytest.raises(PrivacyError, match="max-messages-per-day"):
-            keep_budget(request_of_kind(run="3"), context_of(OPEN, limited), pytest.fail)
-
-
 def test_further_releases_of_a_message_say_so(node):
     answer(GLOBAL, node, message_of(privacy_events=gaussians(2.0, 3.0)))
     assert [entry.mechanism for entry in entries_of(node, "client")] == [PROMISED, FURTHER]
@@ -488,56 +359,3 @@ def test_a_neighbourhood_is_counted_beside(node):
 def test_clusters_without_noise_promise_nothing(node):
     found = charged(CLUSTERED | {"privacy.clusters": 2}, node)
     assert all(isinstance(event, Unaccounted) for events in found.values() for event in events)
-
-
-class TestStores:
-    """A ledger and the state of a simulated node are the same to a budget."""
-
-    STORES = pytest.mark.parametrize(
-        "make", [lambda path: Ledger(path / "ledger.jsonl"), lambda _: Tally(RecordDict())]
-    )
-    EVENTS = (Gaussian(3.0), Repeated(Gaussian(2.0, Sampling("poisson", 0.1)), 5), Pure(0.1))
-
-    @STORES
-    @pytest.mark.parametrize("unit", ["client", "example", "group"])
-    def test_a_budget_is_spent_to_the_last_release_that_fits(self, make, unit, tmp_path):
-        budget = PrivacyBudget(make(tmp_path), "run", unit, max_epsilon=3.0, kind="renyi")
-        costs = [budget.cost(event) for event in self.EVENTS * 20]
-        fits = sum(np.cumsum(costs) <= budget.limit)
-        with pytest.raises(BudgetExhausted, match="past the budget of 3 at"):
-            for made, event in enumerate(self.EVENTS * 20):
-                assert budget.spent() == pytest.approx(sum(costs[:made]))
-                with budget.release(event, 1):
-                    pass
-        assert made == fits > 3 and budget.share() <= 1
-        assert budget.account().epsilon(1e-5) == pytest.approx(Account((self.EVENTS * 20)[:made]).epsilon(1e-5))
-
-    @STORES
-    def test_units_are_apart(self, make, tmp_path):
-        store = make(tmp_path)
-        with PrivacyBudget(store, "run", "example").release(Gaussian(3.0), 1):
-            pass
-        assert PrivacyBudget(store, "run", "client").spent() == 0 < PrivacyBudget(store, "run", "example").spent()
-
-    @STORES
-    def test_what_is_refused_is_not_counted(self, make, tmp_path):
-        budget = PrivacyBudget(make(tmp_path), "run", max_epsilon=1e-3)
-        for event in (Gaussian(0.5), Unaccounted("no noise"), Laplace(1.0, 1.0)):
-            with pytest.raises(BudgetExhausted), budget.release(event, 1):
-                pytest.fail("the block was entered")
-        assert budget.spent() == 0
-
-    @pytest.mark.parametrize("make", [lambda path: Ledger(path / "ledger.jsonl"), lambda _: LeakageTally(RecordDict())])
-    def test_leakage_is_a_budget_too(self, make, tmp_path):
-        budget = PrivacyBudget(make(tmp_path), "run", "neighbourhood", max_epsilon=4.0)
-        for number in range(10):
-            budget.spend(Laplace(0.2, 2.0), number, "laplace")
-        assert budget.spent() == pytest.approx(4.0) and str(budget.filter) == "a sum of leakages"
-        for event in (Laplace(1e-3, 1.0), Gaussian(100.0), Unaccounted("seeded")):
-            with pytest.raises(BudgetExhausted, match="this client's limit of leakage would be passed"):
-                budget.spend(event, 11)
-        assert budget.spent() == pytest.approx(4.0)
-
-    def test_a_filter_of_leakage_is_in_no_ledger(self):
-        with pytest.raises(ValueError, match="not enough values"):
-            filters.to_json(filters.LeakageFilter())

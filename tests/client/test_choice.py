@@ -1,121 +1,142 @@
-"""What one row yields in a private choice is the same whatever the other rows are: else one row would move them all."""
+"""Which hypothesis a client takes: by un-noised losses, or by the mechanism that protects the right unit."""
 
 import numpy as np
 import pytest
 
-from cloister.client.choice import chosen_to_train
-from cloister.client.data import task_of
-from cloister.client.workbench import workbench_of
+from cloister.client import choice
+from cloister.client.choice import best, choice_of, chosen_to_train
 from cloister.config.run import parse
 from cloister.privacy.mechanisms.selection import PrivateChoice
 from cloister.tasks.base import Examples
-from cloister.tasks.softmax import SoftmaxRegression
 
-CHOICE = {
-    "privacy.server": "laplace-clustering",
-    "privacy.clusters": 2,
-    "privacy.client": "dp-sgd",
-    "privacy.client-noise-multiplier": 1.0,
-}
-SOFTMAX = CHOICE | {"task.name": "mnist", "task.model": "softmax"}
-CNN = CHOICE | {"task.name": "mnist"}
-REGRESSION = CHOICE | {"task.name": "hospital-charges"}
+CLUSTERED = {"privacy.server": "laplace-clustering"}
+BOUNDED = {"privacy.choice-epsilon": 2.0, "privacy.max-loss": 3.0}
+EXAMPLES = Examples(np.array([[1.0], [2.0]]), np.array([1.0, 1.0]))
+NOBODY = Examples(np.zeros((0, 1)), np.zeros(0))
+GROUPED = Examples(EXAMPLES.x, EXAMPLES.y, np.array(["b", "a"]))
 
 
-class Chooser:
-    """Private choices of a run, whose losses can be looked at."""
+class Slope:
+    """A model of one number that x is multiplied with."""
 
-    def __init__(self, settings, monkeypatch):
-        self.config = parse(settings)
-        self.model, self.task = workbench_of(self.config).model, task_of(self.config.task)
-        self.seen = []
-        monkeypatch.setattr(PrivateChoice, "choose", lambda _, losses, *__: self.seen.append(losses) or 0)
+    def __init__(self):
+        self.slope = None
 
-    def rows(self, count, seed=0):
-        """Examples of the task's shapes."""
-        rng = np.random.default_rng(seed)
-        x = rng.random((count, *self.task.input_shape), np.float32)
-        return Examples(x, rng.integers(0, self.task.classes, count) if self.task.classes else x[:, 0])
+    def assign(self, arrays):
+        self.slope = float(arrays["slope"])
 
-    def losses(self, examples, weights):
-        """Of the first of two hypotheses."""
-        with np.errstate(all="ignore"):
-            chosen_to_train(self.config.privacy, self.model, (weights, weights), self.task, examples)
-        return self.seen[-1][0]
-
-    def random_weights(self, scale):
-        rng = np.random.default_rng(1)
-        arrays = self.model.arrays()
-        return {name: (scale * rng.standard_normal(a.shape)).astype(a.dtype) for name, a in arrays.items()}
+    def predict(self, x):
+        return self.slope * x[:, 0]
 
 
-def cancelling():
-    """Weights of softmax regression on MNIST whose scores are nothing but roundings."""
-    rng = np.random.default_rng(0)
-    half = rng.standard_normal((392, 10)).astype(np.float32) * np.float32(2e6)
-    kernel = rng.permuted(np.concatenate([half, -half]), axis=0)
-    return {"softmax/kernel": kernel, "softmax/bias": np.zeros(10, np.float32)}
+class Distance:
+    """A task whose loss is |prediction - y|."""
+
+    def losses(self, y, predicted):
+        return np.abs(predicted - y)
 
 
-def overflowing():
-    """Weights whose sums over the pixels overflow in one order of summation, and not in another."""
-    column = np.concatenate([np.full(256, 3e36), np.full(264, 6e36), np.full(264, -6e36)])
-    kernel = np.repeat(column[:, None], 10, axis=1).astype(np.float32)
-    return {"softmax/kernel": kernel, "softmax/bias": np.zeros(10, np.float32)}
+def slopes(*numbers):
+    return [{"slope": np.float64(number)} for number in numbers]
 
 
-CANCELLING, OVERFLOWING = cancelling(), overflowing()
+def unprotected(clusters=3):
+    return parse(CLUSTERED | {"privacy.clusters": clusters}).privacy
 
 
-@pytest.mark.parametrize("weights", [CANCELLING, OVERFLOWING], ids=["cancelling", "overflowing"])
-def test_one_row_more_changes_no_other_loss(monkeypatch, weights):
-    chooser = Chooser(SOFTMAX, monkeypatch)
-    rows = chooser.rows(260)
-    if weights is CANCELLING:
-        rows.x[:] = 1
-    else:  # the largest sum on the way overflows for some rows and not for others
-        rows.x[:] = np.linspace(0.1, 0.4, len(rows))[:, None, None, None]
-    whole = chooser.losses(rows, weights)
-    for count in [*range(1, 40), 63, 64, 65, 126, 127, 128, 129, 255, 256, 257]:
-        np.testing.assert_array_equal(chooser.losses(rows.take(np.arange(count)), weights), whole[:count])
+def protected(client):
+    return parse(CLUSTERED | BOUNDED | {"privacy.client": client}).privacy
 
 
-@pytest.mark.parametrize("settings", [SOFTMAX, CNN], ids=["softmax", "cnn"])
-def test_a_row_has_one_loss_at_every_place_and_in_any_company(monkeypatch, settings):
-    chooser = Chooser(settings, monkeypatch)
-    rows, weights = chooser.rows(33), CANCELLING if settings is SOFTMAX else chooser.random_weights(0.3)
-    if settings is SOFTMAX:
-        rows.x[:] = (1 + np.arange(33) / 64)[:, None, None, None]
-    alone = np.concatenate([chooser.losses(rows.take(np.array([i])), weights) for i in range(len(rows))])
-    assert len(set(alone.tolist())) > 1
-    for count in (2, 7, 16, 17, 33):
-        for seed in range(3):
-            order = np.random.default_rng(seed).permutation(len(rows))[:count]
-            np.testing.assert_array_equal(chooser.losses(rows.take(order), weights), alone[order])
+def heard(monkeypatch):
+    """What the private choice is asked; it always answers the last hypothesis."""
+    asked = []
+
+    def choose(self, losses, groups=None):
+        asked.append((self, [list(each) for each in losses], None if groups is None else list(groups)))
+        return len(losses) - 1
+
+    monkeypatch.setattr(PrivateChoice, "choose", choose)
+    return asked
 
 
-def test_the_losses_are_those_of_the_whole_set_to_rounding(monkeypatch):
-    for settings in (SOFTMAX, CNN, REGRESSION):
-        chooser = Chooser(settings, monkeypatch)
-        rows, weights = chooser.rows(20), chooser.random_weights(0.05)
-        found = chooser.losses(rows, weights)
-        assert found.shape == (20,)
-        np.testing.assert_allclose(found, chooser.task.losses(rows.y, chooser.model.predict(rows.x)), rtol=1e-4)
-        assert chooser.losses(rows.take(np.zeros(0, int)), weights).shape == (0,)
+class TestBest:
+    @pytest.mark.parametrize(
+        ("numbers", "chosen"),
+        [
+            ((0.0, 1.0, 9.0), 1),  # losses (1, 1), (0, 1), (8, 17)
+            ((0.7, 0.0), 0),  # means 0.35 and 1: of the sums and the largest alone the same
+            ((1.0, 0.5), 1),  # sums 1 and 0.5
+            ((2.0, 2.0), 0),  # of equal ones the first
+            ((np.nan, 9.0), 1),
+            ((np.inf, 9.0), 1),
+            ((5.0,), 0),
+        ],
+    )
+    def test_the_smallest_mean_loss_wins_and_is_in_the_model(self, numbers, chosen):
+        model = Slope()
+        assert best(model, slopes(*numbers), Distance(), EXAMPLES) == chosen
+        assert model.slope == numbers[chosen]
+
+    def test_without_examples_it_is_the_first(self):
+        model = Slope()
+        assert best(model, slopes(3.0, 1.0), Distance(), NOBODY) == 0
+        assert model.slope == 3.0
+
+    def test_the_only_one_is_not_scored(self):
+        """Its loss may be none at all."""
+        assert best(Slope(), slopes(1.0), None, EXAMPLES) == 0
 
 
-def test_a_row_that_cannot_be_scored_counts_as_the_largest_loss_and_changes_no_other(monkeypatch):
-    chooser = Chooser(SOFTMAX, monkeypatch)
-    rows, weights = chooser.rows(21), CANCELLING
-    usual, own = chooser.losses(rows, weights), SoftmaxRegression.predict
-    rows.x[13] = -1.0
+class TestToTrain:
+    def test_the_only_one_is_taken_unseen(self, monkeypatch):
+        asked = heard(monkeypatch)
+        assert chosen_to_train(unprotected(1), None, slopes(1.0), None, EXAMPLES) == 0
+        assert not asked
 
-    def fails(self, x):
-        if (x == -1.0).all(axis=(1, 2, 3)).any():
-            raise MemoryError
-        return own(self, x)
+    def test_exactly_where_the_run_does_not_protect_the_client(self, monkeypatch):
+        asked, model = heard(monkeypatch), Slope()
+        chosen = chosen_to_train(unprotected(), model, slopes(9.0, 1.0, 8.0), Distance(), EXAMPLES)
+        assert (chosen, model.slope, asked) == (1, 1.0, [])
 
-    monkeypatch.setattr(SoftmaxRegression, "predict", fails)
-    found = chooser.losses(rows, weights)
-    assert found[13] == np.inf
-    np.testing.assert_array_equal(np.delete(found, 13), np.delete(usual, 13))
+    @pytest.mark.parametrize(
+        ("client", "examples", "unit", "groups"),
+        [
+            ("gaussian", EXAMPLES, "client", None),
+            ("laplace", EXAMPLES, "client", None),
+            ("dp-sgd", EXAMPLES, "example", None),
+            ("dp-sgd", GROUPED, "group", [1, 0]),
+        ],
+    )
+    def test_privately_where_it_does(self, monkeypatch, client, examples, unit, groups):
+        asked = heard(monkeypatch)
+        hypotheses = slopes(1.0, 3.0)
+        assert chosen_to_train(protected(client), Slope(), hypotheses, Distance(), examples) == 1
+        ((mechanism, losses, numbered),) = asked
+        assert mechanism == PrivateChoice(2.0, 3.0, unit)
+        assert losses == [[0.0, 1.0], [2.0, 5.0]]
+        assert numbered == groups
+
+    def test_a_client_without_examples_has_no_losses(self, monkeypatch):
+        asked = heard(monkeypatch)
+        chosen_to_train(protected("gaussian"), None, slopes(1.0, 3.0), None, NOBODY)
+        assert asked[0][1] == [[], []]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("client", ["gaussian", "laplace", "dp-sgd"])
+def test_the_unit_of_a_choice(client, grouped):
+    expected = "client" if client != "dp-sgd" else "group" if grouped else "example"
+    assert choice_of(protected(client), grouped) == PrivateChoice(2.0, 3.0, expected)
+
+
+def test_groups_are_numbered_whatever_they_are_called():
+    assert choice._numbered(None) is None
+    assert choice._numbered(np.array(["z", "a", "z"])).tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("losses", "mean"), [([], 0.0), ([1.0, 4.0], 2.5), ([1.0, np.nan], np.inf), ([np.inf], np.inf)]
+)
+def test_a_mean_that_can_be_compared(losses, mean):
+    assert choice._mean(np.array(losses)) == mean

@@ -32,6 +32,7 @@ from cloister.privacy.accounting.events import Gaussian, Pure, Unaccounted
 from cloister.privacy.accounting.promises import multiplier_of
 
 BUNDLE = "0" * 64
+REFUSED = "refused by the policy of this node: "
 DONE = Reply(metrics={"done": 1})
 ANY = {"mechanisms": [], "min_server_noise_multiplier": None}
 """A policy without a mechanism, for the other rules."""
@@ -196,8 +197,10 @@ class TestLimits:
     @pytest.mark.parametrize(("settings", "key", "rule", "within", "outside", "called"), BOUNDS)
     def test_a_number_at_its_limit_and_past_it(self, tmp_path, settings, key, rule, within, outside, called):
         ask(tmp_path, settings | {key: within}, **(ANY | rule))
-        side = "at least" if any(name.startswith("min") for name in rule) else "at most"
-        refused(rf"{called or key} = .*, demanded: {side}", tmp_path, settings | {key: outside}, **(ANY | rule))
+        name, limit = next(iter(rule.items()))
+        side, found = "least" if name.startswith("min") else "most", 12 if called else outside
+        text = refused("demanded: ", tmp_path, settings | {key: outside}, **(ANY | rule))
+        assert text == f"{REFUSED}{called or key} = {found:g}, demanded: at {side} {limit:g}"
 
     @pytest.mark.parametrize(("settings", "key", "rule", "within", "outside", "called"), BOUNDS)
     def test_without_the_rule_either_will_do(self, tmp_path, settings, key, rule, within, outside, called):
@@ -313,6 +316,181 @@ class TestLimits:
     def test_several_complaints_are_told_together(self, tmp_path):
         text = refused("refused by the policy", tmp_path, OPEN | {"client.batch-size": 9}, max_batch_size=8)
         assert "privacy.server = 'none'" in text and "client.batch-size = 9" in text
+
+
+TEXTS = [
+    # run, message, promise, policy, what is said
+    (METRIC, TrainRequest, [], {"tasks": ["mnist", "linear"]}, "task.name = 'digits', allowed: mnist, linear"),
+    (
+        METRIC,
+        TrainRequest,
+        [],
+        ANY | {"allowed_fabs": [BUNDLE], "max_batch_size": 1},
+        "allowed-fabs is enforced by `cloister warm-node` alone, and this message did not come through it",
+    ),
+    (METRIC, EvaluateRequest, [], {}, "scores of a model on its examples may not leave"),
+    (DP_SGD, TrainRequest, [], only("dp-sgd", group="ward"), "task.group = '', demanded: 'ward'"),
+    (OPEN, TrainRequest, [], ANY | {"min_rows": 1000}, "this node has fewer examples than it demands of itself"),
+    (
+        OPEN,
+        TrainRequest,
+        [],
+        {"max_learning_rate": 1e-9},
+        "privacy.server = 'none', not 'global-dp'; privacy.server = 'none', not 'metric'; "
+        "client.learning-rate = 0.5, demanded: at most 1e-09",
+    ),
+    (
+        GLOBAL | {"privacy.noise-multiplier": 0.0},
+        TrainRequest,
+        [],
+        only("global-dp"),
+        "privacy.noise-multiplier = 0 is no noise",
+    ),
+    (
+        GLOBAL,
+        TrainRequest,
+        [0.98765],
+        only("global-dp", min_server_noise_multiplier=1.0),
+        "the server promises a noise multiplier of 0.9877, demanded: at least 1",
+    ),
+    (
+        GAUSSIAN | {"privacy.noise-seed": 7},
+        TrainRequest,
+        [],
+        only("gaussian"),
+        "privacy.noise-seed = 7 is noise that whoever knows the seed can remove, demanded: -1",
+    ),
+    (
+        CHOICE | {"privacy.choice": "exact", "privacy.choice-epsilon": 1.0},
+        TrainRequest,
+        [],
+        only("gaussian"),
+        "privacy.choice = 'exact' tells the server which hypothesis suits, demanded: 'private'",
+    ),
+    *[
+        (
+            settings | {"privacy.client-noise-multiplier": 0.0},
+            TrainRequest,
+            [],
+            only(settings["privacy.client"]),
+            "privacy.client-noise-multiplier = 0.0, demanded: a number above 0",
+        )
+        for settings in (DP_SGD, GAUSSIAN, LAPLACE)
+    ],
+    (
+        LAPLACE | {"privacy.radius": 0.5},
+        TrainRequest,
+        [],
+        only("laplace"),
+        "privacy.radius = 0.5, demanded: 0, as this node has no min-radius",
+    ),
+    (
+        LAPLACE | {"privacy.radius": 0.5},
+        TrainRequest,
+        [],
+        only("laplace", min_radius=2.0),
+        "privacy.radius = 0.5, demanded: at least 2",
+    ),
+    (
+        LAPLACE,
+        TrainRequest,
+        [],
+        only("laplace", min_laplace_noise_multiplier=6.0),
+        "privacy.client-noise-multiplier = 5, demanded: at least 6",
+    ),
+    (
+        LAPLACE,
+        TrainRequest,
+        [],
+        only("laplace", max_leakage=0.5),
+        "privacy.max-leakage = 0.0, demanded: above 0 and at most 0.5",
+    ),
+]
+
+
+class TestEdges:
+    @pytest.mark.parametrize(("settings", "kind", "promise", "policy", "says"), TEXTS)
+    def test_a_refusal_says_what_was_found_and_what_is_demanded(
+        self, tmp_path, monkeypatch, settings, kind, promise, policy, says
+    ):
+        monkeypatch.delenv(CHECKED_BUNDLE, raising=False)
+        recipe = {"client.learning-rate": 0.5}
+        assert refused(REFUSED, tmp_path, settings | recipe, kind, promise, **policy) == REFUSED + says
+
+    def test_a_node_without_a_policy_refuses_nothing(self):
+        assert enforce_policy(request_of_kind(settings=OPEN), context_of(OPEN), lambda *_: DONE) is DONE
+
+    def test_the_next_is_given_the_same(self, tmp_path):
+        context = context_of(METRIC, {"policy": str(policy_file(tmp_path)), "partition-id": 0, "num-partitions": 4})
+        request, seen = request_of_kind(settings=METRIC, promise=(Gaussian(1.0),)), []
+        for held in (context, context_of(METRIC)):
+            enforce_policy(request, held, lambda *given: seen.append(given))
+            assert seen.pop() == (request, held)
+
+    @pytest.mark.parametrize("kind", [TrainRequest, EvaluateRequest, KeepRequest])
+    def test_rows_are_counted_only_where_they_matter(self, tmp_path, monkeypatch, kind):
+        monkeypatch.setattr("cloister.client.mods.enforce.local_data", lambda *_: pytest.fail("it was read"))
+        rules = ANY | {"scores_may_leave": True}
+        ask(tmp_path, OPEN, kind, **rules)
+        if kind is not TrainRequest:
+            ask(tmp_path, OPEN, kind, **rules, min_rows=10**6)
+
+    def test_as_many_rows_as_demanded_are_enough(self, tmp_path):
+        node, rules = own_node(tmp_path), ANY
+        ask(tmp_path, OPEN, configured=node, **rules, min_rows=40)
+        refused("fewer examples", tmp_path, OPEN, configured=node, **rules, min_rows=41)
+
+    def test_the_rows_are_those_of_the_runs_seed(self, tmp_path, monkeypatch):
+        asked = []
+        monkeypatch.setattr(
+            "cloister.client.mods.enforce.local_data", lambda *given: asked.append(given) or pytest.fail("enough")
+        )
+        request = request_of_kind(settings=OPEN)
+        node = {"policy": str(policy_file(tmp_path, **ANY, min_rows=1)), "partition-id": 2, "num-partitions": 4}
+        with pytest.raises(pytest.fail.Exception, match="enough"):
+            enforce_policy(request, context_of(OPEN, node), pytest.fail)
+        assert asked == [(request.config.task, node, request.seed)]
+
+    def test_dp_sgd_without_a_size_has_enough(self, tmp_path):
+        """A simulated client: what it was dealt is public, and no minimum is about it."""
+        ask(tmp_path, DP_SGD, **only("dp-sgd", min_rows=10**6))
+
+    def test_a_leakage_is_a_word_of_laplace_alone(self, tmp_path):
+        rules = only("laplace", max_leakage=0.5) | {"mechanisms": ["laplace", "gaussian"]}
+        ask(tmp_path, GAUSSIAN, **rules)
+
+    def test_a_least_clipping_norm_has_no_maximum(self, tmp_path):
+        decaying = DP_SGD | {"privacy.clipping-decay": 0.5, "privacy.client-clipping-norm": 9.0}
+        ask(tmp_path, decaying | {"privacy.least-clipping-norm": 3.0}, **(ANY | {"min_client_clipping_norm": 0.1}))
+
+    def test_without_decay_a_least_clipping_norm_is_none(self, tmp_path):
+        ask(tmp_path, DP_SGD, **(ANY | {"min_client_clipping_norm": 0.1}))
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            CHOICE | {"privacy.clusters": 1, "privacy.choice-epsilon": 1.0},
+            CLUSTERED | {"privacy.clusters": 2},
+            CHOICE | {"privacy.choice": "exact", "privacy.choice-epsilon": 1.0},
+            GAUSSIAN,
+        ],
+    )
+    def test_a_choice_that_is_none_or_not_private_has_no_epsilon(self, tmp_path, settings):
+        ask(tmp_path, settings, **(ANY | {"max_choice_epsilon": 0.5, "max_hypotheses": 2}))
+
+    def test_mechanisms_of_the_server_are_not_those_of_the_client(self, tmp_path):
+        """Noise of a client that is too little is told so, and none of the server's is asked for."""
+        weak = GAUSSIAN | {"privacy.client-noise-multiplier": 1.0}
+        rules = only("gaussian", min_client_noise_multiplier=2.0) | {"mechanisms": ["global-dp", "gaussian"]}
+        text = refused(REFUSED, tmp_path, weak, **rules, max_epsilon=1e6)
+        assert text == (
+            f"{REFUSED}privacy.server = 'none', not 'global-dp'; "
+            "privacy.client-noise-multiplier = 1, demanded: at least 2"
+        )
+
+    def test_a_policy_that_allows_bundles_goes_on_to_its_other_rules(self, tmp_path, monkeypatch):
+        monkeypatch.setenv(CHECKED_BUNDLE, BUNDLE)
+        refused("client.batch-size", tmp_path, METRIC, **ANY, allowed_fabs=[BUNDLE], max_batch_size=1)
 
 
 class TestAttacks:

@@ -106,3 +106,27 @@ def test_nothing_of_a_message_comes_back():
     message = message_of(record={"server-round": 1, "seed": 3})
     reply = answer(OPEN, None, message)
     assert not [name for name, record in reply.content.items() if isinstance(record, ConfigRecord)]
+
+
+def test_a_refusal_of_scores_says_why():
+    with pytest.raises(PrivacyError) as refused:
+        left(EvaluateRequest, DP_SGD, pytest.fail)
+    assert str(refused.value) == (
+        "scores may not leave this node in this run: its configuration evaluates on no client"
+    )
+
+
+@pytest.mark.parametrize("kind", [TrainRequest, KeepRequest])
+def test_the_next_is_given_the_same(kind):
+    request, context, seen = request_of_kind(kind, OPEN), context_of(OPEN), []
+    only_what_is_agreed(request, context, lambda *given: seen.append(given) or Reply())
+    assert seen == [(request, context)]
+
+
+def test_a_count_that_nobody_made_does_not_leave():
+    settings = GLOBAL | {"strategy.weighting": "examples", "privacy.examples-cap": 50.0}
+    assert left(TrainRequest, settings, Reply(SOFTMAX, {"train-loss": 0.5})).metrics == {}
+
+
+def test_counts_do_not_leave_where_all_weigh_the_same():
+    assert left(TrainRequest, GLOBAL, Reply(SOFTMAX, TOLD)).metrics == {}

@@ -13,7 +13,7 @@ from cloister.client.app import app
 from cloister.client.ledgers import limits_of
 from cloister.client.mods.enforce import enforce_policy
 from cloister.client.mods.errors import contain_errors
-from cloister.client.policy import Policy, policy_of, read_policy
+from cloister.client.policy import Policy, budgets_of, policy_of, read_policy
 from cloister.client.policy_words import RANGES, render
 from cloister.client.request import Reply
 from cloister.config.run import parse
@@ -119,6 +119,52 @@ class TestTheFile:
 
     def test_without_a_policy_there_is_none(self):
         assert policy_of({}) is None
+
+
+class TestWhatIsSaidOfTheFile:
+    def test_that_it_cannot_be_read_and_why_in_the_log(self, tmp_path, caplog):
+        with caplog.at_level("ERROR", "cloister.client"), pytest.raises(PolicyError) as refused:
+            policy_of({"policy": str(tmp_path / "none.toml")})
+        assert str(refused.value) == (
+            "the policy of this node cannot be read, so it takes part in nothing; details are in its log"
+        )
+        (record,) = caplog.records
+        assert (record.name, record.levelname) == ("cloister.client", "ERROR")
+        assert record.message == f"policy {tmp_path / 'none.toml'}: No such file or directory"
+
+    def test_that_it_is_no_toml(self, tmp_path):
+        path = tmp_path / "policy.toml"
+        for content in (b"mechanisms = [", b"\xff"):
+            path.write_bytes(content)
+            with pytest.raises(ConfigError, match=rf"^policy {path} is no TOML: "):
+                read_policy(path)
+
+    def test_every_key_that_is_wrong_on_a_line_of_its_own(self, tmp_path):
+        path = policy_file(tmp_path, mechanisms=None, tasks=None)
+        with pytest.raises(ConfigError) as refused:
+            read_policy(path)
+        assert str(refused.value) == f"policy {path}: mechanisms is missing\npolicy {path}: tasks is missing"
+
+    def test_a_path_in_the_home_folder(self, tmp_path, monkeypatch):
+        policy_file(tmp_path)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert policy_of({"policy": "~/policy.toml"}).tasks == ["digits"]
+
+    @pytest.mark.parametrize(
+        ("given", "ceilings", "expected"),
+        [
+            ((3.0, 4.0, 1e-6), None, (3.0, 4.0, 1e-6)),
+            ((3.0, 4.0, 1e-4), {}, (3.0, 4.0, 1e-4)),
+            ((0.0, 0.0, 1e-4), {"max_epsilon": 2.0}, (2.0, 0.0, 1e-5)),
+            ((0.0, 0.0, 1e-6), {"max_example_epsilon": 2.0}, (0.0, 2.0, 1e-6)),
+            ((3.0, 0.5, 1e-4), {"max_epsilon": 2.0, "max_example_epsilon": 1.0}, (2.0, 0.5, 1e-5)),
+            ((0.5, 3.0, 1e-4), {"max_epsilon": 2.0, "max_example_epsilon": 1.0}, (0.5, 1.0, 1e-5)),
+        ],
+    )
+    def test_the_stricter_budgets_are_in_force(self, tmp_path, given, ceilings, expected):
+        rules = {"mechanisms": [], "min_server_noise_multiplier": None}
+        node = {} if ceilings is None else {"policy": str(policy_file(tmp_path, **rules, **ceilings))}
+        assert budgets_of(node, *given) == expected
 
 
 class TestWhatBindsNobody:

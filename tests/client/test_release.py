@@ -1,5 +1,6 @@
 """Noise on what a client sends: counted first, within the node's limits, and nothing else of the reply leaves."""
 
+import hashlib
 import math
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from asking import (
 
 from cloister.client import ledgers
 from cloister.client.app import app
+from cloister.client.mods import local_noise as subject
 from cloister.client.mods.local_noise import add_local_noise
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply
 from cloister.config.privacy import PrivacyConfig
@@ -31,6 +33,7 @@ from cloister.config.run import parse
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Laplace, Unaccounted
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
+from cloister.privacy.mechanisms.noise import GaussianNoise
 
 NU = 5.0
 NOISED = {"gaussian": GAUSSIAN, "published": LAPLACE, "laplace": LAPLACE | {"privacy.radius": 1.0}}
@@ -275,7 +278,9 @@ class TestLeakage:
         sent_by(moved(1.0), node={"max-leakage": 1000.0})
         assert len(list(tmp_path.glob("*.jsonl"))) == 1
 
-    @pytest.mark.parametrize(("radius", "minimum", "allowed"), [(1e-6, 0, False), (1.0, 2.0, False), (2.0, 2.0, True)])
+    @pytest.mark.parametrize(
+        ("radius", "minimum", "allowed"), [(1e-6, 0, False), (9.0, 0, False), (1.0, 2.0, False), (2.0, 2.0, True)]
+    )
     def test_a_radius_is_of_the_nodes_choosing_where_it_has_a_limit(self, node, radius, minimum, allowed):
         settings = LAPLACE | {"privacy.radius": radius}
         node |= {"max-leakage": 1e9} | ({"min-radius": minimum} if minimum else {})
@@ -300,6 +305,114 @@ class TestLeakage:
         with pytest.raises(PrivacyError) as refused:
             add_local_noise(request_of_kind(settings=LAPLACE), context_of(LAPLACE, node), pytest.fail)
         assert str(tmp_path) not in str(refused.value)
+
+
+class TestExactly:
+    def test_an_update_that_is_none_is_noted_for_the_node_alone(self, caplog):
+        with caplog.at_level("WARNING", "cloister.client"):
+            sent = sent_by({}, GAUSSIAN).arrays
+        assert list(sent) == list(SOFTMAX)
+        (record,) = caplog.records
+        assert (record.name, record.levelname) == ("cloister.client", "WARNING")
+        assert record.message == (
+            "the trained arrays are not those that training began with; what is sent is noise on the model that came"
+        )
+
+    def test_no_arrays_are_other_arrays(self):
+        request = request_of_kind(settings=GAUSSIAN)
+        reply = add_local_noise(request, context_of(GAUSSIAN), lambda *_: Reply())
+        assert list(reply.arrays) == list(SOFTMAX)
+
+    @pytest.mark.parametrize("settings", [OPEN, GAUSSIAN, LAPLACE])
+    def test_the_next_is_given_the_same(self, settings):
+        seen, request, context = [], request_of_kind(settings=settings), context_of(settings)
+        add_local_noise(request, context, lambda *given: seen.append(given) or Reply(moved(1.0)))
+        kept = request_of_kind(KeepRequest, settings)
+        add_local_noise(kept, context, lambda *given: seen.append(given) or Reply())
+        assert seen == [(request, context), (kept, context)]
+
+    def test_a_query_is_none_of_a_limits_business(self):
+        node = {"max-leakage": 1.0}
+        assert add_local_noise(request_of_kind(KeepRequest), context_of(OPEN, node), lambda *_: "kept") == "kept"
+
+    @pytest.mark.parametrize("kind", [EvaluateRequest, None])
+    def test_what_a_node_with_a_limit_says(self, kind):
+        request = request_of_kind(kind, LAPLACE) if kind else request_of_kind(settings=GAUSSIAN)
+        with pytest.raises(BudgetExhausted) as refused:
+            add_local_noise(request, context_of(OPEN, {"max-leakage": 1.0}), pytest.fail)
+        assert str(refused.value) == (
+            "this node has a limit (max-leakage), and this would leave without the noise that it counts"
+        )
+
+    @pytest.mark.parametrize(
+        ("settings", "event"),
+        [
+            (
+                {"privacy.noise-seed": 3},
+                Unaccounted("the noise is seeded: whoever knows privacy.noise-seed can remove it"),
+            ),
+            (
+                {"privacy.client-noise-multiplier": 0.0},
+                Unaccounted("privacy.client-noise-multiplier is 0: there is no noise"),
+            ),
+            ({}, Laplace(P / NU, 1.0)),
+            ({"privacy.radius": 0.25}, Laplace(P / NU / 0.25, 0.25)),
+        ],
+    )
+    def test_what_is_counted_and_where_it_belongs(self, tmp_path, settings, event):
+        node = {"data-identity": "ward", "ledger-dir": str(tmp_path)}
+        request = request_of_kind(settings=LAPLACE | settings, number=4, run="nine")
+        add_local_noise(request, context_of(LAPLACE, node), lambda *_: Reply(moved(1.0)))
+        (entry,) = ledger_of_node(node).entries
+        assert (entry.event, entry.run, entry.round, entry.unit) == (event, "nine", 4, "neighbourhood")
+
+    @pytest.mark.parametrize("minimum", [-1.0, "1", True])
+    def test_what_a_minimum_is(self, minimum):
+        with pytest.raises(ConfigError) as refused:
+            sent_by(moved(1.0), node={"min-radius": minimum})
+        assert str(refused.value) == (
+            f"min-radius = {minimum!r} in the node configuration must be a number of at least 0"
+        )
+
+    def test_what_a_free_radius_is(self):
+        with pytest.raises(PrivacyError) as refused:
+            sent_by(moved(1.0), LAPLACE | {"privacy.radius": 0.5}, {"max-leakage": 1.0, "min-radius": 1})
+        assert str(refused.value) == (
+            "privacy.radius = 0.5 is not of at least the min-radius of this node, which has a limit (max-leakage): a "
+            "limit within a radius of any size bounds nothing"
+        )
+
+    def test_a_minimum_without_a_limit_refuses_nothing(self):
+        assert sent_by(moved(1.0), LAPLACE | {"privacy.radius": 0.5}, {"min-radius": 1.0}).arrays
+
+    def test_a_small_minimum_is_one(self):
+        node = {"max-leakage": 1e9, "min-radius": 0.5}
+        assert sent_by(moved(1.0), LAPLACE | {"privacy.radius": 0.5}, node).arrays
+
+    def test_noise_that_is_to_be_repeated_is_that_of_its_name(self, monkeypatch):
+        """Its stream is told from those of clusters and servers, whose seeds are below 2⁶⁴."""
+        seeds = []
+        monkeypatch.setattr(subject, "GaussianNoise", lambda *given: seeds.append(given) or GaussianNoise(1))
+        sent_by(moved(1.0), GAUSSIAN | {"privacy.noise-seed": 5}, {"partition-id": 3}, number=2)
+        digest = hashlib.sha256(b"client sends 5 3 2").digest()
+        assert seeds == [(2**64 + int.from_bytes(digest[:8]),)]
+
+    def test_of_a_node_without_a_part_by_its_id(self, monkeypatch):
+        seeds = []
+        monkeypatch.setattr(subject, "GaussianNoise", lambda *given: seeds.append(given) or GaussianNoise(1))
+        request = request_of_kind(settings=GAUSSIAN | {"privacy.noise-seed": 5}, number=2)
+        add_local_noise(request, context_of(GAUSSIAN, {"x": 1}, 77), lambda *_: Reply(moved(1.0)))
+        assert seeds == [(2**64 + int.from_bytes(hashlib.sha256(b"client sends 5 77 2").digest()[:8]),)]
+
+    @pytest.mark.parametrize("kind", [EvaluateRequest, KeepRequest])
+    def test_nothing_is_counted_for_other_messages(self, tmp_path, kind):
+        node = {"data-identity": "ward", "ledger-dir": str(tmp_path)}
+        add_local_noise(request_of_kind(kind, LAPLACE), context_of(LAPLACE, node), lambda *_: Reply())
+        assert not list(tmp_path.iterdir())
+
+    def test_gaussian_noise_leaks_nothing_of_that_kind(self, tmp_path):
+        sent_by(moved(1.0), GAUSSIAN, {"data-identity": "ward", "ledger-dir": str(tmp_path)})
+        assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", [*MECHANISMS, "published"])

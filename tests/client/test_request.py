@@ -20,7 +20,16 @@ from asking import (
 )
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 
-from cloister.client.request import EvaluateRequest, KeepRequest, TrainRequest, promised, request_of
+from cloister.client.request import (
+    EvaluateRequest,
+    KeepRequest,
+    Reply,
+    TrainRequest,
+    promised,
+    refuse_misfit,
+    request_of,
+    run_config,
+)
 from cloister.config.run import parse
 from cloister.core.arrays import to_record
 from cloister.core.errors import ConfigError, FederationError, PrivacyError
@@ -284,3 +293,103 @@ def test_arrays_are_read_without_a_copy():
     (model,) = parsed(message).models
     assert model["softmax/kernel"] is not SOFTMAX["softmax/kernel"]
     assert np.shares_memory(model["softmax/kernel"], SOFTMAX["softmax/kernel"])
+
+
+def test_what_a_reply_is_without_more():
+    assert (Reply().arrays, dict(Reply().metrics), Reply().chosen) == (None, {}, 0)
+    assert not list(Reply().content())
+    assert list(Reply(metrics={"loss": 0.5}).content()) == ["metrics"]
+    sent = Reply(SOFTMAX, chosen=1).content()
+    assert list(sent) == ["metrics", "arrays"] and list(sent["arrays"]) == list(SOFTMAX)
+    assert dict(Reply(SOFTMAX, {"loss": 0.5}).content()["metrics"]) == {"loss": 0.5}
+
+
+def test_what_a_training_message_need_not_say():
+    found = parsed(message_of())
+    assert (found.proximal_mu, found.promise) == (0.0, (Unaccounted("the server claims nothing for this round"),))
+    bare = TrainRequest(found.config, "1", 1, 3, found.models)
+    assert (bare.proximal_mu, bare.promise) == (0.0, ())
+
+
+FIELDS = "known: server-round, seed, hypotheses"
+EXACTLY = [
+    (
+        "train",
+        {"much": 1, "more": 1},
+        {},
+        f"unknown field 'more' in the server's message; {FIELDS}, proximal-mu, privacy-events",
+    ),
+    ("evaluate", {"proximal_mu": 0.1}, {}, f"unknown field 'proximal-mu' in the server's message; {FIELDS}"),
+    ("query", {"proximal_mu": 0.1}, {}, f"unknown field 'proximal-mu' in the server's message; {FIELDS}"),
+    ("train", {"seed": -1}, {}, "the server's message must carry 'seed' as a whole number from 0 to 2.14748e+09"),
+    ("train", {"proximal_mu": -1}, {}, "the server's message must carry 'proximal-mu' as a number from 0 to 1e+06"),
+    (
+        "train",
+        {"hypotheses": [123456789, 123456789]},
+        {},
+        "hypotheses = '[123456789, 12345678' in the server's message contradicts the run configuration, which has no "
+        "such field",
+    ),
+    (
+        "train",
+        {"hypotheses": 3},
+        CLUSTERED,
+        "hypotheses = '3' in the server's message contradicts the run configuration, which has hypotheses = 2",
+    ),
+    (
+        "train",
+        {"privacy_events": []},
+        {},
+        "'privacy-events' in the server's message: what the server promises must be a list of 1 to 16 events",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "settings", "says"), EXACTLY)
+def test_a_refusal_names_the_field_and_what_is_valid(kind, fields, settings, says):
+    message = message_of(kind=kind, **{"seed": 3} | fields)
+    with pytest.raises((FederationError, PrivacyError)) as refused:
+        parsed(message, OPEN | settings if settings else OPEN, KINDS[kind])
+    assert str(refused.value) == says
+
+
+def test_a_refusal_of_records_and_arrays():
+    message = message_of()
+    message.content["more"] = MetricRecord()
+    with pytest.raises(FederationError) as refused:
+        parsed(message)
+    assert str(refused.value) == "the server's message must hold the records 'arrays' and 'config' and no other"
+    with pytest.raises(FederationError) as refused:
+        parsed(message_of({"softmax/bias": np.zeros(3, np.int64)}))
+    assert str(refused.value) == "array 'softmax/bias' in the server's message must hold finite floats"
+
+
+OWN = {"b": np.zeros((2, 3), np.float32), "a": np.zeros(4)}
+
+
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        ({}, "array 'a' is in only one of the model sent and the model here; are the tasks the same?"),
+        (
+            OWN | {"c": OWN["a"]},
+            "array 'c' is in only one of the model sent and the model here; are the tasks the same?",
+        ),
+        (
+            OWN | {"a": np.zeros((4, 1), np.float32)},
+            "array 'a' must have shape (4,) and dtype float64, found (4, 1) and float32",
+        ),
+        (OWN | {"a": np.zeros(5)}, "array 'a' must have shape (4,) and dtype float64, found (5,) and float64"),
+    ],
+)
+def test_a_misfit_is_named(sent, says):
+    refuse_misfit([OWN, OWN], OWN)
+    with pytest.raises(FederationError) as refused:
+        refuse_misfit([OWN, sent], OWN)
+    assert str(refused.value) == says
+
+
+def test_a_configuration_is_parsed_once_and_by_type():
+    one = run_config(context_of(OPEN | {"client.learning-rate": 1.0}))
+    assert run_config(context_of(dict(reversed(list((OPEN | {"client.learning-rate": 1.0}).items()))))) is one
+    assert one == parse(OPEN | {"client.learning-rate": 1.0})

@@ -194,3 +194,37 @@ class TestSimulated:
         context = context_of(settings)
         for kind in (TrainRequest, EvaluateRequest, TrainRequest):
             self.ask(context, kind, settings)
+
+    @pytest.mark.parametrize("settings", [OPEN | HELD_OUT, RUN])
+    def test_the_next_is_given_the_same(self, settings):
+        context, request, seen = context_of(settings), request_of_kind(settings=settings), []
+        keep_role(request, context, lambda *given: seen.append(given))
+        assert seen == [(request, context)]
+
+    def test_the_texts(self):
+        for first, then, says in ((TrainRequest, EvaluateRequest, TRAINED), (EvaluateRequest, TrainRequest, SCORED)):
+            context = context_of(RUN)
+            self.ask(context, first)
+            with pytest.raises(PrivacyError) as refused:
+                self.ask(context, then)
+            assert f"PrivacyError: {refused.value}" == says
+
+    def test_scores_of_another_run_do_not_count(self):
+        context = context_of(RUN)
+        self.ask(context, EvaluateRequest, run="1")
+        self.ask(context, TrainRequest, run="2")
+
+    def test_the_state_says_which(self):
+        trained, scored, neither = context_of(RUN), context_of(RUN), context_of(RUN)
+        self.ask(trained, TrainRequest, run="7")
+        self.ask(scored, EvaluateRequest, run="8")
+        self.ask(neither, KeepRequest)
+        found = [dict(each.state.config_records["roles"]) for each in (trained, scored, neither)]
+        assert found == [{"trained": True}, {"scored-in-run": "8"}, {}]
+
+    def test_a_role_is_given_before_the_answer(self):
+        """What fails on its way may have been seen."""
+        context = context_of(RUN)
+        with pytest.raises(ZeroDivisionError):
+            keep_role(request_of_kind(settings=RUN), context, lambda *_: 1 / 0)
+        assert dict(context.state.config_records["roles"]) == {"trained": True}

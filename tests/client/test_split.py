@@ -1,5 +1,8 @@
 """A node's own split: each row by itself, by a secret of the node."""
 
+import hashlib
+import os
+import re
 import stat
 import subprocess
 import sys
@@ -10,6 +13,7 @@ import pytest
 from asking import DP_SGD, answer, arrays_of, own_node, write_data
 from scipy import stats
 
+from cloister.client import split as subject
 from cloister.client.data import local_data
 from cloister.client.split import KEY_BYTES, NAME, secret_key, split, uniform_hashes
 from cloister.config.run import TaskConfig
@@ -160,6 +164,81 @@ class TestTheKey:
         with pytest.raises(ConfigError, match=rf"must hold 32 bytes, found {len(content)}") as refused:
             secret_key(tmp_path)
         assert str(tmp_path) not in str(refused.value)
+
+
+class TestExactly:
+    """A split that changes with a release of this code would move rows between the sides of a running federation."""
+
+    def test_the_hash_is_blake2b_read_as_a_fraction(self):
+        identities = [b"one", b"two", b"three"]
+        digests = [hashlib.blake2b(each, key=KEY, digest_size=8).digest() for each in identities]
+        expected = [int.from_bytes(digest) / 2**64 for digest in digests]
+        assert uniform_hashes(identities, KEY).tolist() == pytest.approx(expected, rel=1e-15)
+        assert uniform_hashes([], KEY).tolist() == []
+
+    @pytest.mark.parametrize(
+        ("draws", "train", "test"),
+        [([0.3, 0.2, 0.9], [0, 2], [1]), ([0.0, 0.29999, 1.0], [2], [0, 1])],
+    )
+    def test_a_draw_below_the_share_is_scored_with(self, monkeypatch, draws, train, test):
+        asked = []
+        monkeypatch.setattr(subject, "uniform_hashes", lambda *given: asked.append(given) or np.array(draws))
+        data = examples(3)
+        found = split(data, 0.3, KEY)
+        assert [side.tolist() for side in found] == [train, test]
+        ((identities, key),) = asked
+        assert key == KEY and identities == [data.x[i].tobytes() + data.y[i].tobytes() for i in range(3)]
+
+    def test_a_group_is_known_by_its_name(self, monkeypatch):
+        asked = []
+        monkeypatch.setattr(subject, "uniform_hashes", lambda *given: asked.append(given) or np.zeros(3))
+        split(examples(3, groups=np.array([7, 7, 12])), 0.3, KEY)
+        assert asked[0][0] == [b"7", b"7", b"12"]
+
+    def test_without_a_share_no_key_is_asked_for(self, monkeypatch):
+        monkeypatch.setattr(subject, "uniform_hashes", pytest.fail)
+        train, test = split(examples(4), 0.0, b"")
+        assert (train.tolist(), test.tolist()) == ([0, 1, 2, 3], [])
+
+    def test_the_folders_above_are_made(self, tmp_path):
+        assert len(secret_key(tmp_path / "a" / "b" / "c")) == 32
+
+    def test_the_key_is_on_disk_before_it_has_its_name(self, tmp_path, monkeypatch):
+        """A power cut must not leave a name without its bytes: another key would then split the data anew."""
+        seen, link = [], os.link
+        monkeypatch.setattr(os, "fsync", lambda handle: seen.append(os.fstat(handle).st_size))
+        monkeypatch.setattr(os, "link", lambda *given: seen.append("name") or link(*given))
+        secret_key(tmp_path)
+        assert seen == [KEY_BYTES, "name"]
+
+    def test_whatever_goes_wrong_nothing_is_left_beside_it(self, tmp_path, monkeypatch):
+        def fail(*_):
+            raise PermissionError
+
+        monkeypatch.setattr(os, "link", fail)
+        with pytest.raises(PermissionError):
+            secret_key(tmp_path)
+        assert not list(tmp_path.iterdir())
+
+    def test_until_it_has_its_name_only_the_user_may_read_it(self, tmp_path, monkeypatch):
+        modes, link = [], os.link
+        names = []
+
+        def look(partial, path):
+            modes.append(stat.S_IMODE(os.stat(partial).st_mode))
+            names.append(Path(partial).name)
+            link(partial, path)
+
+        monkeypatch.setattr(os, "link", look)
+        secret_key(tmp_path)
+        assert modes == [0o600]
+        assert re.fullmatch(r"\.split\.key\.[0-9a-f]{16}", names[0])
+
+    def test_a_file_that_is_none_is_named_and_counted(self, tmp_path):
+        (tmp_path / NAME).write_bytes(b"short")
+        with pytest.raises(ConfigError) as refused:
+            secret_key(tmp_path)
+        assert str(refused.value) == "split.key in the folder of the node's ledgers must hold 32 bytes, found 5"
 
 
 class TestOfAFile:

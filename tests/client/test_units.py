@@ -14,11 +14,15 @@ from asking import (
     write_data,
 )
 
+from cloister.client import units as subject
 from cloister.client.charges import plan_of, planned_steps
+from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import MAXIMUM_SIZE, Units, public_size_of, size_of
+from cloister.config.run import parse
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Repeated, Sampling
 from cloister.privacy.dpsgd import one_by_one
+from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks.base import Examples
 
 STATED = 40
@@ -207,3 +211,60 @@ class TestGroups:
         sent = arrays_of(answer(DP_SGD | {"task.group": "patient"}, node))
         assert all(len(np.unique(array)) > array.size // 2 for array in sent.values())
         assert len(entries_of(node, "group")) == 1
+
+
+class TestUnits:
+    SIX = Examples(np.arange(6.0)[:, None], np.arange(6), np.array(["b", "a", "c", "a", "b", "a"]))
+    LONE = Examples(np.arange(6.0)[:, None], np.arange(6))
+    NOBODY = Examples(np.zeros((0, 1)), np.zeros(0))
+
+    def plan(self, public_size, batch_size=2, epochs=3):
+        return TrainingPlan(epochs, batch_size, 0.1, 0.0, (0,), 1, public_size)
+
+    def test_the_ends_of_a_size(self):
+        assert public_size_of({"public-size": MAXIMUM_SIZE}) == MAXIMUM_SIZE == 10**9
+        assert public_size_of({"public-size": 0}) == 0
+        with pytest.raises(ConfigError) as refused:
+            public_size_of({"public-size": -1})
+        assert str(refused.value) == "public-size = -1 in the node configuration must be a whole number of at least 0"
+
+    def test_a_size_that_is_needed_and_not_stated(self):
+        with pytest.raises(PrivacyError) as refused:
+            size_of({"data-path": "anywhere"})
+        assert str(refused.value) == (
+            "this node has data of its own and states no public-size, in its policy or its configuration: the noise of "
+            "dp-sgd would show how many examples it has"
+        )
+        assert size_of({"data-path": "anywhere", "public-size": 7}) == 7
+        assert size_of({}) == 0
+
+    def test_which_of_a_group_count_is_drawn_by_the_seed_or_anew(self, monkeypatch):
+        asked = []
+        monkeypatch.setattr(subject, "units_of", lambda *given: asked.append(given) or [])
+        Units.of(self.SIX, 2, 7)
+        Units.of(self.SIX, 3)
+        assert [given[1:] for given in asked] == [(2, 7), (3, None)]
+        assert all(given[0] is self.SIX.groups for given in asked)
+
+    def test_examples_without_groups_are_units_each(self):
+        units = Units.of(self.LONE, 1)
+        assert units.members is None and len(units) == 6 and units.examples is self.LONE
+        assert units.examples_of(4).y.tolist() == [4] and units.examples_of(4).groups is None
+        batch = units.of_batch(np.array([5, 0]))
+        assert batch.y.tolist() == [5, 0] and batch.x.ravel().tolist() == [5.0, 0.0] and batch.groups is None
+
+    def test_groups_are_units_together(self):
+        units = Units.of(self.SIX, 9, 1)
+        assert len(units) == 3 and units.examples is self.SIX
+        assert sorted(units.examples_of(0).y.tolist()) == [1, 3, 5]
+        batch = units.of_batch(np.array([2, 0]))
+        assert sorted(batch.y.tolist()) == [1, 2, 3, 5] == sorted(batch.x.ravel().tolist())
+        assert {group: set(batch.y[batch.groups == group].tolist()) for group in (0, 1)} == {0: {2}, 1: {1, 3, 5}}
+
+    @pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+    @pytest.mark.parametrize(
+        ("examples", "public", "size"), [(SIX, 0, 3), (SIX, 40, 40), (LONE, 0, 6), (NOBODY, 0, 1), (NOBODY, 5, 5)]
+    )
+    def test_steps_are_those_of_the_public_size(self, examples, public, size, sampling):
+        privacy = parse(DP_SGD | {"privacy.batch-sampling": sampling}).privacy
+        assert Units.of(examples, 9).steps(self.plan(public), privacy) == LocalSteps(size, 2, 3, sampling)

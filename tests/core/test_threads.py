@@ -8,7 +8,7 @@ import pytest
 from cloister.core import threads
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
-from cloister.core.threads import for_each_span, spans
+from cloister.core.threads import Span, for_each_span, spans
 from cloister.privacy.mechanisms import local_update, noise, release
 from cloister.privacy.mechanisms.clipping import clip
 from cloister.privacy.mechanisms.laplace import LaplaceNoise
@@ -50,6 +50,14 @@ def test_little_work_starts_no_thread(cost):
     seen = set()
     for_each_span(spans([50, 3], 10), lambda span, mine: seen.add(threading.get_ident()), list, cost)
     assert seen == {threading.get_ident()}
+
+
+def test_spans_cover_every_number_once():
+    assert spans([3, 0, 4, 5], 4) == [Span(0, 0, 3), Span(2, 0, 4), Span(3, 0, 4), Span(3, 4, 5)]
+    assert spans([threads.BLOCK + 1]) == [Span(0, 0, threads.BLOCK), Span(0, threads.BLOCK, threads.BLOCK + 1)]
+    row = (np.arange(3.0), np.arange(5.0))
+    assert Span(1, 2, 4).of(row).tolist() == [2.0, 3.0] and Span(1, 2, 4).of(row).base is row[1]
+    assert len(Span(1, 2, 4)) == 2
 
 
 def test_no_spans_are_no_work():

@@ -1,5 +1,7 @@
 """The clip bounds the true norm, exactly, and breaks nothing else."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,9 +9,17 @@ from hypothesis import strategies as st
 from support import random_models, zeros
 
 from cloister.core.arrays import Layout
-from cloister.core.cohort import Cohort
+from cloister.core.cohort import NORM_ERROR, Cohort
 from cloister.core.errors import ConfigError
-from cloister.privacy.mechanisms.clipping import clip, clipped_fraction
+from cloister.privacy.mechanisms.clipping import (
+    MIN_BOUND,
+    AdaptiveClip,
+    FixedClip,
+    capped_weights,
+    clip,
+    clipped_fraction,
+)
+from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.privacy.mechanisms.release import bounded_models
 
 
@@ -75,3 +85,104 @@ def test_bounded_models_are_what_the_factors_say():
 def test_a_bound_that_is_none_is_refused(bound):
     with pytest.raises(ConfigError, match="clipping_norm must be > 0"):
         clip(cohort_of([zeros()]), bound)
+
+
+def test_factors_by_hand():
+    clipped = clip(cohort_of([{"a": np.array([3.0, 4.0])}, {"a": np.array([0.3, 0.4])}]), 2.0)
+    np.testing.assert_allclose(clipped.factors, [2.0 / (5.0 * (1 + NORM_ERROR)), 1.0], rtol=1e-12)
+    assert clipped.l2_bound == 2.0 and clipped_fraction(clipped) == 0.5
+    assert clipped_fraction(clipped.take(np.arange(0))) == 0.0
+
+
+def test_the_smallest_bound():
+    assert clip(cohort_of([zeros()]), 1e-12).l2_bound == MIN_BOUND == 1e-12
+    with pytest.raises(ConfigError) as refused:
+        clip(cohort_of([zeros()]), 9e-13)
+    assert str(refused.value) == "clipping_norm must be at least 1e-12, got 9e-13"
+
+
+def test_capped_weights_by_hand():
+    bounded = clip(cohort_of([{"a": np.array([3.0, 4.0])}] * 3), 2.0)
+    capped = capped_weights(bounded, (1.0, 5.0, 9.0), 5.0)
+    np.testing.assert_allclose(capped.factors, bounded.factors * [0.2, 1.0, 1.0])
+    assert capped.l2_bound == 2.0
+    with pytest.raises(ConfigError, match="examples_cap must be > 0, got 0"):
+        capped_weights(bounded, (1.0, 1.0, 1.0), 0.0)
+
+
+def test_what_a_clip_says_it_was_made_with():
+    fixed, adaptive = FixedClip(2.0), AdaptiveClip(3.0)
+    assert fixed.parameters() == {"privacy.clipping": "fixed", "privacy.clipping-norm": 2.0}
+    for each in (adaptive, dataclasses.replace(adaptive, bound=9.0, initial=3.0)):
+        assert each.parameters() == {
+            "privacy.clipping": "adaptive",
+            "privacy.clipping-norm": 3.0,
+            "privacy.clipping-quantile": 0.5,
+            "privacy.clipping-rate": 0.2,
+            "privacy.bits-noise-multiplier": 10.0,
+        }
+    assert fixed.joint_multiplier(0.7) == 0.7
+    assert AdaptiveClip(1.0, bits_multiplier=4.0).joint_multiplier(3.0) == pytest.approx(2.4)
+    assert AdaptiveClip(1.0).joint_multiplier(0.0) == 0.0
+
+
+def test_a_fixed_clip_follows_nothing():
+    fixed = FixedClip(2.0)
+    assert fixed.followed(cohort_of([zeros()]), 1, GaussianNoise(1)) is fixed
+    for each in (fixed, AdaptiveClip(1.0)):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            each.bound = 9.0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"quantile": 0.0}, "clipping_quantile must be above 0 and below 1, got 0.0"),
+        ({"quantile": 1.0}, "clipping_quantile must be above 0 and below 1, got 1.0"),
+        ({"rate": 0.0}, "clipping_rate must be > 0, got 0.0"),
+        ({"bits_multiplier": 0.0}, "bits_noise_multiplier must be > 0, got 0.0"),
+        ({"bound": 0.0}, "clipping_norm must be > 0, got 0.0"),
+    ],
+)
+def test_what_is_said_of_a_clip_that_is_none(options, says):
+    with pytest.raises(ConfigError) as refused:
+        AdaptiveClip(**{"bound": 1.0} | options)
+    assert str(refused.value) == says
+    if "bound" in options:
+        with pytest.raises(ConfigError, match="clipping_norm must be > 0"):
+            FixedClip(0.0)
+
+
+@pytest.mark.parametrize(
+    ("norms", "noise", "size", "share"),
+    [
+        ([0.5, 1.0, 2.0, 3.0], 0.0, 4, 0.5),
+        ([0.5, 1.0, 2.0, 3.0], 0.0, 8, 0.25),
+        ([2.0, 3.0], 0.0, 4, -0.15),
+        ([0.5], 100.0, 4, 0.7),
+        ([0.5], -100.0, 4, -0.3),
+    ],
+)
+def test_a_step_of_the_bound_by_hand(monkeypatch, norms, noise, size, share):
+    """γ = 0.3: the excess is the number within the bound less 0.3 for each reply; a step is held within [-γ, 1 - γ]."""
+    asked = []
+
+    def noised(model, std, source):
+        asked.append((std, source))
+        return (model[0] + noise,)
+
+    monkeypatch.setattr("cloister.privacy.mechanisms.clipping.noised", noised)
+    moving = AdaptiveClip(1.0, quantile=0.3, rate=0.7, bits_multiplier=3.0)
+    moved = moving.followed(cohort_of([{"a": np.array([norm])} for norm in norms]), size, "source")
+    assert asked == [(pytest.approx(3.0 * 0.7), "source")]
+    within = sum(norm <= 1 for norm in norms) - 0.3 * len(norms)
+    expected = min(0.7, max(-0.3, (within + noise) / size))
+    assert moved.bound == pytest.approx(np.exp(-0.7 * expected))
+    assert moved == dataclasses.replace(moving, bound=moved.bound, initial=1.0)
+    if noise:
+        assert expected == share
+
+
+def test_a_bound_does_not_fall_below_the_smallest():
+    falling, still = AdaptiveClip(1.0, rate=1e3), cohort_of([{"a": np.array([0.0])}] * 1000)
+    assert falling.followed(still, 1000, GaussianNoise(1)).bound == MIN_BOUND

@@ -12,15 +12,13 @@ from test_distance import GOLDEN
 
 from cloister.aggregation import GlobalDP, MetricDP
 from cloister.aggregation.decorator import Screened
-from cloister.core.arrays import Layout, to_record
+from cloister.core.arrays import to_record
 from cloister.core.cohort import NORM_ERROR
 from cloister.core.errors import BudgetExhausted, ConfigError, FederationError
-from cloister.privacy.accounting import events
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.strategies.averaging import FedAvg
-from cloister.strategies.fedopt import FedAvgM, FedYogi
+from cloister.strategies.fedopt import FedAvgM
 from cloister.strategies.robust import FedMedian, FedTrimmedAvg
 from cloister.strategies.sampling import Sampling
 
@@ -288,71 +286,7 @@ class TestMetricNoise:
         assert strategy.measured.noise_multiplier == pytest.approx(100.0)
 
 
-class TestClaims:
-    def test_global_dp_before_the_optimizer_is_sound(self):
-        strategy = GlobalDP(FedYogi(), noise_multiplier=1.0, clipping_norm=1.0)
-        assert strategy.claim().status == "sound"
-
-    @pytest.mark.parametrize(
-        ("options", "reason"),
-        [
-            ({"placement": "model"}, "placement"),
-            ({"noise": GaussianNoise(1)}, "seeded"),
-            ({"noise_multiplier": 0.0}, "no noise"),
-        ],
-    )
-    def test_what_weakens_it_is_named(self, options, reason):
-        strategy = GlobalDP(all_nodes(), **({"noise_multiplier": 1.0, "clipping_norm": 1.0} | options))
-        claim = strategy.claim()
-        assert claim.status == "heuristic" and reason in " ".join(claim.reasons)
-
-    def test_a_stateful_strategy_is_no_mean(self):
-        strategy = GlobalDP(FedYogi(), noise_multiplier=1.0, clipping_norm=1.0, placement="model")
-        assert "FedYogi is none" in strategy.claim().reasons[0]
-
-    def test_metric_noise_is_heuristic_and_says_why(self):
-        claim = decorated(MetricDP, 1.0).claim()
-        assert claim.status == "heuristic"
-        assert any("distance" in reason for reason in claim.reasons)
-
-
-class TestWhatTheDrawAmplifies:
-    """An accountant may count on a draw that was random and secret, over a population that is known; on no other."""
-
-    @pytest.mark.parametrize(
-        ("draw", "expected"),
-        [
-            ({"kind": "poisson"}, events.Sampling("poisson", probability=0.5)),
-            ({"population": 8}, events.Sampling("without-replacement", cohort=4, population=8)),
-            ({}, events.UNSAMPLED),
-            ({"population": 8, "rng": np.random.default_rng(3)}, events.UNSAMPLED),
-            ({"kind": "poisson", "rng": np.random.default_rng(3)}, events.UNSAMPLED),
-        ],
-    )
-    def test_is_recorded_with_the_release(self, draw, expected):
-        inner = FedAvg(train=Sampling(0.5, min_nodes=1, **draw))
-        strategy = GlobalDP(inner, noise_multiplier=2.0, clipping_norm=1.0)
-        assert strategy.events(Layout.of(zeros())) == (events.Gaussian(2.0, expected),)
-        assert strategy.has_secret_cohorts == (expected.kind != "none")
-
-
 class TestBadUse:
-    @pytest.mark.parametrize("kind", [GlobalDP, MetricDP])
-    def test_a_median_of_one_release_is_refused(self, kind):
-        with pytest.raises(ConfigError, match=r"privacy.placement = 'update'.*FedMedian.*'model'"):
-            kind(FedMedian(), noise_multiplier=1.0, clipping_norm=1.0)
-
-    def test_a_rule_or_a_model_whose_clients_count_differently_is_refused(self):
-        options = {"noise_multiplier": 1.0, "clipping_norm": 1.0, "examples_cap": 5.0}
-        with pytest.raises(ConfigError, match=r"a rank knows no weights; remove it$"):
-            GlobalDP(all_nodes(FedMedian), placement="rule", **options)
-        with pytest.raises(ConfigError, match=r"uniform weights only; use privacy\.placement = 'update'$"):
-            GlobalDP(all_nodes(), placement="model", **options)
-
-    def test_a_rule_that_ranks_nothing_is_refused(self):
-        with pytest.raises(ConfigError, match=r"FedAvg is none; use privacy\.placement = 'update'$"):
-            GlobalDP(all_nodes(), noise_multiplier=1.0, clipping_norm=1.0, placement="rule")
-
     @pytest.mark.parametrize("fraction", [0.5, 1.0])
     @pytest.mark.parametrize("inner", [FedMedian, FedTrimmedAvg])
     def test_a_rule_over_a_cohort_of_secret_size_is_refused(self, inner, fraction):
@@ -362,25 +296,6 @@ class TestBadUse:
             GlobalDP(drawn, noise_multiplier=1.0, clipping_norm=1.0, placement="rule")
         fixed = inner(train=Sampling(fraction, min_nodes=1, kind="fixed"))
         assert GlobalDP(fixed, noise_multiplier=1.0, clipping_norm=1.0, placement="rule").is_accounted
-
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"noise_multiplier": -1.0},
-            {"clipping_norm": 0.0},
-            {"placement": "sideways"},
-            {"direction": "up"},
-            {"measure": "never"},
-            {"min_distance": 0.0},
-            {"max_distance": -1.0},
-        ],
-    )
-    def test_parameters_out_of_range(self, options):
-        (name,) = options
-        with pytest.raises(
-            ConfigError, match=name.replace("direction", "distance_direction").replace("measure", "distance_clip")
-        ):
-            MetricDP(all_nodes(), **({"noise_multiplier": 1.0, "clipping_norm": 1.0} | options))
 
     def test_replies_to_a_model_that_was_never_sent(self):
         with pytest.raises(FederationError, match="before configure_train"):

@@ -116,12 +116,6 @@ def test_an_exact_distance_is_in_the_ledger_without_a_guarantee(tmp_path):
     assert strategy.measured.epsilon is None
 
 
-def test_before_the_clip_nothing_covers_a_private_release():
-    reason = "'private' needs privacy.distance-clip = 'after': before clipping no noise covers what one client can do"
-    with pytest.raises(ConfigError, match=reason):
-        private(measure="before")
-
-
 class TestCappedWeights:
     def weighted(self, counts, cap=100.0):
         models = random_models(len(counts), 0.1)

@@ -354,3 +354,83 @@ def spend_all(budget):
 def test_the_search_ends_at_most_one_part_in_a_thousand_above_what_suffices(smallest):
     found = minimum_multiplier(lambda multiplier: smallest / multiplier, 1.0, "a budget")
     assert smallest <= found <= smallest * 1.0011
+
+
+class TestExactly:
+    def test_no_rounds_are_promised_that_a_ledger_would_round_away(self):
+        """A multiplier that seven releases fill the budget with to the last bit: six are sure."""
+        limit = GaussianFilter().limit(2.0, SMALL)
+        assert rounds_for(math.sqrt(7 / limit), 2.0, SMALL) == 6
+        assert rounds_for(math.sqrt(7 / limit) * (1 + 1e-8), 2.0, SMALL) == 7
+
+    @pytest.mark.parametrize(
+        ("sampling", "kind"),
+        [
+            (UNSAMPLED, "gaussian"),
+            (poisson(0.5), "renyi"),
+            (poisson(1.0), "gaussian"),
+            (cohorts(5, 100), "gaussian"),
+            (Sampling("none", probability=0.5), "gaussian"),
+        ],
+    )
+    def test_a_plan_is_for_the_filter_that_a_run_brings(self, sampling, kind):
+        chosen, z = filter_for(kind, 2.0, SMALL), 9.0
+        expected = int(chosen.limit(2.0, SMALL) / cost(chosen, Gaussian(z, sampling)))
+        assert rounds_for(z, 2.0, SMALL, sampling) == expected > 0
+
+    def test_plans_are_for_joining_or_leaving_unless_asked(self):
+        assert rounds_for(9.0, 2.0, SMALL) == rounds_for(9.0, 2.0, SMALL, UNSAMPLED, "add-or-remove")
+        assert rounds_for(9.0, 2.0, SMALL) > rounds_for(9.0, 2.0, SMALL, UNSAMPLED, "replace-one") > 0
+        found = [
+            noise_multiplier_for(2.0, SMALL, 5, UNSAMPLED, relation) for relation in ("add-or-remove", "replace-one")
+        ]
+        assert noise_multiplier_for(2.0, SMALL, 5) == found[0] < found[1]
+        assert cost(GaussianFilter(), Gaussian(4.0)) == cost(GaussianFilter(), Gaussian(4.0), "add-or-remove")
+
+    def test_the_texts(self):
+        assert (str(GaussianFilter()), str(RenyiFilter(6.5))) == ("Gaussian DP", "Rényi DP of order 6.5")
+        assert to_json(GaussianFilter()) == {"kind": "gaussian"}
+        assert to_json(RenyiFilter(6.5)) == {"kind": "renyi", "order": 6.5}
+        for order in (1.0, math.inf, math.nan, "2", True):
+            with pytest.raises(PrivacyError) as refused:
+                RenyiFilter(order)
+            assert str(refused.value) == f"the order of a Rényi filter must be a number above 1, got {order!r}"
+        for content, kind in (
+            ({}, "None"),
+            ({"kind": "pld"}, "'pld'"),
+            (None, "None"),
+            ({"kind": ["renyi"]}, "['renyi']"),
+        ):
+            with pytest.raises(PrivacyError) as refused:
+                from_json(content)
+            assert str(refused.value) == f"unknown kind of filter {kind}; known: gaussian, renyi"
+        with pytest.raises(PrivacyError, match=r"^a 'gaussian' filter does not have these fields: .*'order'"):
+            from_json({"kind": "gaussian", "order": 2.0})
+
+    @pytest.mark.parametrize("delta", [0.0, 1.0, -1.0])
+    def test_a_delta_that_is_no_probability(self, delta):
+        for plan in (lambda: rounds_for(1.0, 1.0, delta), lambda: noise_multiplier_for(1.0, delta, 1)):
+            with pytest.raises(ConfigError) as refused:
+                plan()
+            assert str(refused.value) == f"delta must be above 0 and below 1, got {delta}"
+
+    def test_what_cannot_be_kept_says_which_budget(self):
+        with pytest.raises(ConfigError) as refused:
+            noise_multiplier_for(1e-9, SMALL, 10**9)
+        assert str(refused.value) == "no noise multiplier up to 1e6 stays within a budget of ε = 1e-09 at δ = 1e-05"
+
+    def test_the_largest_multiplier_that_is_looked_for(self):
+        assert minimum_multiplier(lambda z: 4e5 / z, 1.0, "") == pytest.approx(4e5, rel=1.1e-3)
+        assert minimum_multiplier(lambda z: 1e-2 / z, 1.0, "") == pytest.approx(1e-2, rel=1.1e-3)
+        with pytest.raises(ConfigError, match=r"stays within so much$"):
+            minimum_multiplier(lambda z: 1.1e6 / z, 1.0, "so much")
+
+    def test_a_limit_is_left_by_the_rounding_of_a_ledger(self):
+        """Costs of exactly the limit are one part in 10⁹ too many."""
+        assert minimum_multiplier(lambda z: 1.0 if z >= 2 else 9.0, 1.0 + 1e-6, "") == pytest.approx(2, rel=2e-3)
+        with pytest.raises(ConfigError):
+            minimum_multiplier(lambda z: 1.0, 1.0, "")
+
+    def test_a_filter_of_rényi_has_a_float_for_an_order(self):
+        chosen = filter_for("renyi", 2.0, SMALL)
+        assert type(chosen.order) is float and from_json(to_json(chosen)) == chosen

@@ -1,14 +1,27 @@
 """What is released lies on a public grid: low bits say nothing."""
 
+import dataclasses
+import math
+
 import numpy as np
 import pytest
 from statistics_of_noise import is_normal, std_is
 from support import random_models, zeros
 from test_clipping import cohort_of
 
+from cloister.core.errors import ConfigError, PrivacyError, UnboundedSensitivity
 from cloister.privacy.mechanisms.clipping import clip
-from cloister.privacy.mechanisms.noise import GRID_BITS, GaussianNoise, grid_step, noised
-from cloister.privacy.mechanisms.release import noisy_mean
+from cloister.privacy.mechanisms.noise import (
+    BLOCK,
+    GRID_BITS,
+    HEADROOM,
+    GaussianNoise,
+    grid_step,
+    noised,
+    refuse_beyond,
+)
+from cloister.privacy.mechanisms.release import bounded_models, noisy_mean
+from cloister.privacy.mechanisms.trimmed_mean import noisy_median, noisy_trimmed_mean
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -75,3 +88,150 @@ def test_without_noise_nothing_is_rounded():
 def test_half_precision_is_noised_in_single():
     (noisy,) = noised((np.zeros(100_000, np.float16),), 1.0, GaussianNoise(1))
     assert noisy.dtype == np.float32 and std_is(noisy, 1.0)
+
+
+# By hand, from the normals of the same stream
+
+
+def noise_of(seed, sizes, std):
+    """The normals of a stream for arrays of these sizes, in double precision."""
+    noise, found = GaussianNoise(seed), [np.zeros(size) for size in sizes]
+    for piece in found:
+        noise.add(piece, std)
+    return found
+
+
+def rounded(values, step):
+    return np.rint(values / step) * step
+
+
+@pytest.mark.parametrize("size", [1, 2.5, 7])
+def test_a_mean_by_hand(size):
+    sent, *models = random_models(4, 0.5)
+    cohort = clip(cohort_of(models, sent), 0.75)
+    release = noisy_mean(cohort, 2.0, size, GaussianNoise(5))
+    assert (release.noise_std, release.sensitivity) == (2.0 * 0.75 / size, 0.75 / size)
+    noise = noise_of(5, [piece.size for piece in cohort.sent], 1.5)
+    for layer, (piece, normals) in enumerate(zip(release.model, noise, strict=True)):
+        total = sum(f * (row[layer] - cohort.sent[layer]) for f, row in zip(cohort.factors, cohort.rows, strict=True))
+        expected = cohort.sent[layer] + rounded(total + normals, grid_step(1.5)) / size
+        np.testing.assert_allclose(piece, expected, atol=1e-5)
+        assert piece.dtype == np.float32
+
+
+@pytest.mark.parametrize(("asked", "trimmed"), [(3, 1), (4, 1), (5, 2), (6, 2), (3, 0), (9, 0), (8, 3)])
+def test_a_trimmed_mean_by_hand(asked, trimmed):
+    sent, *models = random_models(4, 0.5)
+    cohort = clip(cohort_of(models, sent), 0.75)
+    release = noisy_trimmed_mean(cohort, 2.0, asked, trimmed, GaussianNoise(5))
+    kept = asked - 2 * trimmed
+    assert (release.noise_std, release.sensitivity) == (2.0 * (0.75 / kept), 0.75 / kept)
+    noise = noise_of(5, [piece.size for piece in cohort.sent], 1.5 / kept)
+    for layer, (piece, normals) in enumerate(zip(release.model, noise, strict=True)):
+        rows = [f * (row[layer] - cohort.sent[layer]) for f, row in zip(cohort.factors, cohort.rows, strict=True)]
+        filled = np.sort([*rows, *[np.zeros_like(rows[0])] * (asked - 3)], axis=0)[trimmed : asked - trimmed]
+        expected = cohort.sent[layer] + rounded(filled.mean(axis=0) + normals, grid_step(1.5 / kept))
+        np.testing.assert_allclose(piece, expected, atol=1e-5)
+        assert piece.dtype == np.float32
+
+
+@pytest.mark.parametrize(("asked", "bound"), [(3, 0.75), (4, 0.375), (5, 0.75), (8, 0.375)])
+def test_a_median_is_the_mean_of_the_one_or_the_two_in_the_middle(asked, bound):
+    cohort = clip(cohort_of(random_models(3, 0.5)), 0.75)
+    release = noisy_median(cohort, 2.0, asked, GaussianNoise(5))
+    twin = noisy_trimmed_mean(cohort, 2.0, asked, (asked - 1) // 2, GaussianNoise(5))
+    assert (release.sensitivity, release.noise_std) == (bound, 2.0 * bound)
+    for piece, other in zip(release.model, twin.model, strict=True):
+        np.testing.assert_array_equal(piece, other)
+
+
+def test_what_cannot_be_a_mean_or_a_median():
+    free, noise = cohort_of(random_models(3)), GaussianNoise(1)
+    bounded = clip(free, 1.0)
+    for release in (lambda: noisy_mean(free, 1.0, 3, noise), lambda: noisy_trimmed_mean(free, 1.0, 3, 1, noise)):
+        with pytest.raises(UnboundedSensitivity) as refused:
+            release()
+        assert str(refused.value) == "noise was asked for before anything bounded a contribution; clip first"
+    with pytest.raises(PrivacyError) as refused:
+        noisy_trimmed_mean(bounded, 1.0, 2, 0, noise)
+    assert str(refused.value) == "3 clients replied and 2 were asked: that number is not public"
+    for release, says in (
+        (lambda: noisy_mean(bounded, 1.0, 0, noise), "cohort_size must be > 0, got 0"),
+        (lambda: noisy_mean(bounded, -1.0, 3, noise), "noise_multiplier must be >= 0, got -1.0"),
+        (lambda: noisy_trimmed_mean(bounded, 1.0, 4, 2, noise), "values_kept must be > 0, got 0"),
+        (lambda: noisy_trimmed_mean(bounded, -1.0, 3, 1, noise), "noise_multiplier must be >= 0, got -1.0"),
+        (lambda: noisy_trimmed_mean(bounded, 1.0, 3, -1, noise), "trimmed must be >= 0, got -1"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            release()
+        assert str(refused.value) == says
+
+
+@pytest.mark.parametrize("step", [None, 2.0**-3])
+def test_sums_by_hand(step):
+    target, out = np.array([1.0, -2.0, 3.3]), np.full(3, np.nan, np.float32)
+    maker = GaussianNoise(3).maker()
+    maker.add_on_grid(target, 0.7, (5,), step, out)
+    normals = GaussianNoise(3).maker().normals(5, 3, 0.7)
+    grid = 2.0**-21 if step is None else step
+    np.testing.assert_array_equal(out, rounded(target + normals, grid).astype(np.float32))
+    assert target.tolist() == [1.0, -2.0, 3.3]
+    maker.add_on_grid(target, 0.7, (5,), step)
+    np.testing.assert_array_equal(target.astype(np.float32), out)
+
+
+def test_each_block_of_a_sum_has_noise_from_its_own_place():
+    target = np.zeros(BLOCK + 2)
+    GaussianNoise(3).maker().add_on_grid(target, 0.7, (5, 2))
+    for found, number in ((target[:BLOCK], 5), (target[BLOCK:], 2)):
+        normals = GaussianNoise(3).maker().normals(number, len(found), 0.7)
+        np.testing.assert_array_equal(found, rounded(normals, 2.0**-21))
+
+
+def test_without_noise_numbers_are_copied():
+    target, out = np.array([1 / 3, 2.0]), np.zeros(2)
+    GaussianNoise(1).maker().add_on_grid(target, 0.0, (0,), out=out)
+    assert out.tolist() == target.tolist() == [1 / 3, 2.0]
+
+
+@pytest.mark.parametrize(("std", "step"), [(1.0, 2.0**-20), (1.99, 2.0**-20), (2.0, 2.0**-19), (0.5, 2.0**-21)])
+def test_the_step_by_hand(std, step):
+    assert grid_step(std) == step and type(grid_step(std)) is float and type(grid_step(0.0)) is float
+
+
+def test_the_range_of_noise():
+    limits = np.finfo(np.float32)
+    low, high = math.log(limits.tiny) + GRID_BITS, math.log(limits.max) - math.log(HEADROOM)
+    for inside in (low + 1e-9, 0.0, high - 1e-9):
+        refuse_beyond(inside)
+    for outside in (low, low - 1.0, high, high + 1.0, math.nan):
+        with pytest.raises(PrivacyError) as refused:
+            refuse_beyond(outside)
+        assert str(refused.value) == "this asks for noise beyond the range of single precision; scale the model"
+
+
+def test_a_model_by_hand():
+    model = (np.array([1.0, 2.0], np.float32), np.array([3.0]))
+    kept = [piece.copy() for piece in model]
+    found = noised(model, 0.5, GaussianNoise(4))
+    for piece, plain, normals in zip(found, kept, noise_of(4, [2, 1], 0.5), strict=True):
+        np.testing.assert_allclose(piece, rounded(plain + normals, grid_step(0.5)).astype(plain.dtype), rtol=1e-7)
+        assert piece.dtype == plain.dtype
+    for piece, plain in zip(model, kept, strict=True):
+        np.testing.assert_array_equal(piece, plain)
+
+
+def test_a_model_within_the_bound_is_shown_as_it_came():
+    sent, near, far = random_models(3, 1e-3)
+    far = {name: array + 100 for name, array in far.items()}
+    cohort = clip(cohort_of([near, far], sent), 1.0)
+    shown = bounded_models(cohort)
+    assert all(piece is own for piece, own in zip(shown[0], cohort.rows[0], strict=True))
+    factor = np.float32(cohort.factors[1])
+    for piece, own, base in zip(shown[1], cohort.rows[1], cohort.sent, strict=True):
+        np.testing.assert_array_equal(piece, base + (own - base) * factor)
+        assert piece.dtype == np.float32
+    doubled = dataclasses.replace(cohort, factors=np.array([2.0, 1.0]))
+    np.testing.assert_allclose(
+        bounded_models(doubled)[0][0], 2 * cohort.rows[0][0] - cohort.sent[0], rtol=1e-5, atol=1e-7
+    )

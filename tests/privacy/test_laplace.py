@@ -370,3 +370,104 @@ def test_the_variance_is_known_for_every_size(p, epsilon):
 def test_arguments_outside_the_domain_are_refused(call):
     with pytest.raises(ConfigError, match="must be >"):
         call()
+
+
+# By hand, from the normals of the same stream
+
+
+def chi_square_by_hand(normals, freedom):
+    """Twice a Gamma of shape freedom/2 (Marsaglia, Tsang, 2000), and how often it was proposed."""
+    d, proposals = freedom / 2 - 1 / 3, 0
+    c = 1 / math.sqrt(9 * d)
+    while True:
+        proposals += 1
+        x, one, other = normals.standard_normal(3, np.float64)
+        v = (1 + c * x) ** 3
+        exponential = (one**2 + other**2) / 2
+        if v > 0 and -exponential < x**2 / 2 + d - d * v + d * math.log(v):
+            return 2 * d * v, proposals
+
+
+@pytest.mark.parametrize("p", [1, 2, 9, 1000])
+def test_the_deviation_by_hand(p):
+    proposals = set()
+    for seed in range(60):
+        expected, proposed = chi_square_by_hand(GaussianNoise(seed), p + 1)
+        proposals.add(proposed)
+        found = laplace.deviation(GaussianNoise(seed), p, 0.7)
+        assert type(found) is float and found == pytest.approx(math.sqrt(expected) / 0.7, rel=1e-12)
+    assert p > 1 or len(proposals) > 1, "some proposal should have been refused"
+
+
+@pytest.mark.parametrize("step", [None, 2.0**-8])
+def test_a_release_by_hand(step):
+    model = (np.array([1.0, -2.0, 0.5]), np.array([4.0, 5.0], np.float32))
+    expected, normals = [piece.astype(np.float64) for piece in model], GaussianNoise(7)
+    std = laplace.deviation(normals, 5, 0.3)
+    grid = grid_step(math.sqrt(6) / 0.3) if step is None else step
+    for piece in expected:
+        normals.add(piece, std)
+    LaplaceNoise(7).add(model, 0.3, step)
+    for piece, plain in zip(model, expected, strict=True):
+        np.testing.assert_array_equal(piece, (np.rint(plain / grid) * grid).astype(piece.dtype))
+
+
+@pytest.mark.parametrize("step", [2.0**-126, 2.0**-9, 1.0, 2.0**100])
+def test_a_grid_of_any_power_of_two_that_single_precision_has(step):
+    LaplaceNoise(1).add((np.zeros(3),), 1.0, step)
+
+
+@pytest.mark.parametrize("step", [2.0**-127, 2.0**101, 3.0, 0.0])
+def test_what_is_said_of_another_step(step):
+    with pytest.raises(ConfigError) as refused:
+        LaplaceNoise().add((np.zeros(3),), 1.0, step)
+    assert str(refused.value) == f"the step of a grid must be a power of two from 2^-126 to 2^100, got {step}"
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (
+            (np.zeros(2), np.zeros((2, 3), np.float32)),
+            "Laplace noise is added in place to flat, writable float32 or float64 arrays; found float32 of shape "
+            "(2, 3)",
+        ),
+        (
+            (np.zeros(3, np.float16),),
+            "Laplace noise is added in place to flat, writable float32 or float64 arrays; found float16 of shape (3,)",
+        ),
+        (
+            (np.zeros(2), np.array([0.0, math.inf])),
+            "Laplace noise hides nothing in an array with NaN or infinite numbers",
+        ),
+        ((np.array([-math.inf, 0.0]),), "Laplace noise hides nothing in an array with NaN or infinite numbers"),
+        ((), "Laplace noise needs a model of at least one parameter"),
+        ((np.zeros(0),), "Laplace noise needs a model of at least one parameter"),
+    ],
+)
+def test_what_is_said_of_a_model_that_cannot_carry_noise(model, says):
+    with pytest.raises(PrivacyError) as refused:
+        LaplaceNoise().add(model, 1.0)
+    assert str(refused.value) == says
+
+
+def test_an_empty_array_beside_others_carries_nothing():
+    model = (np.zeros(0), np.zeros(2))
+    LaplaceNoise(1).add(model, 1.0)
+    assert (model[1] != 0).all()
+
+
+@pytest.mark.parametrize(("p", "epsilon"), [(1, 2.0), (11, 0.3)])
+def test_closed_forms_by_hand(p, epsilon):
+    constant = epsilon**p * math.gamma(p / 2) / (2 * math.pi ** (p / 2) * math.gamma(p))
+    assert laplace.log_normaliser(p, epsilon) == pytest.approx(math.log(constant))
+    assert laplace.log_density(1.5, p, epsilon) == pytest.approx(math.log(constant) - 1.5 * epsilon)
+    assert laplace.log_density(0.0, p, epsilon) == pytest.approx(math.log(constant))
+    assert laplace.public_step(p, epsilon) == grid_step(math.sqrt(p + 1) / epsilon)
+
+
+@pytest.mark.parametrize("probability", [0.0, 1.0])
+def test_a_probability_that_has_no_quantile(probability):
+    name = "probability" if probability == 0 else "one_minus_probability"
+    with pytest.raises(ConfigError, match=f"^{name} must be > 0, got 0"):
+        laplace.log_radius_quantile(probability, 3, 1.0)

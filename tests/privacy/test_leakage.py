@@ -39,6 +39,42 @@ class TestReport:
         assert lines[7].endswith("#" * 40) and lines[-1].endswith("#" * 20) and len(lines) == 12
 
 
+class TestToTheLetter:
+    def test_a_report(self):
+        report = leakage_report([0.0, 1.0, 1.0, 3.0, math.inf, math.inf])
+        assert report == {
+            "clients": 6,
+            "that-released": 3,
+            "without-limit": 2,
+            "median": 1.0,
+            "maximum": 3.0,
+            "histogram": {
+                "edges": pytest.approx([0.3 * edge for edge in range(11)]),
+                "counts": [0, 0, 0, 2, 0, 0, 0, 0, 0, 1],
+            },
+        }
+        assert {type(edge) for edge in report["histogram"]["edges"]} == {float}
+        assert {type(count) for count in report["histogram"]["counts"]} == {int}
+        assert type(report["median"]) is type(report["maximum"]) is float
+
+    def render_test(self):
+        first, second, third, *bars = render_leakage(leakage_report([0.0, 1.0, 1.0, 3.0, math.inf]))
+        assert first == "5 clients, of which 3 released something with noise"
+        assert second == "1 clients released something without noise: their leakage has no limit"
+        assert third == "composed leakage: median 1, maximum 3"
+        assert len(bars) == 10
+        assert bars[0] == "          0 to       0.3      0"
+        assert bars[3] == "        0.9 to       1.2      2 " + "#" * 40
+        assert bars[9] == "        2.7 to         3      1 " + "#" * 20
+
+    def test_in_words_where_there_is_little_to_say(self):
+        assert render_leakage(leakage_report([0.0])) == ["1 clients, of which 0 released something with noise"]
+        assert render_leakage(leakage_report([math.inf])) == [
+            "1 clients, of which 0 released something with noise",
+            "1 clients released something without noise: their leakage has no limit",
+        ]
+
+
 class TestCommand:
     def ledger(self, folder, name, *events):
         book = Ledger(folder / f"{name}.jsonl")

@@ -19,6 +19,7 @@ from cloister.privacy.mechanisms.noise import BLOCK, GRID_BITS, GaussianNoise, M
 
 in_poisoned_memory = pytest.mark.usefixtures("poisoned_memory")
 
+
 CASES = int(os.environ.get("CLOISTER_SENSITIVITY_CASES", "1000"))
 """Of the search over adversarial models."""
 MECHANISMS = [LocalLaplace(0.7, 5.0), LocalLaplace(0.7, 5.0, per_layer=True), LocalGaussian(0.7, 1.5)]

@@ -1,10 +1,13 @@
 """The noise source: normal, independent, never repeated, from entropy unless asked otherwise."""
 
+import hashlib
 import math
 import multiprocessing
+import os
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 from statistics_of_noise import FALSE_ALARM, is_normal, std_is
 
@@ -127,12 +130,13 @@ class TestRoomOfABlock:
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     def test_a_maker_refuses_more_numbers_than_it_has_memory_for(self, dtype):
         maker = maker_of(GaussianNoise(1), np.empty(1024, dtype))
-        assert len(maker.normals(0, 512, 1.0)) == 512
-        with pytest.raises(PrivacyError, match=r"a block of 513 numbers was asked of a maker of 512$"):
+        made = maker.normals(0, 512, 1.0)
+        assert len(made) == 512 and np.shares_memory(made, maker.workspace)
+        with pytest.raises(PrivacyError, match=r"^a block of 513 numbers was asked of a maker of 512$"):
             maker.normals(0, 513, 1.0)
 
     def test_a_maker_refuses_more_numbers_than_a_block_has_in_the_stream(self):
-        with pytest.raises(PrivacyError, match=str(BLOCK + 1)):
+        with pytest.raises(PrivacyError, match=rf"^a block of {BLOCK + 1} numbers was asked of a maker of {BLOCK}$"):
             maker_of(GaussianNoise(1), np.empty(8 * BLOCK)).normals(0, BLOCK + 1, 1.0)
 
     @pytest.mark.parametrize("width", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
@@ -218,3 +222,76 @@ class TestBitsOfARadius:
         assert 9.41 < self.furthest(monkeypatch, dtype, 0) < 9.42
         assert self.furthest(monkeypatch, dtype, -(2**63)) == 0
         assert self.furthest(monkeypatch, dtype, 2**63 - 1) < 1e-3
+
+
+def by_hand(seed, number, count, std, dtype):
+    """The numbers of a block of a seeded stream, one at a time: papers can be repeated only while these stay."""
+    secret = hashlib.sha256(f"cloister noise {seed}".encode()).digest()
+    place = (int.from_bytes(secret[16:]) + number * BLOCK // 2) % 2**128
+    pairs, width = (count + 1) // 2, 4 if dtype is np.float32 else 8
+    stream = Cipher(algorithms.AES(secret[:16]), modes.CTR(place.to_bytes(16))).encryptor().update(bytes(16 * pairs))
+    x, y = [], []
+    for pair in range(pairs):
+        bits = int.from_bytes(stream[8 * pair : 8 * pair + 8], "little", signed=True)
+        at = 8 * pairs + width * pair
+        turn = int.from_bytes(stream[at : at + width], "little", signed=True) / 2 ** (8 * width)
+        radius = std * math.sqrt(-2 * math.log((abs(bits) + 0.5) * 2.0**-63))
+        x.append(radius * math.cos(2 * math.pi * turn))
+        y.append(radius * math.sin(2 * math.pi * turn))
+    return np.array([*x, *y])[:count]
+
+
+class TestTheStreamByHand:
+    @pytest.mark.parametrize(("dtype", "error"), [(np.float32, 3e-6), (np.float64, 1e-13)])
+    @pytest.mark.parametrize("count", [1, 2, 7, 64])
+    def test_every_number_of_a_block(self, dtype, error, count):
+        for seed, number, std in ((1, 0, 1.0), (5, 3, 0.25)):
+            made = maker_of(GaussianNoise(seed), np.empty(256, dtype)).normals(number, count, std)
+            assert made.dtype == dtype and len(made) == count
+            np.testing.assert_allclose(made, by_hand(seed, number, count, std, dtype), atol=error * std * 10)
+
+    def test_the_place_of_a_block_wraps_round(self):
+        source = GaussianNoise(1)
+        source._nonce = 2**128 - 1
+        maker = maker_of(source, np.empty(256))
+        assert np.isfinite(maker.normals(1, 8, 1.0)).all()
+        source._nonce = BLOCK // 2 - 1
+        np.testing.assert_array_equal(maker.normals(1, 8, 1.0), maker_of(source, np.empty(256)).normals(0, 8, 1.0))
+
+    @pytest.mark.parametrize(("dtype", "error"), [(np.float32, 3e-5), (np.float64, 1e-12)])
+    def test_an_array_takes_blocks_in_order(self, dtype, error):
+        source = GaussianNoise(3)
+        target = np.full(BLOCK + 5, 10.0, dtype)
+        source.add(target[:3], 0.5)
+        source.add(target, 2.0)
+        first = by_hand(3, 0, 3, 0.5, dtype)
+        np.testing.assert_allclose(target[:3], 10 + first + by_hand(3, 1, BLOCK, 2.0, dtype)[:3], atol=error)
+        np.testing.assert_allclose(target[BLOCK:], 10 + by_hand(3, 2, 5, 2.0, dtype), atol=error)
+
+    def test_standard_normals_are_single_unless_asked(self):
+        assert GaussianNoise(3).standard_normal(5).dtype == np.float32
+        expected = by_hand(3, 0, 5, 1.0, np.float64)
+        np.testing.assert_allclose(GaussianNoise(3).standard_normal(5, np.float64), expected, atol=1e-12)
+
+    def test_places_are_numbered_in_the_order_of_the_spans(self):
+        source, short = GaussianNoise(1), spans([6, 4], 4)
+        assert source.places(short) == dict(zip(short, [(0,), (1,), (2,)], strict=True))
+        assert list(source.places(spans([BLOCK + 1])).values()) == [(3, 4)], "a place for each block of a span"
+        assert list(source.places(spans([BLOCK])).values()) == [(5,)] and source.places(spans([0])) == {}
+
+    def test_the_key_is_of_thirty_two_bytes_of_the_operating_system(self, monkeypatch):
+        asked = []
+        monkeypatch.setattr(os, "urandom", lambda size: asked.append(size) or bytes(range(size)))
+        source = GaussianNoise()
+        assert asked == [32] and source._key == bytes(range(16)) and not source.seeded
+        assert source._nonce == int.from_bytes(bytes(range(16, 32)))
+        assert GaussianNoise(0).seeded
+
+    def test_what_is_said_of_a_copy_in_another_process(self, monkeypatch):
+        source = GaussianNoise(1)
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(PrivacyError) as refused:
+            source.places(spans([1]))
+        assert str(refused.value) == (
+            "noise cannot be shared with a forked process: both would add the same; make another"
+        )

@@ -11,7 +11,7 @@ from statistics_of_noise import FALSE_ALARM
 
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Pure
-from cloister.privacy.mechanisms.selection import STEPS, PrivateChoice, accepted, bounded
+from cloister.privacy.mechanisms.selection import STEPS, PrivateChoice, _means, accepted, bounded
 
 EPSILON, LIMIT, DRAWS = 3.0, 10.0, 6000
 LOSSES = [np.array([1.0, 2.0]), np.array([9.0, 4.0, 5.0]), np.array([0.5]), np.array([1e308, np.nan, 3.0])]
@@ -250,3 +250,101 @@ def test_what_does_not_fit_is_refused():
         PrivateChoice(1.0, 1.0).choose(LOSSES, groups=np.zeros(2, int))
     with pytest.raises(PrivacyError, match="groups"):
         PrivateChoice(1.0, 1.0, "group").choose(LOSSES)
+
+
+# By hand
+
+
+def coins(*numbers):
+    """Integers that come in this order; each must be below what was asked for."""
+    left, asked = list(numbers), []
+
+    def below(limit):
+        asked.append(limit)
+        found = left.pop(0)
+        assert found < limit
+        return found
+
+    return below, asked, left
+
+
+@pytest.mark.parametrize(
+    ("gamma", "drawn", "limits", "heads"),
+    [
+        (Fraction(0), [0], [1], True),
+        (Fraction(1, 3), [1], [3], True),
+        (Fraction(1, 3), [0, 1], [3, 6], False),
+        (Fraction(1, 3), [0, 0, 1], [3, 6, 9], True),
+        (Fraction(4, 3), [0, 1], [1, 2], False),
+        (Fraction(4, 3), [0, 0, 1, 2], [1, 2, 3, 3], True),
+        (Fraction(4, 3), [0, 0, 1, 0, 5], [1, 2, 3, 3, 6], False),
+        (Fraction(2), [0, 0, 1, 0, 0, 2, 0], [1, 2, 3, 1, 2, 3, 1], True),
+    ],
+)
+def test_a_coin_by_hand(gamma, drawn, limits, heads):
+    below, asked, left = coins(*drawn)
+    assert accepted(gamma, below) is heads and asked == limits and not left
+
+
+def test_a_choice_by_hand():
+    """Scores in units of L; a proposal is accepted with exp(-ε/2·(its score less the best))."""
+    choice = PrivateChoice(3.0, 10.0)
+    losses = [np.array([10.0, 0.0]), np.array([0.0, 0.0])]
+    below, asked, left = coins(0, 0, 3, 1, 0)
+    # Hypothesis 0 is proposed; γ = 3/2·1/2 = 3/4: heads (0 < 3), then 3 of 8 is no success: even, so refused.
+    assert choice.choose(losses, below=below) == 1
+    assert asked == [2, 4, 8, 2, 1] and not left
+
+
+@pytest.mark.parametrize(
+    ("unit", "groups", "score"),
+    [
+        ("client", None, Fraction(13, 40)),
+        ("example", None, Fraction(13, 10)),
+        ("group", np.array([5, 5, 2, 2]), Fraction(1, 1) * (Fraction(7, 20) + Fraction(3, 10))),
+    ],
+)
+def test_a_score_by_hand(unit, groups, score):
+    found = PrivateChoice(1.0, 10.0, unit)._score(np.array([5.0, 2.0, 5.0, 1.0]), groups)
+    assert abs(found - score) <= Fraction(4, STEPS) and isinstance(found, Fraction)
+    assert PrivateChoice(1.0, 10.0)._score(np.zeros(0), None) == 0
+
+
+def test_means_of_groups_are_rounded_down():
+    assert _means(np.array([5, 2, 2, 1]), np.array([9, 9, 3, 9])).tolist() == [2, 2]
+
+
+def test_losses_of_any_shape_are_steps():
+    steps = bounded(np.array([[1.0, 2.5], [np.nan, -1.0]], np.float32), 10.0)
+    assert steps.tolist() == [round(STEPS / 10), STEPS // 4, STEPS, 0] and steps.dtype == np.int64
+
+
+def test_a_choice_costs_from_two_hypotheses_on():
+    choice = PrivateChoice(0.5, 1.0)
+    assert [choice.events(count) for count in (0, 1, 2, 3)] == [[], [], [Pure(0.5)], [Pure(0.5)]]
+    assert choice.unit == "client"
+
+
+def test_what_is_said_of_a_choice_that_is_none():
+    for call, says in (
+        (lambda: PrivateChoice(1.0, 1.0).choose([]), "there is no hypothesis to choose"),
+        (
+            lambda: PrivateChoice(1.0, 1.0).choose(LOSSES, np.zeros(2, int)),
+            "examples are told apart by groups where the unit is a group, and it is 'client'",
+        ),
+        (
+            lambda: PrivateChoice(1.0, 1.0, "group").choose(LOSSES),
+            "examples are told apart by groups where the unit is a group, and it is 'group'",
+        ),
+    ):
+        with pytest.raises(PrivacyError) as refused:
+            call()
+        assert str(refused.value) == says
+    for make, says in (
+        (lambda: PrivateChoice(0.0, 1.0), "choice_epsilon must be > 0, got 0.0"),
+        (lambda: PrivateChoice(1.0, 0.0), "max_loss must be > 0, got 0.0"),
+        (lambda: PrivateChoice(1.0, 1.0, "x"), "unit must be one of client, example, group; got 'x'"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            make()
+        assert str(refused.value) == says

@@ -1,0 +1,463 @@
+"""What a node's budget makes of what its replies are charged."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from asking import (
+    DP_SGD,
+    GAUSSIAN,
+    GLOBAL,
+    LAPLACE,
+    OPEN,
+    SOFTMAX,
+    answer,
+    context_of,
+    entries_of,
+    gaussians,
+    ledger_of_node,
+    message_of,
+    own_node,
+    policy_file,
+    request_of_kind,
+    write_data,
+)
+from flwr.app import RecordDict
+
+from cloister.client import ledgers
+from cloister.client.charges import (
+    FURTHER,
+    PROMISED,
+    SCORES,
+    Charge,
+)
+from cloister.client.ledgers import identity_of, limits_of
+from cloister.client.mods import budget as subject
+from cloister.client.mods.budget import keep_budget
+from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
+from cloister.client.tally import Tally
+from cloister.config.run import parse
+from cloister.core.errors import BudgetExhausted, PolicyError, PrivacyError
+from cloister.core.hypotheses import stacked
+from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.accounting.events import Gaussian, Pure, Sampling
+from cloister.privacy.accounting.filters import GaussianFilter
+from cloister.privacy.accounting.ledger import DAY, Budget, Ledger, today
+
+SIZED = {"partition-id": 0, "num-partitions": 4}
+CHOICE = {"privacy.server": "laplace-clustering", "privacy.clusters": 2, "privacy.choice-epsilon": 0.5}
+BALL = LAPLACE | {"privacy.radius": 2.0}
+NU = 5.0
+DAILY = {"mechanisms": [], "min_server_noise_multiplier": None, "max_messages_per_day": 2, "scores_may_leave": True}
+TWO = stacked([SOFTMAX, {name: array + 1 for name, array in SOFTMAX.items()}])
+
+
+@pytest.fixture
+def node(tmp_path):
+    return own_node(tmp_path)
+
+
+class TestBudgets:
+    def until_refused(self, settings, node, most=50, **fields):
+        for number in range(most):
+            reply = answer(settings, node, message_of(**fields))
+            if reply.has_error():
+                assert reply.error.reason.startswith("BudgetExhausted: the budget of this node is spent")
+                assert not any(digit in reply.error.reason for digit in "0123456789")
+                return number
+        return most
+
+    @pytest.mark.parametrize(
+        ("key", "settings", "unit", "fields"),
+        [
+            ("max-epsilon", GAUSSIAN, "client", {}),
+            ("max-example-epsilon", GAUSSIAN, "example", {}),
+            ("max-example-epsilon", DP_SGD, "example", {}),
+            ("max-epsilon", GLOBAL, "client", {"privacy_events": gaussians(2.0)}),
+        ],
+    )
+    def test_none_is_passed_and_the_last_release_that_fits_is_made(self, node, key, settings, unit, fields):
+        node |= {key: 6.0}
+        made = self.until_refused(settings, node, **fields)
+        assert 0 < made < 50
+        account = ledger_of_node(node).account(unit)
+        assert account.epsilon(1e-5) <= 6.0
+        event = entries_of(node, unit)[0].event
+        assert account.plus(event, 2).epsilon(1e-5, "pld") > 6.0, "two more would not have fitted"
+        # Nothing else was counted in another place for what was not made.
+        assert {len(entries_of(node, each)) for each in ("client", "example")} == {made}
+
+    def test_noise_on_everything_spends_the_budget_of_a_group(self, tmp_path):
+        """Where steps protect groups, releases by other noise are not counted for examples instead."""
+        data = write_data(tmp_path, patient=np.repeat(np.arange(8), 5))
+        rules = {"mechanisms": ["dp-sgd", "gaussian"], "min_server_noise_multiplier": None, "public_size": 8}
+        policy = policy_file(tmp_path, group="patient", max_example_epsilon=8.0, **rules)
+        node = own_node(tmp_path, data, policy=str(policy))
+        steps = DP_SGD | {"task.group": "patient", "client.batch-size": 8}
+        assert self.until_refused(steps, node) > 0
+        assert self.until_refused(GAUSSIAN, node) == 0
+        assert not entries_of(node, "example")
+
+    @pytest.mark.parametrize("groups_first", [False, True])
+    def test_examples_and_groups_have_no_budget_each(self, tmp_path, groups_first):
+        """Neither counts what the other was charged: a server that names groups now and then would have two."""
+        data = write_data(tmp_path, patient=np.repeat(np.arange(8), 5))
+        node = own_node(tmp_path, data) | {"max-example-epsilon": 20.0}
+        runs = [DP_SGD, DP_SGD | {"task.group": "patient"}]
+        first, second = reversed(runs) if groups_first else runs
+        assert self.until_refused(first, node, most=1) == 1
+        assert self.until_refused(second, node) == 0
+        assert self.until_refused(first, node, most=1) == 1
+
+    @pytest.mark.parametrize("groups_first", [False, True])
+    def test_nor_where_two_processes_enter_them_at_once(self, tmp_path, monkeypatch, groups_first):
+        """What another process writes between the question and the entry counts."""
+        data = write_data(tmp_path, who=np.arange(40))
+        node = own_node(tmp_path, data, max_example_epsilon=4.0)
+        grouped = DP_SGD | {"task.group": "who", "privacy.client-noise-multiplier": 2.0}
+        alone = DP_SGD | {"privacy.client-noise-multiplier": 2.0}
+        first, then = (grouped, alone) if groups_first else (alone, grouped)
+        enter = Ledger.open
+
+        def after_another(ledger, event, unit, *args, **more):
+            if unit != "client":
+                monkeypatch.setattr(Ledger, "open", enter)
+                ledgers._ledger.cache_clear()
+                assert not answer(first, node).has_error()
+            return enter(ledger, event, unit, *args, **more)
+
+        monkeypatch.setattr(Ledger, "open", after_another)
+        assert answer(then, node).error.reason.startswith("BudgetExhausted")
+        assert not entries_of(node, "example" if groups_first else "group")
+
+    def test_a_policy_that_begins_to_name_groups_needs_a_new_ledger(self, tmp_path):
+        data = write_data(tmp_path, patient=np.repeat(np.arange(8), 5))
+        rules = {"mechanisms": ["gaussian"], "min_server_noise_multiplier": None, "max_example_epsilon": 20.0}
+        node = own_node(tmp_path, data, policy=str(policy_file(tmp_path, **rules)))
+        assert self.until_refused(GAUSSIAN, node, most=1) == 1
+        policy_file(tmp_path, group="patient", **rules)
+        assert self.until_refused(GAUSSIAN, node) == 0
+        assert self.until_refused(GAUSSIAN, node | {"data-identity": "groups"}, most=1) == 1
+
+    def test_a_site_that_lists_no_mechanism_of_the_server_believes_no_promise(self, tmp_path):
+        rules = {"mechanisms": ["dp-sgd"], "min_server_noise_multiplier": None, "max_epsilon": 1.0}
+        node = own_node(tmp_path, policy=str(policy_file(tmp_path, **rules)))
+        assert self.until_refused(DP_SGD, node, privacy_events=gaussians(1e6)) == 0
+        policy_file(tmp_path, **rules | {"mechanisms": ["dp-sgd", "global-dp"]})
+        assert self.until_refused(DP_SGD, node, privacy_events=gaussians(1e6), most=1) == 1
+
+    def test_a_run_does_not_choose_the_filter_of_the_sites_budget(self, tmp_path):
+        """A tiny budget at a tiny δ would choose an order at which nothing ever fits."""
+        made = []
+        for number, strict in enumerate(({}, {"privacy.client-max-epsilon": 1e-9, "privacy.target-delta": 1e-300})):
+            node = own_node(tmp_path / str(number)) | {"max-example-epsilon": 8.0}
+            assert self.until_refused(DP_SGD | strict, node, most=1) == (not strict)
+            made.append(self.until_refused(DP_SGD | {"privacy.client-noise-multiplier": 3.0}, node))
+            assert ledger_of_node(node).was_set_beforehand("example") and len(ledger_of_node(node).budgets) == 1
+        assert 0 < made[0] <= made[1]
+
+    def test_a_pure_release_that_fits_is_made(self, node):
+        """ε = 0.65 for the client, twice that for an example; filters leave some of a budget for δ."""
+        settings = BALL | {"privacy.client-noise-multiplier": 1000.0}
+        for key, less in (("max-epsilon", 0.6), ("max-example-epsilon", 1.2)):
+            assert self.until_refused(settings, node | {key: less}) == 0
+        assert self.until_refused(settings, node | {"max-epsilon": 8.0, "max-example-epsilon": 8.0}, 1) == 1
+
+    def test_the_policys_budget_is_a_budget(self, tmp_path, node):
+        rules = {"mechanisms": ["gaussian"], "min_server_noise_multiplier": None, "max_epsilon": 6.0}
+        by_policy = self.until_refused(GAUSSIAN, node | {"policy": str(policy_file(tmp_path, **rules))})
+        other = own_node(tmp_path / "other") | {"max-epsilon": 6.0}
+        assert by_policy == self.until_refused(GAUSSIAN, other) > 0
+
+    @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon"])
+    @pytest.mark.parametrize("settings", [OPEN, LAPLACE, GAUSSIAN | {"privacy.noise-seed": 1}])
+    def test_nothing_without_a_guarantee_fits(self, node, key, settings):
+        assert self.until_refused(settings, node | {key: 1e9}) == 0
+
+    @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon"])
+    def test_nor_do_scores(self, node, key):
+        settings = OPEN | {"task.test-fraction": 0.5}
+        reply = answer(settings, node | {key: 1e9}, message_of(kind="evaluate"))
+        assert f"this node has a budget ({key}), and scores" in reply.error.reason
+        assert not answer(settings, node, message_of(kind="evaluate")).has_error()
+
+    @pytest.mark.parametrize("settings", [DP_SGD, GAUSSIAN])
+    def test_the_runs_own_budget_holds_for_simulated_clients(self, settings):
+        limited, context = settings | {"privacy.client-max-epsilon": 5.0}, context_of(settings, SIZED)
+        request, made = request_of_kind(settings=limited), 0
+        with pytest.raises(BudgetExhausted):
+            for _ in range(50):
+                keep_budget(request, context, lambda *_: Reply())
+                made += 1
+        unit = "client" if settings is GAUSSIAN else "example"
+        assert made > 0 and Tally(context.state).account(unit).epsilon(1e-5) <= 5.0
+
+    @pytest.mark.parametrize(("settings", "unit"), [(DP_SGD, "example"), (GAUSSIAN, "client")])
+    def test_is_judged_at_the_delta_of_the_run_even_after_its_end(self, node, settings, unit):
+        """The ledger says under which δ every run began, with a budget of ε or with none."""
+        settings = settings | {"privacy.target-delta": 1e-7}
+        for ceiling in (500.0, 0.0):
+            answer(settings | {"privacy.client-max-epsilon": ceiling}, node)
+        found = [(budget.epsilon, budget.delta) for budget in ledger_of_node(node).budgets if budget.unit == unit]
+        assert found == [(500.0, 1e-7), (0.0, 1e-7)]
+
+    def test_is_about_the_unit_that_the_mechanism_protects(self):
+        """With Gaussian noise the run's budget is the client's: for an example it would be spent four times as fast."""
+        context = context_of(GAUSSIAN, SIZED)
+        limited = GAUSSIAN | {"privacy.client-max-epsilon": 2.5}
+        keep_budget(request_of_kind(settings=limited), context, lambda *_: Reply())
+        assert Tally(context.state).account("example").epsilon(1e-5) > 2.5
+
+    @pytest.mark.parametrize("unit", ["client", "example"])
+    def test_draws_that_insiders_know_of_amplify_nothing(self, node, unit):
+        """Other clients know who was in a cohort of a fixed size: it costs what it would without a draw."""
+        drawn = Sampling("without-replacement", cohort=1, population=1000)
+        assert self.after_twenty(node, unit, drawn) == 0
+
+    def test_a_secret_draw_of_the_node_does(self, node):
+        assert self.after_twenty(node, "example", Sampling("poisson", 0.001)) == 1
+
+    def after_twenty(self, node, unit, sampling):
+        """Whether a weak release still fits into a budget, after twenty draws of one in a thousand."""
+        ledger = Ledger(Path(node["ledger-dir"]) / f"{identity_of(node, 'digits')}.jsonl")
+        for _ in range(20):
+            ledger.open(Gaussian(1.0, sampling), unit, "before", 1, lambda: None)
+        key = "max-epsilon" if unit == "client" else "max-example-epsilon"
+        weak = GAUSSIAN | {"privacy.client-noise-multiplier": 100.0}
+        return self.until_refused(weak, node | {key: 5.0}, 1)
+
+    def test_nor_in_a_tally(self):
+        tally = PrivacyBudget(Tally(RecordDict()), "", "client", 1e-5, 5.0, kind="renyi")
+        with pytest.raises(BudgetExhausted):
+            for _ in range(20):
+                with tally.release(Gaussian(1.0, Sampling("without-replacement", cohort=1, population=1000)), 1):
+                    pass
+
+    @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon", "target-delta"])
+    @pytest.mark.parametrize("value", ["much", True, -1.0, math.nan, math.inf])
+    def test_a_budget_that_is_no_number_is_none_that_is_kept(self, node, key, value):
+        reply = answer(GAUSSIAN, node | {key: value})
+        assert reply.error.reason.startswith("ConfigError") and key in reply.error.reason
+
+    def test_no_budget_is_none(self):
+        assert limits_of({}) == {"max-epsilon": 0.0, "max-example-epsilon": 0.0, "target-delta": 1e-5}
+
+
+class TestMessagesADay:
+    @pytest.fixture
+    def limited(self, tmp_path, node):
+        return node | {"policy": str(policy_file(tmp_path, **DAILY))}
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            (OPEN, {}),
+            (GAUSSIAN, {}),
+            (DP_SGD, {}),
+            (BALL, {}),
+            (LAPLACE, {}),
+            (GLOBAL, {"privacy_events": gaussians(2.0, 3.0)}),
+            (GAUSSIAN | CHOICE, {"arrays": TWO, "hypotheses": 2}),
+        ],
+    )
+    def test_so_many_and_no_more_whatever_each_releases(self, limited, settings, message):
+        for _ in range(2):
+            assert not answer(settings, limited, message_of(**message)).has_error()
+        before = len(ledger_of_node(limited).entries)
+        reply = answer(settings, limited, message_of(**message))
+        assert reply.error.reason.endswith("max-messages-per-day = 2 were answered")
+        assert len(ledger_of_node(limited).entries) == before
+
+    def test_those_that_come_at_the_same_time_are_counted(self, limited, monkeypatch):
+        """Two others are answered after this one was let in, and before it is recorded."""
+        begin, others = subject.PrivacyBudget.begin, []
+
+        def after_others(budget, run):
+            if not others:
+                others.append(None)
+                others.extend(answer(GAUSSIAN, limited) for _ in range(2))
+            begin(budget, run)
+
+        monkeypatch.setattr(subject.PrivacyBudget, "begin", after_others)
+        reply = answer(GAUSSIAN, limited)
+        assert not any(other.has_error() for other in others[1:])
+        assert reply.error.reason.endswith("max-messages-per-day = 2 were answered")
+
+    def test_the_next_day_is_another(self, limited, monkeypatch):
+        for _ in range(2):
+            answer(OPEN, limited)
+        assert answer(OPEN, limited).has_error()
+        tomorrow = subject.today() + 86_400
+        monkeypatch.setattr(subject, "today", lambda: tomorrow)
+        assert not answer(OPEN, limited).has_error()
+
+    def test_scores_and_queries_do_not_count(self, limited):
+        settings = OPEN | {"task.test-fraction": 0.5}
+        for _ in range(3):
+            assert not answer(settings, limited, message_of(kind="evaluate")).has_error()
+            assert not answer(settings, limited, message_of(kind="query")).has_error()
+        assert not answer(settings, limited).has_error()
+
+    def test_what_was_refused_does_not_count(self, limited):
+        for _ in range(5):
+            assert answer(OPEN, limited, message_of(more=1)).has_error()
+        assert not answer(OPEN, limited).has_error()
+
+    def test_what_failed_does(self, limited):
+        limited |= {"data-path": "/nowhere.npz"}
+        for _ in range(2):
+            assert not answer(GAUSSIAN, limited).has_error()
+        assert "max-messages-per-day" in answer(GAUSSIAN, limited).error.reason
+
+    def test_over_runs_and_restarts(self, limited):
+        for run in ("1", "2"):
+            keep_budget(request_of_kind(run=run), context_of(OPEN, limited), lambda *_: Reply())
+            ledgers._ledger.cache_clear()
+        with pytest.raises(PrivacyError, match="max-messages-per-day"):
+            keep_budget(request_of_kind(run="3"), context_of(OPEN, limited), pytest.fail)
+
+
+NOTHING = {"max-epsilon": 0.0, "max-example-epsilon": 0.0, "target-delta": 1e-5}
+
+
+class TestTheLimitOfAUnit:
+    """δ and ε that satisfy the run and the node."""
+
+    @pytest.mark.parametrize(
+        ("settings", "unit", "own", "expected"),
+        [
+            (OPEN, "client", {}, (1e-5, 0.0)),
+            (OPEN, "example", {"target-delta": 1e-6}, (1e-6, 0.0)),
+            (BALL, "client", {"target-delta": 1e-6}, (1e-6, 0.0)),
+            (DP_SGD, "client", {"target-delta": 1e-6}, (1e-5, 0.0)),
+            (DP_SGD | {"privacy.target-delta": 1e-7}, "client", {}, (1e-7, 0.0)),
+            (GAUSSIAN | {"privacy.target-delta": 1e-7}, "example", {}, (1e-7, 0.0)),
+            (DP_SGD | {"privacy.client-max-epsilon": 3.0}, "example", {}, (1e-5, 3.0)),
+            (DP_SGD | {"privacy.client-max-epsilon": 3.0}, "group", {}, (1e-5, 3.0)),
+            (DP_SGD | {"privacy.client-max-epsilon": 3.0}, "client", {}, (1e-5, 0.0)),
+            (GAUSSIAN | {"privacy.client-max-epsilon": 3.0}, "client", {}, (1e-5, 3.0)),
+            (GAUSSIAN | {"privacy.client-max-epsilon": 3.0}, "example", {}, (1e-5, 0.0)),
+            (DP_SGD, "client", {"max-epsilon": 2.0, "target-delta": 1e-6}, (1e-6, 2.0)),
+            (DP_SGD, "example", {"max-epsilon": 2.0}, (1e-5, 0.0)),
+            (DP_SGD, "example", {"max-example-epsilon": 2.0, "target-delta": 1e-3}, (1e-3, 2.0)),
+            (DP_SGD, "group", {"max-example-epsilon": 2.0}, (1e-5, 2.0)),
+            (
+                DP_SGD | {"privacy.client-max-epsilon": 3.0, "privacy.target-delta": 1e-7},
+                "example",
+                {"max-example-epsilon": 2.0},
+                (1e-7, 2.0),
+            ),
+            (
+                DP_SGD | {"privacy.client-max-epsilon": 1.0, "privacy.target-delta": 1e-3},
+                "example",
+                {"max-example-epsilon": 2.0, "target-delta": 1e-4},
+                (1e-4, 1.0),
+            ),
+        ],
+    )
+    def test_is_the_stricter_of_both(self, settings, unit, own, expected):
+        charge = Charge(unit, (Gaussian(1.0),))
+        assert subject._limit(charge, parse(settings).privacy, NOTHING | own) == expected
+
+    def test_a_new_budget_of_pure_releases_has_a_rényi_filter(self):
+        for events, expected in (((Gaussian(1.0), Pure(1.0)), "renyi"), ((Gaussian(1.0),), None), ((), None)):
+            assert subject._filter_of(Charge("client", events)) == expected
+
+
+class TestWhatABudgetWrites:
+    def spend(self, settings, node, number=5, kind=TrainRequest, run="seven", **more):
+        request = request_of_kind(kind, settings, number=number, run=run, **more)
+        return keep_budget(request, context_of(settings, node), lambda *given: given)
+
+    def test_the_next_is_given_the_same(self, node):
+        request, context = request_of_kind(settings=GAUSSIAN), context_of(GAUSSIAN, node)
+        assert keep_budget(request, context, lambda *given: given) == (request, context)
+        kept = request_of_kind(KeepRequest)
+        assert keep_budget(kept, context, lambda *given: given) == (kept, context)
+
+    def test_every_line_of_a_message(self, node):
+        self.spend(GAUSSIAN | CHOICE | {"privacy.client-clipping-norm": 3.0}, node, models=[SOFTMAX] * 2)
+        found = [
+            (entry.run, entry.round, entry.unit, entry.mechanism, entry.clip, entry.event, entry.done)
+            for entry in ledger_of_node(node).entries
+        ]
+        first, more = ("gaussian", 3.0), ("in the same message", 3.0)
+        assert found == [
+            ("seven", 5, "client", *first, Gaussian(2.0), True),
+            ("seven", 5, "client", *more, Pure(0.5), True),
+            ("seven", 5, "example", *first, Gaussian(1.0), True),
+            ("seven", 5, "example", *more, Pure(1.0), True),
+        ]
+
+    def test_the_sites_budget_under_the_runs_name(self, node):
+        settings = GAUSSIAN | {"privacy.client-max-epsilon": 50.0, "privacy.target-delta": 1e-7}
+        self.spend(settings, node | {"max-epsilon": 60.0, "target-delta": 1e-6})
+        (budget,) = ledger_of_node(node).budgets
+        assert budget == Budget("seven", "client", 1e-6, 60.0, "add-or-remove", GaussianFilter(), today())
+
+    def test_pure_releases_choose_the_filter_of_either_unit(self, node):
+        self.spend(BALL | {"privacy.client-noise-multiplier": 1e6}, node | {"max-epsilon": 60.0})
+        (budget,) = ledger_of_node(node).budgets
+        assert (budget.unit, str(budget.filter).split(" of ")[0]) == ("client", "Rényi DP")
+
+    def test_an_open_run_of_a_simulated_client_is_not_counted(self):
+        context = context_of(OPEN, SIZED)
+        keep_budget(request_of_kind(settings=OPEN), context, lambda *_: Reply())
+        assert not dict(context.state.config_records) and not dict(context.state.metric_records)
+
+    def test_what_stops_a_message_is_logged_and_not_told(self, node, caplog):
+        with caplog.at_level("INFO", "cloister.client"), pytest.raises(BudgetExhausted) as refused:
+            self.spend(GAUSSIAN, node | {"max-epsilon": 1e-3})
+        assert str(refused.value) == "the budget of this node is spent, or cannot cover this run"
+        (record,) = caplog.records
+        assert record.levelname == "INFO" and record.message.startswith("abstaining: the next release would bring")
+        assert ledger_of_node(node).entries == []
+
+    @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon"])
+    def test_scores_and_a_budget(self, node, key):
+        with pytest.raises(BudgetExhausted) as refused:
+            self.spend(OPEN, node | {key: 1e9}, kind=EvaluateRequest)
+        assert str(refused.value) == (
+            f"this node has a budget ({key}), and scores on its examples would leave without noise"
+        )
+
+    @pytest.mark.parametrize("groups_first", [False, True])
+    def test_a_budget_of_the_other_unit(self, node, groups_first, caplog):
+        runs = [DP_SGD, DP_SGD | {"task.group": "patient"}]
+        first, second = reversed(runs) if groups_first else runs
+        limited = node | {"max-example-epsilon": 500.0}
+        self.spend(first, limited)
+        with caplog.at_level("INFO", "cloister.client"), pytest.raises(BudgetExhausted):
+            self.spend(second, limited)
+        before, now = ("group", "example") if groups_first else ("example", "group")
+        assert caplog.records[-1].message == (
+            f"abstaining: ledger-dir/{ledger_of_node(node).path.name} holds releases that were counted for each "
+            f"{before}: no budget for each {now} covers them; if this is other data, give it another data-identity"
+        ).replace("ledger-dir", str(Path(node["ledger-dir"])))
+
+    def test_without_a_budget_units_do_not_mind_each_other(self, node):
+        for settings in (DP_SGD, DP_SGD | {"task.group": "patient"}, DP_SGD):
+            self.spend(settings, node)
+        assert [len(entries_of(node, unit)) for unit in ("client", "example", "group")] == [3, 2, 1]
+
+    @pytest.mark.parametrize("spent", [1, 2])
+    def test_messages_of_a_day(self, tmp_path, node, spent):
+        """Those of other days and of scores, and further releases of a message, are none of today's."""
+        limited = node | {"policy": str(policy_file(tmp_path, **DAILY))}
+        path = Path(node["ledger-dir"]) / f"{identity_of(node, 'digits')}.jsonl"
+        ledger = Ledger(path)
+        for mechanism in (SCORES, FURTHER, SCORES):
+            ledger.open(Gaussian(1.0), "client", "1", 1, lambda: None, mechanism)
+        ledger.open(Gaussian(1.0), "example", "1", 1, lambda: None)
+        for _ in range(spent):
+            ledger.open(Gaussian(1.0), "client", "1", 1, lambda: None, PROMISED)
+        if spent < 2:
+            self.spend(GLOBAL, limited)
+            return
+        with pytest.raises(PolicyError) as refused:
+            self.spend(GLOBAL, limited)
+        assert str(refused.value) == ("refused by the policy of this node: max-messages-per-day = 2 were answered")
+
+    def test_a_day_is_one_of_utc(self):
+        assert today() % DAY == 0

@@ -1,0 +1,119 @@
+"""Events as objects, and what is said of those that are none."""
+
+import math
+
+import pytest
+
+from cloister.core.errors import PrivacyError
+from cloister.privacy.accounting.events import (
+    UNSAMPLED,
+    Gaussian,
+    Laplace,
+    Pure,
+    Repeated,
+    Sampling,
+    Unaccounted,
+    from_json,
+    to_json,
+)
+
+
+class TestEvents:
+    JSON = (
+        (UNSAMPLED, {"kind": "none", "probability": 1.0, "cohort": 0, "population": 0}),
+        (Sampling("poisson", 0.5), {"kind": "poisson", "probability": 0.5, "cohort": 0, "population": 0}),
+        (
+            Sampling("without-replacement", cohort=2, population=3),
+            {"kind": "without-replacement", "probability": 1.0, "cohort": 2, "population": 3},
+        ),
+    )
+
+    @pytest.mark.parametrize(("sampling", "content"), JSON)
+    def test_as_objects(self, sampling, content):
+        gaussian = {"kind": "gaussian", "noise_multiplier": 2.0, "sampling": content}
+        assert to_json(Gaussian(2.0, sampling)) == gaussian
+        assert to_json(Repeated(Gaussian(2.0, sampling), 3)) == {"kind": "repeated", "event": gaussian, "count": 3}
+        assert from_json(gaussian) == Gaussian(2.0, sampling)
+
+    def test_others_as_objects(self):
+        assert to_json(Pure(0.5)) == {"kind": "pure", "epsilon": 0.5}
+        assert to_json(Laplace(0.5, 2.0)) == {"kind": "laplace", "epsilon": 0.5, "radius": 2.0}
+        assert to_json(Unaccounted("why")) == {"kind": "unaccounted", "reason": "why"}
+        assert from_json({"kind": "gaussian", "noise_multiplier": 2.0}) == Gaussian(2.0)
+
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [
+            (5, "an event must be a JSON object"),
+            ({}, "unknown event kind None; known: gaussian, repeated, pure, unaccounted, laplace"),
+            ({"kind": ["pure"]}, "unknown event kind ['pure']; known: gaussian, repeated, pure, unaccounted, laplace"),
+        ],
+    )
+    def test_what_is_no_event_is_named(self, content, says):
+        with pytest.raises(PrivacyError) as refused:
+            from_json(content)
+        assert str(refused.value).startswith(says), "other packages may have kinds of their own"
+
+    @pytest.mark.parametrize(
+        ("make", "says"),
+        [
+            (
+                lambda: Sampling("shuffled"),
+                "unknown kind of sampling 'shuffled'; known: none, poisson, without-replacement",
+            ),
+            (
+                lambda: Sampling("poisson", 0.0),
+                "a Poisson sampling probability must be above 0 and at most 1, got 0.0",
+            ),
+            (
+                lambda: Sampling("poisson", 1.01),
+                "a Poisson sampling probability must be above 0 and at most 1, got 1.01",
+            ),
+            (
+                lambda: Sampling("without-replacement", cohort=3, population=2),
+                "a cohort of 3 cannot be drawn from a population of 2",
+            ),
+            (
+                lambda: Sampling("without-replacement", cohort=0, population=2),
+                "a cohort of 0 cannot be drawn from a population of 2",
+            ),
+            (lambda: Gaussian("1"), "a noise multiplier must be a number"),
+            (lambda: Gaussian(True), "a noise multiplier must be a number"),
+            (lambda: Gaussian(9e-7), "a noise multiplier must be 0 or between 1e-06 and 1e+06, got 9e-07"),
+            (lambda: Gaussian(1.1e6), "a noise multiplier must be 0 or between 1e-06 and 1e+06, got 1100000.0"),
+            (lambda: Repeated(Pure(1.0), 2), "what is repeated must be a gaussian event"),
+            (
+                lambda: Repeated(Gaussian(1.0), 0),
+                "a count of releases must be a whole number from 1 to 1000000000, got 0",
+            ),
+            (
+                lambda: Repeated(Gaussian(1.0), 10**9 + 1),
+                "a count of releases must be a whole number from 1 to 1000000000, got 1000000001",
+            ),
+            (lambda: Pure("1"), "the ε of a pure release must be a number"),
+            (lambda: Pure(True), "the ε of a pure release must be a number"),
+            (lambda: Pure(0.0), "the ε of a pure release must be finite and above 0, got 0.0"),
+            (lambda: Pure(math.inf), "the ε of a pure release must be finite and above 0, got inf"),
+            *[
+                (
+                    lambda numbers=numbers: Laplace(*numbers),
+                    "a Laplace release has a finite ε above 0 and a finite radius of at least 0",
+                )
+                for numbers in ((0.0, 1.0), (math.inf, 1.0), (1.0, -0.1), (1.0, math.inf), (math.nan, 1.0))
+            ],
+        ],
+    )
+    def test_what_is_out_of_range_is_named(self, make, says):
+        with pytest.raises(PrivacyError) as refused:
+            make()
+        assert str(refused.value) == says
+
+    def test_the_ends_of_each_range(self):
+        assert Gaussian(1e-6).noise_multiplier == 1e-6 and Gaussian(1e6).noise_multiplier == 1e6
+        assert Gaussian(0.0).noise_multiplier == 0 and Gaussian(2).noise_multiplier == 2
+        assert Repeated(Gaussian(1.0), 1).count == 1 and Repeated(Gaussian(1.0), 10**9).count == 10**9
+        assert Sampling("poisson", 1.0).probability == 1 and Pure(5).epsilon == 5 and Pure(1e-9).epsilon == 1e-9
+        assert Sampling("without-replacement", cohort=1, population=1).cohort == 1
+        assert Laplace(1e-9, 0.0).leakage == 0 and Laplace(0.5, 3.0).leakage == 1.5
+        assert Sampling() == Sampling("none", 1.0, 0, 0) == UNSAMPLED == Gaussian(1.0).sampling
+        assert Sampling("none", probability=5.0, cohort=9).probability == 5, "no claim is made about it"

@@ -1,0 +1,124 @@
+"""What scales the noise of a round, by hand, and what a round costs at worst."""
+
+import math
+
+import numpy as np
+import pytest
+from private_strategies import LAYOUT, globally, metrically, privately
+from support import random_models
+from test_clipping import cohort_of
+
+from cloister.core.errors import ConfigError
+from cloister.privacy.accounting.events import UNSAMPLED, Gaussian, Sampling
+from cloister.privacy.mechanisms import noise_scale
+from cloister.privacy.mechanisms.clipping import AdaptiveClip, clip
+from cloister.privacy.mechanisms.gaussian import GaussianTrimmedMean
+from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions
+from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.privacy.mechanisms.noise_scale import CONSTANT, DistanceScaled, Scaling
+
+LIMIT = 2 * 1.5 / math.sqrt(2)
+"""Of the distance of two clients clipped to 1.5, for two arrays."""
+RAW = cohort_of(random_models(3, 100.0))
+BOUNDED = clip(RAW, 1.5)
+
+
+def given(cohort=RAW, server_round=1, noise=None):
+    return Contributions(cohort, (), len(cohort), len(cohort), noise or GaussianNoise(1), server_round)
+
+
+def test_the_event_of_a_sum():
+    assert globally(z=3.0).mechanism.events(LAYOUT) == (Gaussian(3.0),)
+    for much in (1e9, 1e6):
+        assert globally(z=much).mechanism.events(LAYOUT) == (Gaussian(1e6),)
+    (joint,) = globally(z=3.0, bound=AdaptiveClip(1.0, bits_multiplier=4.0)).mechanism.events(LAYOUT)
+    assert joint.noise_multiplier == pytest.approx(2.4)
+    drawn = Sampling("poisson", 0.5)
+    assert globally(z=3.0).mechanism.events(LAYOUT, drawn) == (Gaussian(3.0, drawn),)
+
+
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        ({}, 2.0 / LIMIT),
+        ({"max_distance": 0.5}, 2.0 / 0.5),
+        ({"max_distance": 0.5, "min_distance": 0.8}, 2.0 / 0.8),
+        ({"min_distance": 9.0}, 2.0 / 9.0),
+        ({"direction": "multiply"}, 2.0 * 0.1),
+        ({"direction": "multiply", "min_distance": 0.3}, 2.0 * 0.3),
+        ({"bound": AdaptiveClip(1.0, bits_multiplier=1e6), "max_distance": 0.5}, 2.0 / 0.5),
+        ({"bound": AdaptiveClip(1.0, bits_multiplier=1e6), "max_distance": 0.5, "min_distance": 0.8}, 2.0 / 0.8),
+    ],
+)
+def test_the_events_of_a_private_distance_and_the_sum_at_its_limit(options, least):
+    distance, total = privately(distance_multiplier=0.7, **options).mechanism.events(LAYOUT, UNSAMPLED)
+    assert distance == Gaussian(0.7) and total.noise_multiplier == pytest.approx(least)
+
+
+@pytest.mark.parametrize(
+    ("options", "distance", "expected"),
+    [
+        ({}, 0.5, 4.0),
+        ({}, 0.01, 20.0),
+        ({}, 100.0, 0.02),
+        ({"max_distance": 3.0}, 100.0, 2 / 3),
+        ({"min_distance": 0.25}, 0.01, 8.0),
+        ({"direction": "multiply"}, 0.5, 1.0),
+        ({"direction": "multiply"}, 0.01, 0.2),
+        ({"direction": "multiply"}, 100.0, 200.0),
+        ({"direction": "multiply", "max_distance": 3.0}, 100.0, 6.0),
+        ({"release": "private"}, 100.0, 2 / LIMIT),
+        ({"release": "private", "max_distance": 0.4}, 100.0, 5.0),
+        ({"release": "private", "max_distance": 50.0}, 100.0, 2 / LIMIT),
+        ({"release": "private", "min_distance": 7.0}, 100.0, 2 / 7.0),
+    ],
+)
+def test_a_multiplier_by_hand(monkeypatch, options, distance, expected):
+    monkeypatch.setattr(noise_scale, "largest_distance", lambda *_: distance)
+    monkeypatch.setattr(noise_scale, "noised", lambda row, *_: row)
+    mechanism = metrically(**options).mechanism
+    scaling = mechanism.scale.of(given(), BOUNDED)
+    assert 2.0 * scaling.factor == pytest.approx(expected)
+    assert scaling.released == (distance if "release" in options else None)
+    assert mechanism.release(given()).noise_multiplier == pytest.approx(expected)
+
+
+def test_the_noise_on_a_distance_by_hand():
+    scale = DistanceScaled(release="private", distance_multiplier=0.7)
+    expected = np.array([0.4])
+    GaussianNoise(5).add(expected, 0.7 * LIMIT)
+    found = scale.noised(0.4, BOUNDED, GaussianNoise(5))
+    assert type(found) is float and found == pytest.approx(expected[0], abs=1e-5)
+
+
+@pytest.mark.parametrize("measure", ["before", "after"])
+def test_which_distance_is_measured(measure):
+    scale = DistanceScaled(measure=measure)
+    first, second, before = (scale.of(given(server_round=number), BOUNDED) for number in (1, 2, 0))
+    distance = first.diagnostics.distance
+    assert first.released is None and first.factor == pytest.approx(1 / distance)
+    assert distance > 100 if measure == "before" else 0 < distance <= 2.13
+    assert first.diagnostics.clip_calibration > 100
+    assert second.diagnostics.clip_calibration is None is before.diagnostics.clip_calibration
+
+
+def test_a_private_release_hints_at_no_clip():
+    assert DistanceScaled(release="private").of(given(), BOUNDED).diagnostics.clip_calibration is None
+
+
+def test_a_constant_scale_sees_nothing():
+    assert CONSTANT.of(given(), BOUNDED) == Scaling(1.0, None, NOTHING_SEEN)
+    assert CONSTANT.events() == CONSTANT.caveats() == () and CONSTANT.parameters() == {}
+    assert CONSTANT.minimum(None, LAYOUT) == 1.0
+
+
+def test_which_rounds_make_no_release():
+    found = [make().mechanism.skips_empty_rounds for make in (metrically, privately, globally)]
+    assert found == [True, False, False]
+
+
+def test_a_rule_without_a_strategy_releases_nothing():
+    lone = GaussianTrimmedMean(noise_multiplier=1.0, clip=globally().mechanism.clip)
+    with pytest.raises(ConfigError) as refused:
+        lone.release(given())
+    assert str(refused.value) == "privacy.placement = 'rule' releases what a strategy stands for, and has none yet"
