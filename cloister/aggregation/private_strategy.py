@@ -19,15 +19,16 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from cloister.aggregation.capabilities import capabilities_of
 from cloister.aggregation.decorator import Decorator, Measurements, virtual_reply
 from cloister.aggregation.screening import Screening
 from cloister.core.arrays import Layout, from_record, to_record
-from cloister.core.capabilities import Aggregated, Messages, capabilities_of
-from cloister.core.errors import BudgetExhausted, ConfigError
+from cloister.core.capabilities import Aggregated, Messages
+from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.core.wire import PROMISE
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import UNSAMPLED, Event, Sampling, Unaccounted
-from cloister.privacy.accounting.promises import to_wire
+from cloister.privacy.accounting.promises import to_wire, undrawn
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions, Mechanism, Released
 from cloister.privacy.mechanisms.noise import GaussianNoise, noised
@@ -107,7 +108,7 @@ class PrivateStrategy(Decorator):
             screening: of the replies.
         """
         cohort = screening.cohort
-        if self.mechanism.skips_empty_rounds and not len(cohort):
+        if self.mechanism.skips_empty_rounds and not self.is_accounted and not len(cohort):
             self.measured = Measurements(len(self._asked), 0, screening.rejected)
             return None, None
         given = Contributions(cohort, screening.examples, len(self._asked), self._expected, self.noise, server_round)
@@ -115,8 +116,21 @@ class PrivateStrategy(Decorator):
             released = self.mechanism.release(given)
             arrays, metrics = self._aggregated(server_round, cohort.layout, released)
         self.measured = self._measurements(screening, released)
-        self.mechanism = released.following or self.mechanism
+        self._follow(released.following, cohort.layout)
         return arrays, metrics
+
+    def _follow(self, following: Mechanism | None, layout: Layout) -> None:
+        """Take the mechanism of the next round.
+
+        Raises:
+            PrivacyError: its price is another one: what a run is said to cost at worst was counted before it began.
+        """
+        if following is None:
+            return
+        before, draws = self.events(layout), self.mechanism.needs_public_cohort
+        self.mechanism = following
+        if self.events(layout) != before or following.needs_public_cohort != draws:
+            raise PrivacyError(f"mechanism {following.name!r} changed what a round costs")
 
     def _aggregated(self, server_round: int, layout: Layout, released: Released) -> Aggregated:
         """What the wrapped strategy makes of the release, noised where the mechanism leaves that to the end."""
@@ -154,23 +168,34 @@ class PrivateStrategy(Decorator):
 
         Recorded is the least noise that this round could have had: what it has may depend on earlier releases.
         """
+        if self.budget is None:
+            yield
+            return
         with ExitStack() as releases:
-            for event in self.events(layout) if self.budget is not None else ():
-                assert self.budget is not None
+            for event in self.events(layout):
                 releases.enter_context(
                     self.budget.release(event, server_round, self.mechanism.name, self.mechanism.clipping_norm)
                 )
             yield
 
     def events(self, layout: Layout) -> tuple[Event, ...]:
-        """The releases of a round at worst; without a guarantee, as many for which nothing is claimed.
+        """The releases of a round at worst; without a guarantee as many, at least one, for which nothing is claimed.
 
         Args:
             layout: of the model.
+
+        Raises:
+            PrivacyError: the mechanism claims a guarantee and no release, or counts a draw more than once.
         """
-        events = self.mechanism.events(layout, self.sampling)
-        caveats = "; ".join(self.caveats())
-        return tuple(Unaccounted(caveats) for _ in events) if caveats else events
+        events = tuple(self.mechanism.events(layout, self.sampling))
+        if caveats := "; ".join(self.caveats()):
+            return (Unaccounted(caveats),) * max(1, len(events))
+        if not events:
+            raise PrivacyError(f"mechanism {self.mechanism.name!r} claims that a round costs nothing")
+        # Releases that share a draw depend on each other through it: each alone may count it, both may not.
+        if sum(undrawn(event) != event for event in events) > 1:
+            raise PrivacyError(f"mechanism {self.mechanism.name!r} counts the draw of a round for several releases")
+        return events
 
     @property
     def sampling(self) -> Sampling:
@@ -220,7 +245,7 @@ class PrivateStrategy(Decorator):
         if not self.is_accounted:
             raise ConfigError("nothing can be calibrated to a budget without a guarantee: " + "; ".join(self.caveats()))
         if budget.spent() > SPENT * budget.limit:
-            budget.require(())
+            budget.require(())  # a ledger that holds releases without a guarantee is refused in words of its own
             raise BudgetExhausted(
                 f"{budget.ledger.path}: {100 * budget.share():.4g} % of privacy.max-epsilon = "
                 f"{budget.max_epsilon:g} is spent; what is left would take noise in which nothing can be learnt"

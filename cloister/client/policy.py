@@ -35,7 +35,8 @@ logger = logging.getLogger("cloister.client")
 
 def _known(name: str) -> str:
     """Refuse a name that would never be on: a mistyped one demands something else than was meant."""
-    if name not in MECHANISMS and not name.startswith(PLUGIN):
+    theirs = name.removeprefix(PLUGIN)
+    if name not in MECHANISMS and (theirs == name or theirs in ("", "none", "laplace-clustering")):
         known = ", ".join(map(repr, MECHANISMS))
         raise ValueError(
             f"mechanisms holds {name!r}{suggestion(name, MECHANISMS)}; known: {known}, or '{PLUGIN}NAME' for a "

@@ -1,11 +1,9 @@
 """What an aggregation strategy takes and gives, and what it declares about itself, so that nobody has to guess."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from flwr.app import ArrayRecord, Message, MetricRecord
-from flwr.serverapp.strategy import Strategy
 
 Messages = Iterable[Message]
 """To nodes or from them, in any order."""
@@ -46,32 +44,3 @@ MEDIAN = Capabilities(needs_every_reply=True, cuts=lambda count: (count - 1) // 
 def trimmed_mean(share: float) -> Capabilities:
     """The capabilities of a coordinate-wise trimmed mean that cuts off this share of the values at each end."""
     return Capabilities(needs_every_reply=True, cuts=lambda count: int(share * count))
-
-
-FLOWER: Mapping[str, Callable[[Any], Capabilities]] = {
-    "FedAvg": lambda _: MEAN,
-    **dict.fromkeys(("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"), lambda _: OPTIMIZER),
-    "FedMedian": lambda _: MEDIAN,
-    "FedTrimmedAvg": lambda strategy: trimmed_mean(strategy.beta),
-    **dict.fromkeys(("MultiKrum", "Bulyan", "QFedAvg"), lambda _: SELECTION),
-}
-"""By the class of Flower's that defines `aggregate_train`. Its wrappers and its strategies for trees are not here."""
-
-
-def capabilities_of(strategy: Strategy) -> Capabilities | None:
-    """What a strategy declares, or what is known of Flower's class that aggregates for it.
-
-    Args:
-        strategy: any Flower strategy.
-
-    Returns:
-        None if nothing is known. A declaration that a subclass inherited, and whose `aggregate_train` it replaced,
-        says nothing about the subclass.
-    """
-    for cls in type(strategy).__mro__:
-        if "capabilities" in vars(cls):
-            return strategy.capabilities  # type: ignore[attr-defined]
-        if "aggregate_train" in vars(cls):
-            known = FLOWER.get(cls.__name__) if cls.__module__.startswith("flwr.") else None
-            return known(strategy) if known else None
-    return None

@@ -9,7 +9,7 @@ from cloister.aggregation.decorator import Decorator, Screened
 from cloister.config import variants
 from cloister.config.errors import suggestion
 from cloister.config.run import RunConfig
-from cloister.core.errors import PluginError
+from cloister.core.errors import ConfigError, PluginError
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.mechanisms import MECHANISMS
 from cloister.privacy.mechanisms.mechanism import Mechanism
@@ -58,4 +58,8 @@ def mechanism_of(server: variants.GlobalPrivacy | variants.MetricPrivacy | varia
             f"known: {', '.join(known)}"
         )
     factory = MECHANISMS.load(server.name)
-    return factory(**options_of(factory, server.options, "privacy.options", server.name))
+    options = options_of(factory, server.options, "privacy.options", server.name)
+    try:
+        return factory(**options)
+    except TypeError as error:
+        raise ConfigError(f"mechanism {server.name!r} does not take these options: {error}") from error

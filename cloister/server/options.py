@@ -19,7 +19,7 @@ def options_of(
     Args:
         factory: makes the plugin.
         given: the options by their keys.
-        section: that the keys stand in, `strategy` or `privacy`, for the message.
+        section: that the keys stand in, `strategy` or `privacy.options`, for the message.
         name: of the plugin.
         shared: further keys of the section, which a mistyped one may have meant.
 

@@ -4,7 +4,8 @@ import flwr.serverapp.strategy as flower
 import pytest
 
 from cloister.aggregation import GlobalDP
-from cloister.core.capabilities import MEAN, OPTIMIZER, SELECTION, Capabilities, capabilities_of
+from cloister.aggregation.capabilities import capabilities_of
+from cloister.core.capabilities import MEAN, OPTIMIZER, SELECTION, Capabilities
 from cloister.core.errors import ConfigError
 from cloister.strategies import STRATEGIES
 from cloister.strategies.averaging import FedAvg

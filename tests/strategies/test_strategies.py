@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, norm
 from support import content, grid_of
 
+from cloister.aggregation.capabilities import capabilities_of
 from cloister.aggregation.decorator import TRAIN_LOSS, virtual_reply
 from cloister.aggregation.screening import EXAMPLES
 from cloister.config.run import parse
 from cloister.core.arrays import Layout, from_record, to_record
-from cloister.core.capabilities import capabilities_of
 from cloister.core.errors import ConfigError, FederationError, TooFewNodes
 from cloister.server.strategies import named_strategy
 from cloister.strategies import STRATEGIES, sampling

@@ -138,7 +138,12 @@ def _own_budget(charge: Charge) -> str:
 
 
 def _filter_of(charge: Charge) -> FilterKind | None:
-    """The filter for a budget that is new: Gaussian DP is wasteful where releases are pure."""
+    """The filter for a budget that is new: Gaussian DP is wasteful where releases are pure.
+
+    What the server promises decides nothing: a filter is fixed for good, and the server could choose it so.
+    """
+    if charge.mechanism == PROMISED:
+        return None
     return "renyi" if any(math.isfinite(event.parts()[0].pure("add-or-remove")) for event in charge.events) else None
 
 

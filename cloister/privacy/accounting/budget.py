@@ -139,6 +139,7 @@ class PrivacyBudget(Generic[AnyStore]):
         self.max_epsilon = max_epsilon
         self.relation: Relation = relation
         self._rule = rule
+        self._opened: set[str] = set()
         self.kind: FilterKind = kind or ("gaussian" if unit == "client" else "renyi")
 
     def begin(self, run: str) -> None:
@@ -160,9 +161,12 @@ class PrivacyBudget(Generic[AnyStore]):
         return Account(own, self.relation, insiders)
 
     def account_with(self: "PrivacyBudget[Ledger]", planned: Account) -> Account:
-        """Everything in the ledger about this unit, with an account in the place of what this run has released."""
+        """Everything in the ledger about this unit, with an account in the place of what was released through this.
+
+        Runs may share a name. Only what was opened here is left out.
+        """
         for entry in self.ledger.entries:
-            if entry.run != self.run and entry.unit == self.unit:
+            if entry.release not in self._opened and entry.unit == self.unit:
                 planned = planned.plus(entry.event)
         return planned
 
@@ -232,9 +236,11 @@ class PrivacyBudget(Generic[AnyStore]):
             BudgetExhausted: it would pass the budget; nothing was recorded.
             LedgerError: it cannot be recorded.
         """
-        return self.ledger.open(
+        release = self.ledger.open(
             event, self.unit, self.run, server_round, lambda: self.require([event]), mechanism, clip
         )
+        self._opened.add(release)
+        return release
 
     @contextmanager
     def release(self, event: Event, server_round: int, mechanism: str = "", clip: float = 0.0) -> Iterator[None]:

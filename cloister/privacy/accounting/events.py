@@ -293,6 +293,10 @@ class Repeated(Event, kind="repeated"):
         return f"{self.count} times {self.event}"
 
 
+MAX_PURE_EPSILON = 1e100
+"""The largest ε of one pure release that accountants take."""
+
+
 @dataclass(frozen=True)
 class Pure(Event, kind="pure"):
     """One release with pure differential privacy.
@@ -308,8 +312,9 @@ class Pure(Event, kind="pure"):
     def __post_init__(self) -> None:
         if isinstance(self.epsilon, bool) or not isinstance(self.epsilon, int | float):
             raise PrivacyError("the ε of a pure release must be a number")
-        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
-            raise PrivacyError(f"the ε of a pure release must be finite and above 0, got {self.epsilon}")
+        # Beyond, squares overflow, and a ledger that holds one could not be added up.
+        if not 0 < self.epsilon <= MAX_PURE_EPSILON:
+            raise PrivacyError(f"the ε of a pure release must be above 0 and at most {MAX_PURE_EPSILON:g}")
 
     def multiplier(self, relation: Relation, insiders: bool) -> float | None:
         """It is no Gaussian.

@@ -16,7 +16,7 @@ MAX_LENGTH = 1000
 
 def to_wire(events: Iterable[Event]) -> list[str]:
     """The releases of a round as strings that a message can hold; draws are left out, as no node can see them."""
-    return [json.dumps(to_json(_undrawn(event))) for event in events]
+    return [json.dumps(to_json(undrawn(event))) for event in events]
 
 
 def from_wire(content: object) -> tuple[Event, ...]:
@@ -46,7 +46,7 @@ def _event(item: object) -> Event:
         event = from_json(json.loads(item))
     except (ValueError, RecursionError):
         raise PrivacyError("an event that the server promises is no JSON") from None
-    if not _has_noise(event) or _undrawn(event) != event:
+    if not _has_noise(event) or undrawn(event) != event:
         raise PrivacyError("an event that the server promises must have noise, and count no draw of clients")
     return event
 
@@ -57,8 +57,8 @@ def _has_noise(event: Event) -> bool:
     return isinstance(event, Pure) or (isinstance(event, Gaussian) and event.noise_multiplier > 0)
 
 
-def _undrawn(event: Event) -> Event:
-    """The event as if nobody had been drawn: it costs as much or more."""
+def undrawn(event: Event) -> Event:
+    """The event as if nobody had been drawn: it costs as much or more. One that counts a draw differs from this."""
     if isinstance(event, Repeated):
         return replace(event, event=replace(event.event, sampling=UNSAMPLED))
     return replace(event, sampling=UNSAMPLED) if isinstance(event, Gaussian) else event

@@ -11,7 +11,7 @@ Edge cases of all three:
 |---|---|
 | an update of norm 0 | it keeps its norm, and counts like any other |
 | an update with NaN or infinity | screening has rejected it before; it does not count |
-| no replies | noise is released on zero updates; an exact distance releases nothing |
+| no replies | noise is released on zero updates; `GaussianOutput` and an exact distance release nothing |
 | one reply | as many; a distance of one client is 0 |
 """
 
@@ -183,6 +183,7 @@ class GaussianMechanism(Mechanism):
         return replace(self, noise_multiplier=z)
 
 
+@dataclass(frozen=True, kw_only=True)
 class GaussianMean(GaussianMechanism):
     """The mean of the clipped updates, with noise of standard deviation z·C on their sum.
 
