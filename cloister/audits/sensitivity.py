@@ -150,6 +150,7 @@ class _Tap:
         self.seen: ArrayRecord | None = None
 
     def __getattr__(self, name: str) -> object:
+        # Asked only for what stands nowhere above.
         return getattr(self.inner, name)
 
     def aggregate_train(self, server_round: int, replies: Messages) -> Aggregated:

@@ -84,6 +84,7 @@ class Tally:
         return self._state.config_records.setdefault(f"{unit}-releases", ConfigRecord())
 
     def _count(self, event: Event, unit: Unit) -> None:
+        # A round of DP-SGD is the same release many times: counted, the state stays small.
         single, count = event.parts()
         name, counts = json.dumps(to_json(single), sort_keys=True), self._counts(unit)
         counts[name] = count + (int(number(counts, name)) if name in counts else 0)

@@ -99,6 +99,7 @@ def squared_distances(models: Sequence[dict[str, NDArray]]) -> NDArray:
         pieces = [model[name].ravel() for model in models]
         for start in range(0, array.size, COLUMNS):
             columns = np.array([piece[start : start + COLUMNS] for piece in pieces], np.float64)
+            # Centring changes no distance; without it, products of models that nearly agree lose all their digits.
             columns -= columns.mean(axis=0)
             gram += columns @ columns.T
     squares = np.diag(gram)

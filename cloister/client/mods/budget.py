@@ -14,7 +14,7 @@ from logging import INFO
 
 from flwr.app import Context, UserConfig
 
-from cloister.client.charges import FURTHER, SCORES, Charge, charges_of
+from cloister.client.charges import FURTHER, PROMISED, SCORES, Charge, charges_of
 from cloister.client.ledgers import BUDGET, DELTA, EXAMPLE_BUDGET, folder_unnamed, keeps_ledger, ledger_of, limits_of
 from cloister.client.mods.enforce import Handler
 from cloister.client.mods.roles import refuse_other_role

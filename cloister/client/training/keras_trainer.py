@@ -83,8 +83,10 @@ class KerasTrainer:
             total = tf.constant(0.0)
             for start in tf.range(0, tf.size(order), batch_size):
                 chosen = order[start : start + batch_size]
+                # Gathering forgets the shape of an example, which layers ask for.
                 inputs = tf.ensure_shape(tf.gather(x, chosen), [None, *features])
                 loss = self._step(inputs, tf.gather(y, chosen), proximal_mu if proximal else None)
+                # The last minibatch may be smaller, and counts for less.
                 total += loss * tf.cast(tf.size(chosen), tf.float32)
             return total / tf.cast(tf.size(order), tf.float32)
 

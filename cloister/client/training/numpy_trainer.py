@@ -49,5 +49,6 @@ class NumpyTrainer:
                 if plan.proximal_mu:
                     step = step + plan.proximal_mu * (weight - anchor[name])
                 weight -= np.float32(plan.learning_rate) * step
+            # The last minibatch may be smaller, and counts for less.
             total += loss * len(batch)
         return total / len(order)

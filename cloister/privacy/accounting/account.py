@@ -93,6 +93,7 @@ class Account:
             count: how many times.
         """
         check.non_negative(count=count)
+        # A shallow copy will do: of what it shares only the counts change, and they are copied too.
         account = copy(self)
         account._others = self._others.copy()
         account._add(event, count)
@@ -100,6 +101,7 @@ class Account:
 
     def _add(self, event: Event, count: int = 1) -> None:
         """Raises PrivacyError if no accountant has a price for such an event."""
+        # By its exact type: a subclass may have changed a price.
         if type(event) not in KINDS.values():
             raise PrivacyError(f"no accountant has a price for an event of type {type(event).__name__}")
         if not count:
@@ -198,6 +200,7 @@ class Account:
         """The Rényi divergence at each order."""
         orders = np.array(choice, np.float64)
         multiplier = self._unsampled_multiplier()
+        # All releases without a draw are one Gaussian, whose divergence is known.
         curve = orders / (2 * multiplier**2) if multiplier else np.zeros_like(orders)
         for event, count in self._grouped().items():
             curve = curve + count * event.renyi(choice, self.relation)

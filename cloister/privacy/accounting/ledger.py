@@ -292,6 +292,7 @@ class Ledger:
         line = {"v": VERSION, "seq": self._count, "time": today(), "kind": kind, **content}
         line["previous"] = self._last_hash
         line["hash"] = line_hash(line)
+        # Read as it will be read: what could not be understood later is not written.
         item = self._item_of(line)
         data = (json.dumps(line, sort_keys=True) + "\n").encode()
         file.write(data)
@@ -310,6 +311,7 @@ class Ledger:
             raise LedgerError(f"{self.path}: lines that were read from this file before are no longer in it")
         file.seek(self._offset)
         for data in file:
+            # Torn by a crash while it was written: nothing was released on the strength of it.
             if not data.endswith(b"\n"):
                 break
             line = self._checked(data)

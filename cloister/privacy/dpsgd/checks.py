@@ -112,6 +112,7 @@ def made_up(model: Network) -> Probe:
     shape = (EXAMPLES, *spec.shape[1:])
     y = rng.integers(0, output.shape[-1], (EXAMPLES, *output.shape[1:-1]))
     if "int" not in spec.dtype:
+        # Above 0: a zero would hide the weights that it meets.
         return rng.uniform(0.05, 1.0, shape).astype(spec.dtype), y
     sizes = [layer.input_dim for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
     return rng.integers(0, min(sizes, default=2), shape).astype(spec.dtype), y
@@ -241,6 +242,7 @@ class _Trial:
             leaking = leaks(gradients.units, lambda: self._plain.losses(self.x, self.y), self._values)
         if leaking:
             return False
+        # One forward pass for all of them: in another one dropout would be another.
         with self._scope(), tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
             tape.watch(self._values)
             losses = self._plain.losses(self.x, self.y)

@@ -43,6 +43,7 @@ def convolution(unit: Unit, calls: Sequence[Call], rows: Rows) -> Part:
     names = [choose(layer, inputs.shape, deltas.shape, rows.each) for inputs, deltas in pairs]
     if names == ["gram"]:
         return Gram(layer, *pairs[0], rows)
+    # Several calls add up as gradients, which the Gram form never makes.
     names = ["shift" if name == "gram" else name for name in names]
     return held(layer, [(name, *pair) for name, pair in zip(names, pairs, strict=True)], rows)
 

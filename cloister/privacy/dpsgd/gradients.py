@@ -69,6 +69,7 @@ class Gradients:
             return losses if shares is None else losses * tf.cast(shares, losses.dtype)
 
         calls = record(self.units, forward)
+        # A call that the loss does not depend on has no gradient.
         needed = [[call for call in heard if any(delta is not None for delta in call.deltas)] for heard in calls]
         found = [(unit, _part(unit, heard, rows)) for unit, heard in zip(self.units, needed, strict=True) if heard]
         self.kernels = {unit.layer.path: part.kernel for unit, part in found}
@@ -95,6 +96,7 @@ class Gradients:
         total = tf.add_n([part.squared_norms() for _, part in parts])
         finite = tf.math.is_finite(total)
         norms = tf.sqrt(total) * ROOT
+        # Divided by the larger of the two: a norm of 0 is nothing to divide by.
         factors = tf.where(finite & real, bound / tf.maximum(norms, bound), tf.zeros_like(norms))
         factors = tf.where(factors < SMALLEST_FACTOR, tf.zeros_like(factors), factors)
         sums = self._sums(parts, factors, finite)
@@ -139,6 +141,7 @@ def cleaner(finite: Tensor) -> Callable[[Tensor], Tensor]:
 def _shares(mask: Tensor) -> Tensor:
     """Shape (U·cap,): one part of its unit's examples for each, 0 for padding."""
     counted = tf.cast(mask, tf.float32)
+    # An empty unit has no examples to divide by; its share is 0 all the same.
     return tf.reshape(counted / tf.maximum(tf.reduce_sum(counted, axis=1, keepdims=True), 1.0), [-1])
 
 

@@ -35,6 +35,7 @@ def _gradients_of_call(unit: Unit, call: Call, batch: int) -> Sequence[Tensor]:
     values = [variable.value for variable in unit.variables]
 
     def of_one(example: tuple[Sequence[Tensor], Sequence[Tensor]]) -> list[Tensor]:
+        # A layer wants a batch: the example is one of size 1.
         leaves, own_deltas = iter(example[0]), [delta[None] for delta in example[1]]
         repeated = [next(leaves)[None] if tf.is_tensor(leaf) else leaf for leaf in flat]
         args, kwargs = tf.nest.pack_sequence_as(arguments, repeated)
@@ -64,6 +65,7 @@ def whole_model(model: Network, loss: Loss, x: Tensor, y: Tensor, rows: Rows, sh
     gradients = tf.vectorized_map(
         lambda example: gradients_of_one(model, loss, *example), (x, y, tuple(several[:-1] for several in split))
     )
+    # The last of each split is what the model draws from next.
     for seed, several in zip(seeds, split, strict=True):
         seed.assign(tf.cast(several[-1], seed.dtype))
     if shares is not None:

@@ -176,6 +176,7 @@ class AdaptiveClip(FixedClip):
         within = int(np.sum(cohort.norms <= self.bound))
         excess = np.array([within - self.quantile * len(cohort)])
         (noisy,) = noised((excess,), self.bits_multiplier * max(self.quantile, 1 - self.quantile), noise)
+        # No share lies outside of these: the noise alone shall not take the bound further.
         step = min(1 - self.quantile, max(-self.quantile, float(noisy[0]) / size))
         moved = max(MIN_BOUND, self.bound * math.exp(-self.rate * step))
         return replace(self, bound=moved, initial=self.initial or self.bound)

@@ -140,6 +140,7 @@ def layer_grams(cohort: Cohort, centred: bool = True) -> Iterator[Matrix]:
             if (cohort.factors != 1).any():
                 columns *= cohort.factors[:, None]
             if centred:
+                # A copy: the first row turns into zeros while it is subtracted.
                 columns -= columns[:1].copy()
             gram += np.matmul(columns, columns.T, out=product)
         yield gram

@@ -170,6 +170,7 @@ def _norms(trained: Row, start: Row) -> list[float]:
 def _norm(block: NDArray) -> float:
     """The Euclidean norm of doubles of any size: where squares leave the range, of the block over a power of two."""
     square = float(np.vdot(block, block))
+    # Well inside the range of doubles: no square of a number that matters has vanished or overflowed.
     if 2.0**-900 < square < 2.0**1000:
         return math.sqrt(square)
     peak = max(float(block.max()), -float(block.min()))
