@@ -16,10 +16,9 @@ from cloister.core.wire import CONFIG, PROMISE
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.privacy.accounting.account import Account, best_epsilon
-from cloister.privacy.accounting.events import Gaussian, Pure, Repeated, Sampling, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.filters import filter_for
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.privacy.accounting.promises import from_wire, to_wire
 from cloister.privacy.claims.server import ALL_PLANNED, IF_FIXED
 from cloister.privacy.claims.words import render
 from cloister.server.build import data_identity
@@ -488,9 +487,3 @@ ODD_EVENTS = (
 def test_a_promise_that_cannot_be_read_is_refused(promise):
     with pytest.raises(PrivacyError, match="'privacy-events' in the server's message"):
         promised({"privacy-events": promise})
-
-
-def test_a_promise_arrives_as_it_was_made_without_the_draw():
-    drawn = Gaussian(2.0, Sampling("poisson", probability=0.1))
-    made = (Pure(0.5), drawn, Repeated(drawn, 3))
-    assert from_wire(to_wire(made)) == (Pure(0.5), Gaussian(2.0), Repeated(Gaussian(2.0), 3))
