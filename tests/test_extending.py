@@ -69,6 +69,7 @@ def site(tmp_path, request):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", ["wines"], indirect=True)
 def test_a_task(site):
     rounds = [json.loads(line) for line in (run(site, "wines") / "rounds.jsonl").read_text().splitlines()]
@@ -81,6 +82,7 @@ def test_a_strategy_with_options(site):
     assert configured["config"]["strategy.damping"] == 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", ["chebyshev"], indirect=True)
 def test_a_distance(site):
     facts = json.loads((run(site, "chebyshev") / "privacy.json").read_text())

@@ -1,5 +1,6 @@
 """What a node's budget makes of what its replies are charged."""
 
+import json
 import math
 from pathlib import Path
 
@@ -42,7 +43,7 @@ from cloister.core.errors import BudgetExhausted, PolicyError, PrivacyError
 from cloister.core.hypotheses import stacked
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Pure, Sampling
-from cloister.privacy.accounting.filters import GaussianFilter
+from cloister.privacy.accounting.filters import GaussianFilter, filter_for
 from cloister.privacy.accounting.ledger import DAY, Budget, Ledger, today
 
 SIZED = {"partition-id": 0, "num-partitions": 4}
@@ -156,6 +157,21 @@ class TestBudgets:
             made.append(self.until_refused(DP_SGD | {"privacy.client-noise-multiplier": 3.0}, node))
             assert ledger_of_node(node).was_set_beforehand("example") and len(ledger_of_node(node).budgets) == 1
         assert 0 < made[0] <= made[1]
+
+    def test_a_promise_does_not_choose_the_filter(self, tmp_path):
+        """It is fixed for good, and the server could choose an order at which little fits."""
+        node = own_node(tmp_path) | {"max-epsilon": 8.0}
+        said = json.dumps({"kind": "pure", "epsilon": 1e-3})
+        answer(GLOBAL, node, message_of(privacy_events=[said]))
+        assert str(ledger_of_node(node).filter_of("client")) == str(filter_for("gaussian", 8.0, 1e-5))
+
+    @pytest.mark.parametrize("epsilon", [1e101, 1e308, 10**400])
+    def test_a_promise_that_cannot_be_added_up_never_reaches_the_ledger(self, tmp_path, epsilon):
+        node = own_node(tmp_path)
+        said = json.dumps({"kind": "pure", "epsilon": epsilon})
+        assert "must be at most 1e+100" in answer(GLOBAL, node, message_of(privacy_events=[said])).error.reason
+        assert not answer(GLOBAL, node, message_of(privacy_events=gaussians(2.0))).has_error()
+        assert ledger_of_node(node).account("client").epsilon(1e-5) > 0
 
     def test_a_pure_release_that_fits_is_made(self, node):
         """ε = 0.65 for the client, twice that for an example; filters leave some of a budget for δ."""

@@ -29,6 +29,7 @@ from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.mechanisms import gaussian
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
+from cloister.privacy.mechanisms.noise_scale import DistanceScaled
 from cloister.strategies.robust import FedMedian
 
 ROUNDS = 2
@@ -112,7 +113,7 @@ def instrument(point: Points, noised: Path) -> None:
     Ledger._append, Ledger.open, Ledger.done, os.fsync = appended, opened, finished, synced
     gaussian.noisy_mean = watched(gaussian.noisy_mean)
     gaussian.noisy_trimmed_mean = watched(gaussian.noisy_trimmed_mean)
-    MetricDP._noised_distance = watched(MetricDP._noised_distance)
+    DistanceScaled.noised = watched(DistanceScaled.noised)
 
 
 def strategy(mechanism: str, folder: Path, run: str) -> GlobalDP:

@@ -130,7 +130,7 @@ class TestExactly:
 
         found = Account([Gaussian(z, poisson(0.1)), Gaussian(5.0), Gaussian(5.0)])
         largest = found.epsilon(1e-15, "rdp")
-        monkeypatch.setattr(accounting, "_accountants", Losses)
+        monkeypatch.setattr(accounting, "accountants", Losses)
         assert found.epsilon(SMALL, "pld") == 7.0
         ((unsampled, others, relation, step),) = asked
         assert unsampled == pytest.approx(5 / math.sqrt(2)) and others == {Gaussian(z, poisson(0.1)): 1}

@@ -47,6 +47,7 @@ def private(inner=None, **options):
     return MetricDP(inner or all_nodes(), **(defaults | options))
 
 
+@pytest.mark.slow
 def test_the_noise_on_the_distance():
     strategy = private(distance_multiplier=1.5)
     scale, bounded = strategy.mechanism.scale, clip(cohort_of([zeros()]), 1.0)

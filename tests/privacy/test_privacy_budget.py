@@ -185,13 +185,13 @@ class TestABudgetToTheLetter:
         drawn = Sampling("without-replacement", cohort=1, population=100)
         ledger = Ledger(path)
         for run, unit, event in (
-            ("one", "client", Gaussian(4.0, drawn)),
             ("two", "client", Gaussian(3.0, drawn)),
             ("one", "example", Gaussian(2.0)),
             ("two", "example", Gaussian(1.5)),
         ):
             ledger.open(event, unit, run, 1, lambda: None)
         budget = PrivacyBudget(ledger, "one", relation="replace-one")
+        budget.spend(Gaussian(4.0, drawn), 1)
 
         def same(found, events, insiders):
             assert (found.relation, found.insiders) == ("replace-one", insiders)
@@ -203,6 +203,14 @@ class TestABudgetToTheLetter:
         planned = Account([Gaussian(9.0)], "replace-one", True)
         same(budget.account_with(planned), [Gaussian(9.0), Gaussian(3.0, drawn)], True)
         assert budget.epsilon() == budget.account().epsilon(1e-5, "pld")
+
+    def test_an_earlier_run_of_the_same_name_is_never_left_out(self, path):
+        ledger = Ledger(path)
+        PrivacyBudget(ledger, "one").spend(Gaussian(1.0), 1)
+        again = PrivacyBudget(ledger, "one")
+        again.spend(Gaussian(50.0), 1)
+        everything = again.account_with(Account([Gaussian(50.0)] * 2))
+        assert everything.epsilon(1e-5) == Account([Gaussian(1.0), *[Gaussian(50.0)] * 2]).epsilon(1e-5)
 
     def test_a_share_of_no_limit(self, path):
         """ε = 0.001 has no room under a Rényi filter: nothing spent is nothing, and anything is too much."""

@@ -200,7 +200,7 @@ class TestDisk:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             save(file, **arrays)
 
-        monkeypatch.setattr(rundir.np, "savez", full)
+        monkeypatch.setattr(np, "savez", full)
         outcome = go(tmp_path, SOUND)
         assert (outcome.ended, outcome.stopped) == ("disk", "stopped: the disk is full")
         # The model of round 2 was released before its checkpoint failed.

@@ -57,7 +57,7 @@ for _ in range(2):
 def test_a_child_has_the_app_of_its_bundle_and_the_libraries_of_its_parent(tmp_path):
     bundle = tmp_path / "bundle"
     bundle.mkdir()
-    bundle.joinpath("cloister").symlink_to(Path(executor.__file__).parents[1])
+    bundle.joinpath("cloister").symlink_to(Path(executor.__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-c", CHILDREN, str(bundle)], capture_output=True, text=True, timeout=120, check=True
     )

@@ -312,9 +312,11 @@ class Pure(Event, kind="pure"):
     def __post_init__(self) -> None:
         if isinstance(self.epsilon, bool) or not isinstance(self.epsilon, int | float):
             raise PrivacyError("the ε of a pure release must be a number")
+        if not 0 < self.epsilon < math.inf:
+            raise PrivacyError(f"the ε of a pure release must be finite and above 0, got {self.epsilon}")
         # Beyond, squares overflow, and a ledger that holds one could not be added up.
-        if not 0 < self.epsilon <= MAX_PURE_EPSILON:
-            raise PrivacyError(f"the ε of a pure release must be above 0 and at most {MAX_PURE_EPSILON:g}")
+        if self.epsilon > MAX_PURE_EPSILON:
+            raise PrivacyError(f"the ε of a pure release must be at most {MAX_PURE_EPSILON:g}")
 
     def multiplier(self, relation: Relation, insiders: bool) -> float | None:
         """It is no Gaussian.

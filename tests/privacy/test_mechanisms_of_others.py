@@ -1,0 +1,89 @@
+"""What another package's mechanism says of itself is not believed where it can be seen to be otherwise."""
+
+import dataclasses
+
+import pytest
+from private_strategies import LAYOUT, budget_in
+from support import all_nodes, content, grid_of, one_round, random_models, zeros
+
+from cloister.aggregation import PrivateStrategy
+from cloister.core.arrays import from_record
+from cloister.core.errors import PrivacyError
+from cloister.privacy.accounting.events import Gaussian, Unaccounted
+from cloister.privacy.mechanisms.clipping import FixedClip
+from cloister.privacy.mechanisms.gaussian import GaussianMean
+from cloister.strategies.averaging import FedAvg
+from cloister.strategies.sampling import Sampling
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Odd(GaussianMean):
+    """A right mechanism, of which one answer is changed."""
+
+    priced: tuple = (Gaussian(1.0),)
+    against: tuple = ()
+    later: float = 0.0
+    skips: bool = False
+
+    def events(self, layout, sampling):
+        return tuple(dataclasses.replace(event, sampling=sampling) for event in self.priced)
+
+    def caveats(self):
+        return self.against
+
+    @property
+    def skips_empty_rounds(self):
+        return self.skips
+
+    def release(self, contributions):
+        following = dataclasses.replace(self, priced=(Gaussian(self.later),)) if self.later else None
+        return dataclasses.replace(super().release(contributions), following=following)
+
+
+def strategy(inner=None, budget=None, **options):
+    odd = Odd(noise_multiplier=1.0, clip=FixedClip(1.0), **options)
+    return PrivateStrategy(inner or all_nodes(), odd, budget=budget)
+
+
+def played(made, count=3):
+    models = random_models(count)
+    return one_round(made, grid_of(lambda node, _: content(models[node - 1]), count), zeros())
+
+
+def test_one_that_claims_nothing_leaves_a_line_all_the_same(tmp_path):
+    """Otherwise the next run on this data would claim as if this one had not been."""
+    budget = budget_in(tmp_path)
+    played(strategy(budget=budget, priced=(), against=("it is a sketch",)))
+    assert [entry.event for entry in budget.ledger.entries] == [Unaccounted("it is a sketch")]
+
+
+def test_one_that_claims_that_rounds_cost_nothing_is_refused(tmp_path):
+    with pytest.raises(PrivacyError, match="claims that a round costs nothing"):
+        played(strategy(priced=()))
+
+
+@pytest.mark.parametrize("later", [0.5, 50.0])
+def test_one_that_changes_its_price_ends_the_run(tmp_path, later):
+    """What a run costs at worst is said before it begins, and counted from its last mechanism when it ends early."""
+    budget = budget_in(tmp_path)
+    with pytest.raises(PrivacyError, match="changed what a round costs"):
+        played(strategy(budget=budget, later=later))
+    assert [entry.event for entry in budget.ledger.entries] == [Gaussian(1.0)]
+
+
+def test_a_draw_is_counted_for_one_release_only():
+    inner = FedAvg(train=Sampling(0.5, min_nodes=1, kind="poisson"))
+    assert strategy(inner).events(LAYOUT)[0].sampling.kind == "poisson"
+    with pytest.raises(PrivacyError, match="counts the draw of a round for several releases"):
+        strategy(inner, priced=(Gaussian(1.0), Gaussian(2.0))).events(LAYOUT)
+
+
+def test_under_a_guarantee_a_round_without_replies_releases_noise():
+    models = [zeros(), zeros()]
+    grid = grid_of(lambda node, _: _gone(), len(models))
+    arrays, _ = one_round(strategy(skips=True), grid, zeros())
+    assert any((array != 0).any() for array in from_record(arrays).values())
+
+
+def _gone():
+    raise RuntimeError("gone")
