@@ -13,8 +13,9 @@ from rich.table import Table
 
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import UNSAMPLED, Gaussian, Sampling
+from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 
 ROUNDS = 15_000
 RELEASES = 200

@@ -215,8 +215,8 @@ def calibrate(
 
     For global-dp with a fixed clip.
     """
-    from cloister.privacy.accounting.events import UNSAMPLED, Sampling
     from cloister.privacy.accounting.filters import noise_multiplier_for, rounds_for
+    from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 
     if bool(rounds) == bool(noise_multiplier):
         raise ConfigError("give either --rounds or --noise-multiplier; the other one is computed")

@@ -70,7 +70,8 @@ def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
 def accounting(config: Any, rounds: int) -> dict[str, Any]:
     """What the run would claim with secret noise, beside what the thesis claims."""
     from cloister.privacy.accounting.account import Account, best_epsilon
-    from cloister.privacy.accounting.events import Gaussian, Sampling
+    from cloister.privacy.accounting.events import Gaussian
+    from cloister.privacy.accounting.vocabulary import Sampling
     from cloister.privacy.claims import end_to_end
     from cloister.privacy.claims.record import record_clients
     from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
@@ -102,7 +103,8 @@ def central(arguments: argparse.Namespace) -> dict[str, Any]:
 
     from cloister.config.run import TaskConfig
     from cloister.privacy.accounting.account import Account
-    from cloister.privacy.accounting.events import Gaussian, Sampling
+    from cloister.privacy.accounting.events import Gaussian
+    from cloister.privacy.accounting.vocabulary import Sampling
     from cloister.privacy.dpsgd import central as trainer
     from cloister.privacy.dpsgd.rounding import Batching
     from cloister.privacy.dpsgd.step import DpSgd

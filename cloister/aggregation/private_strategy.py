@@ -27,8 +27,9 @@ from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.core.wire import PROMISE
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import UNSAMPLED, Event, Sampling, Unaccounted
+from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.accounting.promises import to_wire, undrawn
+from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions, Mechanism, Released
 from cloister.privacy.mechanisms.noise import GaussianNoise, noised

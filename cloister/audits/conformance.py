@@ -19,9 +19,10 @@ from cloister.core.capabilities import MEAN, Capabilities
 from cloister.core.cohort import Cohort
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.events import UNSAMPLED, Sampling, from_json, to_json
+from cloister.privacy.accounting.events import from_json, to_json
 from cloister.privacy.accounting.filters import cost, filter_for
 from cloister.privacy.accounting.promises import from_wire, to_wire, undrawn
+from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.mechanisms.mechanism import Contributions, Mechanism, Released
 from cloister.privacy.mechanisms.noise import GaussianNoise
 

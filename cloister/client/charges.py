@@ -12,7 +12,8 @@ from cloister.client.units import size_of
 from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
 from cloister.core.errors import PrivacyError
-from cloister.privacy.accounting.events import Event, Pure, Unaccounted, Unit
+from cloister.privacy.accounting.events import Event, Pure, Unaccounted
+from cloister.privacy.accounting.vocabulary import Unit
 from cloister.privacy.dpsgd.local_steps import LocalSteps, recorded_event
 
 SCORES = "scores"

@@ -147,7 +147,8 @@ def _idle_minima(policy: Policy) -> Iterator[str]:
     for name, mechanisms in MINIMA.items():
         here = policy.believed if mechanisms == SERVER_SIDE else set(mechanisms) & set(policy.mechanisms)
         if getattr(policy, name) and not here:
-            names = " or ".join(repr(mechanism) for mechanism in mechanisms)
+            named = (*mechanisms, f"{PLUGIN}NAME") if mechanisms == SERVER_SIDE else mechanisms
+            names = " or ".join(map(repr, named))
             yield f"{kebab(name)} = {getattr(policy, name):g} has no effect unless mechanisms holds {names}"
 
 

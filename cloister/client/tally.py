@@ -7,8 +7,9 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from cloister.core.wire import LEAKAGE, number
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.events import Event, Relation, Unit, from_json, to_json
+from cloister.privacy.accounting.events import Event, from_json, to_json
 from cloister.privacy.accounting.filters import Filter, FilterKind
+from cloister.privacy.accounting.vocabulary import Relation, Unit
 
 SPENT, RELEASES = "spent", "releases"
 

@@ -12,9 +12,9 @@ from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import Relation
 from cloister.privacy.accounting.filters import FilterKind
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.accounting.vocabulary import Relation
 from cloister.privacy.claims.claim import Claim
 from cloister.server.mechanisms import decorate
 from cloister.server.strategies import held_out_of, named_strategy

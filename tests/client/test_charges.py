@@ -41,7 +41,8 @@ from cloister.client.mods.budget import keep_budget
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.core.errors import PrivacyError
 from cloister.core.hypotheses import stacked
-from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted
+from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.tasks.base import Examples
 
 SIZED = {"partition-id": 0, "num-partitions": 4}

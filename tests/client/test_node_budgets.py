@@ -42,9 +42,10 @@ from cloister.config.run import parse
 from cloister.core.errors import BudgetExhausted, PolicyError, PrivacyError
 from cloister.core.hypotheses import stacked
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import Gaussian, Pure, Sampling
+from cloister.privacy.accounting.events import Gaussian, Pure
 from cloister.privacy.accounting.filters import GaussianFilter, filter_for
 from cloister.privacy.accounting.ledger import DAY, Budget, Ledger, today
+from cloister.privacy.accounting.vocabulary import Sampling
 
 SIZED = {"partition-id": 0, "num-partitions": 4}
 CHOICE = {"privacy.server": "laplace-clustering", "privacy.clusters": 2, "privacy.choice-epsilon": 0.5}

@@ -11,8 +11,9 @@ from cloister.core.errors import BudgetExhausted
 from cloister.privacy.accounting import filters
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.accounting.vocabulary import Sampling
 
 
 class TestStores:

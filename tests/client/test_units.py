@@ -20,7 +20,8 @@ from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import MAXIMUM_SIZE, Units, public_size_of, size_of
 from cloister.config.run import parse
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.accounting.events import Gaussian, Repeated, Sampling
+from cloister.privacy.accounting.events import Gaussian, Repeated
+from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.dpsgd import one_by_one
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks.base import Examples

@@ -2,8 +2,9 @@
 
 import json
 
-from cloister.privacy.accounting.events import Gaussian, Sampling, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.ledger import GENESIS, Ledger, line_hash
+from cloister.privacy.accounting.vocabulary import Sampling
 
 EVENTS = [
     Gaussian(1.5),

@@ -54,7 +54,7 @@ class TestExactly:
         assert Account(events, "replace-one").renyi(6.0) == pytest.approx(4 * 6 * 2 / (2 * 4))
         pure = float(pure_curve(0.5, (6.0,))[0])
         assert Account([Pure(0.5)] * 3).renyi(6.0) == pytest.approx(3 * pure)
-        (drawn,) = sampled_curve(Gaussian(2.0, poisson(0.1)), "add-or-remove", (6.0,))
+        (drawn,) = sampled_curve(2.0, poisson(0.1), "add-or-remove", (6.0,))
         assert Account([Gaussian(2.0, poisson(0.1))] * 5).renyi(6.0) == pytest.approx(5 * drawn)
         together = Account([*events, Pure(0.5), Gaussian(2.0, poisson(0.1))])
         assert together.renyi(6.0) == pytest.approx(1.5 + pure + drawn)

@@ -8,7 +8,8 @@ from private_strategies import LAYOUT, NOMINAL, budget_in, globally, metrically,
 
 from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import UNSAMPLED, Gaussian
+from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.accounting.vocabulary import UNSAMPLED
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
 
 

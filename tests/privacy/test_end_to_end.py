@@ -8,7 +8,8 @@ import pytest
 from scipy import stats
 
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.events import Gaussian, Sampling
+from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.claims.end_to_end import (
     Setting,
     client_multiplier,

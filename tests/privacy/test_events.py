@@ -5,17 +5,8 @@ import math
 import pytest
 
 from cloister.core.errors import PrivacyError
-from cloister.privacy.accounting.events import (
-    UNSAMPLED,
-    Gaussian,
-    Laplace,
-    Pure,
-    Repeated,
-    Sampling,
-    Unaccounted,
-    from_json,
-    to_json,
-)
+from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted, from_json, to_json
+from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 
 
 class TestEvents:

@@ -12,7 +12,7 @@ from scipy import stats
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.privacy.accounting.account import FINE, Account, best_epsilon
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import UNSAMPLED, Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted
 from cloister.privacy.accounting.filters import (
     GaussianFilter,
     RenyiFilter,
@@ -25,6 +25,7 @@ from cloister.privacy.accounting.filters import (
     to_json,
 )
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 
 SMALL = 1e-5
 BUDGETS = pytest.mark.parametrize(

@@ -16,16 +16,10 @@ from typer.testing import CliRunner
 from cloister.cli import app
 from cloister.core.errors import BudgetExhausted, LedgerError, PrivacyError
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import (
-    Gaussian,
-    Pure,
-    Repeated,
-    Sampling,
-    from_json,
-    to_json,
-)
+from cloister.privacy.accounting.events import Gaussian, Pure, Repeated, from_json, to_json
 from cloister.privacy.accounting.filters import cost, filter_for
 from cloister.privacy.accounting.ledger import GENESIS, Ledger, line_hash
+from cloister.privacy.accounting.vocabulary import Sampling
 
 
 @pytest.fixture

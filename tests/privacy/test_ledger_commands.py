@@ -8,9 +8,10 @@ from cloister.cli import app
 from cloister.core.errors import LedgerError
 from cloister.privacy.accounting import ledger as module
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import UNSAMPLED, Gaussian, Pure, Sampling, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Pure, Unaccounted
 from cloister.privacy.accounting.filters import GaussianFilter, filter_for
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 
 
 @pytest.fixture

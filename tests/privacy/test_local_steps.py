@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.events import Gaussian, Repeated, Sampling, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Repeated, Unaccounted
+from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps, recorded_event
 from cloister.privacy.mechanisms.circumstances import Circumstances
 

@@ -10,7 +10,8 @@ from cloister.audits.conformance import check_mechanism
 from cloister.core.arrays import Layout
 from cloister.core.capabilities import MEAN, MEDIAN, OPTIMIZER, SELECTION, trimmed_mean
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.accounting.events import UNSAMPLED, Gaussian, Sampling, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Unaccounted
+from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.mechanisms import MECHANISMS
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
 from cloister.privacy.mechanisms.gaussian import GaussianMean

@@ -9,7 +9,8 @@ from support import random_models
 from test_clipping import cohort_of
 
 from cloister.core.errors import ConfigError
-from cloister.privacy.accounting.events import UNSAMPLED, Gaussian, Sampling
+from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.mechanisms import noise_scale
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, clip
 from cloister.privacy.mechanisms.gaussian import GaussianTrimmedMean

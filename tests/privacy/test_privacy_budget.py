@@ -10,9 +10,10 @@ from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.privacy.accounting import filters
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Sampling, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Unaccounted
 from cloister.privacy.accounting.filters import cost, filter_for
 from cloister.privacy.accounting.ledger import Budget, Ledger, today
+from cloister.privacy.accounting.vocabulary import Sampling
 
 
 @pytest.fixture

@@ -25,8 +25,9 @@ from cloister.aggregation.decorator import Measurements
 from cloister.core.arrays import to_record
 from cloister.core.capabilities import MEAN, SELECTION
 from cloister.core.errors import BudgetExhausted, ConfigError
-from cloister.privacy.accounting.events import UNSAMPLED, Gaussian, Sampling, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.promises import from_wire
+from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
 from cloister.privacy.mechanisms.noise import GaussianNoise

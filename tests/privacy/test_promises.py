@@ -6,8 +6,9 @@ import math
 import pytest
 
 from cloister.core.errors import PrivacyError
-from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Sampling, Unaccounted, to_json
+from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted, to_json
 from cloister.privacy.accounting.promises import MAX_EVENTS, MAX_LENGTH, from_wire, multiplier_of, to_wire
+from cloister.privacy.accounting.vocabulary import Sampling
 
 DRAWN = Gaussian(2.0, Sampling("poisson", 0.5))
 

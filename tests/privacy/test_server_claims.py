@@ -7,7 +7,8 @@ from private_strategies import budget_in
 
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import Gaussian, Sampling, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Unaccounted
+from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.claims.claim import Claim, LedgerState
 from cloister.privacy.claims.server import ALL_PLANNED, ALL_RUNS, IF_BUDGET_FIXED, IF_FIXED, OUTSIDERS, RUN, STRANGERS
 from cloister.privacy.claims.server import statement as stated

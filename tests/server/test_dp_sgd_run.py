@@ -22,8 +22,9 @@ from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import Gaussian, Repeated, Sampling, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Repeated, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.server.reports.console import Narrator
 from cloister.server.run import run
 

@@ -24,9 +24,9 @@ from cloister.client.tally import Tally
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import BudgetExhausted, PolicyError
 from cloister.privacy.accounting.budget import PrivacyBudget, Store
-from cloister.privacy.accounting.events import Unit
 from cloister.privacy.accounting.filters import FilterKind
 from cloister.privacy.accounting.ledger import Ledger, today
+from cloister.privacy.accounting.vocabulary import Unit
 
 logger = logging.getLogger("cloister.client")
 

@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.accounting.events import KINDS, MAX_PURE, Event, Losses, Relation, accountants, units_of
+from cloister.privacy.accounting.events import KINDS, MAX_PURE, Event, accountants
+from cloister.privacy.accounting.vocabulary import Losses, Relation, units_of
 
 Accountant = Literal["rdp", "pld", "gdp", "published"]
 

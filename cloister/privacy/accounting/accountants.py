@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Protocol
 
 import dp_accounting
 import numpy as np
@@ -16,12 +17,19 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from numpy.typing import NDArray
 from scipy import special
 
-from cloister.privacy.accounting.events import MIN_MULTIPLIER, Event, Gaussian, Relation, units_of
+from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Relation, Sampling, units_of
 
 RULES = {
     "add-or-remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
     "replace-one": NeighboringRelation.REPLACE_ONE,
 }
+
+
+class Lossy(Protocol):
+    """An event that has a privacy loss distribution."""
+
+    def losses(self, relation: Relation, step: float) -> Losses:
+        """The distribution, as `Event.losses`."""
 
 
 def rdp_epsilon(orders: NDArray, curve: NDArray, delta: float) -> float:
@@ -115,7 +123,7 @@ def pure_curve(epsilon: float, orders: tuple[float, ...]) -> NDArray[np.float64]
     return np.minimum(epsilon, np.array(orders) * epsilon**2 / 2)
 
 
-def composed_losses(unsampled: float, others: Mapping[Event, int], relation: Relation, step: float) -> Losses:
+def composed_losses(unsampled: float, others: Mapping[Lossy, int], relation: Relation, step: float) -> Losses:
     """The privacy loss distribution of releases together.
 
     Args:
@@ -161,7 +169,9 @@ def pure_losses(epsilon: float, step: float) -> Losses:
 
 
 @functools.lru_cache(maxsize=4096)
-def sampled_curve(event: Gaussian, relation: Relation, orders: tuple[float, ...]) -> NDArray[np.float64]:
+def sampled_curve(
+    multiplier: float, sampling: Sampling, relation: Relation, orders: tuple[float, ...]
+) -> NDArray[np.float64]:
     """Rényi divergence of one Gaussian release at each order, with the draw it was made over.
 
     A draw never tells more than a release without one: divergences are quasi-convex. That holds where dp-accounting
@@ -169,25 +179,26 @@ def sampled_curve(event: Gaussian, relation: Relation, orders: tuple[float, ...]
     replace-one, for which no curve is known here.
 
     Args:
-        event: the release.
+        multiplier: z > 0 of the release.
+        sampling: the draw.
         relation: which datasets are neighbours.
         orders: α > 1.
     """
     # dp-accounting's Rényi accountant takes the multiplier as it is under either relation: halve it here.
-    halved = event.noise_multiplier / units_of(relation)
+    halved = multiplier / units_of(relation)
     unsampled = np.array(orders) / (2 * halved**2)
-    if event.sampling.share == 1 or (relation == "replace-one" and event.sampling.kind == "poisson"):
+    if sampling.share == 1 or (relation == "replace-one" and sampling.kind == "poisson"):
         return unsampled
     accountant = rdp_privacy_accountant.RdpAccountant(orders, RULES[relation])
-    sampled = _as_dp_event(Gaussian(halved, event.sampling))
+    sampled = _as_dp_event(halved, sampling)
     with _absl_silenced():
         accountant.compose(sampled)
     # The curve has no public accessor; this project pins the version it is read from.
     return np.minimum(accountant._rdp, unsampled)
 
 
-def _as_dp_event(event: Gaussian) -> dp_accounting.DpEvent:
-    inner, sampling = dp_accounting.GaussianDpEvent(event.noise_multiplier), event.sampling
+def _as_dp_event(multiplier: float, sampling: Sampling) -> dp_accounting.DpEvent:
+    inner = dp_accounting.GaussianDpEvent(multiplier)
     if sampling.kind == "poisson":
         return dp_accounting.PoissonSampledDpEvent(sampling.probability, inner)
     return dp_accounting.SampledWithoutReplacementDpEvent(sampling.population, sampling.cohort, inner)

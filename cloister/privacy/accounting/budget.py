@@ -14,9 +14,10 @@ from typing import Generic, Protocol, TypeVar
 from cloister.core import check
 from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.privacy.accounting.account import Account, best_epsilon
-from cloister.privacy.accounting.events import Event, Relation, Unaccounted, Unit
+from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.accounting.filters import Filter, FilterKind, LeakageFilter, cost, filter_for, share
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.accounting.vocabulary import Relation, Unit
 
 
 class Store(Protocol):

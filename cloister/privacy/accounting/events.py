@@ -13,64 +13,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.errors import PrivacyError
-
-Relation = Literal["add-or-remove", "replace-one"]
-Unit = Literal["client", "example", "group", "neighbourhood"]
-"""Whose protection a release is about: a client with all it has, one of its examples, all examples of one group of them
-(a patient's), or what a client sends against everything else within a distance (d-privacy)."""
-SamplingKind = Literal["none", "poisson", "without-replacement"]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the units of a release were drawn, as it was really done.
-
-    Attributes:
-        kind: `none`: no claim is made about the draw. `poisson`: each unit by itself with `probability`, in secret.
-            `without-replacement`: `cohort` of a fixed, registered `population`, uniformly and in secret.
-        probability: q of `poisson`.
-        cohort, population: n and N of `without-replacement`.
-    """
-
-    kind: SamplingKind = "none"
-    probability: float = 1.0
-    cohort: int = 0
-    population: int = 0
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(SamplingKind):
-            raise PrivacyError(f"unknown kind of sampling {self.kind!r}; known: {', '.join(get_args(SamplingKind))}")
-        if self.kind == "poisson" and not 0 < self.probability <= 1:
-            raise PrivacyError(f"a Poisson sampling probability must be above 0 and at most 1, got {self.probability}")
-        if self.kind == "without-replacement" and not 0 < self.cohort <= self.population:
-            raise PrivacyError(f"a cohort of {self.cohort} cannot be drawn from a population of {self.population}")
-
-    @property
-    def share(self) -> float:
-        """The share of units that take part in a release on average; 1 where nothing is claimed about the draw."""
-        if self.kind == "without-replacement":
-            return self.cohort / self.population
-        return self.probability if self.kind == "poisson" else 1.0
-
-    def __str__(self) -> str:
-        drawn = {
-            "none": "",
-            "poisson": f", poisson {self.probability:g}",
-            "without-replacement": f", {self.cohort} of {self.population}",
-        }
-        return drawn[self.kind]
-
-
-UNSAMPLED = Sampling()
-
-MIN_MULTIPLIER = 1e-6
-"""The smallest multiplier that is accounted for: below, squares lose their meaning and ε is past every use."""
+from cloister.privacy.accounting.vocabulary import (
+    MIN_MULTIPLIER,
+    UNSAMPLED,
+    Losses,
+    Orders,
+    Relation,
+    Sampling,
+    units_of,
+)
 
 MAX_COUNT = 10**9
 """The most releases that one event stands for."""
@@ -82,9 +39,6 @@ GRID = 128
 """Steps per doubling to which the multipliers of very many sampled releases are rounded down, so that rounds that
 differ a little share their cost: ε comes out a little too large, never too small."""
 
-Orders = tuple[float, ...]
-Losses = Any
-"""A privacy loss distribution of dp-accounting, which has no types."""
 KINDS: dict[str, type["Event"]] = {}
 """Every kind of event by its name in a ledger. A class enters itself when it is made."""
 PRICES = ("multiplier", "renyi", "mu_squared", "has_losses", "losses", "pure", "leakage")
@@ -234,7 +188,7 @@ class Gaussian(Event, kind="gaussian"):
 
         Args: as `Event.renyi`.
         """
-        return accountants().sampled_curve(self, relation, orders)
+        return accountants().sampled_curve(self.noise_multiplier, self.sampling, relation, orders)
 
     def mu_squared(self, relation: Relation) -> float:
         """1/z²; a draw never tells more than a release without one."""
@@ -443,11 +397,6 @@ class Laplace(Unbounded, Event, kind="laplace"):
 
     def __str__(self) -> str:
         return f"laplace, ε = {self.epsilon:.4g} per unit, leakage {self.leakage:.4g} within {self.radius:.4g}"
-
-
-def units_of(relation: Relation) -> int:
-    """How often a unit is added or removed to get to a neighbour: once, or twice to replace it."""
-    return 1 if relation == "add-or-remove" else 2
 
 
 def accountants() -> ModuleType:

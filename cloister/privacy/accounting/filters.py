@@ -18,7 +18,8 @@ from typing import Any, Literal, get_args
 from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.account import FINE, Account
-from cloister.privacy.accounting.events import UNSAMPLED, Event, Gaussian, Relation, Sampling, accountants
+from cloister.privacy.accounting.events import Event, Gaussian, accountants
+from cloister.privacy.accounting.vocabulary import UNSAMPLED, Relation, Sampling
 
 FilterKind = Literal["gaussian", "renyi"]
 ROUNDING = 1e-12

@@ -31,8 +31,9 @@ from cloister.core.errors import LedgerError, PrivacyError
 from cloister.core.files import DAY, sync_folder
 from cloister.privacy.accounting import filters
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.events import Event, Relation, Unit, from_json, to_json
+from cloister.privacy.accounting.events import Event, from_json, to_json
 from cloister.privacy.accounting.filters import Filter, FilterKind
+from cloister.privacy.accounting.vocabulary import Relation, Unit
 
 VERSION = 3
 GENESIS = "0" * 64

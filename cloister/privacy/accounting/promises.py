@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.events import UNSAMPLED, Event, Gaussian, Pure, Repeated, from_json, to_json
+from cloister.privacy.accounting.events import Event, Gaussian, Pure, Repeated, from_json, to_json
+from cloister.privacy.accounting.vocabulary import UNSAMPLED
 
 MAX_EVENTS = 16
 """Releases of one round that a node reads."""

@@ -13,7 +13,8 @@ from scipy import stats
 
 from cloister.core import check
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.events import MIN_MULTIPLIER, Gaussian, Pure, Sampling
+from cloister.privacy.accounting.events import Gaussian, Pure
+from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Sampling
 from cloister.privacy.claims.claim import DpSgdClaim, Figure, OfSize
 from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
 from cloister.privacy.mechanisms.circumstances import Circumstances

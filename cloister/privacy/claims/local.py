@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import get_args
 
 from cloister.privacy.accounting.account import Account, best_epsilon
-from cloister.privacy.accounting.events import Gaussian, Relation, units_of
+from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.leakage import EVERYBODY
+from cloister.privacy.accounting.vocabulary import Relation, units_of
 from cloister.privacy.claims.claim import Figure, LocalClaim
 from cloister.privacy.mechanisms.circumstances import Circumstances
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, LocalMechanism, PublishedLaplace

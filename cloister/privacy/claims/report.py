@@ -9,8 +9,9 @@ from rich.table import Table
 
 from cloister.core import check
 from cloister.privacy.accounting.account import by_accountant
-from cloister.privacy.accounting.events import Relation, Unaccounted, Unit
+from cloister.privacy.accounting.events import Unaccounted
 from cloister.privacy.accounting.ledger import Budget, Ledger
+from cloister.privacy.accounting.vocabulary import Relation, Unit
 from cloister.privacy.claims.server import IF_FIXED
 
 

@@ -7,7 +7,8 @@ from typing import Literal
 
 from cloister.core import check
 from cloister.core.errors import PrivacyError
-from cloister.privacy.accounting.events import Event, Gaussian, Repeated, Sampling, Unaccounted
+from cloister.privacy.accounting.events import Event, Gaussian, Repeated, Unaccounted
+from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
 from cloister.privacy.mechanisms.circumstances import Circumstances
 

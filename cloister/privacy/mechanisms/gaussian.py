@@ -25,8 +25,9 @@ from cloister.core.arrays import Layout
 from cloister.core.capabilities import Capabilities
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError
-from cloister.privacy.accounting.events import MIN_MULTIPLIER, UNSAMPLED, Event, Gaussian, Sampling
+from cloister.privacy.accounting.events import Event, Gaussian
 from cloister.privacy.accounting.filters import minimum_multiplier
+from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, UNSAMPLED, Sampling
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip, capped_weights, clip, clipped_fraction
 from cloister.privacy.mechanisms.mechanism import (
     Contributions,

@@ -28,7 +28,8 @@ from typing import Protocol
 
 from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.privacy.accounting.events import MIN_MULTIPLIER, Event, Gaussian, Laplace, Pure, Unaccounted
+from cloister.privacy.accounting.events import Event, Gaussian, Laplace, Pure, Unaccounted
+from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER
 from cloister.privacy.mechanisms.laplace import deviation, public_step
 from cloister.privacy.mechanisms.local_update import Arrays, Scale, Sent, Tell, factor_for, released
 from cloister.privacy.mechanisms.noise import GaussianNoise, grid_step, refuse_beyond

@@ -14,7 +14,8 @@ from cloister.core.arrays import Layout, Row
 from cloister.core.capabilities import Capabilities
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError
-from cloister.privacy.accounting.events import Event, Sampling
+from cloister.privacy.accounting.events import Event
+from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 Parameter = str | int | float | bool
