@@ -126,7 +126,13 @@ def _finite(replies: list[_Reply], rejected: list[Rejection], layout: Layout, se
     cohort = Cohort.of(layout, sent, tuple(reply.row for reply in replies))
     finite = np.isfinite(cohort.norms)
     for reply in (reply for reply, good in zip(replies, finite, strict=True) if not good):
-        rejected.append(Rejection(reply.message.metadata.src_node_id, "non-finite", "the update holds NaN or Inf"))
+        rejected.append(
+            Rejection(
+                reply.message.metadata.src_node_id,
+                "non-finite",
+                "the update holds NaN or Inf, or is too large to measure",
+            )
+        )
     kept = [reply for reply, good in zip(replies, finite, strict=True) if good]
     return Screening(
         cohort if finite.all() else cohort.take(np.flatnonzero(finite)),

@@ -148,8 +148,16 @@ def _tells_no_more_than_claimed(mechanism: Mechanism, axis: NDArray, models: lis
 
 def _evidence(mechanism: Mechanism, released: Released, axis: NDArray) -> tuple[float, ...]:
     following = released.following or mechanism
-    told = (released.noise_std, released.released_distance or 0.0, following.clipping_norm)
-    return (float(_flat(mechanism, released) @ axis), *told)
+    told = (
+        released.noise_std,
+        released.sensitivity,
+        released.noise_multiplier,
+        released.clipping_norm,
+        released.released_distance,
+        following.clipping_norm,
+        *(value for value in following.parameters().values() if not isinstance(value, str)),
+    )
+    return (float(_flat(mechanism, released) @ axis), *(float(value or 0.0) for value in told))
 
 
 def _released(mechanism: Mechanism, models: Sequence[Model], heavy: bool = False) -> Released:

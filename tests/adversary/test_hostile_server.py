@@ -261,9 +261,9 @@ BROKEN = {
 }
 
 
-def find():
+def find(examples=60):
     """Until the first failure, which need not be made small."""
-    run(examples=60, steps=12, phases=(Phase.generate,))
+    run(examples=examples, steps=12, phases=(Phase.generate,))
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -273,10 +273,11 @@ def test_the_machine_finds(name, monkeypatch):
         find()
 
 
+@pytest.mark.slow
 def test_the_machine_finds_errors_that_depend_on_data(monkeypatch):
     monkeypatch.setattr("cloister.client.handlers._contained", lambda work, _: work())
     with pytest.raises(AssertionError, match="past the noise"):
-        find()
+        find(examples=500)
 
 
 def test_the_machine_finds_charges_that_follow_the_data(monkeypatch):

@@ -162,6 +162,7 @@ class TestSoundModes:
         kind = STRATEGIES.load(name)
         assert keeps(global_dp(lambda: everybody(kind)), least=0.1, runs=600)
 
+    @pytest.mark.slow
     def test_when_most_others_drop_out(self):
         broken = model(np.nan, 0, 0, 0)
         assert keeps(global_dp(), least=0.2, models=[MODELS[0], broken, broken])
@@ -174,6 +175,7 @@ class TestSoundModes:
         assert make(GaussianNoise(), None).is_accounted
         assert keeps(make, least=0.3, models=[MODELS[0], MODELS[0], MODELS[0], SENT, SENT], counts=[1.0] * 5)
 
+    @pytest.mark.slow
     def test_capped_weights_whatever_the_count(self):
         assert keeps(global_dp(examples_cap=10), least=0.2, counts=[1e9, 1.0, 30.0])
 
@@ -183,6 +185,7 @@ class TestSoundModes:
         assert claimed(make) < 0.8 * claimed(global_dp(z=0.3))
         assert keeps(make, least=0.2, runs=2 * RUNS)
 
+    @pytest.mark.slow
     def test_an_adaptive_clip_whose_next_bound_is_known_too(self):
         assert keeps(adapting(), least=0.2, models=NEAR, score=next_bound_too)
 
@@ -313,6 +316,7 @@ class TestBrokenOnes:
         monkeypatch.setattr(gaussian, "clip", lambda cohort, bound: replace(cohort, l2_bound=bound))
         assert caught(broken(), self.claim)
 
+    @pytest.mark.slow
     def test_a_clip_array_by_array(self, monkeypatch):
         """Four arrays of norm C are 2C together."""
         right = gaussian.clip
@@ -332,6 +336,7 @@ class TestBrokenOnes:
         monkeypatch.setattr(gaussian, "noisy_mean", lambda cohort, z, size, noise: right(cohort, z / size, size, noise))
         assert caught(broken(), self.claim)
 
+    @pytest.mark.slow
     def test_a_median_noised_as_if_it_were_a_mean(self, monkeypatch):
         right = gaussian.noisy_trimmed_mean
         as_mean = lambda cohort, z, asked, trimmed, noise: right(cohort, z / asked, asked, trimmed, noise)  # noqa: E731
@@ -339,6 +344,7 @@ class TestBrokenOnes:
         make = broken(inner=lambda: everybody(FedMedian), placement="rule")
         assert caught(make, self.claim, models=[*[MODELS[0]] * 3, SENT, SENT], counts=[1.0] * 5)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("inner", [FedAdam, FedMedian])
     def test_noise_after_what_is_no_mean(self, inner):
         """Our own placement `model`, which claims nothing around them, and rightly so."""
@@ -362,6 +368,7 @@ class TestBrokenOnes:
         assert not caught(drawn(0.2, Z), claimed(drawn(0.2, Z)), runs=RUNS)
         assert caught(drawn(1.0, Z), claimed(drawn(0.2, Z)), runs=RUNS)
 
+    @pytest.mark.slow
     def test_bits_without_noise(self):
         class Bare(AdaptiveClip):
             def followed(self, cohort, size, noise):

@@ -140,7 +140,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def parameters(self) -> dict[str, Parameter]:
-        """Everything that the claim depends on, by configuration key."""
+        """Everything that the claim depends on, by configuration key, or by the name of its option."""
 
     def caveats(self) -> tuple[str, ...]:
         """Why the claim is not sound; empty if it is."""

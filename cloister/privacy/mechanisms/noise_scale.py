@@ -198,8 +198,10 @@ class DistanceScaled(Constant):
             bounded: the cohort that it is of.
             noise: where the noise comes from.
         """
-        std = self.distance_multiplier * self._limit(bounded.l2_bound, bounded.layout)
-        ((noisy,),) = noised((np.array([distance]),), std, noise)
+        limit = self._limit(bounded.l2_bound, bounded.layout)
+        # The limit is the sensitivity: a distance of another package that passes its own is held to it.
+        held = min(max(distance, 0.0), limit)
+        ((noisy,),) = noised((np.array([held]),), self.distance_multiplier * limit, noise)
         return float(noisy)
 
     @property
