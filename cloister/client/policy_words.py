@@ -59,7 +59,7 @@ def _limits(policy: Policy) -> list[str]:
 
 
 RANGES = {
-    "privacy.radius of laplace, where it is above 0": ("min_radius", "max_radius"),
+    "privacy.radius of laplace": ("min_radius", "max_radius"),
     "privacy.client-clipping-norm": ("min_client_clipping_norm", "max_client_clipping_norm"),
     "client.learning-rate": ("", "max_learning_rate"),
     "client.batch-size": ("min_batch_size", "max_batch_size"),
@@ -82,6 +82,11 @@ def _learnable(policy: Policy) -> list[str]:
     if policy.believed or not policy.mechanisms:
         lines.append(
             "! the server sees the site's trained model as it is, in every round of a run whose noise the server adds"
+        )
+    if "laplace" in policy.mechanisms and not policy.min_radius:
+        lines.append(
+            "! noise of laplace without a radius follows from how far training moved the model, which is data: "
+            "set min-radius"
         )
     if "dp-sgd" in policy.mechanisms and not policy.group:
         lines.append(

@@ -151,7 +151,7 @@ class TestMechanisms:
             (0.0, {}, ""),
             (1e-9, {}, "0, as this node has no min-radius"),
             (9.0, {"max_radius": 10.0}, "0, as this node has no min-radius"),
-            (0.0, {"min_radius": 0.5}, ""),
+            (0.0, {"min_radius": 0.5}, "at least 0.5"),
             (0.5, {"min_radius": 0.5}, ""),
             (0.4, {"min_radius": 0.5}, "at least 0.5"),
             (2.0, {"min_radius": 0.5, "max_radius": 2.0}, ""),
@@ -188,8 +188,8 @@ BOUNDS = [
     (OPEN, "task.test-fraction", {"max_test_fraction": 0.25}, 0.25, 0.26, ""),
     (CHOICE, "privacy.clusters", {"max_hypotheses": 2}, 2, 3, ""),
     (CHOICE, "privacy.choice-epsilon", {"max_choice_epsilon": 0.5}, 0.5, 0.6, ""),
-    (DP_SGD, "client.local-epochs", {"max_steps": 8, "public_size": 40}, 2, 3, "steps of training"),
-    (OPEN, "client.local-epochs", {"max_steps": 8, "public_size": 40}, 2, 3, "steps of training"),
+    (DP_SGD, "client.local-epochs", {"max_steps": 72, "public_size": 40}, 2, 3, "steps of training"),
+    (OPEN, "client.local-epochs", {"max_steps": 72, "public_size": 40}, 2, 3, "steps of training"),
 ]
 
 
@@ -198,7 +198,7 @@ class TestLimits:
     def test_a_number_at_its_limit_and_past_it(self, tmp_path, settings, key, rule, within, outside, called):
         ask(tmp_path, settings | {key: within}, **(ANY | rule))
         name, limit = next(iter(rule.items()))
-        side, found = "least" if name.startswith("min") else "most", 12 if called else outside
+        side, found = "least" if name.startswith("min") else "most", 108 if called else outside
         text = refused("demanded: ", tmp_path, settings | {key: outside}, **(ANY | rule))
         assert text == f"{REFUSED}{called or key} = {found:g}, demanded: at {side} {limit:g}"
 

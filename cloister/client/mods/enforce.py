@@ -115,7 +115,7 @@ def _about_plan(policy: Policy, request: TrainRequest, context: Context) -> Iter
 def _size(request: TrainRequest, context: Context) -> int:
     """How many examples steps are counted from; 0: a node with data of its own does not state it."""
     node = context.node_config
-    if DATA_PATH in node or public_size_of(node):
+    if DATA_PATH in node:
         return public_size_of(node)
     # What a simulation deals is as public as the partition.
     return max(1, len(local_data(request.config.task, node, request.seed, tolerant=True).train))
@@ -173,7 +173,8 @@ def _laplace_noise(policy: Policy, config: RunConfig) -> str:
     """Why this Laplace noise is too little.
 
     The noise grows with the radius, and what is counted as leaked does not. With `per-layer` every array has the radius
-    by itself, and noise of that size. A radius of 0 is how far training moved the model, which no run chooses.
+    by itself, and noise of that size. A radius of 0 is how far training moved the model: a server that sends a model
+    which one row moves and others do not would see which it is, so that a site with a minimum takes part in none.
     """
     found, radius = config.privacy.client.noise_multiplier, config.privacy.client.bound
     if not found:
@@ -182,7 +183,7 @@ def _laplace_noise(policy: Policy, config: RunConfig) -> str:
         _outside("privacy.client-noise-multiplier", found, policy.min_laplace_noise_multiplier, 0), ""
     ):
         return too_little
-    if radius == 0:
+    if radius == 0 and not policy.min_radius:
         return ""
     if not policy.min_radius:
         return f"privacy.radius = {radius:g}, demanded: 0, as this node has no min-radius"

@@ -194,7 +194,8 @@ def sampled_curve(
     with _absl_silenced():
         accountant.compose(sampled)
     # The curve has no public accessor; this project pins the version it is read from.
-    return np.minimum(accountant._rdp, unsampled)
+    # Where a divergence is next to nothing its sum of terms can come out below 0.
+    return np.maximum(np.minimum(accountant._rdp, unsampled), 0.0)
 
 
 def _as_dp_event(multiplier: float, sampling: Sampling) -> dp_accounting.DpEvent:
