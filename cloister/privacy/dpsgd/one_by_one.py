@@ -28,7 +28,7 @@ def noisy_sum(
         gradients: one for each unit of the batch, possibly none; called once, it gives that unit's gradient. A unit is
             an example, or a group of them with the mean of its examples' gradients.
         like: flat arrays of the shapes of a gradient.
-        clipping_norm: S, at least `rounding.MINIMUM_CLIPPING_NORM`.
+        clipping_norm: S, from `rounding.MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`.
         noise_multiplier: σ ≥ 0.
         noise: where normal numbers come from.
 

@@ -39,6 +39,8 @@ MAX_POSITIONS = 2**14
 SLACK = 2.0**-16
 MINIMUM_CLIPPING_NORM = 1e-12
 """Far above what underflow can do to a float32, and far below any gradient that is worth training on."""
+MAXIMUM_CLIPPING_NORM = 1e30
+"""10⁸ contributions of this length fit into a float32 together: no noise would cover a sum that is infinite."""
 SMALLEST_FACTOR = 2.0**-126
 """A smaller clip factor would lose bits as a float32; it counts as 0."""
 MAXIMUM_OVERSTATEMENT = 1 / 8
@@ -86,12 +88,14 @@ class Batching:
 
 
 def check_clipping_norm(clipping_norm: float) -> None:
-    """Refuse a bound S on which underflow would have a say.
+    """Refuse a bound S on which underflow or overflow would have a say.
 
     Raises:
-        ConfigError: S is not a finite number of at least `MINIMUM_CLIPPING_NORM`.
+        ConfigError: S is not a number from `MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`.
     """
     check.positive(clipping_norm=clipping_norm)
+    if clipping_norm > MAXIMUM_CLIPPING_NORM:
+        raise ConfigError(f"clipping_norm must be <= {MAXIMUM_CLIPPING_NORM:g}, got {clipping_norm:g}")
     if clipping_norm < MINIMUM_CLIPPING_NORM:
         raise ConfigError(f"clipping_norm must be >= {MINIMUM_CLIPPING_NORM:g}, got {clipping_norm:g}")
 

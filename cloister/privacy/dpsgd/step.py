@@ -46,7 +46,8 @@ class DpSgd:
         model: built, of one input and one output; its state other than weights must not come from data.
         batching: B, the size of a batch, and how it is cut into computations.
         noise_multiplier: σ ≥ 0.
-        clipping_norm: S ≥ `rounding.MINIMUM_CLIPPING_NORM`, unless a step is given another.
+        clipping_norm: S, from `rounding.MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`; a step may be given
+            another.
         optimizer: any Keras optimizer; it sees the noised mean alone, so what it does is post-processing.
         loss: (labels, outputs) -> (batch,), each of its own example alone.
         noise: where normal numbers come from; the operating system by default.

@@ -130,6 +130,15 @@ def test_an_example_without_a_gradient_at_the_smallest_bound():
     assert all(np.isfinite(total).all() for total in found.sums) and found.non_finite == 0
 
 
+@pytest.mark.parametrize("bound", [1.01e30, 1e38, 1e39])
+def test_a_bound_at_which_a_sum_could_overflow_is_refused(bound):
+    """Two contributions of 2·10³⁸ are finite, and their sum is not: it would leave without noise."""
+    with pytest.raises(ConfigError, match=r"clipping_norm must be <= 1e\+30"):
+        rounding.check_clipping_norm(bound)
+    rounding.check_clipping_norm(rounding.MAXIMUM_CLIPPING_NORM)
+    assert np.isfinite(np.float32(1e8 * rounding.MAXIMUM_CLIPPING_NORM))
+
+
 class TestTheBound:
     @pytest.mark.parametrize("batch_size", [1, 8, 100, 600, 5000, 50_000])
     def test_holds_for_batches_of_any_size(self, batch_size):
