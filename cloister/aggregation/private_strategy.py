@@ -128,10 +128,12 @@ class PrivateStrategy(Decorator):
         """
         if following is None:
             return
-        before, draws = self.events(layout), self.mechanism.needs_public_cohort
-        self.mechanism = following
-        if self.events(layout) != before or following.needs_public_cohort != draws:
+        other = copy(self)  # the claim of a run that ends here is still that of the mechanism it began with
+        other.mechanism = following
+        draws = following.needs_public_cohort, self.mechanism.needs_public_cohort
+        if other.events(layout) != self.events(layout) or draws[0] != draws[1]:
             raise PrivacyError(f"mechanism {following.name!r} changed what a round costs")
+        self.mechanism = following
 
     def _aggregated(self, server_round: int, layout: Layout, released: Released) -> Aggregated:
         """What the wrapped strategy makes of the release, noised where the mechanism leaves that to the end."""

@@ -66,8 +66,10 @@ def test_one_that_claims_that_rounds_cost_nothing_is_refused(tmp_path):
 def test_one_that_changes_its_price_ends_the_run(tmp_path, later):
     """What a run costs at worst is said before it begins, and counted from its last mechanism when it ends early."""
     budget = budget_in(tmp_path)
+    made = strategy(budget=budget, later=later)
     with pytest.raises(PrivacyError, match="changed what a round costs"):
-        played(strategy(budget=budget, later=later))
+        played(made)
+    assert made.events(LAYOUT) == (Gaussian(1.0),), "what is claimed of the run must not follow the change"
     assert [entry.event for entry in budget.ledger.entries] == [Gaussian(1.0)]
 
 
