@@ -41,6 +41,8 @@ RANDOM_BY_EXAMPLE = (
     keras.layers.GaussianNoise,
 )
 """Layers that draw random numbers and do nothing with them across examples; no subclass of them."""
+MOVED = 0.05
+"""Standard deviation at most by which weights are moved before the trial."""
 NO_SQUARE = 1e-20
 """A squared norm that is none beside those of made-up examples, which are about 1."""
 
@@ -277,12 +279,16 @@ class _Trial:
 def moved(variable: Variable, seed: int) -> Tensor:
     """The variable's value, a little off at random: nothing is zero by initialisation any more.
 
+    A kernel of many inputs moves by less, so that its outputs stay about as large as they were. The gradient of a
+    saturated output is a difference of two nearly equal numbers, and no two ways to compute it agree.
+
     Args:
         variable: of a model.
         seed: of the chance.
     """
+    inputs = int(np.prod(variable.shape[:-1]))
     noise = np.random.default_rng(seed).standard_normal(variable.shape, np.float32)
-    return variable.value + tf.cast(0.05 * noise, variable.dtype)
+    return variable.value + tf.cast(min(MOVED, inputs**-0.5) * noise, variable.dtype)
 
 
 def _filled(gradients: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:

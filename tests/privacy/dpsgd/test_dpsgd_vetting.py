@@ -7,6 +7,7 @@ import tensorflow as tf
 from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, functional, head, norm, perturbed, relative_error
 
 from cloister.core.errors import ConfigError, UnsupportedModel
+from cloister.privacy.dpsgd.checks import moved
 
 layers = keras.layers
 
@@ -368,3 +369,10 @@ def test_a_model_that_is_certain_of_a_made_up_example_is_no_reason_to_refuse_it(
     model.set_weights([np.zeros((6, 3), np.float32), np.array([200, 0, -200], np.float32)])
     probe = (np.ones((3, 6), np.float32), np.array([0, 1, 2]))
     assert dp_sgd(model, probe=probe).method == "layers"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_trial_does_not_saturate_a_layer_of_many_inputs(seed):
+    """Weights that move by the same amount in every layer add up to outputs at which no gradient can be compared."""
+    kernel = keras.Variable(np.zeros((100_000, 4), np.float32))
+    assert 0 < np.abs(np.ones(100_000) @ np.asarray(moved(kernel, seed))).max() < 5
