@@ -15,7 +15,8 @@ from cloister.config.run import parse
 from cloister.core.errors import ConfigError, DataError
 from cloister.core.files import atomic_path
 from cloister.tasks import TASKS
-from cloister.tasks.base import Examples, Model, Task
+from cloister.tasks.base import Examples, Model, Task, are_targets, expected_targets
+from cloister.tasks.labels import classes_of
 
 LABELS = ("y", "label")
 """What the last column of a CSV file is called if it holds labels."""
@@ -178,34 +179,35 @@ def _checked(task: Task, x: NDArray, y: NDArray | None, data: Path) -> Scored:
 
 
 def _archive(task: Task, data: Path) -> Scored:
-    expected = DataError(f"{data} must be an .npz file with an array x (numbers), and may hold y ({task.targets})")
+    expected = expected_targets(task.classes, task.class_names)
+    refused = DataError(f"{data} must be an .npz file with an array x (numbers), and may hold y ({expected})")
     try:
         with np.load(data, allow_pickle=False) as archive:
             x, y = archive["x"], archive.get("y")
     except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile):
-        raise expected from None
-    if x.dtype.kind not in "fiu" or (
-        y is not None and (y.ndim != 1 or y.dtype.kind not in ("iu" if task.classes else "fiu"))
-    ):
-        raise expected
-    return _checked(task, x, y, data)
+        raise refused from None
+    if x.dtype.kind not in "fiu" or (y is not None and not are_targets(y, task.classes, task.class_names)):
+        raise refused
+    return _checked(
+        task, x, classes_of(y, task.classes, task.class_names) if y is not None and task.classes else y, data
+    )
 
 
 def _table(task: Task, data: Path) -> Scored:
     frame = _frame(data)
-    labelled = str(frame.columns[-1]).strip().lower() in LABELS
-    numbers = frame.to_numpy()
-    x, y = (numbers[:, :-1], numbers[:, -1]) if labelled else (numbers, None)
+    last = str(frame.columns[-1]) if str(frame.columns[-1]).strip().lower() in LABELS else None
+    y: NDArray | None = None
+    if last is not None and task.classes:
+        # By name or by number: a column of numbers with a fraction is none of either.
+        y = classes_of(frame.pop(last).to_numpy().astype(np.str_), task.classes, task.class_names)
+    numbers = _numbers(frame, data)
+    x, y = (numbers[:, :-1], numbers[:, -1]) if last is not None and y is None else (numbers, y)
     features = int(np.prod(task.input_shape))
     if x.shape[1] != features:
         raise DataError(
             f"{data} must have {features} columns in the task's order, and may have a last one called y or label; "
             f"found {x.shape[1]}"
         )
-    if y is not None and task.classes:
-        if (y != np.rint(y)).any():
-            raise DataError(f"{data}: column {frame.columns[-1]} must hold whole numbers, the classes")
-        y = y.astype(np.int64)
     return _checked(task, x.reshape(len(x), *task.input_shape), y, data)
 
 
@@ -213,15 +215,23 @@ def _frame(data: Path) -> Any:
     import pandas
 
     try:
-        frame = pandas.read_csv(data).astype(np.float64)
-    except (ValueError, TypeError, OSError):
-        # Not chained: pandas quotes the cells it cannot read.
+        frame = pandas.read_csv(data)
+    except (ValueError, OSError):
+        # Not chained, here and below: pandas quotes the cells it cannot read.
         raise DataError(f"{data} must be a CSV file with a header, and numbers below it") from None
     if frame.empty:
         raise DataError(f"{data} has no rows below its header")
-    if frame.isna().to_numpy().any():
-        raise DataError(f"{data} has empty cells; every cell needs a number")
     return frame
+
+
+def _numbers(frame: Any, data: Path) -> NDArray[np.float64]:
+    try:
+        numbers: NDArray[np.float64] = frame.to_numpy(dtype=np.float64)
+    except (ValueError, TypeError):
+        raise DataError(f"{data} must be a CSV file with a header, and numbers below it") from None
+    if np.isnan(numbers).any():
+        raise DataError(f"{data} has empty cells; every cell needs a number")
+    return numbers
 
 
 def _images(task: Task, folder: Path) -> Scored:

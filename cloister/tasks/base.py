@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cloister.config.run import ClientConfig, TaskConfig
 from cloister.core.errors import ConfigError, DataError
+from cloister.tasks.labels import classes_of, described
 
 NamedArrays = Mapping[str, NDArray]
 Loss = Literal["cross-entropy", "squared-error"]
@@ -119,7 +120,8 @@ class Task(ABC):
         recipe: training defaults.
         partition: how the training examples are dealt out when `task.partition` is `auto`.
         classes: number of classes; 0 for a regression.
-        targets: what y holds in a file of a node's own.
+        class_names: what the classes are called, in the order of their numbers: a file may hold these names, or one-hot
+            rows in this order, in place of numbers. Empty: labels are numbers from 0.
         input_shape: of one example, as the model takes it.
         models: the names `task.model` may take, the default first.
         rotates: whether `task.rotated-fraction` means anything to it.
@@ -131,7 +133,7 @@ class Task(ABC):
     recipe: ClassVar[Recipe]
     partition: ClassVar[str] = "iid"
     classes: ClassVar[int]
-    targets: ClassVar[Literal["integer labels", "numbers"]] = "integer labels"
+    class_names: ClassVar[tuple[str, ...]] = ()
     input_shape: ClassVar[tuple[int, ...]]
     models: ClassVar[tuple[str, ...]]
     rotates: ClassVar[bool] = False
@@ -173,7 +175,7 @@ class Task(ABC):
         Raises:
             DataError: the file is absent or is no such file.
         """
-        return read_npz(path, self.targets, self.config.group)
+        return read_npz(path, self.classes, self.class_names, self.config.group)
 
     def refuse_groups(self, path: Path) -> None:
         """Refuse `task.group` for a table, which has no column for it.
@@ -225,7 +227,7 @@ class Task(ABC):
             DataError: a label is no class.
         """
         if len(y) and not (y.min() >= 0 and y.max() < self.classes):
-            raise DataError(f"data-path: {path} must hold labels from 0 to {self.classes - 1}")
+            raise DataError(f"data-path: {path} must hold labels {described(self.classes, self.class_names)}")
         return y.astype(np.int64)
 
     def strata(self, y: NDArray) -> NDArray:
@@ -259,7 +261,6 @@ class Regression(Task):
     """A task whose targets are numbers: no classes, squared error for a loss, and the RMSE for a figure of merit."""
 
     classes = 0
-    targets = "numbers"
 
     def usable_targets(self, y: NDArray) -> NDArray[np.bool_]:
         """Which targets are finite as float32, shape (n,)."""
@@ -330,21 +331,21 @@ def cross_entropies(y: NDArray, scores: NDArray) -> NDArray:
     return -np.log(np.maximum(chosen, 1e-7))
 
 
-def read_npz(path: Path, targets: Literal["integer labels", "numbers"] = "integer labels", group: str = "") -> Examples:
+def read_npz(path: Path, classes: int, names: tuple[str, ...] = (), group: str = "") -> Examples:
     """Read `x` and `y` from an `.npz` file, without pickles; and whose each row is, if `group` names that array.
 
     Args:
         path: of the file.
-        targets: what y has to hold.
+        classes: how many there are; 0: y holds numbers.
+        names: of the classes; empty: y holds whole numbers (see `classes_of`).
         group: name of an array of whole numbers or text, shape (n,); empty: none.
 
     Raises:
         DataError: the file is absent or holds no such arrays. What is in it is not quoted.
     """
-    expected = f"an .npz file with arrays x (numbers) and y ({targets})"
+    expected = f"an .npz file with arrays x (numbers) and y ({expected_targets(classes, names)})"
     if group:
         expected += f" and {group} (whole numbers or text, one a row)"
-    kinds = "iu" if targets == "integer labels" else "fiu"
     if not path.is_file():
         raise DataError(f"data-path: no file at {path}; expected {expected}")
     try:
@@ -352,8 +353,33 @@ def read_npz(path: Path, targets: Literal["integer labels", "numbers"] = "intege
             x, y, groups = archive["x"], archive["y"], archive[group] if group else None
     except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile):
         raise DataError(f"data-path: {path} must be {expected}") from None
-    if x.dtype.kind not in "fiu" or y.dtype.kind not in kinds or y.ndim != 1:
+    if x.dtype.kind not in "fiu" or not are_targets(y, classes, names):
         raise DataError(f"data-path: {path} must be {expected}; found x of {x.dtype} and y of {y.dtype} {y.shape}")
-    if groups is not None and (groups.dtype.kind not in "iuU" or groups.shape != y.shape):
+    if groups is not None and (groups.dtype.kind not in "iuU" or groups.shape != y.shape[:1]):
         raise DataError(f"data-path: {path} must be {expected}; found {group} of {groups.dtype} {groups.shape}")
-    return Examples(x, y, groups)
+    return Examples(x, classes_of(y, classes, names) if classes else y, groups)
+
+
+def expected_targets(classes: int, names: tuple[str, ...]) -> str:
+    """What a file may hold as targets, in words.
+
+    Args:
+        classes, names: as in `read_npz`.
+    """
+    if not classes:
+        return "numbers"
+    return "integer labels, class names or one-hot rows" if names else "integer labels"
+
+
+def are_targets(y: NDArray, classes: int, names: tuple[str, ...]) -> bool:
+    """Whether an array can hold targets, by its shape and kind.
+
+    Args:
+        y: as a file holds it.
+        classes, names: as in `read_npz`.
+    """
+    if not classes:
+        return y.ndim == 1 and y.dtype.kind in "fiu"
+    if names and (y.ndim == 2 or y.dtype.kind in "US"):
+        return y.ndim == 1 or (y.shape[1] == classes and y.dtype.kind in "biuf")
+    return y.ndim == 1 and y.dtype.kind in "iu"

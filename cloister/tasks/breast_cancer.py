@@ -1,18 +1,14 @@
 """Breast cancer in Wisconsin: 569 tumours measured under the microscope, shipped with scikit-learn."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.errors import DataError
 from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
 from cloister.tasks.partition import holdout
 from cloister.tasks.scores import binary_auc
-
-if TYPE_CHECKING:
-    import pandas
+from cloister.tasks.tables import Table
 
 SPLIT_SEED = 0
 """Fixed here, not configured: every run of every strategy is scored on the same tumours."""
@@ -54,11 +50,16 @@ RANGES = {
 """Smallest and largest value of each feature, in the order of x."""
 
 
+NAMES = ("malignant", "benign")
+TABLE = Table(RANGES, "target", len(NAMES), NAMES)
+
+
 class BreastCancer(Task):
     """Malignant (0) or benign (1); x is float32 of shape (n, 30), each feature from about 0 to about 1."""
 
     recipe = Recipe(local_epochs=5, batch_size=16, learning_rate=0.5)
-    classes = 2
+    classes = len(NAMES)
+    class_names = NAMES
     input_shape = (len(RANGES),)
     models = ("softmax",)
     public = True
@@ -68,7 +69,7 @@ class BreastCancer(Task):
         from sklearn.datasets import load_breast_cancer
 
         features, labels = load_breast_cancer(return_X_y=True)
-        examples = Examples(_scale(features), labels.astype(np.int64))
+        examples = Examples(TABLE.scaled(features), labels.astype(np.int64))
         train, test = holdout(examples.y, 0.2, np.random.default_rng(SPLIT_SEED))
         return Dataset(examples.take(train), examples.take(test))
 
@@ -83,7 +84,18 @@ class BreastCancer(Task):
         if path.suffix.lower() != ".csv":
             return super().rows(path)
         self.refuse_groups(path)
-        return _read_csv(path)
+        return TABLE.rows(path)
+
+    def read(self, path: Path) -> Examples:
+        """The same, of a file without a fault.
+
+        Raises:
+            DataError: the file is absent or is not what the task reads.
+        """
+        if path.suffix.lower() != ".csv":
+            return super().read(path)
+        self.refuse_groups(path)
+        return self.checked(TABLE.read(path), path)
 
     def build(self) -> Model:
         """Softmax regression."""
@@ -99,44 +111,3 @@ class BreastCancer(Task):
             scores: what the model predicts, class probabilities, shape (n, 2).
         """
         return super().metrics(y, scores) | binary_auc(y, scores)
-
-
-def _scale(features: NDArray) -> NDArray[np.float32]:
-    low, high = np.array(list(RANGES.values())).T
-    return ((features - low) / (high - low)).astype(np.float32)
-
-
-def _read_csv(path: Path) -> Examples:
-    if not path.is_file():
-        raise DataError(f"data-path: no file at {path}; expected a .csv file with 30 features and target")
-    import pandas
-
-    try:
-        frame = pandas.read_csv(path)
-    except (ValueError, OSError):
-        # Not chained, here and below: pandas quotes the cells it cannot read, which are a patient's.
-        raise DataError(f"data-path: {path} must be a .csv file with a header") from None
-    return _examples(frame, path)
-
-
-def _examples(frame: "pandas.DataFrame", path: Path) -> Examples:
-    missing = [name for name in (*RANGES, "target") if name not in frame]
-    if missing:
-        raise DataError(f"data-path: {path} lacks the columns {', '.join(missing)}")
-    if frame.empty:
-        raise DataError(f"data-path: {path} has no rows below its header")
-    labels = _numbers(frame, "target", path)
-    if not np.isin(labels, (0, 1)).all():
-        raise DataError(f"data-path: {path}: column target must hold 0 (malignant) or 1 (benign) only")
-    features = np.stack([_numbers(frame, name, path) for name in RANGES], axis=1)
-    return Examples(_scale(features), labels.astype(np.int64))
-
-
-def _numbers(frame: "pandas.DataFrame", name: str, path: Path) -> NDArray[np.float64]:
-    try:
-        values: NDArray[np.float64] = frame[name].to_numpy(dtype=np.float64)
-    except ValueError:
-        raise DataError(f"data-path: {path}: column {name} must hold numbers only") from None
-    if not np.isfinite(values).all():
-        raise DataError(f"data-path: {path}: column {name} has empty or infinite cells; every cell needs a number")
-    return values

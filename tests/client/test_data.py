@@ -146,3 +146,43 @@ class TestTolerance:
         one, other = read(path).train, read(path, tolerant=True).train
         np.testing.assert_array_equal(one.x, other.x)
         assert one.x.dtype == other.x.dtype == np.float32 and one.y.dtype == other.y.dtype == np.int64
+
+
+class TestTables:
+    """A faulty line of a table is one that is not there: it changes nothing of the others, nor whether they count."""
+
+    PATIENT = "63,1,4,140,260,0,1,112,1,3,2,?,?,{}"
+
+    def tables(self, name):
+        """A header, good lines, and a file's ending."""
+        if name == "heart-disease":
+            return [], [self.PATIENT.format(number % 2) for number in range(8)], ".data"
+        from cloister.tasks.breast_cancer import RANGES
+
+        rng = np.random.default_rng(0)
+        lines = [",".join([*(f"{rng.uniform(*ends):.3f}" for ends in RANGES.values()), str(i % 2)]) for i in range(8)]
+        return [",".join([*RANGES, "target"])], lines, ".csv"
+
+    def found(self, tmp_path, name, lines, ending):
+        path = tmp_path / f"own{len(list(tmp_path.iterdir()))}{ending}"
+        path.write_bytes(b"".join(line.encode("latin-1") + b"\n" for line in lines))
+        return read(path, TaskConfig(name=name, test_fraction=0.0), tolerant=True).train
+
+    @pytest.mark.parametrize("place", [0, 4, 8])
+    @pytest.mark.parametrize(
+        "fault",
+        ["", "1,2", "{},9", "9,{}", "x{}", "\xff{}", "\x00", "{}x", "nan,{}", "1e999,{}", "{}7", "secret"],
+    )
+    @pytest.mark.parametrize("name", ["heart-disease", "breast-cancer"])
+    def test_a_faulty_line_changes_no_other(self, tmp_path, name, fault, place):
+        header, lines, ending = self.tables(name)
+        good = self.found(tmp_path, name, [*header, *lines], ending)
+        faulty = [*lines[:place], fault.format(lines[0]), *lines[place:]]
+        found = self.found(tmp_path, name, [*header, *faulty], ending)
+        assert len(good) == 8
+        assert found.x.tobytes() == good.x.tobytes() and found.y.tobytes() == good.y.tobytes()
+
+    def test_an_absent_file(self, tmp_path):
+        for name, ending in (("heart-disease", ".data"), ("breast-cancer", ".csv")):
+            with pytest.raises(DataError, match="no file at"):
+                read(tmp_path / f"none{ending}", TaskConfig(name=name), tolerant=True)

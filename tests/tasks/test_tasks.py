@@ -140,7 +140,7 @@ def test_a_csv_file_gives_the_task_s_units_whatever_the_order_of_its_columns(tum
     path = tmp_path / "own.csv"
     tumours[tumours.columns[::-1]].assign(id=1).to_csv(path, index=False)
     examples = task("breast-cancer").read(path)
-    expected = breast_cancer._scale(tumours.drop(columns="target").to_numpy())
+    expected = breast_cancer.TABLE.scaled(tumours.drop(columns="target").to_numpy())
     np.testing.assert_allclose(examples.x, expected, rtol=1e-6)
     assert examples.y.tolist() == tumours.target.tolist()
 

@@ -1,0 +1,79 @@
+"""Labels as sites write them, as the class numbers that models are trained on."""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+NO_CLASS = -1
+"""What a label becomes that is none of the task's; `Task.usable` leaves such a row out, `Task.checked` refuses it."""
+
+TOO_LARGE = 10**9
+WHOLE = re.compile(r"(\d{1,9})(?:\.0*)?")
+"""A whole number below `TOO_LARGE`, also as spreadsheets write it."""
+
+
+def classes_of(labels: NDArray, classes: int, names: tuple[str, ...]) -> NDArray[np.int64]:
+    """Map labels to class numbers by what the task says, never by what one file happens to hold.
+
+    Each site has a part of the classes only. A mapping that followed its own data would give the same number another
+    meaning at every site, and would tell which classes a site has.
+
+    | labels | become |
+    |---|---|
+    | text that is one of `names`, shape (n,) | its place in `names` |
+    | whole numbers, as numbers or as text, where all names are whole numbers, such as ("1", "2", "3") | the same |
+    | other whole numbers, as numbers or as text, shape (n,) | themselves |
+    | one-hot rows, shape (n, classes), where there are names | the column of the 1 |
+    | anything else | `NO_CLASS` |
+
+    Args:
+        labels: n of them, each mapped by itself.
+        classes: how many there are.
+        names: of the classes, in the order of their numbers; empty: the task states none.
+
+    Returns:
+        Shape (n,).
+    """
+    if labels.ndim == 2:
+        return _of_rows(labels, classes) if names else np.full(len(labels), NO_CLASS, np.int64)
+    numbered = bool(names) and all(name.isdecimal() for name in names)
+    if labels.dtype.kind in "iu" and not numbered:
+        return np.where(labels < TOO_LARGE, labels, NO_CLASS).astype(np.int64)
+    places = {name: number for number, name in enumerate(names)}
+    text = np.char.strip(labels.astype(np.str_)).tolist()
+    return np.array([_of_text(label, places, numbered) for label in text], np.int64)
+
+
+def described(classes: int, names: tuple[str, ...]) -> str:
+    """The labels that a task takes, in words.
+
+    Args:
+        classes: how many there are.
+        names: of the classes; empty: the task states none.
+    """
+    if not names or classes > 10:
+        return f"from 0 to {classes - 1}"
+    if all(name.isdecimal() for name in names):
+        *most, last = names
+    else:
+        *most, last = (f"{number} ({name})" for number, name in enumerate(names))
+    return f"{', '.join(most)} or {last}"
+
+
+def _of_text(label: str, places: Mapping[str, int], numbered: bool) -> int:
+    """The class of one label: by its name, or by its number where names are none."""
+    if label in places:
+        return places[label]
+    whole = WHOLE.fullmatch(label)
+    if whole is None:
+        return NO_CLASS
+    return places.get(whole[1], NO_CLASS) if numbered else int(whole[1])
+
+
+def _of_rows(rows: NDArray, classes: int) -> NDArray[np.int64]:
+    """The column of the only 1 in a row of zeros."""
+    is_hot = (rows == 1).sum(axis=1) == 1
+    is_cold = (rows == 0).sum(axis=1) == classes - 1
+    return np.where(is_hot & is_cold & (rows.shape[1] == classes), rows.argmax(axis=1), NO_CLASS).astype(np.int64)

@@ -1,0 +1,104 @@
+"""Labels are mapped by what the task says, each by itself."""
+
+import numpy as np
+import pytest
+
+from cloister.config.run import TaskConfig
+from cloister.core.errors import DataError
+from cloister.tasks.digits import Digits
+from cloister.tasks.labels import NO_CLASS, classes_of, described
+
+NAMES = ("benign", "unclear", "malignant")
+NUMBERS = ("1", "2", "3")
+
+
+class Named(Digits):
+    """Three classes with names."""
+
+    classes = 3
+    class_names = NAMES
+    input_shape = (2,)
+
+
+class OneBased(Named):
+    """Three classes that are called 1, 2 and 3."""
+
+    class_names = NUMBERS
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "expected"),
+    [
+        (["malignant", " benign", "unclear "], NAMES, [2, 0, 1]),
+        (["Malignant", "", "none"], NAMES, [NO_CLASS] * 3),
+        (["0", "2", "1.0"], NAMES, [0, 2, 1]),
+        (["0.5", "-1", "1e3"], (), [NO_CLASS] * 3),
+        ([0, 2, 7], (), [0, 2, 7]),
+        ([1, 3, 2], NUMBERS, [0, 2, 1]),
+        (["1", "3.0", "2"], NUMBERS, [0, 2, 1]),
+        ([0, 4, 1], NUMBERS, [NO_CLASS, NO_CLASS, 0]),
+        (np.eye(3)[[2, 0]], NAMES, [2, 0]),
+        (np.eye(3, dtype=bool)[[1]], NAMES, [1]),
+        ([[0.5, 0.5, 0], [0, 0, 0], [1, 1, 0], [0, 0, 2], [0, 0, np.nan]], NAMES, [NO_CLASS] * 5),
+        (np.eye(3), (), [NO_CLASS] * 3),
+        (np.array([2**63], np.uint64), (), [NO_CLASS]),
+        (np.zeros(0, "U3"), NAMES, []),
+    ],
+)
+def test_what_labels_become(labels, names, expected):
+    found = classes_of(np.asarray(labels), 3, names)
+    assert found.dtype == np.int64 and found.tolist() == expected
+
+
+@pytest.mark.parametrize("names", [(), NAMES, NUMBERS])
+def test_each_label_is_mapped_by_itself(names):
+    """No site's data decides what a label means: a part of a file means what it means in the whole."""
+    rng = np.random.default_rng(3)
+    labels = rng.choice(["0", "1", "2", "3", *NAMES, "x", "1.0"], 200)
+    whole = classes_of(labels, 3, names)
+    assert all(classes_of(labels[[i]], 3, names)[0] == whole[i] for i in range(200))
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ((), "from 0 to 2"),
+        (NUMBERS, "1, 2 or 3"),
+        (NAMES, "0 (benign), 1 (unclear) or 2 (malignant)"),
+    ],
+)
+def test_labels_in_words(names, text):
+    assert described(3, names) == text
+
+
+def written(folder, y):
+    np.savez(folder / "own.npz", x=np.zeros((len(y), 2)), y=y)
+    return folder / "own.npz"
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "expected"),
+    [
+        (Named, np.array(["malignant", "benign"]), [2, 0]),
+        (Named, np.eye(3, dtype=np.float32)[[1, 2]], [1, 2]),
+        (OneBased, np.array([1, 3], np.uint8), [0, 2]),
+    ],
+)
+def test_a_file_may_hold_names_or_one_hot_rows(tmp_path, task, y, expected):
+    assert task(TaskConfig()).read(written(tmp_path, y)).y.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "says"),
+    [
+        (Digits, np.array(["3", "4"]), r"y \(integer labels\); found x of float64 and y of <U1 \(2,\)"),
+        (Digits, np.eye(10), r"y \(integer labels\); found .* y of float64 \(10, 10\)"),
+        (Named, np.array(["benign", "secret"]), r"must hold labels 0 \(benign\), 1 \(unclear\) or 2 \(malignant\)"),
+        (Named, np.eye(4), r"integer labels, class names or one-hot rows\); found .* y of float64 \(4, 4\)"),
+        (OneBased, np.array([0, 1]), "must hold labels 1, 2 or 3"),
+    ],
+)
+def test_other_labels_are_refused_without_being_quoted(tmp_path, task, y, says):
+    with pytest.raises(DataError, match=says) as refusal:
+        task(TaskConfig()).read(written(tmp_path, y))
+    assert "secret" not in str(refusal.value)
