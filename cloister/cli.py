@@ -119,6 +119,45 @@ def status(
         raise typer.Exit(FAILED)
 
 
+check = typer.Typer(help="Try out what you wrote, before a run.", no_args_is_help=True)
+app.add_typer(check, name="check")
+
+
+@check.command("task")
+def check_task(
+    name: Annotated[str, typer.Argument(help="The task's name, as in task.name.")],
+    data: Annotated[
+        Path | None, typer.Option(help="A site's own file or folder; without it, the task's benchmark data is tried.")
+    ] = None,
+) -> None:
+    """Check a task's data and model, and run one round of two clients; a line a fault, with the remedy.
+
+    Exit code 0: nothing is wrong; 1: there are faults.
+    """
+    from cloister.local import checking
+
+    kinds = set()
+    for line in checking.check_task(name, data):
+        typer.echo(str(line))
+        kinds.add(line.kind)
+    if "fault" in kinds:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def new(
+    kind: Annotated[str, typer.Argument(help="task, strategy or mechanism.")],
+    name: Annotated[str, typer.Argument(help="Of what it makes: small letters, digits and '-'.")],
+    data: Annotated[str, typer.Option("--from", help="Of a task: csv, npz or images.")] = "csv",
+    folder: Annotated[Path | None, typer.Option("--to", help="Folder to make; by default, one of that name.")] = None,
+) -> None:
+    """Write a package of your own that runs at once: code to change, tests, example data and a README."""
+    from cloister.scaffold.package import write_package
+
+    made = write_package(kind, name, data, folder or Path(name))
+    typer.echo(f"made {made}; next: pip install -e {made}, then read {made / 'README.md'}")
+
+
 @app.command()
 def policy(path: Annotated[Path, typer.Argument(help="A policy.toml file.")]) -> None:
     """Check the policy of a site, and say in words what it demands."""

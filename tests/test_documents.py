@@ -154,10 +154,10 @@ def test_the_ledger_that_the_readme_shows_is_the_one_of_the_run_before_it(tmp_pa
     assert result.exit_code == 0 and "ε = 8 at δ = 1e-05" in result.output
 
 
-class TestATaskOfYourOwn:
+class TestATaskByHand:
     """The section of docs/tasks.md, to the letter."""
 
-    text = (ROOT / "docs" / "tasks.md").read_text().partition("## A task of your own")[2]
+    text = (ROOT / "docs" / "tasks.md").read_text().partition("## A task by hand")[2]
 
     def block(self, language):
         (found,) = re.findall(rf"^```{language}\n(.*?)^```$", self.text, flags=re.MULTILINE | re.DOTALL)

@@ -106,7 +106,7 @@ def _partition(config: TaskConfig, node: UserConfig, seed: int) -> Examples:
     index, count = int(node[PARTITION]), int(node[PARTITIONS])
     if not 0 <= index < count:
         raise ConfigError(f"{PARTITION} = {index} must be at least 0 and below {PARTITIONS} = {count}")
-    dataset, own = _dataset(config), _parts(config, count, seed)[index]
+    dataset, own = benchmark_of(config), _parts(config, count, seed)[index]
     return replace(dataset.train.take(own), groups=_groups(config, dataset, own))
 
 
@@ -120,11 +120,16 @@ def _groups(config: TaskConfig, dataset: Dataset, own: NDArray) -> NDArray | Non
 
 
 @lru_cache(maxsize=1)
-def _dataset(config: TaskConfig) -> Dataset:
+def benchmark_of(config: TaskConfig) -> Dataset:
+    """The benchmark data of a task, which a simulation deals out; one per process.
+
+    Raises:
+        DataError: it is not on this machine.
+    """
     return task_of(config).load()
 
 
 @lru_cache(maxsize=4)
 def _parts(config: TaskConfig, clients: int, seed: int) -> list[NDArray]:
     task = task_of(config)
-    return deal(config, task.partition, _dataset(config), clients, task.classes, seed)
+    return deal(config, task.partition, benchmark_of(config), clients, task.classes, seed)

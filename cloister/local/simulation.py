@@ -28,8 +28,9 @@ def simulate(
         outcome = simulate({"strategy.name": "fedyogi", "privacy.server": "none"}, clients=8)
     """
     from cloister.client.app import app
-    from cloister.client.data import local_data
+    from cloister.client.data import benchmark_of, local_data, task_of
     from cloister.client.workbench import workbench_of
+    from cloister.tasks.faults import refuse_faulty
 
     config = parse(settings or {})
     if clients < config.strategy.min_nodes:
@@ -39,7 +40,9 @@ def simulate(
         )
     # What a client would refuse is refused here, before a run directory is made.
     local_data(config.task, {"partition-id": 0, "num-partitions": clients}, max(0, config.seed))
-    workbench_of(config).prepare()
+    workbench = workbench_of(config)
+    refuse_faulty(task_of(config.task), workbench.model, benchmark_of(config.task).train)
+    workbench.prepare()
     grid = LocalGrid.simulated(app, config.flat(), clients)
     outcome = run(grid, config, narrator)
     if config.privacy.client.counts_leakage:

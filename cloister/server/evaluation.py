@@ -21,6 +21,9 @@ class CentralEvaluation:
         task: whose test set and metrics.
         model: that the arrays are put into.
         hypotheses: how many models a record holds; 0: one, under its own names.
+
+    Attributes:
+        examples: that models are scored on.
     """
 
     def __init__(self, task: Task, model: Model, hypotheses: int = 0) -> None:
@@ -28,7 +31,7 @@ class CentralEvaluation:
         self.model = model
         self.hypotheses = hypotheses
         data = task.load()
-        self._test = data.test
+        self.examples = data.test
         owners = data.test_groups
         self._owners = np.zeros(len(data.test), np.int64) if owners is None else owners
 
@@ -37,15 +40,15 @@ class CentralEvaluation:
         named = from_record(arrays)
         models = unstacked(named) if self.hypotheses else [named]
         predicted = [self._predict(model) for model in models]
-        return self.task.metrics(self._test.y, predicted[0] if len(models) == 1 else self._best(predicted))
+        return self.task.metrics(self.examples.y, predicted[0] if len(models) == 1 else self._best(predicted))
 
     def _predict(self, model: dict[str, NDArray]) -> NDArray:
         self.model.assign(model)
-        return self.model.predict(self._test.x)
+        return self.model.predict(self.examples.x)
 
     def _best(self, predicted: Sequence[NDArray]) -> NDArray:
         """To each owner the predictions of the hypothesis that suits it best, by their sum of losses."""
-        losses = [np.bincount(self._owners, self.task.losses(self._test.y, each)) for each in predicted]
+        losses = [np.bincount(self._owners, self.task.losses(self.examples.y, each)) for each in predicted]
         # One that has diverged suits nobody.
         best = np.argmin(np.nan_to_num(losses, nan=np.inf, posinf=np.inf), axis=0)[self._owners]
         return np.stack(predicted)[best, np.arange(len(best))]

@@ -35,6 +35,7 @@ from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
 from cloister.server.times import settle, settle_archive
 from cloister.tasks.base import Model
+from cloister.tasks.faults import refuse_faulty
 
 logger = logging.getLogger("cloister.server")
 
@@ -97,6 +98,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     model = plan.task.build()
     initial = to_record(_initial(plan, model))
     score = _central(plan, model)
+    refuse_faulty(plan.task, model, score.examples if score else None)
     layout = Layout.of(from_record(initial))
     plan = replace(plan, strategy=plan.strategy.calibrated(layout, config.num_rounds))
     narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
@@ -122,7 +124,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     return Outcome(loop.kept, scene.rounds, directory, plan, said, ending.why, ending.how)
 
 
-def _central(plan: Plan, model: Model) -> Score | None:
+def _central(plan: Plan, model: Model) -> CentralEvaluation | None:
     """What scores models on the server; None where nobody asks for it, or where `auto` finds no examples here.
 
     Raises:

@@ -29,9 +29,10 @@ MAY_IMPORT = {
     "client": {"core", "config", "tasks", "privacy", "client"},
     "server": {"core", "config", "tasks", "privacy", "strategies", "aggregation", "server"},
     "deploy": {"core", "config", "client", "tasks", "deploy"},
-    "local": {"core", "config", "client", "server", "privacy", "local"},
+    "local": {"core", "config", "tasks", "client", "server", "privacy", "local"},
+    "scaffold": {"core", "scaffold"},
     "predict": {"core", "config", "tasks", "predict"},
-    "cli": {"core", "config", "privacy", "client", "server", "local", "predict", "deploy"},
+    "cli": {"core", "config", "privacy", "client", "server", "local", "predict", "deploy", "scaffold"},
 }
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
 

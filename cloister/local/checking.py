@@ -1,0 +1,190 @@
+"""A task tried in seconds, before anybody else gets it: its data, its model, and one round of two clients."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+from rich.console import Console
+
+from cloister.client.data import DATA_PATH, LEDGER_FOLDER, task_of
+from cloister.client.workbench import workbench_of
+from cloister.config.run import RunConfig, parse
+from cloister.config.section import Scalar
+from cloister.core.errors import CloisterError
+from cloister.local.grid import LocalGrid
+from cloister.local.simulation import simulate
+from cloister.server.reports.console import Narrator
+from cloister.server.run import Outcome, run
+from cloister.tasks.base import Examples, Task
+from cloister.tasks.faults import (
+    Fault,
+    faults_of_attributes,
+    faults_of_examples,
+    faults_of_model,
+    faults_of_naming,
+    sample,
+)
+
+T = TypeVar("T")
+CLIENTS = 2
+RARE = 0.02
+"""Share of the examples below which a class is named."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing to know about a task.
+
+    Attributes:
+        kind: `fault`: it cannot be used; `note`: worth knowing; `ok`: it works.
+        text: one sentence, with the remedy of a fault.
+    """
+
+    kind: Literal["fault", "note", "ok"]
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind:5}  {self.text}"
+
+
+def check_task(name: str, data: Path | None = None) -> Iterator[Line]:
+    """Try a task out; nothing is left behind.
+
+    Args:
+        name: of the task.
+        data: a site's own file or folder, and the task's `task.data-path`; None: the task's benchmark data.
+
+    Yields:
+        What was found, as it is found. After a fault, what rests on it is not tried.
+    """
+    settings: dict[str, Scalar] = {"task.name": name, "num-rounds": 1, "privacy.server": "none", "tensorboard": False}
+    config, problem = _tried(lambda: _checked(parse(settings | ({"task.data-path": str(data)} if data else {}))))
+    if config is None:
+        yield Line("fault", problem)
+        return
+    faults = []
+    for line in _lines(config, data):
+        yield line
+        faults += [line] if line.kind == "fault" else []
+    if not faults:
+        yield from _round(config, data)
+
+
+def _checked(config: RunConfig) -> RunConfig:
+    """The configuration, if its task can be made."""
+    task_of(config.task)
+    return config
+
+
+def _lines(config: RunConfig, data: Path | None) -> Iterator[Line]:
+    """What data and model are like."""
+    task, found = task_of(config.task), []
+    attributes = list(faults_of_attributes(task))
+    yield from (Line("fault", str(fault)) for fault in attributes)
+    if attributes:
+        return
+    for where, read in _sources(task, data):
+        examples, problem = _tried(read)
+        if examples is None:
+            yield Line("fault", f"{where}: {problem}")
+            continue
+        found.append(examples)
+        yield from _about(task, examples, where)
+    if found:
+        yield from _about_model(config, task, found[0])
+
+
+def _sources(task: Task, data: Path | None) -> Iterator[tuple[str, Callable[[], Examples]]]:
+    """Where examples come from: a site's file, or the benchmark data."""
+    if data is not None:
+        yield "read()", lambda: task.read(data)
+    else:
+        yield "load(), train", lambda: task.load().train
+        yield "load(), test", lambda: task.load().test
+
+
+def _about(task: Task, examples: Examples, where: str) -> Iterator[Line]:
+    faults = list(faults_of_examples(task, examples, where))
+    yield from (Line("fault", str(fault)) for fault in faults)
+    if faults:
+        return
+    kind = f"{task.classes} classes" if task.classes else "numbers as targets"
+    yield Line("ok", f"{where}: {len(examples)} examples of shape {task.input_shape}, {kind}")
+    if examples.x.dtype != np.float32:
+        note = (
+            f"{where}: inputs of {examples.x.dtype} are used as float32, with the same values; scale them in the task"
+        )
+        yield Line("note", note)
+    if task.classes:
+        yield from _about_balance(task, examples, where)
+
+
+def _about_balance(task: Task, examples: Examples, where: str) -> Iterator[Line]:
+    counts = np.bincount(examples.y, minlength=task.classes)
+    names = task.class_names or tuple(map(str, range(task.classes)))
+    absent = [name for name, count in zip(names, counts, strict=True) if not count]
+    rare = [name for name, count in zip(names, counts, strict=True) if 0 < count < RARE * len(examples)]
+    if absent:
+        yield Line("note", f"{where}: no example of {', '.join(absent)}")
+    if rare:
+        yield Line("note", f"{where}: fewer than {RARE:.0%} of the examples are of {', '.join(rare)}")
+
+
+def _about_model(config: RunConfig, task: Task, examples: Examples) -> Iterator[Line]:
+    model, problem = _tried(task.build)
+    if model is None:
+        yield Line("fault", f"build(): {problem}")
+        return
+    inputs = sample(task, examples)
+    faults: list[Fault] = [*faults_of_naming(task, model), *faults_of_model(task, model, inputs)]
+    yield from (Line("fault", str(fault)) for fault in faults)
+    if not faults:
+        count = sum(array.size for array in model.arrays().values())
+        yield Line("ok", f"build(): a model of {count:,} parameters, which predicts and is scored")
+        yield _about_dp_sgd(config)
+
+
+def _about_dp_sgd(config: RunConfig) -> Line:
+    """Whether each example can be protected; not a fault, as a run need not."""
+    private = parse(config.flat() | {"privacy.client": "dp-sgd"})
+    _, problem = _tried(lambda: workbench_of(private).trainer)
+    if problem:
+        return Line("note", f"it cannot be trained with privacy.client='dp-sgd': {problem}")
+    return Line("ok", "it can be trained with privacy.client='dp-sgd'")
+
+
+def _round(config: RunConfig, data: Path | None) -> Iterator[Line]:
+    """One round of two clients, in a folder that goes away."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = config.flat() | {"output-dir": folder}
+        outcome, problem = _tried(lambda: _outcome(settings, data, folder))
+    if outcome is None:
+        yield Line("fault", f"one round of {CLIENTS} clients: {problem}")
+        return
+    last = outcome.rounds[-1]
+    scores = ", ".join(f"{name} {value:.4g}" for name, value in (last.central or last.federated).items())
+    yield Line("ok", f"one round of {CLIENTS} clients: {scores or 'no scores'}")
+
+
+def _outcome(settings: dict[str, Scalar], data: Path | None, folder: str) -> Outcome:
+    quiet = Narrator(1, Console(quiet=True))
+    if data is None:
+        return simulate(settings, CLIENTS, quiet)
+    from cloister.client.app import app
+
+    config = parse(settings | {"evaluation.central": False, "evaluation.federated": "on"})
+    node = {DATA_PATH: str(data), LEDGER_FOLDER: folder}
+    return run(LocalGrid(app, config.flat(), [node] * CLIENTS), config, quiet)
+
+
+def _tried(work: Callable[[], T]) -> tuple[T | None, str]:
+    """What it gives; or None and what is wrong, in one line."""
+    try:
+        return work(), ""
+    except CloisterError as error:
+        return None, str(error)
+    except Exception as error:
+        return None, f"{type(error).__name__} ({(str(error).splitlines() or [''])[0][:200]})"

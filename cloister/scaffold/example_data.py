@@ -1,0 +1,61 @@
+"""Made-up examples for a new task: enough to see it learn, and nobody's."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.random import Generator
+
+ENDINGS = {"csv": ".csv", "npz": ".npz", "images": ""}
+"""What a task may read -> how the name of a site's data ends."""
+PARTS = {"train": 400, "test": 100, "site-a": 200, "site-b": 200}
+"""What is written, and how many examples each part has."""
+
+
+def write_examples(source: str, folder: Path) -> None:
+    """Write the parts of a benchmark, and the data of two sites.
+
+    Args:
+        source: csv, npz or images.
+        folder: to write them to; made if absent.
+    """
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, count in PARTS.items():
+        WRITERS[source](folder / f"{part}{ENDINGS[source]}", count, rng)
+
+
+def _write_csv(path: Path, count: int, rng: Generator) -> None:
+    """Two classes, told apart by age and dose."""
+    age, pressure, dose = rng.uniform(18, 100, count), rng.uniform(60, 260, count), rng.uniform(0, 10, count)
+    ill = age / 82 - dose / 10 + rng.normal(0, 0.1, count) > 0.2
+    rows = zip(age, pressure, dose, np.where(ill, "ill", "healthy"), strict=True)
+    lines = [f"{one:.0f},{two:.0f},{three:.1f},{name}" for one, two, three, name in rows]
+    path.write_text("\n".join(["age,pressure,dose,outcome", *lines]) + "\n")
+
+
+def _write_npz(path: Path, count: int, rng: Generator) -> None:
+    """Three classes, told apart by where their numbers lie."""
+    y = rng.integers(0, 3, count)
+    x = rng.uniform(0, 0.6, (count, 12)) + 0.2 * y[:, None]
+    np.savez(path, x=x.astype(np.float32), y=y)
+
+
+def _write_images(folder: Path, count: int, rng: Generator) -> None:
+    """Bright squares and bright rings, in a folder for each."""
+    import cv2
+
+    for number in range(count):
+        name = ("square", "ring")[number % 2]
+        image = rng.integers(0, 60, (32, 32)).astype(np.uint8)
+        left, top, size = (int(rng.integers(low, high)) for low, high in ((2, 14), (2, 14), (10, 16)))
+        cv2.rectangle(image, (left, top), (left + size, top + size), 230, -1 if name == "square" else 2)
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / name / f"{number:03}.png"), image)
+
+
+WRITERS: dict[str, Callable[[Path, int, Generator], None]] = {
+    "csv": _write_csv,
+    "npz": _write_npz,
+    "images": _write_images,
+}

@@ -1,0 +1,219 @@
+"""What is wrong with a task, found before anything is trained: a line for each fault, with the remedy.
+
+A task is code of a user's own. A wrong shape or a wrong label would else show as an error of a numerical library in
+every client, after a message was sent and something was spent.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.errors import CloisterError, ConfigError
+from cloister.tasks.base import Examples, Model, Task
+from cloister.tasks.labels import described
+
+SAMPLE = 64
+"""Examples that a model is tried on."""
+SUM = 1e-3
+"""By how much the probabilities of one example may miss 1: roundings of single precision are far below."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong.
+
+    Attributes:
+        where: what it is about: an attribute or a method of the task, or a file.
+        found: what was found there; never a value of an example.
+        remedy: what to do about it.
+    """
+
+    where: str
+    found: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.found}; {self.remedy}"
+
+
+def refuse_faulty(task: Task, model: Model, examples: Examples | None) -> None:
+    """Raise one error with all faults, a line each.
+
+    Args:
+        task: of a run that is about to start.
+        model: that the task built.
+        examples: some of its benchmark data; None where it is not on this machine.
+
+    Raises:
+        ConfigError: there is a fault.
+    """
+    faults = [*faults_of_attributes(task), *(faults_of_examples(task, examples, "load()") if examples else ())]
+    if not faults:
+        faults = list(faults_of_model(task, model, sample(task, examples)))
+    if faults:
+        name = task.config.name
+        raise ConfigError("\n".join(f"task {name!r}: {fault}" for fault in faults))
+
+
+def faults_of_attributes(task: Task) -> Iterator[Fault]:
+    """What the class of a task says about itself and cannot be."""
+    if task.classes < 0 or task.classes == 1:
+        yield Fault(
+            "classes", str(task.classes), "give the number of classes, 2 or more; subclass Regression for numbers"
+        )
+    names = task.class_names
+    if isinstance(names, str) or len(names) not in (0, task.classes) or len(set(names)) != len(names):
+        yield Fault("class_names", f"{len(names)} names", f"give {task.classes} different names, or leave them out")
+    shape = task.input_shape
+    if not isinstance(shape, tuple) or not all(isinstance(size, int) and size > 0 for size in shape):
+        yield Fault("input_shape", repr(shape), "give a tuple of whole numbers above 0, such as (13,) for 13 columns")
+    elif task.image_shape and int(np.prod(task.image_shape)) != int(np.prod(shape)):
+        yield Fault("image_shape", repr(task.image_shape), f"it must have as many pixels as input_shape {shape}")
+
+
+def faults_of_examples(task: Task, examples: Examples, where: str) -> Iterator[Fault]:
+    """What a model of this task cannot be trained on.
+
+    Args:
+        task: whose they are.
+        examples: as the task gives them.
+        where: they come from, for the message.
+    """
+    x, y = examples.x, examples.y
+    if not len(examples):
+        yield Fault(where, "no examples", "at least one is needed")
+        return
+    if x.shape[1:] != task.input_shape:
+        remedy = f"reshape them, or set input_shape to {x.shape[1:]}"
+        yield Fault(where, f"inputs of shape {x.shape[1:]}, where input_shape is {task.input_shape}", remedy)
+    if x.dtype.kind not in "fiu":
+        yield Fault(where, f"inputs of {x.dtype}", "make them numbers: float32")
+    elif x.dtype.kind == "f" and (bad := _rows_not_finite(x)):
+        yield Fault(where, f"NaN or infinity in {bad} of {len(x)} inputs", "leave these rows out, or fill them in")
+    yield from _faults_of_targets(task, y, where)
+
+
+def _faults_of_targets(task: Task, y: NDArray, where: str) -> Iterator[Fault]:
+    if y.ndim != 1:
+        yield Fault(where, f"targets of shape {y.shape}", "give shape (n,): use .argmax(axis=1) on one-hot rows")
+    elif not task.classes:
+        if y.dtype.kind not in "fiu" or _rows_not_finite(y):
+            yield Fault(where, f"targets of {y.dtype} that are not finite numbers", "make them finite float32")
+    elif y.dtype.kind not in "iu":
+        remedy = "make them integers, the places in class_names; cloister.tasks.labels.classes_of does"
+        yield Fault(where, f"labels of {y.dtype}", remedy)
+    elif ((y < 0) | (y >= task.classes)).any():
+        found = f"labels from {y.min()} to {y.max()}, where classes is {task.classes}"
+        yield Fault(where, found, f"they must lie {described(task.classes, ())}; labels from 1 need - 1")
+
+
+def faults_of_model(task: Task, model: Model, x: NDArray) -> Iterator[Fault]:
+    """What keeps a model from being federated or scored.
+
+    Args:
+        task: that built it.
+        model: with any weights.
+        x: inputs to try it on, shape (n, *input_shape).
+    """
+    arrays = model.arrays()
+    if not arrays:
+        yield Fault("build()", "a model without weights", "give it a layer that can be trained")
+    for name, array in arrays.items():
+        if array.dtype.kind != "f":
+            yield Fault(
+                "build()", f"weight {name} of {array.dtype}", "use a layer with float weights; only these are sent"
+            )
+    outputs, problem = _tried(lambda: model.predict(x))
+    if problem:
+        yield Fault(
+            "build()", f"the model cannot predict: {problem}", f"it must take inputs of shape {task.input_shape}"
+        )
+    else:
+        yield from _faults_of_outputs(task, outputs, len(x))
+
+
+def faults_of_naming(task: Task, model: Model) -> Iterator[Fault]:
+    """Whether a model that is built again has the same arrays: clients and server build their own.
+
+    Args:
+        task: that built it.
+        model: one that it built.
+    """
+    one, other = ({name: array.shape for name, array in each.arrays().items()} for each in (model, task.build()))
+    if one != other:
+        remedy = "give every layer a name and a fixed shape, so that server and clients agree"
+        yield Fault("build()", "arrays of other names or shapes when it is called again", remedy)
+
+
+def _faults_of_outputs(task: Task, outputs: NDArray, count: int) -> Iterator[Fault]:
+    expected = (count, task.classes) if task.classes else (count,)
+    if outputs.shape != expected:
+        remedy = f"end it with {task.classes} units" if task.classes else "end it with one unit"
+        yield Fault("build()", f"outputs of shape {outputs.shape}, expected {expected}", remedy)
+    elif not np.isfinite(outputs).all():
+        yield Fault("build()", "outputs that are NaN or infinite", "check the initial weights, and the scale of inputs")
+    elif task.classes and (outputs.min() < 0 or np.abs(outputs.sum(axis=1) - 1).max() > SUM):
+        remedy = "end the model with activation='softmax', as it is trained on probabilities"
+        yield Fault("build()", "outputs that are no probabilities, such as logits", remedy)
+    else:
+        yield from _faults_of_metrics(task, outputs)
+
+
+def _faults_of_metrics(task: Task, outputs: NDArray) -> Iterator[Fault]:
+    labels = np.arange(len(outputs)) % task.classes if task.classes else np.zeros(len(outputs), np.float32)
+    found, problem = _tried(lambda: task.metrics(labels, outputs))
+    if problem:
+        yield Fault("metrics()", problem, "it takes y of shape (n,) and scores as the model predicts them")
+    elif not isinstance(found, Mapping) or not all(_is_number(value) for value in found.values()):
+        yield Fault("metrics()", "values that are no finite numbers", "return a dict of names and floats")
+    elif "loss" not in found:
+        yield Fault("metrics()", "no 'loss'", "add it, as super().metrics(y, scores) does: early stopping reads it")
+    losses, problem = _tried(lambda: task.losses(labels, outputs))
+    if problem or np.shape(losses) != (len(outputs),):
+        yield Fault("losses()", problem or f"shape {np.shape(losses)}", f"return shape (n,), here ({len(outputs)},)")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
+
+
+def _tried(work: Callable[[], Any]) -> tuple[Any, str]:
+    """What code of the user's gives, and what is wrong with it: the kind of error, as its text may hold an array."""
+    try:
+        return work(), ""
+    except CloisterError as error:
+        return None, str(error)
+    except Exception as error:
+        return None, f"{type(error).__name__} ({_first_line(error)})"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:120]
+
+
+def _rows_not_finite(x: NDArray, block: int = 1024) -> int:
+    """How many rows are not finite as float32; a block at a time, as x may be mapped from a file."""
+    with np.errstate(over="ignore"):
+        parts = (
+            x[start : start + block].astype(np.float32).reshape(-1, _width(x)) for start in range(0, len(x), block)
+        )
+        return int(sum((~np.isfinite(part).all(axis=1)).sum() for part in parts))
+
+
+def _width(x: NDArray) -> int:
+    return int(np.prod(x.shape[1:]))
+
+
+def sample(task: Task, examples: Examples | None) -> NDArray[np.float32]:
+    """Inputs to try a model on: a few of the task's, or made-up ones where it has none here.
+
+    Args:
+        task: whose inputs they are.
+        examples: of the task.
+    """
+    if examples is not None:
+        return np.asarray(examples.x[:SAMPLE], np.float32)
+    return np.random.default_rng(0).random((2, *task.input_shape), np.float32)

@@ -1,0 +1,109 @@
+"""`cloister check task`: what it tries, and what it leaves behind: nothing."""
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from cloister.cli import app
+from cloister.client.data import benchmark_of, task_of
+from cloister.client.workbench import _made
+from cloister.local.checking import check_task
+from cloister.tasks.breast_cancer import RANGES, BreastCancer
+
+
+@pytest.fixture(autouse=True)
+def afresh():
+    """Tests exchange methods of a task, of which a process keeps one."""
+    for kept in (task_of, benchmark_of, _made):
+        kept.cache_clear()
+    yield
+    for kept in (task_of, benchmark_of, _made):
+        kept.cache_clear()
+
+
+def table(folder, *, rows=40, names="benign,malignant", **cells):
+    names, rng = names.split(","), np.random.default_rng(0)
+    lines = [",".join([*RANGES, "target"])]
+    for row in range(rows):
+        values = {name: f"{rng.uniform(*ends):.4f}" for name, ends in RANGES.items()}
+        values["target"] = names[row % len(names)]
+        lines.append(",".join((values | (cells if row == 3 else {})).values()))
+    path = folder / "own.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def found(*given):
+    return [(line.kind, line.text) for line in check_task(*given)]
+
+
+def test_a_built_in_task_is_sound():
+    lines = found("breast-cancer")
+    assert [kind for kind, _ in lines] == ["ok"] * 5
+    assert lines[0][1] == "load(), train: 456 examples of shape (30,), 2 classes"
+    assert lines[3][1] == "it can be trained with privacy.client='dp-sgd'"
+    assert lines[4][1].startswith("one round of 2 clients: loss ")
+
+
+def test_a_site_s_file_is_sound_and_nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    lines = found("breast-cancer", table(tmp_path))
+    assert [kind for kind, _ in lines] == ["ok"] * 4
+    assert [path.name for path in tmp_path.iterdir()] == ["own.csv"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"mean area": "none"}, "column mean area must hold numbers only"),
+        ({"mean area": ""}, "column mean area has empty or infinite cells"),
+        ({"target": "secret"}, "column target must hold 0 (malignant) or 1 (benign) only"),
+        ({"target": "2"}, "column target must hold 0 (malignant) or 1 (benign) only"),
+    ],
+)
+def test_a_faulty_file_is_one_line_and_the_code_of_a_failure(tmp_path, changes, says):
+    path = table(tmp_path, **changes)
+    done = CliRunner().invoke(app, ["check", "task", "breast-cancer", "--data", str(path)])
+    assert done.exit_code == 1
+    assert done.output.startswith("fault  read(): data-path: ") and says in done.output and "secret" not in done.output
+    assert len(done.output.splitlines()) == 1
+
+
+def test_an_unbalanced_file_is_noted(tmp_path):
+    lines = found("breast-cancer", table(tmp_path, names="benign"))
+    assert ("note", "read(): no example of malignant") in lines
+    rare = found("breast-cancer", table(tmp_path, rows=80, names="benign", target="malignant"))
+    assert ("note", "read(): fewer than 2% of the examples are of malignant") in rare
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("tumours", "unknown task 'tumours'; known: "), ("heart-disease", "load(), train: ")]
+)
+def test_a_task_that_cannot_be_made_or_has_no_data(name, says):
+    lines = found(name)
+    assert lines[0][0] == "fault" and lines[0][1].startswith(says)
+    assert all(kind == "fault" for kind, _ in lines)
+
+
+def test_what_a_model_fails_at_is_told_and_nothing_after_it(monkeypatch):
+    monkeypatch.setattr(BreastCancer, "metrics", lambda self, y, scores: {"accuracy": 1.0})
+    lines = found("breast-cancer")
+    assert [kind for kind, _ in lines] == ["ok", "ok", "fault"]
+    assert "metrics(): no 'loss'" in lines[-1][1]
+
+
+def test_an_error_of_the_user_s_code_is_one_line(monkeypatch):
+    def build(self):
+        raise RuntimeError("first\nsecond")
+
+    monkeypatch.setattr(BreastCancer, "build", build)
+    assert found("breast-cancer")[-1] == ("fault", "build(): RuntimeError (first)")
+
+
+def test_a_run_refuses_the_same_faults_before_it_makes_a_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(BreastCancer, "metrics", lambda self, y, scores: {"accuracy": 1.0})
+    settings = f"task.name='breast-cancer' num-rounds=1 output-dir='{tmp_path / 'runs'}'"
+    done = CliRunner().invoke(app, ["run", "-c", settings])
+    assert done.exit_code == 1 and "task 'breast-cancer': metrics(): no 'loss'; add it" in done.output
+    assert not (tmp_path / "runs").exists()
