@@ -1,0 +1,1 @@
+"""Sites that train with scikit-learn."""
