@@ -127,4 +127,4 @@ def _dataset(config: TaskConfig) -> Dataset:
 @lru_cache(maxsize=4)
 def _parts(config: TaskConfig, clients: int, seed: int) -> list[NDArray]:
     task = task_of(config)
-    return deal(config, task.partition, _dataset(config), clients, task.classes, seed)
+    return deal(config, task.partition, _dataset(config), clients, task.classes, seed, task.tables)
