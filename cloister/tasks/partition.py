@@ -24,9 +24,7 @@ DRAWS = 100
 BY_LABEL = ("shards", "dirichlet", "table")
 """Ways to deal that look at the classes of examples."""
 logger = logging.getLogger("cloister.tasks")
-SCARCE = (
-    "task.partition = %r asks for %d training examples of class %d, and there are %d: its proportions are used"
-)
+SCARCE = "task.partition = %r asks for %d training examples of class %d, and there are %d: its proportions are used"
 WHOLE = re.compile("[0-9]{1,9}")
 """A count in `task.table`: nine digits, so that sums of counts stay far from the largest integer."""
 

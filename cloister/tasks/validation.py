@@ -28,19 +28,27 @@ def with_validation(task: Task, data: Dataset) -> Dataset:
         return data
     strata = task.strata(data.test.y)
     ours, test = halves(strata) if data.test_groups is None else _halves_of_owners(data.test_groups)
-    if not len(ours) or not len(test):
-        raise DataError(f"task {task.config.name!r} has {len(strata)} test examples: too few to take half of them")
     owners = None if data.test_groups is None else data.test_groups[test]
     return replace(data, test=data.test.take(test), test_groups=owners, validation=data.test.take(ours))
 
 
 def halves(labels: NDArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Two halves of examples, class by class, as indices; the same ones for the same labels, of shape (n,)."""
-    return holdout(labels, 0.5, np.random.default_rng(SPLIT_SEED))
+    """Two halves of test examples, class by class, as indices; the same ones for the same labels, of shape (n,).
+
+    Raises:
+        DataError: one of them would be empty.
+    """
+    return _refuse_empty(*holdout(labels, 0.5, np.random.default_rng(SPLIT_SEED)))
 
 
 def _halves_of_owners(owners: NDArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     names = np.unique(owners)
     chosen = np.random.default_rng(SPLIT_SEED).permutation(names)[: len(names) // 2]
     ours = np.isin(owners, chosen)
-    return np.flatnonzero(ours), np.flatnonzero(~ours)
+    return _refuse_empty(np.flatnonzero(ours), np.flatnonzero(~ours))
+
+
+def _refuse_empty(ours: NDArray[np.intp], others: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    if not len(ours) or not len(others):
+        raise DataError(f"{len(ours) + len(others)} test examples are too few of each class to take half of them for validation")
+    return ours, others

@@ -1,4 +1,4 @@
-"""Brain scans: what is read of the layouts that users have, how it is split and dealt out, and the published network."""
+"""Brain scans: what is read of the layouts that users have, how it is split and dealt out, and the network."""
 
 import sys
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mri import SIZE, folders, jpeg, mri, parquet, put, scan
 
+from cloister import predict
 from cloister.client.data import local_data
 from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError, DataError
@@ -57,10 +58,10 @@ def test_a_split_that_is_there_is_kept(tmp_path, parts):
 
 
 def test_pixels_are_grey_values_of_the_asked_size_beside_their_labels(tmp_path):
-    x, y = everything(mri(folders(tmp_path, 4), image_size=20).load())
+    x, y = everything(mri(folders(tmp_path, 8), image_size=20).load())
     assert 0 <= x.min() < x.max() <= 1
     for label in range(4):
-        expected = [cv2.imdecode(np.frombuffer(jpeg(scan(label, n)), np.uint8), 0) for n in range(4)]
+        expected = [cv2.imdecode(np.frombuffer(jpeg(scan(label, n)), np.uint8), 0) for n in range(8)]
         resized = {cv2.resize(each, (20, 20), interpolation=cv2.INTER_AREA).tobytes() for each in expected}
         assert {np.rint(255 * row).astype(np.uint8).tobytes() for row in x[y == label]} == resized
 
@@ -81,19 +82,19 @@ def test_the_order_of_classes_is_the_task_s_whatever_a_node_has(tmp_path):
 
 
 def test_the_folder_may_be_one_below_and_only_one(tmp_path):
-    folders(tmp_path / "Dataset", 5)
-    assert len(everything(mri(tmp_path).load())[1]) == 20
-    folders(tmp_path / "Augmented", 5)
+    folders(tmp_path / "Dataset", 8)
+    assert len(everything(mri(tmp_path).load())[1]) == 32
+    folders(tmp_path / "Augmented", 8)
     with pytest.raises(DataError, match=r"task\.data-path: .*Augmented, .*Dataset all hold images; name one of them"):
         mri(tmp_path).load()
 
 
 def test_hidden_files_and_others_are_passed_over(tmp_path):
-    folders(tmp_path, 5)
+    folders(tmp_path, 8)
     put(tmp_path / CLASSES[0] / "._scan (0).jpg", b"resource fork")
     put(tmp_path / CLASSES[0] / "Thumbs.db", b"thumbs")
     put(tmp_path / "notes" / "read.me", b"")
-    assert len(everything(mri(tmp_path).load())[1]) == 20
+    assert len(everything(mri(tmp_path).load())[1]) == 32
 
 
 def test_a_folder_that_is_named_like_no_class_is_not_passed_over(tmp_path):
@@ -101,6 +102,15 @@ def test_a_folder_that_is_named_like_no_class_is_not_passed_over(tmp_path):
     put(tmp_path / "Midl_Demented" / "a.jpg", jpeg(scan(0, 0)))
     with pytest.raises(DataError, match="the folder Midl_Demented holds images and is named like no class: Mild_D"):
         mri(tmp_path).load()
+
+
+def test_a_folder_to_predict_may_be_labelled_by_the_task_s_names(tmp_path):
+    scored = predict.read(mri(""), folders(tmp_path, 1, SPELLINGS["spaces and small letters"]))
+    assert scored.y.tolist() == [0, 1, 2, 3] and scored.names[0] == "mild demented/scan (0).jpg"
+    assert np.array_equal(scored.x, mri("").read(tmp_path).x)
+    put(tmp_path / "unknown" / "a.jpg", jpeg(scan(0, 0)))
+    with pytest.raises(DataError, match="some images lie in folders named by a label and some do not"):
+        predict.read(mri(""), tmp_path)
 
 
 def test_half_a_split_is_refused(tmp_path):
@@ -118,6 +128,11 @@ def test_no_images_are_refused_with_what_is_expected(tmp_path, place):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"task\.data-path.*(must be a folder of images|expected folders of images)"):
         mri(tmp_path / place if place else "").load()
+
+
+def test_too_few_images_to_test_on(tmp_path):
+    with pytest.raises(DataError, match=r"task\.data-path: 4 test examples are too few of each class to take half of them"):
+        mri(folders(tmp_path, 5)).load()
 
 
 def test_names_of_classes():
@@ -191,8 +206,8 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path, monkeypatch):
 
 @pytest.fixture
 def damaged(tmp_path):
-    """20 images, of which one is empty, one is cut off, one has lost its second half and one is text."""
-    folders(tmp_path, 5)
+    """32 images, of which one is empty, one is cut off, one has lost its second half and one is text."""
+    folders(tmp_path, 8)
     whole = jpeg(scan(0, 0))
     broken = {
         "Mild_Demented/scan (1).jpg": b"",
@@ -220,23 +235,23 @@ def test_damaged_images_are_left_out_if_asked_and_named_in_a_warning(damaged, ca
     for read in (lambda task: everything(task.load()), lambda task: (task.read(root).x, task.read(root).y)):
         caplog.clear()
         x, y = read(mri(root, skip_damaged=True))
-        assert np.bincount(y).tolist() == [4] * 4 and np.isfinite(x).all() and len(x) == 16
+        assert np.bincount(y).tolist() == [7] * 4 and np.isfinite(x).all() and len(x) == 28
         assert f"4 damaged images: {', '.join(names)}; they are left out" in caplog.text
         means = [x[y == label].mean() for label in range(4)]
         np.testing.assert_allclose(means, (40 + 50 * np.arange(4)) / 255, atol=0.03)
 
 
 def test_many_damaged_images_are_counted(tmp_path):
-    folders(tmp_path, 5)
+    folders(tmp_path, 8)
     for path in tmp_path.rglob("*.jpg"):
         path.write_bytes(b"x")
-    with pytest.raises(DataError, match=r"holds 20 damaged images: Mild_Demented/.* and 10 more; remove them"):
+    with pytest.raises(DataError, match=r"holds 32 damaged images: Mild_Demented/.* and 22 more; remove them"):
         mri(tmp_path).load()
 
 
 def test_a_damaged_row_of_a_parquet_file_is_named(tmp_path):
     path = parquet(tmp_path / "own.parquet", [0, 1, 2], images=[jpeg(scan(0, 0)), b"", jpeg(scan(2, 0))])
-    with pytest.raises(DataError, match="holds 1 damaged images: own.parquet row 1;"):
+    with pytest.raises(DataError, match=r"holds 1 damaged images: own\.parquet row 1;"):
         mri("").read(path)
 
 
@@ -247,8 +262,8 @@ def test_a_client_that_protects_its_examples_leaves_single_damaged_ones_out(dama
     node = {"data-path": str(root), "ledger-dir": str(tmp_path / "ledgers")}
     with pytest.raises(DataError, match="4 damaged images"):
         local_data(config, node, 0)
-    assert len(local_data(config, node, 0, tolerant=True).train) == 16
-    assert "4 of 20 rows are left out" in caplog.text
+    assert len(local_data(config, node, 0, tolerant=True).train) == 28
+    assert "4 of 32 rows are left out" in caplog.text
 
 
 # Splits and partitions
@@ -312,7 +327,7 @@ def test_clients_keep_a_fifth_of_each_class_back(tmp_path):
 
 
 def test_a_table_is_for_its_number_of_clients_and_its_task(tmp_path):
-    config = mri(folders(tmp_path, 5), partition="table-9").config
+    config = mri(folders(tmp_path, 8), partition="table-9").config
     with pytest.raises(ConfigError, match=r"task\.partition = 'table-9' has 3 rows; the federation has 4 clients"):
         local_data(config, {"partition-id": 0, "num-partitions": 4}, 1)
     with pytest.raises(ConfigError, match=r"'table-2' is no table of task\.name = 'digits', which has none"):
