@@ -50,5 +50,6 @@ def _halves_of_owners(owners: NDArray) -> tuple[NDArray[np.intp], NDArray[np.int
 
 def _refuse_empty(ours: NDArray[np.intp], others: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     if not len(ours) or not len(others):
-        raise DataError(f"{len(ours) + len(others)} test examples are too few of each class to take half of them for validation")
+        count = len(ours) + len(others)
+        raise DataError(f"{count} test examples are too few of each class to take half of them for validation")
     return ours, others

@@ -131,7 +131,7 @@ def test_no_images_are_refused_with_what_is_expected(tmp_path, place):
 
 
 def test_too_few_images_to_test_on(tmp_path):
-    with pytest.raises(DataError, match=r"task\.data-path: 4 test examples are too few of each class to take half of them"):
+    with pytest.raises(DataError, match=r"task\.data-path: 4 test examples are too few of each class"):
         mri(folders(tmp_path, 5)).load()
 
 
