@@ -17,10 +17,10 @@ from cloister.core.files import atomic_path
 from cloister.tasks import TASKS
 from cloister.tasks.base import Examples, Model, Task, are_targets, expected_targets
 from cloister.tasks.labels import classes_of
+from cloister.tasks.pictures.decode import SUFFIXES, grey, is_image
 
 LABELS = ("y", "label")
 """What the last column of a CSV file is called if it holds labels."""
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ def read(task: Task, data: Path) -> Scored:
 
     A CSV file has a header, and one column for each number of an example, in the task's order and units; a last column
     `y` or `label` holds labels. Where the task has a table format of its own, the file is in that one. An `.npz` file
-    has `x`, and maybe `y`. A folder holds images; where they lie in folders named 0, 1, ..., those are their labels.
+    has `x`, and maybe `y`. A folder holds images; where they lie in folders named 0, 1, ..., or as the task calls its
+    classes, those are their labels.
 
     Raises:
         DataError: it is none of these, or not what the task takes.
@@ -237,28 +238,22 @@ def _numbers(frame: Any, data: Path) -> NDArray[np.float64]:
 def _images(task: Task, folder: Path) -> Scored:
     if task.image_shape is None:
         raise DataError(f"{folder}: examples of this task are no images; give a CSV or an .npz file")
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGES)
+    paths = sorted(path for path in folder.rglob("*") if is_image(path))
     if not paths:
-        raise DataError(f"{folder} holds no images ({', '.join(IMAGES)})")
+        raise DataError(f"{folder} holds no images ({', '.join(SUFFIXES)})")
     x = np.stack([_pixels(path, task.image_shape) for path in paths]).reshape(len(paths), *task.input_shape)
-    numbered = [path.parent.name.isdecimal() and path.parent != folder for path in paths]
-    y = np.array([int(path.parent.name) for path in paths]) if all(numbered) else None
-    if any(numbered) and y is None:
+    labels = [None if path.parent == folder else task.label_of_folder(path.parent.name) for path in paths]
+    y = None if None in labels else np.array(labels)
+    if y is None and any(label is not None for label in labels):
         raise DataError(f"{folder}: some images lie in folders named by a label and some do not")
     return replace(_checked(task, x, y, folder), names=tuple(str(path.relative_to(folder)) for path in paths))
 
 
 def _pixels(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
-    """A grey image of this height and width, from 0 (black) to 1 (white), as the benchmarks' images are."""
-    import cv2
-
-    image = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)
+    image = grey(path.read_bytes(), shape)
     if image is None:
         raise DataError(f"{path} is not an image that can be read")
-    height, width = shape
-    if image.shape != shape:
-        image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
-    return image.astype(np.float32) / np.float32(255)
+    return image
 
 
 def _quoted(name: str) -> str:

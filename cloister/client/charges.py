@@ -7,7 +7,7 @@ from flwr.app import Context, UserConfig
 from cloister.client.data import local_data, task_of
 from cloister.client.policy import policy_of
 from cloister.client.request import Request, TrainRequest
-from cloister.client.training.plan import TrainingPlan
+from cloister.client.training.plan import requested_plan
 from cloister.client.units import size_of
 from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
@@ -15,6 +15,7 @@ from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Event, Pure, Unaccounted
 from cloister.privacy.accounting.vocabulary import Unit
 from cloister.privacy.dpsgd.local_steps import LocalSteps, recorded_event
+from cloister.tasks.training.plan import TrainingPlan
 
 SCORES = "scores"
 """The mechanism under which un-noised scores are entered in a ledger."""
@@ -136,7 +137,7 @@ def plan_of(request: TrainRequest, context: Context, owner: int = 0) -> Training
     size = 0
     if config.privacy.client.clips_gradients:
         size = size_of(context.node_config) or _dealt(request, context)
-    return TrainingPlan.of(request, task_of(config.task).recipe, owner, size)
+    return requested_plan(request, task_of(config.task).recipe, owner, size)
 
 
 def _dealt(request: TrainRequest, context: Context) -> int:

@@ -132,4 +132,4 @@ def benchmark_of(config: TaskConfig) -> Dataset:
 @lru_cache(maxsize=4)
 def _parts(config: TaskConfig, clients: int, seed: int) -> list[NDArray]:
     task = task_of(config)
-    return deal(config, task.partition, benchmark_of(config), clients, task.classes, seed)
+    return deal(config, task.partition, benchmark_of(config), clients, task.classes, seed, task.tables)

@@ -2,9 +2,9 @@
 
 import hashlib
 
-from cloister.client.training.plan import TrainingPlan
 from cloister.core.errors import ConfigError
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.tasks.training.plan import TrainingPlan
 
 
 class NoiseSource:

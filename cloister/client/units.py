@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from cloister.client.data import DATA_PATH
 from cloister.client.policy import policy_of
-from cloister.client.training.plan import TrainingPlan
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.dpsgd.batches import rows_of, units_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks.base import Examples
+from cloister.tasks.training.plan import TrainingPlan
 
 PUBLIC_SIZE = "public-size"
 MAXIMUM_SIZE = 10**9

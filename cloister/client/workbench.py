@@ -3,10 +3,11 @@
 from functools import cached_property, lru_cache
 
 from cloister.client.data import task_of
-from cloister.client.training.trainers import TRAINERS, Trainer
+from cloister.client.training.private_trainers import PRIVATE_TRAINERS
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import ClientConfig, RunConfig, TaskConfig
 from cloister.tasks.base import Model
+from cloister.tasks.training.trainers import TRAINERS, Trainer
 
 
 class Workbench:
@@ -34,7 +35,7 @@ class Workbench:
         optimizer = self._recipe.optimizer
         if not self._privacy.client.clips_gradients:
             return TRAINERS.load(self.model.kind)(self.model, optimizer)
-        make = TRAINERS.load(f"{self.model.kind}-dp-sgd")
+        make = PRIVATE_TRAINERS.load(self.model.kind)
         return make(self.model, optimizer, self._recipe.batch_size, self._privacy, self._group_cap)
 
     def prepare(self) -> None:

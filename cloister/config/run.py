@@ -25,7 +25,9 @@ class TaskConfig(Section):
     name: str = "digits"
     model: str = "auto"
     data_path: str = ""
-    partition: Literal["auto", "iid", "shards", "dirichlet", "natural", "table"] = "auto"
+    partition: Literal["auto", "iid", "shards", "dirichlet", "natural", "table", "table-2", "table-3", "table-9"] = (
+        "auto"
+    )
     alpha: Positive = 0.5
     shards_per_client: Count = 2
     table: str = ""
@@ -33,6 +35,8 @@ class TaskConfig(Section):
     rotated_fraction: Fraction = 0.0
     test_fraction: Share = 0.2
     group: Word = ""
+    image_size: Annotated[int, Field(ge=18, le=256)] | Auto = "auto"
+    skip_damaged: bool = False
 
     @model_validator(mode="after")
     def _agree(self) -> "TaskConfig":
@@ -60,6 +64,7 @@ class StrategyConfig(Section):
     min_nodes: Count = 2
     quorum: Count | Auto = "auto"
     min_replies: Whole = 0
+    pretrain_epochs: Whole = 0
     sampling: Literal["fixed", "poisson"] = "fixed"
     weighting: Literal["auto", "examples", "uniform"] = "auto"
     options: dict[str, Scalar] = Field(default_factory=dict)

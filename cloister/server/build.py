@@ -212,6 +212,8 @@ def _unprotected(config: RunConfig, is_accounted: bool) -> list[str]:
     server = config.privacy.server
     if isinstance(server, variants.MetricPrivacy) and server.distance_release == "exact":
         items.append("how far the clients' models lie apart: the standard deviation of the noise tells it")
+    if config.strategy.pretrain_epochs:
+        items.append("the server's own examples: the initial model was trained on them without noise")
     if config.evaluates_on_clients:
         items.append("scores of the global model on each client's own examples, and how many there were")
     return items

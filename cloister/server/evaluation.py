@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from cloister.core.arrays import from_record
 from cloister.core.hypotheses import unstacked
 from cloister.tasks.base import Model, Task
+from cloister.tasks.validation import with_validation
 
 
 class CentralEvaluation:
@@ -21,16 +22,17 @@ class CentralEvaluation:
         task: whose test set and metrics.
         model: that the arrays are put into.
         hypotheses: how many models a record holds; 0: one, under its own names.
+        pretrained: whether the server trained the initial model on examples of its own, which score nothing then.
 
     Attributes:
         examples: that models are scored on.
     """
 
-    def __init__(self, task: Task, model: Model, hypotheses: int = 0) -> None:
+    def __init__(self, task: Task, model: Model, hypotheses: int = 0, pretrained: bool = False) -> None:
         self.task = task
         self.model = model
         self.hypotheses = hypotheses
-        data = task.load()
+        data = with_validation(task, task.load()) if pretrained else task.load()
         self.examples = data.test
         owners = data.test_groups
         self._owners = np.zeros(len(data.test), np.int64) if owners is None else owners

@@ -16,7 +16,7 @@ from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.crash import write_traces_to
 from cloister.core.errors import CloisterError, DataError
-from cloister.core.hypotheses import stacked, unstacked
+from cloister.core.hypotheses import unstacked
 from cloister.core.wire import ROUND, SEED
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.record import record, running
@@ -25,6 +25,7 @@ from cloister.server.build import Plan, build
 from cloister.server.clients import client_claim, personalise
 from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
+from cloister.server.initial import initial_model
 from cloister.server.lasting import confine_ledger
 from cloister.server.loop import Observer, Round, RoundLoop, Score
 from cloister.server.quorum import Quorum
@@ -96,7 +97,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     started = time.perf_counter()
     plan = build(config)
     model = plan.task.build()
-    initial = to_record(_initial(plan, model))
+    initial = to_record(initial_model(plan, model))
     score = _central(plan, model)
     refuse_faulty(plan.task, model, score.examples if score else None)
     layout = Layout.of(from_record(initial))
@@ -134,7 +135,7 @@ def _central(plan: Plan, model: Model) -> CentralEvaluation | None:
     if not asked.central:
         return None
     try:
-        return CentralEvaluation(plan.task, model, plan.hypotheses)
+        return CentralEvaluation(plan.task, model, plan.hypotheses, bool(plan.config.strategy.pretrain_epochs))
     except DataError as error:
         if asked.central is True or (asked.patience and not plan.config.evaluates_on_clients):
             raise
@@ -221,30 +222,6 @@ def _close(scene: _Scene, loop: RoundLoop, said: Statement, ending: Ending, seco
     best = loop.stopping.best_round if loop.stopping.best is not None else loop.aggregated
     kept = next((done for done in scene.rounds if done.number == best), None)
     scene.narrator.closing(scene.plan, scene.directory, said, ending, kept, seconds)
-
-
-APART = 0.01
-"""Standard deviation by which hypotheses are moved apart where a model has but one way to begin."""
-
-
-def _initial(plan: Plan, model: Model) -> dict[str, NDArray]:
-    """The model to start from, or several of them under hypotheses."""
-    models = []
-    for number in range(max(1, plan.hypotheses)):
-        model.initialise(plan.seed + number)
-        models.append(model.arrays())
-    return stacked(_apart(models, plan.seed)) if plan.hypotheses else models[0]
-
-
-def _apart(models: list[dict[str, NDArray]], seed: int) -> list[dict[str, NDArray]]:
-    """The models, none like the first: of equal hypotheses every client would take the same, for good."""
-    rng = np.random.default_rng(seed)
-    for model in models[1:]:
-        if all(np.array_equal(array, models[0][name]) for name, array in model.items()):
-            model.update(
-                {name: array + rng.normal(0, APART, array.shape).astype(array.dtype) for name, array in model.items()}
-            )
-    return models
 
 
 def _named_models(plan: Plan, arrays: Mapping[str, NDArray]) -> dict[str, Mapping[str, NDArray]]:

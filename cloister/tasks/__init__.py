@@ -6,6 +6,7 @@ TASKS = Registry(
     "task",
     "cloister.tasks",
     {
+        "alzheimer-mri": "cloister.tasks.alzheimer_mri:AlzheimerMri",
         "breast-cancer": "cloister.tasks.breast_cancer:BreastCancer",
         "digits": "cloister.tasks.digits:Digits",
         "emnist": "cloister.tasks.emnist:Emnist",

@@ -15,6 +15,8 @@ from cloister.core.errors import ConfigError, DataError
 from cloister.tasks.labels import classes_of, described
 
 NamedArrays = Mapping[str, NDArray]
+ClassCounts = tuple[tuple[int, ...], ...]
+"""How many examples of each class each client has."""
 Loss = Literal["cross-entropy", "squared-error"]
 """What training makes small: of class probabilities against labels, or of numbers against numbers."""
 
@@ -50,13 +52,15 @@ class Dataset:
 
     `groups` names the natural owner of each training example (a hospital, a writer), from 0 on; None where
     the dataset has no natural owners. `test_groups` does the same for the test examples, where they have owners of
-    their own, who train nothing: a federation without them can be validated on them.
+    their own, who train nothing: a federation without them can be validated on them. `validation` is what the server
+    may train an initial model on: no client has any of it, and no model is scored on it.
     """
 
     train: Examples
     test: Examples
     groups: NDArray | None = None
     test_groups: NDArray | None = None
+    validation: Examples | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,9 @@ class Task(ABC):
         input_shape: of one example, as the model takes it.
         models: the names `task.model` may take, the default first.
         rotates: whether `task.rotated-fraction` means anything to it.
+        decodes: whether `task.image-size` and `task.skip-damaged` mean anything to it.
+        tables: published partitions by the name that `task.partition` takes: for each client the number of training
+            examples of each class.
         image_shape: height and width of the grey image that an example is; None: it is none.
         public: whether anybody can have the data that `load` returns: a simulation on it needs no lasting ledger. Not
             inherited: a subclass may load other data.
@@ -134,10 +141,12 @@ class Task(ABC):
     partition: ClassVar[str] = "iid"
     classes: ClassVar[int]
     class_names: ClassVar[tuple[str, ...]] = ()
-    input_shape: ClassVar[tuple[int, ...]]
+    input_shape: tuple[int, ...]
     models: ClassVar[tuple[str, ...]]
     rotates: ClassVar[bool] = False
-    image_shape: ClassVar[tuple[int, int] | None] = None
+    decodes: ClassVar[bool] = False
+    tables: ClassVar[Mapping[str, ClassCounts]] = {}
+    image_shape: tuple[int, int] | None = None
     public: ClassVar[bool] = False
 
     def __init__(self, config: TaskConfig) -> None:
@@ -147,10 +156,23 @@ class Task(ABC):
             raise ConfigError(
                 f"task.model must be one of {', '.join(self.models)} for task {config.name!r}; got {config.model!r}"
             )
-        if config.rotated_fraction and not self.rotates:
+        self._refuse_settings_of_others()
+
+    def _refuse_settings_of_others(self) -> None:
+        config = self.config
+        for key, value, means_something, owner in (
+            ("rotated-fraction", config.rotated_fraction, self.rotates, "mnist-writers"),
+            ("image-size", config.image_size, self.decodes or config.image_size == "auto", "alzheimer-mri"),
+            ("skip-damaged", config.skip_damaged, self.decodes, "alzheimer-mri"),
+        ):
+            if value and not means_something:
+                raise ConfigError(
+                    f"task.{key} = {value} has no effect with task.name = {config.name!r}; it belongs to {owner!r}"
+                )
+        if config.partition.startswith("table-") and config.partition not in self.tables:
+            known = ", ".join(self.tables) or "none"
             raise ConfigError(
-                f"task.rotated-fraction = {config.rotated_fraction} has no effect with task.name = {config.name!r}; "
-                "it belongs to 'mnist-writers'"
+                f"task.partition = {config.partition!r} is no table of task.name = {config.name!r}, which has {known}"
             )
 
     @abstractmethod
@@ -189,7 +211,7 @@ class Task(ABC):
     def usable(self, examples: Examples) -> NDArray[np.bool_]:
         """Which rows this task's model can take, shape (n,), each decided by itself: finite, with a target it knows."""
         with np.errstate(over="ignore"):
-            finite = np.isfinite(examples.x.astype(np.float32)).reshape(len(examples), -1).all(axis=1)
+            finite = np.isfinite(examples.x.astype(np.float32, copy=False)).reshape(len(examples), -1).all(axis=1)
         return finite & self.usable_targets(examples.y)
 
     def usable_targets(self, y: NDArray) -> NDArray[np.bool_]:
@@ -211,7 +233,7 @@ class Task(ABC):
             raise DataError(
                 f"data-path: {path} must hold inputs of shape {self.input_shape}, found {examples.x.shape[1:]}"
             )
-        inputs = examples.x.astype(np.float32)
+        inputs = examples.x.astype(np.float32, copy=False)
         if not np.isfinite(inputs).all():
             raise DataError(f"data-path: {path} holds inputs that are NaN or infinite as float32")
         return Examples(inputs, self.checked_targets(examples.y, path), examples.groups)
@@ -229,6 +251,10 @@ class Task(ABC):
         if len(y) and not (y.min() >= 0 and y.max() < self.classes):
             raise DataError(f"data-path: {path} must hold labels {described(self.classes, self.class_names)}")
         return y.astype(np.int64)
+
+    def label_of_folder(self, name: str) -> int | None:
+        """The class of the images in a folder of this name; None where it names none."""
+        return int(name) if name.isdecimal() else None
 
     def strata(self, y: NDArray) -> NDArray:
         """What a client's examples are stratified by when some are kept back: integers of shape (n,)."""
@@ -282,6 +308,10 @@ class Regression(Task):
         if not np.isfinite(targets).all():
             raise DataError(f"data-path: {path} holds targets that are NaN or infinite as float32")
         return targets
+
+    def label_of_folder(self, name: str) -> int | None:
+        """The class of the images in a folder of this name; None where it names none."""
+        return int(name) if name.isdecimal() else None
 
     def strata(self, y: NDArray) -> NDArray:
         """One stratum: no two targets need be equal."""

@@ -23,6 +23,7 @@ class KerasModel:
     Args:
         build: makes the uncompiled model; its last layer gives class probabilities, or one number for a regression.
         loss: what training makes small.
+        predict_batch: examples that `predict` scores at once: what layers make of them has to fit into memory.
 
     Attributes:
         keras: the Keras model.
@@ -35,9 +36,12 @@ class KerasModel:
     kind = "keras"
     suffix = ".keras"
 
-    def __init__(self, build: Callable[[], Network], loss: Loss = "cross-entropy") -> None:
+    def __init__(
+        self, build: Callable[[], Network], loss: Loss = "cross-entropy", predict_batch: int = PREDICT_BATCH
+    ) -> None:
         self._build = build
         self.loss: Loss = loss
+        self._predict_batch = predict_batch
         self.keras = _fresh(build)
         self.variables = {weight.path: weight for weight in self.keras.weights}
         if len(self.variables) != len(self.keras.weights):
@@ -75,7 +79,8 @@ class KerasModel:
         """Class probabilities of shape (n, classes), or the predicted numbers of a regression, of shape (n,)."""
         if self._forward is None:
             self._forward = self._compile(self._at_once)
-        pieces = [self._forward(x[start : start + PREDICT_BATCH]).numpy() for start in range(0, len(x), PREDICT_BATCH)]
+        size = self._predict_batch
+        pieces = [self._forward(x[start : start + size]).numpy() for start in range(0, len(x), size)]
         return self._shaped(np.concatenate(pieces))
 
     def predict_alone(self, x: NDArray) -> NDArray:

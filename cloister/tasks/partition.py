@@ -5,8 +5,9 @@ need more than there are; and each array is in rising order, so that the deal de
 receives its examples class by class.
 """
 
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from cloister.config.run import TaskConfig
 from cloister.core import check
 from cloister.core.errors import ConfigError
-from cloister.tasks.base import Dataset
+from cloister.tasks.base import Dataset, ClassCounts
 
 Indices = NDArray[np.intp]
 
@@ -22,11 +23,21 @@ DRAWS = 100
 """How often `dirichlet` draws before it gives up on reaching every client."""
 BY_LABEL = ("shards", "dirichlet", "table")
 """Ways to deal that look at the classes of examples."""
+logger = logging.getLogger("cloister.tasks")
+SCARCE = "task.partition = %r asks for %d training examples of class %d, and there are %d: its proportions are used"
 WHOLE = re.compile("[0-9]{1,9}")
 """A count in `task.table`: nine digits, so that sums of counts stay far from the largest integer."""
 
 
-def deal(config: TaskConfig, default: str, dataset: Dataset, clients: int, classes: int, seed: int) -> list[Indices]:
+def deal(
+    config: TaskConfig,
+    default: str,
+    dataset: Dataset,
+    clients: int,
+    classes: int,
+    seed: int,
+    published: Mapping[str, ClassCounts] | None = None,
+) -> list[Indices]:
     """Deal the training examples as `task.partition` says.
 
     Args:
@@ -36,6 +47,7 @@ def deal(config: TaskConfig, default: str, dataset: Dataset, clients: int, class
         clients: how many parts to make, 1 to n, or any number where `task.examples-per-client` says how large.
         classes: number of classes; 0 where targets are no labels.
         seed: ≥ 0; the same seed deals the same parts.
+        published: the task's own tables, by name.
 
     Returns:
         One array of training indices per client.
@@ -65,6 +77,8 @@ def deal(config: TaskConfig, default: str, dataset: Dataset, clients: int, class
             return natural(_owners(dataset, config.name), clients)
         case "table":
             return table(labels, parse_table(config.table, clients, classes), rng)
+        case name if published and name in published:
+            return table(labels, fitted(name, published[name], labels, clients), rng)
         case unknown:
             raise ConfigError(f"task.partition must be one of iid, shards, dirichlet, natural, table; got {unknown!r}")
 
@@ -243,6 +257,36 @@ def parse_table(text: str, clients: int, classes: int) -> NDArray[np.intp]:
     return np.array([_parse_row(number, row, classes) for number, row in enumerate(rows, 1)], dtype=np.intp)
 
 
+def fitted(name: str, rows: ClassCounts, labels: NDArray, clients: int) -> NDArray[np.intp]:
+    """A published table for the examples that are there: of a class that has too few of them, its proportions.
+
+    Args:
+        name: of the table.
+        rows: the published counts.
+        labels: of n examples, shape (n,), from 0 on.
+        clients: how many rows it must have.
+
+    Returns:
+        Counts of shape (clients, classes).
+
+    Raises:
+        ConfigError: there are more clients or fewer than rows, or one of them would have no example.
+    """
+    if len(rows) != clients:
+        raise ConfigError(
+            f"task.partition = {name!r} has {len(rows)} rows; the federation has {clients} clients, one row each"
+        )
+    counts = np.array(rows, np.intp)
+    there = np.bincount(labels, minlength=counts.shape[1])
+    for label, asked in enumerate(counts.sum(axis=0)):
+        if asked > there[label]:
+            logger.warning(SCARCE, name, asked, label, there[label])
+            counts[:, label] = _shares(counts[:, label], int(there[label]))
+    if not counts.sum(axis=1).all():
+        raise ConfigError(f"task.partition = {name!r} leaves a client without any of {len(labels)} training examples")
+    return counts
+
+
 def holdout(labels: NDArray, fraction: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
     """Split one client's examples into train and test, class by class.
 
@@ -295,6 +339,14 @@ def _draw(labels: NDArray, label: int, counts: NDArray[np.intp], rng: np.random.
             f"task.table asks for {asked} training examples of class {label}; the task has {members.size}"
         )
     return np.split(members[:asked], np.cumsum(counts)[:-1])
+
+
+def _shares(column: NDArray[np.intp], total: int) -> NDArray[np.intp]:
+    """`total` whole examples in the proportions of a column; what rounding leaves goes to the largest remainders."""
+    exact = column * (total / column.sum())
+    shares = np.floor(exact).astype(np.intp)
+    shares[np.argsort(shares - exact, kind="stable")[: total - shares.sum()]] += 1
+    return shares
 
 
 def _parse_row(number: int, row: str, classes: int) -> Sequence[int]:

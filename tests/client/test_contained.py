@@ -23,10 +23,10 @@ from asking import (
 
 from cloister.client import handlers
 from cloister.client.data import _own_data, _own_file
-from cloister.client.training.numpy_trainer import NumpyTrainer
 from cloister.client.workbench import workbench_of
 from cloister.config.run import parse
 from cloister.core.hypotheses import stacked
+from cloister.tasks.training.numpy_trainer import NumpyTrainer
 
 ROWS = np.random.default_rng(0).random((40, 64))
 LABELS = np.arange(40) % 10

@@ -5,7 +5,6 @@ import pytest
 
 from cloister.client.training.dp_sgd_keras_trainer import PrivateKerasTrainer
 from cloister.client.training.dp_sgd_numpy_trainer import PrivateNumpyTrainer
-from cloister.client.training.plan import TrainingPlan
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError, PrivacyError, UnsupportedModel
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
@@ -13,6 +12,7 @@ from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples
 from cloister.tasks.keras_model import KerasModel
 from cloister.tasks.softmax import SoftmaxRegression
+from cloister.tasks.training.plan import TrainingPlan
 
 RNG = np.random.default_rng(0)
 DATA = Examples(RNG.random((40, 6)).astype(np.float32), RNG.integers(0, 3, 40))

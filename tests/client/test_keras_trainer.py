@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from cloister.client.training.keras_trainer import KerasTrainer
-from cloister.client.training.plan import TrainingPlan
 from cloister.core.errors import ConfigError, FederationError
 from cloister.tasks.base import Examples, cross_entropy
 from cloister.tasks.keras_model import KerasModel
+from cloister.tasks.training.keras_trainer import KerasTrainer
+from cloister.tasks.training.plan import TrainingPlan
 
 RNG = np.random.default_rng(0)
 DATA = Examples(RNG.random((40, 6)).astype(np.float32), RNG.integers(0, 3, 40))

@@ -16,7 +16,6 @@ from asking import (
 
 from cloister.client import units as subject
 from cloister.client.charges import plan_of, planned_steps
-from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import MAXIMUM_SIZE, Units, public_size_of, size_of
 from cloister.config.run import parse
 from cloister.core.errors import ConfigError, PrivacyError
@@ -25,6 +24,7 @@ from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.dpsgd import one_by_one
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks.base import Examples
+from cloister.tasks.training.plan import TrainingPlan
 
 STATED = 40
 POLICY = {"mechanisms": ["dp-sgd"], "min_server_noise_multiplier": None, "max_example_epsilon": 1e6}

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from cloister.client.training.trainers import TRAINERS
+from cloister.client.training.private_trainers import PRIVATE_TRAINERS
 from cloister.core import registry
 from cloister.core.errors import PluginError
 from cloister.core.registry import Registry
 from cloister.privacy.mechanisms.distance import DISTANCES
 from cloister.strategies import STRATEGIES
 from cloister.tasks import TASKS
+from cloister.tasks.training.trainers import TRAINERS
 
 GROUP = "cloister.things"
 BUILTIN = {"path": "pathlib:Path", "purepath": "pathlib:PurePath"}
@@ -105,6 +106,6 @@ def test_every_built_in_loads(known):
 
 
 def test_every_kind_of_plugin_has_a_group_of_its_own():
-    groups = [known.group for known in (STRATEGIES, DISTANCES, TASKS, TRAINERS)]
+    groups = [known.group for known in (STRATEGIES, DISTANCES, TASKS, TRAINERS, PRIVATE_TRAINERS)]
     assert len(set(groups)) == len(groups)
     assert all(group.startswith("cloister.") for group in groups)

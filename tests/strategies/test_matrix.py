@@ -11,8 +11,6 @@ from scipy.stats import chi2
 from support import flat
 
 from cloister.client.data import task_of
-from cloister.client.training.numpy_trainer import NumpyTrainer
-from cloister.client.training.plan import TrainingPlan
 from cloister.config.run import TaskConfig
 from cloister.core.arrays import from_record
 from cloister.core.errors import ConfigError
@@ -20,6 +18,8 @@ from cloister.local.simulation import simulate
 from cloister.server.reports.console import Narrator
 from cloister.strategies import STRATEGIES
 from cloister.tasks.softmax import SoftmaxRegression
+from cloister.tasks.training.numpy_trainer import NumpyTrainer
+from cloister.tasks.training.plan import TrainingPlan
 
 CLIENTS = 5
 ROUNDS = 3
@@ -190,7 +190,7 @@ def test_a_numpy_step_is_the_gradient_plus_mu_times_the_way_from_the_global_mode
 
 
 def keras_trainer():
-    from cloister.client.training.keras_trainer import KerasTrainer
+    from cloister.tasks.training.keras_trainer import KerasTrainer
 
     model = task_of(TaskConfig(model="mlp")).build()
     model.initialise(4)

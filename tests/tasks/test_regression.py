@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from test_tasks import task
 
-from cloister.client.training.numpy_trainer import NumpyTrainer
-from cloister.client.training.plan import TrainingPlan
 from cloister.core.errors import ConfigError, DataError, FederationError
 from cloister.tasks.base import Examples
 from cloister.tasks.linear import OPTIMA, SAMPLES, USERS
 from cloister.tasks.partition import deal
 from cloister.tasks.regression import HiddenLayerRegression, LinearRegression
+from cloister.tasks.training.numpy_trainer import NumpyTrainer
+from cloister.tasks.training.plan import TrainingPlan
 
 MODELS = [LinearRegression(3), HiddenLayerRegression(3, 2), HiddenLayerRegression(3, 7)]
 
@@ -149,7 +149,7 @@ def test_a_user_is_a_client_and_there_are_no_more():
 
 def test_two_parameters_in_keras_follow_the_data():
     pytest.importorskip("keras")
-    from cloister.client.training.keras_trainer import KerasTrainer
+    from cloister.tasks.training.keras_trainer import KerasTrainer
 
     linear = task("linear", model="keras")
     model, data = linear.build(), linear.load()
@@ -164,7 +164,7 @@ def test_two_parameters_in_keras_follow_the_data():
 
 def test_keras_trains_on_the_squared_error_as_numpy_does():
     pytest.importorskip("keras")
-    from cloister.client.training.keras_trainer import KerasTrainer
+    from cloister.tasks.training.keras_trainer import KerasTrainer
 
     charges = task("hospital-charges", model="keras")
     keras_model, numpy_model = charges.build(), HiddenLayerRegression(3, 2)

@@ -9,7 +9,7 @@ from flwr.app import Context
 from cloister.client.data import DATA_PATH, local_data, task_of
 from cloister.client.policy import CHECKED_BUNDLE, PLUGIN, Policy, is_server_side, policy_of
 from cloister.client.request import EvaluateRequest, Reply, Request, TrainRequest
-from cloister.client.training.plan import TrainingPlan
+from cloister.client.training.plan import requested_plan
 from cloister.client.units import public_size_of
 from cloister.config.run import RunConfig
 from cloister.core.errors import PolicyError
@@ -97,7 +97,7 @@ def _bounds(policy: Policy, config: RunConfig) -> Iterator[str]:
 
 
 def _about_plan(policy: Policy, request: TrainRequest, context: Context) -> Iterator[str]:
-    plan = TrainingPlan.of(request, task_of(request.config.task).recipe, 0)
+    plan = requested_plan(request, task_of(request.config.task).recipe, 0)
     yield from _outside("client.learning-rate", plan.learning_rate, 0, policy.max_learning_rate)
     yield from _outside("client.batch-size", plan.batch_size, policy.min_batch_size, policy.max_batch_size)
     yield from _outside("client.local-epochs", plan.epochs, 0, policy.max_local_epochs)

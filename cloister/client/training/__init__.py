@@ -1,1 +1,1 @@
-"""Trainers by name: how a client turns a model and its examples into an update."""
+"""How a client trains: the plan that a message asks for, and the trainers of DP-SGD."""

@@ -7,8 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.client.training.dp_sgd_trainer import PrivateTrainer
-from cloister.client.training.keras_trainer import optimizer_named
-from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError
@@ -16,6 +14,8 @@ from cloister.privacy.dpsgd.rounding import DEFAULT_OVERSTATEMENT, Batching, lar
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.keras_model import KerasModel
+from cloister.tasks.training.keras_trainer import optimizer_named
+from cloister.tasks.training.plan import TrainingPlan
 
 
 class PrivateKerasTrainer(PrivateTrainer):

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.client.training.dp_sgd_trainer import PrivateTrainer
-from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.arrays import Row
@@ -15,6 +14,7 @@ from cloister.privacy.dpsgd.one_by_one import noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples
 from cloister.tasks.numpy_model import NumpyModel
+from cloister.tasks.training.plan import TrainingPlan
 
 
 class PrivateNumpyTrainer(PrivateTrainer):

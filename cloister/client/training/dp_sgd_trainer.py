@@ -5,11 +5,11 @@ from abc import ABC, abstractmethod
 from numpy.typing import NDArray
 
 from cloister.client.noise_sources import NoiseSource, refuse_penalty
-from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples
+from cloister.tasks.training.plan import TrainingPlan
 
 
 class PrivateTrainer(ABC):

@@ -7,11 +7,11 @@ import tensorflow as tf
 from examples_of_dpsgd import batch, dp_sgd, norm, perturbed
 
 from cloister.client.training.dp_sgd_keras_trainer import PrivateKerasTrainer
-from cloister.client.training.plan import TrainingPlan
 from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples
 from cloister.tasks.keras_model import KerasModel
+from cloister.tasks.training.plan import TrainingPlan
 
 layers = keras.layers
 

@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cloister.client.training.plan import TrainingPlan
 from cloister.core.errors import ConfigError
 from cloister.core.tensors import Compiled, Optimizer, Tensor
 from cloister.tasks.base import Examples
 from cloister.tasks.keras_model import KerasModel
+from cloister.tasks.training.plan import TrainingPlan
 
 LOSSES = {
     "cross-entropy": (keras.losses.SparseCategoricalCrossentropy, tf.int32),
@@ -45,7 +45,7 @@ class KerasTrainer:
         """Train from the model's weights, which are also the centre of the penalty.
 
         Args:
-            examples: of this client.
+            examples: to train on.
             plan: of this round.
         """
         self._reset(plan)

@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.client.training.plan import TrainingPlan
 from cloister.core.errors import ConfigError
 from cloister.tasks.base import Examples
 from cloister.tasks.numpy_model import NumpyModel
+from cloister.tasks.training.plan import TrainingPlan
 
 
 class NumpyTrainer:
@@ -29,7 +29,7 @@ class NumpyTrainer:
         """Train from the model's weights, which are also the centre of the penalty.
 
         Args:
-            examples: of this client.
+            examples: to train on.
             plan: of this round.
         """
         anchor = self.model.arrays()

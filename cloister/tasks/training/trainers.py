@@ -2,24 +2,21 @@
 
 A trainer is made once per process and model, and keeps what is costly to make. `fit` starts from the weights the
 model has, takes the examples and a `TrainingPlan`, and returns the mean training loss of the last epoch, if it may be
-told. Trainers for `privacy.client = "dp-sgd"` go by the kind of model and `-dp-sgd`; they are made with the batch size,
-the run's `privacy.*` and the most examples of a unit as well.
+told.
 """
 
 from typing import Protocol
 
-from cloister.client.training.plan import TrainingPlan
 from cloister.core.registry import Registry
 from cloister.tasks.base import Examples
+from cloister.tasks.training.plan import TrainingPlan
 
 TRAINERS = Registry(
     "trainer",
     "cloister.trainers",
     {
-        "keras": "cloister.client.training.keras_trainer:KerasTrainer",
-        "keras-dp-sgd": "cloister.client.training.dp_sgd_keras_trainer:PrivateKerasTrainer",
-        "numpy": "cloister.client.training.numpy_trainer:NumpyTrainer",
-        "numpy-dp-sgd": "cloister.client.training.dp_sgd_numpy_trainer:PrivateNumpyTrainer",
+        "keras": "cloister.tasks.training.keras_trainer:KerasTrainer",
+        "numpy": "cloister.tasks.training.numpy_trainer:NumpyTrainer",
     },
 )
 
@@ -31,7 +28,7 @@ class Trainer(Protocol):
         """Train on the examples; the mean loss of the last epoch, None where it may not be told.
 
         Args:
-            examples: of this client.
+            examples: to train on.
             plan: of this round.
         """
         ...

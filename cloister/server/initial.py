@@ -1,0 +1,78 @@
+"""The model that a run starts from."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.errors import ConfigError, DataError
+from cloister.core.hypotheses import stacked
+from cloister.server.build import Plan
+from cloister.tasks.base import Examples, Model
+from cloister.tasks.training.plan import TrainingPlan
+from cloister.tasks.training.trainers import TRAINERS
+from cloister.tasks.validation import with_validation
+
+APART = 0.01
+"""Standard deviation by which hypotheses are moved apart where a model has but one way to begin."""
+
+
+def initial_model(plan: Plan, model: Model) -> dict[str, NDArray]:
+    """New weights, or several models under hypotheses; the same for the same seed.
+
+    With `strategy.pretrain-epochs` each is trained on the server's own examples first.
+
+    Args:
+        plan: of the run.
+        model: of its task; left with the weights of the last hypothesis.
+
+    Raises:
+        DataError: the server has no examples to train on.
+        ConfigError: training on them diverged.
+    """
+    own = _own_examples(plan) if plan.config.strategy.pretrain_epochs else None
+    models = []
+    for number in range(max(1, plan.hypotheses)):
+        model.initialise(plan.seed + number)
+        if own is not None:
+            _pretrain(plan, model, own, plan.seed + number)
+        models.append(model.arrays())
+    return stacked(_apart(models, plan.seed)) if plan.hypotheses else models[0]
+
+
+def _own_examples(plan: Plan) -> Examples:
+    try:
+        found = with_validation(plan.task, plan.task.load()).validation
+    except DataError as error:
+        asked = plan.config.strategy.pretrain_epochs
+        raise DataError(f"strategy.pretrain-epochs = {asked} needs examples on the server: {error}") from None
+    assert found is not None
+    return found
+
+
+def _pretrain(plan: Plan, model: Model, examples: Examples, seed: int) -> None:
+    """Train as a client without privacy would, by the task's recipe and what `client.*` says."""
+    epochs = plan.config.strategy.pretrain_epochs
+    recipe = replace(plan.task.recipe.resolved(plan.config.client), local_epochs=epochs)
+    TRAINERS.load(model.kind)(model, recipe.optimizer).fit(examples, TrainingPlan.of(recipe, (seed, 0, 0), round=0))
+    _refuse_diverged(model.arrays(), epochs, recipe.learning_rate)
+
+
+def _refuse_diverged(arrays: Mapping[str, NDArray], epochs: int, rate: float) -> None:
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise ConfigError(
+            f"strategy.pretrain-epochs = {epochs} at client.learning-rate = {rate:g} makes weights infinite or NaN; "
+            "use a smaller rate"
+        )
+
+
+def _apart(models: list[dict[str, NDArray]], seed: int) -> list[dict[str, NDArray]]:
+    """The models, none like the first: of equal hypotheses every client would take the same, for good."""
+    rng = np.random.default_rng(seed)
+    for model in models[1:]:
+        if all(np.array_equal(array, models[0][name]) for name, array in model.items()):
+            model.update(
+                {name: array + rng.normal(0, APART, array.shape).astype(array.dtype) for name, array in model.items()}
+            )
+    return models

@@ -1,0 +1,44 @@
+"""One encoded image as grey values."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm")
+JPEG, SCAN, END = b"\xff\xd8", b"\xff\xda", b"\xff\xd9"
+"""Markers: of the first bytes of a JPEG, of the beginning of its pixels, and of its end."""
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file's name is that of an image; hidden files are none."""
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
+def grey(encoded: bytes, shape: tuple[int, int]) -> NDArray[np.float32] | None:
+    """A grey image of this height and width, from 0 (black) to 1 (white); None where the bytes are damaged.
+
+    Args:
+        encoded: the bytes of a file.
+        shape: height and width of the result. An image of another size is brought to it by area interpolation.
+    """
+    image = _decoded(encoded)
+    if image is None:
+        return None
+    if image.shape != shape:
+        import cv2
+
+        image = cv2.resize(image, shape[::-1], interpolation=cv2.INTER_AREA)
+    return image.astype(np.float32) / np.float32(255)
+
+
+def _decoded(encoded: bytes) -> NDArray | None:
+    import cv2
+
+    # Some versions of OpenCV fill up a JPEG that was cut off, and call it whole.
+    if not encoded or (encoded.startswith(JPEG) and encoded.rfind(END) < encoded.rfind(SCAN)):
+        return None
+    try:
+        return cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_GRAYSCALE)
+    except cv2.error:
+        return None

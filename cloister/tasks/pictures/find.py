@@ -1,0 +1,46 @@
+"""Which of the layouts a path holds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cloister.core.errors import DataError
+from cloister.tasks.pictures.folders import FolderPerClass, folders_in
+from cloister.tasks.pictures.parquet import ParquetFiles
+from cloister.tasks.pictures.picture import Source
+
+
+def find_pictures(path: Path, classes: Sequence[str]) -> Source:
+    """The images at a path: a folder with a folder per class, a folder of parquet files, or one parquet file.
+
+    Either folder may also be the only one of its kind in the folder that is named.
+
+    Args:
+        path: of a folder or a file.
+        classes: the task's names, in its order.
+
+    Raises:
+        DataError: there are no such images, or they lie in more than one such folder.
+    """
+    found = _at(path, classes)
+    if not found and path.is_dir():
+        found = [source for folder in folders_in(path) for source in _at(folder, classes)]
+    if len(found) > 1:
+        raise DataError(f"{', '.join(str(source.root) for source in found)} all hold images; name one of them")
+    if not found:
+        raise DataError(
+            f"no images at {path}; expected folders of images named {', '.join(classes)}, which may lie below train "
+            "and test, or parquet files"
+        )
+    return found[0]
+
+
+def _at(path: Path, classes: Sequence[str]) -> list[Source]:
+    """The images of this very path, or nothing."""
+    parquet = sorted(path.glob("*.parquet")) if path.is_dir() else [path] if path.suffix.lower() == ".parquet" else []
+    if parquet:
+        source: Source = ParquetFiles.at(parquet, classes)
+    elif path.is_dir():
+        source = FolderPerClass.at(path, classes)
+    else:
+        return []
+    return [source] if source.pictures else []

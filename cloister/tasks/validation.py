@@ -1,0 +1,55 @@
+"""The server's own examples: some to train the initial model on, the others to score models with."""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.errors import DataError
+from cloister.tasks.base import Dataset, Task
+from cloister.tasks.partition import holdout
+
+SPLIT_SEED = 0
+"""Fixed here, not configured: every run of every strategy is scored on the same examples."""
+
+
+def with_validation(task: Task, data: Dataset) -> Dataset:
+    """The data with examples that the server may train on.
+
+    Args:
+        task: that the data is of.
+        data: whose `validation` is used where there is one. Where there is none, half of the test examples become it:
+            of each class or, where test examples have owners, half of the owners with all that is theirs.
+
+    Raises:
+        DataError: there are too few test examples.
+    """
+    if data.validation is not None:
+        return data
+    strata = task.strata(data.test.y)
+    ours, test = halves(strata) if data.test_groups is None else _halves_of_owners(data.test_groups)
+    owners = None if data.test_groups is None else data.test_groups[test]
+    return replace(data, test=data.test.take(test), test_groups=owners, validation=data.test.take(ours))
+
+
+def halves(labels: NDArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Two halves of test examples, class by class, as indices; the same ones for the same labels, of shape (n,).
+
+    Raises:
+        DataError: one of them would be empty.
+    """
+    return _refuse_empty(*holdout(labels, 0.5, np.random.default_rng(SPLIT_SEED)))
+
+
+def _halves_of_owners(owners: NDArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    names = np.unique(owners)
+    chosen = np.random.default_rng(SPLIT_SEED).permutation(names)[: len(names) // 2]
+    ours = np.isin(owners, chosen)
+    return _refuse_empty(np.flatnonzero(ours), np.flatnonzero(~ours))
+
+
+def _refuse_empty(ours: NDArray[np.intp], others: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    if not len(ours) or not len(others):
+        count = len(ours) + len(others)
+        raise DataError(f"{count} test examples are too few of each class to take half of them for validation")
+    return ours, others

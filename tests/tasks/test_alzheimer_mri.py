@@ -1,0 +1,374 @@
+"""Brain scans: what is read of the layouts that users have, how it is split and dealt out, and the network."""
+
+import sys
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+import pytest
+from mri import SIZE, folders, jpeg, mri, parquet, put, scan
+
+from cloister import predict
+from cloister.client.data import local_data
+from cloister.config.run import TaskConfig
+from cloister.core.errors import ConfigError, DataError
+from cloister.tasks import alzheimer_mri
+from cloister.tasks.alzheimer_mri import CLASSES, PUBLISHED, PUBLISHED_TEST, TABLES, AlzheimerMri
+from cloister.tasks.partition import deal
+from cloister.tasks.pictures.picture import Picture, class_named
+
+SPELLINGS = {
+    "underscores": CLASSES,
+    "no underscores": tuple(name.replace("_", "") for name in CLASSES),
+    "spaces and small letters": tuple(name.replace("_", " ").lower() for name in CLASSES),
+}
+
+
+def counts(examples):
+    return np.bincount(examples.y, minlength=4).tolist()
+
+
+def everything(data):
+    parts = (data.train, data.validation, data.test)
+    return np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
+
+
+def rows_of(examples):
+    return {row.tobytes() for row in np.ascontiguousarray(examples.x)}
+
+
+# Folders
+
+
+@pytest.mark.parametrize("classes", SPELLINGS.values(), ids=SPELLINGS)
+def test_a_folder_per_class_is_split_four_to_one_and_the_test_part_in_half(tmp_path, classes):
+    data = mri(folders(tmp_path, 10, classes)).load()
+    assert counts(data.train) == [8] * 4 and counts(data.validation) == counts(data.test) == [1] * 4
+    assert data.train.x.shape == (32, SIZE, SIZE, 1) and data.train.x.dtype == np.float32
+    assert data.train.y.dtype == np.int64
+    assert not rows_of(data.train) & rows_of(data.test) and not rows_of(data.validation) & rows_of(data.test)
+
+
+@pytest.mark.parametrize("parts", [("train", "test"), ("Train", "TEST")])
+def test_a_split_that_is_there_is_kept(tmp_path, parts):
+    data = mri(folders(tmp_path, 4, parts=parts)).load()
+    assert counts(data.train) == [4] * 4 and counts(data.validation) == counts(data.test) == [2] * 4
+    ours = mri(tmp_path / parts[0]).read(tmp_path / parts[0])
+    assert rows_of(data.train) == rows_of(ours)
+
+
+def test_pixels_are_grey_values_of_the_asked_size_beside_their_labels(tmp_path):
+    x, y = everything(mri(folders(tmp_path, 8), image_size=20).load())
+    assert 0 <= x.min() < x.max() <= 1
+    for label in range(4):
+        expected = [cv2.imdecode(np.frombuffer(jpeg(scan(label, n)), np.uint8), 0) for n in range(8)]
+        resized = {cv2.resize(each, (20, 20), interpolation=cv2.INTER_AREA).tobytes() for each in expected}
+        assert {np.rint(255 * row).astype(np.uint8).tobytes() for row in x[y == label]} == resized
+
+
+def test_colours_become_grey(tmp_path):
+    image = np.zeros((SIZE, SIZE, 3), np.uint8)
+    image[..., 2] = 200
+    cv2.imwrite(str(tmp_path / "red.png"), image)
+    put(tmp_path / CLASSES[0] / "red.png", (tmp_path / "red.png").read_bytes())
+    examples = mri("").read(tmp_path)
+    np.testing.assert_allclose(examples.x, 0.299 * 200 / 255, atol=1 / 255)
+
+
+def test_the_order_of_classes_is_the_task_s_whatever_a_node_has(tmp_path):
+    for label in (3, 1):
+        put(tmp_path / CLASSES[label] / "a.jpg", jpeg(scan(label, 0)))
+    assert mri("").read(tmp_path).y.tolist() == [1, 3]
+
+
+def test_the_folder_may_be_one_below_and_only_one(tmp_path):
+    folders(tmp_path / "Dataset", 8)
+    assert len(everything(mri(tmp_path).load())[1]) == 32
+    folders(tmp_path / "Augmented", 8)
+    with pytest.raises(DataError, match=r"task\.data-path: .*Augmented, .*Dataset all hold images; name one of them"):
+        mri(tmp_path).load()
+
+
+def test_hidden_files_and_others_are_passed_over(tmp_path):
+    folders(tmp_path, 8)
+    put(tmp_path / CLASSES[0] / "._scan (0).jpg", b"resource fork")
+    put(tmp_path / CLASSES[0] / "Thumbs.db", b"thumbs")
+    put(tmp_path / "notes" / "read.me", b"")
+    assert len(everything(mri(tmp_path).load())[1]) == 32
+
+
+def test_a_folder_that_is_named_like_no_class_is_not_passed_over(tmp_path):
+    folders(tmp_path, 2)
+    put(tmp_path / "Midl_Demented" / "a.jpg", jpeg(scan(0, 0)))
+    with pytest.raises(DataError, match="the folder Midl_Demented holds images and is named like no class: Mild_D"):
+        mri(tmp_path).load()
+
+
+def test_a_folder_to_predict_may_be_labelled_by_the_task_s_names(tmp_path):
+    scored = predict.read(mri(""), folders(tmp_path, 1, SPELLINGS["spaces and small letters"]))
+    assert scored.y.tolist() == [0, 1, 2, 3] and scored.names[0] == "mild demented/scan (0).jpg"
+    assert np.array_equal(scored.x, mri("").read(tmp_path).x)
+    put(tmp_path / "unknown" / "a.jpg", jpeg(scan(0, 0)))
+    with pytest.raises(DataError, match="some images lie in folders named by a label and some do not"):
+        predict.read(mri(""), tmp_path)
+
+
+def test_half_a_split_is_refused(tmp_path):
+    folders(tmp_path, 2, parts=("train",))
+    with pytest.raises(DataError, match=r"must hold images to train on and to test on, .* found train$"):
+        mri(tmp_path).load()
+    folders(tmp_path, 2)
+    with pytest.raises(DataError, match="found train and some beside them"):
+        mri(tmp_path).load()
+    assert len(mri("").read(tmp_path)) == 16, "a node's own data needs no split"
+
+
+@pytest.mark.parametrize("place", ["", "nowhere", "empty"])
+def test_no_images_are_refused_with_what_is_expected(tmp_path, place):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"task\.data-path.*(must be a folder of images|expected folders of images)"):
+        mri(tmp_path / place if place else "").load()
+
+
+def test_too_few_images_to_test_on(tmp_path):
+    with pytest.raises(DataError, match=r"task\.data-path: 4 test examples are too few of each class"):
+        mri(folders(tmp_path, 5)).load()
+
+
+def test_names_of_classes():
+    assert class_named("VERY mild-demented", CLASSES) == 3 and class_named("demented", CLASSES) is None
+
+
+# Parquet
+
+
+def test_parquet_files_of_a_split(tmp_path):
+    parquet(tmp_path / "data" / "train-00000-of-00001-c08a.parquet", [0, 1, 2, 3] * 6, CLASSES)
+    parquet(tmp_path / "data" / "test-00000-of-00001-44.parquet", [3, 2, 1, 0] * 4, CLASSES)
+    data = mri(tmp_path).load()
+    assert counts(data.train) == [6] * 4 and counts(data.validation) == counts(data.test) == [2] * 4
+    for label, mean in enumerate(data.train.x[data.train.y == label].mean() for label in range(4)):
+        assert mean == pytest.approx((40 + 50 * label) / 255, abs=0.03)
+
+
+def test_one_parquet_file_holds_what_folders_hold(tmp_path):
+    labels = [label for label in range(4) for _ in range(5)]
+    images = [jpeg(scan(label, number)) for label in range(4) for number in range(5)]
+    one = mri("").read(parquet(tmp_path / "own.parquet", labels, images=images))
+    other = mri("").read(folders(tmp_path / "folders", 5))
+    assert np.array_equal(one.x, other.x) and np.array_equal(one.y, other.y)
+
+
+def test_a_file_that_names_its_labels_is_believed(tmp_path):
+    path = parquet(tmp_path / "own.parquet", [0, 1], ("VeryMildDemented", "Mild Demented"))
+    assert mri("").read(path).y.tolist() == [3, 0]
+    unknown = parquet(tmp_path / "other.parquet", [0, 1], ("cat", "Mild Demented"))
+    with pytest.raises(DataError, match=r"data-path: .* names a class 'cat'; the task's classes are Mild_Demented"):
+        mri("").read(unknown)
+
+
+@pytest.mark.parametrize("labels", [[0, 4], [0, -1], [0, None]], ids=str)
+def test_labels_that_are_no_classes(tmp_path, labels):
+    images = [jpeg(scan(0, 0))] * 2
+    path = parquet(tmp_path / "own.parquet", labels, images=images)
+    with pytest.raises(DataError, match="must hold labels from 0 to 3"):
+        mri("").read(path)
+    with pytest.raises(DataError, match=r"task\.data-path: .* must hold labels from 0 to 3"):
+        mri(path).load()
+    named = parquet(tmp_path / "named.parquet", labels, CLASSES, images)
+    with pytest.raises(DataError, match="must hold labels from 0 to 3"):
+        mri("").read(named)
+
+
+def test_a_file_that_is_no_such_parquet_file(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet as writer
+
+    (tmp_path / "text.parquet").write_text("not parquet")
+    writer.write_table(pa.table({"image": [b"a"]}), tmp_path / "no label.parquet")
+    writer.write_table(pa.table({"label": [1]}), tmp_path / "no image.parquet")
+    writer.write_table(pa.table({"image": [b"a"], "label": ["Mild_Demented"]}), tmp_path / "words.parquet")
+    for path in tmp_path.iterdir():
+        with pytest.raises(DataError, match="must be a parquet file with the columns image"):
+            mri("").read(path)
+
+
+def test_without_pyarrow_the_error_names_the_extra(tmp_path, monkeypatch):
+    path = parquet(tmp_path / "own.parquet", [0, 1])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"needs pyarrow to be read: pip install 'cloister\[parquet\]'"):
+        mri("").read(path)
+    assert len(mri("").read(folders(tmp_path / "folders", 1))) == 4, "folders need none"
+
+
+# Damaged images
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """32 images, of which one is empty, one is cut off, one has lost its second half and one is text."""
+    folders(tmp_path, 8)
+    whole = jpeg(scan(0, 0))
+    broken = {
+        "Mild_Demented/scan (1).jpg": b"",
+        "Moderate_Demented/scan (2).jpg": whole[: len(whole) // 2],
+        "Non_Demented/scan (3).jpg": whole[: len(whole) // 2] + bytes(len(whole) // 2),
+        "Very_Mild_Demented/scan (4).jpg": b"not an image",
+    }
+    for name, content in broken.items():
+        put(tmp_path / name, content)
+    return tmp_path, list(broken)
+
+
+def test_damaged_images_are_named_in_one_error(damaged):
+    root, names = damaged
+    with pytest.raises(DataError, match=r"task\.data-path: .* set task.skip-damaged = true") as caught:
+        mri(root).load()
+    with pytest.raises(DataError, match=r"data-path: .* set task.skip-damaged = true") as other:
+        mri("").read(root)
+    for error in (caught, other):
+        assert f"holds 4 damaged images: {', '.join(names)};" in str(error.value)
+
+
+def test_damaged_images_are_left_out_if_asked_and_named_in_a_warning(damaged, caplog):
+    root, names = damaged
+    for read in (lambda task: everything(task.load()), lambda task: (task.read(root).x, task.read(root).y)):
+        caplog.clear()
+        x, y = read(mri(root, skip_damaged=True))
+        assert np.bincount(y).tolist() == [7] * 4 and np.isfinite(x).all() and len(x) == 28
+        assert f"4 damaged images: {', '.join(names)}; they are left out" in caplog.text
+        means = [x[y == label].mean() for label in range(4)]
+        np.testing.assert_allclose(means, (40 + 50 * np.arange(4)) / 255, atol=0.03)
+
+
+def test_many_damaged_images_are_counted(tmp_path):
+    folders(tmp_path, 8)
+    for path in tmp_path.rglob("*.jpg"):
+        path.write_bytes(b"x")
+    with pytest.raises(DataError, match=r"holds 32 damaged images: Mild_Demented/.* and 22 more; remove them"):
+        mri(tmp_path).load()
+
+
+def test_a_damaged_row_of_a_parquet_file_is_named(tmp_path):
+    path = parquet(tmp_path / "own.parquet", [0, 1, 2], images=[jpeg(scan(0, 0)), b"", jpeg(scan(2, 0))])
+    with pytest.raises(DataError, match=r"holds 1 damaged images: own\.parquet row 1;"):
+        mri("").read(path)
+
+
+def test_a_client_that_protects_its_examples_leaves_single_damaged_ones_out(damaged, tmp_path, caplog):
+    """Whether one image is damaged must not decide whether there are any."""
+    root, _ = damaged
+    config = TaskConfig(name="alzheimer-mri", image_size=SIZE, test_fraction=0.0)
+    node = {"data-path": str(root), "ledger-dir": str(tmp_path / "ledgers")}
+    with pytest.raises(DataError, match="4 damaged images"):
+        local_data(config, node, 0)
+    assert len(local_data(config, node, 0, tolerant=True).train) == 28
+    assert "4 of 32 rows are left out" in caplog.text
+
+
+# Splits and partitions
+
+
+@dataclass
+class Listed:
+    """A source of which only the labels are asked for."""
+
+    labels: np.ndarray
+    root: str = "root"
+
+    @property
+    def pictures(self):
+        return [Picture(str(number), label, "") for number, label in enumerate(self.labels.tolist())]
+
+
+def published():
+    return np.random.default_rng(0).permutation(np.repeat(np.arange(4), PUBLISHED))
+
+
+def test_the_published_images_without_a_split_get_one_of_the_published_sizes():
+    labels = published()
+    train, validation, test = alzheimer_mri._split(Listed(labels))
+    assert np.bincount(labels[train]).tolist() == [724, 49, 2566, 1781] == np.sum(TABLES["table-2"], axis=0).tolist()
+    both = np.concatenate([validation, test])
+    assert tuple(np.bincount(labels[both])) == PUBLISHED_TEST
+    assert np.abs(np.bincount(labels[test]) - np.array(PUBLISHED_TEST) / 2).max() <= 0.5
+    assert np.unique(np.concatenate([train, both])).size == 6400
+
+
+def test_the_published_partitions_are_dealt_to_the_letter(caplog):
+    train, *_ = alzheimer_mri._split(Listed(published()))
+    data = alzheimer_mri.Dataset(*[alzheimer_mri.Examples(np.zeros((len(train), 1)), published()[train])] * 2)
+    for name in ("table-2", "table-3"):
+        config = TaskConfig(name="alzheimer-mri", partition=name)
+        parts = deal(config, "iid", data, 4, 4, 1, AlzheimerMri.tables)
+        assert [counts(data.train.take(part)) for part in parts] == [list(row) for row in TABLES[name]]
+    assert not caplog.text
+
+
+def test_what_a_table_asks_for_too_much_of_is_dealt_in_its_proportions(caplog):
+    train, *_ = alzheimer_mri._split(Listed(published()))
+    data = alzheimer_mri.Dataset(*[alzheimer_mri.Examples(np.zeros((len(train), 1)), published()[train])] * 2)
+    config = TaskConfig(name="alzheimer-mri", partition="table-9")
+    parts = deal(config, "iid", data, 3, 4, 1, AlzheimerMri.tables)
+    # 724 in the proportions 120 : 180 : 524.
+    assert [counts(data.train.take(part)) for part in parts] == [
+        [106, 9, 1122, 496], [158, 11, 894, 506], [460, 29, 550, 779],
+    ]  # fmt: skip
+    assert "'table-9' asks for 824 training examples of class 0, and there are 724" in caplog.text
+    assert caplog.text.count("asks for") == 1
+
+
+def test_clients_keep_a_fifth_of_each_class_back(tmp_path):
+    config = mri(folders(tmp_path, 30), partition="table-3").config
+    for number in range(4):
+        own = local_data(config, {"partition-id": number, "num-partitions": 4}, 1)
+        kept, total = np.array(counts(own.test)), np.array(counts(own.test)) + counts(own.train)
+        assert total.sum() > 0 and np.abs(kept - total / 5).max() <= 0.5
+
+
+def test_a_table_is_for_its_number_of_clients_and_its_task(tmp_path):
+    config = mri(folders(tmp_path, 8), partition="table-9").config
+    with pytest.raises(ConfigError, match=r"task\.partition = 'table-9' has 3 rows; the federation has 4 clients"):
+        local_data(config, {"partition-id": 0, "num-partitions": 4}, 1)
+    with pytest.raises(ConfigError, match=r"'table-2' is no table of task\.name = 'digits', which has none"):
+        local_data(TaskConfig(partition="table-2"), {"partition-id": 0, "num-partitions": 4}, 1)
+
+
+@pytest.mark.parametrize(("key", "value"), [("image_size", 64), ("skip_damaged", True)])
+def test_settings_of_images_belong_to_this_task(key, value):
+    with pytest.raises(ConfigError, match=rf"task\.{key.replace('_', '-')} = {value} has no effect .* 'alzheimer-mri'"):
+        local_data(TaskConfig(**{key: value}), {"partition-id": 0, "num-partitions": 4}, 1)
+
+
+# The model and its scores
+
+
+def test_the_network_is_the_published_one():
+    network = mri("", image_size="auto").build().keras
+    assert network.input_shape == (None, 128, 128, 1) and network.count_params() == 6_517_476
+    told = [type(layer).__name__ for layer in network.layers]
+    assert told == ["Conv2D", "MaxPooling2D"] * 2 + ["Conv2D", "Flatten"] + ["Dense", "Dropout"] * 2 + ["Dense"]
+    convolutions = [layer for layer in network.layers if type(layer).__name__ == "Conv2D"]
+    assert [layer.filters for layer in convolutions] == [32, 64, 128]
+    assert all(layer.kernel_size == (3, 3) and layer.padding == "valid" for layer in convolutions)
+    assert [layer.units for layer in network.layers if type(layer).__name__ == "Dense"] == [64, 32, 4]
+    assert [layer.rate for layer in network.layers if type(layer).__name__ == "Dropout"] == [0.1, 0.1]
+
+
+def test_predictions_do_not_depend_on_how_many_are_made_at_once():
+    task = mri("")
+    model = task.build()
+    x = np.random.default_rng(0).random((150, *task.input_shape), np.float32)
+    np.testing.assert_allclose(model.predict(x)[100:], model.predict(x[100:]), rtol=1e-5)
+
+
+def test_the_published_figures_by_hand():
+    y = np.array([0, 0, 2, 3])
+    scores = np.array([[0.7, 0.1, 0.1, 0.1], [0.2, 0.1, 0.6, 0.1], [0.1, 0.1, 0.7, 0.1], [0.0, 0.1, 0.2, 0.7]])
+    found = mri("").metrics(y, scores)
+    # Class by class: precision 1, 1/2, 1; recall 1/2, 1, 1; class 1 occurs nowhere.
+    assert found["accuracy"] == 0.75 and found["precision"] == pytest.approx((1 + 0.5 + 1) / 3)
+    assert found["f1"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
+    # Of 4 · 12 pairs of a true class and another, those of 0.2 lose against 0.6 and tie with another 0.2.
+    assert found["auc"] == pytest.approx((4 * 12 - 1 - 0.5) / 48)
+    assert "auc" not in mri("").metrics(y, scores * np.nan)

@@ -1,0 +1,178 @@
+"""Decoded images: made once, made anew when anything changes, whole or absent, and never held in memory."""
+
+import os
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mri import SIZE, folders, jpeg, mri, put, scan
+
+from cloister.core.errors import DataError
+from cloister.tasks.alzheimer_mri import CLASSES
+from cloister.tasks.pictures import cache
+from cloister.tasks.pictures.cache import FOLDER, KEPT, decoded
+from cloister.tasks.pictures.find import find_pictures
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    return tmp_path / "caches"
+
+
+@pytest.fixture
+def images(tmp_path):
+    return folders(tmp_path / "images", 3)
+
+
+def pixels(root, size=SIZE, order=range(12)):
+    return decoded(find_pictures(root, CLASSES), size, order)
+
+
+@pytest.fixture
+def count(monkeypatch):
+    """How many images were decoded."""
+    calls = []
+    real = cache.grey
+    monkeypatch.setattr(cache, "grey", lambda *given: calls.append(1) or real(*given))
+    return lambda: [len(calls), calls.clear()][0]
+
+
+def mapped(array):
+    """Whether an array is a part of a file, and no copy of it."""
+    while array is not None and not isinstance(array, np.memmap):
+        array = array.base
+    return array is not None
+
+
+def test_images_are_decoded_once(images, count):
+    first = np.array(pixels(images))
+    assert count() == 12
+    assert np.array_equal(pixels(images), first) and count() == 0
+    (file,) = (images / FOLDER).iterdir()
+    assert file.suffix == ".npy" and (images / FOLDER).stat().st_mode & 0o77 == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: put(root / CLASSES[0] / "new.jpg", jpeg(scan(0, 9))),
+        lambda root: (root / CLASSES[1] / "scan (1).jpg").unlink(),
+        lambda root: put(root / CLASSES[1] / "scan (1).jpg", jpeg(scan(1, 9, (30, 30)))),
+        lambda root: os.utime(root / CLASSES[1] / "scan (1).jpg", (1, 1)),
+        lambda root: (root / CLASSES[1] / "scan (1).jpg").rename(root / CLASSES[2] / "moved.jpg"),
+    ],
+    ids=["added", "removed", "changed", "touched", "moved"],
+)
+def test_files_that_change_are_decoded_anew(images, count, change):
+    pixels(images)
+    count()
+    change(images)
+    source = find_pictures(images, CLASSES)
+    found = decoded(source, SIZE, range(len(source.pictures)))
+    assert count() == len(found) == len(source.pictures)
+
+
+def test_another_size_and_another_order_are_other_files(images, count):
+    first = np.array(pixels(images))
+    backwards = pixels(images, order=range(11, -1, -1))
+    assert np.array_equal(backwards, first[::-1]) and count() == 24
+    assert pixels(images, size=20).shape == (12, 20, 20, 1) and count() == 12
+
+
+def test_only_a_few_sizes_are_kept(images):
+    for size in range(SIZE, SIZE + KEPT + 3):
+        pixels(images, size)
+    assert len(list((images / FOLDER).iterdir())) == KEPT
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY nonsense", "cut"], ids=["empty", "nonsense", "cut"])
+def test_a_damaged_cache_is_made_anew(images, count, content):
+    first = np.array(pixels(images))
+    (file,) = (images / FOLDER).iterdir()
+    file.write_bytes(file.read_bytes()[:-1] if content == "cut" else content)
+    count()
+    assert np.array_equal(pixels(images), first) and count() == 12
+
+
+def test_data_that_cannot_be_written_has_its_cache_elsewhere(images, caches, count):
+    (images / FOLDER).write_text("no folder can be made here")
+    first = np.array(pixels(images))
+    assert count() == 12 and np.array_equal(pixels(images), first) and count() == 0
+    assert len(list(caches.rglob("*.npy"))) == 1
+    again = folders(images.parent / "others", 3)
+    (again / FOLDER).write_text("")
+    pixels(again)
+    assert len(list(caches.rglob("*.npy"))) == 2, "other data of the same names"
+
+
+def test_no_place_for_a_cache_is_one_clear_error(images, caches):
+    (images / FOLDER).write_text("")
+    caches.write_text("")
+    with pytest.raises(DataError, match=r"can be kept in none of .*cloister-cache .*caches.*; set XDG_CACHE_HOME"):
+        pixels(images)
+
+
+def test_a_full_disk_leaves_no_part_of_a_cache(images, monkeypatch, caches):
+    rows = iter(range(5))
+
+    def grey(*_):
+        if next(rows) == 4:
+            raise OSError(28, "No space left on device")
+        return np.zeros((SIZE, SIZE), np.float32)
+
+    monkeypatch.setattr(cache, "grey", grey)
+    caches.write_text("")
+    with pytest.raises(DataError, match="No space left on device"):
+        pixels(images)
+    assert not list((images / FOLDER).iterdir())
+
+
+def test_an_interrupted_process_leaves_no_cache_that_is_read(images, monkeypatch, count):
+    def grey(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(cache, "grey", grey)
+        pixels(images)
+    assert np.isfinite(pixels(images)).all() and count() == 12
+
+
+def test_two_processes_at_once_read_the_same(images):
+    program = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_picture_cache import pixels
+from pathlib import Path
+print("ready", flush=True)
+sys.stdin.readline()
+import hashlib
+print(hashlib.sha256(pixels(Path({str(images)!r})).tobytes()).hexdigest())
+"""
+    command = [sys.executable, "-c", program]
+    two = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert all(each.stdout.readline() == "ready\n" for each in two)
+    for each in two:
+        each.stdin.write("\n")
+        each.stdin.flush()
+    digests = {each.communicate()[0] for each in two}
+    assert len(digests) == 1 and all(each.returncode == 0 for each in two)
+    assert len(list((images / FOLDER).iterdir())) == 1 and np.isfinite(pixels(images)).all()
+
+
+def test_images_stay_on_the_disk(tmp_path):
+    """Of a data set as it is loaded, and of one that is decoded, only a few images are in memory."""
+    root = folders(tmp_path / "images", 50)
+    whole = 200 * 64 * 64 * 4
+    mri(root).load()  # what is imported for it takes memory too
+    for _ in ("decoding", "reading"):
+        tracemalloc.start()
+        data = mri(root, image_size=64).load()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert all(mapped(part.x) for part in (data.train, data.validation, data.test))
+        assert peak < whole / 3
+    assert not mapped(data.train.take(np.arange(3)).x)
