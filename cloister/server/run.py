@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -13,20 +13,21 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from cloister.config.run import RunConfig
-from cloister.core.arrays import Layout, from_record, to_record
+from cloister.core.arrays import Layout, from_record
 from cloister.core.crash import write_traces_to
 from cloister.core.errors import CloisterError, DataError
-from cloister.core.hypotheses import stacked, unstacked
+from cloister.core.hypotheses import unstacked
 from cloister.core.wire import ROUND, SEED
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.record import record, running
 from cloister.privacy.claims.server import statement
-from cloister.server.build import Plan, build
+from cloister.server.build import Plan
 from cloister.server.clients import client_claim, personalise
 from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
 from cloister.server.lasting import confine_ledger
 from cloister.server.loop import Observer, Round, RoundLoop, Score
+from cloister.server.prepare import prepare
 from cloister.server.quorum import Quorum
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
@@ -93,12 +94,9 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
         CloisterError: the run cannot start, or nobody takes part in it.
     """
     started = time.perf_counter()
-    plan = build(config)
-    model = plan.task.build()
-    initial = to_record(_initial(plan, model))
+    prepared = prepare(config)
+    plan, model, initial, layout = prepared.plan, prepared.model, prepared.initial, prepared.layout
     score = _central(plan, model)
-    layout = Layout.of(from_record(initial))
-    plan = replace(plan, strategy=plan.strategy.calibrated(layout, config.num_rounds))
     narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
     # Room for the model twice: an archive is made beside what it replaces.
     with RunDirectory.create(plan).held(2 * layout.size * np.dtype(layout.dtype).itemsize) as directory:
@@ -219,30 +217,6 @@ def _close(scene: _Scene, loop: RoundLoop, said: Statement, ending: Ending, seco
     best = loop.stopping.best_round if loop.stopping.best is not None else loop.aggregated
     kept = next((done for done in scene.rounds if done.number == best), None)
     scene.narrator.closing(scene.plan, scene.directory, said, ending, kept, seconds)
-
-
-APART = 0.01
-"""Standard deviation by which hypotheses are moved apart where a model has but one way to begin."""
-
-
-def _initial(plan: Plan, model: Model) -> dict[str, NDArray]:
-    """The model to start from, or several of them under hypotheses."""
-    models = []
-    for number in range(max(1, plan.hypotheses)):
-        model.initialise(plan.seed + number)
-        models.append(model.arrays())
-    return stacked(_apart(models, plan.seed)) if plan.hypotheses else models[0]
-
-
-def _apart(models: list[dict[str, NDArray]], seed: int) -> list[dict[str, NDArray]]:
-    """The models, none like the first: of equal hypotheses every client would take the same, for good."""
-    rng = np.random.default_rng(seed)
-    for model in models[1:]:
-        if all(np.array_equal(array, models[0][name]) for name, array in model.items()):
-            model.update(
-                {name: array + rng.normal(0, APART, array.shape).astype(array.dtype) for name, array in model.items()}
-            )
-    return models
 
 
 def _named_models(plan: Plan, arrays: Mapping[str, NDArray]) -> dict[str, Mapping[str, NDArray]]:
