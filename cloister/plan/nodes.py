@@ -20,7 +20,7 @@ from cloister.client.request import Reply, TrainRequest, request_of
 from cloister.client.units import PUBLIC_SIZE
 from cloister.config.run import RunConfig
 from cloister.config.section import Scalar
-from cloister.core.errors import PolicyError
+from cloister.core.errors import ConfigError, PolicyError
 from cloister.core.identity import LOCAL_RUN
 from cloister.privacy.accounting.vocabulary import Unit
 from cloister.privacy.dpsgd.local_steps import LocalSteps
@@ -75,10 +75,12 @@ def configurations(
         policy: of every node; None: they have none.
 
     Raises:
-        ConfigError: the policy cannot be read.
+        ConfigError: the policy cannot be read, or states another size.
     """
     rules = {} if policy is None else {POLICY: str(policy)}
     stated = read_policy(policy).public_size if policy and config.privacy.client.clips_gradients else 0
+    if sizes and stated:
+        raise ConfigError(f"--public-size {sizes[0]} has no effect: the policy states public-size = {stated}")
     if sizes or stated:
         # The data of a site that only states its size is not read.
         return [{DATA_PATH: "not-read", PUBLIC_SIZE: size, **rules} for size in sizes or [stated]]

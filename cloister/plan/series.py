@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cloister.privacy.claims.claim import ClientClaim, DpSgdClaim, Figure, Statement
 from cloister.privacy.claims.server import RUN
 
-POINTS = 12
+POINTS = 10
 """Rounds that a curve has points at, at most."""
 
 
