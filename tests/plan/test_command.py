@@ -1,10 +1,14 @@
 """`cloister plan`: what it prints, what it refuses, and that it leaves nothing behind."""
 
 import json
+import re
+import shlex
 import struct
+from pathlib import Path
 
 import pytest
 from planned import DP_SGD, TINY, planned
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from cloister import cli
@@ -24,6 +28,10 @@ min-client-noise-multiplier = 1.0
 max-epsilon = 4.0
 allowed-fabs = ["{digest}"]
 """.format(digest="a" * 64)
+
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +95,23 @@ def test_a_ledger_that_is_there_is_read_and_not_touched(tmp_path):
     assert tree(tmp_path) == before and any("ledgers" in path.parts for path in before)
     run, everything = told["privacy"]["claims"]
     assert run["epsilon"] < everything["epsilon"], "the ledger was not read"
+
+
+def test_the_readme_shows_what_is_printed():
+    (command,) = re.findall(r"^cloister plan (.*)$", README, re.MULTILINE)
+    shown = re.search(r"^cloister plan .*\n```\n\n```\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[1]
+    assert f"cloister plan {command}\n" in (ROOT / "docs" / "plan.md").read_text()
+    lines = printed(*shlex.split(command), "--no-timing").splitlines()
+    for line in shown.splitlines():
+        assert line in lines or line.strip() in ("", "…"), line
+
+
+def test_the_page_explains_every_option():
+    page = (ROOT / "docs" / "plan.md").read_text()
+    options = {option for parameter in get_command(cli.app).commands["plan"].params for option in parameter.opts}
+    assert {"--epsilon", "--policy", "--png"} < options
+    for option in options - {"-c", "-n", "--run-config", "--timing", "--help"}:
+        assert f"| `{option}" in page, option
 
 
 def test_json_for_machines():
