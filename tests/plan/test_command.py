@@ -12,8 +12,10 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from cloister import cli
+from cloister.config.run import parse
 from cloister.core.errors import ConfigError, FederationError
 from cloister.local.simulation import simulate
+from cloister.plan.nodes import configurations
 from cloister.plan.preview import Wishes, preview
 from cloister.plan.series import shown_rounds
 
@@ -164,19 +166,21 @@ class TestPolicy:
     def test_its_size_of_the_data_counts_for_dp_sgd(self, tmp_path):
         path = tmp_path / "policy.toml"
         path.write_text('mechanisms = ["dp-sgd"]\ntasks = ["digits"]\npublic-size = 64\nmax-example-epsilon = 9.0\n')
-        settings = TINY | dp_sgd()
-        assert planned(settings, policy=path)["by-size"]["clients-of-size"] == {"64": 1}
-        assert planned(settings, sizes=(32, 64))["by-size"]["clients-of-size"] == {"32": 1, "64": 1}
+        config = parse(TINY | DP_SGD)
+        assert [node["public-size"] for node in configurations(config, 4, (), path)] == [64]
+        assert [node["public-size"] for node in configurations(config, 4, (32, 64), None)] == [32, 64]
         with pytest.raises(ConfigError, match="--public-size 32 has no effect: the policy states public-size = 64"):
-            planned(settings, policy=path, sizes=(32,))
+            configurations(config, 4, (32,), path)
+
+    @pytest.mark.slow
+    def test_sites_of_a_stated_size_need_no_data(self):
+        told = planned(TINY | DP_SGD | {"num-rounds": 1}, sizes=(32, 64))["by-size"]
+        assert told["clients-of-size"] == {"32": 1, "64": 1}
+        assert [size["examples"] for size in told["by-examples"]] == [32, 64]
 
 
 def gaussian(z):
     return {"privacy.server": "none", "privacy.client": "gaussian", "privacy.client-noise-multiplier": z}
-
-
-def dp_sgd():
-    return DP_SGD | {"client.batch-size": 64, "num-rounds": 1}
 
 
 @pytest.mark.parametrize(
