@@ -1,7 +1,6 @@
 """The `cloister` command."""
 
 import json as jsonlib
-import math
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,13 +69,17 @@ def main(
     """Private federated learning on Flower."""
 
 
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--run-config", "-c", help="key=value pairs, or the path of a TOML file; a later -c wins."),
+]
+Clients = Annotated[int, typer.Option("--clients", "-n", min=1, help="How many clients to simulate.")]
+
+
 @app.command()
 def run(
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--run-config", "-c", help="key=value pairs, or the path of a TOML file; a later -c wins."),
-    ] = None,
-    clients: Annotated[int, typer.Option("--clients", "-n", min=1, help="How many clients to simulate.")] = 4,
+    settings: Settings = None,
+    clients: Clients = 4,
 ) -> None:
     """Simulate a federation in this process; the defaults train digits under metric-aware noise.
 
@@ -87,6 +90,37 @@ def run(
 
     outcome = simulate(read_settings(settings or []), clients)
     raise typer.Exit(EXIT_CODES.get(outcome.ended, FAILED))
+
+
+@app.command()
+def plan(
+    settings: Settings = None,
+    clients: Clients = 4,
+    epsilon: Annotated[
+        float, typer.Option(min=0, help="ε of a budget: say which noise, or how many rounds, stay within it.")
+    ] = 0.0,
+    policy: Annotated[Path | None, typer.Option(help="The policy.toml of a site that takes part.")] = None,
+    public_size: Annotated[
+        list[int] | None, typer.Option(help="How many examples (or groups) a site states, with dp-sgd; repeatable.")
+    ] = None,
+    timing: Annotated[bool, typer.Option(help="Let one client train in this process, to estimate the time.")] = True,
+    png: Annotated[Path | None, typer.Option(help="Draw ε by round into this file.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a run would cost before it runs: noise, ε by round, budgets, time and bytes.
+
+    Nothing is sent, nothing is spent, and no run directory is made.
+    """
+    from cloister.plan.figure import draw
+    from cloister.plan.preview import Wishes, preview
+    from cloister.plan.record import record
+    from cloister.plan.words import render
+
+    wishes = Wishes(clients, epsilon, policy, tuple(public_size or ()), timing)
+    found = preview(read_settings(settings or []), wishes)
+    if png is not None:
+        draw(found, png)
+    typer.echo(jsonlib.dumps(record(found), indent=2) if json else "\n".join(render(found)))
 
 
 @app.command("warm-node", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -240,34 +274,6 @@ def leakage(paths: Annotated[list[Path], typer.Argument(help="Ledgers of clients
         typer.echo(line)
 
 
-@app.command()
-def calibrate(
-    epsilon: Annotated[float, typer.Option(help="ε that may be spent.")],
-    rounds: Annotated[int, typer.Option(min=0, help="How many rounds; leave it out to compute it.")] = 0,
-    noise_multiplier: Annotated[float, typer.Option(help="z; prints how many rounds it allows.")] = 0.0,
-    delta: Annotated[float, typer.Option(help="δ of the budget.")] = 1e-5,
-    sampling_probability: Annotated[
-        float, typer.Option(help="q of Poisson sampling; 1: every node in every round.")
-    ] = 1.0,
-) -> None:
-    """Compute the smallest noise multiplier for a budget and some rounds, or the rounds that a multiplier allows.
-
-    For global-dp with a fixed clip.
-    """
-    from cloister.privacy.accounting.filters import noise_multiplier_for, rounds_for
-    from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
-
-    if bool(rounds) == bool(noise_multiplier):
-        raise ConfigError("give either --rounds or --noise-multiplier; the other one is computed")
-    poisson = Sampling("poisson", probability=sampling_probability)
-    sampling = UNSAMPLED if sampling_probability == 1 else poisson
-    if noise_multiplier:
-        typer.echo(f"num-rounds={rounds_for(noise_multiplier, epsilon, delta, sampling)}")
-    else:
-        multiplier = noise_multiplier_for(epsilon, delta, rounds, sampling)
-        typer.echo(f"privacy.noise-multiplier={_rounded_up(multiplier):.4g}")
-
-
 @app.command(name="provision")
 def provision_kits(
     description: Annotated[Path, typer.Argument(help="federation.toml: the server, the authority and the sites.")],
@@ -307,12 +313,6 @@ def superexec(context: typer.Context) -> None:
     from cloister.deploy.superexec import run
 
     run(context.args)
-
-
-def _rounded_up(number: float) -> float:
-    """A number above 0 to four digits, never less than it is: a smaller multiplier would pass the budget."""
-    unit = 10.0 ** (math.floor(math.log10(number)) - 3)
-    return math.ceil(number / unit) * unit
 
 
 def _opened(path: Path) -> Any:

@@ -5,7 +5,8 @@ acts on the way in: the wrapped strategy sees screened (and, in `PrivateStrategy
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -101,6 +102,16 @@ class Decorator(Strategy):
             layout: of the model.
         """
         return ()
+
+    @contextmanager
+    def recorded(self, layout: Layout, server_round: int) -> Iterator[None]:
+        """The block, with the releases of a round recorded before it; none where the server noises nothing.
+
+        Args:
+            layout: of the model.
+            server_round: counted from 1.
+        """
+        yield
 
     def claim(self) -> Claim:
         """What may be said about the models: nothing where the server noises nothing."""

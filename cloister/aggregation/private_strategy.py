@@ -113,7 +113,7 @@ class PrivateStrategy(Decorator):
             self.measured = Measurements(len(self._asked), 0, screening.rejected)
             return None, None
         given = Contributions(cohort, screening.examples, len(self._asked), self._expected, self.noise, server_round)
-        with self._recorded(cohort.layout, server_round):
+        with self.recorded(cohort.layout, server_round):
             released = self.mechanism.release(given)
             arrays, metrics = self._aggregated(server_round, cohort.layout, released)
         self.measured = self._measurements(screening, released)
@@ -166,10 +166,18 @@ class PrivateStrategy(Decorator):
     # --- what is recorded and claimed ---
 
     @contextmanager
-    def _recorded(self, layout: Layout, server_round: int) -> Iterator[None]:
+    def recorded(self, layout: Layout, server_round: int) -> Iterator[None]:
         """The block, with all releases of the round recorded and charged before it where there is a budget.
 
         Recorded is the least noise that this round could have had: what it has may depend on earlier releases.
+
+        Args:
+            layout: of the model.
+            server_round: counted from 1.
+
+        Raises:
+            BudgetExhausted: it would pass the budget; the block is not entered.
+            LedgerError: it cannot be recorded; the block is not entered.
         """
         if self.budget is None:
             yield

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from cloister.config.run import parse
+from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError
 from cloister.local.grid import LocalGrid
@@ -28,23 +28,41 @@ def simulate(
         outcome = simulate({"strategy.name": "fedyogi", "privacy.server": "none"}, clients=8)
     """
     from cloister.client.app import app
-    from cloister.client.data import benchmark_of, local_data, task_of
-    from cloister.client.workbench import workbench_of
-    from cloister.tasks.faults import refuse_faulty
 
     config = parse(settings or {})
-    if clients < config.strategy.min_nodes:
-        raise ConfigError(
-            f"clients = {clients} is fewer than strategy.min-nodes = {config.strategy.min_nodes}; "
-            "start more clients or lower strategy.min-nodes"
-        )
-    # What a client would refuse is refused here, before a run directory is made.
-    local_data(config.task, {"partition-id": 0, "num-partitions": clients}, max(0, config.seed))
-    workbench = workbench_of(config)
-    refuse_faulty(task_of(config.task), workbench.model, benchmark_of(config.task).train)
-    workbench.prepare()
+    refuse_too_few(config, clients)
+    refuse_what_clients_would(config, clients)
     grid = LocalGrid.simulated(app, config.flat(), clients)
     outcome = run(grid, config, narrator)
     if config.privacy.client.counts_leakage:
         outcome.directory.write_json("leakage.json", leakage_report(grid.leakages()))
     return outcome
+
+
+def refuse_too_few(config: RunConfig, clients: int) -> None:
+    """Raises ConfigError if so many simulated clients are fewer than the first round waits for."""
+    if clients < config.strategy.min_nodes:
+        raise ConfigError(
+            f"clients = {clients} is fewer than strategy.min-nodes = {config.strategy.min_nodes}; "
+            "start more clients or lower strategy.min-nodes"
+        )
+
+
+def refuse_what_clients_would(config: RunConfig, clients: int) -> None:
+    """Refuse here, before a run directory is made, what a client would refuse.
+
+    Args:
+        config: of the run.
+        clients: how many.
+
+    Raises:
+        CloisterError: of its data, its optimizer or its model.
+    """
+    from cloister.client.data import benchmark_of, local_data, task_of
+    from cloister.client.workbench import workbench_of
+    from cloister.tasks.faults import refuse_faulty
+
+    local_data(config.task, {"partition-id": 0, "num-partitions": clients}, max(0, config.seed))
+    workbench = workbench_of(config)
+    refuse_faulty(task_of(config.task), workbench.model, benchmark_of(config.task).train)
+    workbench.prepare()

@@ -54,6 +54,12 @@ class Plan:
         """Whether the strategy draws nodes in a way of its own, which is not looked into."""
         return not isinstance(self.strategy.inner, Sampled)
 
+    def cohort(self, nodes: int) -> float:
+        """How many of so many nodes train in a round, on average where the draw is secret; all, if nobody knows."""
+        held_out = int(self.config.evaluation.held_out_clients * nodes + 1e-9)
+        inner = self.strategy.inner
+        return inner.train_sampling.expected(nodes - held_out) if isinstance(inner, Sampled) else nodes
+
     @property
     def hides_times(self) -> bool:
         """Whether a draw is accounted for, of clients or of clients' examples: how long it took would tell of it."""

@@ -1,6 +1,6 @@
 """What the server has to say to and about its clients beside rounds: personal models, and mechanisms of theirs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -34,13 +34,17 @@ def personalise(grid: Grid, arrays: ArrayRecord, public: Mapping[str, int], hypo
     list(grid.send_and_receive(messages, timeout=SAVING_SECONDS))
 
 
-def client_claim(plan: Plan, layout: Layout, rounds: int) -> ClientClaim | None:
+def client_claim(
+    plan: Plan, layout: Layout, rounds: int, sizes: Sequence[LocalSteps] | None = None
+) -> ClientClaim | None:
     """What may be said about the clients' own mechanism; None without one.
 
     Args:
         plan: of the run.
         layout: of everything that the server sends, all hypotheses.
         rounds: in which clients were asked to train.
+        sizes: the private steps in a round of clients of the sizes that figures are wanted for, with `dp-sgd`; None:
+            what clients have is not known, and several sizes are taken.
 
     Raises:
         ConfigError: nothing is known about this mechanism.
@@ -51,7 +55,7 @@ def client_claim(plan: Plan, layout: Layout, rounds: int) -> ClientClaim | None:
     if not privacy.client.is_on:
         return None
     if privacy.client.clips_gradients:
-        claim = _dp_sgd_claim(plan, rounds)
+        claim = _dp_sgd_claim(plan, rounds, sizes)
     elif isinstance(mechanism, LocalGaussian):
         claim = gaussian_claim(mechanism, rounds, privacy.target_delta, circumstances)
     elif isinstance(mechanism, LocalLaplace | PublishedLaplace):
@@ -74,7 +78,7 @@ def _beside_the_noise(plan: Plan) -> Iterator[str]:
         )
 
 
-def _dp_sgd_claim(plan: Plan, rounds: int) -> ClientClaim:
+def _dp_sgd_claim(plan: Plan, rounds: int, known: Sequence[LocalSteps] | None) -> ClientClaim:
     """For clients of several sizes: how many examples, or groups of them, a client has, the server does not know.
 
     Just above one batch an epoch has two steps that hardly sample. With little noise some sizes of two or three batches
@@ -84,7 +88,7 @@ def _dp_sgd_claim(plan: Plan, rounds: int) -> ClientClaim:
 
     privacy, recipe = plan.config.privacy, plan.task.recipe.resolved(plan.config.client)
     mechanism = privacy.dp_sgd.mechanism(grouped=bool(plan.config.task.group))
-    sizes = [
+    sizes = known or [
         LocalSteps(examples, recipe.batch_size, recipe.local_epochs, mechanism.sampling)
         for examples in (recipe.batch_size, recipe.batch_size + 1, 10 * recipe.batch_size, 100 * recipe.batch_size)
     ]

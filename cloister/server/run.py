@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from cloister.config.run import RunConfig
-from cloister.core.arrays import Layout, from_record, to_record
+from cloister.core.arrays import Layout, from_record
 from cloister.core.crash import write_traces_to
 from cloister.core.errors import CloisterError, DataError
 from cloister.core.hypotheses import unstacked
@@ -21,13 +21,13 @@ from cloister.core.wire import ROUND, SEED
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.record import record, running
 from cloister.privacy.claims.server import statement
-from cloister.server.build import Plan, build
+from cloister.server.build import Plan
 from cloister.server.clients import client_claim, personalise
 from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
-from cloister.server.initial import initial_model
 from cloister.server.lasting import confine_ledger
 from cloister.server.loop import Observer, Round, RoundLoop, Score
+from cloister.server.prepare import prepare
 from cloister.server.quorum import Quorum
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
@@ -95,13 +95,10 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
         CloisterError: the run cannot start, or nobody takes part in it.
     """
     started = time.perf_counter()
-    plan = build(config)
-    model = plan.task.build()
-    initial = to_record(initial_model(plan, model))
+    prepared = prepare(config)
+    plan, model, initial, layout = prepared.plan, prepared.model, prepared.initial, prepared.layout
     score = _central(plan, model)
     refuse_faulty(plan.task, model, score.examples if score else None)
-    layout = Layout.of(from_record(initial))
-    plan = replace(plan, strategy=plan.strategy.calibrated(layout, config.num_rounds))
     narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
     # Room for the model twice: an archive is made beside what it replaces.
     with RunDirectory.create(plan).held(2 * layout.size * np.dtype(layout.dtype).itemsize) as directory:

@@ -90,13 +90,11 @@ class Sampling:
             FederationError: the nodes are not the registered ones, or none is held out.
         """
         nodes = self._eligible(self._wait(grid))
-        expected: float
+        expected = self.expected(len(nodes))
         if self.kind == "poisson":
             drawn = [node for node in nodes if self.rng.random() < self.fraction]
-            expected = self.fraction * len(nodes)
         else:
-            expected = min(self._size(len(nodes)), len(nodes))
-            drawn = self.rng.sample(nodes, expected)
+            drawn = self.rng.sample(nodes, int(expected))
         return Draw(drawn, expected, self.kind, self.fraction, self.population, self._is_secret)
 
     def _eligible(self, nodes: list[int]) -> list[int]:
@@ -111,6 +109,10 @@ class Sampling:
         if not training and not self.from_held_out:
             raise TooFewNodes(f"of {len(nodes)} connected nodes none trains: all are held out")
         return held_out if self.from_held_out else training
+
+    def expected(self, nodes: int) -> float:
+        """How many of so many nodes are drawn: a number that is public, of `poisson` the mean."""
+        return self.fraction * nodes if self.kind == "poisson" else min(self._size(nodes), nodes)
 
     def plan(self) -> Draw:
         """A draw as it is going to be, nobody in it yet."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cloister.config.run import TaskConfig
 from cloister.core import check
 from cloister.core.errors import ConfigError
-from cloister.tasks.base import Dataset, ClassCounts
+from cloister.tasks.base import ClassCounts, Dataset
 
 Indices = NDArray[np.intp]
 

@@ -31,8 +31,9 @@ MAY_IMPORT = {
     "deploy": {"core", "config", "client", "tasks", "deploy"},
     "local": {"core", "config", "tasks", "client", "server", "privacy", "local"},
     "scaffold": {"core", "scaffold"},
+    "plan": {"core", "config", "client", "server", "local", "privacy", "plan"},
     "predict": {"core", "config", "tasks", "predict"},
-    "cli": {"core", "config", "privacy", "client", "server", "local", "predict", "deploy", "scaffold"},
+    "cli": {"core", "config", "privacy", "client", "server", "local", "plan", "predict", "deploy", "scaffold"},
 }
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
 
@@ -127,9 +128,9 @@ def test_clients_know_nothing_of_aggregation():
     assert not {module for module in importers_of("cloister.aggregation") if layer_of(module) == "client"}
 
 
-def test_only_a_local_run_and_the_command_join_client_and_server():
+def test_only_local_runs_their_plans_and_the_command_join_client_and_server():
     both = importers_of("cloister.client", "cloister.server") - FACE
-    assert {layer_of(module) for module in both} <= {"local", "cli"}
+    assert {layer_of(module) for module in both} <= {"local", "plan", "cli"}
     assert "cloister.local.simulation" in both
 
 
@@ -142,7 +143,10 @@ TENSORFLOW = {module for module in FILES if module.startswith("cloister.privacy.
     "cloister.privacy.dpsgd.batches"
 }
 """DP-SGD's modules, which are imported when a model is there to be trained."""
-HEAVY = ("tensorflow", "keras", "sklearn", "pandas", "cv2", "tensorboard", "ray", "scipy", "dp_accounting")
+HEAVY = (
+    *("tensorflow", "keras", "sklearn", "pandas", "cv2", "tensorboard", "ray", "scipy", "dp_accounting"),
+    "matplotlib",
+)
 
 
 def test_only_files_named_for_it_import_keras_or_tensorflow_at_the_top():

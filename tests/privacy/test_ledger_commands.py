@@ -11,7 +11,7 @@ from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Pure, Unaccounted
 from cloister.privacy.accounting.filters import GaussianFilter, filter_for
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
+from cloister.privacy.accounting.vocabulary import Sampling
 
 
 @pytest.fixture
@@ -236,51 +236,3 @@ class TestBudgets:
         PrivacyBudget(Ledger(path), "", max_epsilon=50.0).begin("run")
         write(path, EVENTS[1:2])
         assert [entry.event for entry in Ledger(path).entries] == EVENTS[:2]
-
-
-class TestCalibrate:
-    def calibrated(self, *arguments):
-        return float(self.printed("privacy.noise-multiplier", *arguments))
-
-    def printed(self, expected, *arguments):
-        result = CliRunner().invoke(app, ["calibrate", *map(str, arguments)])
-        assert result.exit_code == 0, result.output
-        key, value = result.output.strip().split("=")
-        assert key == expected
-        return value
-
-    @pytest.mark.parametrize("q", [1.0, 0.02])
-    def test_the_rounds_that_a_multiplier_allows(self, q):
-        rounds = int(self.printed("num-rounds", "--epsilon", 8, "--noise-multiplier", 2, "--sampling-probability", q))
-        sampling = UNSAMPLED if q == 1 else Sampling("poisson", probability=q)
-        chosen = filter_for("gaussian" if q == 1 else "renyi", 8.0, 1e-5)
-        spent = [chosen.spent(module.Account().plus(Gaussian(2.0, sampling), n)) for n in (rounds, rounds + 1)]
-        assert spent[0] <= chosen.limit(8.0, 1e-5) < spent[1]
-
-    @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 50.0])
-    @pytest.mark.parametrize("q", [1.0, 0.02])
-    def test_what_is_printed_stays_within_the_budget_and_wastes_little(self, epsilon, q):
-        z = self.calibrated("--epsilon", epsilon, "--rounds", 30, "--sampling-probability", q)
-        sampling = UNSAMPLED if q == 1 else Sampling("poisson", probability=q)
-        chosen = filter_for("gaussian" if q == 1 else "renyi", epsilon, 1e-5)
-        spent = chosen.spent(module.Account().plus(Gaussian(z, sampling), 30))
-        assert 0.95 * chosen.limit(epsilon, 1e-5) < spent <= chosen.limit(epsilon, 1e-5)
-
-    def test_a_smaller_delta_needs_more_noise(self):
-        assert self.calibrated("--epsilon", 1, "--rounds", 1, "--delta", 1e-9) > self.calibrated(
-            "--epsilon", 1, "--rounds", 1
-        )
-
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (["--epsilon", "0", "--rounds", "1"], "ConfigError: epsilon must be > 0"),
-            (["--epsilon", "1", "--rounds", "1", "--delta", "0"], "ConfigError: delta must be above 0"),
-            (["--epsilon", "1"], "ConfigError: give either --rounds or --noise-multiplier"),
-            (["--epsilon", "1", "--rounds", "1", "--noise-multiplier", "1"], "ConfigError: give either --rounds or"),
-            (["--epsilon", "1", "--rounds", "1", "--sampling-probability", "2"], "PrivacyError: a Poisson sampling"),
-        ],
-    )
-    def test_an_error_is_one_line(self, arguments, says):
-        result = CliRunner().invoke(app, ["calibrate", *arguments])
-        assert result.exit_code == 1 and says in result.output and "Traceback" not in result.output

@@ -68,7 +68,7 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
 
 def _record(request: Request, context: Context, stack: ExitStack) -> None:
     """Record all releases of a reply, or none: what is not made is not to be counted. Leaving the stack ends them."""
-    planned = list(_planned(request, context))
+    planned = list(planned_charges(request, context))
     for budget, charge in planned:
         budget.require(charge.events)
     for budget, charge in planned:
@@ -87,8 +87,16 @@ def _refuse_scores(node: UserConfig) -> None:
             )
 
 
-def _planned(request: Request, context: Context) -> Iterator[tuple[PrivacyBudget[Store], Charge]]:
-    """Each charge of a reply, with the budget that it is counted in."""
+def planned_charges(request: Request, context: Context) -> Iterator[tuple[PrivacyBudget[Store], Charge]]:
+    """Each charge of a reply, with the budget that it is counted in.
+
+    Args:
+        request: of the server.
+        context: of the node.
+
+    Raises:
+        PolicyError: there were as many messages today as the policy allows.
+    """
     node, privacy = context.node_config, request.config.privacy
     limits = limits_of(node)
     ledger = ledger_of(node, request.config.task.name) if keeps_ledger(node) else None

@@ -71,11 +71,11 @@ def _count_leakage(request: TrainRequest, context: Context) -> None:
     with folder_unnamed(node):
         budget = leakage_budget(context, request.config.task.name, request.run, limit_of(privacy, node))
         # Nothing tells a release apart that was made and not handed on: both count.
-        budget.spend(_leaked(request), request.round, "laplace")
+        budget.spend(leaked(request), request.round, "laplace")
 
 
-def _leaked(request: TrainRequest) -> Laplace | Unaccounted:
-    """p/ν within the radius; the published radius is the update's own length, and counts as 1."""
+def leaked(request: TrainRequest) -> Laplace | Unaccounted:
+    """What one release leaks: p/ν within the radius; the published radius is the update's own length, counted as 1."""
     privacy, parameters = request.config.privacy, Layout.of(request.models[0]).size
     if privacy.noise_seed != -1:
         return Unaccounted("the noise is seeded: whoever knows privacy.noise-seed can remove it")

@@ -132,14 +132,22 @@ def composed_losses(unsampled: float, others: Mapping[Lossy, int], relation: Rel
         relation: which datasets are neighbours.
         step: of the distribution.
     """
+    return _composed(unsampled, tuple(others.items()), relation, step)
+
+
+# A claim has several figures about the same releases, and a plan one after every round: most of their time would go
+# into the same distributions again.
+@functools.lru_cache(maxsize=8)
+def _composed(unsampled: float, others: tuple[tuple[Lossy, int], ...], relation: Relation, step: float) -> Losses:
     composed = privacy_loss_distribution.identity(step)
     if unsampled:
         composed = composed.compose(gaussian_losses(unsampled, 1.0, relation, step))
-    for event, count in others.items():
+    for event, count in others:
         composed = composed.compose(event.losses(relation, step).self_compose(count))
     return composed
 
 
+@functools.lru_cache(maxsize=16)
 def gaussian_losses(multiplier: float, probability: float, relation: Relation, step: float) -> Losses:
     """The privacy loss distribution of one Gaussian release over a Poisson draw.
 

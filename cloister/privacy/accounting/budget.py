@@ -15,7 +15,7 @@ from cloister.core import check
 from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Event, Unaccounted
-from cloister.privacy.accounting.filters import Filter, FilterKind, LeakageFilter, cost, filter_for, share
+from cloister.privacy.accounting.filters import EXACT, Filter, FilterKind, LeakageFilter, cost, filter_for, share
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Relation, Unit
 
@@ -201,6 +201,18 @@ class PrivacyBudget(Generic[AnyStore]):
     def cost(self, event: Event) -> float:
         """What a release would add to what is spent."""
         return cost(self.filter, event, self._kept_for)
+
+    def fits(self, events: Iterable[Event]) -> int | None:
+        """How many more times these events may happen together within the budget; None: there is no budget.
+
+        Args:
+            events: of a round.
+        """
+        if not self.max_epsilon:
+            return None
+        each, room = sum(self.cost(event) for event in events), self.limit - self.spent()
+        # As calibration leaves a little of a limit: costs are added up one by one, and each addition rounds.
+        return int(max(0.0, (1 - EXACT) * room / each)) if each else None
 
     @property
     def _kept_for(self) -> Relation:

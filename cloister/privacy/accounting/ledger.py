@@ -17,6 +17,7 @@ Times are days: where the draw of a cohort is secret, the seconds between two li
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import time
@@ -296,6 +297,12 @@ class Ledger:
         # Read as it will be read: what could not be understood later is not written.
         item = self._item_of(line)
         data = (json.dumps(line, sort_keys=True) + "\n").encode()
+        self._write(file, data)
+        self._take(line, item)
+        self._offset += len(data)
+
+    def _write(self, file: IO[bytes], data: bytes) -> None:
+        """Write bytes and wait until the disk has them."""
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -303,8 +310,6 @@ class Ledger:
             # Whoever made the file may have died before its name was safe.
             sync_folder(self.path.parent)
             self._name_is_on_disk = True
-        self._take(line, item)
-        self._offset += len(data)
 
     def _catch_up(self, file: IO[bytes]) -> None:
         """Read and check the lines that have been written since the last time."""
@@ -401,6 +406,25 @@ class Ledger:
                     self._spent[unit, chosen, relation] += filters.cost(chosen, item.event, relation)
         self._count += 1
         self._last_hash = line["hash"]
+
+
+class DraftLedger(Ledger):
+    """A ledger in memory: it goes on from the lines of a file, and what is entered in it is written nowhere.
+
+    Args:
+        path: of a ledger; there may be none yet.
+
+    Raises:
+        LedgerError: the file is not an unbroken ledger.
+    """
+
+    @contextmanager
+    def _locked(self) -> Iterator[IO[bytes]]:
+        """No file: nothing is read again, either, so that what was drafted stays the end of the ledger."""
+        yield io.BytesIO()
+
+    def _write(self, file: IO[bytes], data: bytes) -> None:
+        """Write nothing."""
 
 
 def today() -> float:

@@ -64,6 +64,15 @@ class Constant:
         """
         return 1.0
 
+    def factors(self, bound: float, layout: Layout) -> tuple[float, float]:
+        """The smallest and the largest factor that a round with this clip has; 0 or ∞: nothing limits it.
+
+        Args:
+            bound: C in force.
+            layout: of the model.
+        """
+        return 1.0, 1.0
+
     def of(self, contributions: Contributions, bounded: Cohort) -> Scaling:
         """The factor of a round.
 
@@ -172,6 +181,15 @@ class DistanceScaled(Constant):
         adaptive = isinstance(clip, AdaptiveClip)
         maximum = max(self.min_distance, self.max_distance) if adaptive else self._maximum(clip.bound, layout)
         return 1 / maximum if self.direction == "divide" else self.min_distance
+
+    def factors(self, bound: float, layout: Layout) -> tuple[float, float]:
+        """As in `Constant`: at the limits of the distance.
+
+        Args:
+            bound, layout: as in `Constant.factors`.
+        """
+        low, high = self.min_distance, self._maximum(bound, layout)
+        return (1 / high, 1 / low) if self.direction == "divide" else (low, high)
 
     def of(self, contributions: Contributions, bounded: Cohort) -> Scaling:
         """1/d or d, with d held between its limits, and released first if it is to be private.

@@ -1,0 +1,90 @@
+"""What a budget allows of what is planned, and what is left of it: of the server, of clients, of a site's policy."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cloister.client.leakage import leakage_budget, limit_of
+from cloister.client.mods.budget import planned_charges
+from cloister.client.mods.local_noise import leaked
+from cloister.plan.nodes import Node
+from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.accounting.events import Event
+from cloister.privacy.accounting.filters import share
+from cloister.privacy.accounting.vocabulary import Unit
+from cloister.server.forecast import Forecast
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a budget has room for.
+
+    Attributes:
+        whose: budget it is, in words.
+        unit: that it is about.
+        limit: ε, or about a neighbourhood the leakage.
+        delta: at which ε is judged.
+        before, after: share that is spent before the run, and after it.
+        rounds: how many of those that are planned it covers.
+        more: how many more such rounds would fit afterwards; None: they cost nothing.
+    """
+
+    whose: str
+    unit: Unit
+    limit: float
+    delta: float
+    before: float
+    after: float
+    rounds: int
+    more: int | None
+
+
+def of_server(forecast: Forecast) -> Iterator[Allowance]:
+    """That of `privacy.max-epsilon`, if there is one."""
+    budget = forecast.prepared.plan.budget
+    if forecast.before is None or forecast.after is None:
+        return
+    yield Allowance(
+        "the server's, privacy.max-epsilon",
+        budget.unit,
+        budget.max_epsilon,
+        budget.delta,
+        forecast.before,
+        forecast.after,
+        forecast.rounds,
+        forecast.more,
+    )
+
+
+def of_node(node: Node, whose: str, rounds: int) -> Iterator[Allowance]:
+    """Those that a node keeps: its own, by its policy, and the run's `privacy.client-max-epsilon` and `max-leakage`.
+
+    Args:
+        node: as it is before the run.
+        whose: in words.
+        rounds: that it is asked to train in.
+    """
+    for budget, charge in planned_charges(node.request, node.context):
+        yield from _of(budget, charge.events, whose, rounds)
+    privacy = node.request.config.privacy
+    if privacy.client.counts_leakage:
+        limit = limit_of(privacy, node.context.node_config)
+        budget = leakage_budget(node.context, node.request.config.task.name, node.request.run, limit)
+        yield from _of(budget, (leaked(node.request),), whose, rounds)
+
+
+def _of(budget: PrivacyBudget, events: tuple[Event, ...], whose: str, rounds: int) -> Iterator[Allowance]:
+    if not budget.max_epsilon:
+        return
+    fits, spent = budget.fits(events), budget.spent()
+    covered = rounds if fits is None else min(rounds, fits)
+    after = spent + covered * sum(map(budget.cost, events)) if covered else spent
+    yield Allowance(
+        whose,
+        budget.unit,
+        budget.max_epsilon,
+        budget.delta,
+        share(spent, budget.limit),
+        share(after, budget.limit),
+        covered,
+        None if fits is None else fits - covered,
+    )

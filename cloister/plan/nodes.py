@@ -1,0 +1,121 @@
+"""The nodes of a run that is only planned: what the first message would ask of them, and of what size they are.
+
+A node here is a simulated client with its part of the task's data, or a site that states how much it has. What it
+would answer is asked of the node's own code: its door, its policy, its charges.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import environ
+from pathlib import Path
+
+from flwr.app import Context, Message, RecordDict
+
+from cloister.client.charges import planned_steps, unit_of
+from cloister.client.data import DATA_PATH, LEDGER_FOLDER, PARTITION, PARTITIONS
+from cloister.client.mods.enforce import enforce_policy
+from cloister.client.policy import CHECKED_BUNDLE, POLICY, read_policy
+from cloister.client.request import Reply, TrainRequest, request_of
+from cloister.client.units import PUBLIC_SIZE
+from cloister.config.run import RunConfig
+from cloister.config.section import Scalar
+from cloister.core.errors import ConfigError, PolicyError
+from cloister.core.identity import LOCAL_RUN
+from cloister.privacy.accounting.vocabulary import Unit
+from cloister.privacy.dpsgd.local_steps import LocalSteps
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that is asked to train in the first round.
+
+    Attributes:
+        request: the server's, as it is at the node's door.
+        context: of the node, with its configuration.
+    """
+
+    request: TrainRequest
+    context: Context
+
+    @property
+    def unit(self) -> Unit:
+        """Whom it protects beside itself."""
+        return unit_of(self.request, self.context.node_config)
+
+    @property
+    def steps(self) -> LocalSteps:
+        """The private steps of a round, from the size that the node states, or that a simulation deals it.
+
+        Raises:
+            PrivacyError: batches would show the true size.
+        """
+        return planned_steps(self.request, self.context)
+
+    @property
+    def refusal(self) -> str:
+        """Why the node's policy refuses the run; empty if it does not, or if there is none."""
+        with _bundle_checked(self.context):
+            try:
+                enforce_policy(self.request, self.context, lambda request, context: Reply())
+            except PolicyError as error:
+                return str(error)
+        return ""
+
+
+def configurations(
+    config: RunConfig, clients: int, sizes: Sequence[int], policy: Path | None
+) -> list[dict[str, Scalar]]:
+    """What the nodes of a run have in their node configurations.
+
+    Args:
+        config: of the run.
+        clients: how many there are.
+        sizes: that sites state of their data; none: clients are simulated, or the policy states one.
+        policy: of every node; None: they have none.
+
+    Raises:
+        ConfigError: the policy cannot be read, or states another size.
+    """
+    rules = {} if policy is None else {POLICY: str(policy)}
+    stated = read_policy(policy).public_size if policy and config.privacy.client.clips_gradients else 0
+    if sizes and stated:
+        raise ConfigError(f"--public-size {sizes[0]} has no effect: the policy states public-size = {stated}")
+    if sizes or stated:
+        # The data of a site that only states its size is not read.
+        return [{DATA_PATH: "not-read", PUBLIC_SIZE: size, **rules} for size in sizes or [stated]]
+    return [{PARTITION: index, PARTITIONS: clients, **rules} for index in range(clients)]
+
+
+def asked(config: RunConfig, message: Message, nodes: Sequence[dict[str, Scalar]], folder: Path) -> list[Node]:
+    """The nodes with these configurations, asked to train by this message.
+
+    Args:
+        config: of the run.
+        message: of the first round.
+        nodes: their configurations.
+        folder: where those with a policy keep their ledgers, in the place of their own.
+    """
+    own: dict[str, Scalar] = {LEDGER_FOLDER: str(folder)}
+    settings = config.flat()
+    contexts = [
+        Context(LOCAL_RUN, number, node | (own if POLICY in node else {}), RecordDict(), dict(settings))
+        for number, node in enumerate(nodes, start=1)
+    ]
+    return [Node(request_of(TrainRequest, message, context), context) for context in contexts]
+
+
+@contextmanager
+def _bundle_checked(context: Context) -> Iterator[None]:
+    """The block, as if the node's executor had checked the app's bundle: which one it will be, a plan does not know."""
+    node, before = context.node_config, environ.get(CHECKED_BUNDLE)
+    allowed = read_policy(Path(str(node[POLICY]))).allowed_fabs if POLICY in node else []
+    try:
+        if allowed:
+            environ[CHECKED_BUNDLE] = allowed[0]
+        yield
+    finally:
+        if before is None:
+            environ.pop(CHECKED_BUNDLE, None)
+        else:
+            environ[CHECKED_BUNDLE] = before

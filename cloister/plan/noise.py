@@ -1,0 +1,54 @@
+"""The noise that clients add to what they send, or train with."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cloister.core.arrays import Layout, from_record
+from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace
+from cloister.server.prepare import Prepared
+
+
+@dataclass(frozen=True)
+class NoiseOnClient:
+    """What a client adds.
+
+    Attributes:
+        mechanism: its name.
+        multiplier: in units of the bound.
+        std: standard deviation on one number; None: it follows from the data.
+        on: which number that is, in words.
+    """
+
+    mechanism: str
+    multiplier: float
+    std: float | None
+    on: str
+
+
+def noise_on_clients(prepared: Prepared) -> Iterator[NoiseOnClient]:
+    """The noise of a client in the first round; nothing where clients add none.
+
+    Args:
+        prepared: the run.
+    """
+    client = prepared.plan.config.privacy.client
+    if not client.is_on:
+        return
+    z, mechanism = client.noise_multiplier, client.noise_on_update
+    if client.clips_gradients:
+        yield NoiseOnClient(client.name, z, z * client.bound, "a number of the sum of a batch's gradients")
+    elif isinstance(mechanism, LocalGaussian):
+        yield NoiseOnClient(client.name, z, z * client.bound, "a weight that a client sends")
+    elif isinstance(mechanism, LocalLaplace):
+        for name, size in _draws(prepared, mechanism.per_layer):
+            std = math.sqrt(size + 1) / size * z * mechanism.radius
+            yield NoiseOnClient(client.name, z, std, f"a weight of {name} that a client sends")
+    else:
+        yield NoiseOnClient(client.name, z, None, "a weight that a client sends")
+
+
+def _draws(prepared: Prepared, per_layer: bool) -> list[tuple[str, int]]:
+    """What shares a draw of Laplace noise, each with its number of parameters."""
+    layout = Layout.of(prepared.plan.strategy.expected_reply(from_record(prepared.initial)))
+    return list(zip(layout.names, layout.sizes, strict=True)) if per_layer else [("the model", layout.size)]

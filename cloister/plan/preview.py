@@ -1,0 +1,211 @@
+"""A run as far as it can be known before it: of the run's own objects, so that it agrees with what it will claim."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from flwr.app import Message
+
+from cloister.config.run import RunConfig, parse
+from cloister.config.section import Scalar
+from cloister.core import check
+from cloister.core.errors import BudgetExhausted, ConfigError
+from cloister.local.grid import LocalGrid
+from cloister.local.simulation import refuse_too_few, refuse_what_clients_would
+from cloister.plan import allowance, within
+from cloister.plan.allowance import Allowance
+from cloister.plan.estimate import Timing, Traffic, timed, traffic
+from cloister.plan.nodes import Node, asked, configurations
+from cloister.plan.noise import NoiseOnClient, noise_on_clients
+from cloister.plan.series import Series, series_of_clients, series_of_server, shown_rounds
+from cloister.plan.sizes import Sizes
+from cloister.plan.within import Within
+from cloister.privacy.claims.claim import ClientClaim
+from cloister.server.clients import client_claim
+from cloister.server.forecast import Forecast, NoiseOnRelease, draft, first_messages, forecast, noise_on_release
+from cloister.server.prepare import Prepared, prepare
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a plan is asked for beside its configuration.
+
+    Attributes:
+        clients: how many nodes there are.
+        epsilon: of a budget that noise and rounds are wanted for; 0: none.
+        policy: of the sites; None: they have none.
+        sizes: that sites state of their data; none: those that a simulation deals.
+        timing: whether a client is to train once.
+    """
+
+    clients: int = 4
+    epsilon: float = 0.0
+    policy: Path | None = None
+    sizes: tuple[int, ...] = ()
+    timing: bool = True
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a run would come to, if all its rounds ran.
+
+    Attributes:
+        config: of the run.
+        wishes: what was asked for.
+        forecast: what would be said of it.
+        noise: that the server adds; None: none.
+        noise_of_clients: that clients add.
+        sizes: of clients of DP-SGD; None: there are none.
+        by_size: what would be said of clients of these sizes.
+        series: ε by round.
+        allowances: what budgets have room for.
+        refusal: why the policy refuses the run; empty if it does not.
+        within: what the budget that was asked for allows.
+        traffic: what messages weigh.
+        timing: how long they take; None: nobody was timed.
+    """
+
+    config: RunConfig
+    wishes: Wishes
+    forecast: Forecast
+    noise: NoiseOnRelease | None
+    noise_of_clients: tuple[NoiseOnClient, ...]
+    sizes: Sizes | None
+    by_size: ClientClaim | None
+    series: tuple[Series, ...]
+    allowances: tuple[Allowance, ...]
+    refusal: str
+    within: tuple[Within, ...]
+    traffic: Traffic
+    timing: Timing | None
+
+
+def preview(settings: Mapping[str, Scalar], wishes: Wishes) -> Preview:
+    """Work out a run before it runs. Nothing is sent, nothing is spent, and nothing is written.
+
+    Args:
+        settings: dotted keys of the run configuration.
+        wishes: what is to be worked out beside.
+
+    Raises:
+        CloisterError: the run could not begin, or a wish cannot be met.
+    """
+    from cloister.client.app import app
+
+    config = parse(settings)
+    _check(config, wishes)
+    prepared = prepare(config)
+    grid = LocalGrid.simulated(app, config.flat(), wishes.clients)
+    draft(prepared.plan, grid)
+    messages = _messages(prepared, grid)
+    with TemporaryDirectory() as folder:
+        nodes = _nodes(config, wishes, messages, Path(folder))
+        return _worked_out(settings, wishes, prepared, messages, nodes)
+
+
+def _check(config: RunConfig, wishes: Wishes) -> None:
+    """Refuse what the run, or a client, would refuse."""
+    refuse_too_few(config, wishes.clients)
+    population = config.privacy.server.population
+    if population and population != wishes.clients:
+        raise ConfigError(
+            f"privacy.population = {population} registers the nodes of a run, and there are --clients "
+            f"{wishes.clients}; make them the same"
+        )
+    if wishes.epsilon:
+        check.positive(**{"--epsilon": wishes.epsilon})
+    if wishes.sizes:
+        check.positive(**{"--public-size": min(wishes.sizes)})
+        if not config.privacy.client.clips_gradients:
+            raise ConfigError(
+                f"--public-size {wishes.sizes[0]} has no effect with privacy.client = {config.privacy.client.name!r}: "
+                "only 'dp-sgd' counts from it"
+            )
+    if wishes.timing:
+        refuse_what_clients_would(config, wishes.clients)
+
+
+def _messages(prepared: Prepared, grid: LocalGrid) -> list[Message]:
+    """Those of the first round; none if a budget ends the run before it."""
+    try:
+        return first_messages(prepared, grid)
+    except BudgetExhausted:
+        return []
+
+
+def _nodes(config: RunConfig, wishes: Wishes, messages: Sequence[Message], folder: Path) -> list[Node]:
+    """The nodes whose sizes or rules matter: with DP-SGD all of them, with a policy, a budget or noise one."""
+    if not messages:
+        return []
+    configured = configurations(config, wishes.clients, wishes.sizes, wishes.policy)
+    if not config.privacy.client.clips_gradients:
+        configured = configured[:1]
+    return asked(config, messages[0], configured, folder)
+
+
+def _worked_out(
+    settings: Mapping[str, Scalar], wishes: Wishes, prepared: Prepared, messages: Sequence[Message], nodes: list[Node]
+) -> Preview:
+    plan, rounds = prepared.plan, prepared.plan.config.num_rounds
+    shown = shown_rounds(rounds)
+    expected = forecast(prepared, shown)
+    sizes = _sizes(prepared, nodes, expected.rounds)
+    named = _named(sizes, nodes)
+    refusal = nodes[0].refusal if nodes else ""
+
+    def claim(after: int) -> ClientClaim | None:
+        return client_claim(plan, prepared.layout, after, [sizes.costliest] if sizes else None)
+
+    reached = [number for number in shown if number <= expected.rounds]
+    return Preview(
+        plan.config,
+        wishes,
+        expected,
+        noise_on_release(prepared, wishes.clients),
+        tuple(noise_on_clients(prepared)),
+        sizes,
+        client_claim(plan, prepared.layout, expected.rounds, list(sizes.shown)) if sizes else None,
+        (*series_of_server(expected.statements), *series_of_clients(claim, reached)),
+        (*allowance.of_server(expected), *_allowances(named, expected.rounds, refusal)),
+        refusal,
+        tuple(_within(settings, prepared, named, wishes.epsilon)) if wishes.epsilon else (),
+        traffic(prepared, wishes.clients),
+        timed(prepared, messages[0], wishes.clients) if wishes.timing and messages else None,
+    )
+
+
+def _sizes(prepared: Prepared, nodes: list[Node], rounds: int) -> Sizes | None:
+    privacy = prepared.plan.config.privacy
+    if not nodes or not privacy.client.clips_gradients:
+        return None
+    return Sizes.of(nodes, privacy.dp_sgd.mechanism(), rounds, privacy.target_delta)
+
+
+def _named(sizes: Sizes | None, nodes: list[Node]) -> dict[str, Node]:
+    """The nodes that stand for all of their kind, by what they are called."""
+    if sizes is None:
+        return dict(zip(["each client's"], nodes, strict=False))
+    return {f"a client's with {steps.examples} {node.unit}s": node for steps, node in sizes.shown.items()}
+
+
+def _allowances(named: Mapping[str, Node], rounds: int, refusal: str) -> list[Allowance]:
+    """Budgets of nodes that take part in the run at all."""
+    if refusal:
+        return []
+    return [found for whose, node in named.items() for found in allowance.of_node(node, whose, rounds)]
+
+
+def _within(
+    settings: Mapping[str, Scalar], prepared: Prepared, named: Mapping[str, Node], epsilon: float
+) -> list[Within]:
+    found = list(within.of_server(settings, prepared, epsilon))
+    for whose, node in named.items():
+        found += within.of_node(settings, node, whose, epsilon)
+    if not found:
+        raise ConfigError(
+            f"--epsilon {epsilon:g} is a budget for noise, and there is none: privacy.server = "
+            f"{prepared.plan.config.privacy.server.name!r} and privacy.client = "
+            f"{prepared.plan.config.privacy.client.name!r}"
+        )
+    return found

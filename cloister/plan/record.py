@@ -1,0 +1,73 @@
+"""A preview as JSON, for machines. What would be claimed has the form of `privacy.json`."""
+
+import math
+from dataclasses import asdict
+
+from cloister.plan.preview import Preview
+from cloister.plan.series import Series
+from cloister.plan.words import AT_MOST
+from cloister.privacy.claims.record import record as record_statement
+from cloister.privacy.claims.record import record_clients
+
+
+def record(preview: Preview) -> dict[str, object]:
+    """Everything that is known of a run before it.
+
+    `privacy` is what `privacy.json` would hold, but for how the run ended and the hashes of its ledger.
+    """
+    forecast = preview.forecast
+    privacy = record_statement(forecast.last)
+    del privacy["ledger"]
+    return {
+        "claims": AT_MOST,
+        "clients": preview.wishes.clients,
+        "rounds": forecast.rounds,
+        "stops": forecast.stopped,
+        "refusal": preview.refusal,
+        "noise": _noise(preview),
+        "privacy": privacy,
+        "by-round": [_series(series) for series in preview.series],
+        "by-size": _sizes(preview),
+        "budgets": [_kebab(asdict(found)) for found in preview.allowances],
+        "within": [_kebab(asdict(found)) for found in preview.within],
+        "estimate": _estimate(preview),
+    }
+
+
+def _noise(preview: Preview) -> dict[str, object]:
+    noise = preview.noise
+    server = noise and {
+        "multiplier": noise.multiplier,
+        "minimum-std": noise.std[0],
+        "maximum-std": noise.std[1] if math.isfinite(noise.std[1]) else None,
+    }
+    return {"server": server, "clients": [asdict(added) for added in preview.noise_of_clients]}
+
+
+def _series(series: Series) -> dict[str, object]:
+    points = [{"round": number, "value": value} for number, value in series.points]
+    return {**asdict(series), "points": points}
+
+
+def _sizes(preview: Preview) -> dict[str, object] | None:
+    if preview.sizes is None or preview.by_size is None:
+        return None
+    counts = {str(steps.examples): count for steps, count in preview.sizes.counts.items()}
+    return {"clients-of-size": counts, **record_clients(preview.by_size)}
+
+
+def _estimate(preview: Preview) -> dict[str, object]:
+    traffic, timing = preview.traffic, preview.timing
+    found = {**_kebab(asdict(traffic)), "total-bytes": traffic.total}
+    if timing is None:
+        return found
+    return found | {
+        "first-seconds": timing.first,
+        "each-seconds": timing.each,
+        "one-by-one-seconds": timing.one_by_one(traffic),
+        "side-by-side-seconds": timing.side_by_side(traffic),
+    }
+
+
+def _kebab(fields: dict[str, object]) -> dict[str, object]:
+    return {name.replace("_", "-"): value for name, value in fields.items()}

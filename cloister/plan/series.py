@@ -1,0 +1,89 @@
+"""ε by round: curves of the figures that a run would claim, each after some of its rounds."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from cloister.privacy.claims.claim import ClientClaim, DpSgdClaim, Figure, Statement
+from cloister.privacy.claims.server import RUN
+
+POINTS = 10
+"""Rounds that a curve has points at, at most."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve.
+
+    Attributes:
+        mechanism: that the figure is about.
+        of: whom it protects, in words.
+        relation: which datasets are neighbours; for d-privacy, what it is.
+        adversary: against whom.
+        delta: at which ε is stated; None for a leakage.
+        points: each round with ε after it, or the leakage.
+    """
+
+    mechanism: str
+    of: str
+    relation: str
+    adversary: str
+    delta: float | None
+    points: tuple[tuple[int, float], ...]
+
+
+def shown_rounds(rounds: int) -> list[int]:
+    """The rounds that curves have points at: all, or so many of them that a screen holds, the last among them."""
+    count = min(rounds, POINTS)
+    return sorted({round(1 + number * (rounds - 1) / max(1, count - 1)) for number in range(count)})
+
+
+def series_of_server(statements: Mapping[int, Statement]) -> list[Series]:
+    """The figures of the run itself, one curve for each adversary.
+
+    Args:
+        statements: after some rounds.
+    """
+    found = {
+        number: [(said.claim.mechanism, f"one {figure.unit}", figure) for figure in said.claim.figures]
+        for number, said in statements.items()
+    }
+    return _joined({number: [item for item in items if item[2].scope == RUN] for number, items in found.items()})
+
+
+def series_of_clients(claim: Callable[[int], ClientClaim | None], rounds: Iterable[int]) -> list[Series]:
+    """The figures about the clients' own mechanism, one curve for each unit and relation.
+
+    Args:
+        claim: what could be said after so many rounds.
+        rounds: at which the curves have points.
+    """
+    return _joined({number: _figures(claim(number)) for number in rounds})
+
+
+Named = tuple[str, str, Figure]
+"""A figure with its mechanism, and whom it protects."""
+
+
+def _figures(claim: ClientClaim | None) -> list[Named]:
+    if isinstance(claim, DpSgdClaim):
+        return [
+            (claim.mechanism, _whom(figure.unit, f"a client with {size.size} {claim.unit}s", claim.unit), figure)
+            for size in claim.sizes
+            for figure in size.figures
+        ]
+    return [(claim.mechanism, f"one {figure.unit}", figure) for figure in claim.figures] if claim else []
+
+
+def _whom(unit: str, client: str, protected: str) -> str:
+    return f"one {unit} of {client}" if unit == protected else client
+
+
+def _joined(found: Mapping[int, list[Named]]) -> list[Series]:
+    """One curve for each figure that is there after every round."""
+    curves: dict[tuple[str, str, str, str, float | None], list[tuple[int, float]]] = {}
+    for number, items in found.items():
+        for mechanism, whom, figure in items:
+            value = figure.epsilon if figure.leakage is None else figure.leakage
+            key = (mechanism, whom, figure.relation or figure.guarantee or "", figure.adversary or "", figure.delta)
+            curves.setdefault(key, []).append((number, value or 0.0))
+    return [Series(*key, tuple(points)) for key, points in curves.items()]

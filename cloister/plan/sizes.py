@@ -1,0 +1,45 @@
+"""The sizes that clients of DP-SGD really have, and which of them figures are given for."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cloister.plan.nodes import Node
+from cloister.privacy.claims.end_to_end import sound_example
+from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Clients of several sizes.
+
+    Attributes:
+        counts: how many of them take which private steps in a round.
+        shown: one of each size that figures are given for: the smallest, the middle, the largest and the costliest.
+        costliest: the one whose units a run costs most.
+    """
+
+    counts: Counter[LocalSteps]
+    shown: dict[LocalSteps, Node]
+    costliest: LocalSteps
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node], mechanism: LocalDpSgd, rounds: int, delta: float) -> "Sizes":
+        """The sizes of these nodes.
+
+        Args:
+            nodes: at least one.
+            mechanism: of the run.
+            rounds: that all of them train in.
+            delta: at which ε is computed.
+        """
+        by_steps = {node.steps: node for node in nodes}
+        ordered = sorted(by_steps, key=lambda steps: steps.examples)
+
+        def epsilon(steps: LocalSteps) -> float:
+            return sound_example(steps, mechanism.noise_multiplier, rounds).epsilon(delta)
+
+        costliest = max(ordered, key=epsilon)
+        chosen = {ordered[0], ordered[len(ordered) // 2], ordered[-1], costliest}
+        shown = {steps: by_steps[steps] for steps in ordered if steps in chosen}
+        return cls(Counter(node.steps for node in nodes), shown, costliest)

@@ -1,0 +1,137 @@
+"""From a budget to the noise that keeps a run within it, and to the rounds that the configured noise allows."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from flwr.app import RecordDict
+
+from cloister.client.charges import charges_of
+from cloister.client.mods.local_noise import leaked
+from cloister.client.tally import LeakageTally, Tally
+from cloister.config.run import RunConfig, parse
+from cloister.config.section import Scalar
+from cloister.config.variants import PluginPrivacy
+from cloister.core.errors import BudgetExhausted, ConfigError
+from cloister.plan.nodes import Node
+from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.accounting.events import Event
+from cloister.privacy.accounting.filters import minimum_multiplier
+from cloister.privacy.accounting.vocabulary import Unit
+from cloister.server.build import build
+from cloister.server.prepare import Prepared
+
+CLIENT_NOISE = "privacy.client-noise-multiplier"
+
+
+@dataclass(frozen=True)
+class Within:
+    """What a budget allows.
+
+    Attributes:
+        unit: that it is about.
+        whose: budget it is, in words.
+        key: of the noise in the configuration; empty where there is none that could be chosen.
+        noise: the smallest, rounded up, with which all rounds fit; None: none does, and `why` says why.
+        why: empty if there is such a noise.
+        rounds: that fit with the configured noise; None: the noise is not configured, or any number does.
+    """
+
+    unit: Unit
+    whose: str
+    key: str
+    noise: float | None
+    why: str
+    rounds: int | None
+
+
+def of_server(settings: Mapping[str, Scalar], prepared: Prepared, epsilon: float) -> Iterator[Within]:
+    """For the noise of the server, as a run with `privacy.max-epsilon` keeps it; nothing where the server adds none.
+
+    Args:
+        settings: of the run.
+        prepared: the run.
+        epsilon: ε of the budget, in the place of `privacy.max-epsilon`.
+
+    Raises:
+        ConfigError: the mechanism makes no promise, or ε is no number above 0.
+    """
+    server = prepared.plan.config.privacy.server
+    if not server.is_noised:
+        return
+    limited = {**settings, "privacy.max-epsilon": epsilon}
+    rounds = None if server.is_calibrated else _rounds(parse(limited), prepared)
+    if isinstance(server, PluginPrivacy):
+        yield Within("client", "the server's", "", None, "a mechanism of another package sets its own noise", rounds)
+        return
+    key = "privacy.noise-multiplier"
+    noise, why = _found(lambda: _calibrated(parse({**limited, key: "auto"}), prepared))
+    yield Within("client", "the server's", key, noise, why, rounds)
+
+
+def _rounds(config: RunConfig, prepared: Prepared) -> int | None:
+    plan = build(config)
+    return plan.budget.fits(plan.strategy.events(prepared.layout))
+
+
+def _calibrated(config: RunConfig, prepared: Prepared) -> float:
+    found = build(config).strategy.calibrated(prepared.layout, config.num_rounds).claim()
+    return float(found.parameters["privacy.noise-multiplier"])
+
+
+def of_node(settings: Mapping[str, Scalar], node: Node, whose: str, epsilon: float) -> Iterator[Within]:
+    """For the noise of a client, as one with such a budget of its own keeps it; nothing where clients add none.
+
+    Under `laplace` the budget is one of leakage, which for a client is a pure ε.
+
+    Args:
+        settings: of the run.
+        node: of the client.
+        whose: in words.
+        epsilon: ε of the budget, or the leakage.
+    """
+    config, client = node.request.config, node.request.config.privacy.client
+    if not client.is_on:
+        return
+    budget = _budget(config, node, epsilon)
+    configured = _events(node.request.config, node)
+
+    def cost(multiplier: float) -> float:
+        changed = parse({**settings, CLIENT_NOISE: multiplier})
+        return config.num_rounds * sum(map(budget.cost, _events(changed, node)))
+
+    noise, why = _found(lambda: minimum_multiplier(cost, budget.limit, f"a budget of {epsilon:g}"))
+    yield Within(budget.unit, whose, CLIENT_NOISE, noise, why, budget.fits(configured))
+
+
+def _budget(config: RunConfig, node: Node, epsilon: float) -> PrivacyBudget:
+    """The budget of a simulated client that has spent nothing yet."""
+    privacy = config.privacy
+    if privacy.client.counts_leakage:
+        return PrivacyBudget(LeakageTally(RecordDict()), "", "neighbourhood", max_epsilon=epsilon)
+    unit: Unit = node.unit if privacy.client.clips_gradients else "client"
+    return PrivacyBudget(Tally(RecordDict()), "", unit, privacy.target_delta, epsilon, kind="renyi")
+
+
+def _events(config: RunConfig, node: Node) -> Sequence[Event]:
+    """What a round costs the unit of the budget."""
+    request = replace(node.request, config=config)
+    if config.privacy.client.counts_leakage:
+        return (leaked(request),)
+    unit = node.unit if config.privacy.client.clips_gradients else "client"
+    (events,) = (charge.events for charge in charges_of(request, node.context) if charge.unit == unit)
+    return events
+
+
+def _found(calibrate: Callable[[], float]) -> tuple[float | None, str]:
+    """The noise, or why there is none."""
+    try:
+        return rounded_up(calibrate()), ""
+    except (ConfigError, BudgetExhausted) as error:
+        return None, str(error)
+
+
+def rounded_up(number: float) -> float:
+    """A number above 0 to four digits, never less than it is: a smaller multiplier would pass the budget."""
+    unit = 10.0 ** (math.floor(math.log10(number)) - 3)
+    return float(f"{math.ceil(number / unit) * unit:.4g}")

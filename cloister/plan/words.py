@@ -1,0 +1,138 @@
+"""A preview as plain lines, for a terminal and for a pipe."""
+
+import math
+from collections.abc import Iterator
+
+from cloister.plan.allowance import Allowance
+from cloister.plan.estimate import Timing, Traffic
+from cloister.plan.preview import Preview
+from cloister.plan.series import Series
+from cloister.plan.within import Within
+from cloister.privacy.claims.words import render as render_statement
+from cloister.privacy.claims.words import render_clients
+from cloister.server.reports.console import changed
+
+BAR = 40
+"""Columns of the longest bar of a curve."""
+AT_MOST = "at most, if all rounds run and a client trains in all of them; nothing was sent, spent or written"
+
+
+def render(preview: Preview) -> list[str]:
+    """Everything that is known of a run before it, as lines of plain text."""
+    config, forecast = preview.config, preview.forecast
+    settings = " ".join(f"{key}={value!r}" for key, value in changed(config).items())
+    lines = [
+        f"plan       {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds, "
+        f"{preview.wishes.clients} clients",
+        f"settings   {settings or 'the defaults'}",
+        f"claims     {AT_MOST}",
+    ]
+    if forecast.stopped:
+        lines.append(f"the run would stop {forecast.stopped}")
+    if preview.refusal:
+        lines.append(f"every node with this policy would refuse: {preview.refusal}")
+    for title, part in (
+        ("noise", _noise(preview)),
+        ("what would be claimed", iter(render_statement(forecast.last))),
+        ("clients as large as these", _sizes(preview)),
+        ("by round", _curves(preview)),
+        ("budgets", map(_allowance, preview.allowances)),
+        (f"within ε = {preview.wishes.epsilon:g}", map(_within, preview.within)),
+        ("time and bytes of training messages", _estimate(preview.traffic, preview.timing)),
+    ):
+        found = [f"  {line}" for line in part]
+        lines += ["", title, *found] if found else []
+    return lines
+
+
+def _noise(preview: Preview) -> Iterator[str]:
+    if (noise := preview.noise) is not None:
+        server = preview.config.privacy.server
+        z = "" if noise.multiplier is None else f"noise multiplier {noise.multiplier:.6g}, "
+        auto = "from 'auto', " if server.is_calibrated else ""
+        yield f"server, {server.name}: {z}{auto}standard deviation {_range(noise.std)} on a weight of the model"
+    for added in preview.noise_of_clients:
+        std = "as training moves the model" if added.std is None else f"{added.std:.4g}"
+        z = f"noise multiplier {added.multiplier:.6g}"
+        yield f"clients, {added.mechanism}: {z}, standard deviation {std} on {added.on}"
+    if preview.noise is None and not preview.noise_of_clients:
+        yield "none"
+
+
+def _range(std: tuple[float, float]) -> str:
+    low, high = std
+    if low == high:
+        return f"{low:.4g}"
+    return f"up to {high:.4g}" if low == 0 else f"from {low:.4g}" if math.isinf(high) else f"{low:.4g} to {high:.4g}"
+
+
+def _sizes(preview: Preview) -> Iterator[str]:
+    if preview.sizes is None or preview.by_size is None:
+        return
+    yield from (
+        f"{count} of {steps.examples}: {steps.count} steps a round, each with {100 * steps.rate:.4g} % of them"
+        for steps, count in sorted(preview.sizes.counts.items(), key=lambda item: item[0].examples)
+        if steps in preview.sizes.shown
+    )
+    if preview.config.seed == -1 and not preview.wishes.sizes:
+        yield f"dealt out by a seed that was drawn: seed={preview.forecast.prepared.plan.seed} deals them out again"
+    yield from render_clients(preview.by_size)[1:]
+
+
+def _curves(preview: Preview) -> Iterator[str]:
+    for series in preview.series:
+        yield title(series)
+        largest = max((value for _, value in series.points if math.isfinite(value)), default=0.0)
+        for number, value in series.points:
+            length = BAR if math.isinf(value) else round(BAR * value / largest) if largest else 0
+            yield f"  round {number:>5}  {value:<8.4g}  {'█' * length}".rstrip()
+    if preview.series:
+        yield "one example of a client, or one group of them, is covered by what holds for the whole client"
+
+
+def title(series: Series) -> str:
+    """What a curve is about, in one line."""
+    figure = "leakage" if "d-privacy" in series.relation else "ε"
+    delta = f" at δ = {series.delta:g}" if series.delta else ", pure" if series.delta == 0 else ""
+    return f"{series.mechanism}: {figure}{delta} for {series.of}, {series.relation}; against {series.adversary}"
+
+
+def _allowance(found: Allowance) -> str:
+    what = "leakage" if found.unit == "neighbourhood" else f"ε at δ = {found.delta:g}"
+    more = "any number" if found.more is None else found.more
+    return (
+        f"{found.whose}, {what} of {found.limit:g} for one {found.unit}: {100 * found.before:.3g} % spent before, "
+        f"{100 * found.after:.3g} % after {found.rounds} rounds; {more} more such rounds would fit"
+    )
+
+
+def _within(found: Within) -> str:
+    noise = f"{found.key}={found.noise:.4g}" if found.noise else f"no noise ({found.why})"
+    rounds = "" if found.rounds is None else f"; num-rounds={found.rounds} with the noise that is set"
+    return f"{found.whose}, one {found.unit}: {noise} for all rounds{rounds}"
+
+
+def _estimate(traffic: Traffic, timing: Timing | None) -> Iterator[str]:
+    yield (
+        f"{_bytes(traffic.down)} down and {_bytes(traffic.up)} up a message, {traffic.cohort:g} clients a round: "
+        f"{_bytes(traffic.total)} in all"
+    )
+    if timing is not None:
+        yield (
+            f"a client took {_seconds(timing.first)} for its first message, {_seconds(timing.each)} for the next: "
+            f"{_seconds(timing.one_by_one(traffic))} one after the other, {_seconds(timing.side_by_side(traffic))} "
+            "with a machine like this one for each; aggregation, scores and networks come on top"
+        )
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.3g} B"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 5400:
+        return f"{seconds / 3600:.2g} h"
+    return f"{seconds / 60:.2g} min" if seconds >= 90 else f"{seconds:.2g} s"

@@ -1,0 +1,63 @@
+"""Plans and runs of one configuration, for tests that compare them."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+
+from cloister.local.simulation import simulate
+from cloister.plan.preview import Wishes, preview
+from cloister.plan.record import record
+from cloister.privacy.accounting.events import Pure
+from cloister.privacy.mechanisms.clipping import clip
+from cloister.privacy.mechanisms.mechanism import Mechanism, Released
+from cloister.privacy.mechanisms.release import bounded_sum
+from cloister.server.reports.console import Narrator
+
+CLIENTS = 4
+TINY = {"task.model": "softmax", "num-rounds": 2, "seed": 1, "tensorboard": False, "client.local-epochs": 1}
+GLOBAL = {"privacy.server": "global-dp", "privacy.noise-multiplier": 2.0}
+DP_SGD = {"privacy.server": "none", "privacy.client": "dp-sgd", "privacy.client-noise-multiplier": 2.5}
+
+
+@dataclass(frozen=True)
+class Uniformly(Mechanism):
+    """A mechanism of another package, with a price of its own. What it adds is not looked at here."""
+
+    epsilon: float = 2.0
+    bound: float = 0.5
+    name = "uniformly"
+
+    def events(self, layout, sampling):
+        return (Pure(self.epsilon),)
+
+    def release(self, contributions):
+        cohort = clip(contributions.cohort, self.bound)
+        total = bounded_sum(cohort)
+        rng = np.random.default_rng(contributions.server_round)
+        model = tuple(
+            (sent + (piece + rng.laplace(0, self.bound / self.epsilon, piece.shape)) / 4).astype(sent.dtype)
+            for sent, piece in zip(cohort.sent, total, strict=True)
+        )
+        return Released((model,), self.bound / self.epsilon / 4, self.bound / 4)
+
+    def parameters(self):
+        return {"epsilon": self.epsilon, "bound": self.bound}
+
+
+def planned(settings, clients=CLIENTS, **wishes):
+    """A plan's JSON, read back."""
+    found = preview(settings, Wishes(clients, **{"timing": False} | wishes))
+    return json.loads(json.dumps(record(found)))
+
+
+def run(settings, clients=CLIENTS):
+    """A finished run."""
+    return simulate(settings, clients, Narrator(0, Console(quiet=True)))
+
+
+def claimed(outcome):
+    """What a run claims, as `privacy.json` holds it: without how it ended, and without its ledger's hashes."""
+    content = json.loads((outcome.directory.path / "privacy.json").read_text())
+    return {key: value for key, value in content.items() if key not in ("ended", "ledger")}

@@ -1,0 +1,165 @@
+"""A plan says, to the last digit, what the run claims when it is over."""
+
+import json
+
+import pytest
+from planned import DP_SGD, GLOBAL, TINY, Uniformly, claimed, planned, run
+
+from cloister.client.tally import Tally
+from cloister.core.errors import BudgetExhausted
+from cloister.local.grid import LocalGrid
+from cloister.privacy.mechanisms import MECHANISMS
+
+METRIC = {"privacy.server": "metric", "privacy.noise-multiplier": 2.0}
+PRIVATE = METRIC | {"privacy.distance-release": "private"}
+FEW = {"strategy.fraction-train": 0.5, "strategy.min-nodes": 1}
+POISSON = FEW | {"strategy.sampling": "poisson"}
+LAPLACE = {"privacy.server": "none", "privacy.client": "laplace", "privacy.client-noise-multiplier": 400.0}
+CASES = {
+    "none": {"privacy.server": "none"},
+    "fixed clip": GLOBAL,
+    "adaptive clip": GLOBAL | {"privacy.clipping": "adaptive", "privacy.bits-noise-multiplier": 4.0},
+    "noise that can be repeated": GLOBAL | {"privacy.noise-seed": 3},
+    "rule": GLOBAL | {"privacy.placement": "rule", "strategy.name": "fedmedian"},
+    "trimmed mean": GLOBAL | {"privacy.placement": "rule", "strategy.name": "fedtrimmedavg"},
+    "model": GLOBAL | {"privacy.placement": "model"},
+    "exact distance": METRIC,
+    "private distance": PRIVATE,
+    "part of the clients": GLOBAL | FEW,
+    "plugin": {"privacy.server": "uniformly", "privacy.options": "epsilon=1.5"},
+    "scores of clients": GLOBAL | {"evaluation.federated": "on"},
+    "gaussian": {"privacy.server": "none", "privacy.client": "gaussian"},
+    "laplace": LAPLACE | {"privacy.radius": 1.0},
+    "laplace by layer": LAPLACE | {"privacy.radius": 1.0, "privacy.per-layer": True, "privacy.max-leakage": 2.0},
+    "laplace as published": LAPLACE,
+    "clusters": LAPLACE | {"privacy.server": "laplace-clustering", "privacy.radius": 1.0},
+    "automatic noise": GLOBAL | {"privacy.noise-multiplier": "auto", "privacy.max-epsilon": 5.0},
+    "a budget that ends the run": GLOBAL | {"privacy.max-epsilon": 3.0, "num-rounds": 5},
+}
+SLOW = {
+    "registered clients": GLOBAL | FEW | {"privacy.population": 4, "seed": -1},
+    "secret draws": GLOBAL | POISSON,
+    "secret draws under a private distance": PRIVATE | POISSON,
+    "dp-sgd": DP_SGD,
+    "dp-sgd below global-dp": DP_SGD | GLOBAL,
+    "dp-sgd of shuffled batches": DP_SGD | {"privacy.batch-sampling": "shuffle"},
+    "clusters of gaussians": {
+        "privacy.server": "laplace-clustering",
+        "privacy.client": "gaussian",
+        "privacy.noise-seed": -1,
+    },
+}
+PARAMETERS = [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """The plugin, as its entry point would register it."""
+    monkeypatch.setitem(MECHANISMS._table, "uniformly", f"{Uniformly.__module__}:Uniformly")
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_claim_is_the_one_that_was_planned(tmp_path, name):
+    settings = TINY | {"output-dir": str(tmp_path)} | (CASES | SLOW)[name]
+    before = planned(settings)
+    outcome = run(settings)
+    assert before["privacy"] == claimed(outcome)
+    assert before["rounds"] == outcome.privacy["rounds"]
+    assert bool(before["stops"]) == (outcome.ended == "budget") == (name == "a budget that ends the run")
+
+
+def test_every_kind_of_claim_is_compared(tmp_path):
+    """Sound and heuristic ones, and those of clients: a comparison of nothing with nothing would pass as well."""
+    names = ("none", "fixed clip", "plugin", "model", "exact distance", "laplace")
+    status = {name: planned(TINY | {"output-dir": str(tmp_path)} | CASES[name]) for name in names}
+    epsilons = {name: [claim["epsilon"] for claim in told["privacy"]["claims"]] for name, told in status.items()}
+    assert len(epsilons["fixed clip"]) == 2
+    assert epsilons["plugin"][0] > 1 and not epsilons["model"] and not epsilons["exact distance"]
+    assert {told["privacy"]["status"] for told in status.values()} == {"none", "sound", "heuristic"}
+    assert len(status["laplace"]["privacy"]["clients"]["claims"]) == 3
+
+
+def test_earlier_runs_on_the_same_data_count(tmp_path):
+    settings = TINY | GLOBAL | {"output-dir": str(tmp_path), "privacy.data-identity": "ward-7"}
+    fresh = planned(settings)
+    run(settings)
+    again = planned(settings)
+    assert again["privacy"] == claimed(run(settings))
+    everything = [told["privacy"]["claims"][1]["epsilon"] for told in (fresh, again)]
+    assert everything[0] < everything[1], "the earlier run was not counted"
+
+
+def test_a_budget_that_is_spent_leaves_no_rounds(tmp_path):
+    settings = TINY | GLOBAL | {"output-dir": str(tmp_path), "privacy.max-epsilon": 3.0, "num-rounds": 5}
+    run(settings)
+    told = planned(settings, timing=True)
+    assert told["rounds"] == 0 and "before round 1" in told["stops"]
+    (budget,) = told["budgets"]
+    assert budget["before"] == budget["after"] > 0.5 and budget["more"] == 0
+    assert told["privacy"] == claimed(run(settings))
+    with pytest.raises(BudgetExhausted, match="is spent"):
+        planned(settings | {"privacy.noise-multiplier": "auto", "privacy.max-epsilon": 2.3})
+
+
+def test_what_a_budget_has_left_is_what_the_run_leaves(tmp_path):
+    settings = TINY | GLOBAL | {"output-dir": str(tmp_path), "privacy.max-epsilon": 6.0}
+    (budget,) = planned(settings)["budgets"]
+    outcome = run(settings)
+    assert budget["after"] == outcome.plan.budget.share() and budget["rounds"] == 2 and budget["before"] == 0.0
+    further = run(settings | {"num-rounds": 99})
+    assert len(further.rounds) - 1 == budget["more"] > 2 and further.ended == "budget"
+
+
+@pytest.mark.parametrize("name", ["fixed clip", "adaptive clip", "rule", "model", "plugin"])
+def test_the_noise_is_that_of_the_first_round(tmp_path, name):
+    settings = TINY | {"output-dir": str(tmp_path)} | CASES[name]
+    noise = planned(settings)["noise"]["server"]
+    first = run(settings).rounds[1].measured
+    assert noise["minimum-std"] == noise["maximum-std"] == first.noise_std > 0
+    assert noise["multiplier"] == first.noise_multiplier
+
+
+def test_the_noise_of_a_distance_lies_within_what_was_planned(tmp_path):
+    for settings in (PRIVATE, METRIC, METRIC | {"privacy.max-distance": 0.3}):
+        settings = TINY | {"output-dir": str(tmp_path)} | settings
+        noise = planned(settings)["noise"]["server"]
+        for done in run(settings).rounds[1:]:
+            assert noise["minimum-std"] * (1 - 1e-12) <= done.measured.noise_std <= noise["maximum-std"] * (1 + 1e-12)
+    assert noise["minimum-std"] == pytest.approx(2.0 * 2.0 / 4 / 0.3)
+
+
+def test_curves_are_what_rounds_tell(tmp_path):
+    settings = TINY | GLOBAL | {"output-dir": str(tmp_path), "num-rounds": 5}
+    (series,) = planned(settings)["by-round"]
+    outcome = run(settings)
+    told = [json.loads(line)["measured"]["epsilon"] for line in (lines(outcome)[1:])]
+    assert [point["value"] for point in series["points"]] == told
+    assert [point["round"] for point in series["points"]] == [1, 2, 3, 4, 5]
+
+
+def lines(outcome):
+    return (outcome.directory.path / "rounds.jsonl").read_text().splitlines()
+
+
+@pytest.mark.slow
+def test_sizes_of_clients_are_those_that_they_account_for(tmp_path, monkeypatch):
+    """Each simulated client counts its own releases: the plan's figure for its size is what they come to."""
+    grids = []
+
+    class Kept(LocalGrid):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            grids.append(self)
+
+    settings = TINY | DP_SGD | {"output-dir": str(tmp_path), "client.batch-size": 250, "num-rounds": 1}
+    told = planned(settings, clients=2)["by-size"]
+    monkeypatch.setattr("cloister.local.simulation.LocalGrid", Kept)
+    run(settings, clients=2)
+    spent = {
+        round(1 / account.epsilon(1e-5), 9)
+        for context in grids[-1]._contexts.values()
+        if not (account := Tally(context.state).account("example")).is_empty
+    }
+    figures = [size["claims"][0]["by-accountant"]["rdp"] for size in told["by-examples"]]
+    assert {round(1 / epsilon, 9) for epsilon in figures} == spent
+    assert sum(told["clients-of-size"].values()) == 2

@@ -1,0 +1,223 @@
+"""`cloister plan`: what it prints, what it refuses, and that it leaves nothing behind."""
+
+import json
+import re
+import shlex
+import struct
+from pathlib import Path
+
+import pytest
+from planned import DP_SGD, TINY, planned
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from cloister import cli
+from cloister.config.run import parse
+from cloister.core.errors import ConfigError, FederationError
+from cloister.local.simulation import simulate
+from cloister.plan.nodes import configurations
+from cloister.plan.preview import Wishes, preview
+from cloister.plan.series import shown_rounds
+
+TINILY = "task.model='softmax' num-rounds=2 seed=1 tensorboard=false client.local-epochs=1"
+GLOBALLY = f"{TINILY} privacy.server='global-dp' privacy.noise-multiplier=2.0"
+DP_SGDLY = f"{TINILY} privacy.server='none' privacy.client='dp-sgd'"
+GAUSSIANLY = f"{TINILY} privacy.server='none' privacy.client='gaussian' privacy.client-noise-multiplier=2.0"
+POLICY = """
+mechanisms = ["gaussian"]
+tasks = ["digits"]
+min-client-noise-multiplier = 1.0
+max-epsilon = 4.0
+allowed-fabs = ["{digest}"]
+""".format(digest="a" * 64)
+
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path, monkeypatch):
+    """A working directory of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, ["plan", *map(str, arguments)])
+
+
+def printed(*arguments):
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def tree(folder):
+    """Every file below a folder, with its bytes and its time."""
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_it_says_what_a_run_would_cost():
+    told = printed("-c", GLOBALLY, "--epsilon", 3)
+    for part in (
+        "noise multiplier 2, standard deviation 1 on a weight of the model",
+        "privacy: global-dp, sound",
+        "global-dp: ε at δ = 1e-05 for one client, add-or-remove",
+        "round     2  2.9",
+        "leaves without noise: which nodes are connected",
+        "within ε = 3",
+        "num-rounds=2 with the noise that is set",
+        "2.6 kB down and 2.6 kB up a message, 4 clients a round: 41.6 kB in all",
+        "a client took",
+    ):
+        assert part in told, part
+    assert "\x1b" not in told and "nothing was sent, spent or written" in told
+
+
+@pytest.mark.parametrize("policy", [None, "policy.toml"])
+@pytest.mark.parametrize("settings", [GLOBALLY + " privacy.max-epsilon=9.0", GAUSSIANLY])
+def test_it_leaves_nothing_behind(tmp_path, monkeypatch, settings, policy):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "policy.toml").write_text(POLICY)
+    before = tree(tmp_path)
+    printed("-c", settings, *(["--policy", policy] if policy else []), "--epsilon", 2)
+    assert tree(tmp_path) == before and {path.name for path in tmp_path.iterdir()} == {"policy.toml"}
+
+
+def test_a_ledger_that_is_there_is_read_and_not_touched(tmp_path):
+    settings = TINY | {
+        "privacy.server": "global-dp",
+        "privacy.noise-multiplier": 2.0,
+        "privacy.data-identity": "ward-7",
+    }
+    simulate(settings)
+    before = tree(tmp_path)
+    told = planned(settings)
+    assert tree(tmp_path) == before and any("ledgers" in path.parts for path in before)
+    run, everything = told["privacy"]["claims"]
+    assert run["epsilon"] < everything["epsilon"], "the ledger was not read"
+
+
+def test_the_readme_shows_what_is_printed():
+    (command,) = re.findall(r"^cloister plan (.*)$", README, re.MULTILINE)
+    shown = re.search(r"^cloister plan .*\n```\n\n```\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[1]
+    assert f"cloister plan {command}\n" in (ROOT / "docs" / "plan.md").read_text()
+    lines = printed(*shlex.split(command), "--no-timing").splitlines()
+    for line in shown.splitlines():
+        assert line in lines or line.strip() in ("", "…"), line
+
+
+def test_the_page_explains_every_option():
+    page = (ROOT / "docs" / "plan.md").read_text()
+    options = {option for parameter in get_command(cli.app).commands["plan"].params for option in parameter.opts}
+    assert {"--epsilon", "--policy", "--png"} < options
+    for option in options - {"-c", "-n", "--run-config", "--timing", "--help"}:
+        assert f"| `{option}" in page, option
+
+
+def test_json_for_machines():
+    told = json.loads(printed("-c", GLOBALLY, "--json"))
+    estimate = told["estimate"]
+    assert set(told) == {
+        *("claims", "clients", "rounds", "stops", "refusal", "noise", "privacy", "by-round", "by-size", "budgets"),
+        *("within", "estimate"),
+    }
+    assert (estimate["down"], estimate["up"], estimate["cohort"], estimate["total-bytes"]) == (2600, 2600, 4, 41600)
+    assert estimate["one-by-one-seconds"] >= estimate["side-by-side-seconds"] >= estimate["first-seconds"] > 0
+    assert "first-seconds" not in json.loads(printed("-c", GLOBALLY, "--json", "--no-timing"))["estimate"]
+
+
+def test_models_side_by_side_are_sent_all_and_come_back_one_by_one():
+    settings = TINY | {"privacy.server": "laplace-clustering", "privacy.clusters": 3, "privacy.client": "gaussian"}
+    estimate = planned(settings, clients=10)["estimate"]
+    assert estimate["down"] == 3 * estimate["up"] == 3 * 2600
+    few = {"strategy.fraction-train": 0.3, "evaluation.held-out-clients": 0.5}
+    assert planned(TINY | few, clients=10)["estimate"]["cohort"] == 2
+
+
+def test_a_picture(tmp_path):
+    printed("-c", GLOBALLY, "--no-timing", "--png", "plan.png")
+    content = (tmp_path / "plan.png").read_bytes()
+    assert content.startswith(b"\x89PNG") and struct.unpack(">II", content[16:24])[0] >= 600
+
+
+@pytest.mark.parametrize(("rounds", "expected"), [(1, [1]), (3, [1, 2, 3]), (1000, [1, 112, 1000])])
+def test_curves_fit_on_a_screen(rounds, expected):
+    shown = shown_rounds(rounds)
+    assert set(expected) <= set(shown) and len(shown) <= 10 and shown == sorted(shown)
+
+
+class TestPolicy:
+    def test_what_it_leaves_of_its_budgets(self, tmp_path):
+        (tmp_path / "policy.toml").write_text(POLICY)
+        told = planned(TINY | gaussian(2.0) | {"num-rounds": 9}, policy=tmp_path / "policy.toml")
+        assert not told["refusal"]
+        (budget,) = (found for found in told["budgets"] if found["unit"] == "client")
+        assert (budget["limit"], budget["rounds"], budget["more"]) == (4.0, 3, 0) and 0.5 < budget["after"] <= 1
+
+    def test_what_it_refuses(self, tmp_path):
+        (tmp_path / "policy.toml").write_text(POLICY)
+        little = GAUSSIANLY.replace("=2.0", "=0.5")
+        told = printed("-c", little, "--policy", "policy.toml", "--no-timing")
+        assert "would refuse: refused by the policy" in told
+        assert "privacy.client-noise-multiplier = 0.5, demanded: at least 1" in told and "budgets" not in told
+
+    def test_its_size_of_the_data_counts_for_dp_sgd(self, tmp_path):
+        path = tmp_path / "policy.toml"
+        path.write_text('mechanisms = ["dp-sgd"]\ntasks = ["digits"]\npublic-size = 64\nmax-example-epsilon = 9.0\n')
+        config = parse(TINY | DP_SGD)
+        assert [node["public-size"] for node in configurations(config, 4, (), path)] == [64]
+        assert [node["public-size"] for node in configurations(config, 4, (32, 64), None)] == [32, 64]
+        with pytest.raises(ConfigError, match="--public-size 32 has no effect: the policy states public-size = 64"):
+            configurations(config, 4, (32,), path)
+
+    @pytest.mark.slow
+    def test_sites_of_a_stated_size_need_no_data(self):
+        told = planned(TINY | DP_SGD | {"num-rounds": 1}, sizes=(32, 64))["by-size"]
+        assert told["clients-of-size"] == {"32": 1, "64": 1}
+        assert [size["examples"] for size in told["by-examples"]] == [32, 64]
+
+
+def gaussian(z):
+    return {"privacy.server": "none", "privacy.client": "gaussian", "privacy.client-noise-multiplier": z}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["-c", "num-round=3"], "ConfigError: unknown key 'num-round'; did you mean 'num-rounds'"),
+        (["-c", "stray"], "SettingsError: --run-config: "),
+        (["-c", TINILY, "-n", 1], "ConfigError: clients = 1 is fewer than strategy.min-nodes = 2"),
+        (
+            ["-c", f"{GLOBALLY} privacy.population=9"],
+            "privacy.population = 9 registers the nodes of a run, and there are",
+        ),
+        (["-c", f"{TINILY} privacy.server='none'", "--epsilon", 1], "ConfigError: --epsilon 1 is a budget for noise"),
+        (["-c", TINILY, "--epsilon", 1], "ConfigError: privacy.max-epsilon = 1 is a budget for a guarantee"),
+        (
+            ["-c", GLOBALLY, "--public-size", 5],
+            "--public-size 5 has no effect with privacy.client = 'none'",
+        ),
+        (["-c", DP_SGDLY, "--public-size", 0], "ConfigError: --public-size must be > 0"),
+        (["-c", GLOBALLY, "--policy", "gone.toml"], "ConfigError: policy gone.toml: No such file"),
+        (["-c", GLOBALLY, "--png", "no/folder.png"], "ConfigError: --png no/folder.png cannot be written"),
+        (["-c", f"{TINILY} privacy.server='none'", "--png", "a.png"], "ConfigError: --png a.png: no ε is claimed"),
+        (["-c", f"{GLOBALLY} client.optimizer='best'"], "client.optimizer"),
+    ],
+)
+def test_an_error_is_one_line_that_names_the_key(tmp_path, arguments, says):
+    result = invoke(*arguments)
+    assert result.exit_code in (1, 2)
+    (line,) = result.output.splitlines()
+    assert says in line and len(line) < 600
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_client_that_cannot_be_timed_says_why(monkeypatch):
+    def broken(self, data, plan):
+        raise ValueError("values of arrays")
+
+    monkeypatch.setattr("cloister.client.training.numpy_trainer.NumpyTrainer.fit", broken)
+    with pytest.raises(FederationError, match="the client that was to be timed failed: ValueError"):
+        preview(TINY | {"privacy.server": "none"}, Wishes())
