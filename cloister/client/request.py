@@ -28,6 +28,8 @@ from cloister.privacy.accounting.promises import from_wire
 NamedArrays = Mapping[str, NDArray]
 MAXIMUM_WHOLE = 2**31 - 1
 """Largest round and seed: what a run configuration can hold."""
+MAXIMUM_LENGTH = 1 << 16
+"""Characters of a run configuration."""
 MAXIMUM_PENALTY = 1e6
 """Largest μ of FedProx."""
 
@@ -137,7 +139,15 @@ def request_of(kind: type[AnyRequest], message: Message, context: Context) -> An
 
 
 def run_config(context: Context) -> RunConfig:
-    """The run configuration, parsed once per process."""
+    """The run configuration, parsed once per process.
+
+    Raises:
+        ConfigError: it is none.
+        FederationError: it is so long that a server could fill the node's memory with it.
+    """
+    length = sum(len(key) + len(str(value)) for key, value in context.run_config.items())
+    if length > MAXIMUM_LENGTH:
+        raise FederationError(f"the run configuration has {length} characters, at most {MAXIMUM_LENGTH} are read")
     return _parsed(tuple(sorted((key, type(value).__name__, value) for key, value in context.run_config.items())))
 
 

@@ -46,7 +46,8 @@ def uniform_hashes(identities: Sequence[bytes], key: bytes) -> NDArray[np.float6
 def _identities(examples: Examples) -> list[bytes]:
     """What a row is known by: its group where it has one, else all of its numbers."""
     if examples.groups is not None:
-        return [str(group).encode() for group in examples.groups.tolist()]
+        # Whatever text a file holds has bytes: one name without them would fail for all.
+        return [str(group).encode("utf-8", "surrogatepass") for group in examples.groups.tolist()]
     x, y = np.ascontiguousarray(examples.x), np.ascontiguousarray(examples.y)
     return [x[i].tobytes() + y[i].tobytes() for i in range(len(examples))]
 

@@ -134,6 +134,7 @@ class RunConfig(Section):
     output_dir: Annotated[str, Field(min_length=1)] = "runs"
     run_name: str = ""
     round_timeout: Positive = 600.0
+    late_timeout: Positive = 60.0
     node_timeout: Positive = 120.0
     keep_checkpoints: Whole = 3
     tensorboard: bool = True

@@ -22,6 +22,7 @@ def main(grid: Grid, context: Context) -> None:
     from cloister.server.stragglers import PatientGrid
 
     with one_line():
-        outcome = run(PatientGrid(grid), parse(context.run_config))
+        config = parse(context.run_config)
+        outcome = run(PatientGrid(grid, config.late_timeout if config.is_private else None), config)
         if outcome.ended in ("too-few-nodes", "disk"):
             raise FederationError(outcome.stopped)

@@ -241,8 +241,9 @@ def _hand_out(stop: Stop, personalised: Callable[[], None]) -> None:
 
 def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> Statement:
     """What may be said about everything that was released, whatever became of the run."""
-    ended_by_choice = loop.ending.how in ("as-asked", "operator") and loop.aggregated < plan.config.num_rounds
-    # When to stop was decided by what had been released: what is claimed is what could have been released in all.
+    # Whoever sees what was released may decide when it ends: a rule, the operator, clients that leave or break it. Then
+    # what is claimed is what could have been released in all. A budget ends a run by what is known before it.
+    ended_by_choice = loop.ending.how != "budget" and loop.aggregated < plan.config.num_rounds
     clients = client_claim(plan, layout, plan.config.num_rounds if ended_by_choice else loop.asked)
     planned = partial(plan.planned, layout) if ended_by_choice else None
     return statement(plan.claim, plan.budget, loop.aggregated, render_sampling(plan), clients, planned)

@@ -11,22 +11,27 @@ from flwr.supercore.run import Run
 POLL_SECONDS = 0.1
 """Flower's own grid looks every three seconds."""
 GRACE_SECONDS = 5.0
-"""The least time that a node which missed its last deadline has, however quick the others are."""
+"""The shortest time that a node which missed its last deadline has, however quick the others are."""
 
 
 class PatientGrid(Grid):
     """Another grid, with a quicker `send_and_receive`.
 
-    A node that lets a deadline pass is late. From then on it is asked as before, but once all others have replied it
-    is given only as long again as they took; when it replies in time it is late no more. So a client that hangs costs
-    a run one deadline, and not one in every round.
+    A node that lets a deadline pass is late. From then on it is asked as before, but has less time; when it replies
+    within it, it is late no more. So a client that hangs costs a run one deadline, and not one in every round.
+
+    Under a guarantee that time is a constant. If it followed from how long the others took, a client that replied, or
+    was slow, would decide whether late ones count: it would move the release by all of their contributions, where its
+    own is accounted for. A late reply after that time does not count even while the round waits for others.
 
     Args:
         inner: does everything else.
+        late_timeout: seconds that a late node has; None: once all others have replied, as long again as they took.
     """
 
-    def __init__(self, inner: Grid) -> None:
+    def __init__(self, inner: Grid, late_timeout: float | None = None) -> None:
         self._inner = inner
+        self._late_timeout = late_timeout
         self.late: set[int] = set()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -36,20 +41,35 @@ class PatientGrid(Grid):
         # A message that could not be pushed has no id; its node is one that did not reply.
         asked = {found: message.metadata.dst_node_id for found, message in zip(ids, messages, strict=False) if found}
         replies: list[Message] = []
-        started, deadline = time.monotonic(), timeout
+        started, deadline, waited = time.monotonic(), timeout, 0.0
         while asked:
             for reply in self._inner.pull_messages(list(asked)):
-                self._note(reply, asked.pop(reply.metadata.reply_to_message_id, 0))
-                replies.append(reply)
+                node = asked.pop(reply.metadata.reply_to_message_id, 0)
+                # By when it was looked for, and not by how long the replies before it took to pull.
+                if not self._is_too_late(node, waited):
+                    self._note(reply, node)
+                    replies.append(reply)
             waited = time.monotonic() - started
-            if replies and deadline == timeout and self.late.issuperset(asked.values()):
-                grace = max(2 * waited, GRACE_SECONDS)
-                deadline = grace if timeout is None else min(timeout, grace)
+            if deadline == timeout and self.late.issuperset(asked.values()):
+                deadline = self._deadline(bool(replies), waited, timeout)
             if not asked or (deadline is not None and waited >= deadline):
                 break
             time.sleep(POLL_SECONDS)
         self.late.update(asked.values())
         return replies
+
+    def _is_too_late(self, node: int, waited: float) -> bool:
+        return self._late_timeout is not None and node in self.late and waited > self._late_timeout
+
+    def _deadline(self, answered: bool, waited: float, timeout: float | None) -> float | None:
+        """When to give up nodes that are all late."""
+        if self._late_timeout is not None:
+            grace = self._late_timeout
+        elif answered:
+            grace = max(2 * waited, GRACE_SECONDS)
+        else:
+            return timeout
+        return grace if timeout is None else min(timeout, grace)
 
     def _note(self, reply: Message, node: int) -> None:
         """A node that replies itself is not late, whatever it says; one that Flower replies for has let a time pass."""

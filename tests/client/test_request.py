@@ -59,6 +59,10 @@ class TestWhatIsUnderstood:
         found = parsed(message_of(kind=kind), kind=KINDS[kind])
         assert type(found) is KINDS[kind] and (found.round, found.seed) == (1, 3)
 
+    def test_a_configuration_that_would_fill_the_memory(self):
+        with pytest.raises(FederationError, match=r"has \d{6} characters, at most 65536 are read"):
+            parsed(message_of(), OPEN | {"strategy.options": "x" * 100_000})
+
     def test_a_whole_number_for_a_penalty(self):
         assert parsed(message_of(proximal_mu=1)).proximal_mu == 1.0
 

@@ -265,6 +265,17 @@ class TestOfAFile:
         assert train_less <= train and test_less <= test
         assert len(train - train_less) + len(test - test_less) == 1
 
+    def test_a_group_of_any_name_moves_no_other(self, tmp_path):
+        names = np.array([f"p{number}" for number in range(30)] + ["\udcff"])
+        found = []
+        for count in (30, 31):
+            path = write_data(tmp_path, count, name=f"{count}.npz", patient=names[:count])
+            node = {"data-path": str(path), "ledger-dir": str(tmp_path / "ledgers")}
+            data = local_data(TaskConfig(test_fraction=0.4, group="patient"), node, 1)
+            found.append((set(data.train.groups.tolist()), set(data.test.groups.tolist())))
+        (train, test), (train_more, test_more) = found
+        assert train_more - {"\udcff"} == train and test_more - {"\udcff"} == test
+
     def test_without_a_share_no_key_is_made(self, tmp_path):
         node = own_node(tmp_path)
         arrays_of(answer(DP_SGD, node))

@@ -120,6 +120,14 @@ class TestQuorum:
         assert found["status"] == "sound" and found["rounds"] == 2 and found["claims"]
         assert found["ended"] == {"how": "too-few-nodes", "why": outcome.stopped}
 
+    def test_clients_that_leave_do_not_choose_a_smaller_claim(self, tmp_path):
+        """They see every model, and may leave when one of them shows much: all planned rounds are claimed."""
+        shorter = go(tmp_path, SOUND | MINIMUM, Shrinking)
+        whole = go(tmp_path, SOUND | MINIMUM | {"run-name": "whole"})
+        (left, *_), (stayed, *_) = shorter.privacy["claims"], whole.privacy["claims"]
+        assert len(shorter.rounds) < len(whole.rounds)
+        assert left["epsilon"] == stayed["epsilon"] and "planned" in left["counts"]
+
     @pytest.mark.parametrize("kind", [Narrator, JsonNarrator])
     def test_the_run_pauses_and_goes_on_when_the_site_is_back(self, tmp_path, kind):
         class Back(Shrinking):
@@ -159,7 +167,7 @@ class TestQuorum:
 
         config = parse(SOUND | MINIMUM | {"output-dir": str(tmp_path)}).flat()
         grid = Shrinking.simulated(app, config, 3)
-        monkeypatch.setattr("cloister.server.stragglers.PatientGrid", lambda grid: grid)
+        monkeypatch.setattr("cloister.server.stragglers.PatientGrid", lambda grid, late: grid)
         context = next(iter(grid._contexts.values()))
         with pytest.raises(Crash, match=r"FederationError: .*strategy\.quorum = 3"):
             main(grid, context)

@@ -49,9 +49,9 @@ def ask(monkeypatch):
     """A function that asks all nodes: who replied, and after how many seconds the answer was there."""
     assume_run()
 
-    def start(seconds):
+    def start(seconds, late_timeout=None):
         inner = SlowGrid(seconds)
-        grid = PatientGrid(inner)
+        grid = PatientGrid(inner, late_timeout)
         monkeypatch.setattr(patience.time, "monotonic", lambda: inner.now)
         monkeypatch.setattr(patience.time, "sleep", lambda pause: setattr(inner, "now", inner.now + pause))
 
@@ -116,3 +116,38 @@ def test_there_may_be_no_deadline(ask):
 def test_nobody_asked_is_no_waiting(ask):
     _, once = ask({})
     assert once() == ([], 0.0)
+
+
+class TestUnderAGuarantee:
+    """Whether a late node counts is its own affair: no other client may decide it."""
+
+    @pytest.mark.parametrize("others", [0.0, 2.0, 25.0, 55.0, None])
+    @pytest.mark.parametrize(("seconds", "counts"), [(9.0, True), (11.0, False), (20.0, False), (54.0, False)])
+    def test_a_late_node_counts_by_its_own_time_alone(self, ask, others, seconds, counts):
+        inner, once = ask({1: others, 2: others, 3: None}, late_timeout=10.0)
+        once()
+        inner.seconds[3] = seconds
+        for _ in range(3):
+            assert (3 in once()[0]) == counts
+
+    def test_the_others_have_all_their_time(self, ask):
+        inner, once = ask({1: 1.0, 2: 50.0, 3: None}, late_timeout=10.0)
+        assert [once()[0] for _ in range(3)] == [[1, 2]] * 3
+
+    def test_a_node_that_hangs_costs_one_deadline(self, ask):
+        _, once = ask({1: 1.0, 2: 4.0, 3: None}, late_timeout=10.0)
+        assert [once()[1] for _ in range(3)] == pytest.approx([60, 10, 10], abs=0.4)
+
+    def test_a_node_that_is_quick_again_has_all_its_time_again(self, ask):
+        inner, once = ask({1: 1.0, 2: None}, late_timeout=10.0)
+        once()
+        inner.seconds[2] = 3.0
+        once()
+        inner.seconds[2] = 40.0
+        assert once()[0] == [1, 2]
+
+    def test_there_may_be_no_deadline(self, ask):
+        inner, once = ask({1: 1.0, 2: EXPIRED}, late_timeout=10.0)
+        once(timeout=None)
+        inner.seconds[2] = None
+        assert once(timeout=None)[1] == pytest.approx(10, abs=0.4)
