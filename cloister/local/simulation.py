@@ -29,6 +29,7 @@ def simulate(
     """
     from cloister.client.app import app
     from cloister.client.data import local_data
+    from cloister.client.node import node_of
     from cloister.client.workbench import workbench_of
 
     config = parse(settings or {})
@@ -38,7 +39,7 @@ def simulate(
             "start more clients or lower strategy.min-nodes"
         )
     # What a client would refuse is refused here, before a run directory is made.
-    local_data(config.task, {"partition-id": 0, "num-partitions": clients}, max(0, config.seed))
+    local_data(config.task, node_of({"partition-id": 0, "num-partitions": clients}), max(0, config.seed))
     workbench_of(config).prepare()
     grid = LocalGrid.simulated(app, config.flat(), clients)
     outcome = run(grid, config, narrator)
