@@ -7,7 +7,6 @@ from cloister.client.node import Node
 from cloister.client.request import Request, TrainRequest
 from cloister.client.training.plan import TrainingPlan
 from cloister.client.units import size_of
-from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Event, Pure, Unaccounted
@@ -43,7 +42,7 @@ def charges_of(request: Request, node: Node) -> list[Charge]:
 
     Args:
         request: that the reply answers.
-        node: that makes it.
+        node: that answers.
 
     Raises:
         PrivacyError: the node does not state how much data it has, and DP-SGD would show it.
@@ -107,7 +106,7 @@ def planned_steps(request: TrainRequest, node: Node) -> LocalSteps:
 
     Args:
         request: of the server.
-        node: that makes it.
+        node: that answers.
 
     Raises:
         PrivacyError: the node does not state it, or batches would show the true one.
@@ -120,19 +119,16 @@ def planned_steps(request: TrainRequest, node: Node) -> LocalSteps:
     return LocalSteps(plan.public_size, plan.batch_size, plan.epochs, sampling)
 
 
-def plan_of(request: TrainRequest, node: Node, owner: int = 0) -> TrainingPlan:
+def plan_of(request: TrainRequest, node: Node) -> TrainingPlan:
     """How the node trains for a request; of a size only where DP-SGD needs one.
 
     Args:
         request: of the server.
-        node: that makes it.
-        owner: which client this is, so that clients shuffle independently.
+        node: whose owner makes its shuffles independent of other clients'.
     """
-    config: RunConfig = request.config
-    size = 0
-    if config.privacy.client.clips_gradients:
-        size = size_of(node.config) or _dealt(request, node)
-    return TrainingPlan.of(request, task_of(config.task).recipe, owner, size)
+    clips = request.config.privacy.client.clips_gradients
+    size = (size_of(node.config) or _dealt(request, node)) if clips else 0
+    return TrainingPlan.of(request, task_of(request.config.task).recipe, node.owner, size)
 
 
 def _dealt(request: TrainRequest, node: Node) -> int:

@@ -32,7 +32,7 @@ def train(request: TrainRequest, node: Node) -> Reply:
     """
     bench = workbench_of(request.config)
     refuse_misfit(request.models, bench.model.arrays())
-    trainer, plan = bench.trainer, plan_of(request, node, node.owner)
+    trainer, plan = bench.trainer, plan_of(request, node)
     attempt = _contained if request.config.privacy.client.is_on else _open
     examples = attempt(lambda: _examples(request, node), lambda: _nothing(request))
     chosen = attempt(lambda: _choice(bench, request, examples), lambda: _choice(bench, request, _nothing(request)))

@@ -55,9 +55,8 @@ class NodeConfig(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> "NodeConfig":
-        index, count = self.partition_id, self.num_partitions
-        if index is not None and count is not None and index >= count:
-            raise ValueError(f"partition-id = {index} must be below num-partitions = {count}")
+        if self.num_partitions is not None and (self.partition_id or 0) >= self.num_partitions:
+            raise ValueError(f"partition-id = {self.partition_id} must be below num-partitions = {self.num_partitions}")
         return self
 
     @property

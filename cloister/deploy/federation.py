@@ -157,10 +157,5 @@ def _with_paths(federation: Federation, base: Path) -> Federation:
         return str(base / Path(value).expanduser()) if value else ""
 
     sites = [site.model_copy(update={"public_key": absolute(site.public_key)}) for site in federation.sites]
-    authority = federation.authority.model_copy(
-        update={
-            "certificate": absolute(federation.authority.certificate),
-            "ca_certificate": absolute(federation.authority.ca_certificate),
-        }
-    )
-    return federation.model_copy(update={"sites": sites, "authority": authority})
+    signed = {name: absolute(getattr(federation.authority, name)) for name in ("certificate", "ca_certificate")}
+    return federation.model_copy(update={"sites": sites, "authority": federation.authority.model_copy(update=signed)})

@@ -242,11 +242,11 @@ class TestPlans:
             assert plan_of(request_of_kind(settings=settings), node_at(settings, node)).public_size == size
 
     def test_the_owner_is_who_trains(self, node):
-        seeds = {plan_of(request_of_kind(), node_at(OPEN, node), owner).seed for owner in (0, 1, 2)}
-        assert len(seeds) == 3
-        assert plan_of(request_of_kind(), node_at(OPEN, node)).seed in seeds
-        first = plan_of(request_of_kind(), node_at(OPEN, node), 0)
-        assert plan_of(request_of_kind(), node_at(OPEN, node)) == first
+        """A part of a benchmark, whatever its id; else the node's id."""
+        parts = {plan_of(request_of_kind(), node_at(OPEN, SIZED | {"partition-id": i}, 9)).seed for i in (0, 1, 2)}
+        seeds = {plan_of(request_of_kind(), node_at(OPEN, node, number)).seed for number in (0, 1, 2)}
+        assert len(seeds) == 3 and parts == seeds
+        assert plan_of(request_of_kind(), node_at(OPEN, node, 1)) == plan_of(request_of_kind(), node_at(OPEN, node, 1))
 
     def test_what_shuffled_batches_would_show(self, node):
         settings = DP_SGD | {"privacy.batch-sampling": "shuffle"}

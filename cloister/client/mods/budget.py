@@ -40,7 +40,7 @@ def keep_budget(request: Request, node: Node, call_next: Handler) -> Reply:
 
     Args:
         request: of the server.
-        node: that makes it.
+        node: that answers.
         call_next: makes the reply.
 
     Raises:
@@ -95,12 +95,12 @@ def _planned(request: Request, node: Node) -> Iterator[tuple[PrivacyBudget[Store
         delta, epsilon = _limit(charge, privacy, node.config)
         if ledger is None:
             if epsilon or privacy.client.is_on:
-                tally: Store = Tally(node.state)
-                yield PrivacyBudget(tally, request.run, charge.unit, delta, epsilon, kind="renyi"), charge
+                tally = Tally(node.state)
+                yield PrivacyBudget[Store](tally, request.run, charge.unit, delta, epsilon, kind="renyi"), charge
             continue
-        store: Store = ledger
         rule = partial(_refuse_contradiction, request, ledger, charge.unit if epsilon else None)
-        budget = PrivacyBudget(store, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge), rule=rule)
+        kind = _filter_of(charge)
+        budget = PrivacyBudget[Store](ledger, request.run, charge.unit, delta, epsilon, kind=kind, rule=rule)
         if own := _own_budget(charge, node.config):
             # The site's budget alone is entered: the first one chooses the filter for good, and no run shall do that.
             ledger.limit(request.run, charge.unit, node.config.target_delta, own, budget.kind)

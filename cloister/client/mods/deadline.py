@@ -17,8 +17,8 @@ from typing import NoReturn
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from cloister.client.node import node_of
-from cloister.client.policy import CHECKED_BUNDLE, policy_of
+from cloister.client.node import Node
+from cloister.client.policy import CHECKED_BUNDLE
 from cloister.core.errors import FederationError, NodeConfigError, PolicyError
 
 HARD_SECONDS = 10.0
@@ -69,7 +69,7 @@ def no_sooner_than(message: Message, context: Context, call_next: ClientAppCalla
 
 def _minimum_seconds(context: Context) -> float:
     try:
-        policy = policy_of(node_of(context.node_config).policy)
+        policy = Node.of(context).policy
     except (NodeConfigError, PolicyError):
         return 0.0  # it was refused for that
     return policy.min_reply_seconds if policy else 0.0

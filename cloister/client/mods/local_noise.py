@@ -26,7 +26,7 @@ def add_local_noise(request: Request, node: Node, call_next: Handler) -> Reply:
 
     Args:
         request: of the server.
-        node: that makes it.
+        node: that answers.
         call_next: makes the reply.
 
     Raises:
