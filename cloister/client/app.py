@@ -1,7 +1,7 @@
 """The ClientApp that Flower loads.
 
 message → no_sooner_than → contain_errors → within_deadline        Flower's mods, which read nothing of it
-        → request_of                                               one typed request, or a refusal
+        → request_of, Node.of                                      the typed request and the node, or a refusal
         → only_what_is_agreed → enforce_policy → keep_role → keep_budget → add_local_noise → handler
 """
 
@@ -19,9 +19,10 @@ from cloister.client.mods.errors import contain_errors
 from cloister.client.mods.filter import only_what_is_agreed
 from cloister.client.mods.local_noise import add_local_noise
 from cloister.client.mods.roles import keep_role
+from cloister.client.node import Node
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, Request, TrainRequest, request_of
 
-Step = Callable[[Any, Context, Callable[..., Reply]], Reply]
+Step = Callable[[Any, Node, Callable[..., Reply]], Reply]
 STEPS: tuple[Step, ...] = (only_what_is_agreed, enforce_policy, keep_role, keep_budget, add_local_noise)
 """What a request passes on its way to its handler, and a reply on its way back; the first is outermost."""
 
@@ -32,7 +33,7 @@ def answered_by(
     """What Flower calls with a message: it becomes a request at the door, and only the reply's content leaves."""
 
     def answer(message: Message, context: Context) -> Message:
-        reply = _passed(steps, handler)(request_of(kind, message, context), context)
+        reply = _passed(steps, handler)(request_of(kind, message, context), Node.of(context))
         return Message(reply.content(), reply_to=message)
 
     return answer
@@ -43,7 +44,7 @@ def _passed(steps: Sequence[Step], handler: Callable[..., Reply]) -> Callable[..
     if not steps:
         return handler
     inner = _passed(steps[1:], handler)
-    return lambda request, context: steps[0](request, context, inner)
+    return lambda request, node: steps[0](request, node, inner)
 
 
 app = ClientApp(mods=[no_sooner_than, contain_errors, within_deadline])

@@ -2,14 +2,11 @@
 
 from dataclasses import dataclass
 
-from flwr.app import Context, UserConfig
-
 from cloister.client.data import local_data, task_of
-from cloister.client.policy import policy_of
+from cloister.client.node import Node
 from cloister.client.request import Request, TrainRequest
 from cloister.client.training.plan import requested_plan
 from cloister.client.units import size_of
-from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Event, Pure, Unaccounted
@@ -41,62 +38,60 @@ class Charge:
     clip: float = 0.0
 
 
-def charges_of(request: Request, context: Context) -> list[Charge]:
+def charges_of(request: Request, node: Node) -> list[Charge]:
     """The releases of a reply, about the client and about its examples or groups.
 
     Args:
         request: that the reply answers.
-        context: of the node.
+        node: that answers.
 
     Raises:
         PrivacyError: the node does not state how much data it has, and DP-SGD would show it.
     """
-    unit = unit_of(request, context.node_config)
+    unit = unit_of(request, node)
     if not isinstance(request, TrainRequest):
         scores = (Unaccounted("scores left without noise"),)
         return [Charge("client", scores, SCORES), Charge(unit, scores, SCORES)]
     if request.config.privacy.client.clips_gradients:
-        return [_of_promise(request, context), _of_steps(request, context, unit)]
-    return _of_local_noise(request, context, unit)
+        return [_of_promise(request, node), _of_steps(request, node, unit)]
+    return _of_local_noise(request, node, unit)
 
 
-def unit_of(request: Request, node: UserConfig) -> Unit:
+def unit_of(request: Request, node: Node) -> Unit:
     """Whom the node protects beside itself: groups where its policy or the run names them, else examples.
 
     Noise on everything that a client sends protects its groups too: it costs them what it costs an example.
 
     Args:
         request: of the server.
-        node: the node's configuration.
+        node: may have a policy.
     """
-    policy = policy_of(node)
-    return "group" if request.config.task.group or (policy and policy.group) else "example"
+    return "group" if request.config.task.group or (node.policy and node.policy.group) else "example"
 
 
-def _of_promise(request: TrainRequest, context: Context) -> Charge:
+def _of_promise(request: TrainRequest, node: Node) -> Charge:
     """What the server says about its own noise, where the site's policy does not leave that out."""
-    policy = policy_of(context.node_config)
-    if policy is None or not policy.mechanisms or policy.believed:
+    if node.policy is None or not node.policy.mechanisms or node.policy.believed:
         return Charge("client", request.promise, PROMISED)
     return Charge("client", (Unaccounted("the policy of this node counts on no noise of the server's"),), PROMISED)
 
 
-def _of_steps(request: TrainRequest, context: Context, unit: Unit) -> Charge:
+def _of_steps(request: TrainRequest, node: Node, unit: Unit) -> Charge:
     """DP-SGD, which protects each unit against everybody."""
     privacy, mechanism = request.config.privacy, request.config.privacy.dp_sgd.mechanism()
-    events = [recorded_event(mechanism, planned_steps(request, context), privacy.circumstances)]
+    events = [recorded_event(mechanism, planned_steps(request, node), privacy.circumstances)]
     if privacy.chooses_privately:
         events.append(Pure(privacy.choice_epsilon))
     return Charge(unit, tuple(events), "dp-sgd", mechanism.clipping_norm_in(request.round))
 
 
-def _of_local_noise(request: TrainRequest, context: Context, unit: Unit) -> list[Charge]:
+def _of_local_noise(request: TrainRequest, node: Node, unit: Unit) -> list[Charge]:
     """Noise on what is sent, which protects everything the client holds; or none, and what the server promises."""
     privacy, mechanism = request.config.privacy, request.config.privacy.client.noise_on_update
     name, clip = privacy.client.name, privacy.client.bound
     if mechanism is None:
         unprotected = Unaccounted(f"privacy.client is {name!r}: the server sees models trained without noise")
-        return [_of_promise(request, context), Charge(unit, (unprotected,))]
+        return [_of_promise(request, node), Charge(unit, (unprotected,))]
     if caveats := [*mechanism.caveats(), *privacy.circumstances.caveats()]:
         none = (Unaccounted("; ".join(caveats)),)
         return [Charge("client", none, name), Charge(unit, none, name)]
@@ -107,40 +102,37 @@ def _of_local_noise(request: TrainRequest, context: Context, unit: Unit) -> list
     return [Charge("client", tuple(events), name, clip), Charge(unit, replaced, name, clip)]
 
 
-def planned_steps(request: TrainRequest, context: Context) -> LocalSteps:
+def planned_steps(request: TrainRequest, node: Node) -> LocalSteps:
     """The private steps that a training request asks for, from the size that the node states.
 
     Args:
         request: of the server.
-        context: of the node.
+        node: that answers.
 
     Raises:
         PrivacyError: the node does not state it, or batches would show the true one.
     """
-    plan, sampling = plan_of(request, context), request.config.privacy.dp_sgd.batch_sampling
-    if size_of(context.node_config) and sampling != "poisson":
+    plan, sampling = plan_of(request, node), request.config.privacy.dp_sgd.batch_sampling
+    if size_of(node.config) and sampling != "poisson":
         raise PrivacyError(
             f"privacy.batch-sampling = {sampling!r} would show how many examples this node has; use 'poisson'"
         )
     return LocalSteps(plan.public_size, plan.batch_size, plan.epochs, sampling)
 
 
-def plan_of(request: TrainRequest, context: Context, owner: int = 0) -> TrainingPlan:
+def plan_of(request: TrainRequest, node: Node) -> TrainingPlan:
     """How the node trains for a request; of a size only where DP-SGD needs one.
 
     Args:
         request: of the server.
-        context: of the node.
-        owner: which client this is, so that clients shuffle independently.
+        node: whose owner makes its shuffles independent of other clients'.
     """
-    config: RunConfig = request.config
-    size = 0
-    if config.privacy.client.clips_gradients:
-        size = size_of(context.node_config) or _dealt(request, context)
-    return requested_plan(request, task_of(config.task).recipe, owner, size)
+    clips = request.config.privacy.client.clips_gradients
+    size = (size_of(node.config) or _dealt(request, node)) if clips else 0
+    return requested_plan(request, task_of(request.config.task).recipe, node.owner, size)
 
 
-def _dealt(request: TrainRequest, context: Context) -> int:
+def _dealt(request: TrainRequest, node: Node) -> int:
     """How many units a simulation dealt this client: public, like the partition."""
-    train = local_data(request.config.task, context.node_config, request.seed, tolerant=True).train
+    train = local_data(request.config.task, node.config, request.seed, tolerant=True).train
     return max(1, len(train) if train.groups is None else len(set(train.groups.tolist())))

@@ -7,21 +7,16 @@ from logging import WARNING
 from pathlib import Path
 
 import numpy as np
-from flwr.app import UserConfig
 from numpy.typing import NDArray
 
+from cloister.client.node import NodeConfig
 from cloister.client.split import secret_key, split
 from cloister.config.run import TaskConfig
-from cloister.core.errors import ConfigError, DataError
+from cloister.core.errors import DataError, NodeConfigError
 from cloister.tasks import TASKS
 from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.partition import deal, holdout
 
-DATA_PATH = "data-path"
-PARTITION = "partition-id"
-PARTITIONS = "num-partitions"
-LEDGER_FOLDER = "ledger-dir"
-DEFAULT_FOLDER = "~/.cloister/ledgers"
 logger = logging.getLogger("cloister.client")
 
 
@@ -39,7 +34,7 @@ def task_of(config: TaskConfig) -> Task:
     return TASKS.load(config.name)(config)
 
 
-def local_data(config: TaskConfig, node: UserConfig, seed: int, tolerant: bool = False) -> LocalData:
+def local_data(config: TaskConfig, node: NodeConfig, seed: int, tolerant: bool = False) -> LocalData:
     """The examples of the node with this node configuration.
 
     Data of a node's own is split row by row, by a hash that is keyed with the node's secret: one row more or less moves
@@ -47,33 +42,23 @@ def local_data(config: TaskConfig, node: UserConfig, seed: int, tolerant: bool =
 
     Args:
         config: the run's `task.*`.
-        node: `data-path`, or `partition-id` and `num-partitions`.
+        node: says where they are.
         seed: of the run, the same for all clients, so that they agree on the partition.
         tolerant: leave out single rows that the task cannot take, and say so in the log. Otherwise one such row is an
             error, which a run under a client mechanism must not show.
 
     Raises:
-        ConfigError: the node configuration has neither.
+        NodeConfigError: it says neither a file nor a part of a benchmark.
         DataError: the data is absent or is not what the task reads.
     """
-    if DATA_PATH in node:
-        return _own_data(config, str(node[DATA_PATH]), ledger_folder(node), tolerant)
+    if node.data_path:
+        return _own_data(config, node.data_path, node.ledger_folder, tolerant)
     examples = _partition(config, node, seed)
     if not config.test_fraction:
         return LocalData(examples, examples.take(np.arange(0)))
     strata = task_of(config).strata(examples.y)
-    train, test = holdout(strata, config.test_fraction, np.random.default_rng([seed, owner_of(node)]))
+    train, test = holdout(strata, config.test_fraction, np.random.default_rng([seed, node.partition_id or 0]))
     return LocalData(examples.take(train), examples.take(test))
-
-
-def owner_of(node: UserConfig) -> int:
-    """The number of a simulated client; 0 for a node with a file of its own."""
-    return int(node.get(PARTITION, 0))
-
-
-def ledger_folder(node: UserConfig) -> Path:
-    """Where a node keeps its ledgers, and the secret that its data is split by."""
-    return Path(str(node.get(LEDGER_FOLDER, DEFAULT_FOLDER))).expanduser().resolve()
 
 
 @lru_cache(maxsize=4)
@@ -98,15 +83,10 @@ def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
     return task.checked(rows.take(np.flatnonzero(keep)), place)
 
 
-def _partition(config: TaskConfig, node: UserConfig, seed: int) -> Examples:
-    if type(node.get(PARTITION)) is not int or type(node.get(PARTITIONS)) is not int:
-        raise ConfigError(
-            f"the node configuration must hold {DATA_PATH!r}, or {PARTITION!r} and {PARTITIONS!r} as whole numbers"
-        )
-    index, count = int(node[PARTITION]), int(node[PARTITIONS])
-    if not 0 <= index < count:
-        raise ConfigError(f"{PARTITION} = {index} must be at least 0 and below {PARTITIONS} = {count}")
-    dataset, own = benchmark_of(config), _parts(config, count, seed)[index]
+def _partition(config: TaskConfig, node: NodeConfig, seed: int) -> Examples:
+    if node.partition_id is None or node.num_partitions is None:
+        raise NodeConfigError("the node configuration must hold 'data-path', or 'partition-id' and 'num-partitions'")
+    dataset, own = benchmark_of(config), _parts(config, node.num_partitions, seed)[node.partition_id]
     return replace(dataset.train.take(own), groups=_groups(config, dataset, own))
 
 

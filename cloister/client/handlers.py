@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from flwr.app import Context
 
 from cloister.client.charges import plan_of
 from cloister.client.choice import best, chosen_to_train
-from cloister.client.data import PARTITION, local_data, owner_of, task_of
-from cloister.client.policy import POLICY, policy_of
+from cloister.client.data import local_data, task_of
+from cloister.client.node import Node
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest, refuse_misfit
 from cloister.client.workbench import Workbench, workbench_of
 from cloister.core.crash import trace_without_values
@@ -21,13 +20,11 @@ from cloister.core.errors import CloisterError, DataError
 from cloister.core.wire import EXAMPLES, TRAIN_LOSS
 from cloister.tasks.base import Examples
 
-MODELS = "model-dir"
-"""Where a node keeps its personal model, in its configuration."""
 T = TypeVar("T")
 logger = logging.getLogger("cloister.client")
 
 
-def train(request: TrainRequest, context: Context) -> Reply:
+def train(request: TrainRequest, node: Node) -> Reply:
     """Train the model of the request; answer with the trained arrays, the example count and the training loss.
 
     Where the client protects itself, whatever goes wrong with its data is answered as if it had none: with the noise of
@@ -35,9 +32,9 @@ def train(request: TrainRequest, context: Context) -> Reply:
     """
     bench = workbench_of(request.config)
     refuse_misfit(request.models, bench.model.arrays())
-    trainer, plan = bench.trainer, plan_of(request, context, _shuffler(context))
+    trainer, plan = bench.trainer, plan_of(request, node)
     attempt = _contained if request.config.privacy.client.is_on else _open
-    examples = attempt(lambda: _examples(request, context), lambda: _nothing(request))
+    examples = attempt(lambda: _examples(request, node), lambda: _nothing(request))
     chosen = attempt(lambda: _choice(bench, request, examples), lambda: _choice(bench, request, _nothing(request)))
     start = request.models[chosen]
 
@@ -68,18 +65,17 @@ def _contained(work: Callable[[], T], instead: Callable[[], T]) -> T:
         return instead()
 
 
-def _examples(request: TrainRequest, context: Context) -> Examples:
+def _examples(request: TrainRequest, node: Node) -> Examples:
     """What this client trains on.
 
     Raises:
         DataError: there is none, or less than the node's policy asks for.
     """
-    privacy, node = request.config.privacy, context.node_config
-    examples = local_data(request.config.task, node, request.seed, tolerant=privacy.client.clips_gradients).train
-    if privacy.client.clips_gradients:
+    clips = request.config.privacy.client.clips_gradients
+    examples = local_data(request.config.task, node.config, request.seed, tolerant=clips).train
+    if clips:
         return examples  # any number is one that it protects
-    policy = policy_of(node)
-    if len(examples) < max(1, policy.min_rows if policy else 0):
+    if len(examples) < max(1, node.policy.min_rows if node.policy else 0):
         raise DataError("this client has no examples to train on, or fewer than its policy asks for")
     return examples
 
@@ -97,12 +93,7 @@ def _choice(bench: Workbench, request: TrainRequest, examples: Examples) -> int:
     return chosen_to_train(request.config.privacy, bench.model, request.models, task, examples)
 
 
-def _shuffler(context: Context) -> int:
-    """What makes this client's shuffles its own: its partition, or its id where it has data of its own."""
-    return owner_of(context.node_config) if PARTITION in context.node_config else context.node_id
-
-
-def evaluate(request: EvaluateRequest, context: Context) -> Reply:
+def evaluate(request: EvaluateRequest, node: Node) -> Reply:
     """Score the model of the request on the examples kept back; answer with the scores and how many there were.
 
     A client that never trains has kept all of them back. Of several hypotheses it scores the one that suits its other
@@ -112,7 +103,7 @@ def evaluate(request: EvaluateRequest, context: Context) -> Reply:
         DataError: there are no examples to score with.
     """
     config, task = request.config, task_of(request.config.task)
-    data = local_data(config.task, context.node_config, request.seed)
+    data = local_data(config.task, node.config, request.seed)
     test = data.test if len(data.test) or not config.evaluation.held_out_clients else data.train
     if not len(test):
         raise DataError("this client keeps no examples back to score with; raise task.test-fraction")
@@ -122,24 +113,22 @@ def evaluate(request: EvaluateRequest, context: Context) -> Reply:
     return Reply(metrics={EXAMPLES: len(test), **task.metrics(test.y, model.predict(test.x))})
 
 
-def keep_personal(request: KeepRequest, context: Context) -> Reply:
+def keep_personal(request: KeepRequest, node: Node) -> Reply:
     """Save the final hypothesis that suits this client best in the `model-dir` of its node, and tell nobody which.
 
     Where the client protects itself, or its node has a policy, nor does anybody hear whether that failed.
     """
-    config, folder = request.config, context.node_config.get(MODELS)
-    if folder:
-        refuse_misfit(request.models, workbench_of(config).model.arrays())
-        quiet = config.privacy.client.is_on or POLICY in context.node_config
-        attempt = _contained if quiet else _open
-        attempt(lambda: _save_best(request, context, Path(str(folder)).expanduser()), lambda: None)
+    if node.config.model_dir:
+        refuse_misfit(request.models, workbench_of(request.config).model.arrays())
+        attempt = _contained if request.config.privacy.client.is_on or node.policy else _open
+        attempt(lambda: _save_best(request, node), lambda: None)
     return Reply()
 
 
-def _save_best(request: KeepRequest, context: Context, place: Path) -> None:
-    config, model = request.config, workbench_of(request.config).model
+def _save_best(request: KeepRequest, node: Node) -> None:
+    config, model, place = request.config, workbench_of(request.config).model, Path(node.config.model_dir).expanduser()
     tolerant = config.privacy.client.clips_gradients
-    data = local_data(config.task, context.node_config, request.seed, tolerant)
+    data = local_data(config.task, node.config, request.seed, tolerant)
     best(model, request.models, task_of(config.task), data.train)
     place.mkdir(parents=True, exist_ok=True)
     model.save(place / f"model{model.suffix}")

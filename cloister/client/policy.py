@@ -6,23 +6,18 @@ the server says. What cannot be read or classified is refused too.
 """
 
 import logging
-import math
-import tomllib
 from collections.abc import Iterator
 from itertools import chain
 from logging import ERROR
 from pathlib import Path
 from typing import Annotated
 
-from flwr.app import UserConfig
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from cloister.config.errors import explain, suggestion
+from cloister.config.errors import read_toml, suggestion
 from cloister.config.section import Inner, NonNegative, Section, Whole, Word, kebab
 from cloister.core.errors import ConfigError, PolicyError
 
-POLICY = "policy"
-"""The key of the node configuration that holds the path of the policy."""
 CHECKED_BUNDLE = "CLOISTER_CHECKED_BUNDLE"
 """The environment variable in which the executor of a node says which app bundle it has looked at and lets run."""
 
@@ -166,16 +161,16 @@ def _empty_ranges(policy: Policy) -> Iterator[str]:
             yield f"min-{kebab(name)} = {minimum:g} must be at most max-{kebab(name)} = {maximum:g}"
 
 
-def policy_of(node: UserConfig) -> Policy | None:
-    """The policy that a node configuration names; None if it names none.
+def policy_of(path: str) -> Policy | None:
+    """The policy that a node's configuration names; None where the path is empty.
 
     Raises:
-        PolicyError: it names one that cannot be read.
+        PolicyError: it cannot be read.
     """
-    if POLICY not in node:
+    if not path:
         return None
     try:
-        return read_policy(Path(str(node[POLICY])))
+        return read_policy(Path(path))
     except ConfigError as error:
         logger.log(ERROR, "%s", error)
         raise PolicyError(
@@ -189,34 +184,4 @@ def read_policy(path: Path) -> Policy:
     Raises:
         ConfigError: there is no such file, or it is no policy: each bad key is named, with what was found.
     """
-    try:
-        content = tomllib.loads(path.expanduser().read_text())
-        return Policy.model_validate(content)
-    except OSError as error:
-        raise ConfigError(f"policy {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"policy {path} is no TOML: {error}") from None
-    except ValidationError as error:
-        raise ConfigError("\n".join(f"policy {path}: {line}" for line in explain(error, Policy))) from None
-
-
-def budgets_of(node: UserConfig, budget: float, example_budget: float, delta: float) -> tuple[float, float, float]:
-    """Find both budgets and δ in force: the stricter of the given ones and the policy's.
-
-    Args:
-        node: may name a policy.
-        budget, example_budget: ε for the node and for an example or group; 0: none.
-        delta: at which they are judged.
-
-    Raises:
-        PolicyError: the policy cannot be read.
-    """
-    policy = policy_of(node)
-    if policy is None or not (policy.max_epsilon or policy.max_example_epsilon):
-        return budget, example_budget, delta
-    stricter = (_stricter(budget, policy.max_epsilon), _stricter(example_budget, policy.max_example_epsilon))
-    return *stricter, min(delta, policy.target_delta)
-
-
-def _stricter(one: float, other: float) -> float:
-    return min(one or math.inf, other or math.inf) if one or other else 0.0
+    return read_toml(Policy, path.expanduser(), f"policy {path}")

@@ -9,48 +9,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import UserConfig
 from numpy.typing import NDArray
 
-from cloister.client.data import DATA_PATH
-from cloister.client.policy import policy_of
+from cloister.client.node import NodeConfig
 from cloister.config.privacy import PrivacyConfig
-from cloister.core.errors import ConfigError, PrivacyError
+from cloister.core.errors import PrivacyError
 from cloister.privacy.dpsgd.batches import rows_of, units_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks.base import Examples
 from cloister.tasks.training.plan import TrainingPlan
 
-PUBLIC_SIZE = "public-size"
-MAXIMUM_SIZE = 10**9
 
-
-def public_size_of(node: UserConfig) -> int:
-    """The number of units that a node states, by its policy or by its configuration; 0: it states none.
-
-    Raises:
-        ConfigError: the configuration's is no whole number of at least 0.
-        PolicyError: the policy cannot be read.
-    """
-    policy, stated = policy_of(node), node.get(PUBLIC_SIZE, 0)
-    if type(stated) is not int or not 0 <= stated <= MAXIMUM_SIZE:
-        raise ConfigError(f"{PUBLIC_SIZE} = {stated!r} in the node configuration must be a whole number of at least 0")
-    return (policy.public_size if policy else 0) or stated
-
-
-def size_of(node: UserConfig) -> int:
+def size_of(node: NodeConfig) -> int:
     """The number of units that DP-SGD on this node is planned for; 0: as many as a simulation deals it.
 
     Raises:
         PrivacyError: the node has data of its own and does not state how much.
     """
-    stated = public_size_of(node)
-    if DATA_PATH in node and not stated:
+    if node.data_path and not node.public_size:
         raise PrivacyError(
-            f"this node has data of its own and states no {PUBLIC_SIZE}, in its policy or its configuration: the noise "
+            "this node has data of its own and states no public-size, in its policy or its configuration: the noise "
             "of dp-sgd would show how many examples it has"
         )
-    return stated if DATA_PATH in node else 0
+    return node.public_size if node.data_path else 0
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,61 @@
 """What is wrong with settings, in one line for each key: the key, the value found, what is valid, the nearest keys."""
 
 import difflib
-from collections.abc import Collection
-from typing import get_args
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from cloister.config.section import Section, kebab
+from cloister.core.errors import ConfigError
 
 NEAREST = 3
 """Valid keys that an unknown one is answered with."""
 INVALID = " is not valid: "
+Checked = TypeVar("Checked", bound=Section)
+
+
+def read_toml(kind: type[Checked], path: Path, place: str) -> Checked:
+    """Read a file of settings.
+
+    Args:
+        kind: the section that the whole file is read into.
+        path: of the file.
+        place: names the file in errors.
+
+    Raises:
+        ConfigError: there is no such file, or it is no TOML, or a key is bad: each is named, with what was found.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{place}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{place} is no TOML: {error}") from None
+    return checked(kind, content, f"{place}: ")
+
+
+def checked(
+    kind: type[Checked], settings: Mapping[str, object], prefix: str = "", error_type: type[ConfigError] = ConfigError
+) -> Checked:
+    """Turn settings into their section.
+
+    Args:
+        kind: the section.
+        settings: by key.
+        prefix: of each line of an error.
+        error_type: of that error.
+
+    Raises:
+        ConfigError: has a line for each bad key, with the value found and what is valid.
+    """
+    try:
+        return kind.model_validate(settings)
+    except ValidationError as error:
+        raise error_type("\n".join(f"{prefix}{line}" for line in explain(error, kind))) from None
 
 
 def explain(error: ValidationError, root: type[Section]) -> list[str]:

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_serializer, model_validator
 
-from cloister.config.errors import explain, nearest
+from cloister.config.errors import checked, nearest
 from cloister.config.privacy import DEFAULTS, PrivacyConfig
 from cloister.config.section import Auto, Count, Fraction, Positive, Scalar, Section, Share, Whole, Word, kebab
 from cloister.config.settings import read_options
@@ -287,10 +287,7 @@ def parse(flat: Mapping[str, Scalar]) -> RunConfig:
     for key, value in flat.items():
         section, _, name = key.rpartition(".")
         sections.setdefault(section, {})[name] = value
-    try:
-        return RunConfig.model_validate(sections.pop("", {}) | sections)
-    except ValidationError as error:
-        raise ConfigError("\n".join(explain(error, RunConfig))) from None
+    return checked(RunConfig, {**sections.pop("", {}), **sections})
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:

@@ -2,7 +2,8 @@
 
     CloisterError
     ├── ConfigError             a key of the run configuration is unknown, mistyped or contradicts another
-    │   └── SettingsError           settings on a command line cannot be read as such
+    │   ├── SettingsError           settings on a command line cannot be read as such
+    │   └── NodeConfigError         a node's own configuration is not valid
     ├── PluginError             a plugin name is unknown, claimed twice or does not load
     ├── DataError               a data file is absent or is not what its task reads
     ├── FederationError         nobody's reply counts, or arrays that do not belong to this run's model
@@ -29,6 +30,10 @@ class ConfigError(CloisterError):
 
 class SettingsError(ConfigError):
     """Settings on a command line cannot be read: they are neither `key=value` pairs nor a TOML file."""
+
+
+class NodeConfigError(ConfigError):
+    """A node's own configuration is not valid; what is wrong with it is for the node's log alone."""
 
 
 class PluginError(CloisterError):

@@ -2,15 +2,13 @@
 
 import ipaddress
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from cloister.config.errors import explain
+from cloister.config.errors import read_toml
 from cloister.config.section import Count, Section, Whole
-from cloister.core.errors import ConfigError
 
 LABEL = r"[a-zA-Z0-9_]([a-zA-Z0-9_-]{0,61}[a-zA-Z0-9])?"
 HOST_NAME = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*")
@@ -110,14 +108,6 @@ class Site(Section):
             raise ValueError(f"site {self.name!r}: partition-id must be below num-partitions")
         return self
 
-    def node_config(self) -> dict[str, str | int]:
-        """What the node's configuration says about its data."""
-        if self.data_path:
-            size: dict[str, str | int] = {"public-size": self.public_size} if self.public_size else {}
-            return {"data-path": self.data_path} | size
-        assert self.partition_id is not None and self.num_partitions is not None
-        return {"partition-id": self.partition_id, "num-partitions": self.num_partitions}
-
 
 class Federation(Section):
     """A server, an authority and the sites.
@@ -157,15 +147,7 @@ def read_federation(path: Path) -> Federation:
     Raises:
         ConfigError: no such file, or it describes none: each bad key is named, with what was found.
     """
-    try:
-        federation = Federation.model_validate(tomllib.loads(path.read_text()))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
-    except ValidationError as error:
-        raise ConfigError("\n".join(f"{path}: {line}" for line in explain(error, Federation))) from None
-    return _with_paths(federation, path.resolve().parent)
+    return _with_paths(read_toml(Federation, path, str(path)), path.resolve().parent)
 
 
 def _with_paths(federation: Federation, base: Path) -> Federation:
@@ -175,10 +157,5 @@ def _with_paths(federation: Federation, base: Path) -> Federation:
         return str(base / Path(value).expanduser()) if value else ""
 
     sites = [site.model_copy(update={"public_key": absolute(site.public_key)}) for site in federation.sites]
-    authority = federation.authority.model_copy(
-        update={
-            "certificate": absolute(federation.authority.certificate),
-            "ca_certificate": absolute(federation.authority.ca_certificate),
-        }
-    )
-    return federation.model_copy(update={"sites": sites, "authority": authority})
+    signed = {name: absolute(getattr(federation.authority, name)) for name in ("certificate", "ca_certificate")}
+    return federation.model_copy(update={"sites": sites, "authority": federation.authority.model_copy(update=signed)})

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from rich.console import Console
 
-from cloister.client.data import DATA_PATH, LEDGER_FOLDER, task_of
+from cloister.client.data import task_of
 from cloister.client.workbench import workbench_of
 from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
@@ -176,7 +176,7 @@ def _outcome(settings: dict[str, Scalar], data: Path | None, folder: str) -> Out
     from cloister.client.app import app
 
     config = parse(settings | {"evaluation.central": False, "evaluation.federated": "on"})
-    node = {DATA_PATH: str(data), LEDGER_FOLDER: folder}
+    node = {"data-path": str(data), "ledger-dir": folder}
     return run(LocalGrid(app, config.flat(), [node] * CLIENTS), config, quiet)
 
 

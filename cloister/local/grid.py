@@ -8,7 +8,6 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from cloister.client.data import DATA_PATH, PARTITION
 from cloister.config.section import Scalar
 from cloister.core.identity import LOCAL_RUN, assume_run
 from cloister.core.wire import LEAKAGE, number
@@ -50,7 +49,7 @@ class LocalGrid(Grid):
     def is_simulated(self) -> bool:
         """Whether every node has a part of the task's benchmark data, and none has data of its own."""
         nodes = [context.node_config for context in self._contexts.values()]
-        return all(PARTITION in node and DATA_PATH not in node for node in nodes)
+        return all("partition-id" in node and "data-path" not in node for node in nodes)
 
     def set_run(self, run: Run) -> None:
         """Set the run that `run` returns."""

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cloister.client.leakage import leakage_budget, limit_of
 from cloister.client.mods.budget import planned_charges
-from cloister.client.mods.local_noise import leaked
-from cloister.plan.nodes import Node
+from cloister.client.mods.local_noise import leakage_budget, leaked
+from cloister.plan.nodes import Asked
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.filters import share
@@ -55,7 +54,7 @@ def of_server(forecast: Forecast) -> Iterator[Allowance]:
     )
 
 
-def of_node(node: Node, whose: str, rounds: int) -> Iterator[Allowance]:
+def of_node(node: Asked, whose: str, rounds: int) -> Iterator[Allowance]:
     """Those that a node keeps: its own, by its policy, and the run's `privacy.client-max-epsilon` and `max-leakage`.
 
     Args:
@@ -63,13 +62,10 @@ def of_node(node: Node, whose: str, rounds: int) -> Iterator[Allowance]:
         whose: in words.
         rounds: that it is asked to train in.
     """
-    for budget, charge in planned_charges(node.request, node.context):
+    for budget, charge in planned_charges(node.request, node.node):
         yield from _of(budget, charge.events, whose, rounds)
-    privacy = node.request.config.privacy
-    if privacy.client.counts_leakage:
-        limit = limit_of(privacy, node.context.node_config)
-        budget = leakage_budget(node.context, node.request.config.task.name, node.request.run, limit)
-        yield from _of(budget, (leaked(node.request),), whose, rounds)
+    if node.request.config.privacy.client.counts_leakage:
+        yield from _of(leakage_budget(node.request, node.node), (leaked(node.request),), whose, rounds)
 
 
 def _of(budget: PrivacyBudget, events: tuple[Event, ...], whose: str, rounds: int) -> Iterator[Allowance]:

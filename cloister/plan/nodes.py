@@ -13,11 +13,10 @@ from pathlib import Path
 from flwr.app import Context, Message, RecordDict
 
 from cloister.client.charges import planned_steps, unit_of
-from cloister.client.data import DATA_PATH, LEDGER_FOLDER, PARTITION, PARTITIONS
 from cloister.client.mods.enforce import enforce_policy
-from cloister.client.policy import CHECKED_BUNDLE, POLICY, read_policy
+from cloister.client.node import Node
+from cloister.client.policy import CHECKED_BUNDLE, read_policy
 from cloister.client.request import Reply, TrainRequest, request_of
-from cloister.client.units import PUBLIC_SIZE
 from cloister.config.run import RunConfig
 from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError, PolicyError
@@ -27,21 +26,21 @@ from cloister.privacy.dpsgd.local_steps import LocalSteps
 
 
 @dataclass(frozen=True)
-class Node:
+class Asked:
     """A node that is asked to train in the first round.
 
     Attributes:
         request: the server's, as it is at the node's door.
-        context: of the node, with its configuration.
+        node: as it is before the run.
     """
 
     request: TrainRequest
-    context: Context
+    node: Node
 
     @property
     def unit(self) -> Unit:
         """Whom it protects beside itself."""
-        return unit_of(self.request, self.context.node_config)
+        return unit_of(self.request, self.node)
 
     @property
     def steps(self) -> LocalSteps:
@@ -50,14 +49,14 @@ class Node:
         Raises:
             PrivacyError: batches would show the true size.
         """
-        return planned_steps(self.request, self.context)
+        return planned_steps(self.request, self.node)
 
     @property
     def refusal(self) -> str:
         """Why the node's policy refuses the run; empty if it does not, or if there is none."""
-        with _bundle_checked(self.context):
+        with _bundle_checked(self.node):
             try:
-                enforce_policy(self.request, self.context, lambda request, context: Reply())
+                enforce_policy(self.request, self.node, lambda request, node: Reply())
             except PolicyError as error:
                 return str(error)
         return ""
@@ -77,17 +76,17 @@ def configurations(
     Raises:
         ConfigError: the policy cannot be read, or states another size.
     """
-    rules = {} if policy is None else {POLICY: str(policy)}
+    rules = {} if policy is None else {"policy": str(policy)}
     stated = read_policy(policy).public_size if policy and config.privacy.client.clips_gradients else 0
     if sizes and stated:
         raise ConfigError(f"--public-size {sizes[0]} has no effect: the policy states public-size = {stated}")
     if sizes or stated:
         # The data of a site that only states its size is not read.
-        return [{DATA_PATH: "not-read", PUBLIC_SIZE: size, **rules} for size in sizes or [stated]]
-    return [{PARTITION: index, PARTITIONS: clients, **rules} for index in range(clients)]
+        return [{"data-path": "not-read", "public-size": size, **rules} for size in sizes or [stated]]
+    return [{"partition-id": index, "num-partitions": clients, **rules} for index in range(clients)]
 
 
-def asked(config: RunConfig, message: Message, nodes: Sequence[dict[str, Scalar]], folder: Path) -> list[Node]:
+def asked(config: RunConfig, message: Message, nodes: Sequence[dict[str, Scalar]], folder: Path) -> list[Asked]:
     """The nodes with these configurations, asked to train by this message.
 
     Args:
@@ -96,20 +95,19 @@ def asked(config: RunConfig, message: Message, nodes: Sequence[dict[str, Scalar]
         nodes: their configurations.
         folder: where those with a policy keep their ledgers, in the place of their own.
     """
-    own: dict[str, Scalar] = {LEDGER_FOLDER: str(folder)}
+    own: dict[str, Scalar] = {"ledger-dir": str(folder)}
     settings = config.flat()
     contexts = [
-        Context(LOCAL_RUN, number, node | (own if POLICY in node else {}), RecordDict(), dict(settings))
+        Context(LOCAL_RUN, number, node | (own if "policy" in node else {}), RecordDict(), dict(settings))
         for number, node in enumerate(nodes, start=1)
     ]
-    return [Node(request_of(TrainRequest, message, context), context) for context in contexts]
+    return [Asked(request_of(TrainRequest, message, context), Node.of(context)) for context in contexts]
 
 
 @contextmanager
-def _bundle_checked(context: Context) -> Iterator[None]:
+def _bundle_checked(node: Node) -> Iterator[None]:
     """The block, as if the node's executor had checked the app's bundle: which one it will be, a plan does not know."""
-    node, before = context.node_config, environ.get(CHECKED_BUNDLE)
-    allowed = read_policy(Path(str(node[POLICY]))).allowed_fabs if POLICY in node else []
+    before, allowed = environ.get(CHECKED_BUNDLE), node.policy.allowed_fabs if node.policy else []
     try:
         if allowed:
             environ[CHECKED_BUNDLE] = allowed[0]

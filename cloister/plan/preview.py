@@ -16,7 +16,7 @@ from cloister.local.simulation import refuse_too_few, refuse_what_clients_would
 from cloister.plan import allowance, within
 from cloister.plan.allowance import Allowance
 from cloister.plan.estimate import Timing, Traffic, timed, traffic
-from cloister.plan.nodes import Node, asked, configurations
+from cloister.plan.nodes import Asked, asked, configurations
 from cloister.plan.noise import NoiseOnClient, noise_on_clients
 from cloister.plan.series import Series, series_of_clients, series_of_server, shown_rounds
 from cloister.plan.sizes import Sizes
@@ -134,7 +134,7 @@ def _messages(prepared: Prepared, grid: LocalGrid) -> list[Message]:
         return []
 
 
-def _nodes(config: RunConfig, wishes: Wishes, messages: Sequence[Message], folder: Path) -> list[Node]:
+def _nodes(config: RunConfig, wishes: Wishes, messages: Sequence[Message], folder: Path) -> list[Asked]:
     """The nodes whose sizes or rules matter: with DP-SGD all of them, with a policy, a budget or noise one."""
     if not messages:
         return []
@@ -145,7 +145,7 @@ def _nodes(config: RunConfig, wishes: Wishes, messages: Sequence[Message], folde
 
 
 def _worked_out(
-    settings: Mapping[str, Scalar], wishes: Wishes, prepared: Prepared, messages: Sequence[Message], nodes: list[Node]
+    settings: Mapping[str, Scalar], wishes: Wishes, prepared: Prepared, messages: Sequence[Message], nodes: list[Asked]
 ) -> Preview:
     plan, rounds = prepared.plan, prepared.plan.config.num_rounds
     shown = shown_rounds(rounds)
@@ -175,21 +175,21 @@ def _worked_out(
     )
 
 
-def _sizes(prepared: Prepared, nodes: list[Node], rounds: int) -> Sizes | None:
+def _sizes(prepared: Prepared, nodes: list[Asked], rounds: int) -> Sizes | None:
     privacy = prepared.plan.config.privacy
     if not nodes or not privacy.client.clips_gradients:
         return None
     return Sizes.of(nodes, privacy.dp_sgd.mechanism(), rounds, privacy.target_delta)
 
 
-def _named(sizes: Sizes | None, nodes: list[Node]) -> dict[str, Node]:
+def _named(sizes: Sizes | None, nodes: list[Asked]) -> dict[str, Asked]:
     """The nodes that stand for all of their kind, by what they are called."""
     if sizes is None:
         return dict(zip(["each client's"], nodes, strict=False))
     return {f"a client's with {steps.examples} {node.unit}s": node for steps, node in sizes.shown.items()}
 
 
-def _allowances(named: Mapping[str, Node], rounds: int, refusal: str) -> list[Allowance]:
+def _allowances(named: Mapping[str, Asked], rounds: int, refusal: str) -> list[Allowance]:
     """Budgets of nodes that take part in the run at all."""
     if refusal:
         return []
@@ -197,7 +197,7 @@ def _allowances(named: Mapping[str, Node], rounds: int, refusal: str) -> list[Al
 
 
 def _within(
-    settings: Mapping[str, Scalar], prepared: Prepared, named: Mapping[str, Node], epsilon: float
+    settings: Mapping[str, Scalar], prepared: Prepared, named: Mapping[str, Asked], epsilon: float
 ) -> list[Within]:
     found = list(within.of_server(settings, prepared, epsilon))
     for whose, node in named.items():

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cloister.plan.nodes import Node
+from cloister.plan.nodes import Asked
 from cloister.privacy.claims.end_to_end import sound_example
 from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
 
@@ -20,11 +20,11 @@ class Sizes:
     """
 
     counts: Counter[LocalSteps]
-    shown: dict[LocalSteps, Node]
+    shown: dict[LocalSteps, Asked]
     costliest: LocalSteps
 
     @classmethod
-    def of(cls, nodes: Sequence[Node], mechanism: LocalDpSgd, rounds: int, delta: float) -> "Sizes":
+    def of(cls, nodes: Sequence[Asked], mechanism: LocalDpSgd, rounds: int, delta: float) -> "Sizes":
         """The sizes of these nodes.
 
         Args:

@@ -13,7 +13,7 @@ from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
 from cloister.config.variants import PluginPrivacy
 from cloister.core.errors import BudgetExhausted, ConfigError
-from cloister.plan.nodes import Node
+from cloister.plan.nodes import Asked
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.filters import minimum_multiplier
@@ -79,7 +79,7 @@ def _calibrated(config: RunConfig, prepared: Prepared) -> float:
     return float(found.parameters["privacy.noise-multiplier"])
 
 
-def of_node(settings: Mapping[str, Scalar], node: Node, whose: str, epsilon: float) -> Iterator[Within]:
+def of_node(settings: Mapping[str, Scalar], node: Asked, whose: str, epsilon: float) -> Iterator[Within]:
     """For the noise of a client, as one with such a budget of its own keeps it; nothing where clients add none.
 
     Under `laplace` the budget is one of leakage, which for a client is a pure ε.
@@ -104,7 +104,7 @@ def of_node(settings: Mapping[str, Scalar], node: Node, whose: str, epsilon: flo
     yield Within(budget.unit, whose, CLIENT_NOISE, noise, why, budget.fits(configured))
 
 
-def _budget(config: RunConfig, node: Node, epsilon: float) -> PrivacyBudget:
+def _budget(config: RunConfig, node: Asked, epsilon: float) -> PrivacyBudget:
     """The budget of a simulated client that has spent nothing yet."""
     privacy = config.privacy
     if privacy.client.counts_leakage:
@@ -113,13 +113,13 @@ def _budget(config: RunConfig, node: Node, epsilon: float) -> PrivacyBudget:
     return PrivacyBudget(Tally(RecordDict()), "", unit, privacy.target_delta, epsilon, kind="renyi")
 
 
-def _events(config: RunConfig, node: Node) -> Sequence[Event]:
+def _events(config: RunConfig, node: Asked) -> Sequence[Event]:
     """What a round costs the unit of the budget."""
     request = replace(node.request, config=config)
     if config.privacy.client.counts_leakage:
         return (leaked(request),)
     unit = node.unit if config.privacy.client.clips_gradients else "client"
-    (events,) = (charge.events for charge in charges_of(request, node.context) if charge.unit == unit)
+    (events,) = (charge.events for charge in charges_of(request, node.node) if charge.unit == unit)
     return events
 
 

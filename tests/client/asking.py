@@ -8,6 +8,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from cloister.client.app import app
+from cloister.client.node import Node
 from cloister.client.request import TrainRequest, promised
 from cloister.config.run import parse
 from cloister.core.arrays import from_record, to_record
@@ -49,6 +50,11 @@ def context_of(settings=OPEN, node=None, node_id=1):
     """Of a node in a run with these settings; `node` is its configuration, by default a simulated client's."""
     configured = {"partition-id": 0, "num-partitions": 4} if node is None else node
     return Context(1, node_id, dict(configured), RecordDict(), dict(settings))
+
+
+def node_at(settings=OPEN, node=None, node_id=1):
+    """The node as the door finds it, with its configuration and its policy read."""
+    return Node.of(context_of(settings, node, node_id))
 
 
 def request_of_kind(kind=TrainRequest, settings=OPEN, models=(SOFTMAX,), number=1, run="1", **more):

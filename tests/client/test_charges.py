@@ -14,11 +14,11 @@ from asking import (
     SOFTMAX,
     P,
     answer,
-    context_of,
     entries_of,
     gaussians,
     ledger_of_node,
     message_of,
+    node_at,
     own_node,
     policy_file,
     request_of_kind,
@@ -38,6 +38,7 @@ from cloister.client.charges import (
 from cloister.client.data import LocalData
 from cloister.client.ledgers import identity_of
 from cloister.client.mods.budget import keep_budget
+from cloister.client.node import node_of
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.core.errors import PrivacyError
 from cloister.core.hypotheses import stacked
@@ -58,7 +59,7 @@ def charged(settings, node, kind=None, promise=()):
     more = {"promise": promise} if promise else {}
     models = [SOFTMAX] * 2 if "privacy.clusters" in settings else [SOFTMAX]
     request = request_of_kind(kind, settings) if kind else request_of_kind(settings=settings, models=models, **more)
-    return {charge.unit: list(charge.events) for charge in charges_of(request, context_of(settings, node))}
+    return {charge.unit: list(charge.events) for charge in charges_of(request, node_at(settings, node))}
 
 
 @pytest.fixture
@@ -151,7 +152,7 @@ class TestEachCharge:
         models = [SOFTMAX] * 2 if "privacy.clusters" in settings else [SOFTMAX]
         more = {"promise": self.PROMISE} if kind is TrainRequest else {}
         request = request_of_kind(kind, settings, models=models, number=number, **more)
-        return charges_of(request, context_of(settings, node))
+        return charges_of(request, node_at(settings, node))
 
     @pytest.mark.parametrize(("settings", "unit"), [(OPEN, "example"), (DP_SGD | {"task.group": "ward"}, "group")])
     def test_scores(self, node, settings, unit):
@@ -230,26 +231,27 @@ class TestEachCharge:
         rules = {"mechanisms": [], "min_server_noise_multiplier": None}
         silent = node | {"policy": str(policy_file(tmp_path / "silent", **rules))}
         grouped = node | {"policy": str(policy_file(tmp_path / "grouped", group="ward", **rules))}
-        assert [unit_of(request_of_kind(), each) for each in (node, silent, grouped)] == ["example"] * 2 + ["group"]
-        assert unit_of(request_of_kind(settings=DP_SGD | {"task.group": "ward"}), silent) == "group"
+        nodes = [node_at(OPEN, each) for each in (node, silent, grouped)]
+        assert [unit_of(request_of_kind(), each) for each in nodes] == ["example"] * 2 + ["group"]
+        assert unit_of(request_of_kind(settings=DP_SGD | {"task.group": "ward"}), nodes[1]) == "group"
 
 
 class TestPlans:
     def test_the_size_is_that_of_dp_sgd_alone(self, node):
         for settings, size in ((DP_SGD, 40), (GAUSSIAN, 0), (OPEN, 0)):
-            assert plan_of(request_of_kind(settings=settings), context_of(settings, node)).public_size == size
+            assert plan_of(request_of_kind(settings=settings), node_at(settings, node)).public_size == size
 
     def test_the_owner_is_who_trains(self, node):
-        seeds = {plan_of(request_of_kind(), context_of(OPEN, node), owner).seed for owner in (0, 1, 2)}
-        assert len(seeds) == 3
-        assert plan_of(request_of_kind(), context_of(OPEN, node)).seed in seeds
-        first = plan_of(request_of_kind(), context_of(OPEN, node), 0)
-        assert plan_of(request_of_kind(), context_of(OPEN, node)) == first
+        """A part of a benchmark, whatever its id; else the node's id."""
+        parts = {plan_of(request_of_kind(), node_at(OPEN, SIZED | {"partition-id": i}, 9)).seed for i in (0, 1, 2)}
+        seeds = {plan_of(request_of_kind(), node_at(OPEN, node, number)).seed for number in (0, 1, 2)}
+        assert len(seeds) == 3 and parts == seeds
+        assert plan_of(request_of_kind(), node_at(OPEN, node, 1)) == plan_of(request_of_kind(), node_at(OPEN, node, 1))
 
     def test_what_shuffled_batches_would_show(self, node):
         settings = DP_SGD | {"privacy.batch-sampling": "shuffle"}
         with pytest.raises(PrivacyError) as refused:
-            planned_steps(request_of_kind(settings=settings), context_of(settings, node))
+            planned_steps(request_of_kind(settings=settings), node_at(settings, node))
         assert str(refused.value) == (
             "privacy.batch-sampling = 'shuffle' would show how many examples this node has; use 'poisson'"
         )
@@ -266,8 +268,8 @@ class TestPlans:
 
         monkeypatch.setattr("cloister.client.charges.local_data", local_data)
         request = request_of_kind(settings=DP_SGD)
-        assert plan_of(request, context_of(DP_SGD, SIZED)).public_size == size
-        assert asked == [((request.config.task, SIZED, request.seed), {"tolerant": True})]
+        assert plan_of(request, node_at(DP_SGD, SIZED)).public_size == size
+        assert asked == [((request.config.task, node_of(SIZED), request.seed), {"tolerant": True})]
 
 
 class TestTheLedger:
@@ -278,7 +280,7 @@ class TestTheLedger:
             raise MemoryError
 
         with pytest.raises(MemoryError):
-            keep_budget(request_of_kind(settings=GAUSSIAN), context_of(GAUSSIAN, node), look)
+            keep_budget(request_of_kind(settings=GAUSSIAN), node_at(GAUSSIAN, node), look)
         assert not any(entry.done for entry in ledger_of_node(node).entries)
 
     def test_who_reads_it_finds_mechanisms_and_clips(self, node):
@@ -298,43 +300,48 @@ class TestTheLedger:
 
     def test_a_query_is_not(self, node):
         request = request_of_kind(KeepRequest)
-        assert keep_budget(request, context_of(OPEN, node | {"max-epsilon": 1.0}), lambda *_: Reply()) == Reply()
+        assert keep_budget(request, node_at(OPEN, node | {"max-epsilon": 1.0}), lambda *_: Reply()) == Reply()
         assert not list(Path(node["ledger-dir"]).glob("*.jsonl"))
 
     def test_a_simulated_client_has_none(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("cloister.client.data.DEFAULT_FOLDER", str(tmp_path))
-        context = context_of(GAUSSIAN, SIZED)
-        keep_budget(request_of_kind(settings=GAUSSIAN), context, lambda *_: Reply())
+        monkeypatch.setenv("HOME", str(tmp_path))
+        here = node_at(GAUSSIAN, SIZED)
+        keep_budget(request_of_kind(settings=GAUSSIAN), here, lambda *_: Reply())
         assert not list(tmp_path.iterdir())
-        assert set(context.state.config_records) == {"client-releases", "example-releases"}
+        assert set(here.state.config_records) == {"client-releases", "example-releases"}
 
 
 class TestIdentity:
     """One ledger for one lot of data, whoever asks and by whatever name."""
 
     def test_data_elsewhere_is_other_data(self, tmp_path):
-        one, other = (identity_of({"data-path": str(tmp_path / name)}, "digits") for name in ("a.npz", "b.npz"))
+        one, other = (
+            identity_of(node_of({"data-path": str(tmp_path / name)}), "digits") for name in ("a.npz", "b.npz")
+        )
         assert one != other
 
     def test_however_its_path_is_written(self, tmp_path, monkeypatch):
         (tmp_path / "link").symlink_to(tmp_path)
         monkeypatch.chdir(tmp_path)
         spellings = ["a.npz", "./a.npz", "link/a.npz", str(tmp_path / "x" / ".." / "a.npz"), str(tmp_path / "a.npz")]
-        assert len({identity_of({"data-path": path}, "digits") for path in spellings}) == 1
+        assert len({identity_of(node_of({"data-path": path}), "digits") for path in spellings}) == 1
 
     def test_whatever_the_server_calls_the_task(self, tmp_path):
         node = {"data-path": str(tmp_path / "a.npz")}
-        assert identity_of(node, "digits") == identity_of(node, "mnist")
+        assert identity_of(node_of(node), "digits") == identity_of(node_of(node), "mnist")
 
     def test_a_name_of_the_nodes_own(self, tmp_path):
         paths = ({"data-path": str(tmp_path / name), "data-identity": "ward"} for name in ("a.npz", "b.npz"))
-        assert {identity_of(node, "digits") for node in paths} == {"ward"}
+        assert {identity_of(node_of(node), "digits") for node in paths} == {"ward"}
 
     def test_parts_of_a_benchmark_are_apart(self):
-        assert len({identity_of({"partition-id": i}, task) for i in range(3) for task in ("digits", "mnist")}) == 6
+        assert (
+            len({identity_of(node_of({"partition-id": i}), task) for i in range(3) for task in ("digits", "mnist")})
+            == 6
+        )
 
     def test_the_paths_of_a_site_do_not_show(self, tmp_path):
-        assert "secret-ward" not in identity_of({"data-path": str(tmp_path / "secret-ward.npz")}, "digits")
+        assert "secret-ward" not in identity_of(node_of({"data-path": str(tmp_path / "secret-ward.npz")}), "digits")
 
     def test_budgets_of_two_files_are_two(self, tmp_path):
         limit = {"max-example-epsilon": 20.0, "ledger-dir": str(tmp_path / "shared")}

@@ -8,6 +8,7 @@ import pytest
 from asking import write_data
 
 from cloister.client.data import local_data
+from cloister.client.node import node_of
 from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError, DataError
 
@@ -19,39 +20,40 @@ def node_with(path, **more):
 
 
 def read(path, config=WHOLE, tolerant=False):
-    return local_data(config, node_with(path), seed=5, tolerant=tolerant)
+    return local_data(config, node_of(node_with(path)), seed=5, tolerant=tolerant)
 
 
 class TestPartitions:
     def test_parts_are_of_equal_size_and_split_as_the_run_says(self):
         parts = [
-            local_data(TaskConfig(model="softmax"), {"partition-id": i, "num-partitions": 4}, seed=5) for i in range(4)
+            local_data(TaskConfig(model="softmax"), node_of({"partition-id": i, "num-partitions": 4}), seed=5)
+            for i in range(4)
         ]
         sizes = [len(part.train) + len(part.test) for part in parts]
         assert max(sizes) - min(sizes) <= 1 and sum(sizes) > 1400
         assert all(abs(len(part.test) / (len(part.train) + len(part.test)) - 0.2) < 0.03 for part in parts)
 
     def test_a_simulated_split_has_every_class_on_both_sides(self):
-        part = local_data(TaskConfig(), {"partition-id": 0, "num-partitions": 4}, seed=5)
+        part = local_data(TaskConfig(), node_of({"partition-id": 0, "num-partitions": 4}), seed=5)
         assert set(part.test.y) == set(part.train.y) == set(range(10))
 
-    @pytest.mark.parametrize("node", [{}, {"partition-id": 1}, {"num-partitions": 2}, {"partition-id": True}])
+    @pytest.mark.parametrize("node", [{}, {"partition-id": 1}, {"num-partitions": 2}])
     def test_a_node_without_data(self, node):
         with pytest.raises(ConfigError, match="must hold 'data-path', or 'partition-id' and 'num-partitions'"):
-            local_data(TaskConfig(), node, seed=5)
+            local_data(TaskConfig(), node_of(node), seed=5)
 
-    @pytest.mark.parametrize("index", [4, -1])
-    def test_a_partition_that_is_none(self, index):
-        with pytest.raises(
-            ConfigError, match=f"partition-id = {index} must be at least 0 and below num-partitions = 4"
-        ):
-            local_data(TaskConfig(), {"partition-id": index, "num-partitions": 4}, seed=5)
+    @pytest.mark.parametrize(
+        ("index", "reason"), [(4, "must be below num-partitions = 4"), (-1, "is not valid"), (True, "is not valid")]
+    )
+    def test_a_partition_that_is_none(self, index, reason):
+        with pytest.raises(ConfigError, match=f"^node configuration: partition-id = {index} {reason}"):
+            local_data(TaskConfig(), node_of({"partition-id": index, "num-partitions": 4}), seed=5)
 
     def test_groups_are_the_benchmarks_owners(self):
         with pytest.raises(
             DataError, match=r"task.group = 'patient' needs examples with owners, and task 'digits' has"
         ):
-            local_data(TaskConfig(group="patient"), {"partition-id": 0, "num-partitions": 4}, seed=5)
+            local_data(TaskConfig(group="patient"), node_of({"partition-id": 0, "num-partitions": 4}), seed=5)
 
 
 class TestOwnFile:

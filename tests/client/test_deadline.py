@@ -160,7 +160,8 @@ class TestNoSooner:
         assert self.reply(clock, node, 1.0, kind) == pytest.approx(30.0)
 
     def test_without_the_rule_too(self, tmp_path, clock):
-        for node in ({}, {"policy": str(policy_file(tmp_path, **RULES))}, {"policy": str(tmp_path / "none.toml")}):
+        rule, none = str(policy_file(tmp_path, **RULES)), str(tmp_path / "none.toml")
+        for node in ({}, {"policy": rule}, {"policy": none}, {"policy": rule, "max-epsilom": 1.0}):
             assert self.reply(clock, node, 1.0) == pytest.approx(1.0)
 
     def test_every_answer_of_the_app_is_held_back(self, tmp_path, clock):

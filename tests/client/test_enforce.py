@@ -15,8 +15,8 @@ from asking import (
     OPEN,
     SOFTMAX,
     answer,
-    context_of,
     message_of,
+    node_at,
     own_node,
     policy_file,
     request_of_kind,
@@ -45,7 +45,7 @@ def ask(folder, settings, kind=TrainRequest, promise=(), configured=None, **chan
     events = tuple(event if isinstance(event, Pure) else Gaussian(event) for event in promise)
     more = {"promise": events} if promise else {}
     request = request_of_kind(kind, settings, **more)
-    assert enforce_policy(request, context_of(settings, node), lambda *_: DONE) is DONE
+    assert enforce_policy(request, node_at(settings, node), lambda *_: DONE) is DONE
 
 
 def refused(says, *arguments, **changes):
@@ -224,7 +224,7 @@ class TestLimits:
             }
             request = request_of_kind(settings=settings, number=number)
             with suppress(PolicyError):
-                enforce_policy(request, context_of(settings, node), lambda *_: DONE)
+                enforce_policy(request, node_at(settings, node), lambda *_: DONE)
                 passed += 1
                 assert 0.5 <= request.config.privacy.dp_sgd.mechanism().clipping_norm_in(number) <= 2.0
         assert passed
@@ -418,12 +418,12 @@ class TestEdges:
         assert refused(REFUSED, tmp_path, settings | recipe, kind, promise, **policy) == REFUSED + says
 
     def test_a_node_without_a_policy_refuses_nothing(self):
-        assert enforce_policy(request_of_kind(settings=OPEN), context_of(OPEN), lambda *_: DONE) is DONE
+        assert enforce_policy(request_of_kind(settings=OPEN), node_at(OPEN), lambda *_: DONE) is DONE
 
     def test_the_next_is_given_the_same(self, tmp_path):
-        context = context_of(METRIC, {"policy": str(policy_file(tmp_path)), "partition-id": 0, "num-partitions": 4})
+        here = node_at(METRIC, {"policy": str(policy_file(tmp_path)), "partition-id": 0, "num-partitions": 4})
         request, seen = request_of_kind(settings=METRIC, promise=(Gaussian(1.0),)), []
-        for held in (context, context_of(METRIC)):
+        for held in (here, node_at(METRIC)):
             enforce_policy(request, held, lambda *given: seen.append(given))
             assert seen.pop() == (request, held)
 
@@ -448,8 +448,8 @@ class TestEdges:
         request = request_of_kind(settings=OPEN)
         node = {"policy": str(policy_file(tmp_path, **ANY, min_rows=1)), "partition-id": 2, "num-partitions": 4}
         with pytest.raises(pytest.fail.Exception, match="enough"):
-            enforce_policy(request, context_of(OPEN, node), pytest.fail)
-        assert asked == [(request.config.task, node, request.seed)]
+            enforce_policy(request, node_at(OPEN, node), pytest.fail)
+        assert asked == [(request.config.task, node_at(OPEN, node).config, request.seed)]
 
     def test_dp_sgd_without_a_size_has_enough(self, tmp_path):
         """A simulated client: what it was dealt is public, and no minimum is about it."""

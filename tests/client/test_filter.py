@@ -12,8 +12,8 @@ from asking import (
     OPEN,
     SOFTMAX,
     answer,
-    context_of,
     message_of,
+    node_at,
     request_of_kind,
 )
 from flwr.app import ConfigRecord
@@ -30,7 +30,7 @@ SCORED = {"task.test-fraction": 0.2}
 
 def left(kind, settings, reply):
     request = request_of_kind(kind, settings)
-    return only_what_is_agreed(request, context_of(settings), lambda *_: reply)
+    return only_what_is_agreed(request, node_at(settings), lambda *_: reply)
 
 
 @pytest.mark.parametrize("run", PRIVATE)
@@ -118,9 +118,9 @@ def test_a_refusal_of_scores_says_why():
 
 @pytest.mark.parametrize("kind", [TrainRequest, KeepRequest])
 def test_the_next_is_given_the_same(kind):
-    request, context, seen = request_of_kind(kind, OPEN), context_of(OPEN), []
-    only_what_is_agreed(request, context, lambda *given: seen.append(given) or Reply())
-    assert seen == [(request, context)]
+    request, here, seen = request_of_kind(kind, OPEN), node_at(OPEN), []
+    only_what_is_agreed(request, here, lambda *given: seen.append(given) or Reply())
+    assert seen == [(request, here)]
 
 
 def test_a_count_that_nobody_made_does_not_leave():

@@ -14,11 +14,11 @@ from asking import (
     OPEN,
     SOFTMAX,
     answer,
-    context_of,
     entries_of,
     gaussians,
     ledger_of_node,
     message_of,
+    node_at,
     own_node,
     policy_file,
     request_of_kind,
@@ -33,9 +33,10 @@ from cloister.client.charges import (
     SCORES,
     Charge,
 )
-from cloister.client.ledgers import identity_of, limits_of
+from cloister.client.ledgers import identity_of
 from cloister.client.mods import budget as subject
 from cloister.client.mods.budget import keep_budget
+from cloister.client.node import node_of
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.client.tally import Tally
 from cloister.config.run import parse
@@ -201,14 +202,14 @@ class TestBudgets:
 
     @pytest.mark.parametrize("settings", [DP_SGD, GAUSSIAN])
     def test_the_runs_own_budget_holds_for_simulated_clients(self, settings):
-        limited, context = settings | {"privacy.client-max-epsilon": 5.0}, context_of(settings, SIZED)
+        limited, here = settings | {"privacy.client-max-epsilon": 5.0}, node_at(settings, SIZED)
         request, made = request_of_kind(settings=limited), 0
         with pytest.raises(BudgetExhausted):
             for _ in range(50):
-                keep_budget(request, context, lambda *_: Reply())
+                keep_budget(request, here, lambda *_: Reply())
                 made += 1
         unit = "client" if settings is GAUSSIAN else "example"
-        assert made > 0 and Tally(context.state).account(unit).epsilon(1e-5) <= 5.0
+        assert made > 0 and Tally(here.state).account(unit).epsilon(1e-5) <= 5.0
 
     @pytest.mark.parametrize(("settings", "unit"), [(DP_SGD, "example"), (GAUSSIAN, "client")])
     def test_is_judged_at_the_delta_of_the_run_even_after_its_end(self, node, settings, unit):
@@ -221,10 +222,10 @@ class TestBudgets:
 
     def test_is_about_the_unit_that_the_mechanism_protects(self):
         """With Gaussian noise the run's budget is the client's: for an example it would be spent four times as fast."""
-        context = context_of(GAUSSIAN, SIZED)
+        here = node_at(GAUSSIAN, SIZED)
         limited = GAUSSIAN | {"privacy.client-max-epsilon": 2.5}
-        keep_budget(request_of_kind(settings=limited), context, lambda *_: Reply())
-        assert Tally(context.state).account("example").epsilon(1e-5) > 2.5
+        keep_budget(request_of_kind(settings=limited), here, lambda *_: Reply())
+        assert Tally(here.state).account("example").epsilon(1e-5) > 2.5
 
     @pytest.mark.parametrize("unit", ["client", "example"])
     def test_draws_that_insiders_know_of_amplify_nothing(self, node, unit):
@@ -237,7 +238,7 @@ class TestBudgets:
 
     def after_twenty(self, node, unit, sampling):
         """Whether a weak release still fits into a budget, after twenty draws of one in a thousand."""
-        ledger = Ledger(Path(node["ledger-dir"]) / f"{identity_of(node, 'digits')}.jsonl")
+        ledger = Ledger(Path(node["ledger-dir"]) / f"{identity_of(node_of(node), 'digits')}.jsonl")
         for _ in range(20):
             ledger.open(Gaussian(1.0, sampling), unit, "before", 1, lambda: None)
         key = "max-epsilon" if unit == "client" else "max-example-epsilon"
@@ -253,12 +254,15 @@ class TestBudgets:
 
     @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon", "target-delta"])
     @pytest.mark.parametrize("value", ["much", True, -1.0, math.nan, math.inf])
-    def test_a_budget_that_is_no_number_is_none_that_is_kept(self, node, key, value):
+    def test_a_budget_that_is_no_number_is_none_that_is_kept(self, node, key, value, caplog):
         reply = answer(GAUSSIAN, node | {key: value})
-        assert reply.error.reason.startswith("ConfigError") and key in reply.error.reason
+        assert reply.error.reason == "NodeConfigError: details are in the log of the node"
+        assert f"node configuration: {key} = {value!r} is not valid" in caplog.text
+        assert not Path(node["ledger-dir"]).exists()
 
     def test_no_budget_is_none(self):
-        assert limits_of({}) == {"max-epsilon": 0.0, "max-example-epsilon": 0.0, "target-delta": 1e-5}
+        node = node_of({})
+        assert (node.max_epsilon, node.max_example_epsilon, node.target_delta) == (0.0, 0.0, 1e-5)
 
 
 class TestMessagesADay:
@@ -329,13 +333,10 @@ class TestMessagesADay:
 
     def test_over_runs_and_restarts(self, limited):
         for run in ("1", "2"):
-            keep_budget(request_of_kind(run=run), context_of(OPEN, limited), lambda *_: Reply())
+            keep_budget(request_of_kind(run=run), node_at(OPEN, limited), lambda *_: Reply())
             ledgers._ledger.cache_clear()
         with pytest.raises(PrivacyError, match="max-messages-per-day"):
-            keep_budget(request_of_kind(run="3"), context_of(OPEN, limited), pytest.fail)
-
-
-NOTHING = {"max-epsilon": 0.0, "max-example-epsilon": 0.0, "target-delta": 1e-5}
+            keep_budget(request_of_kind(run="3"), node_at(OPEN, limited), pytest.fail)
 
 
 class TestTheLimitOfAUnit:
@@ -375,7 +376,7 @@ class TestTheLimitOfAUnit:
     )
     def test_is_the_stricter_of_both(self, settings, unit, own, expected):
         charge = Charge(unit, (Gaussian(1.0),))
-        assert subject._limit(charge, parse(settings).privacy, NOTHING | own) == expected
+        assert subject._limit(charge, parse(settings).privacy, node_of(own)) == expected
 
     def test_a_new_budget_of_pure_releases_has_a_rényi_filter(self):
         for events, expected in (((Gaussian(1.0), Pure(1.0)), "renyi"), ((Gaussian(1.0),), None), ((), None)):
@@ -385,13 +386,13 @@ class TestTheLimitOfAUnit:
 class TestWhatABudgetWrites:
     def spend(self, settings, node, number=5, kind=TrainRequest, run="seven", **more):
         request = request_of_kind(kind, settings, number=number, run=run, **more)
-        return keep_budget(request, context_of(settings, node), lambda *given: given)
+        return keep_budget(request, node_at(settings, node), lambda *given: given)
 
     def test_the_next_is_given_the_same(self, node):
-        request, context = request_of_kind(settings=GAUSSIAN), context_of(GAUSSIAN, node)
-        assert keep_budget(request, context, lambda *given: given) == (request, context)
+        request, here = request_of_kind(settings=GAUSSIAN), node_at(GAUSSIAN, node)
+        assert keep_budget(request, here, lambda *given: given) == (request, here)
         kept = request_of_kind(KeepRequest)
-        assert keep_budget(kept, context, lambda *given: given) == (kept, context)
+        assert keep_budget(kept, here, lambda *given: given) == (kept, here)
 
     def test_every_line_of_a_message(self, node):
         self.spend(GAUSSIAN | CHOICE | {"privacy.client-clipping-norm": 3.0}, node, models=[SOFTMAX] * 2)
@@ -419,9 +420,9 @@ class TestWhatABudgetWrites:
         assert (budget.unit, str(budget.filter).split(" of ")[0]) == ("client", "Rényi DP")
 
     def test_an_open_run_of_a_simulated_client_is_not_counted(self):
-        context = context_of(OPEN, SIZED)
-        keep_budget(request_of_kind(settings=OPEN), context, lambda *_: Reply())
-        assert not dict(context.state.config_records) and not dict(context.state.metric_records)
+        here = node_at(OPEN, SIZED)
+        keep_budget(request_of_kind(settings=OPEN), here, lambda *_: Reply())
+        assert not dict(here.state.config_records) and not dict(here.state.metric_records)
 
     def test_what_stops_a_message_is_logged_and_not_told(self, node, caplog):
         with caplog.at_level("INFO", "cloister.client"), pytest.raises(BudgetExhausted) as refused:
@@ -462,7 +463,7 @@ class TestWhatABudgetWrites:
     def test_messages_of_a_day(self, tmp_path, node, spent):
         """Those of other days and of scores, and further releases of a message, are none of today's."""
         limited = node | {"policy": str(policy_file(tmp_path, **DAILY))}
-        path = Path(node["ledger-dir"]) / f"{identity_of(node, 'digits')}.jsonl"
+        path = Path(node["ledger-dir"]) / f"{identity_of(node_of(node), 'digits')}.jsonl"
         ledger = Ledger(path)
         for mechanism in (SCORES, FURTHER, SCORES):
             ledger.open(Gaussian(1.0), "client", "1", 1, lambda: None, mechanism)

@@ -4,16 +4,16 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from asking import GLOBAL, METRIC, OPEN, context_of, message_of, policy_file, request_of_kind
+from asking import GLOBAL, METRIC, OPEN, context_of, message_of, node_at, policy_file, request_of_kind
 from rich.console import Console
 from typer.testing import CliRunner
 
 from cloister import cli
 from cloister.client.app import app
-from cloister.client.ledgers import limits_of
 from cloister.client.mods.enforce import enforce_policy
 from cloister.client.mods.errors import contain_errors
-from cloister.client.policy import Policy, budgets_of, policy_of, read_policy
+from cloister.client.node import node_of
+from cloister.client.policy import Policy, policy_of, read_policy
 from cloister.client.policy_words import RANGES, render
 from cloister.client.request import Reply
 from cloister.config.run import parse
@@ -99,17 +99,17 @@ class TestTheFile:
         path = policy_file(tmp_path)
         path.write_bytes(text.encode("latin-1"))
         with pytest.raises(PolicyError, match="cannot be read, so it takes part in nothing") as refused:
-            enforce_policy(request_of_kind(), context_of(OPEN, {"policy": str(path)}), pytest.fail)
+            enforce_policy(request_of_kind(), node_at(OPEN, {"policy": str(path)}), pytest.fail)
         assert str(tmp_path) not in str(refused.value) and str(tmp_path) in caplog.text
 
     def test_a_policy_that_is_not_there_refuses_everything(self, tmp_path):
         with pytest.raises(PolicyError, match="cannot be read"):
-            enforce_policy(request_of_kind(), context_of(OPEN, {"policy": str(tmp_path / "none.toml")}), pytest.fail)
+            enforce_policy(request_of_kind(), node_at(OPEN, {"policy": str(tmp_path / "none.toml")}), pytest.fail)
 
     def test_an_edit_holds_from_the_next_message_on(self, tmp_path):
         def asked():
             node = {"policy": str(tmp_path / "policy.toml"), "partition-id": 0, "num-partitions": 4}
-            return enforce_policy(request_of_kind(settings=METRIC), context_of(METRIC, node), lambda *_: Reply())
+            return enforce_policy(request_of_kind(settings=METRIC), node_at(METRIC, node), lambda *_: Reply())
 
         policy_file(tmp_path, min_server_noise_multiplier=None, max_epsilon=1.0)
         assert asked() == Reply()
@@ -118,13 +118,13 @@ class TestTheFile:
             asked()
 
     def test_without_a_policy_there_is_none(self):
-        assert policy_of({}) is None
+        assert policy_of("") is None
 
 
 class TestWhatIsSaidOfTheFile:
     def test_that_it_cannot_be_read_and_why_in_the_log(self, tmp_path, caplog):
         with caplog.at_level("ERROR", "cloister.client"), pytest.raises(PolicyError) as refused:
-            policy_of({"policy": str(tmp_path / "none.toml")})
+            policy_of(str(tmp_path / "none.toml"))
         assert str(refused.value) == (
             "the policy of this node cannot be read, so it takes part in nothing; details are in its log"
         )
@@ -148,7 +148,7 @@ class TestWhatIsSaidOfTheFile:
     def test_a_path_in_the_home_folder(self, tmp_path, monkeypatch):
         policy_file(tmp_path)
         monkeypatch.setenv("HOME", str(tmp_path))
-        assert policy_of({"policy": "~/policy.toml"}).tasks == ["digits"]
+        assert policy_of("~/policy.toml").tasks == ["digits"]
 
     @pytest.mark.parametrize(
         ("given", "ceilings", "expected"),
@@ -163,8 +163,11 @@ class TestWhatIsSaidOfTheFile:
     )
     def test_the_stricter_budgets_are_in_force(self, tmp_path, given, ceilings, expected):
         rules = {"mechanisms": [], "min_server_noise_multiplier": None}
-        node = {} if ceilings is None else {"policy": str(policy_file(tmp_path, **rules, **ceilings))}
-        assert budgets_of(node, *given) == expected
+        policy = None if ceilings is None else read_policy(policy_file(tmp_path, **rules, **ceilings))
+        node = node_of(dict(zip(("max-epsilon", "max-example-epsilon", "target-delta"), given, strict=True))).under(
+            policy
+        )
+        assert (node.max_epsilon, node.max_example_epsilon, node.target_delta) == expected
 
 
 class TestWhatBindsNobody:
@@ -211,8 +214,8 @@ class TestWhatBindsNobody:
     ],
 )
 def test_the_stricter_budget_wins(tmp_path, node, changes, budget):
-    found = limits_of(node | {"policy": str(policy_file(tmp_path, **changes))})
-    assert tuple(found.values()) == budget
+    found = node_at(OPEN, node | {"policy": str(policy_file(tmp_path, **changes))}).config
+    assert (found.max_epsilon, found.max_example_epsilon, found.target_delta) == budget
 
 
 class TestInWords:
@@ -303,7 +306,7 @@ def test_the_reason_is_told_and_nothing_else(tmp_path):
     node = {"policy": str(policy_file(tmp_path))}
 
     def refuse(*_):
-        enforce_policy(request_of_kind(), context_of(OPEN, node), pytest.fail)
+        enforce_policy(request_of_kind(), node_at(OPEN, node), pytest.fail)
 
     reply = contain_errors(message_of(), context_of(OPEN, node), refuse)
     assert reply.error.reason.startswith("PolicyError: refused by the policy of this node: privacy.server = 'none'")

@@ -14,16 +14,17 @@ from asking import (
     MECHANISMS,
     OPEN,
     answer,
-    context_of,
     entries_of,
     gaussians,
     message_of,
+    node_at,
     own_node,
     request_of_kind,
 )
 
 from cloister.client import ledgers
 from cloister.client.mods.roles import keep_role
+from cloister.client.node import node_of
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.ledger import Ledger
@@ -127,7 +128,7 @@ class TestOwnData:
     )
     def test_a_process_of_many_messages_reads_what_others_wrote(self, tmp_path, kind, meanwhile, says):
         node = own_node(tmp_path)
-        ledgers.ledger_of(node, "digits")
+        ledgers.ledger_of(node_of(node), "digits")
         self.by_another_process(node, meanwhile)
         assert answer(RUN, node, message_of(kind=kind)).error.reason == says
 
@@ -163,59 +164,59 @@ class TestOwnData:
 
 
 class TestSimulated:
-    def ask(self, context, kind, settings=RUN, run="1"):
-        return keep_role(request_of_kind(kind, settings, run=run), context, lambda *_: Reply())
+    def ask(self, here, kind, settings=RUN, run="1"):
+        return keep_role(request_of_kind(kind, settings, run=run), here, lambda *_: Reply())
 
     @pytest.mark.parametrize(
         ("first", "then", "says"),
         [(TrainRequest, EvaluateRequest, "has trained"), (EvaluateRequest, TrainRequest, "has scored")],
     )
     def test_the_state_remembers(self, first, then, says):
-        context = context_of(RUN)
-        self.ask(context, first)
-        self.ask(context, first)
+        here = node_at(RUN)
+        self.ask(here, first)
+        self.ask(here, first)
         with pytest.raises(PrivacyError, match=says):
-            self.ask(context, then)
+            self.ask(here, then)
 
     def test_another_client_has_a_role_of_its_own(self):
-        self.ask(context_of(RUN), TrainRequest)
-        self.ask(context_of(RUN, {"partition-id": 1, "num-partitions": 4}), EvaluateRequest)
+        self.ask(node_at(RUN), TrainRequest)
+        self.ask(node_at(RUN, {"partition-id": 1, "num-partitions": 4}), EvaluateRequest)
 
     def test_a_query_is_no_role(self):
-        context = context_of(RUN)
+        here = node_at(RUN)
         for first, then in ((KeepRequest, TrainRequest), (KeepRequest, EvaluateRequest)):
-            context = context_of(RUN)
-            self.ask(context, first)
-            self.ask(context, then)
-            self.ask(context, first)
+            here = node_at(RUN)
+            self.ask(here, first)
+            self.ask(here, then)
+            self.ask(here, first)
 
     @pytest.mark.parametrize("settings", [OPEN | HELD_OUT, DP_SGD, GAUSSIAN, OPEN | {"task.test-fraction": 0.2}])
     def test_other_runs_have_no_roles(self, settings):
-        context = context_of(settings)
+        here = node_at(settings)
         for kind in (TrainRequest, EvaluateRequest, TrainRequest):
-            self.ask(context, kind, settings)
+            self.ask(here, kind, settings)
 
     @pytest.mark.parametrize("settings", [OPEN | HELD_OUT, RUN])
     def test_the_next_is_given_the_same(self, settings):
-        context, request, seen = context_of(settings), request_of_kind(settings=settings), []
-        keep_role(request, context, lambda *given: seen.append(given))
-        assert seen == [(request, context)]
+        here, request, seen = node_at(settings), request_of_kind(settings=settings), []
+        keep_role(request, here, lambda *given: seen.append(given))
+        assert seen == [(request, here)]
 
     def test_the_texts(self):
         for first, then, says in ((TrainRequest, EvaluateRequest, TRAINED), (EvaluateRequest, TrainRequest, SCORED)):
-            context = context_of(RUN)
-            self.ask(context, first)
+            here = node_at(RUN)
+            self.ask(here, first)
             with pytest.raises(PrivacyError) as refused:
-                self.ask(context, then)
+                self.ask(here, then)
             assert f"PrivacyError: {refused.value}" == says
 
     def test_scores_of_another_run_do_not_count(self):
-        context = context_of(RUN)
-        self.ask(context, EvaluateRequest, run="1")
-        self.ask(context, TrainRequest, run="2")
+        here = node_at(RUN)
+        self.ask(here, EvaluateRequest, run="1")
+        self.ask(here, TrainRequest, run="2")
 
     def test_the_state_says_which(self):
-        trained, scored, neither = context_of(RUN), context_of(RUN), context_of(RUN)
+        trained, scored, neither = node_at(RUN), node_at(RUN), node_at(RUN)
         self.ask(trained, TrainRequest, run="7")
         self.ask(scored, EvaluateRequest, run="8")
         self.ask(neither, KeepRequest)
@@ -224,7 +225,7 @@ class TestSimulated:
 
     def test_a_role_is_given_before_the_answer(self):
         """What fails on its way may have been seen."""
-        context = context_of(RUN)
+        here = node_at(RUN)
         with pytest.raises(ZeroDivisionError):
-            keep_role(request_of_kind(settings=RUN), context, lambda *_: 1 / 0)
-        assert dict(context.state.config_records["roles"]) == {"trained": True}
+            keep_role(request_of_kind(settings=RUN), here, lambda *_: 1 / 0)
+        assert dict(here.state.config_records["roles"]) == {"trained": True}

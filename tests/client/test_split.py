@@ -15,6 +15,7 @@ from scipy import stats
 
 from cloister.client import split as subject
 from cloister.client.data import local_data
+from cloister.client.node import node_of
 from cloister.client.split import KEY_BYTES, NAME, secret_key, split, uniform_hashes
 from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError
@@ -247,7 +248,7 @@ class TestOfAFile:
 
         def test_rows(folder, seed=1):
             node = {"data-path": str(path), "ledger-dir": str(tmp_path / folder)}
-            return local_data(TaskConfig(test_fraction=0.4), node, seed).test.x.tobytes()
+            return local_data(TaskConfig(test_fraction=0.4), node_of(node), seed).test.x.tobytes()
 
         assert test_rows("a") == test_rows("a", seed=2), "the server's seed has no say"
         assert test_rows("a") != test_rows("b")
@@ -259,7 +260,7 @@ class TestOfAFile:
         found = []
         for path in (whole, less):
             node = {"data-path": str(path), "ledger-dir": str(tmp_path / "ledgers")}
-            data = local_data(TaskConfig(test_fraction=0.4), node, 1)
+            data = local_data(TaskConfig(test_fraction=0.4), node_of(node), 1)
             found.append(({row.tobytes() for row in data.train.x}, {row.tobytes() for row in data.test.x}))
         (train, test), (train_less, test_less) = found
         assert train_less <= train and test_less <= test
@@ -271,7 +272,7 @@ class TestOfAFile:
         for count in (30, 31):
             path = write_data(tmp_path, count, name=f"{count}.npz", patient=names[:count])
             node = {"data-path": str(path), "ledger-dir": str(tmp_path / "ledgers")}
-            data = local_data(TaskConfig(test_fraction=0.4, group="patient"), node, 1)
+            data = local_data(TaskConfig(test_fraction=0.4, group="patient"), node_of(node), 1)
             found.append((set(data.train.groups.tolist()), set(data.test.groups.tolist())))
         (train, test), (train_more, test_more) = found
         assert train_more - {"\udcff"} == train and test_more - {"\udcff"} == test

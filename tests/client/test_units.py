@@ -6,8 +6,8 @@ from asking import (
     DP_SGD,
     answer,
     arrays_of,
-    context_of,
     entries_of,
+    node_at,
     own_node,
     policy_file,
     request_of_kind,
@@ -16,7 +16,8 @@ from asking import (
 
 from cloister.client import units as subject
 from cloister.client.charges import plan_of, planned_steps
-from cloister.client.units import MAXIMUM_SIZE, Units, public_size_of, size_of
+from cloister.client.node import MAXIMUM_SIZE, node_of
+from cloister.client.units import Units, size_of
 from cloister.config.run import parse
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Repeated
@@ -31,25 +32,25 @@ POLICY = {"mechanisms": ["dp-sgd"], "min_server_noise_multiplier": None, "max_ex
 
 
 def steps_of(node, settings=DP_SGD):
-    return planned_steps(request_of_kind(settings=settings), context_of(settings, node))
+    return planned_steps(request_of_kind(settings=settings), node_at(settings, node))
 
 
 class TestWhatIsStated:
     def test_by_the_configuration_or_the_policy_which_wins(self, tmp_path):
         policy = str(policy_file(tmp_path, **POLICY, public_size=70))
         silent = str(policy_file(tmp_path / "silent", **POLICY))
-        assert public_size_of({}) == 0
-        assert public_size_of({"public-size": 50}) == 50
-        assert public_size_of({"public-size": 50, "policy": policy}) == 70
-        assert public_size_of({"public-size": 50, "policy": silent}) == 50
+        assert node_at(node={}).config.public_size == 0
+        assert node_at(node={"public-size": 50}).config.public_size == 50
+        assert node_at(node={"public-size": 50, "policy": policy}).config.public_size == 70
+        assert node_at(node={"public-size": 50, "policy": silent}).config.public_size == 50
 
     @pytest.mark.parametrize("stated", [-1, True, 1.0, "40", MAXIMUM_SIZE + 1])
     def test_what_is_no_size(self, stated):
-        with pytest.raises(ConfigError, match=r"public-size = .* must be a whole number of at least 0"):
-            public_size_of({"public-size": stated})
+        with pytest.raises(ConfigError, match=r"^node configuration: public-size = .* is not valid: it must be "):
+            node_of({"public-size": stated})
 
     def test_a_simulated_client_has_what_it_was_dealt(self):
-        assert size_of({"partition-id": 0, "num-partitions": 4, "public-size": 9}) == 0
+        assert size_of(node_of({"partition-id": 0, "num-partitions": 4, "public-size": 9})) == 0
         steps = steps_of({"partition-id": 0, "num-partitions": 4})
         assert steps.examples in (359, 360) and steps.batch_size == 10
 
@@ -69,7 +70,7 @@ class TestWhatIsStated:
         assert steps_of(None, DP_SGD | {"privacy.batch-sampling": "shuffle"}).sampling == "shuffle"
 
     def test_other_runs_need_none(self, tmp_path):
-        assert plan_of(request_of_kind(), context_of(node={"data-path": str(tmp_path)})).public_size == 0
+        assert plan_of(request_of_kind(), node_at(node={"data-path": str(tmp_path)})).public_size == 0
 
 
 class Counted:
@@ -223,21 +224,23 @@ class TestUnits:
         return TrainingPlan(epochs, batch_size, 0.1, 0.0, (0,), 1, public_size)
 
     def test_the_ends_of_a_size(self):
-        assert public_size_of({"public-size": MAXIMUM_SIZE}) == MAXIMUM_SIZE == 10**9
-        assert public_size_of({"public-size": 0}) == 0
+        assert node_at(node={"public-size": MAXIMUM_SIZE}).config.public_size == MAXIMUM_SIZE == 10**9
+        assert node_at(node={"public-size": 0}).config.public_size == 0
         with pytest.raises(ConfigError) as refused:
-            public_size_of({"public-size": -1})
-        assert str(refused.value) == "public-size = -1 in the node configuration must be a whole number of at least 0"
+            node_of({"public-size": -1})
+        assert str(refused.value) == (
+            "node configuration: public-size = -1 is not valid: it must be greater than or equal to 0"
+        )
 
     def test_a_size_that_is_needed_and_not_stated(self):
         with pytest.raises(PrivacyError) as refused:
-            size_of({"data-path": "anywhere"})
+            size_of(node_of({"data-path": "anywhere"}))
         assert str(refused.value) == (
             "this node has data of its own and states no public-size, in its policy or its configuration: the noise of "
             "dp-sgd would show how many examples it has"
         )
-        assert size_of({"data-path": "anywhere", "public-size": 7}) == 7
-        assert size_of({}) == 0
+        assert size_of(node_of({"data-path": "anywhere", "public-size": 7})) == 7
+        assert size_of(node_of({})) == 0
 
     def test_which_of_a_group_count_is_drawn_by_the_seed_or_anew(self, monkeypatch):
         asked = []

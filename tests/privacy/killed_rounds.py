@@ -20,6 +20,7 @@ from support import all_nodes, content, flat, grid_of, one_round, random_models
 import cloister.privacy.accounting.accountants  # noqa: F401  once, before the children are forked
 from cloister.aggregation import GlobalDP, MetricDP
 from cloister.client.mods.budget import keep_budget
+from cloister.client.node import Node
 from cloister.client.request import Reply, TrainRequest
 from cloister.config.run import parse
 from cloister.core.arrays import from_record
@@ -147,7 +148,7 @@ def publish(folder: Path, point: Callable, data: bytes) -> None:
 
 def node_rounds(folder: Path, run: str, point: Callable = lambda *_: None) -> None:
     """Replies of one node that keeps a ledger: what it trained goes into the releases that the server promised."""
-    configuration = {"ledger-dir": str(folder), "data-identity": "ledger", "max-epsilon": MAX_EPSILON}
+    said = {"ledger-dir": str(folder), "data-identity": "ledger", "max-epsilon": MAX_EPSILON}
     config = parse({"privacy.server": "global-dp"})
 
     def train(*_: object) -> Reply:
@@ -157,7 +158,7 @@ def node_rounds(folder: Path, run: str, point: Callable = lambda *_: None) -> No
 
     for number in range(1, ROUNDS + 1):
         request = TrainRequest(config, run, number, 0, (random_models(1)[0],), promise=(Gaussian(Z),))
-        keep_budget(request, Context(LOCAL_RUN, 1, configuration, RecordDict(), {}), train)
+        keep_budget(request, Node.of(Context(LOCAL_RUN, 1, said, RecordDict(), {})), train)
         publish(folder, point, f"{run} {number} {os.urandom(8).hex()}".encode())
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from cloister.client.app import app
 from cloister.client.ledgers import identity_of
+from cloister.client.node import node_of
 from cloister.client.request import promised
 from cloister.config.run import parse
 from cloister.core.errors import BudgetExhausted, CloisterError, ConfigError, FederationError, PrivacyError
@@ -437,12 +438,12 @@ def test_a_node_knows_its_data_however_the_path_is_written(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     names = {
-        identity_of({"data-path": str(path)}, "mnist")
+        identity_of(node_of({"data-path": str(path)}), "mnist")
         for path in ("data.npz", "./x/../data.npz", tmp_path / "data.npz", "~/data.npz")
     }
     assert len(names) == 1
-    assert identity_of({"data-path": "other.npz"}, "mnist") not in names
-    assert identity_of({"data-path": "data.npz", "data-identity": "ward-7"}, "mnist") == "ward-7"
+    assert identity_of(node_of({"data-path": "other.npz"}), "mnist") not in names
+    assert identity_of(node_of({"data-path": "data.npz", "data-identity": "ward-7"}), "mnist") == "ward-7"
 
 
 @pytest.mark.parametrize("promise", [[], [0.5, -1.0], ["nan"], "much", 3.0])
@@ -461,10 +462,12 @@ def test_a_node_takes_no_part_where_the_promise_cannot_be_read(tmp_path, promise
 
 
 @pytest.mark.parametrize("key", ["max-epsilon", "target-delta"])
-def test_a_nodes_budget_must_be_a_number(tmp_path, key):
+def test_a_nodes_budget_must_be_a_number(tmp_path, key, caplog):
     outcome = federated(tmp_path, nodes(tmp_path, n1={key: "little"}), **{"num-rounds": 1})
     (rejection,) = outcome.rounds[1].measured.rejected
-    assert f"{key} = 'little' in the node configuration must be a number" in rejection.detail
+    assert "NodeConfigError: details are in the log of the node" in rejection.detail
+    assert f"{key} = 'little' is not valid: it must be a valid number" in caplog.text
+    assert not (tmp_path / "node-1").exists() and "little" not in rejection.detail
 
 
 GAUSSIAN = '{"kind": "gaussian", "noise_multiplier": 2.0}'

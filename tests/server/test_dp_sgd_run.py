@@ -10,9 +10,9 @@ from rich.console import Console
 
 from cloister.client.app import app
 from cloister.client.charges import Charge
-from cloister.client.ledgers import BUDGET, EXAMPLE_BUDGET, identity_of
-from cloister.client.ledgers import DELTA as NODE_DELTA
+from cloister.client.ledgers import identity_of
 from cloister.client.mods.budget import _limit
+from cloister.client.node import node_of
 from cloister.client.tally import Tally
 from cloister.client.workbench import Workbench, _made
 from cloister.config.privacy import PrivacyConfig
@@ -30,6 +30,7 @@ from cloister.server.run import run
 
 CLIENTS = 4
 DELTA = 1e-5
+EXAMPLE_BUDGET = "max-example-epsilon"
 SETTINGS = {
     "task.model": "softmax",
     "task.test-fraction": 0.0,
@@ -73,7 +74,7 @@ def federated(tmp_path, configured, **changes):
 
 
 def entries(tmp_path, node, unit="example"):
-    name = identity_of({"partition-id": node, "num-partitions": CLIENTS}, "digits")
+    name = identity_of(node_of({"partition-id": node, "num-partitions": CLIENTS}), "digits")
     found = Ledger(tmp_path / f"node-{node}" / f"{name}.jsonl").entries
     return [entry for entry in found if entry.unit == unit]
 
@@ -158,7 +159,9 @@ class TestBudget:
         privacy = PrivacyConfig(server="none", client="dp-sgd", client_max_epsilon=2.0, target_delta=1e-4)
 
         def limit(run, own, unit="example"):
-            return _limit(Charge(unit, ()), run, {BUDGET: 9.0, EXAMPLE_BUDGET: own, NODE_DELTA: 1e-6})
+            return _limit(
+                Charge(unit, ()), run, node_of({"max-epsilon": 9.0, EXAMPLE_BUDGET: own, "target-delta": 1e-6})
+            )
 
         assert limit(privacy, 3.0) == (1e-6, 2.0)
         assert limit(privacy, 1.0) == (1e-6, 1.0)
@@ -186,10 +189,11 @@ class TestBudget:
             simulate(settings(tmp_path, privacy__client_max_epsilon=0.01), CLIENTS, silent())
 
     @pytest.mark.parametrize("budget", ["much", True, -1.0])
-    def test_a_node_whose_budget_is_no_number_takes_no_part(self, tmp_path, budget):
+    def test_a_node_whose_budget_is_no_number_takes_no_part(self, tmp_path, budget, caplog):
         outcome = federated(tmp_path, nodes(tmp_path, n2={EXAMPLE_BUDGET: budget}), num_rounds=1)
         (rejection,) = outcome.rounds[1].measured.rejected
-        assert rejection.node_id == 3 and "max-example-epsilon" in rejection.detail
+        assert rejection.node_id == 3 and "NodeConfigError: details are in the log" in rejection.detail
+        assert f"max-example-epsilon = {budget!r} is not valid" in caplog.text
 
 
 def test_with_noise_on_the_server_too_both_are_counted(tmp_path):

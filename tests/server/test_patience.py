@@ -131,7 +131,7 @@ class TestUnderAGuarantee:
             assert (3 in once()[0]) == counts
 
     def test_the_others_have_all_their_time(self, ask):
-        inner, once = ask({1: 1.0, 2: 50.0, 3: None}, late_timeout=10.0)
+        _, once = ask({1: 1.0, 2: 50.0, 3: None}, late_timeout=10.0)
         assert [once()[0] for _ in range(3)] == [[1, 2]] * 3
 
     def test_a_node_that_hangs_costs_one_deadline(self, ask):

@@ -12,16 +12,16 @@ from contextlib import ExitStack
 from functools import partial
 from logging import INFO
 
-from flwr.app import Context, UserConfig
-
 from cloister.client.charges import FURTHER, PROMISED, SCORES, Charge, charges_of
-from cloister.client.ledgers import BUDGET, DELTA, EXAMPLE_BUDGET, folder_unnamed, keeps_ledger, ledger_of, limits_of
+from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of
 from cloister.client.mods.enforce import Handler
 from cloister.client.mods.roles import refuse_other_role
-from cloister.client.policy import policy_of
+from cloister.client.node import Node, NodeConfig
+from cloister.client.policy import Policy
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, Request, TrainRequest
 from cloister.client.tally import Tally
 from cloister.config.privacy import PrivacyConfig
+from cloister.config.section import kebab
 from cloister.core.errors import BudgetExhausted, PolicyError
 from cloister.privacy.accounting.budget import PrivacyBudget, Store
 from cloister.privacy.accounting.filters import FilterKind
@@ -31,7 +31,7 @@ from cloister.privacy.accounting.vocabulary import Unit
 logger = logging.getLogger("cloister.client")
 
 
-def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply:
+def keep_budget(request: Request, node: Node, call_next: Handler) -> Reply:
     """Record what a reply will cost before it is made; abstain if the node's budget does not allow it.
 
     A node keeps a ledger if it has data of its own, a policy, or a configuration that says anything about a ledger. Any
@@ -40,7 +40,7 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
 
     Args:
         request: of the server.
-        context: of the node.
+        node: that answers.
         call_next: makes the reply.
 
     Raises:
@@ -48,27 +48,26 @@ def keep_budget(request: Request, context: Context, call_next: Handler) -> Reply
         PolicyError: there were as many messages today as the policy allows.
         PrivacyError: the node has had another role in the meantime.
     """
-    node = context.node_config
     if isinstance(request, KeepRequest):
-        return call_next(request, context)  # nothing leaves
+        return call_next(request, node)  # nothing leaves
     if isinstance(request, EvaluateRequest):
-        _refuse_scores(node)
-    with folder_unnamed(node), ExitStack() as stack:
+        _refuse_scores(node.config)
+    with folder_unnamed(node.config), ExitStack() as stack:
         try:
-            _record(request, context, stack)
+            _record(request, node, stack)
         except BudgetExhausted as error:
             # How much was spent, with others too, is the node's own affair.
             logger.log(INFO, "abstaining: %s", error)
             raise BudgetExhausted("the budget of this node is spent, or cannot cover this run") from None
-        if keeps_ledger(node) and isinstance(request, TrainRequest):
+        if keeps_ledger(node.config) and isinstance(request, TrainRequest):
             # Once more with this one counted: others may have come at the same time.
-            _refuse_beyond_today(ledger_of(node, request.config.task.name), node, counted=1)
-        return call_next(request, context)
+            _refuse_beyond_today(ledger_of(node.config, request.config.task.name), node.policy, counted=1)
+        return call_next(request, node)
 
 
-def _record(request: Request, context: Context, stack: ExitStack) -> None:
+def _record(request: Request, node: Node, stack: ExitStack) -> None:
     """Record all releases of a reply, or none: what is not made is not to be counted. Leaving the stack ends them."""
-    planned = list(planned_charges(request, context))
+    planned = list(planned_charges(request, node))
     for budget, charge in planned:
         budget.require(charge.events)
     for budget, charge in planned:
@@ -77,44 +76,42 @@ def _record(request: Request, context: Context, stack: ExitStack) -> None:
             stack.enter_context(budget.release(event, request.round, mechanism, charge.clip))
 
 
-def _refuse_scores(node: UserConfig) -> None:
+def _refuse_scores(node: NodeConfig) -> None:
     """Raises BudgetExhausted if scores, which carry no noise, would leave a node that limits what may leave."""
-    limits = limits_of(node)
-    for key in (BUDGET, EXAMPLE_BUDGET):
-        if limits[key]:
+    for name in ("max_epsilon", "max_example_epsilon"):
+        if getattr(node, name):
             raise BudgetExhausted(
-                f"this node has a budget ({key}), and scores on its examples would leave without noise"
+                f"this node has a budget ({kebab(name)}), and scores on its examples would leave without noise"
             )
 
 
-def planned_charges(request: Request, context: Context) -> Iterator[tuple[PrivacyBudget[Store], Charge]]:
+def planned_charges(request: Request, node: Node) -> Iterator[tuple[PrivacyBudget[Store], Charge]]:
     """Each charge of a reply, with the budget that it is counted in.
 
     Args:
         request: of the server.
-        context: of the node.
+        node: that replies.
 
     Raises:
         PolicyError: there were as many messages today as the policy allows.
     """
-    node, privacy = context.node_config, request.config.privacy
-    limits = limits_of(node)
-    ledger = ledger_of(node, request.config.task.name) if keeps_ledger(node) else None
+    privacy = request.config.privacy
+    ledger = ledger_of(node.config, request.config.task.name) if keeps_ledger(node.config) else None
     if ledger is not None and isinstance(request, TrainRequest):
-        _refuse_beyond_today(ledger, node)
-    for charge in charges_of(request, context):
-        delta, epsilon = _limit(charge, privacy, limits)
+        _refuse_beyond_today(ledger, node.policy)
+    for charge in charges_of(request, node):
+        delta, epsilon = _limit(charge, privacy, node.config)
         if ledger is None:
             if epsilon or privacy.client.is_on:
-                tally: Store = Tally(context.state)
-                yield PrivacyBudget(tally, request.run, charge.unit, delta, epsilon, kind="renyi"), charge
+                tally = Tally(node.state)
+                yield PrivacyBudget[Store](tally, request.run, charge.unit, delta, epsilon, kind="renyi"), charge
             continue
-        store: Store = ledger
         rule = partial(_refuse_contradiction, request, ledger, charge.unit if epsilon else None)
-        budget = PrivacyBudget(store, request.run, charge.unit, delta, epsilon, kind=_filter_of(charge), rule=rule)
-        if own := limits[_own_budget(charge)]:
+        kind = _filter_of(charge)
+        budget = PrivacyBudget[Store](ledger, request.run, charge.unit, delta, epsilon, kind=kind, rule=rule)
+        if own := _own_budget(charge, node.config):
             # The site's budget alone is entered: the first one chooses the filter for good, and no run shall do that.
-            ledger.limit(request.run, charge.unit, limits[DELTA], own, budget.kind)
+            ledger.limit(request.run, charge.unit, node.config.target_delta, own, budget.kind)
         else:
             budget.begin(request.run)
         yield budget, charge
@@ -140,9 +137,9 @@ def _refuse_other_units(ledger: Ledger, unit: Unit) -> None:
         )
 
 
-def _own_budget(charge: Charge) -> str:
-    """The key of the node's own budget for a unit."""
-    return BUDGET if charge.unit == "client" else EXAMPLE_BUDGET
+def _own_budget(charge: Charge, node: NodeConfig) -> float:
+    """The node's own budget for a unit; 0: it has none."""
+    return node.max_epsilon if charge.unit == "client" else node.max_example_epsilon
 
 
 def _filter_of(charge: Charge) -> FilterKind | None:
@@ -155,23 +152,22 @@ def _filter_of(charge: Charge) -> FilterKind | None:
     return "renyi" if any(math.isfinite(event.parts()[0].pure("add-or-remove")) for event in charge.events) else None
 
 
-def _limit(charge: Charge, privacy: PrivacyConfig, limits: dict[str, float]) -> tuple[float, float]:
+def _limit(charge: Charge, privacy: PrivacyConfig, node: NodeConfig) -> tuple[float, float]:
     """δ and the largest ε for a unit that satisfy the run's budget and the node's own; ε 0: there is neither.
 
     The run's `privacy.client-max-epsilon` is about each example (or group) with DP-SGD, and about the client with noise
     on what it sends.
     """
-    own = limits[_own_budget(charge)]
+    own = _own_budget(charge, node)
     of_run = privacy.client.max_epsilon if (charge.unit == "client") != privacy.client.clips_gradients else 0.0
-    both = [(privacy.target_delta, of_run)] * bool(of_run) + [(limits[DELTA], own)] * bool(own)
+    both = [(privacy.target_delta, of_run)] * bool(of_run) + [(node.target_delta, own)] * bool(own)
     if not both:
-        return privacy.target_delta if privacy.client.has_delta else limits[DELTA], 0.0
+        return privacy.target_delta if privacy.client.has_delta else node.target_delta, 0.0
     return min(delta for delta, _ in both), min(epsilon for _, epsilon in both)
 
 
-def _refuse_beyond_today(ledger: Ledger, node: UserConfig, counted: int = 0) -> None:
+def _refuse_beyond_today(ledger: Ledger, policy: Policy | None, counted: int = 0) -> None:
     """Raises PolicyError if there were as many training messages today as the policy allows, beside those `counted`."""
-    policy = policy_of(node)
     if policy is None or not policy.max_messages_per_day:
         return
     answered = sum(

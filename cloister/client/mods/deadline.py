@@ -17,8 +17,9 @@ from typing import NoReturn
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from cloister.client.policy import CHECKED_BUNDLE, policy_of
-from cloister.core.errors import FederationError, PolicyError
+from cloister.client.node import Node
+from cloister.client.policy import CHECKED_BUNDLE
+from cloister.core.errors import FederationError, NodeConfigError, PolicyError
 
 HARD_SECONDS = 10.0
 """How long after its deadline a process that did not let itself be interrupted is ended."""
@@ -68,8 +69,8 @@ def no_sooner_than(message: Message, context: Context, call_next: ClientAppCalla
 
 def _minimum_seconds(context: Context) -> float:
     try:
-        policy = policy_of(context.node_config)
-    except PolicyError:
+        policy = Node.of(context).policy
+    except (NodeConfigError, PolicyError):
         return 0.0  # it was refused for that
     return policy.min_reply_seconds if policy else 0.0
 

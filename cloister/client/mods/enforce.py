@@ -4,40 +4,37 @@ import math
 import os
 from collections.abc import Callable, Iterator
 
-from flwr.app import Context
-
-from cloister.client.data import DATA_PATH, local_data, task_of
-from cloister.client.policy import CHECKED_BUNDLE, PLUGIN, Policy, is_server_side, policy_of
+from cloister.client.data import local_data, task_of
+from cloister.client.node import Node
+from cloister.client.policy import CHECKED_BUNDLE, PLUGIN, Policy, is_server_side
 from cloister.client.request import EvaluateRequest, Reply, Request, TrainRequest
 from cloister.client.training.plan import requested_plan
-from cloister.client.units import public_size_of
 from cloister.config.run import RunConfig
 from cloister.core.errors import PolicyError
 from cloister.privacy.accounting.promises import multiplier_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 
-Handler = Callable[[Request, Context], Reply]
+Handler = Callable[[Request, Node], Reply]
 ROUNDING = 1e-9
 """By which a promise may fall short of what is demanded: squares and their roots round."""
 
 
-def enforce_policy(request: Request, context: Context, call_next: Handler) -> Reply:
+def enforce_policy(request: Request, node: Node, call_next: Handler) -> Reply:
     """Refuse a request that asks for less than the node's policy does; pass on the rest.
 
     Raises:
-        PolicyError: it does, or the policy cannot be read. The text names what was asked for and what is demanded;
-            what is wrong with a policy stays in the node's log.
+        PolicyError: it does. The text names what was asked for and what is demanded.
     """
-    policy = policy_of(context.node_config)
+    policy = node.policy
     if policy is None:
-        return call_next(request, context)
+        return call_next(request, node)
     # Rows are counted for runs that are taken part in alone: a refusal must not say what the data is like.
-    if complaints := list(_complaints(policy, request, context)) or list(_too_few(policy, request, context)):
+    if complaints := list(_complaints(policy, request, node)) or list(_too_few(policy, request, node)):
         raise PolicyError("refused by the policy of this node: " + "; ".join(complaints))
-    return call_next(request, context)
+    return call_next(request, node)
 
 
-def _complaints(policy: Policy, request: Request, context: Context) -> Iterator[str]:
+def _complaints(policy: Policy, request: Request, node: Node) -> Iterator[str]:
     config = request.config
     if config.task.name not in policy.tasks:
         # Nothing else can be judged: the task is not loaded.
@@ -48,33 +45,33 @@ def _complaints(policy: Policy, request: Request, context: Context) -> Iterator[
         return
     yield from _bounds(policy, config)
     if isinstance(request, TrainRequest):
-        yield from _about_training(policy, request, context)
+        yield from _about_training(policy, request, node)
     elif isinstance(request, EvaluateRequest) and not policy.scores_may_leave:
         yield "scores of a model on its examples may not leave"
 
 
-def _about_training(policy: Policy, request: TrainRequest, context: Context) -> Iterator[str]:
+def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterator[str]:
     config = request.config
     yield from _about_noise(policy, request)
     yield from _about_leakage(policy, config)
-    yield from _about_plan(policy, request, context)
+    yield from _about_plan(policy, request, node)
     if config.privacy.client.clips_gradients and policy.group != config.task.group:
         yield f"task.group = {config.task.group!r}, demanded: {policy.group!r}"
 
 
-def _too_few(policy: Policy, request: Request, context: Context) -> Iterator[str]:
-    if isinstance(request, TrainRequest) and policy.min_rows and _rows(request, context) < policy.min_rows:
+def _too_few(policy: Policy, request: Request, node: Node) -> Iterator[str]:
+    if isinstance(request, TrainRequest) and policy.min_rows and _rows(request, node) < policy.min_rows:
         yield "this node has fewer examples than it demands of itself"
 
 
-def _rows(request: TrainRequest, context: Context) -> float:
+def _rows(request: TrainRequest, node: Node) -> float:
     """How many examples may be compared with a minimum: what is public, wherever noise of the node's is promised."""
     client = request.config.privacy.client
     if client.clips_gradients:
-        return public_size_of(context.node_config) or math.inf
+        return node.config.public_size or math.inf
     if client.is_on:
         return math.inf  # under local noise the handler answers for it, where that does not show
-    return len(local_data(request.config.task, context.node_config, request.seed).train)
+    return len(local_data(request.config.task, node.config, request.seed).train)
 
 
 def _bounds(policy: Policy, config: RunConfig) -> Iterator[str]:
@@ -96,14 +93,14 @@ def _bounds(policy: Policy, config: RunConfig) -> Iterator[str]:
         yield from _outside("privacy.choice-epsilon", privacy.choice_epsilon, 0, policy.max_choice_epsilon)
 
 
-def _about_plan(policy: Policy, request: TrainRequest, context: Context) -> Iterator[str]:
+def _about_plan(policy: Policy, request: TrainRequest, node: Node) -> Iterator[str]:
     plan = requested_plan(request, task_of(request.config.task).recipe, 0)
     yield from _outside("client.learning-rate", plan.learning_rate, 0, policy.max_learning_rate)
     yield from _outside("client.batch-size", plan.batch_size, policy.min_batch_size, policy.max_batch_size)
     yield from _outside("client.local-epochs", plan.epochs, 0, policy.max_local_epochs)
     if not policy.max_steps:
         return
-    if size := _size(request, context):
+    if size := _size(request, node):
         privacy = request.config.privacy
         sampling = privacy.dp_sgd.batch_sampling if privacy.client.clips_gradients else "poisson"
         steps = LocalSteps(size, plan.batch_size, plan.epochs, sampling).count
@@ -112,13 +109,12 @@ def _about_plan(policy: Policy, request: TrainRequest, context: Context) -> Iter
         yield f"max-steps = {policy.max_steps} is counted from public-size, which this node does not state"
 
 
-def _size(request: TrainRequest, context: Context) -> int:
+def _size(request: TrainRequest, node: Node) -> int:
     """How many examples steps are counted from; 0: a node with data of its own does not state it."""
-    node = context.node_config
-    if DATA_PATH in node:
-        return public_size_of(node)
+    if node.config.data_path:
+        return node.config.public_size
     # What a simulation deals is as public as the partition.
-    return max(1, len(local_data(request.config.task, node, request.seed, tolerant=True).train))
+    return max(1, len(local_data(request.config.task, node.config, request.seed, tolerant=True).train))
 
 
 def _outside(key: str, found: float, minimum: float, maximum: float) -> Iterator[str]:

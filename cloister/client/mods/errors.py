@@ -8,7 +8,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
 from cloister.core.crash import trace_without_values
-from cloister.core.errors import CloisterError, DataError
+from cloister.core.errors import CloisterError, DataError, NodeConfigError
 
 logger = logging.getLogger("cloister.client")
 
@@ -16,8 +16,9 @@ logger = logging.getLogger("cloister.client")
 def contain_errors(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Answer an exception with an error reply that carries no data.
 
-    What we say of keys, names and budgets is passed on. What is said of data names files and counts rows, and the text
-    of any other exception may quote an example: of those only the type leaves, and the rest stays in this node's log.
+    What we say of keys, names and budgets is passed on. What is said of data names files and counts rows, what is said
+    of the node's configuration quotes it, and the text of any other exception may quote an example: of those only the
+    type leaves, and the rest stays in this node's log.
     """
     try:
         return call_next(message, context)
@@ -26,6 +27,6 @@ def contain_errors(message: Message, context: Context, call_next: ClientAppCalla
         # Where it happened, and of our own errors what: the text of any other may quote an example, in a log too.
         told_here = f": {error}" if isinstance(error, CloisterError) else ""
         logger.log(ERROR, "%s: this client failed%s\n%s", place, told_here, trace_without_values(error))
-        told = isinstance(error, CloisterError) and not isinstance(error, DataError)
+        told = isinstance(error, CloisterError) and not isinstance(error, DataError | NodeConfigError)
         reason = f"{type(error).__name__}: {error if told else 'details are in the log of the node'}"
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -4,23 +4,21 @@ import hashlib
 import logging
 from logging import WARNING
 
-from flwr.app import Context, UserConfig
-
-from cloister.client.leakage import leakage_budget, limit_of, own_limit
-from cloister.client.ledgers import MAX_LEAKAGE, folder_unnamed
+from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of
 from cloister.client.mods.enforce import Handler
+from cloister.client.node import Node, NodeConfig, stricter
 from cloister.client.request import KeepRequest, Reply, Request, TrainRequest
+from cloister.client.tally import LeakageTally
 from cloister.core.arrays import Layout
-from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
+from cloister.core.errors import BudgetExhausted, PrivacyError
+from cloister.privacy.accounting.budget import PrivacyBudget, Store
 from cloister.privacy.accounting.events import Laplace, Unaccounted
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
-MIN_RADIUS = "min-radius"
-"""The smallest radius that a node with a limit of leakage takes part under, in its configuration."""
 logger = logging.getLogger("cloister.client")
 
 
-def add_local_noise(request: Request, context: Context, call_next: Handler) -> Reply:
+def add_local_noise(request: Request, node: Node, call_next: Handler) -> Reply:
     """Noise a trained model by `privacy.client`, and let nothing else of the reply through.
 
     A release that would pass the limit of leakage is not made, nor trained for. A node with such a limit takes part in
@@ -28,7 +26,7 @@ def add_local_noise(request: Request, context: Context, call_next: Handler) -> R
 
     Args:
         request: of the server.
-        context: of the node.
+        node: that answers.
         call_next: makes the reply.
 
     Raises:
@@ -37,18 +35,18 @@ def add_local_noise(request: Request, context: Context, call_next: Handler) -> R
     """
     privacy = request.config.privacy
     if isinstance(request, KeepRequest):
-        return call_next(request, context)
+        return call_next(request, node)
     counted = privacy.client.counts_leakage and isinstance(request, TrainRequest)
-    if own_limit(context.node_config) and not counted:
+    if node.config.max_leakage and not counted:
         raise BudgetExhausted(
-            f"this node has a limit ({MAX_LEAKAGE}), and this would leave without the noise that it counts"
+            "this node has a limit (max-leakage), and this would leave without the noise that it counts"
         )
     mechanism = privacy.client.noise_on_update
     if mechanism is None or not isinstance(request, TrainRequest):
-        return call_next(request, context)
-    _count_leakage(request, context)
-    reply = call_next(request, context)
-    sent = mechanism.release(reply.arrays or {}, request.models[reply.chosen], _noise(request, context), _note)
+        return call_next(request, node)
+    _count_leakage(request, node)
+    reply = call_next(request, node)
+    sent = mechanism.release(reply.arrays or {}, request.models[reply.chosen], _noise(request, node), _note)
     return Reply(sent)
 
 
@@ -57,21 +55,37 @@ def _note(reason: str) -> None:
     logger.log(WARNING, "%s; what is sent is noise on the model that came", reason)
 
 
-def _count_leakage(request: TrainRequest, context: Context) -> None:
+def _count_leakage(request: TrainRequest, node: Node) -> None:
     """Count what a Laplace release leaks within its neighbourhood, before it is made.
 
     Raises:
         BudgetExhausted: it would pass the limit; nothing was counted.
         PrivacyError: the run chose its radius below what this node takes part under.
     """
-    privacy, node = request.config.privacy, context.node_config
-    if not privacy.client.counts_leakage:
+    client = request.config.privacy.client
+    if not client.counts_leakage:
         return
-    _refuse_free_radius(privacy.client.bound, node)
-    with folder_unnamed(node):
-        budget = leakage_budget(context, request.config.task.name, request.run, limit_of(privacy, node))
+    _refuse_free_radius(client.bound, node.config)
+    with folder_unnamed(node.config):
         # Nothing tells a release apart that was made and not handed on: both count.
-        budget.spend(leaked(request), request.round, "laplace")
+        leakage_budget(request, node).spend(leaked(request), request.round, "laplace")
+
+
+def leakage_budget(request: TrainRequest, node: Node) -> PrivacyBudget[Store]:
+    """What all releases of this client may leak, by the run's limit and its own, the stricter of the two.
+
+    Args:
+        request: of a run that counts leakage.
+        node: that counts it.
+    """
+    limit = stricter(request.config.privacy.client.max_leakage, node.config.max_leakage)
+    return PrivacyBudget(_store(request, node), request.run, "neighbourhood", max_epsilon=limit)
+
+
+def _store(request: TrainRequest, node: Node) -> Store:
+    """Where leakage is counted: on disk where the node keeps a ledger, else in its state."""
+    kept = keeps_ledger(node.config)
+    return ledger_of(node.config, request.config.task.name) if kept else LeakageTally(node.state)
 
 
 def leaked(request: TrainRequest) -> Laplace | Unaccounted:
@@ -85,27 +99,23 @@ def leaked(request: TrainRequest) -> Laplace | Unaccounted:
     return Laplace(parameters / privacy.client.noise_multiplier / radius, radius)
 
 
-def _refuse_free_radius(radius: float, node: UserConfig) -> None:
+def _refuse_free_radius(radius: float, node: NodeConfig) -> None:
     """Refuse a radius that the server may choose as small as it likes: noise is in proportion, and the leakage is not.
 
     Raises:
         PrivacyError: this node has a limit of its own, and the run's radius is not of at least its `min-radius`.
     """
-    minimum = node.get(MIN_RADIUS, 0.0)
-    if isinstance(minimum, bool) or not isinstance(minimum, int | float) or minimum < 0:
-        raise ConfigError(f"{MIN_RADIUS} = {minimum!r} in the node configuration must be a number of at least 0")
-    if radius and own_limit(node) and not 0 < minimum <= radius:
+    if radius and node.max_leakage and not 0 < node.min_radius <= radius:
         raise PrivacyError(
-            f"privacy.radius = {radius:g} is not of at least the {MIN_RADIUS} of this node, which has a limit "
-            f"({MAX_LEAKAGE}): a limit within a radius of any size bounds nothing"
+            f"privacy.radius = {radius:g} is not of at least the min-radius of this node, which has a limit "
+            "(max-leakage): a limit within a radius of any size bounds nothing"
         )
 
 
-def _noise(request: TrainRequest, context: Context) -> GaussianNoise:
+def _noise(request: TrainRequest, node: Node) -> GaussianNoise:
     """The operating system's entropy, unless noise is to be repeated; then a stream for each client and round."""
     seed = request.config.privacy.noise_seed
     if seed == -1:
         return GaussianNoise()
-    owner = context.node_config.get("partition-id", context.node_id)
-    digest = hashlib.sha256(f"client sends {seed} {owner} {request.round}".encode()).digest()
+    digest = hashlib.sha256(f"client sends {seed} {node.owner} {request.round}".encode()).digest()
     return GaussianNoise(2**64 + int.from_bytes(digest[:8]))

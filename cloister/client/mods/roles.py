@@ -5,11 +5,12 @@ the model has not seen; a node that has trained would tell in its scores what it
 relied on here: nodes without registered keys come back under another id. So the node itself refuses the second role.
 """
 
-from flwr.app import ConfigRecord, Context
+from flwr.app import ConfigRecord
 
 from cloister.client.charges import SCORES
 from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of
 from cloister.client.mods.enforce import Handler
+from cloister.client.node import Node
 from cloister.client.request import EvaluateRequest, Reply, Request, TrainRequest
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Unaccounted
@@ -19,7 +20,7 @@ STATE = "roles"
 TRAINED, SCORED = "trained", "scored-in-run"
 
 
-def keep_role(request: Request, context: Context, call_next: Handler) -> Reply:
+def keep_role(request: Request, node: Node, call_next: Handler) -> Reply:
     """Refuse to score as an outsider after training under a guarantee, and to train in a run after scoring in it.
 
     Only runs that hold clients out and protect the others are concerned. A node with a ledger remembers by its data,
@@ -29,15 +30,15 @@ def keep_role(request: Request, context: Context, call_next: Handler) -> Reply:
         PrivacyError: the node has had the other role.
     """
     if not _has_roles(request):
-        return call_next(request, context)
-    if keeps_ledger(context.node_config):
-        with folder_unnamed(context.node_config):
-            refuse_other_role(request, ledger_of(context.node_config, request.config.task.name))
+        return call_next(request, node)
+    if keeps_ledger(node.config):
+        with folder_unnamed(node.config):
+            refuse_other_role(request, ledger_of(node.config, request.config.task.name))
     else:
-        roles = context.state.config_records.get(STATE, ConfigRecord())
+        roles = node.state.config_records.get(STATE, ConfigRecord())
         _refuse(request, bool(roles.get(TRAINED)), roles.get(SCORED) == request.run)
-        _remember(request, context)
-    return call_next(request, context)
+        _remember(request, node)
+    return call_next(request, node)
 
 
 def refuse_other_role(request: Request, ledger: Ledger) -> None:
@@ -70,9 +71,9 @@ def _refuse(request: Request, trained: bool, scored: bool) -> None:
         raise PrivacyError("this node has scored models of this run as a held-out client, and does not train in it")
 
 
-def _remember(request: Request, context: Context) -> None:
+def _remember(request: Request, node: Node) -> None:
     """In the node's state; a ledger has a line of its own for either role."""
-    roles = context.state.config_records.setdefault(STATE, ConfigRecord())
+    roles = node.state.config_records.setdefault(STATE, ConfigRecord())
     if isinstance(request, TrainRequest):
         roles[TRAINED] = True
     elif isinstance(request, EvaluateRequest):

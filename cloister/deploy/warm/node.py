@@ -15,6 +15,7 @@ from flwr.supercore import log
 from flwr.supercore.auth import load_superexec_auth_secret
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
+from cloister.client.node import node_of
 from cloister.client.policy import policy_of
 from cloister.core.errors import ConfigError, FederationError, PolicyError
 from cloister.deploy.warm.executor import TESTED_WITH, Executor, Link, is_tested, warm_up
@@ -39,7 +40,7 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
         The exit status of the SuperNode.
 
     Raises:
-        ConfigError: an option is not for this command.
+        ConfigError: an option is not for this command, or the node configuration is not valid: each bad key is named.
         FederationError: the SuperNode's certificate is not one to be trusted, the clocks of this machine and the
             SuperLink are too far apart, or the SuperLink refused this node.
         PolicyError: the node's policy cannot be read, or cannot be enforced with this flwr.
@@ -47,9 +48,9 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
     ours = _read(options)
     if not 0 < polls[0] <= polls[1]:
         raise ConfigError(f"--fastest-poll = {polls[0]:g} must be above 0 and at most --slowest-poll = {polls[1]:g}")
+    node = node_of(parse_config_args([ours.node_config] if ours.node_config else None))
+    policy = policy_of(node.policy)
     _look_at_superlink(ours)
-    node = parse_config_args([ours.node_config] if ours.node_config else None)
-    policy = policy_of(node)
     if not is_tested():
         if policy is not None and policy.allowed_fabs:
             raise PolicyError(f"allowed-fabs cannot be enforced with this flwr, only with {TESTED_WITH}")
@@ -63,7 +64,7 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
     try:
         warm_up(keras)
         log(INFO, "warm: clients of this node are forked from process %s", os.getpid())
-        Executor(_link(ours), lambda: policy_of(node)).serve(lambda: supernode.poll() is None)
+        Executor(_link(ours), lambda: policy_of(node.policy)).serve(lambda: supernode.poll() is None)
     finally:
         _end(supernode)
     status = supernode.wait()

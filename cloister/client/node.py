@@ -1,0 +1,124 @@
+"""A node's configuration, read strictly, and the node as a message finds it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from flwr.app import Context, RecordDict
+from pydantic import ConfigDict, Field, model_validator
+
+from cloister.client.policy import Policy, policy_of
+from cloister.config.errors import checked
+from cloister.config.section import Count, Inner, NonNegative, Scalar, Section, Whole
+from cloister.core.errors import NodeConfigError
+
+MAXIMUM_SIZE = 10**9
+Place = Annotated[str, Field(min_length=1)]
+"""The path of a file or a folder."""
+
+
+class NodeConfig(Section):
+    """What `flower-supernode --node-config` says.
+
+    Args:
+        data_path: file of the node's own data; empty: it has none.
+        partition_id, num_partitions: which part of a benchmark a simulated client has, from 0, and of how many.
+        ledger_dir: where its ledgers lie, and the secret that its data is split by.
+        data_identity: names the data that the ledger is about; empty: a digest names it.
+        max_epsilon, max_example_epsilon: over all runs, for the node and for an example or group; 0: no budget.
+        target_delta: at which they are judged.
+        max_leakage: most that its noised models may leak in all; 0: no limit.
+        min_radius: smallest radius of a run that a node with a limit of leakage takes part in.
+        public_size: number of units that it says it has; 0: not stated.
+        policy: path of the site's policy; empty: there is none.
+        model_dir: where it keeps its personal model; empty: it keeps none.
+    """
+
+    # A key has the one spelling that is documented: `LocalGrid.is_simulated` looks at the keys as they were said.
+    model_config = ConfigDict(populate_by_name=False)
+
+    data_path: Place = ""
+    partition_id: Whole | None = None
+    num_partitions: Count | None = None
+    ledger_dir: Place = "~/.cloister/ledgers"
+    data_identity: Annotated[str, Field(pattern=r"^[\w.-]+$")] = ""
+    max_epsilon: NonNegative = 0.0
+    max_example_epsilon: NonNegative = 0.0
+    target_delta: Inner = 1e-5
+    max_leakage: NonNegative = 0.0
+    min_radius: NonNegative = 0.0
+    public_size: Annotated[int, Field(ge=0, le=MAXIMUM_SIZE)] = 0
+    policy: Place = ""
+    model_dir: Place = ""
+
+    @model_validator(mode="after")
+    def _agree(self) -> "NodeConfig":
+        if self.num_partitions is not None and (self.partition_id or 0) >= self.num_partitions:
+            raise ValueError(f"partition-id = {self.partition_id} must be below num-partitions = {self.num_partitions}")
+        return self
+
+    @property
+    def ledger_folder(self) -> Path:
+        """The folder of the ledgers, absolute."""
+        return Path(self.ledger_dir).expanduser().resolve()
+
+    def under(self, policy: Policy | None) -> "NodeConfig":
+        """The same with the stricter budgets of both in force, and the size that the policy states."""
+        if policy is None:
+            return self
+        values: dict[str, Scalar] = {"public_size": policy.public_size or self.public_size}
+        if policy.max_epsilon or policy.max_example_epsilon:
+            values["max_epsilon"] = stricter(self.max_epsilon, policy.max_epsilon)
+            values["max_example_epsilon"] = stricter(self.max_example_epsilon, policy.max_example_epsilon)
+            values["target_delta"] = min(self.target_delta, policy.target_delta)
+        return self.model_copy(update=values)
+
+
+def stricter(one: float, other: float) -> float:
+    """The smaller of two limits, of which 0 is none."""
+    return min(one or math.inf, other or math.inf) if one or other else 0.0
+
+
+def node_of(said: Mapping[str, object]) -> NodeConfig:
+    """The configuration of a node.
+
+    Raises:
+        NodeConfigError: names each bad key, the value found and what is valid. For the operator of the node alone.
+    """
+    return checked(NodeConfig, said, "node configuration: ", NodeConfigError)
+
+
+@dataclass(frozen=True)
+class Node:
+    """This node, as a message finds it.
+
+    Attributes:
+        config: with the stricter of its own budgets and the policy's.
+        policy: of the site; None: it has none.
+        id: among the nodes of the federation.
+        state: what it keeps between messages where it keeps no ledger.
+    """
+
+    config: NodeConfig
+    policy: Policy | None
+    id: int
+    state: RecordDict
+
+    @classmethod
+    def of(cls, context: Context) -> "Node":
+        """The node of a message, whose configuration and policy are read anew.
+
+        Raises:
+            NodeConfigError: its configuration is not valid.
+            PolicyError: its policy cannot be read.
+        """
+        config = node_of(context.node_config)
+        policy = policy_of(config.policy)
+        return cls(config.under(policy), policy, context.node_id, context.state)
+
+    @property
+    def owner(self) -> int:
+        """What makes its shuffles and its seeded noise its own: its part of a benchmark, else its id."""
+        return self.id if self.config.partition_id is None else self.config.partition_id
