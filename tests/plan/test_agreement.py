@@ -8,10 +8,11 @@ from planned import DP_SGD, GLOBAL, TINY, Uniformly, claimed, planned, run
 from cloister.client.tally import Tally
 from cloister.core.errors import BudgetExhausted
 from cloister.local.grid import LocalGrid
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.mechanisms import MECHANISMS
 
 GLOBAL = GLOBAL | {"privacy.noise-multiplier": 1.7}
-"""1/z² is no binary fraction: a sum in another order would end in another digit."""
 TINY = TINY | {"num-rounds": 3}
 METRIC = {"privacy.server": "metric", "privacy.noise-multiplier": 1.7}
 PRIVATE = METRIC | {"privacy.distance-release": "private"}
@@ -20,7 +21,7 @@ POISSON = FEW | {"strategy.sampling": "poisson"}
 LAPLACE = {"privacy.server": "none", "privacy.client": "laplace", "privacy.client-noise-multiplier": 400.0}
 CASES = {
     "none": {"privacy.server": "none"},
-    "fixed clip": GLOBAL,
+    "fixed clip": GLOBAL | {"num-rounds": 11},
     "adaptive clip": GLOBAL | {"privacy.clipping": "adaptive", "privacy.bits-noise-multiplier": 4.0},
     "noise that can be repeated": GLOBAL | {"privacy.noise-seed": 3},
     "rule": GLOBAL | {"privacy.placement": "rule", "strategy.name": "fedmedian"},
@@ -80,6 +81,13 @@ def test_every_kind_of_claim_is_compared(tmp_path):
     assert epsilons["plugin"][0] > 1 and not epsilons["model"] and not epsilons["exact distance"]
     assert {told["privacy"]["status"] for told in status.values()} == {"none", "sound", "heuristic"}
     assert len(status["laplace"]["privacy"]["clients"]["claims"]) == 3
+
+
+def test_the_last_digit_can_tell():
+    """1/z² of eleven rounds, added up in another way than the ledger does, gives another ε."""
+    one_by_one, at_once = Account([Gaussian(1.7)] * 11), Account().plus(Gaussian(1.7), 11)
+    assert one_by_one.epsilon(1e-5, "pld") != at_once.epsilon(1e-5, "pld")
+    assert CASES["fixed clip"]["num-rounds"] == 11 and GLOBAL["privacy.noise-multiplier"] == 1.7
 
 
 def test_earlier_runs_on_the_same_data_count(tmp_path):
