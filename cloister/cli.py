@@ -112,12 +112,12 @@ def plan(
     Nothing is sent, nothing is spent, and no run directory is made.
     """
     from cloister.plan.figure import draw
-    from cloister.plan.preview import Wishes, preview
+    from cloister.plan.preview import Options, preview
     from cloister.plan.record import record
     from cloister.plan.words import render
 
-    wishes = Wishes(clients, epsilon, policy, tuple(public_size or ()), timing)
-    found = preview(read_settings(settings or []), wishes)
+    options = Options(clients, epsilon, policy, tuple(public_size or ()), timing)
+    found = preview(read_settings(settings or []), options)
     if png is not None:
         draw(found, png)
     typer.echo(jsonlib.dumps(record(found), indent=2) if json else "\n".join(render(found)))

@@ -28,7 +28,7 @@ from cloister.server.prepare import Prepared, prepare
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Options:
     """What a plan is asked for beside its configuration.
 
     Attributes:
@@ -52,7 +52,7 @@ class Preview:
 
     Attributes:
         config: of the run.
-        wishes: what was asked for.
+        options: what was asked for.
         forecast: what would be said of it.
         noise: that the server adds; None: none.
         noise_of_clients: that clients add.
@@ -67,7 +67,7 @@ class Preview:
     """
 
     config: RunConfig
-    wishes: Wishes
+    options: Options
     forecast: Forecast
     noise: NoiseOnRelease | None
     noise_of_clients: tuple[NoiseOnClient, ...]
@@ -81,49 +81,49 @@ class Preview:
     timing: Timing | None
 
 
-def preview(settings: Mapping[str, Scalar], wishes: Wishes) -> Preview:
+def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
     """Work out a run before it runs. Nothing is sent, nothing is spent, and nothing is written.
 
     Args:
         settings: dotted keys of the run configuration.
-        wishes: what is to be worked out beside.
+        options: what is to be worked out beside.
 
     Raises:
-        CloisterError: the run could not begin, or a wish cannot be met.
+        CloisterError: the run could not begin, or an option does not go with it.
     """
     from cloister.client.app import app
 
     config = parse(settings)
-    _check(config, wishes)
+    _check(config, options)
     prepared = prepare(config)
-    grid = LocalGrid.simulated(app, config.flat(), wishes.clients)
+    grid = LocalGrid.simulated(app, config.flat(), options.clients)
     draft(prepared.plan, grid)
     messages = _messages(prepared, grid)
     with TemporaryDirectory() as folder:
-        nodes = _nodes(config, wishes, messages, Path(folder))
-        return _worked_out(settings, wishes, prepared, messages, nodes)
+        nodes = _nodes(config, options, messages, Path(folder))
+        return _worked_out(settings, options, prepared, messages, nodes)
 
 
-def _check(config: RunConfig, wishes: Wishes) -> None:
+def _check(config: RunConfig, options: Options) -> None:
     """Refuse what the run, or a client, would refuse."""
-    refuse_too_few(config, wishes.clients)
+    refuse_too_few(config, options.clients)
     population = config.privacy.server.population
-    if population and population != wishes.clients:
+    if population and population != options.clients:
         raise ConfigError(
             f"privacy.population = {population} registers the nodes of a run, and there are --clients "
-            f"{wishes.clients}; make them the same"
+            f"{options.clients}; make them the same"
         )
-    if wishes.epsilon:
-        check.positive(**{"--epsilon": wishes.epsilon})
-    if wishes.sizes:
-        check.positive(**{"--public-size": min(wishes.sizes)})
+    if options.epsilon:
+        check.positive(**{"--epsilon": options.epsilon})
+    if options.sizes:
+        check.positive(**{"--public-size": min(options.sizes)})
         if not config.privacy.client.clips_gradients:
             raise ConfigError(
-                f"--public-size {wishes.sizes[0]} has no effect with privacy.client = {config.privacy.client.name!r}: "
+                f"--public-size {options.sizes[0]} has no effect with privacy.client = {config.privacy.client.name!r}: "
                 "only 'dp-sgd' counts from it"
             )
-    if wishes.timing:
-        refuse_what_clients_would(config, wishes.clients)
+    if options.timing:
+        refuse_what_clients_would(config, options.clients)
 
 
 def _messages(prepared: Prepared, grid: LocalGrid) -> list[Message]:
@@ -134,18 +134,22 @@ def _messages(prepared: Prepared, grid: LocalGrid) -> list[Message]:
         return []
 
 
-def _nodes(config: RunConfig, wishes: Wishes, messages: Sequence[Message], folder: Path) -> list[Asked]:
+def _nodes(config: RunConfig, options: Options, messages: Sequence[Message], folder: Path) -> list[Asked]:
     """The nodes whose sizes or rules matter: with DP-SGD all of them, with a policy, a budget or noise one."""
     if not messages:
         return []
-    configured = configurations(config, wishes.clients, wishes.sizes, wishes.policy)
+    configured = configurations(config, options.clients, options.sizes, options.policy)
     if not config.privacy.client.clips_gradients:
         configured = configured[:1]
     return asked(config, messages[0], configured, folder)
 
 
 def _worked_out(
-    settings: Mapping[str, Scalar], wishes: Wishes, prepared: Prepared, messages: Sequence[Message], nodes: list[Asked]
+    settings: Mapping[str, Scalar],
+    options: Options,
+    prepared: Prepared,
+    messages: Sequence[Message],
+    nodes: list[Asked],
 ) -> Preview:
     plan, rounds = prepared.plan, prepared.plan.config.num_rounds
     shown = shown_rounds(rounds)
@@ -160,18 +164,18 @@ def _worked_out(
     reached = [number for number in shown if number <= expected.rounds]
     return Preview(
         plan.config,
-        wishes,
+        options,
         expected,
-        noise_on_release(prepared, wishes.clients),
+        noise_on_release(prepared, options.clients),
         tuple(noise_on_clients(prepared)),
         sizes,
         client_claim(plan, prepared.layout, expected.rounds, list(sizes.shown)) if sizes else None,
         (*series_of_server(expected.statements), *series_of_clients(claim, reached)),
         (*allowance.of_server(expected), *_allowances(named, expected.rounds, refusal)),
         refusal,
-        tuple(_within(settings, prepared, named, wishes.epsilon)) if wishes.epsilon else (),
-        traffic(prepared, wishes.clients),
-        timed(prepared, messages[0], wishes.clients) if wishes.timing and messages else None,
+        tuple(_within(settings, prepared, named, options.epsilon)) if options.epsilon else (),
+        traffic(prepared, options.clients),
+        timed(prepared, messages[0], options.clients) if options.timing and messages else None,
     )
 
 

@@ -1,7 +1,7 @@
 """A preview as JSON, for machines. What would be claimed has the form of `privacy.json`."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from cloister.plan.preview import Preview
 from cloister.plan.series import Series
@@ -13,19 +13,18 @@ from cloister.privacy.claims.record import record_clients
 def record(preview: Preview) -> dict[str, object]:
     """Everything that is known of a run before it.
 
-    `privacy` is what `privacy.json` would hold, but for how the run ended and the hashes of its ledger.
+    `privacy` is what `privacy.json` would hold, but for how the run ended, and without a last hash of its
+    ledger, which no line is written to.
     """
     forecast = preview.forecast
-    privacy = record_statement(forecast.last)
-    del privacy["ledger"]
     return {
-        "claims": AT_MOST,
-        "clients": preview.wishes.clients,
+        "note": AT_MOST,
+        "clients": preview.options.clients,
         "rounds": forecast.rounds,
         "stops": forecast.stopped,
         "refusal": preview.refusal,
         "noise": _noise(preview),
-        "privacy": privacy,
+        "privacy": record_statement(replace(forecast.last, ledger=replace(forecast.last.ledger, head=""))),
         "by-round": [_series(series) for series in preview.series],
         "by-size": _sizes(preview),
         "budgets": [_kebab(asdict(found)) for found in preview.allowances],

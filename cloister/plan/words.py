@@ -23,7 +23,7 @@ def render(preview: Preview) -> list[str]:
     settings = " ".join(f"{key}={value!r}" for key, value in changed(config).items())
     lines = [
         f"plan       {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds, "
-        f"{preview.wishes.clients} clients",
+        f"{preview.options.clients} clients",
         f"settings   {settings or 'the defaults'}",
         f"claims     {AT_MOST}",
     ]
@@ -37,7 +37,7 @@ def render(preview: Preview) -> list[str]:
         ("clients as large as these", _sizes(preview)),
         ("by round", _curves(preview)),
         ("budgets", map(_allowance, preview.allowances)),
-        (f"within ε = {preview.wishes.epsilon:g}", map(_within, preview.within)),
+        (f"within ε = {preview.options.epsilon:g}", map(_within, preview.within)),
         ("time and bytes of training messages", _estimate(preview.traffic, preview.timing)),
     ):
         found = [f"  {line}" for line in part]
@@ -74,7 +74,7 @@ def _sizes(preview: Preview) -> Iterator[str]:
         for steps, count in sorted(preview.sizes.counts.items(), key=lambda item: item[0].examples)
         if steps in preview.sizes.shown
     )
-    if preview.config.seed == -1 and not preview.wishes.sizes:
+    if preview.config.seed == -1 and not preview.options.sizes:
         yield f"dealt out by a seed that was drawn: seed={preview.forecast.prepared.plan.seed} deals them out again"
     yield from render_clients(preview.by_size)[1:]
 

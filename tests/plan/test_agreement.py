@@ -8,16 +8,20 @@ from planned import DP_SGD, GLOBAL, TINY, Uniformly, claimed, planned, run
 from cloister.client.tally import Tally
 from cloister.core.errors import BudgetExhausted
 from cloister.local.grid import LocalGrid
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.mechanisms import MECHANISMS
 
-METRIC = {"privacy.server": "metric", "privacy.noise-multiplier": 2.0}
+GLOBAL = GLOBAL | {"privacy.noise-multiplier": 1.7}
+TINY = TINY | {"num-rounds": 3}
+METRIC = {"privacy.server": "metric", "privacy.noise-multiplier": 1.7}
 PRIVATE = METRIC | {"privacy.distance-release": "private"}
 FEW = {"strategy.fraction-train": 0.5, "strategy.min-nodes": 1}
 POISSON = FEW | {"strategy.sampling": "poisson"}
 LAPLACE = {"privacy.server": "none", "privacy.client": "laplace", "privacy.client-noise-multiplier": 400.0}
 CASES = {
     "none": {"privacy.server": "none"},
-    "fixed clip": GLOBAL,
+    "fixed clip": GLOBAL | {"num-rounds": 11},
     "adaptive clip": GLOBAL | {"privacy.clipping": "adaptive", "privacy.bits-noise-multiplier": 4.0},
     "noise that can be repeated": GLOBAL | {"privacy.noise-seed": 3},
     "rule": GLOBAL | {"privacy.placement": "rule", "strategy.name": "fedmedian"},
@@ -79,6 +83,13 @@ def test_every_kind_of_claim_is_compared(tmp_path):
     assert len(status["laplace"]["privacy"]["clients"]["claims"]) == 3
 
 
+def test_the_last_digit_can_tell():
+    """1/z² of eleven rounds, added up in another way than the ledger does, gives another ε."""
+    one_by_one, at_once = Account([Gaussian(1.7)] * 11), Account().plus(Gaussian(1.7), 11)
+    assert one_by_one.epsilon(1e-5, "pld") != at_once.epsilon(1e-5, "pld")
+    assert CASES["fixed clip"]["num-rounds"] == 11 and GLOBAL["privacy.noise-multiplier"] == 1.7
+
+
 def test_earlier_runs_on_the_same_data_count(tmp_path):
     settings = TINY | GLOBAL | {"output-dir": str(tmp_path), "privacy.data-identity": "ward-7"}
     fresh = planned(settings)
@@ -98,14 +109,14 @@ def test_a_budget_that_is_spent_leaves_no_rounds(tmp_path):
     assert budget["before"] == budget["after"] > 0.5 and budget["more"] == 0
     assert told["privacy"] == claimed(run(settings))
     with pytest.raises(BudgetExhausted, match="is spent"):
-        planned(settings | {"privacy.noise-multiplier": "auto", "privacy.max-epsilon": 2.3})
+        planned(settings | {"privacy.noise-multiplier": "auto", "privacy.max-epsilon": 2.0})
 
 
 def test_what_a_budget_has_left_is_what_the_run_leaves(tmp_path):
-    settings = TINY | GLOBAL | {"output-dir": str(tmp_path), "privacy.max-epsilon": 6.0}
+    settings = TINY | GLOBAL | {"output-dir": str(tmp_path), "privacy.max-epsilon": 9.0}
     (budget,) = planned(settings)["budgets"]
     outcome = run(settings)
-    assert budget["after"] == outcome.plan.budget.share() and budget["rounds"] == 2 and budget["before"] == 0.0
+    assert budget["after"] == outcome.plan.budget.share() and budget["rounds"] == 3 and budget["before"] == 0.0
     further = run(settings | {"num-rounds": 99})
     assert len(further.rounds) - 1 == budget["more"] > 2 and further.ended == "budget"
 
@@ -125,7 +136,7 @@ def test_the_noise_of_a_distance_lies_within_what_was_planned(tmp_path):
         noise = planned(settings)["noise"]["server"]
         for done in run(settings).rounds[1:]:
             assert noise["minimum-std"] * (1 - 1e-12) <= done.measured.noise_std <= noise["maximum-std"] * (1 + 1e-12)
-    assert noise["minimum-std"] == pytest.approx(2.0 * 2.0 / 4 / 0.3)
+    assert noise["minimum-std"] == pytest.approx(1.7 * 2.0 / 4 / 0.3)
 
 
 def test_curves_are_what_rounds_tell(tmp_path):
@@ -139,6 +150,15 @@ def test_curves_are_what_rounds_tell(tmp_path):
 
 def lines(outcome):
     return (outcome.directory.path / "rounds.jsonl").read_text().splitlines()
+
+
+def test_a_run_that_ends_early_claims_no_more(tmp_path):
+    """By what was released (its noise makes models worse and worse), or because clients are gone."""
+    hopeless = {"privacy.clipping-norm": 50.0, "evaluation.patience": 1, "num-rounds": 5}
+    settings = TINY | GLOBAL | hopeless | {"output-dir": str(tmp_path)}
+    before, outcome = planned(settings)["privacy"]["claims"][0]["epsilon"], run(settings)
+    assert len(outcome.rounds) - 1 < 5 and "counted for all rounds" in outcome.privacy["claims"][0]["counts"]
+    assert outcome.privacy["claims"][0]["epsilon"] == pytest.approx(before, rel=1e-14)
 
 
 @pytest.mark.slow

@@ -8,16 +8,21 @@ from pathlib import Path
 
 import pytest
 from planned import DP_SGD, TINY, planned
+from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from cloister import cli
+from cloister.client.app import app
 from cloister.config.run import parse
 from cloister.core.errors import ConfigError, FederationError
+from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.plan.nodes import configurations
-from cloister.plan.preview import Wishes, preview
+from cloister.plan.preview import Options, preview
 from cloister.plan.series import shown_rounds
+from cloister.server.reports.console import Narrator
+from cloister.server.run import run
 
 TINILY = "task.model='softmax' num-rounds=2 seed=1 tensorboard=false client.local-epochs=1"
 GLOBALLY = f"{TINILY} privacy.server='global-dp' privacy.noise-multiplier=2.0"
@@ -120,7 +125,7 @@ def test_json_for_machines():
     told = json.loads(printed("-c", GLOBALLY, "--json"))
     estimate = told["estimate"]
     assert set(told) == {
-        *("claims", "clients", "rounds", "stops", "refusal", "noise", "privacy", "by-round", "by-size", "budgets"),
+        *("note", "clients", "rounds", "stops", "refusal", "noise", "privacy", "by-round", "by-size", "budgets"),
         *("within", "estimate"),
     }
     assert (estimate["down"], estimate["up"], estimate["cohort"], estimate["total-bytes"]) == (2600, 2600, 4, 41600)
@@ -155,6 +160,17 @@ class TestPolicy:
         assert not told["refusal"]
         (budget,) = (found for found in told["budgets"] if found["unit"] == "client")
         assert (budget["limit"], budget["rounds"], budget["more"]) == (4.0, 3, 0) and 0.5 < budget["after"] <= 1
+
+    def test_a_node_that_believes_the_server_is_counted_as_it_counts(self, tmp_path):
+        path = tmp_path / "policy.toml"
+        path.write_text('mechanisms = ["global-dp"]\ntasks = ["digits"]\nmax-epsilon = 4.0\n')
+        settings = TINY | {"privacy.server": "global-dp", "privacy.noise-multiplier": 2.0, "num-rounds": 6}
+        (budget,) = (found for found in planned(settings, policy=path)["budgets"] if "each" in found["whose"])
+        config = parse(settings | {"output-dir": str(tmp_path)})
+        simulated = [{"partition-id": number, "num-partitions": 3} for number in range(3)]
+        nodes = [*simulated[:2], simulated[2] | {"policy": str(path), "ledger-dir": str(tmp_path / "ledgers")}]
+        rounds = run(LocalGrid(app, config.flat(), nodes), config, Narrator(6, Console(quiet=True))).rounds[1:]
+        assert budget["rounds"] == sum(done.measured.accepted == 3 for done in rounds) == 3
 
     def test_what_it_refuses(self, tmp_path):
         (tmp_path / "policy.toml").write_text(POLICY)
@@ -220,4 +236,4 @@ def test_a_client_that_cannot_be_timed_says_why(monkeypatch):
 
     monkeypatch.setattr("cloister.client.training.numpy_trainer.NumpyTrainer.fit", broken)
     with pytest.raises(FederationError, match="the client that was to be timed failed: ValueError"):
-        preview(TINY | {"privacy.server": "none"}, Wishes())
+        preview(TINY | {"privacy.server": "none"}, Options())
