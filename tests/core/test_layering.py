@@ -25,13 +25,13 @@ MAY_IMPORT = {
     "strategies": {"core", "strategies"},
     "tasks": {"core", "config", "tasks"},
     "aggregation": {"core", "privacy", "aggregation"},
-    "audits": {"core", "privacy", "aggregation", "audits"},
+    "audits": {"core", "config", "privacy", "aggregation", "tasks", "local", "audits"},
     "client": {"core", "config", "tasks", "privacy", "client"},
     "server": {"core", "config", "tasks", "privacy", "strategies", "aggregation", "server"},
     "deploy": {"core", "config", "client", "tasks", "deploy"},
-    "local": {"core", "config", "client", "server", "privacy", "local"},
+    "local": {"core", "config", "tasks", "client", "server", "privacy", "local"},
     "predict": {"core", "config", "tasks", "predict"},
-    "cli": {"core", "config", "privacy", "client", "server", "local", "predict", "deploy"},
+    "cli": {"core", "config", "privacy", "client", "server", "local", "predict", "audits", "deploy"},
 }
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
 
