@@ -59,7 +59,7 @@ class Control:
     Attributes:
         name: what is attacked, in a few words.
         expected: whether the attack has to succeed or to fail there.
-        measured: what it came to.
+        measured: what it came to; the attack's name in it says whose control this is.
         met: whether it did as expected.
     """
 
@@ -80,7 +80,7 @@ class Finding:
     Attributes:
         name: of the audit.
         meaning: a sentence or two for a person: what the attacker can do, and what that does not prove.
-        measured: the figures, the most telling first.
+        measured: the figures.
         controls: one that has to succeed and one that has to fail, at the least.
         pictures: names of files in the run directory.
         details: whatever else belongs into `audit.json`, such as points of a ROC curve: plain JSON values.
@@ -93,22 +93,28 @@ class Finding:
     pictures: tuple[str, ...] = ()
     details: Mapping[str, object] = field(default_factory=dict)
 
-    @property
-    def valid(self) -> bool:
-        """Whether every control did as expected; if not, the figures show nothing."""
-        return all(control.met for control in self.controls)
+    def bears_out(self, item: Measured) -> bool:
+        """Whether all controls of this figure's attack did as expected; if not, the figure shows nothing.
 
-    def strongest(self, quantity: Quantity) -> Measured | None:
-        """The largest figure of a kind; None without one."""
-        return max((item for item in self.measured if item.quantity == quantity), key=_value, default=None)
+        Args:
+            item: one of the figures.
+        """
+        return all(control.met for control in self.controls if control.measured.attack == item.attack)
+
+    def borne_out(self, quantity: Quantity) -> list[Measured]:
+        """The figures of a kind that the controls bear out.
+
+        Args:
+            quantity: the kind.
+        """
+        return [item for item in self.measured if item.quantity == quantity and self.bears_out(item)]
 
     def facts(self) -> dict[str, object]:
         """For `audit.json`."""
         return {
             "name": self.name,
             "meaning": self.meaning,
-            "valid": self.valid,
-            "measured": [item.facts() for item in self.measured],
+            "measured": [item.facts() | {"borne-out": self.bears_out(item)} for item in self.measured],
             "controls": [item.facts() for item in self.controls],
             "pictures": list(self.pictures),
             "details": dict(self.details),
@@ -129,15 +135,11 @@ class Skipped:
 
 
 def strongest(findings: tuple[Finding, ...], quantity: Quantity) -> Measured | None:
-    """The largest figure of a kind over several audits whose controls did as expected; None without one.
+    """The largest figure of a kind over several audits, of those that controls bear out; None without one.
 
     Args:
         findings: of the audits.
         quantity: the kind.
     """
-    found = [finding.strongest(quantity) for finding in findings if finding.valid]
-    return max((item for item in found if item is not None), key=_value, default=None)
-
-
-def _value(item: Measured) -> float:
-    return item.value
+    found = [item for finding in findings for item in finding.borne_out(quantity)]
+    return max(found, key=lambda item: item.value, default=None)

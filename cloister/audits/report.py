@@ -50,9 +50,9 @@ class Audited:
         """Lower bounds on ε that are above what is claimed for the same unit: the claim is false if there is one."""
         sound = [item for item in _claims(self.privacy) if item.get("relation") == "add-or-remove"]
         found = []
-        for bound in (item for finding in self.findings if finding.valid for item in finding.measured):
+        for bound in (item for finding in self.findings for item in finding.borne_out("epsilon")):
             of_unit = [item["epsilon"] for item in sound if item["unit"] == bound.unit and item["delta"] == bound.delta]
-            if bound.quantity == "epsilon" and of_unit and bound.value > max(of_unit):
+            if of_unit and bound.value > max(of_unit):
                 found.append(bound)
         return tuple(found)
 
@@ -75,7 +75,7 @@ class Audited:
             console.print(_table(finding))
             console.print(finding.meaning)
             for line in _warnings(finding):
-                console.print(line)
+                console.print(f"  {line}")
             for picture in finding.pictures:
                 console.print(f"picture  {self.path / picture}")
         for item in self.skipped:
@@ -106,7 +106,7 @@ def claimed(privacy: Mapping[str, Any]) -> str:
 
 
 def measured(findings: tuple[Finding, ...]) -> str:
-    """The strongest figures of audits whose controls did as expected, in a line.
+    """The strongest figures of attacks whose controls did as expected, in a line.
 
     Args:
         findings: of all audits.
@@ -159,7 +159,8 @@ def _table(finding: Finding) -> Table:
 
 
 def _named(control: Control) -> str:
-    return f"control that {control.expected}: {control.name}{'' if control.met else ' (IT DOES NOT)'}"
+    about = f"{control.measured.attack}: {control.name}"
+    return f"  control: {about}" if control.met else f"  control NOT met, it {control.expected} if it works: {about}"
 
 
 def _cells(name: str, item: Measured) -> tuple[str, str, str, str]:
@@ -169,9 +170,6 @@ def _cells(name: str, item: Measured) -> tuple[str, str, str, str]:
 
 
 def _warnings(finding: Finding) -> Iterator[str]:
-    for control in finding.controls:
-        if not control.met:
-            yield (
-                f"these figures show nothing: the attack does not do on {control.name!r} what it has to: it "
-                f"{control.expected} there if it works"
-            )
+    """A sentence for each attack that did not do as expected on its controls."""
+    for attack in dict.fromkeys(control.measured.attack for control in finding.controls if not control.met):
+        yield f"{attack}: shows nothing here, since it does not do on its controls what it has to"

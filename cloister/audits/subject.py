@@ -59,6 +59,22 @@ class FinishedRun:
         task: Task = TASKS.load(self.config.task.name)(self.config.task)
         return task
 
+    @property
+    def delta(self) -> float:
+        """δ at which the run's claims are stated."""
+        return self.config.privacy.target_delta
+
+    @property
+    def without_examples(self) -> str:
+        """Why whose each example is cannot be known here, or one model judged by it; empty if it can."""
+        if not self.clients:
+            return "its clients were nodes with data of their own, which is not here (no simulation.json)"
+        if self.config.privacy.server.hypotheses:
+            return "it trains several hypotheses, and this attack is about one model"
+        if self.config.evaluation.held_out_clients:
+            return "some of its clients train nothing, and which ones was drawn at random"
+        return ""
+
     def model(self) -> Model:
         """The model that the run kept.
 

@@ -56,6 +56,8 @@ class Audit(Protocol):
 AUDITS = Registry(
     "audit",
     "cloister.audits",
-    {},
+    {
+        "client-inference": "cloister.audits.client_inference:AUDIT",
+    },
 )
 """Every audit, built in or installed beside Cloister: "module:object", and the object is an `Audit`."""

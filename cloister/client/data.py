@@ -1,6 +1,9 @@
 """A client's own examples: a file of its node in a deployment, a part of a benchmark in a simulation."""
 
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from logging import WARNING
@@ -23,6 +26,9 @@ PARTITIONS = "num-partitions"
 LEDGER_FOLDER = "ledger-dir"
 DEFAULT_FOLDER = "~/.cloister/ledgers"
 logger = logging.getLogger("cloister.client")
+_handed_out: ContextVar[Sequence[Examples] | None] = ContextVar(
+    "examples of simulated clients, in place of their parts of a benchmark", default=None
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,20 @@ class LocalData:
 
     train: Examples
     test: Examples
+
+
+@contextmanager
+def handing_out(parts: Sequence[Examples]) -> Iterator[None]:
+    """The block, in which simulated clients train on these examples instead of their parts of a benchmark.
+
+    Args:
+        parts: one for each client; they keep none of it back.
+    """
+    token = _handed_out.set(parts)
+    try:
+        yield
+    finally:
+        _handed_out.reset(token)
 
 
 @lru_cache(maxsize=2)
@@ -58,6 +78,9 @@ def local_data(config: TaskConfig, node: UserConfig, seed: int, tolerant: bool =
     """
     if DATA_PATH in node:
         return _own_data(config, str(node[DATA_PATH]), ledger_folder(node), tolerant)
+    if (parts := _handed_out.get()) is not None and PARTITION in node:
+        own = parts[owner_of(node)]
+        return LocalData(own, own.take(np.arange(0)))
     examples = _partition(config, node, seed)
     if not config.test_fraction:
         return LocalData(examples, examples.take(np.arange(0)))
