@@ -109,11 +109,12 @@ class ClientInference:
         present, absent = (play(game, inside, effort) for inside in (True, False))
         attacks = list(evidence(present, absent, effort.seed))
         bound = Trials(present.projections, absent.projections).epsilon(run.delta, CONFIDENCE)
-        found = Measured(RATIO, "epsilon", bound, "client", delta=run.delta, confidence=CONFIDENCE)
+        epsilon = Measured(RATIO, "epsilon", bound, "client", delta=run.delta, confidence=CONFIDENCE)
         published = Measured("score of " + SINGLE, "score", float(present.published.mean()), "client")
-        measured = (*(each.auc() for each in attacks), found, published)
+        measured = (*(each.auc() for each in attacks), epsilon, published)
         controls = (*_that_succeed(run, game, effort, attacks), *_that_fail(absent, effort))
-        return Finding(self.name, _meaning(game.target, measured[:3]), measured, controls)
+        found = Finding(self.name, "", measured, controls)
+        return replace(found, meaning=_meaning(game.target, found.borne_out("auc")))
 
 
 def _that_succeed(run: FinishedRun, game: Game, effort: Effort, attacks: list[Evidence]) -> list[Control]:
@@ -129,7 +130,7 @@ def _that_fail(absent: Played, effort: Effort) -> list[Control]:
     return [each.has_to_fail("the target in neither") for each in evidence(*absent.halves(), effort.seed)]
 
 
-def _meaning(target: int, aucs: tuple[Measured, ...]) -> str:
+def _meaning(target: int, aucs: list[Measured]) -> str:
     telling = [item for item in aucs if item.beats_chance]
     if not telling:
         return (

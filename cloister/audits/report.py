@@ -152,7 +152,7 @@ def _table(finding: Finding) -> Table:
     for column in ("attack", "unit", "figure", "95 %"):
         table.add_column(column)
     for item in finding.measured:
-        table.add_row(*_cells(item.attack, item))
+        table.add_row(*_cells(", ".join(filter(None, (item.attack, item.assumption))), item))
     for control in finding.controls:
         table.add_row(*_cells(_named(control), control.measured))
     return table

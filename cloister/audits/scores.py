@@ -71,9 +71,9 @@ class Evidence:
         return Measured(self.attack, "tpr", value, self.unit, low, high, alarms=alarms)
 
     def figures(self) -> list[Measured]:
-        """The AUC, and the hits at few false alarms where there are scores enough for so few."""
-        enough = [alarms for alarms in FEW_ALARMS if len(self.absent) * alarms >= 1]
-        return [self.auc(), *(self.hits(alarms) for alarms in enough)]
+        """The AUC, and for single examples the hits at few false alarms: at none, where there are too few others."""
+        few = FEW_ALARMS if self.unit == "example" else ()
+        return [self.auc(), *(self.hits(alarms) for alarms in few)]
 
     def curve(self) -> list[tuple[float, float]]:
         """Points of the ROC curve from one false alarm among all on, for a logarithmic scale."""

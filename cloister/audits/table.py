@@ -58,6 +58,8 @@ AUDITS = Registry(
     "cloister.audits",
     {
         "client-inference": "cloister.audits.client_inference:AUDIT",
+        "gradient-inversion": "cloister.audits.gradient_inversion:AUDIT",
+        "membership-inference": "cloister.audits.membership_inference:AUDIT",
     },
 )
 """Every audit, built in or installed beside Cloister: "module:object", and the object is an `Audit`."""

@@ -101,27 +101,27 @@ class Shadow:
         return parse(self.config.flat() | QUIET | {"output-dir": scratch or "runs", "seed": seed})
 
 
-def without_privacy(config: RunConfig, **changes: Scalar) -> RunConfig:
+def without_privacy(config: RunConfig) -> RunConfig:
     """The same run with no mechanism on, for an attack that has to succeed.
 
     Args:
         config: of the run.
-        changes: further keys, with `__` for the dot and `_` for the hyphen.
     """
     kept = {key: value for key, value in config.flat().items() if not key.startswith("privacy.")}
-    other = {name.replace("__", ".").replace("_", "-"): value for name, value in changes.items()}
-    weighting = {} if config.weights_by_examples else {"strategy.weighting": "uniform"}
-    return parse(kept | {"privacy.server": "none"} | weighting | other)
+    weighting = "examples" if config.weights_by_examples else "uniform"
+    return parse(kept | {"privacy.server": "none", "strategy.weighting": weighting, "task.group": ""})
 
 
-def one_client(config: RunConfig) -> Shadow:
+def one_client(config: RunConfig, epochs: int = 0) -> Shadow:
     """A federation of one client that trains as those of a run do, without privacy: its release is that client's model.
 
     Args:
         config: of the run.
+        epochs: of its only round; 0: as in the run.
     """
     kept = {key: value for key, value in config.flat().items() if key.startswith(("task.", "client."))}
-    return Shadow(parse(kept | {"privacy.server": "none", "strategy.min-nodes": 1}))
+    longer: dict[str, Scalar] = {"client.local-epochs": epochs} if epochs else {}
+    return Shadow(parse(kept | {"num-rounds": 1, "privacy.server": "none", "strategy.min-nodes": 1} | longer))
 
 
 def dealt(config: RunConfig, clients: int, seed: int) -> list[LocalData]:
