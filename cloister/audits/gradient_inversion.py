@@ -107,7 +107,7 @@ def _images(run: FinishedRun, shape: tuple[int, int]) -> Iterator[tuple[NDArray,
 
 
 def _measured(attack: str, channel: str, results: Results) -> Measured:
-    """The mean similarity over the images, from that of the least to that of the most similar one."""
+    """The mean similarity over the images."""
     found = [likeness for likeness, _ in results[attack][channel]]
     return Measured(attack, "similarity", float(np.mean(found)), assumption=f"on {channel}")
 
