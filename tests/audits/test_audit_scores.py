@@ -56,13 +56,13 @@ class TestHits:
 
 class TestInterval:
     def test_it_covers_the_true_auc_about_as_often_as_it_says(self, monkeypatch):
-        monkeypatch.setattr(scores, "RESAMPLES", 200)
+        monkeypatch.setattr(scores, "RESAMPLES", 100)
         true = stats.norm.cdf(1 / np.sqrt(2))
         covered = 0
-        for seed in range(100):
+        for seed in range(60):
             low, high = interval(auc, *gaussians(1, 40, seed), 0.95, seed)
             covered += low <= true <= high
-        assert 88 <= covered <= 99
+        assert 52 <= covered <= 59
 
     def test_the_same_seed_gives_the_same_one(self):
         kinds = gaussians(1, 30, 0)
@@ -113,5 +113,5 @@ class TestLikelihood:
 
     def test_nothing_is_fitted_to_itself(self):
         """With two values a kind, a fit to all of them would tell noise apart."""
-        aucs = [auc(*cross_fitted(*gaussians(0, 4, seed))) for seed in range(300)]
+        aucs = [auc(*cross_fitted(*gaussians(0, 4, seed))) for seed in range(150)]
         assert np.mean(aucs) == pytest.approx(0.5, abs=0.05)
