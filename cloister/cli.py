@@ -16,6 +16,8 @@ from cloister.core.errors import BudgetExhausted, ConfigError, LedgerError, Sett
 
 FAILED, MISUSED, BUDGET_SPENT, INTERRUPTED = 1, 2, 3, 130
 """Exit codes; 0: what was asked for was done."""
+WIDTH = 110
+"""Of what is printed, in characters."""
 EXIT_CODES = {"as-asked": 0, "budget": BUDGET_SPENT, "operator": INTERRUPTED}
 """By how a run ended; any other end is `FAILED`."""
 _OF_THE_COMMAND_LINE = (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)
@@ -224,6 +226,39 @@ def predict(
         typer.echo(f"hypothesis {found.hypothesis} of {found.hypotheses}", err=True)
     for name, value in found.metrics.items():
         typer.echo(f"{name} {value:.6g}", err=True)
+
+
+@app.command()
+def audit(
+    run_directory: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="The directory of a run that has ended.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--run-config", "-c", help="Instead of RUN: settings of a run that is simulated first."),
+    ] = None,
+    clients: Annotated[int, typer.Option("--clients", "-n", min=1, help="With -c: how many clients to simulate.")] = 4,
+    only: Annotated[list[str] | None, typer.Option(help="Name of an audit; all that fit if it is left out.")] = None,
+    shadows: Annotated[int, typer.Option(min=4, help="How many runs of its own an attack learns from.")] = 16,
+) -> None:
+    """Attack a finished run as its adversaries would, and write audit.json beside what it claims.
+
+    Exit code 0: no attack contradicts the claim; 1: one does, or the audit failed; 2: the settings cannot be read.
+    """
+    from rich.console import Console
+
+    from cloister.audits.conduct import audit as attacked
+    from cloister.audits.table import Effort
+    from cloister.local.simulation import simulate
+
+    if (run_directory is None) == (settings is None):
+        raise ConfigError("give either a run directory or settings with -c; one of them is audited")
+    path = run_directory or simulate(read_settings(settings or []), clients).directory.path
+    console = Console(width=WIDTH, highlight=False, soft_wrap=True, markup=False)
+    found = attacked(path, Effort(shadows, told=console.print), only or ())
+    found.show(console)
+    if found.contradicted:
+        raise typer.Exit(FAILED)
 
 
 ledger = typer.Typer(help="Read the ledger of a server or a node.", no_args_is_help=True)

@@ -28,7 +28,7 @@ Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Movement:
     """L2 distance by which leaving one client out moved the release, and the distance the noise was calibrated for.
 
     Rounding the released weights to their dtype is post-processing, but without noise it shows: `rounding` is the L2
@@ -52,7 +52,7 @@ def leave_one_out(
     examples: Sequence[float],
     absent: int,
     calibrated: float | None = None,
-) -> Finding:
+) -> Movement:
     """Aggregate a cohort with and without the client `absent`.
 
     Args:
@@ -80,7 +80,7 @@ def leave_one_out(
         measured = cast(PrivateStrategy, strategy).measured
         calibrated = measured.sensitivity if measured and measured.sensitivity is not None else 0.0
     rounding = np.linalg.norm(np.spacing(np.abs(everyone).astype(Layout.of(sent).dtype)))
-    return Finding(float(np.linalg.norm(everyone - others)), calibrated, float(rounding))
+    return Movement(float(np.linalg.norm(everyone - others)), calibrated, float(rounding))
 
 
 def release_of(

@@ -1,6 +1,9 @@
 """A client's own examples: a file of its node in a deployment, a part of a benchmark in a simulation."""
 
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from logging import WARNING
@@ -18,6 +21,9 @@ from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.partition import deal, holdout
 
 logger = logging.getLogger("cloister.client")
+_handed_out: ContextVar[Sequence[Examples] | None] = ContextVar(
+    "examples of simulated clients, in place of their parts of a benchmark", default=None
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,20 @@ class LocalData:
 
     train: Examples
     test: Examples
+
+
+@contextmanager
+def handing_out(parts: Sequence[Examples]) -> Iterator[None]:
+    """The block, in which simulated clients train on these examples instead of their parts of a benchmark.
+
+    Args:
+        parts: one for each client; they keep none of it back.
+    """
+    token = _handed_out.set(parts)
+    try:
+        yield
+    finally:
+        _handed_out.reset(token)
 
 
 @lru_cache(maxsize=2)
@@ -53,6 +73,9 @@ def local_data(config: TaskConfig, node: NodeConfig, seed: int, tolerant: bool =
     """
     if node.data_path:
         return _own_data(config, node.data_path, node.ledger_folder, tolerant)
+    if (parts := _handed_out.get()) is not None and node.partition_id is not None:
+        own = parts[node.partition_id]
+        return LocalData(own, own.take(np.arange(0)))
     examples = _partition(config, node, seed)
     if not config.test_fraction:
         return LocalData(examples, examples.take(np.arange(0)))

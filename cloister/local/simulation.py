@@ -34,6 +34,8 @@ def simulate(
     refuse_what_clients_would(config, clients)
     grid = LocalGrid.simulated(app, config.flat(), clients)
     outcome = run(grid, config, narrator)
+    # For whoever audits the run: with the seed, this says which examples were whose.
+    outcome.directory.write_json("simulation.json", {"clients": clients})
     if config.privacy.client.counts_leakage:
         outcome.directory.write_json("leakage.json", leakage_report(grid.leakages()))
     return outcome

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "strategies": {"core", "strategies"},
     "tasks": {"core", "config", "tasks"},
     "aggregation": {"core", "privacy", "aggregation"},
-    "audits": {"core", "privacy", "aggregation", "audits"},
+    "audits": {"core", "config", "privacy", "aggregation", "tasks", "local", "audits"},
     "client": {"core", "config", "tasks", "privacy", "client"},
     "server": {"core", "config", "tasks", "privacy", "strategies", "aggregation", "server"},
     "deploy": {"core", "config", "client", "tasks", "deploy"},
@@ -33,7 +33,19 @@ MAY_IMPORT = {
     "scaffold": {"core", "scaffold"},
     "plan": {"core", "config", "client", "server", "local", "privacy", "plan"},
     "predict": {"core", "config", "tasks", "predict"},
-    "cli": {"core", "config", "privacy", "client", "server", "local", "plan", "predict", "deploy", "scaffold"},
+    "cli": {
+        "core",
+        "config",
+        "privacy",
+        "client",
+        "server",
+        "local",
+        "plan",
+        "predict",
+        "audits",
+        "deploy",
+        "scaffold",
+    },
 }
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
 

@@ -1,0 +1,125 @@
+"""The game of client inference: one target, in a federation that runs with it and without it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.audits.shadow_sets import blurred, most_unlike, shadow_set
+from cloister.audits.subject import FinishedRun
+from cloister.local.shadow import Shadow, dealt, one_client, outsiders
+from cloister.tasks.base import Examples, Task
+
+Arrays = Mapping[str, NDArray]
+Scores = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Game:
+    """One target in one federation.
+
+    Attributes:
+        shadow: the federation.
+        task: of the run.
+        parts: what each client trains on.
+        tests: what each client keeps back, which the published aggregated loss is of; where no client keeps any back,
+            the server's alone.
+        target: number of the client that the attack is about.
+        start: the model that runs begin with.
+        seed: of the attacker's draws.
+    """
+
+    shadow: Shadow
+    task: Task
+    parts: Sequence[Examples]
+    tests: Sequence[Examples]
+    target: int
+    start: Arrays
+    seed: int
+
+    @classmethod
+    def of(cls, run: FinishedRun, seed: int) -> "Game":
+        """The game about the client of a run whose data are most unlike the others'.
+
+        Args:
+            run: that is audited.
+            seed: of the attacker's draws.
+        """
+        data, shadow = dealt(run.config, run.clients, run.seed), Shadow(run.config)
+        parts, kept = [each.train for each in data], [each.test for each in data]
+        tests = kept if sum(map(len, kept)) else [outsiders(run.config)]
+        target = most_unlike(parts, run.task.classes)
+        start = run.released().get(0) or shadow.initial(run.seed)
+        return cls(shadow, run.task, parts, tests, target, start, seed)
+
+    @cached_property
+    def direction(self) -> Scores:
+        """The target's own update of the first round, as a vector of length 1."""
+        alone = one_client(self.shadow.config)
+        own = flat(alone.run([self.parts[self.target]], self.seed, self.start, rounds=1)[-1]) - flat(self.start)
+        return own / max(float(np.linalg.norm(own)), float(np.finfo(np.float64).tiny))
+
+    def released(self, inside: bool, seed: int, rounds: int) -> list[Arrays]:
+        """The models that a federation releases after its rounds.
+
+        Args:
+            inside: whether the target takes part.
+            seed: of shuffles.
+            rounds: to run; 0: all.
+        """
+        parts = [None if number == self.target and not inside else part for number, part in enumerate(self.parts)]
+        return self.shadow.run(parts, seed, self.start, rounds)[1:]
+
+    def published(self, arrays: Arrays, inside: bool) -> float:
+        """100·(loss_shadow - loss_aggregated)/loss_shadow; the aggregated loss is of all who take part.
+
+        Args:
+            arrays: of a global model.
+            inside: whether the target takes part.
+        """
+        tests = [test for number, test in enumerate(self.tests) if inside or self._is_public(number)]
+        aggregated = np.concatenate([self.losses(arrays, test) for test in tests if len(test)]).mean()
+        own = self.losses(arrays, shadow_set(self.parts[self.target], self.seed)).mean()
+        return float(100 * (own - aggregated) / own)
+
+    def _is_public(self, number: int) -> bool:
+        return number != self.target or len(self.tests) < len(self.parts)
+
+    def confidence(self, arrays: Arrays) -> float:
+        """-loss of a global model on the blurred shadow set.
+
+        Args:
+            arrays: of the model.
+        """
+        held = blurred(shadow_set(self.parts[self.target], self.seed), self.seed)
+        return -float(self.losses(arrays, held).mean())
+
+    def projection(self, arrays: Arrays) -> float:
+        """How far a released model lies from the start along the target's own update.
+
+        Args:
+            arrays: of the model.
+        """
+        return float((flat(arrays) - flat(self.start)) @ self.direction)
+
+    def losses(self, arrays: Arrays, examples: Examples) -> Scores:
+        """The loss of each example under a model, shape (n,).
+
+        Args:
+            arrays: of the model.
+            examples: n of them.
+        """
+        model = self.shadow.model
+        model.assign(arrays)
+        return self.task.losses(examples.y, model.predict(examples.x)).astype(np.float64)
+
+
+def flat(arrays: Arrays) -> Scores:
+    """All numbers of a model, in double precision.
+
+    Args:
+        arrays: of the model.
+    """
+    return np.concatenate([array.ravel() for array in arrays.values()], dtype=np.float64)

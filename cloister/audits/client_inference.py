@@ -1,0 +1,147 @@
+"""Client inference: does a given client take part? As published, and by a likelihood ratio of our own.
+
+The attacker runs the federation again and again with the target (IN) and without it (OUT): the target stays on the
+roster and contributes nothing, which is what a claim for a client is about. All other clients' examples are known to
+the attacker, as differential privacy assumes. Three scores are tried on what a run releases:
+
+- single shot, after round 1: -100·(loss_shadow - loss_aggregated)/loss_shadow, on a tenth of the target's examples;
+- multi-round: -loss of each round's model, on a tenth of the target's examples with noise on them;
+- likelihood ratio: the release of round 1 along the target's own update, under Gaussians fitted to other IN and OUT
+  runs. A lower bound on ε follows from it by `Trials`, whatever the distribution.
+
+Source of the first two: Sáinz-Pardo Díaz et al. (2026), Knowledge-Based Systems 343, 115993, §5 and §7.4.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cloister.audits.client_game import Game
+from cloister.audits.epsilon import Trials
+from cloister.audits.finding import Control, Finding, Measured
+from cloister.audits.likelihood import cross_fitted
+from cloister.audits.scores import Evidence, Scores
+from cloister.audits.subject import FinishedRun
+from cloister.audits.table import Effort
+from cloister.local.shadow import Shadow, without_privacy
+
+SINGLE, SEVERAL, RATIO = "single shot, as published", "multi-round, as published", "likelihood ratio, round 1"
+CONFIDENCE = 0.95
+REPEATS, PAIRS = 3, 4
+"""Rounds of each kind for each shadow run that is allowed, and shadow runs for each whole run of each kind."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """What the attacker saw of rounds with the target, or of rounds without.
+
+    Attributes:
+        published: the single-shot score of each repetition.
+        projections: of each repetition's release on the target's update.
+        confidences: the multi-round score, of all rounds of all whole runs.
+    """
+
+    published: Scores
+    projections: Scores
+    confidences: Scores
+
+    def halves(self) -> tuple["Played", "Played"]:
+        """Every other repetition, and the rest."""
+        return tuple(  # type: ignore[return-value]
+            Played(self.published[part::2], self.projections[part::2], self.confidences[part::2]) for part in (0, 1)
+        )
+
+
+def play(game: Game, inside: bool, effort: Effort) -> Played:
+    """Run the federation again and again.
+
+    Args:
+        game: about the target.
+        inside: whether it takes part.
+        effort: how often.
+    """
+    seeds = np.random.SeedSequence([effort.seed, inside]).generate_state(REPEATS * effort.shadows) >> 1
+    first = [game.released(inside, int(seed), rounds=1)[0] for seed in seeds]
+    whole = [game.released(inside, int(seed), rounds=0) for seed in seeds[: max(1, effort.shadows // PAIRS)]]
+    return Played(
+        np.array([game.published(arrays, inside) for arrays in first]),
+        np.array([game.projection(arrays) for arrays in first]),
+        np.array([game.confidence(arrays) for run in whole for arrays in run]),
+    )
+
+
+def evidence(present: Played, absent: Played, seed: int) -> Iterator[Evidence]:
+    """The three attacks on what was seen.
+
+    Args:
+        present: with the target.
+        absent: without it.
+        seed: of the bootstrap.
+    """
+    # The published score is small where the model knows the target: its loss is below that of the others.
+    yield Evidence(SINGLE, "client", -present.published, -absent.published, seed)
+    yield Evidence(SEVERAL, "client", present.confidences, absent.confidences, seed)
+    yield Evidence(RATIO, "client", *cross_fitted(present.projections, absent.projections), seed)
+
+
+class ClientInference:
+    """The audit: three attacks on one client, each with its controls."""
+
+    name = "client-inference"
+
+    def misfit(self, run: FinishedRun) -> str:
+        """Why there is nothing to attack.
+
+        Args:
+            run: that is audited.
+        """
+        return run.without_examples or ("a run of one client has nobody to tell apart" if run.clients < 2 else "")
+
+    def conduct(self, run: FinishedRun, effort: Effort) -> Finding:
+        """Attack the client whose data are most unlike the others'.
+
+        Args:
+            run: that is audited.
+            effort: how often the federation is run again.
+        """
+        game = Game.of(run, effort.seed)
+        present, absent = (play(game, inside, effort) for inside in (True, False))
+        attacks = list(evidence(present, absent, effort.seed))
+        bound = Trials(present.projections, absent.projections).epsilon(run.delta, CONFIDENCE)
+        epsilon = Measured(RATIO, "epsilon", bound, "client", delta=run.delta, confidence=CONFIDENCE)
+        published = Measured("score of " + SINGLE, "score", float(present.published.mean()), "client")
+        measured = (*(each.auc() for each in attacks), epsilon, published)
+        controls = (*_that_succeed(run, game, effort, attacks), *_that_fail(absent, effort))
+        found = Finding(self.name, "", measured, controls)
+        return replace(found, meaning=_meaning(game.target, found.borne_out("auc")))
+
+
+def _that_succeed(run: FinishedRun, game: Game, effort: Effort, attacks: list[Evidence]) -> list[Control]:
+    """The same attacks on the same clients without any mechanism; which is the run itself where it has none."""
+    if run.config.is_private:
+        open_game = replace(game, shadow=Shadow(without_privacy(run.config)))
+        attacks = list(evidence(play(open_game, True, effort), play(open_game, False, effort), effort.seed))
+    return [each.has_to_succeed("without privacy") for each in attacks]
+
+
+def _that_fail(absent: Played, effort: Effort) -> list[Control]:
+    """The same attacks where neither kind has the target: with and without were exchanged at random."""
+    return [each.has_to_fail("the target in neither") for each in evidence(*absent.halves(), effort.seed)]
+
+
+def _meaning(target: int, aucs: list[Measured]) -> str:
+    telling = [item for item in aucs if item.beats_chance]
+    if not telling:
+        return (
+            f"Nobody who sees the released models could tell by these attacks whether client {target} takes part; a "
+            "stronger attack might."
+        )
+    best = max(telling, key=lambda item: item.value)
+    return (
+        f"Whoever knows the other clients' examples and sees the released models tells whether client {target} takes "
+        f"part in {100 * best.value:.0f} of 100 pairs of a run with it and one without (by {best.attack})."
+    )
+
+
+AUDIT = ClientInference()

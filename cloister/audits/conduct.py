@@ -1,0 +1,37 @@
+"""Auditing a run: every audit that fits it, one after the other."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from cloister.audits.finding import Finding, Skipped
+from cloister.audits.report import Audited
+from cloister.audits.subject import FinishedRun
+from cloister.audits.table import AUDITS, Audit, Effort
+
+
+def audit(path: Path, effort: Effort, only: Sequence[str] = ()) -> Audited:
+    """Attack a run by every audit that fits it, and write `audit.json` into its directory.
+
+    Args:
+        path: of the run directory.
+        effort: how much may be done.
+        only: names of audits; empty: all of them.
+
+    Raises:
+        ConfigError: the path is no run directory, or its run has not ended.
+        PluginError: an audit is unknown.
+        DataError: the data of the run's task is not on this machine.
+    """
+    run = FinishedRun.read(path)
+    findings: list[Finding] = []
+    skipped: list[Skipped] = []
+    for one in [cast(Audit, AUDITS.load(name)) for name in only or AUDITS.names()]:
+        if why := one.misfit(run):
+            skipped.append(Skipped(one.name, why))
+            continue
+        effort.told(f"{one.name} ...")
+        findings.append(one.conduct(run, effort))
+    found = Audited(run.path, run.privacy, tuple(findings), tuple(skipped))
+    found.write()
+    return found

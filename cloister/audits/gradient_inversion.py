@@ -1,0 +1,141 @@
+"""Gradient inversion: can an image be read from what a client sends, or from what the server releases?
+
+The attack is made under the best conditions that an attacker can have: one image, one step, and a small network of
+sigmoid units in place of the run's own model. What is protected here is protected there; what is recovered here need
+not be where a client takes many steps on many images.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.audits.channels import Channel, Step, channels_of, open_channel, published_laplace
+from cloister.audits.finding import Control, Finding, Measured
+from cloister.audits.pictures import image_table
+from cloister.audits.similarity import ssim
+from cloister.audits.subject import FinishedRun
+from cloister.audits.table import Effort
+from cloister.core.errors import DataError
+from cloister.tasks.backend import import_keras
+
+if TYPE_CHECKING:
+    from cloister.audits.keras_inversion import Victim
+
+LEAKAGE, INVERTING = "deep leakage from gradients", "inverting gradients"
+ORIGINAL, UNPROTECTED, DROWNED = "image", "without privacy", "under Laplace noise, ν = 30"
+DROWNING = 30.0
+"""ν at which noise is so much longer than the gradient that nothing can be left."""
+RECOVERED, LOST = 0.9, 0.5
+"""SSIM from which an image counts as recovered, and below which it counts as lost."""
+PICTURE = "audit-inversion.png"
+IMAGES = 2
+
+Results = dict[str, dict[str, list[tuple[float, NDArray]]]]
+"""By attack and channel: SSIM and image, for each image that was attacked."""
+
+
+class GradientInversion:
+    """The audit: two attacks on what a client sends and on what the server releases, with their controls."""
+
+    name = "gradient-inversion"
+
+    def misfit(self, run: FinishedRun) -> str:
+        """Why there is nothing to attack.
+
+        Args:
+            run: that is audited.
+        """
+        if run.task.image_shape is None:
+            return f"examples of task {run.config.task.name!r} are no images"
+        return ""
+
+    def conduct(self, run: FinishedRun, effort: Effort) -> Finding:
+        """Attack the first images of the benchmark, of different classes.
+
+        Args:
+            run: that is audited.
+            effort: seeds the network and the searches.
+        """
+        import_keras()  # quietly, before what needs it at its top
+        from cloister.audits.keras_inversion import Victim
+
+        shape = run.task.image_shape or (0, 0)
+        victim = Victim(shape, run.task.classes, effort.seed)
+        rate = run.task.recipe.resolved(run.config.client).learning_rate
+        steps = [
+            Step(victim.arrays, victim.gradient(image, label), image, label, rate)
+            for image, label in _images(run, shape)
+        ]
+        own = channels_of(run.config, run.clients, victim.model)
+        controls = {UNPROTECTED: open_channel, DROWNED: published_laplace(DROWNING)}
+        results = attacked(victim, steps, controls | own, effort)
+        pictures = image_table(run.path / PICTURE, _rows(steps, results))
+        measured = [_measured(attack, channel, results) for attack in results for channel in own]
+        return Finding(self.name, _meaning(measured), tuple(measured), tuple(_controls(results)), pictures)
+
+
+def attacked(victim: "Victim", steps: Sequence[Step], channels: Mapping[str, Channel], effort: Effort) -> Results:
+    """Every image through every channel, attacked by both attacks.
+
+    Args:
+        victim: whose gradients are seen.
+        steps: one for each image.
+        channels: by name.
+        effort: seeds the searches.
+    """
+    attacks = {LEAKAGE: victim.deep_leakage, INVERTING: victim.inverting}
+    found: Results = {attack: {name: [] for name in channels} for attack in attacks}
+    for name, channel in channels.items():
+        for step in steps:
+            seen = channel(step)
+            for attack, recover in attacks.items():
+                image = recover(seen, effort.seed).image
+                found[attack][name].append((ssim(step.image, image), image))
+    return found
+
+
+def _images(run: FinishedRun, shape: tuple[int, int]) -> Iterator[tuple[NDArray, int]]:
+    """The first images of the benchmark, each of another class."""
+    train = run.task.load().train
+    first = np.sort(np.unique(train.y, return_index=True)[1])[:IMAGES]
+    if train.x[0].size != shape[0] * shape[1]:
+        raise DataError(f"examples of task {run.config.task.name!r} are no grey images of {shape}")
+    for number in first:
+        yield train.x[number].reshape(shape).astype(np.float64), int(train.y[number])
+
+
+def _measured(attack: str, channel: str, results: Results) -> Measured:
+    """The mean similarity over the images."""
+    found = [likeness for likeness, _ in results[attack][channel]]
+    return Measured(attack, "similarity", float(np.mean(found)), assumption=f"on {channel}")
+
+
+def _controls(results: Results) -> Iterator[Control]:
+    for attack in results:
+        without, drowned = (_measured(attack, channel, results) for channel in (UNPROTECTED, DROWNED))
+        yield Control(UNPROTECTED, "succeeds", without, without.value >= RECOVERED)
+        yield Control(DROWNED, "fails", drowned, drowned.value < LOST)
+
+
+def _rows(steps: Sequence[Step], results: Results) -> dict[str, list[tuple[str, NDArray]]]:
+    """The pictures: the images, and what each attack made of them through each channel."""
+    rows = {ORIGINAL: [("", step.image) for step in steps]}
+    for attack, by_channel in results.items():
+        for channel, found in by_channel.items():
+            rows[f"{attack}\n{channel}"] = [(f"SSIM {likeness:.2f}", image) for likeness, image in found]
+    return rows
+
+
+def _meaning(measured: Sequence[Measured]) -> str:
+    best = max(measured, key=lambda item: item.value)
+    told = f"{best.assumption.removeprefix('on ')} about one step on one image (SSIM {best.value:.2f})"
+    if best.value >= RECOVERED:
+        return f"An image can be read from {told}."
+    if best.value >= LOST:
+        return f"An image can be read in part from {told}."
+    return f"These attacks read no image from {told}."
+
+
+AUDIT = GradientInversion()

@@ -1,0 +1,120 @@
+"""Membership inference on a finished model: which examples, and whose, was it trained on?
+
+The attacker knows the examples (members and others, mixed), the configuration and the model, and trains shadow models
+on random parts of the examples by the same federation. Scores of single examples are of unit `example`. Those of unit
+`client` are means over a tenth of a client's examples: was this client's data used?
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from cloister.audits.finding import Control, Finding, Measured
+from cloister.audits.membership import Seen, grouped
+from cloister.audits.membership_pool import Pool, by_heart
+from cloister.audits.pictures import roc_picture
+from cloister.audits.scores import Evidence
+from cloister.audits.shadow_sets import SHARE
+from cloister.audits.subject import FinishedRun
+from cloister.audits.table import Effort
+from cloister.local.shadow import Shadow
+
+LOSS, ONLINE, OFFLINE, ROBUST = "loss threshold", "LiRA, online", "LiRA, offline", "RMIA"
+OF_CLIENTS = "LiRA, online, on a tenth of a client"
+PICTURE = "audit-membership.png"
+ENOUGH = 4
+"""Sets of examples of each kind, below which nothing is said about clients."""
+
+
+def evidence(pool: Pool, seen: Seen, seed: int) -> Iterator[Evidence]:
+    """The attacks on what was seen.
+
+    Args:
+        pool: of examples; the attacks have to find its members.
+        seen: what the models say of them.
+        seed: of the bootstrap.
+    """
+    found = {LOSS: seen.loss_threshold(), ONLINE: seen.lira_online(), OFFLINE: seen.lira_offline()}
+    if pool.task.classes:
+        found[ROBUST] = seen.rmia()
+    for name, scores in found.items():
+        yield Evidence(name, "example", scores[pool.member], scores[~pool.member], seed)
+    yield from _by_client(pool, seen, seed)
+
+
+def _by_client(pool: Pool, seen: Seen, seed: int) -> Iterator[Evidence]:
+    """One attack on sets of a tenth of a client's examples, where there are sets enough."""
+    scores, inside = seen.lira_online(), pool.member
+    size = max(1, round(SHARE * inside.sum() / len(np.unique(pool.owners))))
+    present, absent = (grouped(scores[kind], pool.owners[kind], size) for kind in (inside, ~inside))
+    if min(len(present), len(absent)) >= ENOUGH:
+        yield Evidence(OF_CLIENTS, "client", present, absent, seed)
+
+
+class MembershipInference:
+    """The audit: four attacks on single examples and one on clients, with their controls."""
+
+    name = "membership-inference"
+
+    def misfit(self, run: FinishedRun) -> str:
+        """Why there is nothing to attack.
+
+        Args:
+            run: that is audited.
+        """
+        return run.without_examples
+
+    def conduct(self, run: FinishedRun, effort: Effort) -> Finding:
+        """Attack the model that the run kept.
+
+        Args:
+            run: that is audited.
+            effort: how many shadow models there may be.
+        """
+        pool, shadow = Pool.of(run, effort.seed), Shadow(run.config)
+        target = run.model().arrays()
+        start = run.released().get(0) or shadow.initial(run.seed)
+        seen = pool.seen(target, shadow, start, effort.shadows, effort.seed)
+        attacks = list(evidence(pool, seen, effort.seed))
+        measured = [figure for each in attacks for figure in each.figures()]
+        controls = (*_that_succeed(run, pool, effort), *_that_fail(pool, seen, effort))
+        curves = {each.attack: each.curve() for each in attacks if each.unit == "example"}
+        pictures = roc_picture(run.path / PICTURE, curves)
+        details = {"members": len(attacks[0].present), "others": len(attacks[0].absent), "roc": curves}
+        found = Finding(self.name, "", tuple(measured), controls, pictures, details)
+        return replace(found, meaning=_meaning(found.borne_out("auc")))
+
+
+def _that_succeed(run: FinishedRun, pool: Pool, effort: Effort) -> list[Control]:
+    """The same attacks on a model that learnt a few examples by heart."""
+    few, shadow = Pool.small(pool, effort.seed), by_heart(run)
+    target = few.trained(shadow, few.member, effort.seed, None)
+    seen = few.seen(target, shadow, None, effort.shadows, effort.seed + 1)
+    return [each.has_to_succeed("a model that learnt by heart") for each in evidence(few, seen, effort.seed)]
+
+
+def _that_fail(pool: Pool, seen: Seen, effort: Effort) -> list[Control]:
+    """The same attacks on a model for which members and others were exchanged at random.
+
+    It is one of the shadow models. That those whom the run trained on look different to it would show that members
+    and others differ by more than their membership.
+    """
+    blind = evidence(pool, seen.against(0), effort.seed)
+    return [each.has_to_fail("members exchanged at random") for each in blind]
+
+
+def _meaning(aucs: list[Measured]) -> str:
+    best = max(aucs, key=lambda item: item.value, default=None)
+    if best is None or not best.beats_chance:
+        return (
+            "These attacks could not tell the examples that the model was trained on from others; stronger ones might."
+        )
+    whose = "an example was" if best.unit == "example" else "a client's examples were"
+    return (
+        f"Whoever has the model and trains others like it tells whether {whose} trained on in "
+        f"{100 * best.value:.0f} of 100 pairs of one that was and one that was not (by {best.attack})."
+    )
+
+
+AUDIT = MembershipInference()

@@ -1,0 +1,175 @@
+"""What an audit has to say: `audit.json`, the lines for a person, and the two lines for a report of the run."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cloister.audits.finding import Control, Finding, Measured, Skipped, strongest
+from cloister.core.files import atomic_path
+
+FILE = "audit.json"
+THIS_RUN = "this run"
+"""The scope of a claim in `privacy.json` that is about one run alone."""
+NAMES = {
+    "auc": "AUC",
+    "epsilon": "ε at least",
+    "tpr": "members found",
+    "similarity": "SSIM",
+    "score": "score",
+}
+
+
+@dataclass(frozen=True)
+class Audited:
+    """Everything that was found out about one run.
+
+    Attributes:
+        path: of the run directory.
+        privacy: the content of its `privacy.json`.
+        findings: of the audits that fitted.
+        skipped: those that did not.
+    """
+
+    path: Path
+    privacy: Mapping[str, Any]
+    findings: tuple[Finding, ...]
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """What is claimed, and what was measured: the two lines for a report."""
+        return f"claimed: {claimed(self.privacy)}", f"measured: {measured(self.findings)}"
+
+    @property
+    def contradicted(self) -> tuple[Measured, ...]:
+        """Lower bounds on ε that are above what is claimed for the same unit: the claim is false if there is one."""
+        sound = [item for item in _claims(self.privacy) if item.get("relation") == "add-or-remove"]
+        found = []
+        for bound in (item for finding in self.findings for item in finding.borne_out("epsilon")):
+            of_unit = [item["epsilon"] for item in sound if item["unit"] == bound.unit and item["delta"] == bound.delta]
+            if of_unit and bound.value > max(of_unit):
+                found.append(bound)
+        return tuple(found)
+
+    def write(self) -> Path:
+        """Write `audit.json` into the run directory, whole."""
+        place = self.path / FILE
+        facts = {
+            "lines": list(self.lines),
+            "contradicted": [item.facts() for item in self.contradicted],
+            "findings": [finding.facts() for finding in self.findings],
+            "skipped": [asdict(item) for item in self.skipped],
+        }
+        with atomic_path(place) as partial:
+            partial.write_text(json.dumps(facts, indent=2) + "\n")
+        return place
+
+    def show(self, console: Console) -> None:
+        """Print a table and a sentence for each audit, and the two lines."""
+        for finding in self.findings:
+            console.print(_table(finding))
+            console.print(finding.meaning)
+            for line in _warnings(finding):
+                console.print(f"  {line}")
+            for picture in finding.pictures:
+                console.print(f"picture  {self.path / picture}")
+        for item in self.skipped:
+            console.print(f"not run: {item.name}: {item.why}")
+        for bound in self.contradicted:
+            console.print(f"the claim is FALSE: {in_words(bound)}")
+        for line in self.lines:
+            console.print(line)
+
+
+def claimed(privacy: Mapping[str, Any]) -> str:
+    """What a run claims, in a line.
+
+    Args:
+        privacy: the content of its `privacy.json`.
+    """
+    told = []
+    for mechanism in (privacy, privacy.get("clients") or {}):
+        figures = [
+            f"ε = {item['epsilon']:.4g} at δ = {item['delta']:g} for one {item['unit']}, {item['relation']}"
+            for item in _figures(mechanism)
+        ]
+        if figures:
+            told.append(f"{max(figures, key=len)} ({mechanism['mechanism']}, {mechanism['status']})")
+    if told:
+        return "; ".join(told)
+    return f"no ε ({privacy.get('mechanism', 'none')}, {privacy.get('status', 'none')})"
+
+
+def measured(findings: tuple[Finding, ...]) -> str:
+    """The strongest figures of attacks whose controls did as expected, in a line.
+
+    Args:
+        findings: of all audits.
+    """
+    found = [strongest(findings, quantity) for quantity in ("epsilon", "auc", "similarity")]
+    return "; ".join(in_words(item) for item in found if item is not None) or "nothing that its controls bear out"
+
+
+def in_words(item: Measured) -> str:
+    """A figure with its interval, the attack, and what it rests on.
+
+    Args:
+        item: the figure.
+    """
+    if item.quantity == "epsilon":
+        told = f"ε ≥ {item.value:.3g} at δ = {item.delta or 0:g}, {100 * (item.confidence or 0):.3g} % sure"
+    else:
+        at = "" if item.alarms is None else f" at {100 * item.alarms:g} % false alarms"
+        told = f"{NAMES[item.quantity]} {item.value:.3f}{at}"
+    interval = "" if item.low is None or item.high is None else f" ({item.low:.3f} to {item.high:.3f})"
+    resting = f", {item.assumption}" if item.assumption else ""
+    about = f", unit {item.unit}" if item.unit else ""
+    return f"{told}{interval} by {item.attack}{about}{resting}"
+
+
+def _claims(privacy: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Sound figures of the run itself, of the server's mechanism and of the clients'."""
+    for mechanism in (privacy, privacy.get("clients") or {}):
+        if mechanism.get("status") == "sound":
+            yield from _figures(mechanism)
+
+
+def _figures(mechanism: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Figures with an ε that are about the run itself: those over other runs too are about more than was audited."""
+    found = [item for item in mechanism.get("claims", ()) if item.get("epsilon") is not None]
+    of_run = [item for item in found if item.get("scope") == THIS_RUN] or found
+    sizes = [item for size in mechanism.get("by-examples", ()) for item in size.get("claims", ())]
+    return of_run or [item for item in sizes if item.get("epsilon") is not None]
+
+
+def _table(finding: Finding) -> Table:
+    table = Table(title=finding.name, title_justify="left", min_width=60)
+    for column in ("attack", "unit", "figure", "95 %"):
+        table.add_column(column)
+    for item in finding.measured:
+        table.add_row(*_cells(", ".join(filter(None, (item.attack, item.assumption))), item))
+    for control in finding.controls:
+        table.add_row(*_cells(_named(control), control.measured))
+    return table
+
+
+def _named(control: Control) -> str:
+    about = f"{control.measured.attack}: {control.name}"
+    return f"  control: {about}" if control.met else f"  control NOT met, it {control.expected} if it works: {about}"
+
+
+def _cells(name: str, item: Measured) -> tuple[str, str, str, str]:
+    at = "" if item.alarms is None else f" at {100 * item.alarms:g} % false alarms"
+    interval = "" if item.low is None or item.high is None else f"{item.low:.3f} to {item.high:.3f}"
+    return name, item.unit, f"{NAMES[item.quantity]} {item.value:.3f}{at}", interval
+
+
+def _warnings(finding: Finding) -> Iterator[str]:
+    """A sentence for each attack that did not do as expected on its controls."""
+    for attack in dict.fromkeys(control.measured.attack for control in finding.controls if not control.met):
+        yield f"{attack}: shows nothing here, since it does not do on its controls what it has to"

@@ -1,0 +1,146 @@
+"""How well scores tell two kinds apart: AUC, ROC points, hits at few false alarms, each with a bootstrap interval.
+
+Scores are higher for what the attacker looks for. Sources: Hanley, McNeil (1982), Radiology 143(1), for the AUC as the
+probability that a score of one kind exceeds one of the other; Efron (1979) for the bootstrap; Carlini et al. (2022),
+arXiv:2112.03570, §III, for why hits count at few false alarms, and on a logarithmic scale.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.audits.finding import CHANCE, Control, Measured, Unit
+from cloister.core.errors import ConfigError
+
+Scores = NDArray[np.float64]
+Statistic = Callable[[Scores, Scores], float]
+RESAMPLES = 1000
+FEW_ALARMS = (0.001, 0.01)
+"""Rates of false alarms at which hits are counted."""
+STRICT = 0.999
+"""Confidence of the interval that a control which has to fail is judged by: 95 % would raise an alarm in 20 audits."""
+POINTS = 50
+"""Of a ROC curve, evenly spread over the logarithm of the rate of false alarms."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Scores of those the attacker looks for, and of all others.
+
+    Attributes:
+        attack: which attack made them.
+        unit: about whom it learns something.
+        present: of members, or of runs with the client.
+        absent: of the others.
+        seed: of the resamples.
+    """
+
+    attack: str
+    unit: Unit
+    present: Scores
+    absent: Scores
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (len(self.present) and len(self.absent)):
+            raise ConfigError(f"{self.attack}: scores of both kinds are needed to tell them apart")
+
+    def auc(self, confidence: float = 0.95) -> Measured:
+        """The AUC with its interval.
+
+        Args:
+            confidence: of the interval.
+        """
+        low, high = interval(auc, self.present, self.absent, confidence, self.seed)
+        return Measured(self.attack, "auc", auc(self.present, self.absent), self.unit, low, high)
+
+    def hits(self, alarms: float) -> Measured:
+        """The rate of hits at a rate of false alarms, with its interval.
+
+        Args:
+            alarms: largest rate of false alarms.
+        """
+
+        def rate(present: Scores, absent: Scores) -> float:
+            return hits_at(present, absent, alarms)
+
+        low, high = interval(rate, self.present, self.absent, 0.95, self.seed)
+        value = rate(self.present, self.absent)
+        return Measured(self.attack, "tpr", value, self.unit, low, high, alarms=alarms)
+
+    def figures(self) -> list[Measured]:
+        """The AUC, and for single examples the hits at few false alarms: at none, where there are too few others."""
+        few = FEW_ALARMS if self.unit == "example" else ()
+        return [self.auc(), *(self.hits(alarms) for alarms in few)]
+
+    def curve(self) -> list[tuple[float, float]]:
+        """Points of the ROC curve from one false alarm among all on, for a logarithmic scale."""
+        alarms = np.geomspace(1 / len(self.absent), 1.0, POINTS)
+        return [(float(rate), hits_at(self.present, self.absent, float(rate))) for rate in alarms]
+
+    def has_to_succeed(self, name: str) -> Control:
+        """A control on which the attack must beat chance.
+
+        Args:
+            name: what is attacked, in a few words.
+        """
+        found = self.auc()
+        return Control(name, "succeeds", found, found.beats_chance)
+
+    def has_to_fail(self, name: str) -> Control:
+        """A control on which the attack must do no better, and no worse, than a guess.
+
+        Args:
+            name: what is attacked, in a few words.
+        """
+        strict = self.auc(STRICT)
+        met = (strict.low or 0.0) <= CHANCE <= (strict.high or 1.0)
+        return Control(name, "fails", self.auc(), met)
+
+
+def auc(present: Scores, absent: Scores) -> float:
+    """The probability that a present one scores above an absent one; ties count half.
+
+    Args:
+        present: shape (m,).
+        absent: shape (n,).
+    """
+    ordered = np.sort(absent)
+    below, reached = np.searchsorted(ordered, present, "left"), np.searchsorted(ordered, present, "right")
+    return float((below + reached).mean() / (2 * len(absent)))
+
+
+def hits_at(present: Scores, absent: Scores, alarms: float) -> float:
+    """The share of present ones above the lowest threshold that lets no more than this share of absent ones pass.
+
+    Args:
+        present: shape (m,).
+        absent: shape (n,).
+        alarms: the share, from 0 to 1.
+    """
+    # A rate such as 0.001 is stored a little off: 1,000 absent ones have one alarm in a thousand all the same.
+    allowed = int(np.floor(alarms * len(absent) + 1e-9))
+    if allowed >= len(absent):
+        return 1.0
+    threshold = np.partition(absent, len(absent) - 1 - allowed)[len(absent) - 1 - allowed]
+    return float((present > threshold).mean())
+
+
+def interval(
+    statistic: Statistic, present: Scores, absent: Scores, confidence: float, seed: int
+) -> tuple[float, float]:
+    """The percentile bootstrap interval of a statistic, each kind resampled by itself.
+
+    Args:
+        statistic: of (present, absent).
+        present: shape (m,).
+        absent: shape (n,).
+        confidence: of the interval.
+        seed: of the resamples.
+    """
+    rng = np.random.default_rng(seed)
+    found = [statistic(rng.choice(present, len(present)), rng.choice(absent, len(absent))) for _ in range(RESAMPLES)]
+    tail = (1 - confidence) / 2
+    return float(np.quantile(found, tail)), float(np.quantile(found, 1 - tail))

@@ -1,0 +1,53 @@
+"""What an attacker on a client has of it: a part of its examples, and how unlike the others it is."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cloister.tasks.base import Examples
+
+SHARE = 0.1
+"""Of the target's examples that the attacker holds, as published."""
+BLUR = 0.2
+"""Standard deviation of the noise on a blurred shadow set, in units of its largest input, as published."""
+
+
+def shadow_set(examples: Examples, seed: int) -> Examples:
+    """A tenth of the examples, and one at the least.
+
+    Args:
+        examples: of the target.
+        seed: of the draw.
+    """
+    count = max(1, round(SHARE * len(examples)))
+    return examples.take(np.sort(np.random.default_rng(seed).choice(len(examples), count, replace=False)))
+
+
+def blurred(examples: Examples, seed: int) -> Examples:
+    """The examples with Gaussian noise on their inputs: what an attacker has who knows the target only roughly.
+
+    Args:
+        examples: of the shadow set.
+        seed: of the noise.
+    """
+    noise = np.random.default_rng(seed).normal(0, BLUR * np.abs(examples.x).max(), examples.x.shape)
+    return replace(examples, x=(examples.x + noise).astype(examples.x.dtype))
+
+
+def most_unlike(parts: Sequence[Examples], classes: int) -> int:
+    """The client whose classes are dealt most unlike those of all clients; of equal ones the largest.
+
+    Args:
+        parts: the examples of each client.
+        classes: how many there are; 0: targets are numbers, and the largest client is taken.
+    """
+
+    def shares(y: np.ndarray) -> np.ndarray:
+        return np.bincount(y.astype(np.int64), minlength=classes) / max(1, len(y))
+
+    if not classes:
+        return int(np.argmax([len(part) for part in parts]))
+    everybody = shares(np.concatenate([part.y for part in parts]))
+    apart = [(round(float(np.abs(shares(part.y) - everybody).sum()), 6), len(part)) for part in parts]
+    return max(range(len(parts)), key=lambda number: apart[number])

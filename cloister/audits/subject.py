@@ -1,0 +1,109 @@
+"""The run that is audited: what its directory says about it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.config.run import RunConfig, parse
+from cloister.core.errors import ConfigError, DataError
+from cloister.tasks import TASKS
+from cloister.tasks.base import Model, Task
+
+Arrays = Mapping[str, NDArray]
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that has ended, as its directory holds it.
+
+    Attributes:
+        path: of the directory.
+        config: of the run.
+        seed: in force: it dealt the examples out, and began the model.
+        privacy: the content of `privacy.json`.
+        clients: how many were simulated; 0: they were nodes with data of their own, which is not here.
+    """
+
+    path: Path
+    config: RunConfig
+    seed: int
+    privacy: Mapping[str, Any]
+    clients: int
+
+    @classmethod
+    def read(cls, path: Path) -> "FinishedRun":
+        """Read a run directory.
+
+        Raises:
+            ConfigError: it is none, or its run has not ended.
+        """
+        facts, privacy = _content(path, "config.json"), _content(path, "privacy.json")
+        if privacy.get("status") == "running":
+            raise ConfigError(f"{path}: this run has not ended; audit it when it has (cloister status --runs {path})")
+        try:
+            config, seed = parse(facts["config"]), int(facts["seed"])
+        except (KeyError, TypeError, ValueError):
+            raise ConfigError(f"{path} is no run directory: its config.json is not that of a run") from None
+        simulated = _content(path, "simulation.json") if (path / "simulation.json").is_file() else {"clients": 0}
+        return cls(path, config, seed, privacy, int(simulated["clients"]))
+
+    @cached_property
+    def task(self) -> Task:
+        """The learning problem of the run."""
+        task: Task = TASKS.load(self.config.task.name)(self.config.task)
+        return task
+
+    @property
+    def delta(self) -> float:
+        """δ at which the run's claims are stated."""
+        return self.config.privacy.target_delta
+
+    @property
+    def without_examples(self) -> str:
+        """Why whose each example is cannot be known here, or one model judged by it; empty if it can."""
+        if not self.clients:
+            return "its clients were nodes with data of their own, which is not here (no simulation.json)"
+        if self.config.privacy.server.hypotheses:
+            return "it trains several hypotheses, and this attack is about one model"
+        if self.config.evaluation.held_out_clients:
+            return "some of its clients train nothing, and which ones was drawn at random"
+        return ""
+
+    def model(self) -> Model:
+        """The model that the run kept.
+
+        Raises:
+            DataError: there is none, or there are several hypotheses.
+        """
+        model = self.task.build()
+        path = self.path / f"model{model.suffix}"
+        if not path.is_file():
+            raise DataError(f"{self.path} holds no model{model.suffix}: the run ended without one model for everybody")
+        model.load(path)
+        return model
+
+    def released(self) -> dict[int, Arrays]:
+        """The checkpoints that were kept: the model after each round, by its number; 0 is the initial model."""
+        found = {int(path.stem.removeprefix("round-")): path for path in self.path.glob("checkpoints/round-*.npz")}
+        return {number: _arrays(found[number]) for number in sorted(found)}
+
+
+def _content(path: Path, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads((path / name).read_text())
+    except (OSError, ValueError):
+        raise ConfigError(f"{path} is no run directory: {name} is absent or cannot be read") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is no run directory: {name} is not what a run writes")
+    return content
+
+
+def _arrays(path: Path) -> Arrays:
+    with np.load(path, allow_pickle=False) as archive:
+        return dict(archive.items())

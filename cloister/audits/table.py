@@ -1,0 +1,65 @@
+"""The audits that `cloister audit` knows, by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cloister.audits.finding import Finding
+from cloister.audits.subject import FinishedRun
+from cloister.core import check
+from cloister.core.registry import Registry
+
+
+def _silent(_: str) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much an audit may do.
+
+    Attributes:
+        shadows: how many runs of the attacker's own an attack learns from.
+        seed: of the attacker's draws: whom a shadow run leaves out, where an optimisation begins. Never of noise.
+        told: is given a sentence on what is being done.
+    """
+
+    shadows: int = 16
+    seed: int = 0
+    told: Callable[[str], None] = field(default=_silent, compare=False)
+
+    def __post_init__(self) -> None:
+        check.positive(shadows=self.shadows - 3)
+
+
+class Audit(Protocol):
+    """An attack with its controls, for runs that it fits.
+
+    Attributes:
+        name: as in the table.
+    """
+
+    name: str
+
+    def misfit(self, run: FinishedRun) -> str:
+        """Why this audit has nothing to say about a run; empty if it has."""
+
+    def conduct(self, run: FinishedRun, effort: Effort) -> Finding:
+        """Attack the run, and the controls.
+
+        Args:
+            run: that it fits. Pictures are written into its directory.
+            effort: how much may be done.
+        """
+
+
+AUDITS = Registry(
+    "audit",
+    "cloister.audits",
+    {
+        "client-inference": "cloister.audits.client_inference:AUDIT",
+        "gradient-inversion": "cloister.audits.gradient_inversion:AUDIT",
+        "membership-inference": "cloister.audits.membership_inference:AUDIT",
+    },
+)
+"""Every audit, built in or installed beside Cloister: "module:object", and the object is an `Audit`."""

@@ -1,0 +1,189 @@
+"""Federations of an attacker's own: the configuration of a run on examples of the attacker's choice.
+
+They go through the same strategies, trainers and mechanisms as a run, and leave nothing behind: no run directory, and
+a ledger that is thrown away. Noise comes from the operating system's entropy, whatever the run's own came from.
+"""
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Error, Message
+from flwr.common.constant import ErrorCode
+from numpy.typing import NDArray
+
+from cloister.client.app import app
+from cloister.client.data import LocalData, handing_out, local_data, task_of
+from cloister.client.node import node_of
+from cloister.client.workbench import workbench_of
+from cloister.config.run import RunConfig, parse
+from cloister.config.section import Scalar
+from cloister.core.arrays import Layout, from_record, to_record
+from cloister.core.errors import ConfigError
+from cloister.core.wire import SEED
+from cloister.local.grid import LocalGrid
+from cloister.server.build import build
+from cloister.server.loop import Round, RoundLoop
+from cloister.tasks.base import Examples, Model
+
+Arrays = Mapping[str, NDArray]
+QUIET: dict[str, Scalar] = {
+    "tensorboard": False,
+    "run-name": "",
+    "evaluation.central": False,
+    "evaluation.federated": "off",
+    "evaluation.held-out-clients": 0.0,
+    "evaluation.patience": 0,
+    "privacy.ledger-dir": "",
+    "privacy.noise-seed": -1,
+}
+"""What a shadow run does not do: score models, keep a ledger, or repeat noise."""
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """The configuration of a run, to be run again on other examples.
+
+    Attributes:
+        config: of the run.
+    """
+
+    config: RunConfig
+
+    @property
+    def model(self) -> Model:
+        """The model that shadow runs train: one for all of them; assign arrays before use."""
+        return workbench_of(self._quiet("", 0)).model
+
+    def initial(self, seed: int) -> Arrays:
+        """The model that a run with this seed begins with.
+
+        Args:
+            seed: of the run.
+        """
+        model = self.model
+        model.initialise(seed)
+        return model.arrays()
+
+    def run(
+        self, parts: Sequence[Examples | None], seed: int, start: Arrays | None = None, rounds: int = 0
+    ) -> list[Arrays]:
+        """The global models that a run releases: the one that it starts from, and the one after each round.
+
+        Args:
+            parts: the examples of each client. None: a client that is on the roster and contributes nothing.
+            seed: of shuffles and dropout, and of the initial model if none is given; never of noise.
+            start: the model to start from; None: the one of the seed.
+            rounds: to run; 0: as many as the configuration says, which noise is calibrated for in any case.
+
+        Raises:
+            CloisterError: nobody takes part, or the configuration cannot be run.
+        """
+        seen: list[Arrays] = []
+
+        def note(_: Round, arrays: ArrayRecord) -> None:
+            seen.append({name: array.copy() for name, array in from_record(arrays).items()})
+
+        first = self.initial(seed) if start is None else start
+        with tempfile.TemporaryDirectory() as scratch, handing_out(_filled(parts)), _unheard():
+            config = self._quiet(scratch, seed)
+            plan = build(config)
+            strategy = plan.strategy.calibrated(Layout.of(first), config.num_rounds)
+            plan.budget.begin("shadow")
+            grid = LocalGrid(_answering(config, parts), config.flat(), _nodes(parts))
+            loop = RoundLoop(grid, strategy, None, [note], {SEED: seed}, config.round_timeout, to_the_end=True)
+            loop.run(to_record(dict(first)), rounds or config.num_rounds)
+        return seen
+
+    def _quiet(self, scratch: str, seed: int) -> RunConfig:
+        return parse(self.config.flat() | QUIET | {"output-dir": scratch or "runs", "seed": seed})
+
+
+def without_privacy(config: RunConfig) -> RunConfig:
+    """The same run with no mechanism on, for an attack that has to succeed.
+
+    Args:
+        config: of the run.
+    """
+    kept = {key: value for key, value in config.flat().items() if not key.startswith("privacy.")}
+    weighting = "examples" if config.weights_by_examples else "uniform"
+    return parse(kept | {"privacy.server": "none", "strategy.weighting": weighting, "task.group": ""})
+
+
+def one_client(config: RunConfig, epochs: int = 0) -> Shadow:
+    """A federation of one client that trains as those of a run do, without privacy: its release is that client's model.
+
+    Args:
+        config: of the run.
+        epochs: of its only round; 0: as in the run.
+    """
+    kept = {key: value for key, value in config.flat().items() if key.startswith(("task.", "client."))}
+    longer: dict[str, Scalar] = {"client.local-epochs": epochs} if epochs else {}
+    return Shadow(parse(kept | {"num-rounds": 1, "privacy.server": "none", "strategy.min-nodes": 1} | longer))
+
+
+def dealt(config: RunConfig, clients: int, seed: int) -> list[LocalData]:
+    """What each client of a simulated run trained on, and what it kept back.
+
+    Args:
+        config: of the run.
+        clients: how many there were.
+        seed: in force.
+
+    Raises:
+        DataError: the task's data is not on this machine.
+    """
+    nodes = (node_of({"partition-id": number, "num-partitions": clients}) for number in range(clients))
+    return [local_data(config.task, node, seed) for node in nodes]
+
+
+def outsiders(config: RunConfig) -> Examples:
+    """The examples that no client of a simulation has: those that the server scores models with.
+
+    Args:
+        config: of the run.
+    """
+    return task_of(config.task).load().test
+
+
+def _nodes(parts: Sequence[Examples | None]) -> list[dict[str, Scalar]]:
+    return [{} if part is None else {"partition-id": i, "num-partitions": len(parts)} for i, part in enumerate(parts)]
+
+
+def _answering(config: RunConfig, parts: Sequence[Examples | None]) -> Callable[[Message, Context], Message]:
+    """What every node runs: the app, where a client without data has something to say.
+
+    Where clients noise what they send, one that fails sends the noise alone. Elsewhere its reply is an error.
+    """
+    absent = {number for number, part in enumerate(parts, start=1) if part is None}
+    if config.privacy.client.noise_on_update is not None:
+        return app
+
+    def answer(message: Message, context: Context) -> Message:
+        if context.node_id in absent:
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "absent"), reply_to=message)
+        return app(message, context)
+
+    return answer
+
+
+def _filled(parts: Sequence[Examples | None]) -> list[Examples]:
+    """The parts, with no examples for a client that is absent; it never asks for them."""
+    like = next((part for part in parts if part is not None), None)
+    if like is None:
+        raise ConfigError("a shadow run needs a client with examples")
+    return [like.take(np.arange(0)) if part is None else part for part in parts]
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """The block, in which clients log nothing: that one is absent is no failure here."""
+    logger = logging.getLogger("cloister.client")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

@@ -1,0 +1,112 @@
+"""At which noise can an image no longer be read from one training step? Deep leakage from gradients and inverting
+gradients, on digits, MNIST and EMNIST, through every mechanism that a client or a server has.
+
+A client of one image, one step, and a small network of sigmoid units: see docs/audits.md. A task's result is written as
+soon as it is there, and is not computed again. The pictures need matplotlib: `pip install -e '.[experiments]'`.
+
+    python experiments/inversion.py --data FOLDER [--tasks digits mnist emnist] [--images 2] [--again]
+
+FOLDER holds `mnist/mnist.npz` and `emnist-byclass-test/emnist_byclass_test.npz`.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from cloister.audits.channels import (
+    Channel,
+    Step,
+    locally_noised,
+    open_channel,
+    published_laplace,
+    released_by,
+    with_dp_sgd,
+)
+from cloister.audits.gradient_inversion import attacked
+from cloister.audits.pictures import image_table
+from cloister.audits.table import Effort
+from cloister.config.run import parse
+from cloister.privacy.mechanisms.local import LocalGaussian
+from cloister.privacy.mechanisms.named import global_dp
+from cloister.tasks import TASKS
+from cloister.tasks.backend import import_keras
+
+RESULTS = Path(__file__).parent / "results" / "inversion"
+PLACES = {"digits": "", "mnist": "mnist/mnist.npz", "emnist": "emnist-byclass-test/emnist_byclass_test.npz"}
+MULTIPLIERS = (1e-3, 1e-1, 1.0, 3.0, 10.0)
+"""ν."""
+CLIP, RATE = 1.0, 0.1
+"""Of updates and gradients; of the step."""
+CLIENTS = 10
+
+
+def channels(model: object) -> dict[str, Channel]:
+    """Everything that a step can go through, by name."""
+    found: dict[str, Channel] = {"no privacy": open_channel}
+    for multiplier in MULTIPLIERS:
+        found[f"Laplace, whole, ν = {multiplier:g}"] = published_laplace(multiplier)
+        found[f"Laplace, per layer, ν = {multiplier:g}"] = published_laplace(multiplier, per_layer=True)
+    for multiplier in (0.001, 0.1):
+        found[f"local Gaussian, z = {multiplier:g}"] = locally_noised(LocalGaussian(CLIP, multiplier))
+        found[f"DP-SGD, σ = {multiplier:g}"] = with_dp_sgd(multiplier, CLIP, model)
+        mechanism = global_dp(noise_multiplier=multiplier, clipping_norm=CLIP)
+        found[f"global DP, z = {multiplier:g}, {CLIENTS} clients"] = released_by(mechanism, CLIENTS)
+    return found
+
+
+def attack(name: str, data: Path, images: int) -> dict[str, object]:
+    """Attack the first images of a task, each of another class, and draw what came of it."""
+    from cloister.audits.keras_inversion import Victim
+
+    place = {"task.data-path": str(data / PLACES[name])} if PLACES[name] else {}
+    task = TASKS.load(name)(parse({"task.name": name} | place).task)
+    train, victim = task.load().train, Victim(task.image_shape, task.classes, 0)
+    first = np.sort(np.unique(train.y, return_index=True)[1])[:images]
+    chosen = [(train.x[number].reshape(task.image_shape).astype(np.float64), int(train.y[number])) for number in first]
+    steps = [Step(victim.arrays, victim.gradient(image, label), image, label, RATE) for image, label in chosen]
+    found = attacked(victim, steps, channels(victim.model), Effort())
+    rows = {"image": [("", step.image) for step in steps] * len(found)}
+    for channel in channels(victim.model):
+        rows[channel] = [(f"{likeness:.2f}", image) for each in found.values() for likeness, image in each[channel]]
+    image_table(RESULTS / f"{name}.png", rows)
+    similar = {
+        attack: {channel: [round(likeness, 4) for likeness, _ in results] for channel, results in each.items()}
+        for attack, each in found.items()
+    }
+    parameters = sum(array.size for array in victim.arrays.values())
+    return {"task": name, "parameters": parameters, "pixels": int(np.prod(task.image_shape)), "ssim": similar}
+
+
+def show(result: dict, console: Console) -> None:
+    """A table of one task."""
+    table = Table(title=f"{result['task']}: SSIM of {result['pixels']} pixels, {result['parameters']} parameters")
+    for column in ("channel", *result["ssim"]):
+        table.add_column(column)
+    for channel in next(iter(result["ssim"].values())):
+        table.add_row(channel, *(f"{np.mean(each[channel]):.2f}" for each in result["ssim"].values()))
+    console.print(table)
+
+
+def main() -> None:
+    """Attack each task that has no result yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--tasks", nargs="+", choices=PLACES, default=list(PLACES))
+    parser.add_argument("--images", type=int, default=2)
+    parser.add_argument("--again", action="store_true", help="compute what is there already")
+    asked = parser.parse_args()
+    import_keras()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name in asked.tasks:
+        place = RESULTS / f"{name}.json"
+        if asked.again or not place.exists():
+            place.write_text(json.dumps(attack(name, asked.data, asked.images), indent=1) + "\n")
+        show(json.loads(place.read_text()), Console(width=110))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""`cloister audit`: what it reads, says and writes."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from cloister import cli
+from cloister.audits.finding import Control, Finding, Measured, strongest
+from cloister.audits.report import Audited, claimed, measured
+from cloister.audits.table import AUDITS
+
+SOUND = {"epsilon": 0.01, "delta": 1e-5, "unit": "client", "relation": "add-or-remove", "scope": "this run"}
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+
+def auc(value, attack="attack"):
+    return Measured(attack, "auc", value, "example", value - 0.01, value + 0.01)
+
+
+@pytest.fixture
+def copied(plain_run, tmp_path):
+    """A run directory that a test may change."""
+    return shutil.copytree(plain_run, tmp_path / "run")
+
+
+class TestCommand:
+    def test_a_small_run(self, copied, few_resamples):
+        told = invoke("audit", copied, "--only", "membership-inference", "--shadows", "4")
+        assert told.exit_code == 0, told.output
+        facts = json.loads((copied / "audit.json").read_text())
+        (finding,) = facts["findings"]
+        assert {"loss threshold", "LiRA, online", "LiRA, offline", "RMIA"} <= {
+            item["attack"] for item in finding["measured"]
+        }
+        assert {item["expected"] for item in finding["controls"]} == {"succeeds", "fails"}
+        assert [item["met"] for item in finding["controls"] if item["expected"] == "succeeds"].count(True) >= 3
+        assert finding["details"]["members"] + finding["details"]["others"] == 1797
+        assert facts["lines"][0] == "claimed: no ε (none, none)" and facts["lines"][1].startswith("measured: ")
+        assert all((copied / picture).stat().st_size > 1000 for picture in finding["pictures"])
+        assert all(line in told.output for line in facts["lines"]) and finding["meaning"] in told.output
+
+    def test_a_claim_that_an_attack_contradicts_is_called_false(self, copied, few_resamples):
+        privacy = json.loads((copied / "privacy.json").read_text())
+        pretended = privacy | {"status": "sound", "mechanism": "global-dp", "claims": [SOUND]}
+        (copied / "privacy.json").write_text(json.dumps(pretended))
+        told = invoke("audit", copied, "--only", "client-inference", "--shadows", "8")
+        assert told.exit_code == 1 and "the claim is FALSE" in told.output
+        assert json.loads((copied / "audit.json").read_text())["contradicted"]
+
+    def test_settings_are_run_first(self, tmp_path):
+        settings = f"task.name='linear' num-rounds=1 tensorboard=false output-dir='{tmp_path}' seed=1"
+        told = invoke("audit", "-c", settings, "--only", "gradient-inversion")
+        assert told.exit_code == 0, told.output
+        assert "not run: gradient-inversion: examples of task 'linear' are no images" in told.output
+        assert len(list(tmp_path.glob("*/audit.json"))) == 1
+
+    @pytest.mark.parametrize(
+        "spoil,said",
+        [
+            (lambda run: (run / "config.json").unlink(), "is no run directory: config.json"),
+            (lambda run: (run / "privacy.json").write_text('{"status": "running"}'), "this run has not ended"),
+            (lambda run: (run / "privacy.json").write_text("[]"), "is no run directory: privacy.json"),
+            (lambda run: (run / "config.json").write_text('{"config": {}}'), "its config.json is not that of a run"),
+            (lambda run: (run / "model.npz").unlink(), "holds no model.npz"),
+        ],
+    )
+    def test_what_cannot_be_audited_is_one_line(self, copied, spoil, said):
+        spoil(copied)
+        told = invoke("audit", copied, "--only", "membership-inference", "--shadows", "4")
+        lines = [line for line in told.output.splitlines() if not line.endswith(" ...")]
+        assert told.exit_code == 1 and len(lines) == 1 and said in lines[0]
+
+    def test_a_run_of_nodes_is_skipped_with_the_reason(self, copied):
+        (copied / "simulation.json").unlink()
+        told = invoke("audit", copied, "--only", "membership-inference")
+        assert told.exit_code == 0 and "not run: membership-inference: its clients were nodes" in told.output
+        assert "measured: nothing that its controls bear out" in told.output
+
+    def test_an_unknown_audit_and_too_little_to_go_by(self, copied):
+        assert "unknown audit 'palmistry'" in invoke("audit", copied, "--only", "palmistry").output
+        assert "give either a run directory or settings" in invoke("audit").output
+        assert "give either" in invoke("audit", copied, "-c", "num-rounds=1").output
+
+
+class TestFinding:
+    def test_a_figure_whose_control_was_not_met_does_not_count(self):
+        weak = Control("open", "succeeds", auc(0.5, "weak"), False)
+        good = Control("open", "succeeds", auc(0.9, "good"), True)
+        finding = Finding("name", "", (auc(0.99, "weak"), auc(0.7, "good")), (weak, good))
+        assert [item.value for item in finding.borne_out("auc")] == [0.7]
+        assert strongest((finding,), "auc").value == 0.7 and strongest((finding,), "epsilon") is None
+        assert [item["borne-out"] for item in finding.facts()["measured"]] == [False, True]
+        assert measured((finding,)) == "AUC 0.700 (0.690 to 0.710) by good, unit example"
+
+    def test_a_bound_contradicts_a_claim_for_its_own_unit_and_delta_alone(self, tmp_path):
+        bound = Measured("attack", "epsilon", 1.0, "client", delta=1e-5, confidence=0.95)
+        finding = Finding("name", "", (bound,))
+
+        def contradicted(**changes):
+            privacy = {"status": "sound", "mechanism": "global-dp", "claims": [SOUND | changes]}
+            return Audited(tmp_path, privacy, (finding,), ()).contradicted
+
+        assert contradicted() == (bound,)
+        for other in ({"epsilon": 1.0}, {"unit": "example"}, {"delta": 1e-6}, {"relation": "replace-one"}):
+            assert contradicted(**other) == ()
+
+    def test_what_is_claimed(self):
+        sound = {"status": "sound", "mechanism": "global-dp", "claims": [SOUND, SOUND | {"scope": "all runs"}]}
+        assert claimed(sound) == "ε = 0.01 at δ = 1e-05 for one client, add-or-remove (global-dp, sound)"
+        assert claimed({"status": "heuristic", "mechanism": "metric", "claims": []}) == "no ε (metric, heuristic)"
+        clients = {"status": "none", "mechanism": "none", "claims": [], "clients": sound | {"mechanism": "gaussian"}}
+        assert claimed(clients).endswith("(gaussian, sound)")
+
+
+def test_importing_audits_imports_nothing_heavy():
+    modules = "conduct, report, table, finding, subject, scores, membership, channels, pictures, similarity"
+    script = (
+        f"import sys; from cloister.audits import {modules};"
+        "print([name for name in ('tensorflow', 'keras', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", AUDITS.names())
+def test_an_audit_has_the_name_it_is_known_by(name):
+    assert AUDITS.load(name).name == name
