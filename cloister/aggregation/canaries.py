@@ -45,6 +45,8 @@ SIGNS_PER_BLOCK = 128
 """Signs that a block of the cipher decides."""
 SIGNS = 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) - 1
 """The signs that each byte decides, shape (256, 8)."""
+MEASURABLE = 64
+"""Numbers of an array from which its noise can be measured."""
 SLENDERNESS = 64
 """How much wider than many the blocks are that a release is cut into to look for noise that repeats."""
 
@@ -159,8 +161,7 @@ class Canaries:
         """
         size = sum(piece.size for piece in moved)
         unit = sign_in(server_round) / (share * math.sqrt(size))
-        even = unit * decorrelated(np.concatenate(moved))
-        found = self.along(tuple(np.split(even, np.cumsum([piece.size for piece in moved])[:-1])))
+        found = unit * self.along(evened(moved))
         return replace(self, scores=self.scores + found, rounds=self.rounds + 1, size=size)
 
     def along(self, row: Row) -> NDArray[np.float64]:
@@ -242,11 +243,26 @@ def sign_in(server_round: int) -> int:
     return -1 if (server_round - 1).bit_count() % 2 else 1
 
 
-def decorrelated(update: NDArray[np.float64]) -> NDArray[np.float64]:
-    """An update, cut into blocks that are weighed by the inverse of their covariance, as measured on it.
+def evened(moved: Row) -> Row:
+    """What a release moves, its parts weighed by the inverse of their covariance, as measured on them.
 
-    Independent noise is left as it is, but for the error of that measurement. What repeats from block to block cancels,
-    and blocks that clients move a lot count for less.
+    Independent noise of one size is left as it is, but for the error of that measurement. What clients move a lot
+    counts for less. Arrays with less noise count for more, and noise that repeats from block to block cancels.
+
+    Args:
+        moved: p numbers in flat arrays.
+    """
+    power = np.square(np.concatenate(moved)).mean()
+    even = [piece * _gain(power, np.square(piece).mean()) if piece.size >= MEASURABLE else piece for piece in moved]
+    return tuple(np.split(decorrelated(np.concatenate(even)), np.cumsum([piece.size for piece in moved])[:-1]))
+
+
+def _gain(power: float, own: float) -> float:
+    return power / own if own else 1.0
+
+
+def decorrelated(update: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Numbers that are cut into blocks, and these weighed by the inverse of their covariance, as measured on them.
 
     Args:
         update: p numbers.
