@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
+from cloister.aggregation.canaries import NO_CANARIES, Canaries
 from cloister.aggregation.screening import Rejection, Screening, average_metrics, screen
 from cloister.core.arrays import Layout, Row, from_record, to_record
 from cloister.core.capabilities import Aggregated, Messages
@@ -63,7 +64,10 @@ class Decorator(Strategy):
         min_replies: how many must count, or the round is abandoned; 0: as many as come.
         measured: of the last training round.
         unscored: the replies of the last evaluation round that did not count.
+        canaries: that take part in training, where there are any, with their scores so far.
     """
+
+    canaries: Canaries = NO_CANARIES
 
     def __init__(self, inner: Strategy) -> None:
         self.inner = inner

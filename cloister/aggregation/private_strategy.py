@@ -1,8 +1,8 @@
 """Privacy around a Flower strategy.
 
-    replies → screen → bound → [distance] → sum → noise → mean → one virtual reply → the wrapped strategy
-                                   ↓                ↓                                (post-processing)
-                                ledger           ledger
+    replies → screen → [canaries] → bound → [distance] → sum → noise → mean → one virtual reply → the wrapped strategy
+                                                ↓                ↓                                (post-processing)
+                                             ledger           ledger
 
 Everything between the screen and the virtual reply is the mechanism's. What it costs is on disk before it is made. The
 wrapped strategy sees one model, the release, and whatever it does with it (momentum, Adam, anything that keeps state)
@@ -19,6 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from cloister.aggregation.canaries import NO_CANARIES, Canaries
 from cloister.aggregation.capabilities import capabilities_of
 from cloister.aggregation.decorator import Decorator, Measurements, virtual_reply
 from cloister.aggregation.screening import Screening
@@ -46,6 +47,7 @@ class PrivateStrategy(Decorator):
         mechanism: what bounds the replies and makes the release.
         budget: record every release in a ledger, and stop at its limit; None: nothing is recorded.
         noise: where the noise comes from; None: the operating system's entropy.
+        canaries: take part beside the clients and are scored after every round.
 
     Attributes:
         mechanism: of the next round. A clip that adapts makes another one of it in each round.
@@ -53,7 +55,7 @@ class PrivateStrategy(Decorator):
     Guarantee: that of the mechanism in each round where `caveats` is empty, whatever `inner` is and whoever drops out.
 
     Raises:
-        ConfigError: the mechanism does not go with `inner`, or with the way it draws nodes.
+        ConfigError: the mechanism does not go with `inner`, with the way it draws nodes, or with canaries.
 
     Examples:
         >>> from flwr.serverapp.strategy import FedAvg, Krum
@@ -73,8 +75,10 @@ class PrivateStrategy(Decorator):
         *,
         budget: PrivacyBudget | None = None,
         noise: GaussianNoise | None = None,
+        canaries: Canaries = NO_CANARIES,
     ) -> None:
         super().__init__(inner)
+        self.canaries = canaries
         self.mechanism = mechanism.suited_to(capabilities_of(inner), type(inner).__name__)
         self.budget = budget
         self.noise = GaussianNoise() if noise is None else noise
@@ -82,6 +86,19 @@ class PrivateStrategy(Decorator):
             raise ConfigError(
                 f"privacy.server = {self.mechanism.name!r} as it is set needs a cohort of public size, and "
                 "strategy.sampling = 'poisson' draws a secret one; use 'fixed'"
+            )
+        if len(canaries):
+            self.mechanism.refuse_canaries()
+            self._refuse_canaries_beside_draws()
+
+    def _refuse_canaries_beside_draws(self) -> None:
+        """Refuse draws that a claim may count."""
+        draw = self._draw
+        if draw is not None and (draw.kind == "poisson" or draw.population):
+            raise ConfigError(
+                f"privacy.canaries = {len(self.canaries)} contradicts strategy.sampling = 'poisson' and "
+                "privacy.population: canaries take part in every round, and what is claimed counts on clients who do "
+                "not; use 'fixed' and no population"
             )
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
@@ -113,9 +130,11 @@ class PrivateStrategy(Decorator):
             self.measured = Measurements(len(self._asked), 0, screening.rejected)
             return None, None
         given = Contributions(cohort, screening.examples, len(self._asked), self._expected, self.noise, server_round)
+        given = self.canaries.joined(given, self.mechanism.clipping_norm)
         with self.recorded(cohort.layout, server_round):
             released = self.mechanism.release(given)
             arrays, metrics = self._aggregated(server_round, cohort.layout, released)
+        self.canaries = self.canaries.scored(given, released.models, self.mechanism.clipping_norm)
         self.measured = self._measurements(screening, released)
         self._follow(released.following, cohort.layout)
         return arrays, metrics

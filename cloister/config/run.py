@@ -257,6 +257,16 @@ def _population_is_drawn_from(config: RunConfig) -> str:
     return ""
 
 
+def _canaries_are_clients(config: RunConfig) -> str:
+    canaries, client = config.privacy.server.canaries, config.privacy.client
+    if not canaries or not client.is_on:
+        return ""
+    return (
+        f"privacy.canaries = {canaries} contradicts privacy.client = {client.name!r}: canaries measure the server's "
+        "noise, and would not carry that of the clients; use 'none'"
+    )
+
+
 RULES: tuple[Callable[[RunConfig], str], ...] = (
     _held_out_are_asked,
     _patience_has_scores,
@@ -264,6 +274,7 @@ RULES: tuple[Callable[[RunConfig], str], ...] = (
     _weights_are_bounded,
     _groups_are_clipped,
     _population_is_drawn_from,
+    _canaries_are_clients,
 )
 """Rules between sections: each gives what is wrong, or nothing."""
 

@@ -58,6 +58,7 @@ class _WithoutNoise(Section):
     max_epsilon: ClassVar[float] = 0.0
     population: ClassVar[int] = 0
     examples_cap: ClassVar[float] = 0.0
+    canaries: ClassVar[int] = 0
 
 
 class NoServerPrivacy(_WithoutNoise):
@@ -81,9 +82,15 @@ class ClusteringPrivacy(_WithoutNoise):
 
 
 class _WithNoise(Section):
-    """A server that noises what it releases, under a budget."""
+    """A server that noises what it releases, under a budget, and may measure what that tells.
+
+    Args:
+        max_epsilon: the budget; 0: none.
+        canaries: made-up clients that measure it.
+    """
 
     max_epsilon: NonNegative = 0.0
+    canaries: Annotated[int, Field(ge=0, le=100_000)] = 0
     is_on: ClassVar[bool] = True
     is_noised: ClassVar[bool] = True
     hypotheses: ClassVar[int] = 0

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from flwr.serverapp.strategy import Strategy
 
 from cloister.aggregation import LaplaceClustering, PrivateStrategy
+from cloister.aggregation.canaries import Canaries
 from cloister.aggregation.decorator import Decorator, Screened
 from cloister.config import variants
 from cloister.config.errors import suggestion
@@ -35,8 +36,9 @@ def decorate(strategy: Strategy, config: RunConfig, budget: PrivacyBudget, copy:
         return LaplaceClustering(strategy, copy, server.hypotheses)
     if isinstance(server, variants.NoServerPrivacy):
         return Screened(strategy, by_examples=config.weights_by_examples)
-    noise = GaussianNoise(None if seed == -1 else seed)
-    return PrivateStrategy(strategy, mechanism_of(server), budget=budget, noise=noise)
+    own = None if seed == -1 else seed
+    noise, canaries = GaussianNoise(own), Canaries.drawn(server.canaries, own)
+    return PrivateStrategy(strategy, mechanism_of(server), budget=budget, noise=noise, canaries=canaries)
 
 
 def mechanism_of(server: variants.GlobalPrivacy | variants.MetricPrivacy | variants.PluginPrivacy) -> Mechanism:

@@ -186,6 +186,7 @@ def _save(scene: _Scene, loop: RoundLoop) -> tuple[Statement, Ending]:
     ending = loop.ending
     for what, write in (
         ("the model", lambda: _save_models(scene, loop.kept)),
+        ("canaries.json", lambda: _save_canaries(scene)),
         ("the copy of the ledger", lambda: scene.directory.copy_ledger(scene.plan.budget.ledger.path)),
     ):
         ending = _tried(what, write, ending)
@@ -213,6 +214,12 @@ def _save_models(scene: _Scene, kept: ArrayRecord) -> None:
         if scene.directory.coarse:
             settle_archive(path)
     scene.directory.settle()
+
+
+def _save_canaries(scene: _Scene) -> None:
+    canaries = scene.plan.strategy.canaries
+    if len(canaries):
+        scene.directory.write_json("canaries.json", canaries.facts())
 
 
 def _close(scene: _Scene, loop: RoundLoop, said: Statement, ending: Ending, seconds: float) -> None:

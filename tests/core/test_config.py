@@ -220,6 +220,7 @@ SETTINGS = {
     "clipping-rate": 0.1,
     "bits-noise-multiplier": 5.0,
     "examples-cap": 100.0,
+    "canaries": 100,
 }
 DP_SGD_ONLY = {"clipping-decay": 0.1, "least-clipping-norm": 0.5, "batch-sampling": "shuffle", "group-cap": 3}
 CLIPPED_ONLY = {"client-clipping-norm": 4.0, "client-max-epsilon": 2.0}

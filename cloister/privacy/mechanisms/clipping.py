@@ -103,6 +103,9 @@ class FixedClip:
         """What it was made with, by configuration key."""
         return {"privacy.clipping": "fixed", "privacy.clipping-norm": self.bound}
 
+    def refuse_canaries(self) -> None:
+        """Nothing is refused: canaries do not move a fixed bound."""
+
     def joint_multiplier(self, noise_multiplier: float) -> float:
         """z of everything a round releases: the noised sum alone."""
         return noise_multiplier
@@ -158,6 +161,13 @@ class AdaptiveClip(FixedClip):
             "privacy.clipping-rate": self.rate,
             "privacy.bits-noise-multiplier": self.bits_multiplier,
         }
+
+    def refuse_canaries(self) -> None:
+        """Raises ConfigError: canaries are as long as the bound, wherever it goes, and would drive it."""
+        raise ConfigError(
+            "privacy.canaries contradicts privacy.clipping = 'adaptive': canaries are longer than the clip, and would "
+            "drive the quantile that it follows; use 'fixed', or 0 canaries"
+        )
 
     def joint_multiplier(self, noise_multiplier: float) -> float:
         """z of both noised sums together."""

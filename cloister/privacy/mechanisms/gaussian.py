@@ -151,6 +151,13 @@ class GaussianMechanism(Mechanism):
         silent = ("privacy.noise-multiplier is 0: there is no noise",) if self.noise_multiplier == 0 else ()
         return (*silent, *self.scale.caveats())
 
+    def refuse_canaries(self) -> None:
+        """As in `Mechanism`: scores of canaries are read off a noised mean, not a rank and not a strategy's output."""
+        raise ConfigError(
+            f"privacy.canaries contradicts privacy.placement = {self.placement!r}: scores of canaries are read off the "
+            "noised mean of clipped updates; use 'update', or 0 canaries"
+        )
+
     def parameters(self) -> dict[str, Parameter]:
         """All of them, by configuration key."""
         return {
@@ -201,6 +208,11 @@ class GaussianMean(GaussianMechanism):
     def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
         made = noisy_mean(bounded, multiplier, contributions.expected, contributions.noise)
         return Released((made.model,), made.noise_std, made.sensitivity)
+
+    def refuse_canaries(self) -> None:
+        """As in `Mechanism`: a mean takes them, unless its clip or its noise follows what clients send."""
+        self.clip.refuse_canaries()
+        self.scale.refuse_canaries()
 
     def suited_to(self, capabilities: Capabilities | None, strategy: str) -> Mechanism:
         """As in `Mechanism`: the strategy sees one released model.

@@ -171,6 +171,19 @@ class Mechanism(ABC):
         """Whether a round without replies makes no release. Under a guarantee it makes one: its absence would tell."""
         return False
 
+    def refuse_canaries(self) -> None:
+        """Refuse to be audited by canaries: made-up clients, each at most `clipping_norm` long after the bound.
+
+        A mechanism that noises the mean of bounded updates, as many as take part, overrides this and returns.
+
+        Raises:
+            ConfigError: always, here: canaries would change what is released in ways that their scores do not show.
+        """
+        raise ConfigError(
+            f"privacy.canaries has no meaning with privacy.server = {self.name!r}: scores of canaries are read off the "
+            "noised mean of clipped updates; use 'global-dp', or 0 canaries"
+        )
+
     def suited_to(self, capabilities: Capabilities | None, strategy: str) -> "Mechanism":
         """This mechanism for a strategy, or a refusal.
 

@@ -51,6 +51,9 @@ class Constant:
     def refuse_with(self, clip: FixedClip) -> None:
         """Every clip will do."""
 
+    def refuse_canaries(self) -> None:
+        """Nothing is refused: no client decides how much noise there is."""
+
     def events(self) -> tuple[Event, ...]:
         """Nothing is released beside the sum."""
         return ()
@@ -164,6 +167,13 @@ class DistanceScaled(Constant):
                 "privacy.distance-release = 'private' with privacy.clipping = 'adaptive' needs privacy.max-distance "
                 "above 0: the limit of the distance moves with the clip, so the noise has no floor known beforehand"
             )
+
+    def refuse_canaries(self) -> None:
+        """Raises ConfigError: a canary lies far from everybody."""
+        raise ConfigError(
+            "privacy.canaries contradicts privacy.server = 'metric': canaries would decide the distance of clients, "
+            "and with it the noise; use 'global-dp', or 0 canaries"
+        )
 
     def events(self) -> tuple[Event, ...]:
         """The release of the distance, where there is one."""

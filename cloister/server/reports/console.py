@@ -58,6 +58,8 @@ class Narrator:
             self.console.print(f"on clients     {contract_of_clients(config.privacy)}")
         for reason in plan.claim.reasons:
             self.console.print(f"               because {reason}")
+        if count := len(plan.strategy.canaries):
+            self.console.print(f"canaries       {count}: {render_canaries(count)}")
 
     def note(self, text: str) -> None:
         """Say what happens between rounds."""
@@ -114,6 +116,8 @@ class Narrator:
         self.console.print(table)
         for line in (*render(statement), *render_ledger(plan, directory.path)):
             self.console.print(line)
+        if len(plan.strategy.canaries):
+            self.console.print(f"what the canaries show of ε: cloister audit {directory.path}")
         self.console.print(f"run directory  {directory.path}")
 
 
@@ -127,6 +131,16 @@ def contract_of_clients(privacy: PrivacyConfig) -> str:
     """What the clients do to what they send, in one line."""
     client = privacy.client
     return f"{client.name} ({', '.join([f'client-noise-multiplier {client.noise_multiplier:.4g}', *client.bounds])})"
+
+
+def render_canaries(count: int) -> str:
+    """What canaries cost, in one line.
+
+    Args:
+        count: m.
+    """
+    more = f"the mean is over {count / 2:g} more than the clients, and moves that much less"
+    return f"secret coins let about half of them take part; {more}"
 
 
 def _rows(kept: Round | None, last: Round | None, plan: Plan, statement: Statement) -> list[tuple[str, str]]:

@@ -1,0 +1,288 @@
+"""Canaries: made-up clients by which a run measures what its releases tell.
+
+    coins, directions ──▶ those whose coin says so join the cohort ──▶ [the mechanism] ──▶ a score for every canary
+
+A canary is the update of a client that wants to be seen: longer than the clip, in a random direction of its own. What
+it contributes has norm C. A secret coin decides beforehand whether it takes part, in every round or in none. Afterwards
+the coins and the scores, which are the releases along each direction, bound ε from below (`cloister.audits.one_run`).
+
+**Claims about real clients stay what they were.** Neighbours differ in what one real client contributes. Canaries are
+made of the operating system's entropy, whoever the clients are: both neighbours have the same ones. Whoever knows all
+of them can subtract them from a release. What is left is the release of the real clients, with the same noise.
+
+**What they cost** is accuracy. The mean is taken over the clients and the canaries expected, half of all: it moves that
+much less, and by what canaries push it.
+
+Sources: Andrew et al. (2023), arXiv:2302.03098, for clients of random directions; Steinke, Nasr, Jagielski (2023),
+arXiv:2305.08846, for coins and one run.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import Self, cast
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import DTypeLike, NDArray
+
+from cloister.aggregation.screening import MAX_EXAMPLES
+from cloister.core.arrays import Row
+from cloister.core.cohort import Cohort
+from cloister.core.threads import Span, for_each_span, spans
+from cloister.privacy.mechanisms.mechanism import Contributions
+
+KEY = 16
+"""Bytes."""
+LENGTH = 10.0
+"""How long a canary arrives, in units of the clip: a clip that lets more pass than it should shows."""
+GUESSES_PER_ROOT = 3
+"""Guesses of an audit for each √m: of so many the bound is about the best from m = 100 to 1,000, whatever ε is."""
+SIGNS_PER_BLOCK = 128
+"""Signs that a block of the cipher decides."""
+SIGNS = 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) - 1
+"""The signs that each byte decides, shape (256, 8)."""
+MEASURABLE = 64
+"""Numbers of an array from which its noise can be measured."""
+SLENDERNESS = 64
+"""How much wider than many the blocks are that a release is cut into to look for noise that repeats."""
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Independent random signs, p for each canary: a direction of norm √p, equally likely everywhere.
+
+    Nothing of them is kept: any stretch is made again from AES in counter mode, at the canary's own place.
+
+    Attributes:
+        key: of the cipher.
+    """
+
+    key: bytes
+
+    def signs(self, canary: int, layer: int, start: int, stop: int) -> NDArray[np.float32]:
+        """The signs of a canary for the numbers `start` to `stop` of an array, ±1.
+
+        Args:
+            canary, layer: numbers of the canary and of the array, from 0.
+            start, stop: of the numbers.
+        """
+        first = start - start % SIGNS_PER_BLOCK
+        place = canary << 96 | layer << 64 | first // SIGNS_PER_BLOCK
+        keystream = Cipher(algorithms.AES(self.key), modes.CTR(place.to_bytes(16))).encryptor()
+        drawn = np.frombuffer(keystream.update(bytes(-(-(stop - first) // 8))), np.uint8)
+        return np.take(SIGNS, drawn, axis=0, mode="clip").ravel()[start - first : stop - first]
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """m canaries, and what the releases of some rounds told of them.
+
+    Attributes:
+        directions: of their updates.
+        coins: whether each takes part, shape (m,); independent and fair.
+        scores: evidence that each takes part, shape (m,): 1 for every round in which it did, on average.
+        rounds: that were scored.
+        size: p, parameters of the model; 0 before the first round.
+        seeded: whether a seed decided coins and directions: whoever knows it knows them.
+
+    Guarantee: coins and directions do not depend on any client.
+    """
+
+    directions: Directions
+    coins: NDArray[np.bool_]
+    scores: NDArray[np.float64]
+    rounds: int = 0
+    size: int = 0
+    seeded: bool = False
+
+    @classmethod
+    def drawn(cls, count: int, seed: int | None = None) -> Self:
+        """New canaries.
+
+        Args:
+            count: m ≥ 0.
+            seed: None: the operating system's entropy. A number gives the same ones every time, for tests and papers.
+        """
+        size = KEY + -(-count // 8)
+        words = hashlib.shake_256(f"cloister canaries {seed}".encode())
+        secret = os.urandom(size) if seed is None else words.digest(size)
+        coins = np.unpackbits(np.frombuffer(secret[KEY:], np.uint8), count=count).astype(bool)
+        return cls(Directions(secret[:KEY]), coins, np.zeros(count), seeded=seed is not None)
+
+    def __len__(self) -> int:
+        return len(self.coins)
+
+    def joined(self, contributions: Contributions, bound: float) -> Contributions:
+        """What the mechanism is given: the clients' contributions, and those of the canaries that take part.
+
+        The public size of the cohort grows by the number that is expected, m/2, whatever the coins are.
+
+        Args:
+            contributions: of the clients.
+            bound: C, the largest L2 norm of one client's contribution.
+        """
+        if not len(self):
+            return contributions
+        cohort, present = contributions.cohort, np.flatnonzero(self.coins)
+        length = sign_in(contributions.server_round) * LENGTH * bound
+        return replace(
+            contributions,
+            cohort=_together(cohort, [self._row(int(canary), length, cohort) for canary in present]),
+            examples=(*contributions.examples, *repeat(float(MAX_EXAMPLES), len(present))),
+            asked=contributions.asked + len(self),
+            expected=contributions.expected + len(self) / 2,
+        )
+
+    def scored(self, given: Contributions, models: Sequence[Row], bound: float) -> Self:
+        """These canaries with what a release tells of each added to its score.
+
+        Args:
+            given: to the mechanism, as `joined` returned it.
+            models: the one that it released.
+            bound: C.
+        """
+        if not len(self):
+            return self
+        (model,), sent = models, given.cohort.sent
+        moved = tuple(now.astype(np.float64) - then for now, then in zip(model, sent, strict=True))
+        return self.seen(moved, bound / given.expected, given.server_round)
+
+    def seen(self, moved: Row, share: float, server_round: int) -> Self:
+        """These canaries with what a release tells of each added to its score.
+
+        Args:
+            moved: by how much the release moves the model, p numbers in flat arrays.
+            share: how far it moves for one canary.
+            server_round: counted from 1.
+        """
+        size = sum(piece.size for piece in moved)
+        unit = sign_in(server_round) / (share * math.sqrt(size))
+        found = unit * self.along(evened(moved))
+        return replace(self, scores=self.scores + found, rounds=self.rounds + 1, size=size)
+
+    def along(self, row: Row) -> NDArray[np.float64]:
+        """The inner product of a vector with the signs of every canary, shape (m,).
+
+        Args:
+            row: p numbers, in flat arrays.
+        """
+        places = {span: number for number, span in enumerate(spans([piece.size for piece in row]))}
+        found = np.zeros((len(places), len(self)))
+
+        def measure(span: Span, _: None) -> None:
+            numbers = span.of(row).astype(np.float32)
+            for canary in range(len(self)):
+                signs = self.directions.signs(canary, span.layer, span.start, span.stop)
+                found[places[span], canary] = signs @ numbers
+
+        for_each_span(list(places), measure, lambda: None, cost=len(self))
+        return found.sum(axis=0)
+
+    @property
+    def guesses(self) -> int:
+        """How many coins an audit guesses: an even number that m alone decides, before there are scores."""
+        return min(len(self) - len(self) % 2, 2 * round(GUESSES_PER_ROOT * math.sqrt(len(self)) / 2))
+
+    def facts(self) -> dict[str, object]:
+        """The content of `canaries.json`. No number in it comes from a client but through the releases."""
+        return {
+            "canaries": len(self),
+            "guesses": self.guesses,
+            "drawn": "from privacy.noise-seed" if self.seeded else "from the operating system's entropy",
+            "rounds": self.rounds,
+            "parameters": self.size,
+            "coins": [int(coin) for coin in self.coins],
+            "scores": [float(score) for score in self.scores],
+        }
+
+    def _row(self, canary: int, length: float, cohort: Cohort) -> Row:
+        height = length / math.sqrt(cohort.layout.size)
+        pieces = (_Piece(self.directions, canary, layer, height, sent) for layer, sent in enumerate(cohort.sent))
+        return cast(Row, tuple(pieces))  # an array to everybody who takes a stretch of it
+
+
+NO_CANARIES = Canaries.drawn(0)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One array of a canary's model, of which a stretch is made when somebody asks for it.
+
+    A thousand canaries of a million parameters would take four gigabytes.
+    """
+
+    directions: Directions
+    canary: int
+    layer: int
+    height: float
+    sent: NDArray
+
+    def __getitem__(self, which: slice) -> NDArray:
+        start, stop, _ = which.indices(len(self.sent))
+        signs = self.directions.signs(self.canary, self.layer, start, stop)
+        signs *= self.height
+        return self.sent[which] + signs
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray:
+        return np.asarray(self[:], dtype)
+
+
+def sign_in(server_round: int) -> int:
+    """Which way canaries push in a round, 1 or -1: the Thue-Morse sequence.
+
+    Noise that is the same in all rounds, or repeats after a power of two, cancels in the scores. So does much of what
+    canaries do to the model.
+
+    Args:
+        server_round: counted from 1.
+    """
+    return -1 if (server_round - 1).bit_count() % 2 else 1
+
+
+def evened(moved: Row) -> Row:
+    """What a release moves, its parts weighed by the inverse of their covariance, as measured on them.
+
+    Independent noise of one size is left as it is, but for the error of that measurement. What clients move a lot
+    counts for less. Arrays with less noise count for more, and noise that repeats from block to block cancels.
+
+    Args:
+        moved: p numbers in flat arrays.
+    """
+    power = np.square(np.concatenate(moved)).mean()
+    even = [piece * _gain(power, np.square(piece).mean()) if piece.size >= MEASURABLE else piece for piece in moved]
+    return tuple(np.split(decorrelated(np.concatenate(even)), np.cumsum([piece.size for piece in moved])[:-1]))
+
+
+def _gain(power: float, own: float) -> float:
+    return power / own if own else 1.0
+
+
+def decorrelated(update: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Numbers that are cut into blocks, and these weighed by the inverse of their covariance, as measured on them.
+
+    Args:
+        update: p numbers.
+    """
+    width = 1 << round(math.log2(SLENDERNESS * update.size) / 2)
+    count = update.size // width
+    if count < 2:
+        return update
+    blocks = update[: count * width].reshape(count, width)
+    gram = blocks @ blocks.T
+    weighed = np.linalg.pinv(gram, hermitian=True) @ blocks * (np.trace(gram) / count)
+    return np.concatenate([weighed.ravel(), update[count * width :]])
+
+
+def _together(cohort: Cohort, rows: Sequence[Row]) -> Cohort:
+    """The cohort with further replies, which nothing has bounded."""
+    others = Cohort.of(cohort.layout, cohort.sent, tuple(rows))
+    return replace(
+        cohort,
+        rows=(*cohort.rows, *others.rows),
+        norms=np.concatenate([cohort.norms, others.norms]),
+        factors=np.concatenate([cohort.factors, others.factors]),
+    )

@@ -1,0 +1,100 @@
+"""What a finished run's canaries show, beside what the run claims."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cloister.audits.one_run import CONFIDENCE, OneRun
+from cloister.core.errors import ConfigError
+from cloister.privacy.claims.server import RUN
+
+NAME = "canaries.json"
+"""In the run directory."""
+DELTA = 1e-5
+"""Where nothing is claimed at another."""
+
+
+@dataclass(frozen=True)
+class CanaryBounds:
+    """Lower bounds on the ε of a run, with the claim that they are about.
+
+    Attributes:
+        canaries, guesses, right, rounds: m, r, how many guesses were right, and how many rounds were scored.
+        delta, confidence: of every bound.
+        claimed: ε at δ that the run claims for adding or removing a client; None: it claims none.
+        distribution_free: ε, whatever the scores look like.
+        shift: μ, under the Gaussian shape.
+        gaussian: ε, under the Gaussian shape.
+    """
+
+    canaries: int
+    guesses: int
+    right: int
+    rounds: int
+    delta: float
+    confidence: float
+    claimed: float | None
+    distribution_free: float
+    shift: float
+    gaussian: float
+
+    @property
+    def contradicted(self) -> tuple[str, ...]:
+        """By which bounds the claim is false; empty where it stands, or where there is none."""
+        found = {"distribution-free": self.distribution_free, "Gaussian shape": self.gaussian}
+        return tuple(name for name, bound in found.items() if self.claimed is not None and bound > self.claimed)
+
+    def words(self) -> tuple[str, ...]:
+        """The claim, each bound with what it rests on, and the verdict: a sentence each."""
+        sure = f"with {self.confidence:.0%} confidence"
+        claimed = "nothing is claimed" if self.claimed is None else f"ε = {self.claimed:.4g} at δ = {self.delta:g}"
+        verdict = (
+            f"The claim is FALSE by the bound: {', '.join(self.contradicted)}."
+            if self.contradicted
+            else "No bound is above a claim. That proves nothing: another attack might show more."
+        )
+        return (
+            f"Claimed: {claimed}, for a client, over all rounds.",
+            f"Distribution-free: ε is at least {self.distribution_free:.4g} {sure}, whatever the scores look like; "
+            f"{self.right} of {self.guesses} guesses about {self.canaries} canaries were right.",
+            f"Under the Gaussian shape: ε is at least {self.gaussian:.4g} {sure} (μ at least {self.shift:.4g}), if the "
+            "scores of canaries are normal with one spread, as under Gaussian noise without a draw.",
+            verdict,
+        )
+
+
+def canary_bounds(run: Path, confidence: float = CONFIDENCE) -> CanaryBounds:
+    """Both bounds on the ε of a finished run, from its canaries.
+
+    Args:
+        run: the run directory.
+        confidence: of each bound.
+
+    Raises:
+        ConfigError: the run had no canaries, or its files are none of a run.
+    """
+    try:
+        facts = json.loads((run / NAME).read_text())
+        claims = json.loads((run / "privacy.json").read_text())["claims"]
+        told = OneRun(np.array(facts["coins"], bool), np.array(facts["scores"], float), facts["guesses"])
+        rounds = int(facts["rounds"])
+    except FileNotFoundError:
+        raise ConfigError(f"{run} is no finished run with canaries: it has no {NAME}; set privacy.canaries") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{run / NAME} cannot be read: {type(error).__name__}") from None
+    figure: dict[str, float] = next((claim for claim in claims if claim["scope"] == RUN), {})
+    delta = figure.get("delta", DELTA)
+    return CanaryBounds(
+        canaries=len(told.coins),
+        guesses=told.guesses,
+        right=told.right,
+        rounds=rounds,
+        delta=delta,
+        confidence=confidence,
+        claimed=figure.get("epsilon"),
+        distribution_free=told.distribution_free(delta, confidence),
+        shift=told.shift(confidence),
+        gaussian=told.gaussian(delta, confidence),
+    )

@@ -1,0 +1,89 @@
+"""DP-SGD measured by canaries: made-up examples whose coins decide whether they are among the data.
+
+    coins ──▶ batches of the canaries present ──▶ [clip, sum, noise] ──▶ descent ──▶ a score for every canary
+
+The gradient of a canary is what its maker wants: longer than the clip, in a random direction of its own. A network of
+one linear layer with its output for a loss has its input for a gradient. So canaries pass every step that examples do.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.aggregation.canaries import LENGTH, Canaries, sign_in
+from cloister.core.tensors import Network, Tensor
+from cloister.privacy.dpsgd.local_steps import LocalSteps
+
+if TYPE_CHECKING:
+    from cloister.privacy.dpsgd.step import DpSgd
+
+Step = Callable[[NDArray[np.float32]], NDArray]
+"""From the gradients of a batch, shape (k, p), to the noised sum of them that a step releases, shape (p,)."""
+
+
+def steps_with_canaries(
+    step: Step, canaries: Canaries, steps: LocalSteps, *, size: int, clipping_norm: float, seed: int | None = None
+) -> Canaries:
+    """Train on canaries alone, those whose coin says so, and score all of them by every step.
+
+    Args:
+        step: what is audited.
+        canaries: m of them.
+        steps: how batches are drawn; `examples` is m, whoever is present.
+        size: p, numbers in a gradient: many more than canaries, or they stand in each other's way.
+        clipping_norm: S.
+        seed: of the batches, for tests; None: the operating system's entropy.
+
+    Returns:
+        The canaries with their scores, for `one_run.OneRun`. What the steps claim is `steps.event(σ)`.
+    """
+    present = np.flatnonzero(canaries.coins)
+    for number, batch in enumerate(steps.batches(seed, present=len(present)), start=1):
+        length = sign_in(number) * LENGTH * clipping_norm / math.sqrt(size)
+        gradients = np.empty((len(batch), size), np.float32)
+        for row, canary in zip(gradients, present[batch], strict=True):
+            row[:] = length * canaries.directions.signs(int(canary), 0, 0, size)
+        released = np.asarray(step(gradients), np.float64)
+        canaries = canaries.seen((released,), clipping_norm, number)
+    return canaries
+
+
+def linear_network(size: int) -> Network:
+    """A network whose output is the inner product of its input and its only weights.
+
+    Args:
+        size: p.
+    """
+    import keras  # takes seconds, and whoever audits nothing but coins and scores needs none of it
+
+    return keras.Sequential([keras.Input((size,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+
+
+def linear_loss(labels: Tensor, outputs: Tensor) -> Tensor:
+    """The output as the loss: the gradient of an example is the example.
+
+    Args:
+        labels: not looked at.
+        outputs: of a `linear_network`, shape (batch, 1).
+    """
+    return outputs[:, 0]
+
+
+def on_linear_network(dp_sgd: "DpSgd") -> Step:
+    """Steps of DP-SGD, released as what they do to the weights.
+
+    Args:
+        dp_sgd: on a `linear_network`, with `linear_loss`, plain SGD and a learning rate of 1. Another optimizer makes
+            something else of what was released, which can only blur it.
+    """
+    (weights,) = dp_sgd.model.trainable_variables
+
+    def step(gradients: NDArray[np.float32]) -> NDArray:
+        before = np.array(weights, np.float64)
+        dp_sgd.step(gradients, np.zeros(len(gradients), np.int64))
+        return dp_sgd.batch_size * (before - np.array(weights, np.float64)).ravel()
+
+    return step

@@ -1,0 +1,178 @@
+"""Lower bounds on ε from one run: what the scores of canaries tell of their coins.
+
+m canaries took part or not as independent fair coins decided, and the releases gave each a score. Two bounds follow:
+
+- **Distribution-free.** A number of coins that was fixed beforehand is guessed, those with the clearest scores.
+  (ε, δ)-DP limits how many guesses are right. It rests on nothing else. r guesses show an ε of at most about ln(r/3).
+- **Gaussian shape.** If the scores of those present and of those absent are normal with one spread, as under Gaussian
+  noise, then how far their means lie apart is μ of one Gaussian release. 1,000 canaries show most of its ε.
+
+A claim below a bound is false, with the confidence stated (for the second: if the shape is right). A bound below the
+claim proves nothing. The spread of the scores is estimated from them, never taken from what the noise is said to be:
+other canaries and the clients themselves add to it.
+
+Sources: Steinke, Nasr, Jagielski (2023), arXiv:2305.08846, Theorem 5.2; Nasr et al. (2023), arXiv:2302.07956, for the
+Gaussian shape; Dong, Roth, Su (2022), arXiv:1905.02383, for μ.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special, stats
+
+from cloister.core.errors import ConfigError
+from cloister.privacy.accounting.accountants import gaussian_epsilon
+
+CONFIDENCE = 0.95
+LARGEST = 700.0
+"""No ε above it is looked for: e^ε would not be a number."""
+QUANTILES = np.linspace(-7, 7, 281)
+"""Of a normal number, at which a spread is looked at to average over it."""
+
+
+@dataclass(frozen=True)
+class OneRun:
+    """Coins and scores of one run.
+
+    Attributes:
+        coins: whether each canary took part, shape (m,).
+        scores: evidence that it did, shape (m,).
+        guesses: r ≤ m, even: how many coins are guessed. It has to be fixed before anybody looks at scores.
+
+    Raises:
+        ConfigError: shapes differ, r is no such number, or a score is not finite.
+    """
+
+    coins: NDArray[np.bool_]
+    scores: NDArray[np.float64]
+    guesses: int
+
+    def __post_init__(self) -> None:
+        if self.coins.shape != self.scores.shape or not np.isfinite(self.scores).all():
+            raise ConfigError("every canary must have a coin and a finite score")
+        if not 0 <= self.guesses <= len(self.coins) or self.guesses % 2:
+            raise ConfigError(f"guesses must be even, and from 0 to {len(self.coins)} canaries; got {self.guesses}")
+
+    @property
+    def right(self) -> int:
+        """v: how many guesses are right: that the r/2 highest scores are of those present, the r/2 lowest of others."""
+        order, half = np.argsort(self.scores, kind="stable"), self.guesses // 2
+        return int(self.coins[order[len(order) - half :]].sum() + (~self.coins[order[:half]]).sum())
+
+    def distribution_free(self, delta: float, confidence: float = CONFIDENCE) -> float:
+        """A lower bound on the ε(δ) of the run.
+
+        Args:
+            delta: δ, from 0 to below 1.
+            confidence: above 0 and below 1.
+
+        Guarantee: if the run is (ε, δ)-DP for adding or removing any one canary, this is above ε with probability at
+            most 1 - `confidence`, whatever the distribution of the scores.
+
+        Source: Steinke et al. (2023), Theorem 5.2.
+        """
+        return guessing_bound(len(self.coins), self.guesses, self.right, delta, confidence)
+
+    def shift(self, confidence: float = CONFIDENCE) -> float:
+        """A lower bound on μ: how far the mean scores of both kinds lie apart, in units of the spread within a kind.
+
+        Args:
+            confidence: above 0 and below 1.
+
+        Guarantee: if scores are independent and normal with one spread, and their means lie μ spreads apart, this is
+            above μ with probability 1 - `confidence`: it inverts the noncentral t distribution.
+        """
+        _check(0.0, confidence)
+        present, absent = self.scores[self.coins], self.scores[~self.coins]
+        if min(len(present), len(absent)) < 2:
+            return 0.0
+        freedom = len(self.scores) - 2
+        spread = math.sqrt((len(present) * present.var() + len(absent) * absent.var()) / freedom)
+        unit = math.sqrt(1 / len(present) + 1 / len(absent))  # deviation of a difference of means, in spreads
+        apart = float(present.mean() - absent.mean())
+        if spread <= abs(apart) * np.finfo(np.float32).eps:
+            return math.inf if apart > 0 else 0.0
+        return max(0.0, unit * least_noncentrality(apart / (spread * unit), freedom, confidence))
+
+    def gaussian(self, delta: float, confidence: float = CONFIDENCE) -> float:
+        """A lower bound on the ε(δ) of the run, under the Gaussian shape: that of one Gaussian release with `shift`.
+
+        Args:
+            delta: δ, above 0 and below 1.
+            confidence: above 0 and below 1.
+
+        Guarantee: that of `shift`, for a run that is one Gaussian mechanism in all, as rounds of Gaussian noise
+            without a draw are. It says nothing of other runs.
+        """
+        _check(delta, confidence)
+        mu = self.shift(confidence)
+        return gaussian_epsilon(1 / mu, delta) if 0 < mu < math.inf else mu
+
+
+def guessing_bound(canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE) -> float:
+    """The largest ε of which so many right guesses would be less likely than 1 - `confidence`; 0 if there is none.
+
+    Args:
+        canaries: m.
+        guesses: r ≤ m, fixed beforehand.
+        right: v ≤ r of them.
+        delta: δ, from 0 to below 1.
+        confidence: above 0 and below 1.
+
+    Source: Steinke et al. (2023), Theorem 5.2.
+    """
+    _check(delta, confidence)
+
+    def excess(epsilon: float) -> float:
+        return chance_of_guesses(canaries, guesses, right, epsilon, delta) - (1 - confidence)
+
+    if excess(0.0) >= 0:
+        return 0.0
+    return LARGEST if excess(LARGEST) < 0 else float(optimize.bisect(excess, 0.0, LARGEST, xtol=1e-9))
+
+
+def chance_of_guesses(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """At most how likely an (ε, δ)-DP run makes it that v or more of r guesses of coins are right.
+
+    P[W ≥ v] + 2mδ·max over i of P[v > W ≥ v - i]/i, where W is binomial, of r guesses that are each right with
+    probability e^ε/(1 + e^ε).
+
+    Args:
+        canaries, guesses, right: m, r and v.
+        epsilon, delta: ε and δ.
+
+    Source: Steinke et al. (2023), Theorem 5.2.
+    """
+    fewer = np.arange(right + 1)
+    at_least = special.bdtrc(right - fewer - 1, guesses, 1 / (1 + math.exp(-epsilon)))  # P[W ≥ v - i]
+    slopes = (at_least[1:] - at_least[0]) / fewer[1:]
+    return min(1.0, float(at_least[0] + 2 * canaries * delta * slopes.max(initial=0.0)))
+
+
+def least_noncentrality(t: float, freedom: int, confidence: float) -> float:
+    """λ of which Student's statistic is at least t with probability 1 - `confidence`; any smaller one is refuted.
+
+    The chance is Φ(λ - t·s) on average over the spread s, which is √(χ²/freedom). The average is taken by the trapezoid
+    rule over normal quantiles of s: closed forms give up where canaries are told apart without fail.
+
+    Args:
+        t: the statistic that was found.
+        freedom: its degrees of freedom.
+        confidence: above 0 and below 1.
+    """
+    centres = t * np.sqrt(stats.chi2.isf(special.ndtr(-QUANTILES), freedom) / freedom)
+    weights = np.exp(-np.square(QUANTILES) / 2)
+
+    def excess(noncentrality: float) -> float:
+        return float(np.average(special.ndtr(noncentrality - centres), weights=weights)) - (1 - confidence)
+
+    return float(optimize.brentq(excess, centres.min() - 40, centres.max() + 40))
+
+
+def _check(delta: float, confidence: float) -> None:
+    if not 0 <= delta < 1:
+        raise ConfigError(f"delta must be at least 0 and below 1, got {delta}")
+    if not 0 < confidence < 1:
+        raise ConfigError(f"confidence must be above 0 and below 1, got {confidence}")

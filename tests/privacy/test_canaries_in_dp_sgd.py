@@ -1,0 +1,129 @@
+"""Canary examples with gradients of their own: sound steps of DP-SGD are not flagged, those with less noise are.
+
+Coins, directions, batches and noise are seeded. With others a sound step is flagged with a chance of `FALSE_ALARM`.
+"""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+
+from cloister.aggregation.canaries import Canaries
+from cloister.audits.dp_sgd import linear_loss, linear_network, on_linear_network, steps_with_canaries
+from cloister.audits.one_run import OneRun
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.privacy.dpsgd.one_by_one import noisy_sum
+from cloister.privacy.dpsgd.rounding import Batching
+from cloister.privacy.dpsgd.step import DpSgd
+from cloister.privacy.mechanisms.noise import GaussianNoise
+
+FALSE_ALARM = 1e-3
+DELTA = 1e-5
+COUNT = 200
+SIZE = 8000
+CLIP = 0.7
+SIGMA = 2.0
+EVERYBODY = LocalSteps(COUNT, COUNT, 2)
+"""Two steps, each on all examples: one Gaussian mechanism together."""
+SOME = LocalSteps(COUNT, COUNT // 4, 2)
+"""Eight steps, each on a quarter of the examples on average."""
+
+
+def one_by_one(sigma=SIGMA, noise=None):
+    """Steps of the small models' DP-SGD, in NumPy."""
+    source = GaussianNoise(3)
+
+    def step(gradients):
+        rows = [lambda row=row: (row,) for row in gradients]
+        like = (np.zeros(SIZE, np.float32),)
+        (total,) = noisy_sum(rows, like, clipping_norm=CLIP, noise_multiplier=sigma, noise=noise() if noise else source)
+        return total
+
+    return step
+
+
+def run(step, steps=EVERYBODY):
+    seen = steps_with_canaries(step, Canaries.drawn(COUNT, 1), steps, size=SIZE, clipping_norm=CLIP, seed=4)
+    assert seen.rounds == steps.count
+    return OneRun(seen.coins, seen.scores, seen.guesses)
+
+
+def claimed(steps=EVERYBODY):
+    return Account([steps.event(SIGMA)]).epsilon(DELTA, "pld")
+
+
+def is_flagged(step):
+    found, claim = run(step).gaussian(DELTA), claimed()
+    print(f"claimed {claim:.3f}, Gaussian shape {found:.3f}")
+    return found > claim
+
+
+class TestSmallModels:
+    def test_sound_steps_are_not_flagged_and_most_is_seen(self):
+        told = run(one_by_one())
+        assert told.gaussian(DELTA, 1 - FALSE_ALARM) <= claimed()
+        assert told.shift(0.5) > 0.5 * math.sqrt(2) / SIGMA
+
+    def test_under_poisson_batches_without_a_distribution(self):
+        claim = Account([SOME.event(SIGMA)]).epsilon(DELTA)
+        assert claim < claimed(LocalSteps(COUNT, COUNT, 8)), "the draw amplifies"
+        assert run(one_by_one(), SOME).distribution_free(DELTA, 1 - FALSE_ALARM) <= claim
+
+    def test_half_of_the_noise_is_flagged(self):
+        assert is_flagged(one_by_one(SIGMA / 2))
+
+    def test_the_same_noise_in_every_step_is_flagged(self):
+        assert is_flagged(one_by_one(noise=lambda: GaussianNoise(3)))
+
+    def test_a_clip_that_is_left_out_is_flagged(self, monkeypatch):
+        monkeypatch.setattr("cloister.privacy.dpsgd.one_by_one._factor", lambda gradient, clipping_norm: 1.0)
+        assert is_flagged(one_by_one())
+
+
+class ClipSkipped(DpSgd):
+    def clipped_sum(self, x, y, clipping_norm, groups=None):
+        return super().clipped_sum(x, y, 1e6)
+
+
+class NoisePerMicrobatch(DpSgd):
+    """Each of eight microbatches carries an equal share of the noise: variances add up, deviations do not."""
+
+    def _noised(self, sums, std):
+        return super()._noised(sums, std / math.sqrt(8))
+
+
+class Stuck(DpSgd):
+    def _noised(self, sums, std):
+        self.noise = GaussianNoise(7)
+        return super()._noised(sums, std)
+
+
+def keras_steps(kind=DpSgd, sigma=SIGMA):
+    dp_sgd = kind(
+        linear_network(SIZE),
+        batching=Batching(COUNT),
+        noise_multiplier=sigma,
+        clipping_norm=CLIP,
+        optimizer=keras.optimizers.SGD(1.0),
+        loss=linear_loss,
+        noise=GaussianNoise(5),
+        probe=(np.random.default_rng(0).uniform(0.1, 1, (3, SIZE)).astype(np.float32), np.zeros(3, np.int64)),
+    )
+    return on_linear_network(dp_sgd)
+
+
+@pytest.mark.slow
+class TestKerasModels:
+    def test_sound_steps_are_not_flagged_and_most_is_seen(self):
+        told = run(keras_steps())
+        assert told.gaussian(DELTA, 1 - FALSE_ALARM) <= claimed()
+        assert told.shift(0.5) > 0.5 * math.sqrt(2) / SIGMA
+
+    @pytest.mark.parametrize("kind", [ClipSkipped, NoisePerMicrobatch, Stuck])
+    def test_broken_ones_are_flagged(self, kind):
+        assert is_flagged(keras_steps(kind))
+
+    def test_half_of_the_noise_is_flagged(self):
+        assert is_flagged(keras_steps(sigma=SIGMA / 2))

@@ -1,0 +1,58 @@
+"""How much of ε canaries show at full size, and how seldom they show too much.
+
+`CLOISTER_CANARY_REPETITIONS=200 pytest -m slow tests/privacy/test_canary_power.py` is what `docs/privacy.md` reports.
+"""
+
+import os
+
+import numpy as np
+import pytest
+from scipy import stats
+from support import all_nodes
+
+from cloister.aggregation import PrivateStrategy
+from cloister.aggregation.canaries import Canaries
+from cloister.audits.one_run import OneRun
+from cloister.audits.sensitivity import Rehearsal
+from cloister.core.arrays import Layout
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.mechanisms.named import global_dp
+from cloister.privacy.mechanisms.noise import GaussianNoise
+
+REPETITIONS = int(os.environ.get("CLOISTER_CANARY_REPETITIONS", "8"))
+DELTA = 1e-5
+CLIENTS = 3
+SENT = {"kernel": np.zeros((1600, 499), np.float32), "bias": np.zeros(1600, np.float32)}
+"""0.8 million parameters."""
+
+
+def bounds(repetition):
+    """ε under the Gaussian shape, and without a distribution, of one round with 1,000 canaries."""
+    strategy = PrivateStrategy(
+        all_nodes(),
+        global_dp(noise_multiplier=0.69, clipping_norm=2.0),
+        noise=GaussianNoise(repetition),
+        canaries=Canaries.drawn(1000, repetition),
+    )
+    rng = np.random.default_rng(repetition)
+    clients = [{name: rng.standard_normal(array.shape, np.float32) for name, array in SENT.items()}] * CLIENTS
+    Rehearsal(SENT, clients, [1.0] * CLIENTS).run(strategy)
+    seen = strategy.canaries
+    run = OneRun(seen.coins, seen.scores, seen.guesses)
+    return run.gaussian(DELTA), run.distribution_free(DELTA)
+
+
+@pytest.mark.slow
+def test_most_of_the_claim_is_seen_and_seldom_more():
+    mechanism = global_dp(noise_multiplier=0.69, clipping_norm=2.0)
+    claim = Account(mechanism.events(Layout.of(SENT))).epsilon(DELTA, "pld")
+    shaped, free = np.array([bounds(repetition) for repetition in range(REPETITIONS)]).T
+    above = int((shaped > claim).sum())
+    print(
+        f"claimed {claim:.3f}; Gaussian shape: median {np.median(shaped):.3f} ({np.median(shaped) / claim:.1%}), "
+        f"{above} of {REPETITIONS} above; distribution-free: median {np.median(free):.3f}, largest {free.max():.3f}"
+    )
+    assert claim >= 3 and np.median(shaped) >= 0.8 * claim
+    # At 95 % confidence; of 200 at most 18.
+    assert above <= stats.binom.ppf(0.99, REPETITIONS, 0.05)
+    assert free.max() <= claim and np.median(free) > 2

@@ -1,0 +1,145 @@
+"""Lower bounds from coins and scores: against independent computations, and wrong as rarely as they say."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from cloister.audits.one_run import OneRun, chance_of_guesses, guessing_bound, least_noncentrality
+from cloister.core.errors import ConfigError
+from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.events import Gaussian
+
+
+def normal_run(rng, mu, count=1000, guesses=94):
+    coins = rng.random(count) < 0.5
+    return OneRun(coins, mu * coins + rng.standard_normal(count), guesses)
+
+
+def by_summing(m, r, v, epsilon, delta):
+    """Theorem 5.2, term by term, with exact binomial coefficients."""
+    q = 1 / (1 + math.exp(-epsilon))
+    chance = [math.comb(r, k) * q**k * (1 - q) ** (r - k) for k in range(r + 1)]
+    steepest = max((sum(chance[v - i : v]) / i for i in range(1, v + 1)), default=0.0)
+    return min(1.0, sum(chance[v:]) + 2 * m * delta * steepest)
+
+
+class TestGuesses:
+    @pytest.mark.parametrize(("m", "r", "v"), [(100, 30, 30), (100, 30, 22), (1000, 94, 88), (10, 10, 0), (10, 0, 0)])
+    @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (0.5, 1e-5), (2.0, 1e-3), (3.0, 0.5)])
+    def test_the_chance_is_that_of_the_theorem(self, m, r, v, epsilon, delta):
+        assert chance_of_guesses(m, r, v, epsilon, delta) == pytest.approx(
+            by_summing(m, r, v, epsilon, delta), rel=1e-9
+        )
+
+    @pytest.mark.parametrize(
+        ("m", "r", "v", "delta", "bound"),
+        [
+            (1000, 94, 91, 1e-5, 2.426778),
+            (1000, 100, 100, 1e-5, 3.465376),
+            (1000, 600, 450, 1e-4, 0.935475),
+            (200, 42, 41, 0.0, 2.110944),
+        ],
+    )
+    def test_it_agrees_with_another_package(self, m, r, v, delta, bound):
+        """Figures of jax_privacy 2.0 on the same counts."""
+        assert guessing_bound(m, r, v, delta) == pytest.approx(bound, abs=1e-4)
+
+    def test_all_right_shows_what_so_many_guesses_can(self):
+        """q^r = 0.05."""
+        found = guessing_bound(1000, 94, 94, 0.0)
+        assert found == pytest.approx(-math.log(0.05 ** (-1 / 94) - 1), abs=1e-6)
+        assert found == pytest.approx(math.log(94 / 3), abs=0.02)
+
+    def test_guesses_no_better_than_coins_show_nothing(self):
+        assert guessing_bound(1000, 100, 55, 1e-5) == 0.0 and guessing_bound(1000, 0, 0, 1e-5) == 0.0
+
+    def test_delta_is_taken_off(self):
+        bounds = [guessing_bound(1000, 94, 91, delta) for delta in (0.0, 1e-5, 1e-4, 1e-3)]
+        assert bounds == sorted(bounds, reverse=True) and bounds[0] > bounds[-1] + 0.1
+
+    def test_it_is_wrong_as_rarely_as_it_says(self):
+        """Randomised response with ε = 1, all coins guessed: of 300 bounds at 95 % few are above 1 (chance 1e-6)."""
+        rng, truth = np.random.default_rng(0), math.e / (1 + math.e)
+        bounds = [guessing_bound(400, 400, int(rng.binomial(400, truth)), 0.0) for _ in range(300)]
+        assert sum(bound > 1 for bound in bounds) <= stats.binom.isf(1e-6, 300, 0.05)
+        assert np.median(bounds) > 0.7
+
+    def test_a_catastrophe_of_chance_delta_is_no_matter_of_epsilon(self):
+        """With chance δ all coins are told, else none: (0, δ)-DP for each. Rarely more than the theorem allows."""
+        rng, delta, m = np.random.default_rng(1), 0.01, 100
+        rights = np.where(rng.random(2000) < delta, m, rng.binomial(m, 0.5, 2000))
+        wrong = sum(guessing_bound(m, m, int(v), delta) > 0 for v in rights)
+        assert wrong <= stats.binom.isf(1e-6, 2000, 0.05)
+
+    def test_the_clearest_scores_are_guessed(self):
+        coins = np.array([1, 0, 1, 0, 1, 0], bool)
+        run = OneRun(coins, np.array([9.0, -9.0, 8.0, 7.5, 0.0, 1.0]), 4)
+        assert run.right == 3, "9 and 8 are present, -9 is absent, and 0 is taken for absent"
+        assert OneRun(coins, np.zeros(6), 0).right == 0
+
+
+class TestGaussianShape:
+    def test_it_inverts_the_noncentral_t(self):
+        for t, freedom in ((3.0, 18), (20.0, 998), (0.5, 198)):
+            found = least_noncentrality(t, freedom, 0.95)
+            assert stats.nct.sf(t, freedom, found) == pytest.approx(0.05, abs=1e-4)
+
+    def test_it_is_wrong_as_rarely_as_it_says_and_sees_most(self):
+        rng = np.random.default_rng(0)
+        bounds = np.array([normal_run(rng, 1.4).shift() for _ in range(400)])
+        wrong = int((bounds > 1.4).sum())
+        assert stats.binom.ppf(1e-6, 400, 0.05) <= wrong <= stats.binom.isf(1e-6, 400, 0.05)
+        assert np.median(bounds) > 0.9 * 1.4
+
+    def test_no_scale_and_no_origin_matters(self):
+        run = normal_run(np.random.default_rng(1), 1.0)
+        moved = OneRun(run.coins, 1e6 * run.scores - 3e7, run.guesses)
+        assert moved.shift() == pytest.approx(run.shift(), rel=1e-6)
+
+    def test_epsilon_is_that_of_one_gaussian(self):
+        run = normal_run(np.random.default_rng(2), 1.0)
+        assert run.gaussian(1e-5) == pytest.approx(Account([Gaussian(1 / run.shift())]).epsilon(1e-5, "pld"))
+
+    def test_more_confidence_shows_less(self):
+        run = normal_run(np.random.default_rng(3), 1.0)
+        assert run.shift(0.5) > run.shift(0.95) > run.shift(0.9999) > 0
+
+    def test_scores_that_tell_nothing_or_the_wrong_way_show_nothing(self):
+        run = normal_run(np.random.default_rng(4), 0.0)
+        assert run.shift(0.9999) == 0 == run.gaussian(1e-5, 0.9999)
+        assert normal_run(np.random.default_rng(5), -3.0).gaussian(1e-5) == 0
+
+    def test_scores_without_spread_tell_everything(self):
+        coins = np.arange(20) % 2 == 0
+        assert OneRun(coins, coins * 1.0, 10).gaussian(1e-5) == math.inf
+        assert OneRun(coins, -1.0 * coins, 10).gaussian(1e-5) == 0
+        assert 1e3 < OneRun(coins, coins + 1e-4 * np.arange(20), 10).gaussian(1e-5) < math.inf
+
+    @pytest.mark.parametrize("coins", [np.ones(20, bool), np.zeros(20, bool), np.arange(20) == 0])
+    def test_coins_that_fell_the_same_way_show_nothing(self, coins):
+        assert OneRun(coins, np.arange(20.0), 10).shift() == 0
+
+
+@pytest.mark.parametrize(
+    ("coins", "scores", "guesses"),
+    [
+        (np.ones(4, bool), np.ones(4), 3),
+        (np.ones(4, bool), np.ones(4), 6),
+        (np.ones(4, bool), np.ones(4), -2),
+        (np.ones(4, bool), np.ones(3), 2),
+        (np.ones(4, bool), np.array([1, 2, 3, np.nan]), 2),
+    ],
+)
+def test_what_is_no_run_is_refused(coins, scores, guesses):
+    with pytest.raises(ConfigError, match=r"guesses must be|must have a coin"):
+        OneRun(coins, scores, guesses)
+
+
+@pytest.mark.parametrize(("delta", "confidence"), [(-0.1, 0.9), (1.0, 0.9), (0.1, 0.0), (0.1, 1.0)])
+def test_parameters_out_of_range(delta, confidence):
+    run = normal_run(np.random.default_rng(0), 1.0)
+    for bound in (run.distribution_free, run.gaussian):
+        with pytest.raises(ConfigError, match="must be"):
+            bound(delta, confidence)
