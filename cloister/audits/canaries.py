@@ -75,14 +75,11 @@ def canary_bounds(run: Path, confidence: float = CONFIDENCE) -> CanaryBounds:
     Raises:
         ConfigError: the run had no canaries, or its files are none of a run.
     """
+    told = one_run_of(run)
     try:
-        facts = json.loads((run / NAME).read_text())
         claims = json.loads((run / "privacy.json").read_text())["claims"]
-        told = OneRun(np.array(facts["coins"], bool), np.array(facts["scores"], float), facts["guesses"])
-        rounds = int(facts["rounds"])
-    except FileNotFoundError:
-        raise ConfigError(f"{run} is no finished run with canaries: it has no {NAME}; set privacy.canaries") from None
-    except (ValueError, KeyError, TypeError) as error:
+        rounds = int(json.loads((run / NAME).read_text())["rounds"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{run / NAME} cannot be read: {type(error).__name__}") from None
     figure: dict[str, float] = next((claim for claim in claims if claim["scope"] == RUN), {})
     delta = figure.get("delta", DELTA)
@@ -98,3 +95,18 @@ def canary_bounds(run: Path, confidence: float = CONFIDENCE) -> CanaryBounds:
         shift=told.shift(confidence),
         gaussian=told.gaussian(delta, confidence),
     )
+
+
+def one_run_of(run: Path) -> OneRun:
+    """The coins and scores of a finished run.
+
+    Raises:
+        ConfigError: the run had no canaries, or its file is none of a run.
+    """
+    try:
+        facts = json.loads((run / NAME).read_text())
+        return OneRun(np.array(facts["coins"], bool), np.array(facts["scores"], float), facts["guesses"])
+    except FileNotFoundError:
+        raise ConfigError(f"{run} is no finished run with canaries: it has no {NAME}; set privacy.canaries") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{run / NAME} cannot be read: {type(error).__name__}") from None

@@ -57,6 +57,7 @@ AUDITS = Registry(
     "audit",
     "cloister.audits",
     {
+        "canaries": "cloister.audits.canary_audit:AUDIT",
         "client-inference": "cloister.audits.client_inference:AUDIT",
         "gradient-inversion": "cloister.audits.gradient_inversion:AUDIT",
         "membership-inference": "cloister.audits.membership_inference:AUDIT",

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
 from typer.testing import CliRunner
@@ -132,3 +133,39 @@ def test_importing_audits_imports_nothing_heavy():
 @pytest.mark.parametrize("name", AUDITS.names())
 def test_an_audit_has_the_name_it_is_known_by(name):
     assert AUDITS.load(name).name == name
+
+
+class TestCanaries:
+    """A run with canaries is audited by them; any other is not."""
+
+    SETTINGS: ClassVar = {
+        "privacy.server": "global-dp",
+        "privacy.canaries": 200,
+        "privacy.clipping-norm": 1.0,
+        "num-rounds": 1,
+    }
+
+    @pytest.mark.parametrize("noise", [1.0, 0.0])
+    def test_of_a_run(self, run_of, noise):
+        run = run_of(**self.SETTINGS | {"privacy.noise-multiplier": noise})
+        told = invoke("audit", run, "--only", "canaries")
+        assert told.exit_code == 0, told.output
+        (finding,) = json.loads((run / "audit.json").read_text())["findings"]
+        assert [item["quantity"] for item in finding["measured"]] == ["epsilon", "epsilon"]
+        assert all(item["met"] for item in finding["controls"]) and len(finding["controls"]) == 4
+        largest = max(item["value"] for item in finding["measured"])
+        # Without noise the canaries still blur each other: 200 directions in 650 dimensions.
+        assert largest < 4.5 if noise else largest > 5
+        assert ("nothing is claimed" in finding["meaning"]) == (noise == 0.0)
+
+    def test_a_claim_that_they_contradict_is_false(self, run_of):
+        run = run_of(**self.SETTINGS | {"privacy.noise-multiplier": 0.05})
+        privacy = json.loads((run / "privacy.json").read_text())
+        privacy["claims"] = [claim | {"epsilon": 1.0} for claim in privacy["claims"]]
+        (run / "privacy.json").write_text(json.dumps(privacy))
+        told = invoke("audit", run, "--only", "canaries")
+        assert told.exit_code == 1 and "the claim is FALSE" in told.output
+
+    def test_another_run_is_skipped(self, copied):
+        told = invoke("audit", copied, "--only", "canaries")
+        assert "not run: canaries: it had no canaries (privacy.canaries)" in told.output

@@ -1,0 +1,72 @@
+"""The canaries of a run as an audit: two lower bounds on ε, and controls of the same coins."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from cloister.audits.canaries import NAME, canary_bounds, one_run_of
+from cloister.audits.finding import Control, Finding, Measured
+from cloister.audits.one_run import CONFIDENCE, OneRun
+from cloister.audits.subject import FinishedRun
+from cloister.audits.table import Effort
+
+FREE, SHAPED = "canaries, distribution-free", "canaries, Gaussian shape"
+SHAPE = "the scores of canaries are normal with one spread, as under Gaussian noise without a draw"
+LOUD = 20.0
+"""By how many spreads the scores of those present are raised, where the bounds have to be large."""
+LARGE = 1.0
+"""ε that the bounds have to reach there. It needs more than ten guesses."""
+
+
+class CanaryAudit:
+    """The audit of a run with `privacy.canaries`."""
+
+    name = "canaries"
+
+    def misfit(self, run: FinishedRun) -> str:
+        """Why there is nothing to look at.
+
+        Args:
+            run: that is audited.
+        """
+        return "" if (run.path / NAME).is_file() else "it had no canaries (privacy.canaries)"
+
+    def conduct(self, run: FinishedRun, effort: Effort) -> Finding:
+        """Bound the ε of the run by what its canaries' scores tell of their coins.
+
+        Args:
+            run: that is audited.
+            effort: the seed of the control that exchanges coins.
+        """
+        bounds, told = canary_bounds(run.path), one_run_of(run.path)
+        measured = _measured(told, bounds.delta)
+        return Finding(
+            self.name,
+            " ".join(bounds.words()),
+            measured,
+            (*_controls(told, bounds.delta, effort.seed),),
+            details={"canaries": bounds.canaries, "guesses": bounds.guesses, "right": bounds.right},
+        )
+
+
+def _measured(told: OneRun, delta: float) -> tuple[Measured, Measured]:
+    free, shaped = told.distribution_free(delta, CONFIDENCE), told.gaussian(delta, CONFIDENCE)
+    return (
+        Measured(FREE, "epsilon", free, "client", delta=delta, confidence=CONFIDENCE),
+        Measured(SHAPED, "epsilon", shaped, "client", delta=delta, confidence=CONFIDENCE, assumption=SHAPE),
+    )
+
+
+def _controls(told: OneRun, delta: float, seed: int) -> list[Control]:
+    """The same scores with a run in which those present stand out, and with coins that have nothing to do with them."""
+    spread = float(told.scores.std()) or 1.0
+    loud = replace(told, scores=told.scores + LOUD * spread * told.coins)
+    # Coins of neither kind more often than those of the run: what is left of a link is chance.
+    blind = replace(told, coins=np.random.default_rng(seed).permutation(told.coins))
+    return [
+        *(Control("those present stand out", "succeeds", each, each.value >= LARGE) for each in _measured(loud, delta)),
+        *(Control("coins exchanged at random", "fails", each, each.value < LARGE) for each in _measured(blind, delta)),
+    ]
+
+
+AUDIT = CanaryAudit()
