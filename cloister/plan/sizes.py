@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cloister.client.data import PARTITION
 from cloister.plan.nodes import Node
 from cloister.privacy.claims.end_to_end import sound_example
 from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
@@ -22,6 +23,11 @@ class Sizes:
     counts: Counter[LocalSteps]
     shown: dict[LocalSteps, Node]
     costliest: LocalSteps
+
+    @property
+    def are_dealt(self) -> bool:
+        """Whether a simulation deals them, by the run's seed."""
+        return all(PARTITION in node.context.node_config for node in self.shown.values())
 
     @classmethod
     def of(cls, nodes: Sequence[Node], mechanism: LocalDpSgd, rounds: int, delta: float) -> "Sizes":
