@@ -2,11 +2,18 @@
 
 import math
 import textwrap
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 from cloister.core.errors import ConfigError
 from cloister.plan.preview import Preview
+from cloister.plan.series import Series
 from cloister.plan.words import title
+
+WIDE = 50.0
+"""Ratio of two curves' ends from which the smaller one could not be read on the same scale."""
 
 
 def draw(preview: Preview, path: Path) -> None:
@@ -26,16 +33,25 @@ def draw(preview: Preview, path: Path) -> None:
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
-    for series in preview.series:
+    # Markers of several sizes: two curves that are the same stay visible.
+    for size, series in zip(count(12, -2), preview.series, strict=False):
         values = [value if math.isfinite(value) else math.nan for _, value in series.points]
-        axes.plot([number for number, _ in series.points], values, marker="o", label=_wrapped(title(series)))
-    axes.set(xlabel="round", ylabel="ε", xlim=(0, None), ylim=(0, None))
+        rounds, label = [number for number, _ in series.points], _wrapped(title(series))
+        axes.plot(rounds, values, marker="o", markersize=max(3, size), label=label)
+    axes.set(xlabel="round", ylabel="ε", xlim=(0, None), **_scale(preview.series))
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", fontsize="x-small")
     try:
         figure.savefig(path, format="png", dpi=150)
     except OSError as error:
         raise ConfigError(f"--png {path} cannot be written: {error.strerror}") from error
+
+
+def _scale(curves: Sequence[Series]) -> dict[str, Any]:
+    """From 0 on, or a logarithmic one where the ε of a client is far from that of an example."""
+    ends = [value for series in curves for _, value in series.points[-1:] if 0 < value < math.inf]
+    wide = bool(ends) and max(ends) > WIDE * min(ends)
+    return {"yscale": "log"} if wide else {"ylim": (0, None)}
 
 
 def _wrapped(text: str, width: int = 100) -> str:

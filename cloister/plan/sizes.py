@@ -23,6 +23,11 @@ class Sizes:
     shown: dict[LocalSteps, Asked]
     costliest: LocalSteps
 
+    @property
+    def are_dealt(self) -> bool:
+        """Whether a simulation deals them, by the run's seed."""
+        return all(asked.node.config.partition_id is not None for asked in self.shown.values())
+
     @classmethod
     def of(cls, nodes: Sequence[Asked], mechanism: LocalDpSgd, rounds: int, delta: float) -> "Sizes":
         """The sizes of these nodes.

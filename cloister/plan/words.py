@@ -74,7 +74,7 @@ def _sizes(preview: Preview) -> Iterator[str]:
         for steps, count in sorted(preview.sizes.counts.items(), key=lambda item: item[0].examples)
         if steps in preview.sizes.shown
     )
-    if preview.config.seed == -1 and not preview.options.sizes:
+    if preview.config.seed == -1 and preview.sizes.are_dealt:
         yield f"dealt out by a seed that was drawn: seed={preview.forecast.prepared.plan.seed} deals them out again"
     yield from render_clients(preview.by_size)[1:]
 

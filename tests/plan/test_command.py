@@ -194,6 +194,13 @@ class TestPolicy:
         assert told["clients-of-size"] == {"32": 1, "64": 1}
         assert [size["examples"] for size in told["by-examples"]] == [32, 64]
 
+    @pytest.mark.slow
+    def test_sizes_that_a_seed_deals_out_name_it(self):
+        unseeded = DP_SGDLY.replace("seed=1", "num-rounds=1").replace("num-rounds=2", "")
+        (seed,) = re.findall(r"a seed that was drawn: seed=(\d+) deals", printed("-c", unseeded, "--no-timing"))
+        assert int(seed) > 0
+        assert "a seed that was drawn" not in printed("-c", unseeded, "--no-timing", "--public-size", 64)
+
 
 def gaussian(z):
     return {"privacy.server": "none", "privacy.client": "gaussian", "privacy.client-noise-multiplier": z}
