@@ -31,14 +31,31 @@ def initial_model(plan: Plan, model: Model) -> dict[str, NDArray]:
         DataError: the server has no examples to train on.
         ConfigError: training on them diverged.
     """
-    own = _own_examples(plan) if plan.config.strategy.pretrain_epochs else None
     models = []
     for number in range(max(1, plan.hypotheses)):
         model.initialise(plan.seed + number)
-        if own is not None:
-            _pretrain(plan, model, own, plan.seed + number)
         models.append(model.arrays())
-    return stacked(_apart(models, plan.seed)) if plan.hypotheses else models[0]
+    models = _apart(models, plan.seed)
+    if plan.config.strategy.pretrain_epochs:
+        models = _pretrained(plan, model, models)
+    return stacked(models) if plan.hypotheses else models[0]
+
+
+def _pretrained(plan: Plan, model: Model, models: list[dict[str, NDArray]]) -> list[dict[str, NDArray]]:
+    """The models, each trained on the server's examples as a client without privacy would train it.
+
+    That is by the task's recipe and what `client.*` says, for as many epochs as `strategy.pretrain-epochs` says.
+    """
+    examples, epochs = _own_examples(plan), plan.config.strategy.pretrain_epochs
+    recipe = replace(plan.task.recipe.resolved(plan.config.client), local_epochs=epochs)
+    trainer = TRAINERS.load(model.kind)(model, recipe.optimizer)
+    trained = []
+    for number, arrays in enumerate(models):
+        model.assign(arrays)
+        trainer.fit(examples, TrainingPlan.of(recipe, (plan.seed + number, 0, 0), round=0))
+        trained.append(model.arrays())
+        _refuse_diverged(trained[-1], epochs, recipe.learning_rate)
+    return trained
 
 
 def _own_examples(plan: Plan) -> Examples:
@@ -49,14 +66,6 @@ def _own_examples(plan: Plan) -> Examples:
         raise DataError(f"strategy.pretrain-epochs = {asked} needs examples on the server: {error}") from None
     assert found is not None
     return found
-
-
-def _pretrain(plan: Plan, model: Model, examples: Examples, seed: int) -> None:
-    """Train as a client without privacy would, by the task's recipe and what `client.*` says."""
-    epochs = plan.config.strategy.pretrain_epochs
-    recipe = replace(plan.task.recipe.resolved(plan.config.client), local_epochs=epochs)
-    TRAINERS.load(model.kind)(model, recipe.optimizer).fit(examples, TrainingPlan.of(recipe, (seed, 0, 0), round=0))
-    _refuse_diverged(model.arrays(), epochs, recipe.learning_rate)
 
 
 def _refuse_diverged(arrays: Mapping[str, NDArray], epochs: int, rate: float) -> None:

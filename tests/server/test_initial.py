@@ -102,9 +102,14 @@ def test_a_task_s_own_validation_part_is_used_and_its_test_part_is_left_alone():
     assert with_validation(task, own) is own
 
 
-def test_hypotheses_are_each_trained_and_differ():
+def test_hypotheses_are_each_trained_from_where_they_would_begin():
     settings = {"privacy__server": "laplace-clustering", "privacy__clusters": 2, "strategy__pretrain_epochs": 2}
     one, other = unstacked(initial(**settings))
+    begun = unstacked(initial(**settings | {"strategy__pretrain_epochs": 0}))[1]
+    data, model = with_validation(digits(), digits().load()).validation, digits().build()
+    model.assign(begun)
+    NumpyTrainer(model, "sgd").fit(data, TrainingPlan(2, 16, 0.3, 0.0, (4, 0, 0), 0))
+    assert all(np.array_equal(other[name], array) for name, array in model.arrays().items())
     assert all(array.any() for array in (*one.values(), *other.values()))
     assert not any(np.array_equal(one[name], other[name]) for name in one)
 
