@@ -77,7 +77,8 @@ def configurations(
         ConfigError: the policy cannot be read, or states another size.
     """
     rules = {} if policy is None else {"policy": str(policy)}
-    stated = read_policy(policy).public_size if policy and config.privacy.client.clips_gradients else 0
+    read = read_policy(policy) if policy else None
+    stated = read.public_size if read and config.privacy.client.clips_gradients else 0
     if sizes and stated:
         raise ConfigError(f"--public-size {sizes[0]} has no effect: the policy states public-size = {stated}")
     if sizes or stated:

@@ -95,7 +95,7 @@ def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
 
     config = parse(settings)
     _check(config, options)
-    prepared = prepare(config)
+    prepared = prepare(config, pretrain=False)
     grid = LocalGrid.simulated(app, config.flat(), options.clients)
     draft(prepared.plan, grid)
     messages = _messages(prepared, grid)

@@ -18,7 +18,7 @@ APART = 0.01
 """Standard deviation by which hypotheses are moved apart where a model has but one way to begin."""
 
 
-def initial_model(plan: Plan, model: Model) -> dict[str, NDArray]:
+def initial_model(plan: Plan, model: Model, pretrain: bool = True) -> dict[str, NDArray]:
     """New weights, or several models under hypotheses; the same for the same seed.
 
     With `strategy.pretrain-epochs` each is trained on the server's own examples first.
@@ -26,6 +26,7 @@ def initial_model(plan: Plan, model: Model) -> dict[str, NDArray]:
     Args:
         plan: of the run.
         model: of its task; left with the weights of the last hypothesis.
+        pretrain: whether to do as `strategy.pretrain-epochs` says; a plan needs the names and shapes alone.
 
     Raises:
         DataError: the server has no examples to train on.

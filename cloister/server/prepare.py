@@ -28,8 +28,12 @@ class Prepared:
     layout: Layout
 
 
-def prepare(config: RunConfig) -> Prepared:
+def prepare(config: RunConfig, pretrain: bool = True) -> Prepared:
     """The run of a configuration, as it stands before its first message. Nothing is sent, spent or written.
+
+    Args:
+        config: of the run.
+        pretrain: as in `initial_model`.
 
     Raises:
         ConfigError: the configuration asks for what cannot be.
@@ -39,7 +43,7 @@ def prepare(config: RunConfig) -> Prepared:
     """
     plan = build(config)
     model = plan.task.build()
-    initial = to_record(initial_model(plan, model))
+    initial = to_record(initial_model(plan, model, pretrain))
     layout = Layout.of(from_record(initial))
     plan = replace(plan, strategy=plan.strategy.calibrated(layout, config.num_rounds))
     return Prepared(plan, model, initial, layout)

@@ -3,21 +3,15 @@
 Source: J. Sáinz-Pardo Díaz et al., metric-privacy for federated learning: §7.1 (data), §7.2 (model), tables 1, 2, 3, 9.
 """
 
-import logging
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.config.run import TaskConfig
-from cloister.core.errors import DataError
-from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
-from cloister.tasks.partition import holdout, table
-from cloister.tasks.pictures.cache import decoded
-from cloister.tasks.pictures.find import find_pictures
-from cloister.tasks.pictures.picture import Source, class_named, labels_of
+from cloister.tasks.base import Dataset, Model, Recipe
+from cloister.tasks.partition import table
+from cloister.tasks.pictures.picture import Source, labels_of
+from cloister.tasks.pictures.task import SPLIT_SEED, PictureTask, of_benchmark, parts_of
 from cloister.tasks.scores import macro_figures
 from cloister.tasks.validation import halves
 
@@ -26,9 +20,6 @@ if TYPE_CHECKING:
 
 CLASSES = ("Mild_Demented", "Moderate_Demented", "Non_Demented", "Very_Mild_Demented")
 """In the order of their numbers."""
-IMAGE_SIZE = 128
-SPLIT_SEED = 0
-"""Fixed here, not configured: every run of every strategy is scored on the same images."""
 PUBLISHED, PUBLISHED_TEST = (896, 64, 3200, 2240), (172, 15, 634, 459)
 """Images of each class in the published set, and in its test part (table 1)."""
 TABLES = {
@@ -39,72 +30,51 @@ TABLES = {
 """Images of each class for each client: homogeneous, non-i.i.d., and of the client inference attack."""
 PREDICT_BATCH = 64
 """The first convolution makes two megabytes of an image of 128 by 128."""
-NAMED = 10
-"""Damaged files that a message names."""
-logger = logging.getLogger("cloister.tasks")
 
 
-class AlzheimerMri(Task):
+class AlzheimerMri(PictureTask):
     """Four classes; x is float32 of shape (n, size, size, 1), from 0 to 1, mapped from a cache on the disk."""
 
     recipe = Recipe(local_epochs=5, batch_size=32, learning_rate=0.001, optimizer="adam")
     classes = len(CLASSES)
     class_names = CLASSES
     models = ("cnn",)
+    usual_size = 128
     tables = TABLES
-    decodes = True
     public = True
-
-    def __init__(self, config: TaskConfig) -> None:
-        super().__init__(config)
-        self.size = IMAGE_SIZE if config.image_size == "auto" else config.image_size
-        self.input_shape = (self.size, self.size, 1)
-        self.image_shape = (self.size, self.size)
 
     def load(self) -> Dataset:
         """The published split, or where there is none one of the same sizes; half of its test part is for validation.
 
         Of a set of other sizes without a split, a fifth of each class is the test part.
         """
-        path = self.config.data_path
-        if not path:
-            raise DataError("task.data-path = '' must be a folder of images, or a parquet file, of the four classes")
-        try:
-            source = find_pictures(Path(path).expanduser(), CLASSES)
-            self.checked_targets(labels_of(source), source.root)
-            train, validation, test = self._sound(source, _split(source))
-        except DataError as error:
-            raise DataError(f"task.data-path: {str(error).removeprefix('data-path: ')}") from None
+        with of_benchmark():
+            source = self.benchmark()
+            train, validation, test = self.sound(source, self.parts(source))
         return Dataset(train, test, validation=validation)
 
-    def read(self, path: Path) -> Examples:
-        """A node's own data, as `rows` reads it; damaged images are left out where `task.skip-damaged` says so.
+    def parts(self, source: Source) -> tuple[NDArray[np.intp], ...]:
+        """Which images are to train on, for the server's validation, and to test on.
+
+        Args:
+            source: of the images.
 
         Raises:
-            DataError: there are no such images, or damaged ones.
+            DataError: some images lie beside those of a split, or half of it is missing.
         """
-        if path.suffix.lower() == ".npz":
-            return super().read(path)
-        source = self._own(path)
-        (examples,) = self._sound(source, [np.arange(len(source.pictures))])
-        return self.checked(examples, path)
+        train, test = parts_of(source, self.drawn_test)
+        ours, others = halves(labels_of(source)[test])
+        return train, test[ours], test[others]
 
-    def rows(self, path: Path) -> Examples:
-        """A node's own data: a folder with a folder per class, parquet files, or an `.npz` file in the units above.
+    def drawn_test(self, labels: NDArray[np.int64]) -> NDArray[np.intp]:
+        """As large as the published test part of the published images, or else a fifth of each class.
 
-        A damaged image is NaN.
-
-        Raises:
-            DataError: there are no such images.
+        Args:
+            labels: of all images, shape (n,).
         """
-        if path.suffix.lower() == ".npz":
-            return super().rows(path)
-        source = self._own(path)
-        return Examples(decoded(source, self.size, range(len(source.pictures))), labels_of(source))
-
-    def label_of_folder(self, name: str) -> int | None:
-        """The class of the images in a folder of this name: that of the task, however it is written."""
-        return class_named(name, CLASSES)
+        if tuple(np.bincount(labels, minlength=len(CLASSES))) != PUBLISHED:
+            return super().drawn_test(labels)
+        return table(labels, np.array([PUBLISHED_TEST]), np.random.default_rng(SPLIT_SEED))[0]
 
     def build(self) -> Model:
         """The published network: three convolutions and two hidden layers, 6,517,476 parameters for 128 by 128."""
@@ -120,61 +90,6 @@ class AlzheimerMri(Task):
             scores: what the model predicts, class probabilities, shape (n, 4).
         """
         return super().metrics(y, scores) | macro_figures(y, scores)
-
-    def _own(self, path: Path) -> Source:
-        self.refuse_groups(path)
-        try:
-            return find_pictures(path, CLASSES)
-        except DataError as error:
-            raise DataError(f"data-path: {error}") from None
-
-    def _sound(self, source: Source, parts: Sequence[NDArray[np.intp]]) -> list[Examples]:
-        """The images of each part, as far as they can be decoded.
-
-        Raises:
-            DataError: one cannot, and `task.skip-damaged` does not say to leave it out.
-        """
-        order = np.concatenate(parts)
-        pixels, labels = decoded(source, self.size, order), labels_of(source)[order]
-        damaged = np.isnan(pixels[:, 0, 0, 0])
-        if damaged.any():
-            self._tell([source.pictures[number].name for number in np.sort(order[damaged])], source)
-        ends = np.cumsum([len(part) for part in parts])[:-1]
-        pieces = zip(np.split(pixels, ends), np.split(labels, ends), np.split(~damaged, ends), strict=True)
-        # What is whole stays mapped; taking rows copies them.
-        return [Examples(x, y) if good.all() else Examples(x, y).take(np.flatnonzero(good)) for x, y, good in pieces]
-
-    def _tell(self, names: list[str], source: Source) -> None:
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        what = f"{source.root} holds {len(names)} damaged images: {', '.join(names[:NAMED])}{more}"
-        if not self.config.skip_damaged:
-            raise DataError(f"data-path: {what}; remove them, or set task.skip-damaged = true")
-        logger.warning("%s; they are left out", what)
-
-
-def _split(source: Source) -> tuple[NDArray[np.intp], ...]:
-    """Which images are to train on, for the server's validation, and to test on."""
-    labels, parts = labels_of(source), np.array([picture.part for picture in source.pictures])
-    match sorted(set(parts.tolist())):
-        case ["test", "train"]:
-            test = np.flatnonzero(parts == "test")
-        case [""]:
-            test = _drawn(labels)
-        case found:
-            raise DataError(
-                f"{source.root} must hold images to train on and to test on, or all of them together; found "
-                f"{' and '.join(part or 'some beside them' for part in reversed(found))}"
-            )
-    ours, others = halves(labels[test])
-    return np.setdiff1d(np.arange(len(labels)), test), test[ours], test[others]
-
-
-def _drawn(labels: NDArray[np.int64]) -> NDArray[np.intp]:
-    """A test part: as large as the published one of the published images, or else a fifth of each class."""
-    rng = np.random.default_rng(SPLIT_SEED)
-    if tuple(np.bincount(labels, minlength=len(CLASSES))) == PUBLISHED:
-        return table(labels, np.array([PUBLISHED_TEST]), rng)[0]
-    return holdout(labels, 0.2, rng)[1]
 
 
 def _cnn(shape: tuple[int, ...]) -> "keras.Model":

@@ -223,7 +223,7 @@ def gaussian(z):
             "--public-size 5 has no effect with privacy.client = 'none'",
         ),
         (["-c", DP_SGDLY, "--public-size", 0], "ConfigError: --public-size must be > 0"),
-        (["-c", GLOBALLY, "--policy", "gone.toml"], "ConfigError: policy gone.toml: No such file"),
+        (["-c", GLOBALLY, "--policy", "gone.toml"], "policy gone.toml: No such file"),
         (["-c", GLOBALLY, "--png", "no/folder.png"], "ConfigError: --png no/folder.png cannot be written"),
         (["-c", f"{TINILY} privacy.server='none'", "--png", "a.png"], "ConfigError: --png a.png: no ε is claimed"),
         (["-c", f"{GLOBALLY} client.optimizer='best'"], "client.optimizer"),
@@ -241,6 +241,6 @@ def test_a_client_that_cannot_be_timed_says_why(monkeypatch):
     def broken(self, data, plan):
         raise ValueError("values of arrays")
 
-    monkeypatch.setattr("cloister.client.training.numpy_trainer.NumpyTrainer.fit", broken)
+    monkeypatch.setattr("cloister.tasks.training.numpy_trainer.NumpyTrainer.fit", broken)
     with pytest.raises(FederationError, match="the client that was to be timed failed: ValueError"):
         preview(TINY | {"privacy.server": "none"}, Options())

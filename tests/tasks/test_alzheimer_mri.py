@@ -10,10 +10,11 @@ from mri import SIZE, folders, jpeg, mri, parquet, put, scan
 
 from cloister import predict
 from cloister.client.data import local_data
+from cloister.client.node import node_of
 from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError, DataError
-from cloister.tasks import alzheimer_mri
 from cloister.tasks.alzheimer_mri import CLASSES, PUBLISHED, PUBLISHED_TEST, TABLES, AlzheimerMri
+from cloister.tasks.base import Dataset, Examples
 from cloister.tasks.partition import deal
 from cloister.tasks.pictures.picture import Picture, class_named
 
@@ -171,12 +172,12 @@ def test_a_file_that_names_its_labels_is_believed(tmp_path):
 def test_labels_that_are_no_classes(tmp_path, labels):
     images = [jpeg(scan(0, 0))] * 2
     path = parquet(tmp_path / "own.parquet", labels, images=images)
-    with pytest.raises(DataError, match="must hold labels from 0 to 3"):
+    with pytest.raises(DataError, match=r"must hold labels 0 \(Mild_Demented\), 1 "):
         mri("").read(path)
-    with pytest.raises(DataError, match=r"task\.data-path: .* must hold labels from 0 to 3"):
+    with pytest.raises(DataError, match=r"task\.data-path: .* must hold labels 0 \(Mild_Demented\)"):
         mri(path).load()
     named = parquet(tmp_path / "named.parquet", labels, CLASSES, images)
-    with pytest.raises(DataError, match="must hold labels from 0 to 3"):
+    with pytest.raises(DataError, match=r"must hold labels 0 \(Mild_Demented\), 1 "):
         mri("").read(named)
 
 
@@ -261,8 +262,8 @@ def test_a_client_that_protects_its_examples_leaves_single_damaged_ones_out(dama
     config = TaskConfig(name="alzheimer-mri", image_size=SIZE, test_fraction=0.0)
     node = {"data-path": str(root), "ledger-dir": str(tmp_path / "ledgers")}
     with pytest.raises(DataError, match="4 damaged images"):
-        local_data(config, node, 0)
-    assert len(local_data(config, node, 0, tolerant=True).train) == 28
+        local_data(config, node_of(node), 0)
+    assert len(local_data(config, node_of(node), 0, tolerant=True).train) == 28
     assert "4 of 32 rows are left out" in caplog.text
 
 
@@ -287,7 +288,7 @@ def published():
 
 def test_the_published_images_without_a_split_get_one_of_the_published_sizes():
     labels = published()
-    train, validation, test = alzheimer_mri._split(Listed(labels))
+    train, validation, test = mri("").parts(Listed(labels))
     assert np.bincount(labels[train]).tolist() == [724, 49, 2566, 1781] == np.sum(TABLES["table-2"], axis=0).tolist()
     both = np.concatenate([validation, test])
     assert tuple(np.bincount(labels[both])) == PUBLISHED_TEST
@@ -296,8 +297,8 @@ def test_the_published_images_without_a_split_get_one_of_the_published_sizes():
 
 
 def test_the_published_partitions_are_dealt_to_the_letter(caplog):
-    train, *_ = alzheimer_mri._split(Listed(published()))
-    data = alzheimer_mri.Dataset(*[alzheimer_mri.Examples(np.zeros((len(train), 1)), published()[train])] * 2)
+    train, *_ = mri("").parts(Listed(published()))
+    data = Dataset(*[Examples(np.zeros((len(train), 1)), published()[train])] * 2)
     for name in ("table-2", "table-3"):
         config = TaskConfig(name="alzheimer-mri", partition=name)
         parts = deal(config, "iid", data, 4, 4, 1, AlzheimerMri.tables)
@@ -306,8 +307,8 @@ def test_the_published_partitions_are_dealt_to_the_letter(caplog):
 
 
 def test_what_a_table_asks_for_too_much_of_is_dealt_in_its_proportions(caplog):
-    train, *_ = alzheimer_mri._split(Listed(published()))
-    data = alzheimer_mri.Dataset(*[alzheimer_mri.Examples(np.zeros((len(train), 1)), published()[train])] * 2)
+    train, *_ = mri("").parts(Listed(published()))
+    data = Dataset(*[Examples(np.zeros((len(train), 1)), published()[train])] * 2)
     config = TaskConfig(name="alzheimer-mri", partition="table-9")
     parts = deal(config, "iid", data, 3, 4, 1, AlzheimerMri.tables)
     # 724 in the proportions 120 : 180 : 524.
@@ -321,7 +322,7 @@ def test_what_a_table_asks_for_too_much_of_is_dealt_in_its_proportions(caplog):
 def test_clients_keep_a_fifth_of_each_class_back(tmp_path):
     config = mri(folders(tmp_path, 30), partition="table-3").config
     for number in range(4):
-        own = local_data(config, {"partition-id": number, "num-partitions": 4}, 1)
+        own = local_data(config, node_of({"partition-id": number, "num-partitions": 4}), 1)
         kept, total = np.array(counts(own.test)), np.array(counts(own.test)) + counts(own.train)
         assert total.sum() > 0 and np.abs(kept - total / 5).max() <= 0.5
 
@@ -329,15 +330,15 @@ def test_clients_keep_a_fifth_of_each_class_back(tmp_path):
 def test_a_table_is_for_its_number_of_clients_and_its_task(tmp_path):
     config = mri(folders(tmp_path, 8), partition="table-9").config
     with pytest.raises(ConfigError, match=r"task\.partition = 'table-9' has 3 rows; the federation has 4 clients"):
-        local_data(config, {"partition-id": 0, "num-partitions": 4}, 1)
+        local_data(config, node_of({"partition-id": 0, "num-partitions": 4}), 1)
     with pytest.raises(ConfigError, match=r"'table-2' is no table of task\.name = 'digits', which has none"):
-        local_data(TaskConfig(partition="table-2"), {"partition-id": 0, "num-partitions": 4}, 1)
+        local_data(TaskConfig(partition="table-2"), node_of({"partition-id": 0, "num-partitions": 4}), 1)
 
 
 @pytest.mark.parametrize(("key", "value"), [("image_size", 64), ("skip_damaged", True)])
 def test_settings_of_images_belong_to_this_task(key, value):
     with pytest.raises(ConfigError, match=rf"task\.{key.replace('_', '-')} = {value} has no effect .* 'alzheimer-mri'"):
-        local_data(TaskConfig(**{key: value}), {"partition-id": 0, "num-partitions": 4}, 1)
+        local_data(TaskConfig(**{key: value}), node_of({"partition-id": 0, "num-partitions": 4}), 1)
 
 
 # The model and its scores

@@ -7,6 +7,7 @@ from test_owners import charges, twenty_hospitals
 from test_tasks import hospital
 
 from cloister.client.data import local_data
+from cloister.client.node import node_of
 from cloister.config.run import TaskConfig
 from cloister.core.errors import DataError
 from cloister.tasks import TASKS, heart_disease, mnist_writers
@@ -100,7 +101,7 @@ def test_what_it_loads_is_of_its_shape_and_the_same_every_time(make, name):
 def test_a_simulated_client_has_a_part_of_it(make, name):
     task = make(name)
     whole = {row.tobytes() for row in np.ascontiguousarray(task.load().train.x)}
-    own = local_data(task.config, {"partition-id": 1, "num-partitions": 2}, 3)
+    own = local_data(task.config, node_of({"partition-id": 1, "num-partitions": 2}), 3)
     assert len(own.train) and {row.tobytes() for row in np.ascontiguousarray(own.train.x)} <= whole
 
 

@@ -1,0 +1,171 @@
+"""A task of grey images that lie in a folder for each class, or in parquet files."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.config.run import TaskConfig
+from cloister.core.errors import DataError
+from cloister.tasks.base import Dataset, Examples, Task
+from cloister.tasks.partition import holdout
+from cloister.tasks.pictures.cache import decoded
+from cloister.tasks.pictures.find import find_pictures
+from cloister.tasks.pictures.picture import Source, class_named, labels_of
+
+SPLIT_SEED = 0
+"""Fixed here, not configured: every run of every strategy is scored on the same images."""
+NAMED = 10
+"""Damaged files that a message names."""
+logger = logging.getLogger("cloister.tasks")
+
+
+class PictureTask(Task):
+    """Images of as many classes as there are `class_names`; x is float32 of shape (n, size, size, 1), from 0 to 1.
+
+    Images are decoded once, into a file that is mapped into memory.
+
+    Attributes:
+        usual_size: height and width where `task.image-size` does not say otherwise.
+    """
+
+    usual_size: ClassVar[int]
+    decodes = True
+
+    def __init__(self, config: TaskConfig) -> None:
+        super().__init__(config)
+        self.size = self.usual_size if config.image_size == "auto" else config.image_size
+        self.input_shape = (self.size, self.size, 1)
+        self.image_shape = (self.size, self.size)
+
+    def load(self) -> Dataset:
+        """The folders `train` and `test` at `task.data-path`; or of one set of images a fifth of each class to test on.
+
+        Raises:
+            DataError: there are no such images.
+        """
+        with of_benchmark():
+            source = self.benchmark()
+            train, test = self.sound(source, parts_of(source, self.drawn_test))
+        return Dataset(train, test)
+
+    def benchmark(self) -> Source:
+        """The images at `task.data-path`.
+
+        Raises:
+            DataError: there are none.
+        """
+        path = self.config.data_path
+        if not path:
+            raise DataError(f"'' must be a folder of images, or a parquet file, of the {self.classes} classes")
+        source = find_pictures(Path(path).expanduser(), self.class_names)
+        self.checked_targets(labels_of(source), source.root)
+        return source
+
+    def drawn_test(self, labels: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Indices of a test part, where the images come without one: a fifth of each class.
+
+        Args:
+            labels: of all images, shape (n,).
+        """
+        return holdout(labels, 0.2, np.random.default_rng(SPLIT_SEED))[1]
+
+    def read(self, path: Path) -> Examples:
+        """A node's own data, as `rows` reads it; damaged images are left out where `task.skip-damaged` says so.
+
+        Raises:
+            DataError: there are no such images, or damaged ones.
+        """
+        if path.suffix.lower() == ".npz":
+            return super().read(path)
+        source = self._own(path)
+        (examples,) = self.sound(source, [np.arange(len(source.pictures))])
+        return self.checked(examples, path)
+
+    def rows(self, path: Path) -> Examples:
+        """A node's own data: a folder with a folder per class, parquet files, or an `.npz` file in the units above.
+
+        A damaged image is NaN.
+
+        Raises:
+            DataError: there are no such images.
+        """
+        if path.suffix.lower() == ".npz":
+            return super().rows(path)
+        source = self._own(path)
+        return Examples(decoded(source, self.size, range(len(source.pictures))), labels_of(source))
+
+    def label_of_folder(self, name: str) -> int | None:
+        """The class of the images in a folder of this name: that of the task, however it is written."""
+        return class_named(name, self.class_names)
+
+    def _own(self, path: Path) -> Source:
+        self.refuse_groups(path)
+        try:
+            return find_pictures(path, self.class_names)
+        except DataError as error:
+            raise DataError(f"data-path: {error}") from None
+
+    def sound(self, source: Source, parts: Sequence[NDArray[np.intp]]) -> list[Examples]:
+        """The images of each part, as far as they can be decoded.
+
+        Args:
+            source: of the images.
+            parts: indices of the images of each part.
+
+        Raises:
+            DataError: one cannot, and `task.skip-damaged` does not say to leave it out.
+        """
+        order = np.concatenate(parts)
+        pixels, labels = decoded(source, self.size, order), labels_of(source)[order]
+        damaged = np.isnan(pixels[:, 0, 0, 0])
+        if damaged.any():
+            self._tell([source.pictures[number].name for number in np.sort(order[damaged])], source)
+        ends = np.cumsum([len(part) for part in parts])[:-1]
+        pieces = zip(np.split(pixels, ends), np.split(labels, ends), np.split(~damaged, ends), strict=True)
+        # What is whole stays mapped; taking rows copies them.
+        return [Examples(x, y) if good.all() else Examples(x, y).take(np.flatnonzero(good)) for x, y, good in pieces]
+
+    def _tell(self, names: list[str], source: Source) -> None:
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        what = f"{source.root} holds {len(names)} damaged images: {', '.join(names[:NAMED])}{more}"
+        if not self.config.skip_damaged:
+            raise DataError(f"data-path: {what}; remove them, or set task.skip-damaged = true")
+        logger.warning("%s; they are left out", what)
+
+
+def parts_of(source: Source, draw: Callable[[NDArray[np.int64]], NDArray[np.intp]]) -> list[NDArray[np.intp]]:
+    """Which images are to train on, and which to test on.
+
+    Args:
+        source: of the images.
+        draw: indices of a test part, from the labels, where the images come without one.
+
+    Raises:
+        DataError: some images lie beside those of the parts, or one part is missing.
+    """
+    labels, parts = labels_of(source), np.array([picture.part for picture in source.pictures])
+    match sorted(set(parts.tolist())):
+        case ["test", "train"]:
+            test = np.flatnonzero(parts == "test")
+        case [""]:
+            test = draw(labels)
+        case found:
+            raise DataError(
+                f"{source.root} must hold images to train on and to test on, or all of them together; found "
+                f"{' and '.join(part or 'some beside them' for part in reversed(found))}"
+            )
+    return [np.setdiff1d(np.arange(len(labels)), test), test]
+
+
+@contextmanager
+def of_benchmark() -> Iterator[None]:
+    """The block, whose errors are about `task.data-path` and not about a node's file."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"task.data-path: {str(error).removeprefix('data-path: ')}") from None
