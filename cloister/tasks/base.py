@@ -119,6 +119,7 @@ class Task(ABC):
         recipe: training defaults.
         partition: how the training examples are dealt out when `task.partition` is `auto`.
         classes: number of classes; 0 for a regression.
+        class_names: of the classes, in the order of their numbers; empty: their numbers are their names.
         targets: what y holds in a file of a node's own.
         input_shape: of one example, as the model takes it.
         models: the names `task.model` may take, the default first.
@@ -131,6 +132,7 @@ class Task(ABC):
     recipe: ClassVar[Recipe]
     partition: ClassVar[str] = "iid"
     classes: ClassVar[int]
+    class_names: ClassVar[tuple[str, ...]] = ()
     targets: ClassVar[Literal["integer labels", "numbers"]] = "integer labels"
     input_shape: ClassVar[tuple[int, ...]]
     models: ClassVar[tuple[str, ...]]
