@@ -6,7 +6,6 @@
 
 SYSTEM is proposed, curator, naive, none or topped-up: the configuration of that name in experiments/end_to_end, on top
 of common.toml. `-c key=value` overrides it. Every run goes to experiments/results/end_to_end, its command with it.
-`plot` needs matplotlib.
 """
 
 import argparse

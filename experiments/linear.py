@@ -3,8 +3,7 @@
 
 100 users of 10 examples, 7 a round, one step of rate 0.1; a run stops after 6 rounds without a smaller loss on 100
 other users and keeps its best hypotheses. Two more rows show what lets noised hypotheses find both optima: smaller
-steps, for the noise is in proportion to a step and averages out over many, and more users a round. The figure needs
-matplotlib: `pip install -e '.[experiments]'`.
+steps, for the noise is in proportion to a step and averages out over many, and more users a round.
 
     python experiments/linear.py [--seeds 20] [--methods FedAvg IFCA ...]
 """

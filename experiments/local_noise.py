@@ -5,7 +5,6 @@ on MNIST (100 clients, 7,850 parameters).
 One relation for all: a client's contribution is zeroed or not. ε is that of all rounds together at δ = 1e-5; `laplace`
 is pure, and its ε holds at δ = 0. Every client takes part in every round. For each point the best of a few clips (or
 radii) and numbers of rounds is shown, chosen by the mean accuracy over the seeds: the same choice for all mechanisms.
-The figure needs matplotlib: `pip install -e '.[experiments]'`.
 
     python experiments/local_noise.py --data FOLDER/mnist/mnist.npz [--tasks digits mnist] [--seeds 3]
 """

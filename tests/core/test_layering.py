@@ -141,7 +141,10 @@ TENSORFLOW = {module for module in FILES if module.startswith("cloister.privacy.
     "cloister.privacy.dpsgd.batches"
 }
 """DP-SGD's modules, which are imported when a model is there to be trained."""
-HEAVY = ("tensorflow", "keras", "sklearn", "pandas", "cv2", "tensorboard", "ray", "scipy", "dp_accounting")
+HEAVY = (
+    *("tensorflow", "keras", "sklearn", "pandas", "cv2", "tensorboard", "ray", "scipy", "dp_accounting"),
+    *("matplotlib", "jinja2", "xml.etree"),
+)
 
 
 def test_only_files_named_for_it_import_keras_or_tensorflow_at_the_top():

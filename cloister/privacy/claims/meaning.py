@@ -12,6 +12,8 @@ NO_BOUND = (
     "No number bounds how much a guess about one client or one person can improve: treat the models as if they had "
     "been trained without protection."
 )
+LITTLE_DOUBT = 0.95
+"""A guess that may be right more often than this is called by its name."""
 HELD = {
     "client": "every client, with everything it holds",
     "example": "every single example of every client",
@@ -181,13 +183,16 @@ def _secret(figure: Figure) -> str:
 
 def _how_much(figure: Figure) -> str:
     """The last sentence, without its end."""
+    guess = _guess(figure)
     told = (
         "Somebody who knows everything else, and holds both for equally likely, guesses right with a probability of "
-        f"at most {percent(_guess(figure))} instead of 50 % ({_parameters(figure)})"
+        f"at most {percent(guess)} instead of 50 % ({_parameters(figure)})"
     )
     if (figure.epsilon or 0.0) > WEAK:
-        told += ", which promises next to nothing"
-    elif figure.unit == "client" and figure.relation == "add-or-remove":
+        return f"{told}, which promises next to nothing"
+    if guess > LITTLE_DOUBT:
+        told += ", which leaves little doubt"
+    if figure.unit == "client" and figure.relation == "add-or-remove":
         part = best_guess_of_a_part(figure.epsilon or 0.0, figure.delta or 0.0)
         told += f", and at most {percent(part)} about one person whose data is a part of a client's"
     return told

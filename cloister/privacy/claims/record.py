@@ -116,7 +116,7 @@ def _read_clients(content: Mapping[str, Any]) -> ClientClaim:
             OfSize(size[f"{unit}s"], size["rounds"], _read(size["claims"]), _read(size["heuristic"]))
             for size in content["by-examples"]
         )
-        return DpSgdClaim(**common, sizes=sizes, **({"unit": unit} if unit else {}))
+        return DpSgdClaim(**common, sizes=sizes, unit=unit or "client")
     return LocalClaim(
         **common,
         unit=content["unit"],

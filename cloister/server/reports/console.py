@@ -14,7 +14,7 @@ from cloister.server.build import Plan
 from cloister.server.ending import Ending
 from cloister.server.lasting import render_ledger
 from cloister.server.loop import Round
-from cloister.server.reports.rundir import RunDirectory
+from cloister.server.reports.rundir import REPORT, RunDirectory
 
 WIDTH = 110
 
@@ -115,6 +115,8 @@ class Narrator:
         for line in (*render(statement), *render_ledger(plan, directory.path)):
             self.console.print(line)
         self.console.print(f"run directory  {directory.path}")
+        if (directory.path / REPORT).exists():
+            self.console.print(f"report         {directory.path / REPORT}")
 
 
 def changed(config: RunConfig) -> dict[str, Scalar]:
