@@ -172,7 +172,7 @@ def _without_guarantee(about: str, claim: Claim) -> Meaning:
 
 
 def _who(figure: Figure) -> str:
-    return f"Protected is {HELD.get(figure.unit, figure.unit)}: {_secret(figure)} stays in doubt."
+    return f"Protected is {HELD.get(figure.unit, figure.unit)}: the secret is {_secret(figure)}."
 
 
 def _secret(figure: Figure) -> str:

@@ -16,6 +16,8 @@ POINTS = 400
 """Of a curve at most: more would not be seen, and make the page large."""
 SHADES = 12
 """Of the confusion matrix: each is one path, so that sixty classes make no larger a page than two."""
+DARKEST = 0.5
+"""Opacity of a cell that holds its whole row: a number on it keeps a contrast of 4.5 to 1, light or dark."""
 COUNTED = 12
 """Classes up to which the cells of the matrix are large enough for a number."""
 FROM_ZERO = ("epsilon", "noise", "clip")
@@ -57,6 +59,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class _Curve:
+    name: str
     label: str
     points: Mapping[int, float]
     of_clients: bool = False
@@ -69,11 +72,11 @@ def curves(rounds: Sequence[RoundFacts]) -> tuple[Picture, ...]:
         rounds: of the run, from round 0 on.
     """
     wanted = (
-        ("scores", "Scores by round", _scores(rounds, lambda name: name != "loss")),
-        ("loss", "Loss by round", _scores(rounds, lambda name: name == "loss")),
-        ("epsilon", "ε of everything in the ledger, by round", _measured(rounds, "epsilon", "ε")),
-        ("noise", "Noise by round: its standard deviation on a weight", _measured(rounds, "noise_std", "noise")),
-        ("clip", "Clip by round: the largest norm of one client's update", _measured(rounds, "clipping_norm", "clip")),
+        ("scores", "", _scores(rounds, lambda name: name != "loss")),
+        ("loss", "", _scores(rounds, lambda name: name == "loss")),
+        ("epsilon", "ε of the ledger by round", _measured(rounds, "epsilon", "ε")),
+        ("noise", "Noise on a weight by round: standard deviation", _measured(rounds, "noise_std", "noise")),
+        ("clip", "Clip by round: largest norm of an update", _measured(rounds, "clipping_norm", "clip")),
     )
     with _matplotlib():
         return tuple(_drawn(name, title, found) for name, title, found in wanted if found)
@@ -118,7 +121,7 @@ def _scores(rounds: Sequence[RoundFacts], wanted: Callable[[str], bool]) -> list
     def on(part: Callable[[RoundFacts], Scores], suffix: str, of_clients: bool) -> list[_Curve]:
         names = dict.fromkeys(name for done in rounds for name in part(done) if wanted(name))
         found = {name: {done.number: part(done)[name] for done in rounds if name in part(done)} for name in names}
-        return [_Curve(clean(name) + suffix, points, of_clients) for name, points in found.items()]
+        return [_Curve(clean(name), clean(name) + suffix, points, of_clients) for name, points in found.items()]
 
     return [
         *on(lambda done: done.central, ", server's test data", False),
@@ -128,12 +131,14 @@ def _scores(rounds: Sequence[RoundFacts], wanted: Callable[[str], bool]) -> list
 
 def _measured(rounds: Sequence[RoundFacts], name: str, label: str) -> list[_Curve]:
     points = {done.number: done.measured[name] for done in rounds if name in done.measured}
-    return [_Curve(label, points)] if points else []
+    return [_Curve(label, label, points)] if points else []
 
 
 def _drawn(name: str, title: str, found: list[_Curve]) -> Picture:
     told = " ".join(map(_told, found))
-    return _pictured(name, title, told, (3.6, 1.9), lambda axes: _lines(axes, found, name in FROM_ZERO))
+    names = ", ".join(dict.fromkeys(curve.name for curve in found))
+    title = title or f"{names[0].upper()}{names[1:60]} by round"
+    return _pictured(name, title, told, (3.1, 1.8), lambda axes: _lines(axes, found, name in FROM_ZERO))
 
 
 def _told(curve: _Curve) -> str:
@@ -148,7 +153,7 @@ def _told(curve: _Curve) -> str:
 
 
 def _lines(axes: Any, found: list[_Curve], from_zero: bool) -> None:
-    axes.figure.subplots_adjust(0.14, 0.24, 0.98, 0.95)  # measuring the labels instead would take as long as drawing
+    axes.figure.subplots_adjust(0.15, 0.25, 0.98, 0.95)  # measuring the labels instead would take as long as drawing
     seen: dict[bool, int] = {False: 0, True: 0}
     for curve in found:
         numbers = thinned(sorted(curve.points))
@@ -193,7 +198,7 @@ def _cells(axes: Any, found: Classification) -> None:
     for shade, cells in _shaded(found).items():
         squares = [Path.unit_rectangle().transformed(_at(column, row)) for row, column in cells]
         patch = Path.make_compound_path(*squares)
-        axes.add_patch(PathPatch(patch, facecolor=FIRST, edgecolor="none", alpha=0.8 * shade / SHADES))
+        axes.add_patch(PathPatch(patch, facecolor=FIRST, edgecolor="none", alpha=DARKEST * shade / SHADES))
     if size <= COUNTED:
         for row, counts in enumerate(found.confusion):
             for column, count in enumerate(counts):

@@ -90,9 +90,11 @@ def variant(figure: Figure) -> str:
 
 def _parameters(facts: Facts) -> Iterator[str]:
     for claim in claims_of(facts):
-        told = {f"ε = {figure.epsilon:.4g} for one {figure.unit}, {variant(figure)}" for _, figure in figures_of(claim)}
-        if told:
-            yield f"{claim.mechanism}: {'; '.join(sorted(told)[:3])} (all figures on page 1)."
+        found = [figure for _, figure in figures_of(claim) if figure.unit == claim.unit]
+        if found:
+            values = sorted({figure.epsilon or 0.0 for figure in found})
+            many = f"from {values[0]:.4g} to {values[-1]:.4g}" if values[1:] else f"= {values[0]:.4g}"
+            yield f"{claim.mechanism}: ε {many} for one {claim.unit}, {variant(found[0])}; all figures are on page 1."
         else:
             yield f"{claim.mechanism}: no ε is claimed; its status is {claim.status}."
     if not claims_of(facts):
@@ -151,7 +153,7 @@ def _composition(facts: Facts) -> Iterator[str]:
         return
     yield f"{statement.rounds} rounds; sampling {statement.sampling}."
     ledger = statement.ledger
-    yield f"{ledger.releases_of_this_run} releases of this run are in the ledger, each written down before it was made."
+    yield f"Releases of this run in the ledger: {ledger.releases_of_this_run}, each written down before it was made."
     for figure in statement.claim.figures:
         if figure.budget:
             yield f"A budget of ε = {figure.epsilon:g} over all runs in it was kept; {figure.spent or 0:.1%} is spent."
@@ -160,10 +162,11 @@ def _composition(facts: Facts) -> Iterator[str]:
 
 
 def _implementation(facts: Facts) -> Iterator[str]:
-    yield from dict.fromkeys(
-        FLOATS.get(claim.mechanism, f"{claim.mechanism} is of another package: its author states what rounding does.")
-        for claim in claims_of(facts)
-    )
+    sound = [claim.mechanism for claim in claims_of(facts) if claim.status == "sound"]
+    for name in sound:
+        yield FLOATS.get(name, f"{name} is of another package: its author states what rounding does.")
+    if not sound:
+        yield "Nothing is claimed that rounding could break."
     if facts.secret_cohorts:
         yield "Cohorts were drawn in secret: neither numbers of replies nor times finer than a day were written down."
     else:

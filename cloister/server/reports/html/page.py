@@ -19,14 +19,25 @@ from cloister.server.reports.html.text import clean
 from cloister.server.reports.rundir import REPORT
 from cloister.tasks.scores import Classification, ClassScores
 
-REASONS = 8
+REASONS = 6
 """Rows of the table of replies that did not count: the most frequent reasons."""
-CLASSES = 14
+CLASSES = 12
 """Rows of the table by class; of more classes, those with the lowest recall."""
 ROUNDS = 200
 """Rows of the table by round."""
 SETTINGS = 24
-"""Settings and versions that have room in print; the whole configuration stands below, on a screen."""
+"""Settings that have room in print; the whole configuration stands below, on a screen."""
+HASHES = 8
+WORDS = 140
+"""Characters of a reason or a value, in a table."""
+HOW = {
+    "budget": "a budget ended it",
+    "operator": "the operator ended it",
+    "too-few-nodes": "too few nodes stayed connected",
+    "disk": "the disk was full",
+    "no-replies": "nobody's reply counted",
+    "error": "it did not end in order",
+}
 NO_EPSILON = (
     "There is no curve of ε: the server's mechanism claims none. What clients with a mechanism of their own have spent "
     "stands in their own ledgers."
@@ -114,9 +125,11 @@ def _about(facts: Facts) -> str:
     config = facts.config
     client = config.get("privacy.client", "none")
     beside = "" if client == "none" else f", {client} on the clients"
+    several = sum(name.startswith("hypothesis-") for name in facts.models)
+    models = f" {several} models side by side, of which each client takes the one that suits it." if several else ""
     return (
         f"Task {config.get('task.name')}, strategy {config.get('strategy.name')}, privacy: "
-        f"{config.get('privacy.server')} on the server{beside}."
+        f"{config.get('privacy.server')} on the server{beside}.{models}"
     )
 
 
@@ -169,9 +182,9 @@ def _course(facts: Facts) -> dict[str, object]:
         "left_out": f", the {REASONS} most frequent of {len(rows)} reasons" if len(rows) > REASONS else "",
         "columns": (columns := _columns(facts.rounds)),
         "by_round": _by_round(facts.rounds, columns),
-        "hashes": _hashes(facts),
-        "changed": changed[:SETTINGS] + ([("…", f"{len(changed) - SETTINGS} more")] if changed[SETTINGS:] else []),
-        "versions": list(facts.versions.items())[:SETTINGS],
+        "hashes": _first(_hashes(facts), HASHES),
+        "changed": _first(changed, SETTINGS),
+        "versions": ", ".join(f"{name} {version}" for name, version in facts.versions.items()),
         "settings": sorted((key, str(value)) for key, value in facts.config.items()),
     }
 
@@ -179,9 +192,18 @@ def _course(facts: Facts) -> dict[str, object]:
 def _ending(facts: Facts) -> str:
     rounds = facts.rounds[-1].number if facts.rounds else 0
     done = f"{rounds} of {facts.config.get('num-rounds')} rounds were run"
-    if facts.ending.how == "as-asked" and not facts.ending.why:
-        return f"{done}; the run ended as asked."
-    return f"{done}; how it ended: {facts.ending.how}. {facts.ending.why[:300]}"
+    how = HOW.get(facts.ending.how, "the run ended as asked")
+    return f"{done}; {how}: {_short(facts.ending.why, 300)}." if facts.ending.why else f"{done}; {how}."
+
+
+def _first(pairs: list[tuple[str, str]], most: int) -> list[tuple[str, str]]:
+    """So many of the pairs, each short enough for one line or two, and how many more there are."""
+    more = [("…", f"{len(pairs) - most} more")] if pairs[most:] else []
+    return [(name, _short(value)) for name, value in pairs[:most]] + more
+
+
+def _short(text: str, most: int = WORDS) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _rejected(rounds: Iterable[RoundFacts]) -> list[RejectedRow]:
@@ -191,7 +213,9 @@ def _rejected(rounds: Iterable[RoundFacts]) -> list[RejectedRow]:
         for item in (*done.rejected, *done.unscored):
             found.setdefault((item.code, item.detail), []).append((done.number, item.node_id))
     rows = [
-        RejectedRow(code, detail, len(seen), len({node for _, node in seen}), _spans([number for number, _ in seen]))
+        RejectedRow(
+            code, _short(detail), len(seen), len({node for _, node in seen}), _spans([number for number, _ in seen])
+        )
         for (code, detail), seen in found.items()
     ]
     return sorted(rows, key=lambda row: (-row.replies, row.code, row.detail))
@@ -227,10 +251,10 @@ def _number(value: float | str) -> str:
 
 def _hashes(facts: Facts) -> list[tuple[str, str]]:
     found = [("configuration", facts.digest)]
+    found.append(("app bundle", facts.bundle or "none: the run was not started by Flower"))
     if facts.statement is not None:
         found.append(("last line of the ledger", facts.statement.ledger.head))
-    found += facts.models.items()
-    return [*found, ("app bundle", facts.bundle or "none: the run was not started by Flower")]
+    return [*found, *facts.models.items()]
 
 
 def _changed(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from cloister.config.errors import explain
 from cloister.config.section import Section
 from cloister.core.errors import ConfigError
 
-LONGEST = 400
+LONGEST = 240
 """Characters of one statement: nine of them have to leave room for the facts on one page."""
 Stated = Annotated[str, Field(max_length=LONGEST)]
 Read = TypeVar("Read", bound=Section)

@@ -42,9 +42,13 @@ code, .code { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-siz
 figure { margin: 0; }
 figcaption { font-size: .88rem; color: var(--muted); margin-bottom: .2rem; }
 svg { display: block; width: 100%; height: auto; font-family: inherit; stroke-linejoin: round; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)); gap: 1.2rem 1.8rem; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: 1.2rem 1.8rem; }
 .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem 2rem; align-items:
 start; }
+.columns { columns: 2; column-gap: 2rem; }
+.columns p { margin: 0 0 .15rem; overflow-wrap: anywhere; break-inside: avoid; }
+#claim th[scope=row], .classes th, .classes td { white-space: nowrap; }
+.classes th[scope=row], .classes td:last-child { max-width: 9rem; overflow: hidden; text-overflow: ellipsis; }
 ul { margin: 0 0 .6rem; padding-left: 1.2rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: 0 0 .6rem; font-size: .9rem; }
 dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
@@ -77,13 +81,15 @@ font: 8pt sans-serif; } }
   table, caption, figcaption, .small, dl { font-size: 8pt; }
   th, td { padding: .5mm 2mm .5mm 0; }
   dl { gap: .3mm 3mm; }
-  .figures { grid-template-columns: 1fr 1fr; gap: 2.5mm 6mm; }
+  .figures { grid-template-columns: 1fr 1fr 1fr; gap: 2mm 5mm; }
   .two { grid-template-columns: 1fr 1fr; gap: 3mm 7mm; }
   figure, tr, .claim { break-inside: avoid; }
   .question { grid-template-columns: 37mm 1fr; padding: 1.1mm 0; }
   .question p { font-size: 8pt; margin-bottom: .5mm; }
   .wide { overflow: visible; }
-  .sign { margin-top: 9mm; }
+  .classes th[scope=row], .classes td:last-child { max-width: 25mm; }
+  .figures-of tr:nth-child(n+4) { display: none; }
+  .sign { margin-top: 7mm; }
 }
 """
 
@@ -162,8 +168,10 @@ which of them did not count, was not written down.</p>
 <h3>Where it can be checked</h3>
 {{ numbers(hashes) }}
 <p class="small muted">SHA-256. <code>cloister ledger verify</code> checks a ledger against its last hash.</p>
-<div class="two"><div><h3>Settings that differ from their defaults</h3>{{ numbers(changed) }}</div>
-<div><h3>Versions</h3>{{ numbers(versions) }}</div></div>
+<p class="small">Versions: {{ versions }}.</p>
+<h3>Settings that differ from their defaults</h3>
+<div class="columns">{% for name, value in changed %}<p class="small"><span class="muted">{{ name }}</span>
+<span class="code">{{ value }}</span></p>{% endfor %}</div>
 <details><summary>The whole configuration</summary>{{ numbers(settings) }}</details>
 </section>
 """
@@ -181,10 +189,10 @@ RESULTS = """
 These examples took no part in training.</p>
 {% else %}<p>The server had no test data of its own: nothing was measured there.</p>{% endif %}
 {% if classification %}
-<div class="two"><div class="wide"><table>
-<caption>By class{{ classes_left_out }}</caption>
+<div class="two"><div class="wide"><table class="classes">
+<caption>By class{{ classes_left_out }}; beside it, what a class is most often taken for</caption>
 <thead><tr><th scope="col">Class</th><th scope="col" class="n">Precision</th><th scope="col" class="n">Recall</th>
-<th scope="col" class="n">F1</th><th scope="col" class="n">Examples</th><th scope="col">Most often taken for</th>
+<th scope="col" class="n">F1</th><th scope="col" class="n">Examples</th><th scope="col">Taken for</th>
 </tr></thead>
 <tbody>{% for row, taken in classes %}<tr><th scope="row">{{ row.name }}</th>
 <td class="n">{{ '%.3f' | format(row.precision) }}</td>
@@ -198,17 +206,18 @@ These examples took no part in training.</p>
 {% if audit.contradicted %}<p class="open"><strong>An attack measured more than is claimed: the claim is
 false.</strong></p>{% endif %}
 {% for line in audit.lines %}<p class="small">{{ line }}</p>{% endfor %}
-{% for finding in audit.findings %}
-<h4>{{ finding.name }}</h4><p class="small">{{ finding.meaning }}
+<div class="two">{% for finding in audit.findings %}
+<div><h4>{{ finding.name }}</h4><p class="small">{{ finding.meaning }}
 {% if not finding.valid %}<strong class="open">Its controls did not do as expected: the figures show
 nothing.</strong>{% endif %}</p>
-{% if finding.figures %}<div class="wide"><table><caption>Figures of {{ finding.name }}</caption>
+{% if finding.figures %}<div class="wide"><table class="figures-of">
+<caption>Figures of {{ finding.name }}</caption>
 <thead><tr><th scope="col">Attack</th><th scope="col">Figure</th><th scope="col" class="n">Value</th>
 <th scope="col">Notes</th></tr></thead>
 <tbody>{% for row in finding.figures[:8] %}<tr><th scope="row">{{ row.attack }}</th><td>{{ row.quantity }}</td>
 <td class="n">{{ row.value }}</td><td>{{ row.notes }}</td></tr>
-{% endfor %}</tbody></table></div>{% endif %}
-{% endfor %}
+{% endfor %}</tbody></table></div>{% endif %}</div>
+{% endfor %}</div>
 {% else %}<p class="small">No attack was tried on this run. An attack can contradict a claim; it can never prove
 one.</p>{% endif %}
 </section>
