@@ -1,8 +1,11 @@
 """The page in a real browser: four pages of A4, light and dark, with the network off."""
 
+import importlib.util
+import re
 import shutil
 import subprocess
 import unicodedata
+from pathlib import Path
 
 import pypdf
 import pytest
@@ -77,6 +80,32 @@ def test_it_is_light_or_dark_as_asked(tmp_path, scheme):
     chromium(tmp_path, page, "--window-size=1200,3000", f"--screenshot={picture}", *asked)
     shown = Image.open(picture).convert("L").histogram()
     assert sum(shown[:64] if scheme == "dark" else shown[192:]) > 0.8 * sum(shown)
+
+
+AUDIT = """<script>{axe}</script><script>axe.run(document).then(found => {{
+const told = found.violations.map(one => one.id + ': ' + one.nodes[0].failureSummary);
+document.body.textContent = 'violations ' + told.length + ' of ' + found.passes.length + ' rules; ' + told.join(); }});
+</script></body>"""
+
+
+@pytest.mark.parametrize("scheme", [[], ["--blink-settings=preferredColorScheme=0"]], ids=["light", "dark"])
+@pytest.mark.parametrize("kind", ["sound", "none"])
+def test_a_screen_reader_can_read_it(tmp_path, kind, scheme):
+    """By the rules of axe-core, which are run in a copy of the page that may run scripts."""
+    text = re.sub(
+        r"<meta http-equiv=.*?>", "", write_report(write_run(tmp_path / "run", kind, **full()[0])).read_text()
+    )
+    (spec,) = importlib.util.find_spec("axe_core_python").submodule_search_locations
+    audit = AUDIT.format(axe=(Path(spec) / "axe.min.js").read_text())
+    probe = tmp_path / "probe.html"
+    for broken, expected in ((text, 0), (text.replace('lang="en"', "").replace("<main", "<div"), 2)):
+        probe.write_text(broken.replace("</body>", audit))
+        told = chromium(
+            tmp_path, probe, "--virtual-time-budget=20000", "--window-size=1200,1000", *scheme, "--dump-dom"
+        )
+        violations, passes = map(int, re.search(r"violations (\d+) of (\d+) rules", told).groups())
+        assert violations >= expected if expected else violations == 0, told[-2000:]
+        assert passes >= 20
 
 
 def test_its_own_policy_stops_scripts(tmp_path):

@@ -110,11 +110,16 @@ def taken_for(found: Classification, number: int) -> str:
 @contextmanager
 def _matplotlib() -> Iterator[None]:
     """The settings of figures; what matplotlib logs about its font cache is nothing to a run."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    from matplotlib import rc_context
+    logger = logging.getLogger("matplotlib")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        from matplotlib import rc_context
 
-    with rc_context(SETTINGS):
-        yield
+        with rc_context(SETTINGS):
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _scores(rounds: Sequence[RoundFacts], wanted: Callable[[str], bool]) -> list[_Curve]:

@@ -117,7 +117,7 @@ CLAIM = """
 {% endif %}
 {% if figures %}
 <h3>The figures</h3>
-<div class="wide"><table>
+<div class="wide" tabindex="0"><table>
 <caption>ε by the tightest accountant, and what it is about. A smaller ε protects more.</caption>
 <thead><tr><th scope="col">Of</th><th scope="col">Unit</th><th scope="col" class="n">ε</th>
 <th scope="col" class="n">δ</th>
@@ -150,7 +150,7 @@ COURSE = """
 <h3>Replies that did not count</h3>
 {% if secret %}<p class="small">Cohorts were drawn in secret, and the guarantee rests on that: how many replied, and
 which of them did not count, was not written down.</p>
-{% elif rejected %}<div class="wide"><table>
+{% elif rejected %}<div class="wide" tabindex="0"><table>
 <caption>By reason{{ left_out }}</caption>
 <thead><tr><th scope="col">Code</th><th scope="col">Reason</th><th scope="col" class="n">Replies</th>
 <th scope="col" class="n">Nodes</th><th scope="col">Rounds</th></tr></thead>
@@ -159,7 +159,7 @@ which of them did not count, was not written down.</p>
 {% endfor %}</tbody></table></div>
 {% else %}<p class="small">Every reply counted.</p>{% endif %}
 <details><summary>The same in numbers, by round</summary>
-<div class="wide"><table><caption>Scores and measurements by round</caption>
+<div class="wide" tabindex="0"><table><caption>Scores and measurements by round</caption>
 <thead><tr><th scope="col" class="n">Round</th>{% for name in columns %}<th scope="col" class="n">{{ name }}</th>
 {%- endfor %}</tr></thead>
 <tbody>{% for number, cells in by_round %}<tr><th scope="row" class="n">{{ number }}</th>
@@ -189,7 +189,7 @@ RESULTS = """
 These examples took no part in training.</p>
 {% else %}<p>The server had no test data of its own: nothing was measured there.</p>{% endif %}
 {% if classification %}
-<div class="two"><div class="wide"><table class="classes">
+<div class="two"><div class="wide" tabindex="0"><table class="classes">
 <caption>By class{{ classes_left_out }}; beside it, what a class is most often taken for</caption>
 <thead><tr><th scope="col">Class</th><th scope="col" class="n">Precision</th><th scope="col" class="n">Recall</th>
 <th scope="col" class="n">F1</th><th scope="col" class="n">Examples</th><th scope="col">Taken for</th>
@@ -210,7 +210,7 @@ false.</strong></p>{% endif %}
 <div><h4>{{ finding.name }}</h4><p class="small">{{ finding.meaning }}
 {% if not finding.valid %}<strong class="open">Its controls did not do as expected: the figures show
 nothing.</strong>{% endif %}</p>
-{% if finding.figures %}<div class="wide"><table class="figures-of">
+{% if finding.figures %}<div class="wide" tabindex="0"><table class="figures-of">
 <caption>Figures of {{ finding.name }}</caption>
 <thead><tr><th scope="col">Attack</th><th scope="col">Figure</th><th scope="col" class="n">Value</th>
 <th scope="col">Notes</th></tr></thead>
