@@ -1,5 +1,6 @@
 """The page about a run: what it says, what it must not say, and that it is a sound HTML document."""
 
+import functools
 import hashlib
 import io
 import itertools
@@ -14,7 +15,7 @@ from pathlib import Path
 import html5lib
 import pytest
 from flwr.cli.build import build_fab_from_disk
-from reported import CLAIMS, evaluation, line, write_run
+from reported import evaluation, line, write_run
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -22,6 +23,7 @@ from cloister.cli import app
 from cloister.core.errors import ConfigError
 from cloister.local.simulation import simulate
 from cloister.server.reports.console import Narrator
+from cloister.server.reports.html.audit import audit_of
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.page import write_report
 from cloister.server.reports.html.statements import LONGEST, Statements, read_toml
@@ -35,8 +37,9 @@ def page_of(place, **run):
     return write_report(write_run(place, **run)).read_text(encoding="utf-8")
 
 
+@functools.cache
 def tree_of(page):
-    """The document; an error of its markup is an error of the test."""
+    """The document, for reading only; an error of its markup is an error of the test."""
     tree = html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(page)
     for element in tree.iter():
         element.tag = str(element.tag).rpartition("}")[2]
@@ -115,10 +118,11 @@ class TestWhatItSays:
         assert "the claim is\nfalse" in page_of(tmp_path, audit=audit | {"contradicted": [{"value": 9}]})
 
     @pytest.mark.parametrize(
-        "audit", [[], {}, {"findings": None}, [{"name": "x", "figures": [{"name": "f", "value": 2}]}]]
+        ("audit", "findings"),
+        [([], 0), ({}, 0), ({"findings": None}, 0), ([{"name": "x", "figures": [{"name": "f", "value": 2}, 3]}, 4], 1)],
     )
-    def test_any_audit_can_be_read(self, tmp_path, audit):
-        tree_of(page_of(tmp_path, audit=audit))
+    def test_any_audit_can_be_read(self, audit, findings):
+        assert len(audit_of(audit).findings) == findings
 
     def test_a_run_that_was_killed_claims_nothing(self, tmp_path):
         privacy = {"status": "running", "mechanism": "global-dp", "claims": [], "see": "the ledger"}
@@ -263,7 +267,7 @@ def contrast(first, second):
     return (light + 0.05) / (dark + 0.05)
 
 
-@pytest.mark.parametrize("kind", CLAIMS)
+@pytest.mark.parametrize("kind", ["sound", "dp-sgd"])
 def test_the_same_files_give_the_same_page(tmp_path, kind):
     first, second = (page_of(tmp_path / str(number) / "run", kind=kind) for number in range(2))
     assert first == second
