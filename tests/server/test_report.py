@@ -130,7 +130,7 @@ class TestWhatItSays:
         with (place / "rounds.jsonl").open("a") as file:
             file.write('{"round": 4, "cen')
         text = write_report(place).read_text()
-        assert "did not end in order" in text and "Guaranteed by" not in text
+        assert "has not ended, or not in order" in text and "Guaranteed by" not in text
 
     def test_a_model_that_diverged_has_no_figure(self, tmp_path):
         rounds = [line(0), line(1, central={"loss": float("nan"), "accuracy": 0.1})]

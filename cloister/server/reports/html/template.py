@@ -112,7 +112,7 @@ CLAIM = """
 {% endfor %}</div>
 {% endfor %}
 {% if not meanings %}
-<div class="claim"><h3>No guarantee</h3><p>The run did not end in order: nothing is claimed about it.</p>
+<div class="claim"><h3>No guarantee</h3><p>The run has not ended, or not in order: nothing is claimed about it.</p>
 <p>What it released stands in the ledger, a line before each release.</p></div>
 {% endif %}
 {% if figures %}
@@ -172,7 +172,7 @@ which of them did not count, was not written down.</p>
 <h3>Settings that differ from their defaults</h3>
 <div class="columns">{% for name, value in changed %}<p class="small"><span class="muted">{{ name }}</span>
 <span class="code">{{ value }}</span></p>{% endfor %}</div>
-<details><summary>The whole configuration</summary>{{ numbers(settings) }}</details>
+<details><summary>The whole configuration, and all hashes</summary>{{ numbers(settings) }}</details>
 </section>
 """
 
@@ -186,7 +186,7 @@ RESULTS = """
 {%- if classification %}, macro F1 <strong>{{ '%.4g' | format(classification.macro_f1) }}</strong>
 {%- if classification.auc is not none %}, AUC of a class against the others
 <strong>{{ '%.4g' | format(classification.auc) }}</strong>{% endif %}{% endif %}.
-These examples took no part in training.</p>
+As the task has it, none of them is trained on.</p>
 {% else %}<p>The server had no test data of its own: nothing was measured there.</p>{% endif %}
 {% if classification %}
 <div class="two"><div class="wide" tabindex="0"><table class="classes">
