@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from cloister.cli import app
 from cloister.core.errors import ConfigError
 from cloister.server.reports.html.registry import Entry, write_entry
-from cloister.server.reports.html.statements import Statements, read_toml
+from cloister.server.reports.html.statements import LONGEST, Statements, read_toml
 
 PAGE = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
 STATED, ENTRY = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
@@ -62,7 +62,7 @@ def test_the_registrys_checker_accepts_it(tmp_path, checker, kind, stated):
 )
 def test_and_whatever_the_operator_writes(tmp_path, checker, text):
     entry = entry_of().model_copy(update={"description": text, "sources": text})
-    assert checker.check(written(tmp_path, entry, Statements(trust=text[:300]))) == {}
+    assert checker.check(written(tmp_path, entry, Statements(trust=text[:LONGEST]))) == {}
 
 
 def test_the_checker_can_refuse(tmp_path, checker):

@@ -283,6 +283,12 @@ class TestTheOfficersPage:
                 question.itertext()
             )
 
+    def test_nothing_is_promised_where_there_was_no_mechanism(self, tmp_path):
+        tree = tree_of(page_of(tmp_path, kind="none"))
+        assert all(len(question.findall("div/p")) >= 2 for question in tree.findall(".//div[@class='question']"))
+        text = " ".join(texts(tree, ".//section[@id='officer']"))
+        assert "whoever gets them may learn" in text and "claim holds" not in text and "ε =" not in text
+
     def test_statements_stand_where_they_were_missing(self, tmp_path):
         stated = Statements(**{name: f"We state {name}." for name in Statements.model_fields})
         text = write_report(write_run(tmp_path), stated).read_text()

@@ -32,6 +32,9 @@ FLOATS: Mapping[str, str] = {
 """By mechanism; docs/privacy.md has the whole of it. One of another package has its own author to say it."""
 
 
+NO_MECHANISM = "Nothing is claimed: no mechanism was on, or the run has not ended in order."
+
+
 @dataclass(frozen=True)
 class Question:
     """One question of the page.
@@ -98,10 +101,12 @@ def _parameters(facts: Facts) -> Iterator[str]:
         else:
             yield f"{claim.mechanism}: no ε is claimed; its status is {claim.status}."
     if not claims_of(facts):
-        yield "No ε is claimed: no mechanism was on, or the run did not end in order."
+        yield NO_MECHANISM
 
 
 def _unit(facts: Facts) -> Iterator[str]:
+    if not claims_of(facts):
+        yield NO_MECHANISM
     for claim in claims_of(facts):
         found = [figure for _, figure in figures_of(claim) if figure.unit == claim.unit][:1]
         if not isinstance(claim, DpSgdClaim | LocalClaim):
@@ -114,6 +119,8 @@ def _unit(facts: Facts) -> Iterator[str]:
 
 
 def _mechanism(facts: Facts) -> Iterator[str]:
+    if not claims_of(facts):
+        yield NO_MECHANISM
     for claim in claims_of(facts):
         values = [f"{key.removeprefix('privacy.')} {_value(value)}" for key, value in claim.parameters.items()]
         noise = "noise from a seed, which whoever knows it removes" if claim.seeded else "noise that no seed repeats"
@@ -123,7 +130,7 @@ def _mechanism(facts: Facts) -> Iterator[str]:
 def _utility(facts: Facts) -> Iterator[str]:
     found = facts.evaluation
     if found is None:
-        yield "The server had no test data of its own: nothing was measured there."
+        yield "Nothing was measured on test data of the server."
         return
     scores = ", ".join(f"{name} {value:.4g}" for name, value in found.metrics.items())
     yield f"On {found.examples} test examples of the server: {scores}."
@@ -141,7 +148,7 @@ def _trust(facts: Facts) -> Iterator[str]:
         yield "The server adds its noise itself: it sees every update before, and the sites believe it."
     for claim in claims:
         if isinstance(claim, DpSgdClaim | LocalClaim) and claim.status == "sound":
-            yield "The clients add noise before anything leaves them: the server need not be trusted, their nodes are."
+            yield "The clients add noise before anything leaves them: they trust their own nodes, and no server."
     if not any(claim.status == "sound" for claim in claims):
         yield "Nothing is promised against anybody: whoever sees what clients send, or the models, is trusted."
     yield "Who sends out false updates is no part of any claim: robustness is another matter."
@@ -151,7 +158,7 @@ def _composition(facts: Facts) -> Iterator[str]:
     statement = facts.statement
     if statement is None:
         return
-    yield f"{statement.rounds} rounds; sampling {statement.sampling}."
+    yield f"Rounds: {statement.rounds}; sampling {statement.sampling}."
     ledger = statement.ledger
     yield f"Releases of this run in the ledger: {ledger.releases_of_this_run}, each written down before it was made."
     for figure in statement.claim.figures:
@@ -174,9 +181,13 @@ def _implementation(facts: Facts) -> Iterator[str]:
 
 
 def _access(facts: Facts) -> Iterator[str]:
+    if any(claim.status == "sound" for claim in claims_of(facts)):
+        yield "The models may be seen by those against whom the claim holds."
+    else:
+        yield "Nothing bounds what the models tell: whoever gets them may learn about the data."
     yield (
-        "The model may go to those against whom the claim holds. The run directory, and in it rounds.jsonl and the "
-        "ledger, is for the operator of the server alone; so are the replies and the scores on this page."
+        "The run directory, and in it rounds.jsonl and the ledger, is for the operator of the server alone; so are the "
+        "replies and the scores on this page."
     )
     if facts.statement is not None:
         yield f"{len(facts.statement.claim.unprotected)} kinds of facts left without noise: they are listed on page 1."

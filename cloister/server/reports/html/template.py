@@ -187,7 +187,7 @@ RESULTS = """
 {%- if classification.auc is not none %}, AUC of a class against the others
 <strong>{{ '%.4g' | format(classification.auc) }}</strong>{% endif %}{% endif %}.
 As the task has it, none of them is trained on.</p>
-{% else %}<p>The server had no test data of its own: nothing was measured there.</p>{% endif %}
+{% else %}<p>Nothing was measured on test data of the server.</p>{% endif %}
 {% if classification %}
 <div class="two"><div class="wide" tabindex="0"><table class="classes">
 <caption>By class{{ classes_left_out }}; beside it, what a class is most often taken for</caption>
