@@ -261,6 +261,28 @@ def audit(
         raise typer.Exit(FAILED)
 
 
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
+    statements: Annotated[
+        Path | None, typer.Option(help="TOML file of what only the operator can state, for the officer's page.")
+    ] = None,
+    registry: Annotated[
+        Path | None, typer.Option(help="TOML file for an entry in OpenDP's registry of deployments: registry.yaml.")
+    ] = None,
+) -> None:
+    """Write report.html of a finished run into its directory; with --registry, registry.yaml too."""
+    from cloister.server.reports.html.page import write_report
+    from cloister.server.reports.html.registry import Entry, write_entry
+    from cloister.server.reports.html.statements import Statements, read_toml
+
+    stated = read_toml(statements, Statements) if statements else Statements()
+    entry = read_toml(registry, Entry) if registry else None
+    typer.echo(write_report(directory, stated))
+    if entry is not None:
+        typer.echo(write_entry(directory, entry, stated))
+
+
 ledger = typer.Typer(help="Read the ledger of a server or a node.", no_args_is_help=True)
 app.add_typer(ledger, name="ledger")
 

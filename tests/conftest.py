@@ -1,6 +1,11 @@
-"""What is said before the tests begin."""
+"""What is said before the tests begin, and what all of them share."""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from cloister.server import run
 
 FAST = "not slow and not docker"
 MINUTES = 7
@@ -11,6 +16,27 @@ MINUTES = 7
 def no_bundle_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A warm node leaves in the environment which bundle it runs; a test must not find another test's."""
     monkeypatch.delenv("CLOISTER_CHECKED_BUNDLE", raising=False)
+
+
+WRITE_PAGE = run._write_page
+
+
+@pytest.fixture(autouse=True, scope="session")
+def runs_end_without_a_page() -> Iterator[None]:
+    """Hundreds of tests run small federations; a page for each of them would double their time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "_write_page", _no_page)
+        yield
+
+
+def _no_page(path: Path) -> None:
+    """Write nothing."""
+
+
+@pytest.fixture
+def runs_end_with_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of the page: a run ends as it does for a user."""
+    monkeypatch.setattr(run, "_write_page", WRITE_PAGE)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -138,6 +138,7 @@ class RunConfig(Section):
     node_timeout: Positive = 120.0
     keep_checkpoints: Whole = 3
     tensorboard: bool = True
+    report: bool = True
     log_format: Literal["text", "json"] = "text"
     task: TaskConfig = Field(default_factory=TaskConfig)
     strategy: StrategyConfig = Field(default_factory=StrategyConfig)

@@ -1,6 +1,7 @@
 """Scoring the global model on the server's own examples."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from cloister.core.arrays import from_record
 from cloister.core.hypotheses import unstacked
 from cloister.tasks.base import Model, Task
+from cloister.tasks.scores import Classification
 from cloister.tasks.validation import with_validation
 
 
@@ -39,10 +41,25 @@ class CentralEvaluation:
 
     def __call__(self, arrays: ArrayRecord) -> dict[str, float]:
         """Named figures of merit of a global model."""
+        return self.task.metrics(self.examples.y, self._predictions(arrays))
+
+    def in_detail(self, arrays: ArrayRecord) -> dict[str, object]:
+        """The content of `evaluation.json`: figures of merit, and for a classification what was taken for what.
+
+        Args:
+            arrays: of a global model.
+        """
+        y, predicted = self.examples.y, self._predictions(arrays)
+        content: dict[str, object] = {"examples": len(y), "metrics": self.task.metrics(y, predicted)}
+        if not self.task.classes:
+            return content
+        return content | asdict(Classification.of(y, predicted, self.task.class_names))
+
+    def _predictions(self, arrays: ArrayRecord) -> NDArray:
         named = from_record(arrays)
         models = unstacked(named) if self.hypotheses else [named]
         predicted = [self._predict(model) for model in models]
-        return self.task.metrics(self.examples.y, predicted[0] if len(models) == 1 else self._best(predicted))
+        return predicted[0] if len(models) == 1 else self._best(predicted)
 
     def _predict(self, model: dict[str, NDArray]) -> NDArray:
         self.model.assign(model)

@@ -37,7 +37,7 @@ def initial_model(plan: Plan, model: Model, pretrain: bool = True) -> dict[str, 
         model.initialise(plan.seed + number)
         models.append(model.arrays())
     models = _apart(models, plan.seed)
-    if plan.config.strategy.pretrain_epochs:
+    if pretrain and plan.config.strategy.pretrain_epochs:
         models = _pretrained(plan, model, models)
     return stacked(models) if plan.hypotheses else models[0]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -26,12 +27,12 @@ from cloister.server.clients import client_claim, personalise
 from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
 from cloister.server.lasting import confine_ledger
-from cloister.server.loop import Observer, Round, RoundLoop, Score
+from cloister.server.loop import Observer, Round, RoundLoop
 from cloister.server.prepare import prepare
 from cloister.server.quorum import Quorum
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
-from cloister.server.reports.rundir import RunDirectory
+from cloister.server.reports.rundir import EVALUATION, REPORT, RunDirectory
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
 from cloister.server.times import settle, settle_archive
@@ -78,6 +79,7 @@ class _Scene:
     layout: Layout
     directory: RunDirectory
     narrator: Narrator
+    score: CentralEvaluation | None
     rounds: list[Round] = field(default_factory=list)
 
 
@@ -101,20 +103,24 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     refuse_faulty(plan.task, model, score.examples if score else None)
     narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
     # Room for the model twice: an archive is made beside what it replaces.
-    with RunDirectory.create(plan).held(2 * layout.size * np.dtype(layout.dtype).itemsize) as directory:
+    with RunDirectory.create(plan, grid.run.fab_hash).held(
+        2 * layout.size * np.dtype(layout.dtype).itemsize
+    ) as directory:
         write_traces_to(directory.path, directory.coarse)
         confine_ledger(plan, grid, directory.path)
-        scene = _Scene(plan, model, layout, directory, narrator)
+        scene = _Scene(plan, model, layout, directory, narrator, score)
         _open(scene)
         with Stop().listening() as stop, _observers(scene) as observers:
-            loop = _loop(scene, grid, score, observers, stop)
+            loop = _loop(scene, grid, observers, stop)
             failure = _driven(loop, initial, config.num_rounds)
             said, ending = _save(scene, loop)
             if plan.hypotheses and failure is None:
                 public = {SEED: plan.seed, ROUND: loop.aggregated}
                 _hand_out(stop, lambda: personalise(grid, loop.kept, public, plan.hypotheses))
+        seconds = time.perf_counter() - started
+        _report(scene, loop)
         with suppress(OSError) if failure else nullcontext():  # what is full may be the disk that the console is on
-            _close(scene, loop, said, ending, time.perf_counter() - started)
+            _close(scene, loop, said, ending, seconds)
     if failure is not None and ending.how != "disk":
         raise failure
     if ending.how == "error":
@@ -150,12 +156,12 @@ def _open(scene: _Scene) -> None:
     directory.write_json("privacy.json", running(plan.claim))
 
 
-def _loop(scene: _Scene, grid: Grid, score: Score | None, observers: list[Observer], stop: Stop) -> RoundLoop:
+def _loop(scene: _Scene, grid: Grid, observers: list[Observer], stop: Stop) -> RoundLoop:
     config = scene.plan.config
     return RoundLoop(
         grid,
         scene.plan.strategy,
-        score,
+        scene.score,
         observers,
         {SEED: scene.plan.seed},
         config.round_timeout,
@@ -220,6 +226,30 @@ def _save_canaries(scene: _Scene) -> None:
     canaries = scene.plan.strategy.canaries
     if len(canaries):
         scene.directory.write_json("canaries.json", canaries.facts())
+
+
+def _report(scene: _Scene, loop: RoundLoop) -> None:
+    """Look at the kept model class by class, and write the page. Everything else is saved by then."""
+    directory, score = scene.directory, scene.score
+    if score is not None:
+        _attempt(EVALUATION, lambda: directory.write_json(EVALUATION, score.in_detail(loop.kept)))
+    if scene.plan.config.report:
+        _attempt(REPORT, lambda: _write_page(directory.path))
+
+
+def _attempt(name: str, write: Callable[[], None]) -> None:
+    """Write a file that a run can do without: a failure is a warning."""
+    try:
+        write()
+    except Exception as error:  # its text stays out: it may hold values of arrays
+        logger.warning("%s was not written: %s", name, type(error).__name__)
+
+
+def _write_page(path: Path) -> None:
+    """Write `report.html`; what draws it is imported now, when nobody waits for it."""
+    from cloister.server.reports.html.page import write_report
+
+    write_report(path)
 
 
 def _close(scene: _Scene, loop: RoundLoop, said: Statement, ending: Ending, seconds: float) -> None:

@@ -1,5 +1,8 @@
 """Figures of merit that more than one task reports."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,3 +42,77 @@ def macro_figures(y: NDArray, scores: NDArray) -> dict[str, float]:
     if np.isfinite(scores).all():
         figures["auc"] = float(roc_auc_score(np.eye(scores.shape[1])[y].ravel(), scores.ravel()))
     return figures
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """How well a classifier does on the examples of one class.
+
+    Attributes:
+        name: of the class.
+        precision: share of the examples it was given to that are of it; 0 where it was given to none.
+        recall: share of its examples that it was given to; 0 where it has none.
+        f1: harmonic mean of the two.
+        support: how many examples it has.
+    """
+
+    name: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+@dataclass(frozen=True)
+class Classification:
+    """What a classifier does, class by class.
+
+    Attributes:
+        confusion: rows are what is true, columns what was predicted, in the order of the classes.
+        classes: one a class.
+        macro_f1: mean F1 of the classes that have examples.
+        auc: mean over classes of the area under the ROC curve of this class against the others; None where some class
+            has no examples, or the model has diverged to NaN.
+    """
+
+    confusion: tuple[tuple[int, ...], ...]
+    classes: tuple[ClassScores, ...]
+    macro_f1: float
+    auc: float | None
+
+    @classmethod
+    def of(cls, y: NDArray, scores: NDArray, names: Sequence[str] = ()) -> "Classification":
+        """Count predictions, each the class of the largest score.
+
+        Args:
+            y: labels from 0 on, shape (n,).
+            scores: class probabilities, shape (n, classes).
+            names: of the classes; empty: their numbers.
+        """
+        count = scores.shape[1]
+        named = names or [str(number) for number in range(count)]
+        cells = np.bincount(y.astype(np.int64) * count + scores.argmax(axis=1), minlength=count * count).reshape(
+            count, count
+        )
+        classes = tuple(_class_scores(name, cells, number) for number, name in enumerate(named))
+        present = [scored.f1 for scored in classes if scored.support]
+        confusion = tuple(tuple(int(cell) for cell in row) for row in cells)
+        return cls(confusion, classes, float(np.mean(present)) if present else 0.0, _macro_auc(y, scores))
+
+
+def _class_scores(name: str, cells: NDArray, number: int) -> ClassScores:
+    hits, support, given = cells[number, number], cells[number].sum(), cells[:, number].sum()
+    f1 = 2 * hits / (support + given) if support + given else 0.0
+    precision, recall = (float(hits / whole) if whole else 0.0 for whole in (given, support))
+    return ClassScores(name, precision, recall, float(f1), int(support))
+
+
+def _macro_auc(y: NDArray, scores: NDArray) -> float | None:
+    count = scores.shape[1]
+    if np.unique(y).size < count or not np.isfinite(scores).all():
+        return None
+    if count == 2:
+        return binary_auc(y, scores)["auc"]
+    from sklearn.metrics import roc_auc_score
+
+    return float(np.mean([roc_auc_score(y == number, scores[:, number]) for number in range(count)]))

@@ -93,6 +93,8 @@ def test_nodes_train_on_files_of_their_own(tmp_path: Path) -> None:
         processes.supernodes([{"data-path": str(path)} for path in paths])
         processes.flwr_run(settings | {"output-dir": str(tmp_path), "run-name": "run"}, seconds=PATIENCE)
         first, last = (json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines())
+        bundle = json.loads((tmp_path / "run" / "config.json").read_text())["bundle-sha256"]
+        assert len(bundle) == 64 and bundle in (tmp_path / "run" / "report.html").read_text()
     assert (last["round"], last["measured"]["accepted"], last["measured"]["rejected"]) == (1, CLIENTS, [])
     assert last["central"]["accuracy"] > first["central"]["accuracy"] + 0.3
 

@@ -63,6 +63,7 @@ def go(tmp_path, monkeypatch, kind, settings):
     return outcome, said.getvalue(), sizes
 
 
+@pytest.mark.usefixtures("runs_end_with_a_page")
 @pytest.mark.parametrize("kind", [Narrator, JsonNarrator])
 def test_a_secret_cohort_leaves_no_times(tmp_path, monkeypatch, kind):
     outcome, said, sizes = go(tmp_path, monkeypatch, kind, {})
@@ -71,10 +72,12 @@ def test_a_secret_cohort_leaves_no_times(tmp_path, monkeypatch, kind):
     for path in outcome.directory.path.rglob("*"):
         # What was there before the first draw is no secret.
         assert path.name == "config.json" or os.stat(path).st_mtime % DAY == 0, path.name
-        if path.suffix in (".json", ".jsonl") and path.name not in ("config.json", "ledger.jsonl"):
+        if path.suffix in (".json", ".jsonl", ".html") and path.name not in ("config.json", "ledger.jsonl"):
             assert not MOMENT.search(path.read_text()), path.name
         if path.suffix == ".npz":
             assert {entry.date_time[3:] for entry in zipfile.ZipFile(path).infolist()} == {(0, 0, 0)}
+    page = (outcome.directory.path / "report.html").read_text()
+    assert "drawn in secret" in page and "replies</th>" not in page
     (events,) = (outcome.directory.path / "tensorboard").iterdir()
     assert int(events.name.split(".")[3]) % DAY == 0
     assert {event.wall_time % DAY for event in EventFileLoader(str(events)).Load()} == {0}

@@ -1,10 +1,19 @@
-"""Claims as `privacy.json` holds them: the one place that turns them into JSON."""
+"""Claims as `privacy.json` holds them: the one place that turns them into JSON, and back."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from cloister.privacy.claims.claim import Claim, ClientClaim, DpSgdClaim, Figure, LedgerState, OfSize, Statement
+from cloister.privacy.claims.claim import (
+    Claim,
+    ClientClaim,
+    DpSgdClaim,
+    Figure,
+    LedgerState,
+    LocalClaim,
+    OfSize,
+    Statement,
+)
 
 NEIGHBOURS = (
     "one client's contributions count or not (or, under replace-one, are exchanged for others); the roster of "
@@ -76,3 +85,61 @@ def _kebab(value: Figure | LedgerState) -> dict[str, object]:
     """The fields that apply, by their names in `privacy.json`."""
     found = {field.name.replace("_", "-"): getattr(value, field.name) for field in fields(value)}
     return {name: list(item) if isinstance(item, tuple) else item for name, item in found.items() if item is not None}
+
+
+def statement_of(content: Mapping[str, Any]) -> Statement:
+    """The statement that `record` wrote, read again: `record(statement_of(content))` is the content.
+
+    Args:
+        content: of the `privacy.json` of a run that has ended, with or without how it ended.
+
+    Raises:
+        ValueError: it is no such content.
+    """
+    try:
+        claim = Claim(
+            **_read_mechanism(content), figures=_read(content["claims"]), unprotected=tuple(content["unprotected"])
+        )
+        ledger = LedgerState(**_snake(content["ledger"]))
+        clients = _read_clients(content["clients"]) if "clients" in content else None
+        return Statement(claim, content["rounds"], content["sampling"], ledger, clients)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no statement about a run's privacy: {type(error).__name__}") from None
+
+
+def _read_clients(content: Mapping[str, Any]) -> ClientClaim:
+    common = _read_mechanism(content)
+    if "by-examples" in content:
+        units = [unit for unit in ("example", "group") for size in content["by-examples"] if f"{unit}s" in size]
+        unit = units[0] if units else ""
+        sizes = tuple(
+            OfSize(size[f"{unit}s"], size["rounds"], _read(size["claims"]), _read(size["heuristic"]))
+            for size in content["by-examples"]
+        )
+        return DpSgdClaim(**common, sizes=sizes, unit=unit or "client")
+    return LocalClaim(
+        **common,
+        unit=content["unit"],
+        adversary=content["adversary"],
+        figures=_read(content["claims"]),
+        unprotected=tuple(content["unprotected"]),
+        leakage_of_a_release=content.get("leakage-of-a-release"),
+    )
+
+
+def _read_mechanism(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "mechanism": content["mechanism"],
+        "reasons": tuple(content["reasons"]),
+        "parameters": dict(content["parameters"]),
+        "seeded": content.get("noise") == "seeded",
+    }
+
+
+def _read(figures: Iterable[Mapping[str, Any]]) -> tuple[Figure, ...]:
+    return tuple(Figure(**_snake(figure)) for figure in figures)
+
+
+def _snake(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `_kebab`."""
+    return {name.replace("-", "_"): tuple(item) if isinstance(item, list) else item for name, item in content.items()}

@@ -14,7 +14,7 @@ from cloister.server.build import Plan
 from cloister.server.ending import Ending
 from cloister.server.lasting import render_ledger
 from cloister.server.loop import Round
-from cloister.server.reports.rundir import RunDirectory
+from cloister.server.reports.rundir import REPORT, RunDirectory
 
 WIDTH = 110
 
@@ -119,6 +119,8 @@ class Narrator:
         if len(plan.strategy.canaries):
             self.console.print(f"what the canaries show of ε: cloister audit {directory.path}")
         self.console.print(f"run directory  {directory.path}")
+        if (directory.path / REPORT).exists():
+            self.console.print(f"report         {directory.path / REPORT}")
 
 
 def changed(config: RunConfig) -> dict[str, Scalar]:

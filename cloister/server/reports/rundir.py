@@ -23,6 +23,8 @@ from cloister.server.times import settle
 RUNNING = "running"
 """A file that the process of a run holds a lock on for as long as it lives, whatever ends it."""
 RESERVE = ".reserve"
+EVALUATION = "evaluation.json"
+REPORT = "report.html"
 SPARE_BYTES = 4 << 20
 """Room on the disk, beside that for a model, that is kept for the last words of a run."""
 PACKAGES = ("cloister", "flwr", "tensorflow", "keras", "numpy", "scikit-learn", "dp-accounting", "cryptography")
@@ -42,8 +44,12 @@ class RunDirectory:
         self.coarse = coarse
 
     @classmethod
-    def create(cls, plan: Plan) -> "RunDirectory":
+    def create(cls, plan: Plan, bundle: str = "") -> "RunDirectory":
         """A new directory with `config.json` in it.
+
+        Args:
+            plan: of the run.
+            bundle: SHA-256 of the app bundle that Flower runs; empty: it runs none.
 
         Raises:
             ConfigError: `run-name` is taken or is no name for a directory, or the place cannot be written.
@@ -56,7 +62,7 @@ class RunDirectory:
             directory.checkpoints.mkdir()
         except OSError as error:
             raise ConfigError(f"output-dir = {config.output_dir!r} cannot be written: {error.strerror}") from error
-        directory.write_json("config.json", _facts(plan))
+        directory.write_json("config.json", _facts(plan) | ({"bundle-sha256": bundle} if bundle else {}))
         return directory
 
     @contextmanager

@@ -1,0 +1,206 @@
+"""What a claim means to somebody who is no expert: three sentences, and a bound on the best guess about one person."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cloister.privacy.claims.claim import Claim, ClientClaim, DpSgdClaim, Figure, LocalClaim, Statement
+from cloister.privacy.claims.server import ALL_RUNS, RUN
+from cloister.privacy.claims.words import WEAK
+
+NO_BOUND = (
+    "No number bounds how much a guess about one client or one person can improve: treat the models as if they had "
+    "been trained without protection."
+)
+LITTLE_DOUBT = 0.95
+"""A guess that may be right more often than this is called by its name."""
+HELD = {
+    "client": "every client, with everything it holds",
+    "example": "every single example of every client",
+    "group": "every group of examples of every client (all examples of one patient, or of one writer)",
+}
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """Three sentences about one mechanism.
+
+    Attributes:
+        about: whose mechanism it is.
+        guaranteed: whether anything is guaranteed.
+        who: is protected.
+        against: whom.
+        how_much: in words, with its numbers.
+    """
+
+    about: str
+    guaranteed: bool
+    who: str
+    against: str
+    how_much: str
+
+    @property
+    def sentences(self) -> tuple[str, str, str]:
+        """The three in their order."""
+        return self.who, self.against, self.how_much
+
+
+def best_guess(epsilon: float, delta: float) -> float:
+    """The largest probability with which a guess between two equally likely, neighbouring datasets can be right.
+
+    Somebody knows everything but which of the two datasets D and D' was used, holds each for as likely as the other,
+    sees all that was released, and guesses. Let A be what he sees when he guesses D'. With a = P(A | D) and
+    b = P(not A | D') he is wrong with probability (a + b)/2. (ε, δ)-differential privacy, applied to A and to its
+    complement, says 1 - b ≤ e^ε·a + δ and 1 - a ≤ e^ε·b + δ. Their sum is a + b ≥ 2(1 - δ)/(1 + e^ε), so that he is
+    right with probability at most
+
+        1 - (1 - δ)/(1 + e^ε) = (e^ε + δ)/(1 + e^ε).
+
+    Args:
+        epsilon: ε ≥ 0; infinity promises nothing.
+        delta: δ from 0 to 1.
+
+    Returns:
+        From 1/2 (ε = δ = 0: seeing the release does not help) to 1.
+
+    Guarantee: it bounds every rule of guessing, on average over what is released. For δ = 0 it bounds the posterior
+        probability after each single release too; for δ > 0 something that occurs with probability δ may tell all.
+
+    Source: Kairouz, Oh and Viswanath (2015), The Composition Theorem for Differential Privacy.
+
+    Examples:
+        >>> best_guess(0.0, 0.0), round(best_guess(1.0, 1e-5), 3)
+        (0.5, 0.731)
+    """
+    wrong = math.exp(-epsilon) / (1 + math.exp(-epsilon))  # 1/(1 + e^ε), without an overflow
+    return 1 - (1 - delta) * wrong
+
+
+def best_guess_of_a_part(epsilon: float, delta: float) -> float:
+    """As `best_guess`, about one person whose data is a part of what a client holds, where a client may be left out.
+
+    With and without the person are two datasets that are each a neighbour of the one without the client: two steps
+    apart. (ε, δ)-DP for one step is (2ε, (1 + e^ε)δ)-DP for two.
+
+    Args:
+        epsilon: ε ≥ 0 under add-or-remove, of a client.
+        delta: δ from 0 to 1.
+    """
+    if epsilon > WEAK:
+        return 1.0
+    return best_guess(2 * epsilon, min(1.0, (1 + math.exp(epsilon)) * delta))
+
+
+def percent(probability: float) -> str:
+    """A bound in percent, never less than it is."""
+    digits = 1 if probability < 0.99 else 2
+    rounded = math.ceil(probability * 100 * 10**digits) / 10**digits
+    return f"{rounded:.{digits}f} %" if rounded < 100 else "100 %"
+
+
+def meanings(statement: Statement) -> tuple[Meaning, ...]:
+    """What each mechanism of a run is worth, those with a guarantee first; where there is none, what that means."""
+    found = [_of_server(statement)] if statement.claim.mechanism != "none" or statement.clients is None else []
+    if statement.clients is not None:
+        found.append(_of_clients(statement.clients))
+    return tuple(sorted(found, key=lambda meaning: not meaning.guaranteed))
+
+
+def _of_server(statement: Statement) -> Meaning:
+    claim, about = statement.claim, "the server's mechanism"
+    if claim.status == "none":
+        return Meaning(
+            about,
+            False,
+            "Nobody is guaranteed anything: the run used no mechanism that protects privacy.",
+            "The server, and whoever sees its records, sees every client's model.",
+            NO_BOUND,
+        )
+    figure = next((figure for figure in claim.figures if figure.scope == RUN), None)
+    if figure is None:
+        return _without_guarantee(about, claim)
+    against = f"It is protected against {figure.adversary}, and not against the server, which sees every update before "
+    return Meaning(about, True, _who(figure), against + "it is noised.", _how_much(figure) + _over_all_runs(statement))
+
+
+def _over_all_runs(statement: Statement) -> str:
+    """The end of the last sentence: what all runs on the data come to, where that is more than this one."""
+    this, others = (
+        next((figure for figure in statement.claim.figures if figure.scope == scope), None) for scope in (RUN, ALL_RUNS)
+    )
+    if others is None:
+        return "; over all runs on this data nothing is bounded, as earlier ones released without a guarantee."
+    if others.epsilon is None or this is None or others.epsilon <= (this.epsilon or 0.0):
+        return "."
+    condition = f", {others.condition}" if others.condition else ""
+    return f"; over all runs on this data {percent(_guess(others))} ({_parameters(others)}{condition})."
+
+
+def _of_clients(claim: ClientClaim) -> Meaning:
+    about = "the clients' mechanism"
+    figure = _weakest(claim)
+    if figure is None:
+        return _without_guarantee(about, claim)
+    sizes = _sizes(claim) if isinstance(claim, DpSgdClaim) else ""
+    return Meaning(
+        about, True, _who(figure), f"It is protected against {figure.adversary}.", _how_much(figure) + sizes + "."
+    )
+
+
+def _weakest(claim: ClientClaim) -> Figure | None:
+    """The figure about the unit with the largest ε; under local noise the one for exchanging all data is the widest."""
+    figures: Iterable[Figure] = claim.figures
+    if isinstance(claim, DpSgdClaim):
+        figures = (figure for size in claim.sizes for figure in size.figures)
+    unit = "client" if isinstance(claim, LocalClaim) else claim.unit
+    found = [figure for figure in figures if figure.unit == unit and figure.epsilon is not None]
+    return max(found, key=lambda figure: figure.epsilon or 0.0, default=None) if claim.status == "sound" else None
+
+
+def _sizes(claim: DpSgdClaim) -> str:
+    sizes = [size.size for size in claim.sizes]
+    return (
+        f"; computed for clients of {', '.join(map(str, sizes))} {claim.unit}s, of which this is the largest: what a "
+        "client has spent stands in its own ledger, and a client as a whole is hardly protected"
+    )
+
+
+def _without_guarantee(about: str, claim: Claim) -> Meaning:
+    reasons = "; and ".join(claim.reasons) or "it released nothing that could be counted"
+    against = f"The mechanism {claim.mechanism} adds noise, but this is no guarantee against anybody: {reasons}."
+    return Meaning(about, False, f"Nobody is guaranteed anything by {about}.", against, NO_BOUND)
+
+
+def _who(figure: Figure) -> str:
+    return f"Protected is {HELD.get(figure.unit, figure.unit)}: the secret is {_secret(figure)}."
+
+
+def _secret(figure: Figure) -> str:
+    if figure.relation == "replace-one":
+        return f"which of any two versions of it was used for one {figure.unit}"
+    return f"whether the data of one {figure.unit} was used at all"
+
+
+def _how_much(figure: Figure) -> str:
+    """The last sentence, without its end."""
+    guess = _guess(figure)
+    told = (
+        "Somebody who knows everything else, and holds both for equally likely, guesses right with a probability of "
+        f"at most {percent(guess)} instead of 50 % ({_parameters(figure)})"
+    )
+    if (figure.epsilon or 0.0) > WEAK:
+        return f"{told}, which promises next to nothing"
+    if guess > LITTLE_DOUBT:
+        told += ", which leaves little doubt"
+    if figure.unit == "client" and figure.relation == "add-or-remove":
+        part = best_guess_of_a_part(figure.epsilon or 0.0, figure.delta or 0.0)
+        told += f", and at most {percent(part)} about one person whose data is a part of a client's"
+    return told
+
+
+def _guess(figure: Figure) -> float:
+    return best_guess(figure.epsilon or 0.0, figure.delta or 0.0)
+
+
+def _parameters(figure: Figure) -> str:
+    return f"ε = {figure.epsilon:.4g}, δ = {figure.delta or 0.0:g}"

@@ -1,0 +1,1 @@
+"""The page about a run that an officer reads and signs: facts, words, figures, page, and an entry for a registry."""

@@ -1,0 +1,183 @@
+"""What a run directory says about its run, read once into frozen values."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cloister.aggregation.screening import Rejection
+from cloister.config.section import Scalar
+from cloister.core.errors import ConfigError
+from cloister.privacy.claims.claim import Statement
+from cloister.privacy.claims.record import statement_of
+from cloister.server.ending import Ending
+from cloister.server.reports.html.audit import Audit, audit_of
+from cloister.server.reports.rundir import EVALUATION
+from cloister.tasks.scores import Classification, ClassScores
+
+MODELS = ("model.*", "hypothesis-*")
+SHOWN = ("noise_std", "noise_multiplier", "clipping_norm", "released_distance", "epsilon")
+"""Measurements that a page may show. What comes from un-noised updates (the clipped fraction, an exact distance) is for
+the server's own eyes."""
+Scores = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class RoundFacts:
+    """One line of `rounds.jsonl`.
+
+    Attributes:
+        number: 0 is the initial model.
+        central: scores on the server's examples.
+        federated: scores on the clients' own examples.
+        measured: numbers by their names in `SHOWN`.
+        replies: that counted, and that were asked for; None where it was not written down, as it is secret.
+        rejected: replies that did not count.
+        unscored: evaluation replies that did not count.
+    """
+
+    number: int
+    central: Scores
+    federated: Scores
+    measured: Scores
+    replies: tuple[int, int] | None
+    rejected: tuple[Rejection, ...]
+    unscored: tuple[Rejection, ...]
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> "RoundFacts":
+        """Read one line, which may lack anything."""
+        measured = line.get("measured") or {}
+        return cls(
+            line["round"],
+            _finite(line.get("central") or {}),
+            _finite(line.get("federated") or {}),
+            _finite({name: measured[name] for name in SHOWN if measured.get(name) is not None}),
+            (measured["accepted"], measured["asked"]) if "accepted" in measured else None,
+            tuple(Rejection(**item) for item in measured.get("rejected", ())),
+            tuple(Rejection(**item) for item in line.get("unscored", ())),
+        )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The content of `evaluation.json`: the kept model on the server's own test data.
+
+    Attributes:
+        examples: how many there are.
+        metrics: of the task.
+        classification: class by class; None for a regression.
+    """
+
+    examples: int
+    metrics: Scores
+    classification: Classification | None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that a page about a run is made of.
+
+    Attributes:
+        name: of the run directory.
+        config: its dotted keys.
+        digest: SHA-256 of these.
+        seed: that was drawn or given.
+        bundle: SHA-256 of the app bundle that Flower ran; empty: it ran without one.
+        versions: of packages.
+        statement: about privacy; None where the run did not end in order.
+        ending: how it ended.
+        rounds: in their order.
+        evaluation: None where the server had no examples.
+        audit: None where there was none.
+        models: SHA-256 of each model file, by name.
+    """
+
+    name: str
+    config: Mapping[str, Scalar]
+    digest: str
+    seed: int
+    bundle: str
+    versions: Mapping[str, str]
+    statement: Statement | None
+    ending: Ending
+    rounds: tuple[RoundFacts, ...]
+    evaluation: Evaluation | None = None
+    audit: Audit | None = None
+    models: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, directory: Path) -> "Facts":
+        """Read a run directory.
+
+        Raises:
+            ConfigError: it is none, or one of its files is broken.
+        """
+        try:
+            settings = json.loads((directory / "config.json").read_text())
+            privacy = _json(directory / "privacy.json") or {"status": "running"}
+            return cls(
+                name=directory.resolve().name,
+                config=settings["config"],
+                digest=settings["config-sha256"],
+                seed=settings["seed"],
+                bundle=settings.get("bundle-sha256", ""),
+                versions=settings["versions"],
+                statement=None if privacy["status"] == "running" else statement_of(privacy),
+                ending=Ending(**privacy.get("ended", {"how": "error", "why": "its last words are missing"})),
+                rounds=_rounds(directory / "rounds.jsonl"),
+                evaluation=_evaluation(_json(directory / EVALUATION)),
+                audit=audit_of(_json(directory / "audit.json")),
+                models=_hashes(directory),
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{directory} cannot be read as a run directory: {type(error).__name__}") from None
+
+    @property
+    def secret_cohorts(self) -> bool:
+        """Whether it was not written down how many replied, as privacy rests on that."""
+        return any(done.number and done.measured for done in self.rounds) and not any(
+            done.replies for done in self.rounds
+        )
+
+
+def _json(path: Path) -> Any:
+    """What a file holds; None without one."""
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def _rounds(path: Path) -> tuple[RoundFacts, ...]:
+    """The whole lines: the last one of a run that was killed may be half written."""
+    lines = path.read_text().rpartition("\n")[0].splitlines() if path.is_file() else []
+    return tuple(RoundFacts.of(json.loads(line)) for line in lines)
+
+
+def _evaluation(content: Mapping[str, Any] | None) -> Evaluation | None:
+    if content is None:
+        return None
+    classification = None
+    if "confusion" in content:
+        classification = Classification(
+            tuple(tuple(row) for row in content["confusion"]),
+            tuple(ClassScores(**scored) for scored in content["classes"]),
+            content["macro_f1"],
+            content["auc"],
+        )
+    return Evaluation(content["examples"], _finite(content["metrics"]), classification)
+
+
+def _finite(scores: Mapping[str, float]) -> Scores:
+    """Scores without those of a model that has diverged, which no figure can show."""
+    return {name: value for name, value in scores.items() if math.isfinite(value)}
+
+
+def _hashes(directory: Path) -> dict[str, str]:
+    paths = sorted(path for pattern in MODELS for path in directory.glob(pattern) if path.is_file())
+    found = {}
+    for path in paths:
+        with path.open("rb") as file:
+            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found

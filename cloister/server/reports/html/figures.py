@@ -1,0 +1,262 @@
+"""Figures of a run, drawn by matplotlib, which is imported when the run is over and not before."""
+
+import io
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from cloister.server.reports.html.facts import RoundFacts, Scores
+from cloister.server.reports.html.svg import FIRST, INK, LINE, SECOND, inlined
+from cloister.server.reports.html.text import clean
+from cloister.tasks.scores import Classification
+
+POINTS = 400
+"""Of a curve at most: more would not be seen, and make the page large."""
+SHADES = 12
+"""Of the confusion matrix: each is one path, so that sixty classes make no larger a page than two."""
+DARKEST = 0.5
+"""Opacity of a cell that holds its whole row: a number on it keeps a contrast of 4.5 to 1, light or dark."""
+COUNTED = 12
+"""Classes up to which the cells of the matrix are large enough for a number."""
+FROM_ZERO = ("epsilon", "noise", "clip")
+"""Figures whose axis begins at 0, where a constant is to look like one."""
+SETTINGS = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "cloister",
+    "text.parse_math": False,
+    "font.size": 9.0,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": LINE,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+"""No font is embedded, no id is random, and no text is taken for a formula."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure of the page.
+
+    Attributes:
+        title: what it shows; also its caption.
+        description: what is to be seen, in words.
+        svg: an element that holds both.
+    """
+
+    title: str
+    description: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class _Curve:
+    name: str
+    label: str
+    points: Mapping[int, float]
+    of_clients: bool = False
+
+
+def curves(rounds: Sequence[RoundFacts]) -> tuple[Picture, ...]:
+    """A figure each of the scores, the loss, ε, the noise and the clip by round; none of what was not written down.
+
+    Args:
+        rounds: of the run, from round 0 on.
+    """
+    wanted = (
+        ("scores", "", _scores(rounds, lambda name: name != "loss")),
+        ("loss", "", _scores(rounds, lambda name: name == "loss")),
+        ("epsilon", "ε of the ledger by round", _measured(rounds, "epsilon", "ε")),
+        ("noise", "Noise on a weight by round: standard deviation", _measured(rounds, "noise_std", "noise")),
+        ("clip", "Clip by round: largest norm of an update", _measured(rounds, "clipping_norm", "clip")),
+    )
+    with _matplotlib():
+        return tuple(_drawn(name, title, found) for name, title, found in wanted if found)
+
+
+def confusion(found: Classification) -> Picture:
+    """The confusion matrix: a row for what is true, a column for what was predicted.
+
+    Args:
+        found: of the kept model.
+    """
+    hits = sum(row[number] for number, row in enumerate(found.confusion))
+    total = sum(map(sum, found.confusion))
+    told = f"{hits} of {total} examples lie on the diagonal, where the prediction is right. {_worst(found)}"
+    with _matplotlib():
+        return _pictured("confusion", "Confusion matrix", told, (4.4, 4.0), lambda axes: _cells(axes, found))
+
+
+def taken_for(found: Classification, number: int) -> str:
+    """What examples of a class are most often mistaken for, and how often; empty where none is.
+
+    Args:
+        found: of the kept model.
+        number: of the class.
+    """
+    others = [(count, other) for other, count in enumerate(found.confusion[number]) if other != number]
+    count, other = max(others, key=lambda pair: (pair[0], -pair[1]), default=(0, 0))
+    return f"{found.classes[other].name} ({count})" if count else ""
+
+
+@contextmanager
+def _matplotlib() -> Iterator[None]:
+    """The settings of figures; what matplotlib logs about its font cache is nothing to a run."""
+    logger = logging.getLogger("matplotlib")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        from matplotlib import rc_context
+
+        with rc_context(SETTINGS):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _scores(rounds: Sequence[RoundFacts], wanted: Callable[[str], bool]) -> list[_Curve]:
+    def on(part: Callable[[RoundFacts], Scores], suffix: str, of_clients: bool) -> list[_Curve]:
+        names = dict.fromkeys(name for done in rounds for name in part(done) if wanted(name))
+        found = {name: {done.number: part(done)[name] for done in rounds if name in part(done)} for name in names}
+        return [_Curve(clean(name), clean(name) + suffix, points, of_clients) for name, points in found.items()]
+
+    return [
+        *on(lambda done: done.central, ", server's test data", False),
+        *on(lambda done: done.federated, ", clients' data", True),
+    ]
+
+
+def _measured(rounds: Sequence[RoundFacts], name: str, label: str) -> list[_Curve]:
+    points = {done.number: done.measured[name] for done in rounds if name in done.measured}
+    return [_Curve(label, label, points)] if points else []
+
+
+def _drawn(name: str, title: str, found: list[_Curve]) -> Picture:
+    told = " ".join(map(_told, found))
+    names = ", ".join(dict.fromkeys(curve.name for curve in found))
+    title = title or f"{names[0].upper()}{names[1:60]} by round"
+    return _pictured(name, title, told, (3.1, 1.8), lambda axes: _lines(axes, found, name in FROM_ZERO))
+
+
+def _told(curve: _Curve) -> str:
+    numbers = sorted(curve.points)
+    first, last = numbers[0], numbers[-1]
+    low, high = (choose(curve.points, key=lambda number: curve.points[number]) for choose in (min, max))
+    label = f"{curve.label[0].upper()}{curve.label[1:]}"
+    return (
+        f"{label}: {curve.points[first]:.4g} at round {first}, {curve.points[last]:.4g} at round {last}; smallest "
+        f"{curve.points[low]:.4g} at round {low}, largest {curve.points[high]:.4g} at round {high}."
+    )
+
+
+def _lines(axes: Any, found: list[_Curve], from_zero: bool) -> None:
+    axes.figure.subplots_adjust(0.15, 0.25, 0.98, 0.95)  # measuring the labels instead would take as long as drawing
+    seen: dict[bool, int] = {False: 0, True: 0}
+    for curve in found:
+        numbers = thinned(sorted(curve.points))
+        marker = "." if len(numbers) <= 60 else ""
+        axes.plot(
+            numbers,
+            [curve.points[number] for number in numbers],
+            color=SECOND if curve.of_clients else FIRST,
+            linestyle=("-", "--", ":", "-.")[seen[curve.of_clients] % 4],
+            linewidth=1.6,
+            marker=marker,
+            label=curve.label,
+        )
+        seen[curve.of_clients] += 1
+    axes.set_xlabel("round")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(True, linewidth=0.6)
+    if from_zero:
+        axes.set_ylim(bottom=0)
+    if len(found) > 1:
+        axes.legend(fontsize=7.5, frameon=False, labelcolor=INK)
+
+
+def thinned(numbers: Sequence[int], most: int = POINTS) -> list[int]:
+    """At most so many of the numbers, evenly spaced, the first and the last among them.
+
+    Args:
+        numbers: of rounds, in their order.
+        most: how many, above 1.
+    """
+    if len(numbers) <= most:
+        return list(numbers)
+    return [numbers[round(place * (len(numbers) - 1) / (most - 1))] for place in range(most)]
+
+
+def _cells(axes: Any, found: Classification) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    axes.figure.set_layout_engine("tight")  # names of classes have any length
+    names, size = [scored.name for scored in found.classes], len(found.classes)
+    for shade, cells in _shaded(found).items():
+        squares = [Path.unit_rectangle().transformed(_at(column, row)) for row, column in cells]
+        patch = Path.make_compound_path(*squares)
+        axes.add_patch(PathPatch(patch, facecolor=FIRST, edgecolor="none", alpha=DARKEST * shade / SHADES))
+    if size <= COUNTED:
+        for row, counts in enumerate(found.confusion):
+            for column, count in enumerate(counts):
+                axes.text(column, row, str(count) if count else "·", ha="center", va="center", fontsize=7.5)
+    axes.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5), xlabel="predicted", ylabel="true", aspect="equal")
+    step = max(1, -(-size // 20))
+    axes.set_xticks(range(0, size, step), [_short(name) for name in names[::step]], rotation=90 if size > 6 else 0)
+    axes.set_yticks(range(0, size, step), [_short(name) for name in names[::step]])
+    axes.tick_params(labelsize=7.5, length=2)
+
+
+def _at(column: int, row: int) -> Any:
+    from matplotlib.transforms import Affine2D
+
+    return Affine2D().translate(column - 0.5, row - 0.5)
+
+
+def _shaded(found: Classification) -> dict[int, list[tuple[int, int]]]:
+    """Cells by their shade, which is their share of their row; those without examples have none."""
+    shaded: dict[int, list[tuple[int, int]]] = {}
+    for row, counts in enumerate(found.confusion):
+        for column, count in enumerate(counts):
+            if count:
+                shaded.setdefault(-(-SHADES * count // sum(counts)), []).append((row, column))
+    return dict(sorted(shaded.items()))
+
+
+def _worst(found: Classification) -> str:
+    mistaken = [
+        (count, row, column) for row, counts in enumerate(found.confusion) for column, count in enumerate(counts)
+    ]
+    count, row, column = max((cell for cell in mistaken if cell[1] != cell[2]), default=(0, 0, 0))
+    if not count:
+        return "Nothing was mistaken for anything else."
+    return f"Most often class {found.classes[row].name} was taken for {found.classes[column].name}: {count} times."
+
+
+def _short(name: str) -> str:
+    cleaned = clean(name)
+    return cleaned if len(cleaned) <= 14 else f"{cleaned[:13]}…"
+
+
+def _pictured(
+    name: str, title: str, description: str, inches: tuple[float, float], draw: Callable[[Any], None]
+) -> Picture:
+    """Draw one pair of axes, without pyplot, which would keep the figure and ask for a screen."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=inches)
+    draw(figure.add_subplot())
+    written = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    FigureCanvasSVG(figure).print_svg(written, metadata=nothing)
+    described = clean(description)
+    return Picture(title, described, inlined(written.getvalue(), name, title, described))

@@ -1,0 +1,217 @@
+"""The officer's page: the questions of NIST SP 800-226, answered from the facts of a run or left to the operator."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
+from cloister.privacy.claims.meaning import HELD
+from cloister.privacy.claims.record import NEIGHBOURS
+from cloister.server.reports.html.facts import Facts
+from cloister.server.reports.html.statements import Statements
+
+SERVER_SUM = (
+    "Server: noise comes from AES-128 in counter mode under a key of the operating system, is added to a sum in double "
+    "precision, and the result is rounded to a public grid 20 bits below its standard deviation. Norms are overstated "
+    "by the bound of their own rounding error."
+)
+CLIENT_SUM = (
+    "Clients: the bounded update is noised in double precision on a public grid before the model that the server sent "
+    "is added."
+)
+BATCH_SUM = (
+    "Clients: sums over a batch are made in single precision; contributions are clipped lower by the proved bound on "
+    "what rounding adds."
+)
+FLOATS: Mapping[str, str] = {
+    "global-dp": SERVER_SUM,
+    "metric": SERVER_SUM,
+    "gaussian": CLIENT_SUM,
+    "laplace": CLIENT_SUM,
+    "dp-sgd": BATCH_SUM,
+}
+"""By mechanism; docs/privacy.md has the whole of it. One of another package has its own author to say it."""
+
+
+NO_MECHANISM = "Nothing is claimed: no mechanism was on, or the run has not ended in order."
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question of the page.
+
+    Attributes:
+        key: of the operator's statement.
+        title: what it is about.
+        facts: what the run itself answers.
+        open: what only the operator can state.
+        stated: what the operator states; empty: it is still to be stated.
+    """
+
+    key: str
+    title: str
+    facts: tuple[str, ...]
+    open: str
+    stated: str
+
+
+Answer = Callable[[Facts], Iterator[str]]
+
+
+def questions(facts: Facts, statements: Statements) -> tuple[Question, ...]:
+    """All questions with their answers.
+
+    Args:
+        facts: of the run.
+        statements: of the operator.
+    """
+    return tuple(
+        Question(key, title, tuple(answer(facts)), left, getattr(statements, key)) for key, title, left, answer in ASKED
+    )
+
+
+def claims_of(facts: Facts) -> tuple[Claim, ...]:
+    """The claims about mechanisms that were on: the server's, then the clients'; none of a run that was broken off."""
+    if facts.statement is None:
+        return ()
+    both = (facts.statement.claim, facts.statement.clients)
+    return tuple(claim for claim in both if claim is not None and claim.mechanism != "none")
+
+
+def figures_of(claim: Claim) -> tuple[tuple[str, Figure], ...]:
+    """Every figure of a claim with an ε, beside what it is about beyond itself."""
+    if isinstance(claim, DpSgdClaim):
+        sizes = [(f"{size.size} {claim.unit}s, {size.rounds} rounds", size.figures) for size in claim.sizes]
+    else:
+        sizes = [("", claim.figures)]
+    return tuple((about, figure) for about, figures in sizes for figure in figures if figure.epsilon is not None)
+
+
+def variant(figure: Figure) -> str:
+    """Which kind of differential privacy a figure is about."""
+    return f"(ε, δ)-differential privacy, δ = {figure.delta:g}" if figure.delta else "pure ε-differential privacy"
+
+
+def _parameters(facts: Facts) -> Iterator[str]:
+    for claim in claims_of(facts):
+        found = [figure for _, figure in figures_of(claim) if figure.unit == claim.unit]
+        if found:
+            values = sorted({figure.epsilon or 0.0 for figure in found})
+            many = f"from {values[0]:.4g} to {values[-1]:.4g}" if values[1:] else f"= {values[0]:.4g}"
+            yield f"{claim.mechanism}: ε {many} for one {claim.unit}, {variant(found[0])}; all figures are on page 1."
+        else:
+            yield f"{claim.mechanism}: no ε is claimed; its status is {claim.status}."
+    if not claims_of(facts):
+        yield NO_MECHANISM
+
+
+def _unit(facts: Facts) -> Iterator[str]:
+    if not claims_of(facts):
+        yield NO_MECHANISM
+    for claim in claims_of(facts):
+        found = [figure for _, figure in figures_of(claim) if figure.unit == claim.unit][:1]
+        if not isinstance(claim, DpSgdClaim | LocalClaim):
+            relation = found[0].relation if found else claim.relation
+            yield f"{claim.mechanism}: {HELD['client']}. Neighbours, {relation}: {NEIGHBOURS}."
+        elif found:
+            yield f"{claim.mechanism}: {HELD[claim.unit]}. Neighbours, {found[0].relation}: {found[0].neighbours}."
+        else:
+            yield f"{claim.mechanism}: {HELD.get(claim.unit, claim.unit)}; nothing is claimed for it."
+
+
+def _mechanism(facts: Facts) -> Iterator[str]:
+    if not claims_of(facts):
+        yield NO_MECHANISM
+    for claim in claims_of(facts):
+        values = [f"{key.removeprefix('privacy.')} {_value(value)}" for key, value in claim.parameters.items()]
+        noise = "noise from a seed, which whoever knows it removes" if claim.seeded else "noise that no seed repeats"
+        yield f"{claim.mechanism} ({claim.status}), {noise}: {', '.join(values)}."
+
+
+def _utility(facts: Facts) -> Iterator[str]:
+    found = facts.evaluation
+    if found is None:
+        yield "Nothing was measured on test data of the server."
+        return
+    scores = ", ".join(f"{name} {value:.4g}" for name, value in found.metrics.items())
+    yield f"On {found.examples} test examples of the server: {scores}."
+    if found.classification is not None:
+        worst = min((one for one in found.classification.classes if one.support), key=lambda one: one.recall)
+        yield (
+            f"Macro F1 {found.classification.macro_f1:.4g}; the lowest recall is that of class {worst.name}: "
+            f"{worst.recall:.3g} of {worst.support} examples. Clipping and noise cost rare classes the most."
+        )
+
+
+def _trust(facts: Facts) -> Iterator[str]:
+    claims = claims_of(facts)
+    if any(not isinstance(claim, DpSgdClaim | LocalClaim) for claim in claims):
+        yield "The server adds its noise itself: it sees every update before, and the sites believe it."
+    for claim in claims:
+        if isinstance(claim, DpSgdClaim | LocalClaim) and claim.status == "sound":
+            yield "The clients add noise before anything leaves them: they trust their own nodes, and no server."
+    if not any(claim.status == "sound" for claim in claims):
+        yield "Nothing is promised against anybody: whoever sees what clients send, or the models, is trusted."
+    yield "Who sends out false updates is no part of any claim: robustness is another matter."
+
+
+def _composition(facts: Facts) -> Iterator[str]:
+    statement = facts.statement
+    if statement is None:
+        return
+    yield f"Rounds: {statement.rounds}; sampling {statement.sampling}."
+    ledger = statement.ledger
+    yield f"Releases of this run in the ledger: {ledger.releases_of_this_run}, each written down before it was made."
+    for figure in statement.claim.figures:
+        if figure.budget:
+            yield f"A budget of ε = {figure.epsilon:g} over all runs in it was kept; {figure.spent or 0:.1%} is spent."
+    if ledger.holds_releases_without_a_guarantee:
+        yield "The ledger also holds releases without a guarantee about the same clients: no ε bounds all runs."
+
+
+def _implementation(facts: Facts) -> Iterator[str]:
+    sound = [claim.mechanism for claim in claims_of(facts) if claim.status == "sound"]
+    for name in sound:
+        yield FLOATS.get(name, f"{name} is of another package: its author states what rounding does.")
+    if not sound:
+        yield "Nothing is claimed that rounding could break."
+    if facts.secret_cohorts:
+        yield "Cohorts were drawn in secret: neither numbers of replies nor times finer than a day were written down."
+    else:
+        yield "How long a round takes, and who replies, can be seen on the network."
+
+
+def _access(facts: Facts) -> Iterator[str]:
+    if any(claim.status == "sound" for claim in claims_of(facts)):
+        yield "The models may be seen by those against whom the claim holds."
+    else:
+        yield "Nothing bounds what the models tell: whoever gets them may learn about the data."
+    yield (
+        "The run directory, and in it rounds.jsonl and the ledger, is for the operator of the server alone; so are the "
+        "replies and the scores on this page."
+    )
+    if facts.statement is not None:
+        yield f"{len(facts.statement.claim.unprotected)} kinds of facts left without noise: they are listed on page 1."
+
+
+def _collection(facts: Facts) -> Iterator[str]:
+    identity = facts.config.get("privacy.data-identity") or "none given"
+    yield f"Task {facts.config.get('task.name')}; name of the data in the ledger: {identity}."
+    yield "Examples stay with the clients, who send what the run agreed on and nothing else."
+
+
+ASKED: tuple[tuple[str, str, str, Answer], ...] = (
+    ("parameters", "ε, δ and the variant", "why these values, and who decided on them", _parameters),
+    ("unit", "Unit of privacy and neighbours", "who or what a unit is, and how many one person has", _unit),
+    ("mechanism", "Mechanism", "what else is done to the data before or after it", _mechanism),
+    ("utility", "Utility and bias", "what accuracy the purpose needs, and which groups were looked at", _utility),
+    ("trust", "Trust model", "who runs the server, and why the sites believe them", _trust),
+    ("composition", "Composition", "other releases about the same data, outside of this ledger", _composition),
+    ("implementation", "Floating point and side channels", "who can measure the machines; reviews", _implementation),
+    ("access", "Access", "who may see the model, this page and the run directory", _access),
+    ("collection", "Data collection", "how, on what grounds and for how long data is kept", _collection),
+)
+"""In the order of the pyramid of NIST SP 800-226, from its top down: key, title, what is left open, answers."""
+
+
+def _value(value: float | str | bool) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

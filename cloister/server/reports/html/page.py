@@ -1,0 +1,165 @@
+"""The page about a run, made from its directory alone: the same files give the same bytes."""
+
+from pathlib import Path
+from typing import Any
+
+from cloister.core.files import atomic_path
+from cloister.privacy.claims.meaning import meanings
+from cloister.server.reports.html.facts import Facts
+from cloister.server.reports.html.figures import confusion, curves
+from cloister.server.reports.html.officer import claims_of, questions
+from cloister.server.reports.html.statements import Statements
+from cloister.server.reports.html.tables import (
+    by_round,
+    changed_settings,
+    class_rows,
+    columns_of,
+    figure_rows,
+    first,
+    hashes_of,
+    rejected_rows,
+    short,
+)
+from cloister.server.reports.html.template import MACROS, PAGE, STYLE
+from cloister.server.reports.html.text import clean
+from cloister.server.reports.rundir import REPORT
+
+REASONS = 6
+"""Rows of the table of replies that did not count: the most frequent reasons."""
+SETTINGS, HASHES = 24, 8
+"""That have room in print; all of them stand below, on a screen."""
+HOW = {
+    "budget": "a budget ended it",
+    "operator": "the operator ended it",
+    "too-few-nodes": "too few nodes stayed connected",
+    "disk": "the disk was full",
+    "no-replies": "nobody's reply counted",
+    "error": "it has not ended in order",
+}
+NO_EPSILON = (
+    "There is no curve of ε: the server's mechanism claims none. What clients with a mechanism of their own have spent "
+    "stands in their own ledgers."
+)
+EPSILON = (
+    "ε by round is that of everything in the ledger, earlier runs on the same data included, as it was counted while "
+    "the run went on; the claim counts the whole run by the tightest accountant."
+)
+
+
+def write_report(directory: Path, statements: Statements | None = None) -> Path:
+    """Write `report.html` into a run directory.
+
+    Args:
+        directory: of a run that has ended.
+        statements: of the operator, for the officer's page; without them all are marked as still to be stated.
+
+    Returns:
+        Its path.
+
+    Raises:
+        ConfigError: the directory cannot be read as that of a run.
+    """
+    page = rendered(Facts.read(directory), statements or Statements())
+    path = directory / REPORT
+    with atomic_path(path) as partial:
+        partial.write_text(page, encoding="utf-8")
+    return path
+
+
+def rendered(facts: Facts, statements: Statements) -> str:
+    """The page.
+
+    Args:
+        facts: of the run.
+        statements: of the operator.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_finalized
+    )
+    context = {
+        "style": STYLE,
+        "name": facts.name,
+        "about": _about(facts),
+        "questions": questions(facts, statements),
+        **_claim(facts),
+        **_course(facts),
+        **_results(facts),
+    }
+    return environment.from_string(MACROS + PAGE).render(context)
+
+
+def _finalized(value: Any) -> Any:
+    """Text of a run as it may stand on a page; markup of ours as it is."""
+    return clean(value) if type(value) is str else value
+
+
+def _about(facts: Facts) -> str:
+    config = facts.config
+    client = config.get("privacy.client", "none")
+    beside = "" if client == "none" else f", {client} on the clients"
+    several = sum(name.startswith("hypothesis-") for name in facts.models)
+    models = f" {several} models side by side, of which each client takes the one that suits it." if several else ""
+    return (
+        f"Task {config.get('task.name')}, strategy {config.get('strategy.name')}, privacy: "
+        f"{config.get('privacy.server')} on the server{beside}.{models}"
+    )
+
+
+def _claim(facts: Facts) -> dict[str, object]:
+    statement = facts.statement
+    clients = statement.clients if statement is not None else None
+    left = (*(statement.claim.unprotected if statement else ()), *(clients.unprotected if clients else ()))
+    return {
+        "meanings": meanings(statement) if statement is not None else (),
+        "figures": figure_rows(claims_of(facts)),
+        "unprotected": tuple(dict.fromkeys(left)),
+        "more": _hidden(facts),
+    }
+
+
+def _hidden(facts: Facts) -> str:
+    if facts.secret_cohorts:
+        return "Who was drawn, and how many, is secret: this page has no numbers of replies and no times."
+    return ""
+
+
+def _course(facts: Facts) -> dict[str, object]:
+    rows, hashes = rejected_rows(facts.rounds), hashes_of(facts)
+    columns = columns_of(facts.rounds)
+    return {
+        "ending": _ending(facts),
+        "curves": curves(facts.rounds),
+        "notes": [EPSILON if any("epsilon" in done.measured for done in facts.rounds) else NO_EPSILON],
+        "secret": facts.secret_cohorts,
+        "rejected": rows[:REASONS],
+        "left_out": f", the {REASONS} most frequent of {len(rows)} reasons" if len(rows) > REASONS else "",
+        "columns": columns,
+        "by_round": by_round(facts.rounds, columns),
+        "hashes": first(hashes, HASHES),
+        "changed": first(changed_settings(facts.config), SETTINGS),
+        "versions": ", ".join(f"{name} {version}" for name, version in facts.versions.items()),
+        "settings": [*sorted((key, str(value)) for key, value in facts.config.items()), *hashes],
+    }
+
+
+def _ending(facts: Facts) -> str:
+    rounds = facts.rounds[-1].number if facts.rounds else 0
+    done = f"{rounds} of {facts.config.get('num-rounds')} rounds were run"
+    how = HOW.get(facts.ending.how, "the run ended as asked")
+    return f"{done}; {how}: {short(facts.ending.why, 300)}." if facts.ending.why else f"{done}; {how}."
+
+
+def _results(facts: Facts) -> dict[str, object]:
+    found = facts.evaluation.classification if facts.evaluation is not None else None
+    shown = class_rows(found) if found is not None else []
+    more = found is not None and len(found.classes) > len(shown)
+    return {
+        "evaluation": facts.evaluation,
+        "classification": found,
+        "classes": shown,
+        "classes_left_out": f": the {len(shown)} of lowest recall of {len(found.classes)}" if found and more else "",
+        "confusion": confusion(found) if found is not None else None,
+        "audit": facts.audit,
+    }

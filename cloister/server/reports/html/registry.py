@@ -1,0 +1,204 @@
+"""A run as an entry for OpenDP's registry of deployments of differential privacy.
+
+Source: the registry's `deployments-schema.yaml` (https://registry.opendp.org).
+"""
+
+import re
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from cloister.config.section import Section
+from cloister.core.errors import ConfigError
+from cloister.core.files import atomic_path
+from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
+from cloister.privacy.claims.meaning import HELD
+from cloister.privacy.claims.record import NEIGHBOURS
+from cloister.server.reports.html.facts import Facts
+from cloister.server.reports.html.officer import Question, claims_of, figures_of, questions
+from cloister.server.reports.html.statements import Statements
+from cloister.server.reports.html.text import clean
+
+REGISTRY = "registry.yaml"
+
+
+def _day(text: str) -> str:
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise ValueError(f"publication-date = {text!r} must be a day, as in '2026-01-31'") from None
+
+
+Line = Annotated[str, Field(min_length=1, max_length=2000)]
+
+
+class Entry(Section):
+    """What an entry says that no run knows.
+
+    Args:
+        name: of the model as it is published.
+        curators: who publishes it.
+        authors: of this entry.
+        description: of the model, in a sentence or two.
+        intended_use: of the model.
+        region: that the data describes, or whose law applies.
+        publication_date: of the model, YYYY-MM-DD.
+        sector: the industry that the data is about; empty: not stated.
+        data_source: whether new data comes in over time.
+        sources: links and papers; empty: none.
+    """
+
+    name: Line
+    curators: Annotated[list[Line], Field(min_length=1)]
+    authors: Annotated[list[Line], Field(min_length=1)]
+    description: Line
+    intended_use: Line
+    region: Line
+    publication_date: Annotated[str, AfterValidator(_day)]
+    sector: Literal["", "Technology", "Healthcare", "Education", "Government", "Energy", "Finance"] = ""
+    data_source: Literal["Static", "Dynamic"] = "Static"
+    sources: Annotated[str, Field(max_length=2000)] = ""
+
+
+def write_entry(directory: Path, entry: Entry, statements: Statements) -> Path:
+    """Write `registry.yaml` into a run directory.
+
+    Args:
+        directory: of a run that has ended.
+        entry: what the operator says of the model.
+        statements: of the operator, as on the officer's page.
+
+    Raises:
+        ConfigError: there is no sound claim that an entry could be about, or the directory cannot be read.
+    """
+    import yaml
+
+    facts = Facts.read(directory)
+    path = directory / REGISTRY
+    text = yaml.safe_dump(entry_of(facts, entry, statements), sort_keys=False, allow_unicode=True, width=10**9)
+    with atomic_path(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return path
+
+
+def entry_of(facts: Facts, entry: Entry, statements: Statements) -> dict[str, object]:
+    """The entry, as the registry's schema has it.
+
+    Args:
+        facts: of the run.
+        entry: what the operator says of the model.
+        statements: of the operator.
+
+    Raises:
+        ConfigError: there is no sound claim with an ε.
+    """
+    claim, figure = _strongest(facts)
+    told = {question.key: _told(question) for question in questions(facts, statements)}
+    deployment = {
+        "basic": _basic(entry),
+        "dp_variant": {
+            "variant_name": "Approximate DP" if figure.delta else "Pure DP",
+            "data_domain": told["collection"],
+            "unprotected_quantities": _lines(_unprotected(facts)),
+        },
+        "privacy_loss": _loss(claim, figure, told["unit"]),
+        "deployment_model": _model(facts, entry, told),
+        "accounting": {
+            "post_processing": "The strategy and its server optimizer act on what the mechanism released.",
+            "composition": told["composition"],
+        },
+        "implementation": {
+            "preprocessing_and_hyperparameter_tuning": told["mechanism"],
+            "mechanisms": _lines([told["mechanism"], told["implementation"], _code(facts)]),
+            "justification": told["parameters"],
+        },
+        "administrative": _sources(entry) | {"registry_authors": entry.authors},
+    }
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{entry.name} {entry.curators[0]} {entry.publication_date[:4]}".lower()).strip(
+        "-"
+    )
+    return {"url_slug": slug, "status": "Draft", "tier": 3, "deployment": deployment}
+
+
+def _strongest(facts: Facts) -> tuple[Claim, Figure]:
+    """The sound claim that an entry is about, and its largest ε for its unit: the server's before the clients'."""
+    for claim in claims_of(facts):
+        found = [figure for _, figure in figures_of(claim) if figure.unit == claim.unit]
+        if claim.status == "sound" and found:
+            return claim, max(found, key=lambda figure: figure.epsilon or 0.0)
+    raise ConfigError(
+        f"{facts.name} has no sound claim with an ε: the registry is for deployments with a guarantee, so no entry is "
+        "written"
+    )
+
+
+def _basic(entry: Entry) -> dict[str, object]:
+    basic: dict[str, object] = {
+        "name": entry.name,
+        "data_curators": entry.curators,
+        "intended_use": entry.intended_use,
+        "data_product_type": "Machine learning model",
+        "data_product_region": entry.region,
+        "description": entry.description,
+        "publication_date": entry.publication_date,
+    }
+    return basic | ({"data_product_sector": entry.sector} if entry.sector else {})
+
+
+def _loss(claim: Claim, figure: Figure, unit: str) -> dict[str, object]:
+    every = [
+        f"ε = {each.epsilon:.6g} at δ = {each.delta or 0:g} for one {each.unit}, {about or each.scope}: against "
+        f"{each.adversary}"
+        for about, each in figures_of(claim)
+    ]
+    return {
+        "privacy_unit": HELD.get(figure.unit, figure.unit),
+        "privacy_unit_details": f"{figure.neighbours or NEIGHBOURS} ({figure.relation}). {unit}",
+        "privacy_parameters": {"epsilon": figure.epsilon, "delta": figure.delta or 0.0},
+        "privacy_parameters_details": _lines(every),
+    }
+
+
+def _sources(entry: Entry) -> dict[str, object]:
+    return {"sources": clean(entry.sources)} if entry.sources else {}
+
+
+def _model(facts: Facts, entry: Entry, told: dict[str, str]) -> dict[str, object]:
+    local = not any(
+        claim.status == "sound" and not isinstance(claim, DpSgdClaim | LocalClaim) for claim in claims_of(facts)
+    )
+    return {
+        "model_name": "Federated",
+        "model_name_details": "Noise is added on the clients."
+        if local
+        else "Noise is added on a server that is trusted.",
+        "actors": told["trust"],
+        "release_type": "Many releases",
+        "release_type_details": "The model of every round counts as released. " + told["composition"],
+        "data_source_type": entry.data_source,
+        "access_type": "Non-interactive",
+        "access_type_details": told["access"],
+    }
+
+
+def _unprotected(facts: Facts) -> list[str]:
+    left = [facts.statement.claim.unprotected if facts.statement else ()]
+    left += [claim.unprotected for claim in claims_of(facts)]
+    return list(dict.fromkeys(item for items in left for item in items))
+
+
+def _code(facts: Facts) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
+    return f"Versions: {versions}. SHA-256 of the configuration: {facts.digest}."
+
+
+def _told(question: Question) -> str:
+    """The answers of the officer's page in one line, and what is still open as such."""
+    stated = f"The operator states: {question.stated}" if question.stated else f"Not stated: {question.open}."
+    return clean(" ".join([*question.facts, stated]))
+
+
+def _lines(items: list[str]) -> str:
+    return clean(" · ".join(items)) or "None are known."

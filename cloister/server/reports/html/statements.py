@@ -1,0 +1,61 @@
+"""What the operator states for the officer's page, read strictly from a small TOML file."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import Field, ValidationError
+
+from cloister.config.errors import explain
+from cloister.config.section import Section
+from cloister.core.errors import ConfigError
+
+LONGEST = 240
+"""Characters of one statement: nine of them have to leave room for the facts on one page."""
+Stated = Annotated[str, Field(max_length=LONGEST)]
+Read = TypeVar("Read", bound=Section)
+
+
+class Statements(Section):
+    """One statement for each question; empty: it is marked as still to be stated.
+
+    Args:
+        parameters: why this ε and δ, and who decided on them.
+        unit: who or what a unit (a client, an example, a group) is in the world, and how many of them a person has.
+        mechanism: what else is done to the data before or after the mechanism.
+        utility: what the model is for, what accuracy that needs, and which groups of people were looked at.
+        trust: who runs the server, and why the sites believe them.
+        composition: what else was or will be released about the same data, outside of this ledger.
+        implementation: how the machines are kept, who can measure them, and who has reviewed the code.
+        access: who may see the model, this page, the run directory and the ledger.
+        collection: how the data was collected, on what grounds, and for how long it is kept.
+    """
+
+    parameters: Stated = ""
+    unit: Stated = ""
+    mechanism: Stated = ""
+    utility: Stated = ""
+    trust: Stated = ""
+    composition: Stated = ""
+    implementation: Stated = ""
+    access: Stated = ""
+    collection: Stated = ""
+
+
+def read_toml(path: Path, kind: type[Read]) -> Read:
+    """Read a TOML file into a section.
+
+    Args:
+        path: of the file.
+        kind: of the section.
+
+    Raises:
+        ConfigError: it cannot be read, or a key is unknown, missing or not valid; each is named.
+    """
+    try:
+        return kind.model_validate(tomllib.loads(path.read_text()))
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{path}: {line}" for line in explain(error, kind))) from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path} cannot be read as TOML: {why}") from None

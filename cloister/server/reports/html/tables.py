@@ -1,0 +1,160 @@
+"""What of a run stands in tables: rows in words, and no more of them than a page has room for."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cloister.config.run import RunConfig
+from cloister.config.section import Scalar
+from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
+from cloister.privacy.claims.meaning import best_guess, percent
+from cloister.server.reports.html.facts import Facts, RoundFacts
+from cloister.server.reports.html.figures import taken_for, thinned
+from cloister.server.reports.html.officer import figures_of
+from cloister.tasks.scores import Classification, ClassScores
+
+CLASSES = 12
+"""Rows of the table by class; of more classes, those with the lowest recall."""
+ROUNDS = 200
+"""Rows of the table by round."""
+WORDS = 140
+"""Characters of a reason or a value, in a table."""
+
+
+@dataclass(frozen=True)
+class FigureRow:
+    """One row of the table of figures, in words."""
+
+    mechanism: str
+    unit: str
+    epsilon: str
+    delta: str
+    guess: str
+    adversary: str
+    scope: str
+
+
+@dataclass(frozen=True)
+class RejectedRow:
+    """Replies that did not count for one reason."""
+
+    code: str
+    detail: str
+    replies: int
+    nodes: int
+    rounds: str
+
+
+def figure_rows(claims: Iterable[Claim]) -> list[FigureRow]:
+    """A row for every figure with an ε."""
+    return [_figure_row(claim, about, figure) for claim in claims for about, figure in figures_of(claim)]
+
+
+def _figure_row(claim: Claim, about: str, figure: Figure) -> FigureRow:
+    epsilon, delta = figure.epsilon or 0.0, figure.delta or 0.0
+    against = figure.adversary or ""
+    scope = [part for part in (about or figure.scope, figure.relation, figure.condition, figure.counts) if part]
+    kept = f"a budget, kept by {figure.filter}" if figure.budget else ""
+    by = f"by {figure.accountant}" if figure.accountant else kept
+    return FigureRow(
+        claim.mechanism,
+        figure.unit,
+        f"{'≤ ' if figure.budget else ''}{epsilon:.4g}",
+        f"{delta:g}",
+        percent(best_guess(epsilon, delta)),
+        against.partition(":")[0] if isinstance(claim, DpSgdClaim | LocalClaim) else against,
+        "; ".join([*scope, by] if by else scope),
+    )
+
+
+def rejected_rows(rounds: Iterable[RoundFacts]) -> list[RejectedRow]:
+    """Replies that did not count, by code and reason, the most frequent first."""
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for done in rounds:
+        for item in (*done.rejected, *done.unscored):
+            found.setdefault((item.code, item.detail), []).append((done.number, item.node_id))
+    rows = [
+        RejectedRow(
+            code, short(detail), len(seen), len({node for _, node in seen}), _spans([number for number, _ in seen])
+        )
+        for (code, detail), seen in found.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.replies, row.code, row.detail))
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Rounds in words: from the first to the last of them."""
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def columns_of(rounds: Iterable[RoundFacts]) -> list[str]:
+    """What is known of any of the rounds, by name."""
+    return list(dict.fromkeys(name for done in rounds for name in _cells(done)))
+
+
+def _cells(done: RoundFacts) -> dict[str, float | str]:
+    cells: dict[str, float | str] = {**done.central}
+    cells |= {f"{name} (clients)": value for name, value in done.federated.items()}
+    cells |= {name.replace("_", " "): value for name, value in done.measured.items()}
+    return cells | ({"replies": f"{done.replies[0]}/{done.replies[1]}"} if done.replies else {})
+
+
+def by_round(rounds: Sequence[RoundFacts], columns: Sequence[str]) -> list[tuple[int, list[str]]]:
+    """Rounds with what is known of them; of very many, evenly spaced ones.
+
+    Args:
+        rounds: in their order.
+        columns: names, as `columns_of` gives them.
+    """
+    return [
+        (rounds[place].number, [_number(_cells(rounds[place]).get(name, "")) for name in columns])
+        for place in thinned(range(len(rounds)), ROUNDS)
+    ]
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def hashes_of(facts: Facts) -> list[tuple[str, str]]:
+    """SHA-256 of whatever belongs to a run."""
+    found = [("configuration", facts.digest)]
+    found.append(("app bundle", facts.bundle or "none: the run was not started by Flower"))
+    if facts.statement is not None:
+        found.append(("last line of the ledger", facts.statement.ledger.head))
+    return [*found, *facts.models.items()]
+
+
+def changed_settings(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
+    """The keys that are not at their defaults."""
+    defaults = RunConfig().flat()
+    return [(key, str(value)) for key, value in config.items() if key not in defaults or value != defaults[key]]
+
+
+def class_rows(found: Classification) -> list[tuple[ClassScores, str]]:
+    """Classes, each with what it is most often taken for; of many, those of lowest recall."""
+    rows = [(scored, taken_for(found, number)) for number, scored in enumerate(found.classes)]
+    if len(rows) <= CLASSES:
+        return rows
+    return sorted((row for row in rows if row[0].support), key=lambda row: row[0].recall)[:CLASSES]
+
+
+def first(pairs: list[tuple[str, str]], most: int) -> list[tuple[str, str]]:
+    """So many of the pairs, each short enough for one line or two, and how many more there are.
+
+    Args:
+        pairs: of names and values.
+        most: how many.
+    """
+    more = [("…", f"{len(pairs) - most} more")] if pairs[most:] else []
+    return [(name, short(value)) for name, value in pairs[:most]] + more
+
+
+def short(text: str, most: int = WORDS) -> str:
+    """The beginning of a text.
+
+    Args:
+        text: of any length.
+        most: characters.
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,0 +1,131 @@
+"""What a claim means in words: bounds that hold, and sentences that claim nothing more than the claim."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
+from cloister.privacy.claims.meaning import best_guess, best_guess_of_a_part, meanings, percent
+from cloister.privacy.claims.record import record, statement_of
+from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
+
+LEDGER = LedgerState("ledger.jsonl", "0" * 64, 3, False)
+OF_RUN = Figure("client", "add-or-remove", None, OUTSIDERS, RUN, 1.0, 1e-5, "pld", {"pld": 1.0, "rdp": 1.2})
+
+NOT = Figure("client", status="heuristic", reasons=("so",), formula="σ/√k")
+
+
+def stated(*figures, clients=None, **claim):
+    return Statement(Claim(**{"mechanism": "global-dp", "figures": figures} | claim), 3, "fixed", LEDGER, clients)
+
+
+class TestTheBestGuess:
+    @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+    def test_randomised_response_meets_it(self, epsilon):
+        """The truth with probability e^ε/(1 + e^ε): who believes it is right just as often."""
+        assert best_guess(epsilon, 0.0) == pytest.approx(math.exp(epsilon) / (1 + math.exp(epsilon)))
+
+    @pytest.mark.parametrize(("epsilon", "delta"), itertools.product([0.0, 0.5, 3.0], [0.0, 1e-5, 0.1, 1.0]))
+    def test_the_worst_mechanism_meets_it(self, epsilon, delta):
+        """With δ it tells all; otherwise it is randomised response."""
+        tells = delta + (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon))
+        assert best_guess(epsilon, delta) == pytest.approx(tells)
+
+    @pytest.mark.parametrize("multiplier", [0.3, 1.0, 5.0])
+    @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
+    def test_the_best_guess_about_a_gaussian_release_stays_below(self, multiplier, epsilon):
+        """Φ(1/2z), whatever pair of ε and δ(ε) it is described by; two clients' worth of it for a part of one."""
+        delta = stats.norm.cdf(1 / (2 * multiplier) - epsilon * multiplier) - math.exp(epsilon) * stats.norm.cdf(
+            -1 / (2 * multiplier) - epsilon * multiplier
+        )
+        assert stats.norm.cdf(1 / (2 * multiplier)) <= best_guess(epsilon, delta) + 1e-12
+        assert stats.norm.cdf(1 / multiplier) <= best_guess_of_a_part(epsilon, delta) + 1e-12
+
+    def test_it_grows_from_a_half_to_one(self):
+        grid = [best_guess(epsilon, 1e-5) for epsilon in np.linspace(0, 800, 50)]
+        assert grid == sorted(grid) and best_guess(0.0, 0.0) == 0.5 and best_guess(math.inf, 0.0) == 1
+        assert best_guess_of_a_part(900.0, 1e-5) == 1
+
+    @pytest.mark.parametrize("probability", [0.5, 0.73106, 0.9899, 0.99301, 0.999666, 1 - 1e-9, 1.0])
+    def test_it_is_never_rounded_down(self, probability):
+        shown = float(percent(probability).removesuffix(" %"))
+        assert probability * 100 - 1e-4 <= shown <= probability * 100 + 0.1
+
+
+class TestSentences:
+    def test_a_sound_claim_says_who_against_whom_and_how_much(self):
+        (told,) = meanings(stated(OF_RUN, Figure("client", epsilon=1.0, delta=1e-5, scope=ALL_RUNS)))
+        assert told.guaranteed and "every client" in told.who and OUTSIDERS in told.against
+        assert "not against the server" in told.against
+        assert "73.2 % instead of 50 %" in told.how_much and "88.1 % about one person" in told.how_much
+        assert all(sentence.endswith(".") and sentence.count(". ") == 0 for sentence in told.sentences)
+
+    def test_exchanging_a_client_covers_each_person_in_it(self):
+        (told,) = meanings(stated(Figure("client", "replace-one", None, OUTSIDERS, RUN, 1.0, 1e-5)))
+        assert "which of any two versions" in told.who and "one person" not in told.how_much
+
+    def test_more_over_all_runs_is_said(self):
+        every = Figure("client", epsilon=4.0, delta=1e-5, scope=ALL_RUNS, condition="if so")
+        (told,) = meanings(stated(OF_RUN, every))
+        assert "over all runs on this data 98.3 % (ε = 4, δ = 1e-05, if so)." in told.how_much
+
+    def test_and_that_nothing_bounds_them(self):
+        (told,) = meanings(stated(OF_RUN))
+        assert "over all runs on this data nothing is bounded" in told.how_much
+
+    def test_next_to_nothing_is_called_so(self):
+        (told,) = meanings(stated(Figure("client", "add-or-remove", None, OUTSIDERS, RUN, 30.0, 1e-5)))
+        assert "100 % instead of 50 %" in told.how_much and "next to nothing" in told.how_much
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            stated(mechanism="none"),
+            stated(mechanism="metric", reasons=("it is steered by private data",)),
+            stated(mechanism="none", clients=LocalClaim("laplace", ("the radius is private",))),
+            stated(mechanism="none", clients=DpSgdClaim("dp-sgd", ("so",), unit="example", sizes=(OfSize(8, 3),))),
+        ],
+    )
+    def test_where_nothing_is_guaranteed_there_is_no_number(self, statement):
+        (told,) = meanings(statement)
+        assert not told.guaranteed and told.who.startswith("Nobody is guaranteed anything")
+        assert not [letter for letter in "".join(told.sentences) if letter.isdigit() or letter == "%"]
+        claim = statement.clients or statement.claim
+        assert all(reason in told.against for reason in claim.reasons)
+
+    def test_dp_sgd_tells_of_the_size_that_costs_most(self):
+        sizes = tuple(
+            OfSize(size, 3, (Figure("example", "add-or-remove", "n", "all", epsilon=epsilon, delta=1e-5),))
+            for size, epsilon in ((64, 2.0), (65, 3.0), (640, 1.0))
+        )
+        (told,) = meanings(stated(mechanism="none", clients=DpSgdClaim("dp-sgd", unit="example", sizes=sizes)))
+        assert "single example" in told.who and "ε = 3," in told.how_much and "64, 65, 640 examples" in told.how_much
+
+    def test_the_guarantee_comes_first(self):
+        local = LocalClaim("gaussian", figures=(Figure("client", "replace-one", "n", "all", "s", 2.0, 1e-5),))
+        first, second = meanings(stated(mechanism="metric", reasons=("so",), clients=local))
+        assert first.guaranteed and first.about == "the clients' mechanism" and not second.guaranteed
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        stated(OF_RUN, unprotected=("who replies",), parameters={"privacy.noise-multiplier": 1.0}, seeded=True),
+        stated(mechanism="none", clients=LocalClaim("laplace", adversary="all", leakage_of_a_release=2.0)),
+        stated(mechanism="none", clients=LocalClaim("gaussian", figures=(OF_RUN,), unprotected=("how long",))),
+        stated(mechanism="none", clients=DpSgdClaim("dp-sgd", unit="group", sizes=(OfSize(8, 3, (OF_RUN,), (NOT,)),))),
+    ],
+)
+def test_what_was_written_is_read_again(statement):
+    content = json.loads(json.dumps(record(statement)))
+    assert record(statement_of(content)) == json.loads(json.dumps(record(statement))) == content
+
+
+@pytest.mark.parametrize("content", [{}, {"status": "running", "mechanism": "none", "claims": []}, {"claims": 3}])
+def test_what_is_no_statement_is_refused(content):
+    with pytest.raises(ValueError, match="no statement"):
+        statement_of(content)

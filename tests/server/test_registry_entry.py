@@ -1,0 +1,118 @@
+"""A run as an entry for the registry of deployments, which the registry's own checker accepts."""
+
+import importlib.util
+import os
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from reported import write_run
+from typer.testing import CliRunner
+
+from cloister.cli import app
+from cloister.core.errors import ConfigError
+from cloister.server.reports.html.registry import Entry, write_entry
+from cloister.server.reports.html.statements import LONGEST, Statements, read_toml
+
+PAGE = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+STATED, ENTRY = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+"""The examples of the page: what is in it is what is tested."""
+WITHOUT_LINKS = re.sub(r"^sources.*\n", "", ENTRY, flags=re.MULTILINE)
+"""The registry's checker asks the network about every link."""
+
+
+@pytest.fixture
+def checker(tmp_path):
+    """The registry's own checker, in the layout of its repository."""
+    root = os.environ.get("CLOISTER_DATA", "")
+    source = Path(root) / "deployments-registry"
+    if not root or not source.is_dir():
+        pytest.skip("CLOISTER_DATA does not name a folder with deployments-registry/")
+    home = tmp_path / "registry"
+    for folder in ("tools", "schemas"):
+        (home / folder).mkdir(parents=True)
+    shutil.copy(source / "check.py", home / "tools" / "check.py")
+    shutil.copy(source / "deployments-schema.yaml", home / "schemas" / "deployments-schema.yaml")
+    (home / "known_bad_urls.txt").touch()
+    spec = importlib.util.spec_from_file_location("check", home / "tools" / "check.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def entry_of(text=WITHOUT_LINKS):
+    return Entry.model_validate(tomllib.loads(text))
+
+
+def written(place, entry=None, statements=None, **run):
+    return write_entry(write_run(place / "run", **run), entry or entry_of(), statements or Statements())
+
+
+@pytest.mark.parametrize("kind", ["sound", "dp-sgd"])
+@pytest.mark.parametrize("stated", [Statements(), Statements.model_validate(tomllib.loads(STATED))])
+def test_the_registrys_checker_accepts_it(tmp_path, checker, kind, stated):
+    assert checker.check(written(tmp_path, statements=stated, kind=kind)) == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["a: b # c\n- d", "'quoted' \"twice\" | > %", "x" * 1900 + " y", "ε ≤ 2\ttab\x01", "true"]
+)
+def test_and_whatever_the_operator_writes(tmp_path, checker, text):
+    entry = entry_of().model_copy(update={"description": text, "sources": text})
+    assert checker.check(written(tmp_path, entry, Statements(trust=text[:LONGEST]))) == {}
+
+
+def test_the_checker_can_refuse(tmp_path, checker):
+    path = written(tmp_path)
+    content = yaml.safe_load(path.read_text())
+    del content["deployment"]["basic"]["intended_use"]
+    path.write_text(yaml.safe_dump(content | {"tier": 4}))
+    assert len(checker.check(path)["check schema"]) == 2
+
+
+def test_it_holds_the_largest_epsilon_of_the_claim(tmp_path):
+    content = yaml.safe_load(written(tmp_path).read_text())
+    loss = content["deployment"]["privacy_loss"]
+    assert loss["privacy_parameters"] == {"epsilon": 2.0, "delta": 1e-5}
+    assert "ε = 1 at δ = 1e-05" in loss["privacy_parameters_details"]
+    assert content["deployment"]["dp_variant"]["unprotected_quantities"] == "who replies"
+    assert content["url_slug"] == "tumour-triage-four-hospitals-2026" and content["status"] == "Draft"
+
+
+@pytest.mark.parametrize("kind", ["none", "heuristic", "laplace"])
+def test_a_run_without_a_guarantee_has_no_entry(tmp_path, kind):
+    with pytest.raises(ConfigError, match="no sound claim"):
+        written(tmp_path, kind=kind)
+    assert not (tmp_path / "run" / "registry.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (("name =", "nmae ="), "unknown key 'nmae'"),
+        (("name =", "# name ="), "name is missing"),
+        (("2026-11-22", "22.11.2026"), "publication-date"),
+        (("Healthcare", "Health"), "sector = 'Health'"),
+        (('["Four Hospitals"]', "[]"), "curators"),
+    ],
+)
+def test_a_bad_file_is_refused_by_the_name_of_its_key(tmp_path, change, named):
+    path = tmp_path / "entry.toml"
+    path.write_text(ENTRY.replace(*change, 1))
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        read_toml(path, Entry)
+
+
+def test_the_command_writes_both(tmp_path):
+    place = write_run(tmp_path / "run")
+    for name, text in (("stated", STATED), ("entry", ENTRY)):
+        (tmp_path / f"{name}.toml").write_text(text)
+    options = ["--statements", str(tmp_path / "stated.toml"), "--registry", str(tmp_path / "entry.toml")]
+    done = CliRunner().invoke(app, ["report", str(place), *options])
+    assert done.exit_code == 0, done.output
+    assert done.output.split() == [str(place / "report.html"), str(place / "registry.yaml")]
+    actors = yaml.safe_load((place / "registry.yaml").read_text())["deployment"]["deployment_model"]["actors"]
+    assert "The operator states: The university's computing centre" in actors

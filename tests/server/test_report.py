@@ -1,0 +1,376 @@
+"""The page about a run: what it says, what it must not say, and that it is a sound HTML document."""
+
+import functools
+import hashlib
+import io
+import itertools
+import json
+import logging
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import html5lib
+import pytest
+from flwr.cli.build import build_fab_from_disk
+from reported import evaluation, line, write_run
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cloister.cli import app
+from cloister.core.errors import ConfigError
+from cloister.local.simulation import simulate
+from cloister.server.reports.console import Narrator
+from cloister.server.reports.html.audit import audit_of
+from cloister.server.reports.html.facts import Facts
+from cloister.server.reports.html.page import write_report
+from cloister.server.reports.html.statements import LONGEST, Statements, read_toml
+
+ROOT = Path(__file__).parents[2]
+HOSTILE = "</title></svg></style><script>alert(1)</script><img src=x onerror=y>&quot;\"' $x$ #010101 \x00\u202e\ud800"
+REJECTED = {"node_id": 12345678901, "code": "non-finite", "detail": "kernel holds NaN"}
+
+
+def page_of(place, **run):
+    return write_report(write_run(place, **run)).read_text(encoding="utf-8")
+
+
+@functools.cache
+def tree_of(page):
+    """The document, for reading only; an error of its markup is an error of the test."""
+    tree = html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(page)
+    for element in tree.iter():
+        element.tag = str(element.tag).rpartition("}")[2]
+    return tree
+
+
+def texts(tree, path):
+    return [" ".join(" ".join(found.itertext()).split()) for found in tree.iterfind(path)]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    rounds = [line(0), line(1, rejected=[REJECTED]), line(2, rejected=[REJECTED]), line(3)]
+    return page_of(tmp_path_factory.mktemp("run"), rounds=rounds)
+
+
+class TestWhatItSays:
+    def test_the_claim_comes_first(self, page):
+        tree = tree_of(page)
+        assert texts(tree, ".//main/section/h2")[0] == "What is guaranteed"
+        sentences = texts(tree, ".//section[@id='claim']/div[1]/p")
+        assert len(sentences) == 3 and "every client" in sentences[0] and "not against the server" in sentences[1]
+        assert "at most 73.2 % instead of 50 %" in sentences[2] and "all runs on this data 88.1 %" in sentences[2]
+
+    @pytest.mark.parametrize("kind", ["none", "heuristic", "laplace"])
+    def test_without_a_guarantee_it_says_so(self, tmp_path, kind):
+        tree = tree_of(page_of(tmp_path, kind=kind))
+        assert texts(tree, ".//section[@id='claim']/div[1]/p")[0].startswith("Nobody is guaranteed anything")
+        assert not tree.findall(".//section[@id='claim']//table")
+
+    def test_curves_have_their_numbers_in_words(self, page):
+        told = dict(zip(texts(tree_of(page), ".//svg/title"), texts(tree_of(page), ".//svg/desc"), strict=True))
+        assert "0.25 at round 1" not in told["Accuracy by round"] and "0.75 at round 3" in told["Accuracy by round"]
+        assert "largest 1 at round 0" in told["Loss by round"]
+        assert "0.9 at round 3" in told["ε of the ledger by round"]
+        assert {"Noise on a weight by round: standard deviation", "Confusion matrix"} < set(told)
+
+    def test_rejected_replies_with_their_reasons(self, page):
+        (row,) = texts(tree_of(page), ".//section[@id='course']/div[@class='wide']/table/tbody/tr")
+        assert row == "non-finite kernel holds NaN 2 1 1 to 2"
+
+    def test_classes(self, page):
+        rows = texts(tree_of(page), ".//section[@id='results']//tbody/tr")
+        assert rows[0] == "0 0.900 0.800 0.850 10 1 (2)" and len(rows) == 3
+        assert "macro F1 0.91" in " ".join(texts(tree_of(page), ".//section[@id='results']/p"))
+
+    def test_many_classes_and_rounds_stay_a_small_page(self, tmp_path):
+        rounds = [line(number) for number in range(3000)]
+        found = page_of(tmp_path, rounds=rounds, evaluation=evaluation([f"class {n}" for n in range(62)]))
+        assert len(found.encode()) < 500_000
+        assert len(tree_of(found).findall(".//section[@id='results']//tbody/tr")) == 12
+
+    def test_hashes_can_be_checked(self, page):
+        model = hashlib.sha256(b"weights").hexdigest()
+        assert model in page and "ab" * 32 in page and "1.41.0" in page
+
+    def test_the_bundle_that_flower_ran(self, tmp_path):
+        place = write_run(tmp_path)
+        facts = json.loads((place / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps(facts | {"bundle-sha256": "cd" * 32}))
+        assert "cd" * 32 in write_report(place).read_text()
+
+    def test_a_regression_has_no_classes(self, tmp_path):
+        scores = {"examples": 5, "metrics": {"loss": 0.25, "rmse": 0.5}}
+        found = page_of(tmp_path, evaluation=scores)
+        assert "rmse <strong>0.5</strong>" in found and "Confusion" not in found
+
+    def test_an_audit_is_shown_whatever_else_it_holds(self, tmp_path):
+        measured = [{"attack": "loss", "quantity": "auc", "value": 0.61, "low": 0.5, "high": 0.7, "delta": 1e-5}]
+        finding = {"name": "membership", "meaning": "Members are found.", "measured": measured, "details": {"x": [1]}}
+        audit = {"lines": ["measured: little"], "findings": [finding | {"valid": False}, "?"], "skipped": 3}
+        rows = texts(tree_of(page_of(tmp_path, audit=audit)), ".//section[@id='results']//table[last()]/tbody/tr")
+        assert "loss auc 0.61 (0.5 to 0.7) delta 1e-05" in rows
+        text = page_of(tmp_path, audit=audit)
+        assert "measured: little" in text and "the figures show" in text and "claim is\nfalse" not in text
+        assert "the claim is\nfalse" in page_of(tmp_path, audit=audit | {"contradicted": [{"value": 9}]})
+
+    @pytest.mark.parametrize(
+        ("audit", "findings"),
+        [([], 0), ({}, 0), ({"findings": None}, 0), ([{"name": "x", "figures": [{"name": "f", "value": 2}, 3]}, 4], 1)],
+    )
+    def test_any_audit_can_be_read(self, audit, findings):
+        assert len(audit_of(audit).findings) == findings
+
+    def test_a_run_that_was_killed_claims_nothing(self, tmp_path):
+        privacy = {"status": "running", "mechanism": "global-dp", "claims": [], "see": "the ledger"}
+        place = write_run(tmp_path, privacy=privacy, evaluation=None)
+        with (place / "rounds.jsonl").open("a") as file:
+            file.write('{"round": 4, "cen')
+        text = write_report(place).read_text()
+        assert "has not ended, or not in order" in text and "Guaranteed by" not in text
+
+    def test_a_model_that_diverged_has_no_figure(self, tmp_path):
+        rounds = [line(0), line(1, central={"loss": float("nan"), "accuracy": 0.1})]
+        tree_of(page_of(tmp_path, rounds=rounds))
+
+    def test_no_directory_of_a_run_is_refused(self, tmp_path):
+        with pytest.raises(ConfigError, match="cannot be read as a run directory"):
+            write_report(tmp_path)
+
+
+class TestWhatItMustNotSay:
+    def test_a_secret_cohort_stays_secret(self, tmp_path):
+        rounds = [line(number, secret=True) for number in range(4)]
+        place = write_run(tmp_path, rounds=rounds)
+        text = write_report(place).read_text()
+        assert Facts.read(place).secret_cohorts and "replies</th>" not in text and "3/4" not in text
+        assert "was not written down" in text and "no times" in text
+
+    def test_otherwise_replies_are_shown(self, page):
+        assert "3/4" in page
+
+    def test_what_comes_from_updates_without_noise_stays_out(self, page):
+        assert "0.4321" not in page and "0.8765" not in page
+
+    def test_who_was_rejected_stays_with_the_operator(self, page):
+        assert str(REJECTED["node_id"]) not in page
+
+    def test_it_has_no_time(self, page):
+        assert not re.search(r"\d\d:\d\d|\b20\d\d-\d\d|\b1\d{9}\b", page)
+
+
+class TestHostileText:
+    @pytest.fixture(scope="class")
+    def hostile(self, tmp_path_factory):
+        bad = dict.fromkeys(["name", "meaning"], HOSTILE)
+        audit = {"lines": [HOSTILE], "findings": [bad | {"measured": [{"attack": HOSTILE, "value": HOSTILE}]}]}
+        scores = {"loss": 1.0, HOSTILE: 0.5}
+        rejected = {"node_id": 1, "code": HOSTILE, "detail": HOSTILE}
+        rounds = [line(n, rejected=[rejected], central=scores, federated=scores) for n in range(3)]
+        more = {"task.model": HOSTILE, "output-dir": HOSTILE}
+        place = write_run(
+            tmp_path_factory.mktemp("hostile"), rounds=rounds, audit=audit, evaluation=evaluation([HOSTILE] * 3)
+        )
+        facts = json.loads((place / "config.json").read_text())
+        facts = {**facts, "config": facts["config"] | more, "versions": {HOSTILE: HOSTILE}}
+        (place / "config.json").write_text(json.dumps(facts))
+        stated = Statements(**dict.fromkeys(["trust", "access"], HOSTILE.removesuffix("\ud800")))
+        return write_report(place, stated).read_text(encoding="utf-8")
+
+    def test_it_is_text_and_nothing_else(self, hostile):
+        tree = tree_of(hostile)
+        assert not tree.findall(".//script") and not tree.findall(".//img")
+        handlers = [name for element in tree.iter() for name in element.attrib if name.startswith("on")]
+        assert not handlers
+        assert "alert(1)" in " ".join(tree.find(".//section[@id='officer']").itertext())
+
+    def test_what_cannot_be_printed_is_replaced(self, hostile):
+        assert not [letter for letter in hostile if not letter.isprintable() and letter != "\n"]
+
+    def test_a_figure_shows_it_as_it_is(self, hostile):
+        shown = [text for text in texts(tree_of(hostile), ".//svg//text") if "script" in text]
+        assert shown and all("$x$" in text for text in shown if len(text) > 20)
+
+
+class TestStructure:
+    @pytest.fixture(scope="class")
+    def tree(self, page):
+        return tree_of(page)
+
+    def test_it_loads_nothing(self, page, tree):
+        assert not tree.findall(".//script") and not tree.findall(".//link")
+        links = [element.attrib[key] for element in tree.iter() for key in ("href", "src") if key in element.attrib]
+        assert links and all(link.startswith("#") for link in links)
+        assert not re.search(r"https?://|@import|url\((?!#)", page)
+        assert "default-src 'none'" in page
+
+    def test_landmarks_and_headings(self, tree):
+        for name in ("header", "nav", "main", "footer"):
+            assert len(tree.findall(f".//{name}")) == 1
+        assert len(tree.findall(".//h1")) == 1 and tree.attrib["lang"] == "en"
+        levels = [int(element.tag[1]) for element in tree.iter() if re.fullmatch(r"h\d", str(element.tag))]
+        assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+        for section in tree.findall(".//section"):
+            assert section.attrib["aria-labelledby"] == section.find("h2").attrib["id"]
+
+    def test_ids_are_unique_and_lead_somewhere(self, tree):
+        ids = [element.attrib["id"] for element in tree.iter() if "id" in element.attrib]
+        assert len(ids) == len(set(ids))
+        for element in tree.iter():
+            for key in ("href", "clip-path", "aria-labelledby"):
+                for target in re.findall(r"[\w.-]+", element.attrib.get(key, "").replace("url", "")):
+                    assert target in ids, (key, target)
+
+    def test_tables_have_captions_and_scopes(self, tree):
+        tables = tree.findall(".//table")
+        assert len(tables) >= 3
+        for table in tables:
+            assert texts(table, "caption")[0]
+            assert all("scope" in cell.attrib for cell in table.iter("th"))
+
+    def test_figures_are_described(self, tree):
+        figures = tree.findall(".//svg")
+        assert len(figures) == len(tree.findall(".//figure")) == 6
+        for figure in figures:
+            title, description = figure.attrib["aria-labelledby"].split()
+            assert figure.find("title").attrib["id"] == title and figure.find("desc").attrib["id"] == description
+            assert figure.attrib["role"] == "img" and len(figure.find("desc").text) > 30
+
+    def test_figures_have_the_colours_of_the_page(self, tree):
+        styles = " ".join(element.attrib.get("style", "") for element in tree.iter())
+        assert "var(--ink)" in styles and "var(--series-1)" in styles
+        assert not re.search(r"#[0-9a-f]{6}", styles.replace("#000000", "")), styles
+
+    @pytest.mark.parametrize("scheme", ["light", "dark", "print"])
+    def test_contrast(self, page, scheme):
+        """At least 4.5 to 1 for text, 3 to 1 for curves (WCAG 2.2, AA)."""
+        start = {"light": ":root", "dark": "prefers-color-scheme: dark", "print": "@media print"}[scheme]
+        colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", page[page.index(start) :][:700]))
+        for name in ("ink", "muted", "good", "warn", "link"):
+            for ground in ("paper", "soft"):
+                assert contrast(colours.get(name, "#000000"), colours[ground]) >= 4.5 or name not in colours, name
+        assert all(contrast(colours[name], colours["paper"]) >= 3 for name in ("series-1", "series-2"))
+
+
+def contrast(first, second):
+    """Of two colours, by WCAG 2.2."""
+
+    def luminance(colour):
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    dark, light = sorted(map(luminance, (first, second)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("kind", ["sound", "dp-sgd"])
+def test_the_same_files_give_the_same_page(tmp_path, kind):
+    first, second = (page_of(tmp_path / str(number) / "run", kind=kind) for number in range(2))
+    assert first == second
+    tree_of(first)
+
+
+class TestTheOfficersPage:
+    def test_every_question_is_answered_or_left_open(self, page):
+        questions = tree_of(page).findall(".//div[@class='question']")
+        assert len(questions) == 9
+        for question in questions:
+            assert len(question.findall("div/p")) >= 2 and "To be stated by the operator" in "".join(
+                question.itertext()
+            )
+
+    def test_nothing_is_promised_where_there_was_no_mechanism(self, tmp_path):
+        tree = tree_of(page_of(tmp_path, kind="none"))
+        assert all(len(question.findall("div/p")) >= 2 for question in tree.findall(".//div[@class='question']"))
+        text = " ".join(texts(tree, ".//section[@id='officer']"))
+        assert "whoever gets them may learn" in text and "claim holds" not in text and "ε =" not in text
+
+    def test_statements_stand_where_they_were_missing(self, tmp_path):
+        stated = Statements(**{name: f"We state {name}." for name in Statements.model_fields})
+        text = write_report(write_run(tmp_path), stated).read_text()
+        assert text.count("The operator states:") == 9 and "To be stated" not in text and "We state trust." in text
+
+    @pytest.mark.parametrize(
+        ("content", "named"),
+        [
+            ("trust = 'us'\ntrsut = 'us'", "unknown key 'trsut'"),
+            ("trust = 3", "trust = 3"),
+            (f"access = '{'x' * (LONGEST + 1)}'", "access"),
+            ("trust = ", "cannot be read as TOML"),
+        ],
+    )
+    def test_a_bad_file_is_refused_by_the_name_of_its_key(self, tmp_path, content, named):
+        path = tmp_path / "stated.toml"
+        path.write_text(content)
+        with pytest.raises(ConfigError, match=re.escape(named)):
+            read_toml(path, Statements)
+
+    def test_the_command(self, tmp_path):
+        place = write_run(tmp_path / "run")
+        (tmp_path / "stated.toml").write_text("collection = 'with consent'")
+        done = CliRunner().invoke(app, ["report", str(place), "--statements", str(tmp_path / "stated.toml")])
+        assert done.exit_code == 0 and done.output.strip() == str(place / "report.html")
+        assert "with consent" in (place / "report.html").read_text()
+        assert CliRunner().invoke(app, ["report", str(tmp_path)]).exit_code == 1
+
+
+class TestTheEndOfARun:
+    @pytest.fixture
+    def settings(self, tmp_path):
+        return {"task.model": "softmax", "num-rounds": 1, "output-dir": str(tmp_path), "client.local-epochs": 1}
+
+    def quiet(self):
+        return Narrator(1, Console(file=io.StringIO(), width=200))
+
+    @pytest.mark.usefixtures("runs_end_with_a_page")
+    def test_it_leaves_the_page_and_the_classes(self, settings):
+        narrator = self.quiet()
+        outcome = simulate(settings, 2, narrator)
+        tree = tree_of((outcome.directory.path / "report.html").read_text())
+        assert len(tree.findall(".//section[@id='results']//tbody/tr")) == 10
+        found = json.loads((outcome.directory.path / "evaluation.json").read_text())
+        assert found["metrics"] == pytest.approx(dict(outcome.rounds[-1].central))
+        assert sum(map(sum, found["confusion"])) == found["examples"] == 359
+        assert "report.html" in narrator.console.file.getvalue()
+
+    @pytest.mark.usefixtures("runs_end_with_a_page")
+    def test_the_key_switches_it_off(self, settings):
+        outcome = simulate(settings | {"report": False}, 2, self.quiet())
+        assert not (outcome.directory.path / "report.html").exists()
+        assert (outcome.directory.path / "evaluation.json").exists()
+
+    @pytest.mark.usefixtures("runs_end_with_a_page")
+    def test_a_page_that_fails_is_one_warning(self, settings, monkeypatch, caplog):
+        def fail(path):
+            raise RuntimeError("0.123456 of an array")
+
+        monkeypatch.setattr("cloister.server.reports.html.page.write_report", fail)
+        with caplog.at_level(logging.WARNING, "cloister.server"):
+            outcome = simulate(settings, 2, self.quiet())
+        told = [record.getMessage() for record in caplog.records]
+        assert told == ["report.html was not written: RuntimeError"]
+        assert outcome.ended == "as-asked" and (outcome.directory.path / "model.npz").exists()
+
+
+def test_the_page_is_written_by_what_flower_ships(tmp_path):
+    """From an unpacked bundle, where no file but Python's is left."""
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT))) as bundle:
+        bundle.extractall(tmp_path / "app")
+    place = write_run(tmp_path / "run")
+    script = (
+        "import sys; from pathlib import Path; import cloister.server.reports.html.page as page;"
+        "assert 'matplotlib' not in sys.modules and 'jinja2' not in sys.modules;"
+        "print(page.__file__); page.write_report(Path(sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(place)],
+        capture_output=True, text=True, cwd=tmp_path / "app", env={"PATH": "", "PYTHONPATH": str(tmp_path / "app")},
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path / "app"))
+    assert (place / "report.html").read_bytes() == write_report(place).read_bytes()
