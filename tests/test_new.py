@@ -14,7 +14,7 @@ from cloister.cli import app
 from cloister.core.errors import ConfigError
 from cloister.scaffold.package import GROUPS, write_package
 
-KINDS = [("task", "csv"), ("task", "npz"), ("strategy", "csv"), ("mechanism", "csv")]
+KINDS = [("task", "csv"), ("task", "npz"), ("task", "images"), ("strategy", "csv"), ("mechanism", "csv")]
 BLOCK = re.compile(r"^ *```sh\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
@@ -88,7 +88,7 @@ def test_a_new_task_has_nothing_wrong(tmp_path):
         (["plugin", "x"], "'plugin' cannot be made; valid: task, strategy, mechanism"),
         (["task", "My Task"], "the name 'My Task' is not valid"),
         (["task", "class"], "the name 'class' is not valid"),
-        (["task", "x", "--from", "xls"], "--from 'xls' is not valid: it must be csv, npz"),
+        (["task", "x", "--from", "xls"], "--from 'xls' is not valid: it must be csv, npz, images"),
     ],
 )
 def test_what_cannot_be_made(tmp_path, arguments, says):

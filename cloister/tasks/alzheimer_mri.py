@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cloister.tasks.base import Dataset, Model, Recipe
 from cloister.tasks.partition import table
 from cloister.tasks.pictures.picture import Source, labels_of
-from cloister.tasks.pictures.task import SPLIT_SEED, PictureTask, of_benchmark, parts_of
+from cloister.tasks.pictures.task import SPLIT_SEED, PictureTask, parts_of
 from cloister.tasks.scores import macro_figures
 from cloister.tasks.validation import halves
 
@@ -43,14 +43,15 @@ class AlzheimerMri(PictureTask):
     tables = TABLES
     public = True
 
-    def load(self) -> Dataset:
+    def dataset(self, source: Source) -> Dataset:
         """The published split, or where there is none one of the same sizes; half of its test part is for validation.
 
         Of a set of other sizes without a split, a fifth of each class is the test part.
+
+        Args:
+            source: of all images.
         """
-        with of_benchmark():
-            source = self.benchmark()
-            train, validation, test = self.sound(source, self.parts(source))
+        train, validation, test = self.sound(source, self.parts(source))
         return Dataset(train, test, validation=validation)
 
     def parts(self, source: Source) -> tuple[NDArray[np.intp], ...]:

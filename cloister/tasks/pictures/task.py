@@ -1,8 +1,7 @@
 """A task of grey images that lie in a folder for each class, or in parquet files."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -48,23 +47,33 @@ class PictureTask(Task):
         Raises:
             DataError: there are no such images.
         """
-        with of_benchmark():
-            source = self.benchmark()
-            train, test = self.sound(source, parts_of(source, self.drawn_test))
-        return Dataset(train, test)
+        if not self.config.data_path:
+            raise DataError(
+                f"task.data-path = '' must be a folder of images, or a parquet file, of the {self.classes} classes"
+            )
+        return self.load_from(Path(self.config.data_path).expanduser())
 
-    def benchmark(self) -> Source:
-        """The images at `task.data-path`.
+    def load_from(self, path: Path) -> Dataset:
+        """The benchmark data in a folder of images, or a parquet file.
 
         Raises:
-            DataError: there are none.
+            DataError: there are no such images.
         """
-        path = self.config.data_path
-        if not path:
-            raise DataError(f"'' must be a folder of images, or a parquet file, of the {self.classes} classes")
-        source = find_pictures(Path(path).expanduser(), self.class_names)
-        self.checked_targets(labels_of(source), source.root)
-        return source
+        try:
+            source = find_pictures(path, self.class_names)
+            self.checked_targets(labels_of(source), source.root)
+            return self.dataset(source)
+        except DataError as error:
+            raise DataError(f"task.data-path: {str(error).removeprefix('data-path: ')}") from None
+
+    def dataset(self, source: Source) -> Dataset:
+        """The images, divided into those to train on and those to test on.
+
+        Args:
+            source: of all of them.
+        """
+        train, test = self.sound(source, parts_of(source, self.drawn_test))
+        return Dataset(train, test)
 
     def drawn_test(self, labels: NDArray[np.int64]) -> NDArray[np.intp]:
         """Indices of a test part, where the images come without one: a fifth of each class.
@@ -160,12 +169,3 @@ def parts_of(source: Source, draw: Callable[[NDArray[np.int64]], NDArray[np.intp
                 f"{' and '.join(part or 'some beside them' for part in reversed(found))}"
             )
     return [np.setdiff1d(np.arange(len(labels)), test), test]
-
-
-@contextmanager
-def of_benchmark() -> Iterator[None]:
-    """The block, whose errors are about `task.data-path` and not about a node's file."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"task.data-path: {str(error).removeprefix('data-path: ')}") from None
