@@ -1,0 +1,223 @@
+"""The exact source of noise: integers of the discrete Gaussian law, on a keystream from the operating system's entropy.
+
+A block's bits are read from its place in the keystream in one order, whatever computes with them: candidates, then what
+the few that need a second look read, then, for perhaps one in a thousand million, further bits one after another.
+Refused candidates are replaced by spare ones. NumPy and numba make the same numbers of the same key.
+
+| edge case | what happens |
+|---|---|
+| a scale below 2^8 or from 2^25 on, floating-point sums that are not whole | refused |
+| numbers further than 63 deviations from zero | never drawn: all are below 2^31; 2^-2900 of the law lies there |
+| a bit string that leaves a comparison open | further bits are drawn until it is decided |
+| a block that has used up its place in the stream | refused; that takes 20 times the bits that a block reads |
+| a forked process | refused: both processes would add the same noise |
+"""
+
+from fractions import Fraction
+from functools import cache
+from types import ModuleType
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from cloister.core.errors import PrivacyError
+from cloister.core.threads import Span, for_each_span, spans
+from cloister.privacy.mechanisms.discrete import numpy_kernel
+from cloister.privacy.mechanisms.discrete.decision import number_of
+from cloister.privacy.mechanisms.discrete.numpy_kernel import OPEN, REFUSED, TAKEN
+from cloister.privacy.mechanisms.discrete.tables import LOW_BITS, Tables, tables_of
+from cloister.privacy.mechanisms.keystream import BLOCK, Keystream, Places
+
+BYTES = 6
+"""Of keystream, for a candidate: 16 bits of index and a word of 32."""
+PLACE = 1 << 22
+"""Bytes of keystream that a block may read: it needs about 2^18."""
+COUNTERS = PLACE // 16
+MOST = 1 << 53
+"""Sums must stay below it with their noise: above, a double holds no longer every integer."""
+REACH = 1 << 31
+"""Above every number that is drawn."""
+COST = 8
+"""What a number costs, in additions: how soon a second thread is worth it."""
+
+
+def spares(count: int) -> int:
+    """Candidates that are made on top of `count`: at most one in 400 is refused, and seldom are more asked for."""
+    return 16 + count // 128
+
+
+ZEROS = bytes(BYTES * (BLOCK + spares(BLOCK)))
+"""What is encrypted: zeros come out as the keystream itself."""
+
+
+@cache
+def kernel() -> ModuleType:
+    """The fastest kernel that is installed, imported when the first number is made: numba takes a second."""
+    try:
+        from cloister.privacy.mechanisms.discrete import numba_kernel
+    except ImportError:
+        return numpy_kernel
+    return numba_kernel
+
+
+class DiscreteGaussian(Keystream):
+    """An endless stream of independent integers k of probability ∝ exp(-k²/2s²), for noise on whole numbers.
+
+    Args:
+        scale: s, the rational number of grid steps that the noise's standard deviation is, from 2^8 up to 2^25. Noise
+            of another deviation σ is the same noise on another grid: its step is σ/s.
+        seed: None draws the key from the operating system. A number gives the same stream every time, for tests and
+            for papers; whatever is released with it is not private, and says `seeded`.
+
+    Guarantee: a sum of integers whose L2 sensitivity is Δ steps is released with ½(Δ/s)²-concentrated differential
+        privacy, RDP(α) = αΔ²/2s² (Canonne, Kamath, Steinke, 2020, Theorem 14), up to a total variation of 2^-2900 a
+        number, and computationally: as long as AES-128 cannot be told from random bits. What is released must be a
+        function of the noised integers alone, such as their multiple by the step. The time that a block takes tells
+        how many candidates were refused, a little about the noise.
+
+    Raises:
+        ConfigError: the scale lies outside.
+
+    Examples:
+        >>> source = DiscreteGaussian(scale=2**20, seed=7)
+        >>> numbers = source.integers(10_000)
+        >>> numbers.dtype, abs(float(numbers.std()) / 2**20 - 1) < 0.05
+        (dtype('int32'), True)
+        >>> total = np.array([3.0, -5.0, 0.0])
+        >>> source.add(total)
+        >>> bool((total == np.rint(total)).all())
+        True
+    """
+
+    def __init__(self, scale: Fraction | int = 1 << 24, seed: int | None = None) -> None:
+        super().__init__(seed, "cloister discrete noise")
+        self._tables = tables_of(Fraction(scale))
+
+    @property
+    def scale(self) -> Fraction:
+        """The scale s; the standard deviation of the numbers is below it by less than 2^-1000."""
+        return self._tables.scale
+
+    def integers(self, count: int) -> NDArray[np.int32]:
+        """`count` independent numbers, as int32."""
+        out = np.zeros(count, np.int32)
+        self._add(out)
+        return out
+
+    def add(self, sums: NDArray) -> None:
+        """Add a number to every sum of a flat array, in place.
+
+        Args:
+            sums: int64, or float64 whose numbers are whole; below 2^53 - 2^31, so that every addition is exact.
+
+        Raises:
+            PrivacyError: the array cannot carry this noise exactly, or this is a copy in a forked process. Nothing
+                was added.
+        """
+        if sums.dtype not in (np.int64, np.float64) or sums.ndim != 1 or not sums.flags.writeable:
+            raise PrivacyError(
+                "exact noise is added in place to flat, writable int64 or float64 arrays; "
+                f"found {sums.dtype} of shape {sums.shape}"
+            )
+        if len(sums) and not (-MOST + REACH < sums.min() and sums.max() < MOST - REACH and _are_whole(sums)):
+            raise PrivacyError("exact noise is added to whole numbers below 2^53 - 2^31; round and bound them first")
+        self._add(sums)
+
+    def maker(self) -> "Maker":
+        """What makes this stream's blocks on one thread, with memory of its own."""
+        return Maker(self._key, self._nonce, self._tables)
+
+    def _add(self, target: NDArray) -> None:
+        places = self.places(spans([len(target)], BLOCK))
+
+        def work(span: Span, maker: Maker) -> None:
+            maker.add(span.of([target]), places[span])
+
+        for_each_span(list(places), work, self.maker, cost=COST)
+
+
+class Maker:
+    """Makes blocks of one stream, on one thread.
+
+    Args:
+        key, nonce: of the stream.
+        tables: of the scale.
+        numbers: that a block has at most; the maker's memory is for as many.
+    """
+
+    def __init__(self, key: bytes, nonce: int, tables: Tables, numbers: int = BLOCK) -> None:
+        self._nonce, self._tables, self._kernel = nonce, tables, kernel()
+        self._keystream = Cipher(algorithms.AES(key), modes.CTR(nonce.to_bytes(16))).encryptor()
+        self._numbers = min(numbers, BLOCK)
+        self._memory = np.empty(BYTES * (self._numbers + spares(self._numbers)), np.uint8)
+        self._left = 0
+
+    def add(self, target: NDArray, places: Places) -> None:
+        """Add a number to every number of a flat array, in place.
+
+        Args:
+            target: of n numbers.
+            places: of their noise.
+        """
+        for start, number in zip(range(0, len(target), BLOCK), places, strict=True):
+            part = target[start : start + BLOCK]
+            part += self.integers(number, len(part))
+
+    def integers(self, number: int, count: int) -> NDArray[np.int32]:
+        """The numbers of a block, as many as are needed, where the next ones will be too.
+
+        Args:
+            number: of the block, its place in the stream.
+            count: how many are needed.
+
+        Raises:
+            PrivacyError: the block is larger than its place in the stream, or than the memory.
+        """
+        if count > self._numbers:
+            raise PrivacyError(f"a block of {count} numbers was asked of a maker of {self._numbers}")
+        self._keystream.reset_nonce(((self._nonce + number * COUNTERS) % 2**128).to_bytes(16))
+        self._left = PLACE
+        made, refused = self._candidates(self._memory, count + spares(count))
+        holes, spare = refused[refused < count], np.delete(made[count:], refused[refused >= count] - count)
+        while len(spare) < len(holes):
+            more, refused = self._candidates(np.empty_like(self._memory), spares(count))
+            spare = np.concatenate([spare, np.delete(more, refused)])
+        made[holes] = spare[: len(holes)]
+        # An arithmetic shift: b·2^16 + low becomes b·2^L and the upper L bits of low.
+        shift = LOW_BITS - self._tables.low_bits
+        return np.right_shift(made[:count], shift, out=made[:count]) if shift else made[:count]
+
+    def _candidates(self, memory: NDArray, count: int) -> tuple[NDArray, NDArray]:
+        """Candidates, each b·2^16 + low, and the positions of those that are refused."""
+        raw = memory[: BYTES * count]
+        self._draw(raw)
+        words, indices = raw[: 4 * count].view(np.uint32), raw[4 * count :].view(np.uint16)
+        positions = self._kernel.look_up(indices, words, self._tables)
+        slots = np.empty((len(positions), 3), np.uint64)
+        self._draw(slots.reshape(-1).view(np.uint8))
+        numbers, outcome = self._kernel.decide(indices[positions], words[positions], slots, self._tables)
+        for at in np.flatnonzero(outcome == OPEN):
+            place = positions[at]
+            exact = number_of(int(indices[place]), int(words[place]), slots[at], self._tables, self._further)
+            outcome[at] = REFUSED if exact is None else TAKEN
+            numbers[at] = 0 if exact is None else exact
+        words[positions] = numbers.view(np.uint32)
+        return words.view(np.int32), positions[outcome == REFUSED]
+
+    def _further(self) -> int:
+        """64 more bits of the block."""
+        drawn = np.empty(1, np.uint64)
+        self._draw(drawn.view(np.uint8))
+        return int(drawn[0])
+
+    def _draw(self, out: NDArray) -> None:
+        """The next bytes of the block's own place in the keystream."""
+        self._left -= len(out)
+        if self._left < 0:
+            raise PrivacyError("a block of noise has used up its place in the keystream")
+        self._keystream.update_into(memoryview(ZEROS)[: len(out)], out.data)
+
+
+def _are_whole(sums: NDArray) -> bool:
+    return sums.dtype == np.int64 or bool((np.rint(sums) == sums).all())
