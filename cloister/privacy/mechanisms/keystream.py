@@ -8,15 +8,11 @@ import os
 from collections.abc import Sequence
 from itertools import count
 
-from cloister.core import threads
 from cloister.core.errors import PrivacyError
 from cloister.core.threads import Span
 
-BLOCK = threads.BLOCK // 2
-"""Numbers of noise made at a time."""
-
 Places = tuple[int, ...]
-"""Where in the stream the noise of a span lies: the numbers of its blocks, each of at most `BLOCK` numbers of noise."""
+"""Where in the stream the noise of a span lies: the numbers of its blocks."""
 
 
 class Keystream:
@@ -25,15 +21,17 @@ class Keystream:
     Args:
         seed: None draws the key from the operating system. A number gives the same key every time.
         purpose: what the noise is; sources of two purposes share no key under the same seed.
+        block: numbers of noise that a place is for.
     """
 
-    def __init__(self, seed: int | None, purpose: str) -> None:
+    def __init__(self, seed: int | None, purpose: str, block: int) -> None:
         self.seeded = seed is not None
         secret = os.urandom(32) if seed is None else hashlib.sha256(f"{purpose} {seed}".encode()).digest()
         self._key, self._nonce = secret[:16], int.from_bytes(secret[16:])
         # No number is ever given out twice, to no thread: a block that repeats is noise that can be subtracted.
         self._numbers = count()
         self._process = os.getpid()
+        self._block = block
 
     def places(self, stretches: Sequence[Span]) -> dict[Span, Places]:
         """Set places in the stream aside for the noise of some spans, in their order.
@@ -45,4 +43,4 @@ class Keystream:
         """
         if os.getpid() != self._process:
             raise PrivacyError("noise cannot be shared with a forked process: both would add the same; make another")
-        return {span: tuple(next(self._numbers) for _ in range(0, len(span), BLOCK)) for span in stretches}
+        return {span: tuple(next(self._numbers) for _ in range(0, len(span), self._block)) for span in stretches}

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from cloister.core.arrays import Row
 from cloister.core.errors import PrivacyError
 from cloister.core.threads import Span, for_each_span, spans
-from cloister.privacy.mechanisms.keystream import BLOCK
-from cloister.privacy.mechanisms.noise import GaussianNoise, Maker
+from cloister.privacy.mechanisms.noise import BLOCK, GaussianNoise, Maker
 
 NORM_ERROR = 2.0**-30
 """Bound on the relative error of a norm and of the scaling after it, in double precision.

@@ -24,12 +24,14 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
 
-from cloister.core import check
+from cloister.core import check, threads
 from cloister.core.arrays import Row
 from cloister.core.errors import PrivacyError
 from cloister.core.threads import Span, for_each_span, spans
-from cloister.privacy.mechanisms.keystream import BLOCK, Keystream, Places
+from cloister.privacy.mechanisms.keystream import Keystream, Places
 
+BLOCK = threads.BLOCK // 2
+"""Normal numbers made at a time."""
 HALF = BLOCK // 2
 WORKSPACE = 2 * BLOCK
 """Numbers whose memory a whole block is made in; it stays in a core's cache, and the scratch of a span is as large."""
@@ -63,7 +65,7 @@ class GaussianNoise(Keystream):
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        super().__init__(seed, "cloister noise")
+        super().__init__(seed, "cloister noise", BLOCK)
 
     def add(self, target: NDArray, std: float) -> None:
         """Add `std` · N(0, 1) to every number of a flat float32 or float64 array, in place and on no grid.

@@ -10,10 +10,8 @@ from cloister.privacy.mechanisms.discrete.tables import LEFT_OVER, LOW_BITS, Tab
 NAME = "numpy"
 TAKEN, REFUSED, OPEN = 0, 1, 2
 """What becomes of a candidate; `OPEN`: its bits do not tell, or these integers do not."""
-AT_ONCE = 1 << 13
-"""Indices that are turned into addresses at a time."""
 LOW = np.uint64((1 << LOW_BITS) - 1)
-HALF = np.uint64(LOW_BITS)
+HALF, ONE = np.uint64(LOW_BITS), np.uint64(1)
 
 
 def look_up(indices: NDArray, words: NDArray, tables: Tables) -> NDArray:
@@ -31,20 +29,15 @@ def look_up(indices: NDArray, words: NDArray, tables: Tables) -> NDArray:
         The positions of the others, in order; their words are as they were.
     """
     blocks = np.empty(len(indices), np.int16)
-    addresses = np.empty(min(AT_ONCE, len(indices)), np.intp)
-    for start in range(0, len(indices), AT_ONCE):
-        part = indices[start : start + AT_ONCE]
-        np.copyto(addresses[: len(part)], part)
-        # Any other mode checks the addresses first, or makes a copy.
-        tables.first.take(addresses[: len(part)], out=blocks[start : start + AT_ONCE], mode="wrap")
-    upper = words.view(np.uint16)[1::2]
+    # Every index is in the table: any other mode would look first, or make a copy.
+    tables.first.take(indices, out=blocks, mode="wrap")
     m = blocks >> 15
     m ^= blocks
-    undecided = upper <= m.view(np.uint16)
+    undecided = (words >> LOW_BITS).astype(np.uint16) <= m.view(np.uint16)
     undecided |= blocks == LEFT_OVER
     positions = np.flatnonzero(undecided)
     kept = words[positions]
-    upper[:] = blocks.view(np.uint16)
+    words.view(np.uint16)[1::2] = blocks.view(np.uint16)
     words[positions] = kept
     return positions
 
@@ -61,21 +54,12 @@ def decide(indices: NDArray, words: NDArray, slots: NDArray, tables: Tables) -> 
         The numbers b·2^16 + low, and what became of each candidate.
     """
     blocks, undecided = _blocks(indices, slots, tables)
-    m = np.maximum(blocks, -blocks - 1)
-    low, width = (words & np.uint32(LOW)).astype(np.int64), 1 << tables.low_bits
-    part = low >> (LOW_BITS - tables.low_bits)
-    j = np.where(blocks < 0, width - part, part)
-    # Below 2^48, and less than 2^64 when multiplied by 2^64/2s² rounded up: t is at most a half.
-    steps = ((2 * width * m + j) * j).astype(np.uint64)
-    least, most = steps * np.uint64(math.floor(tables.unit)), steps * np.uint64(math.ceil(tables.unit))
-    first = (words >> np.uint32(LOW_BITS)).astype(np.uint64) << np.uint64(48) | slots[:, 0] >> HALF
-    second = slots[:, 2]
-    one = np.uint64(1)
-    outcome = np.full(len(words), OPEN, np.uint8)
-    outcome[(first < least) & (second >= most - (most >> one))] = REFUSED
-    outcome[first >= most] = TAKEN
+    outcome = np.zeros(len(words), np.uint8)
+    # Most are here for their block alone: what decides the others need not be computed for them.
+    close = np.flatnonzero(words >> LOW_BITS <= blocks ^ (blocks >> 31))
+    outcome[close] = _outcome(blocks[close], words[close], slots[close], tables)
     outcome[undecided] = OPEN
-    return (blocks << LOW_BITS | low).astype(np.int32), outcome
+    return blocks << LOW_BITS | (words & np.uint32(LOW)).view(np.int32), outcome
 
 
 def _blocks(indices: NDArray, slots: NDArray, tables: Tables) -> tuple[NDArray, NDArray]:
@@ -83,10 +67,23 @@ def _blocks(indices: NDArray, slots: NDArray, tables: Tables) -> tuple[NDArray, 
     blocks = tables.first[indices]
     left = np.flatnonzero(blocks == LEFT_OVER)
     blocks[left] = tables.second[slots[left, 0] & LOW]
-    left = np.flatnonzero(blocks == LEFT_OVER)
+    left = left[blocks[left] == LEFT_OVER]
     drawn = slots[left, 1]
     position = np.searchsorted(tables.thresholds, drawn, side="right")
     # Beyond the last threshold, or equal to the one before: the number may lie on either side of it.
     undecided = (position == len(tables.thresholds)) | (tables.thresholds[np.maximum(position - 1, 0)] == drawn)
     blocks[left] = tables.blocks[np.minimum(position, len(tables.thresholds) - 1)]
-    return blocks.astype(np.int64), left[undecided]
+    return blocks.astype(np.int32), left[undecided]
+
+
+def _outcome(blocks: NDArray, words: NDArray, slots: NDArray, tables: Tables) -> NDArray:
+    """What becomes of candidates, by the events of probability t and t/2."""
+    m, width = (blocks ^ (blocks >> 31)).astype(np.int64), 1 << tables.low_bits
+    low = (words & np.uint32(LOW)) >> (LOW_BITS - tables.low_bits)
+    j = np.where(blocks < 0, width - low.astype(np.int64), low)
+    # Below 2^48, and less than 2^64 when multiplied by 2^64/2s² rounded up: t is at most a half.
+    steps = ((2 * width * m + j) * j).view(np.uint64)
+    least, most = steps * np.uint64(math.floor(tables.unit)), steps * np.uint64(math.ceil(tables.unit))
+    first = (words >> LOW_BITS).astype(np.uint64) << np.uint64(48) | slots[:, 0] >> HALF
+    refused = (first < least) & (slots[:, 2] >= most - (most >> ONE))
+    return np.where(first >= most, TAKEN, np.where(refused, REFUSED, OPEN))

@@ -22,12 +22,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from cloister.core.errors import PrivacyError
-from cloister.core.threads import Span, for_each_span, spans
+from cloister.core.threads import BLOCK, Span, for_each_span, spans
 from cloister.privacy.mechanisms.discrete import numpy_kernel
 from cloister.privacy.mechanisms.discrete.decision import number_of
 from cloister.privacy.mechanisms.discrete.numpy_kernel import OPEN, REFUSED, TAKEN
 from cloister.privacy.mechanisms.discrete.tables import LOW_BITS, Tables, tables_of
-from cloister.privacy.mechanisms.keystream import BLOCK, Keystream, Places
+from cloister.privacy.mechanisms.keystream import Keystream, Places
 
 BYTES = 6
 """Of keystream, for a candidate: 16 bits of index and a word of 32."""
@@ -47,8 +47,8 @@ def spares(count: int) -> int:
     return 16 + count // 128
 
 
-ZEROS = bytes(BYTES * (BLOCK + spares(BLOCK)))
-"""What is encrypted: zeros come out as the keystream itself."""
+ZEROS = bytes(1 << 16)
+"""What is encrypted, again and again: zeros come out as the keystream itself. More would drive tables from the cache."""
 
 
 @cache
@@ -91,7 +91,7 @@ class DiscreteGaussian(Keystream):
     """
 
     def __init__(self, scale: Fraction | int = 1 << 24, seed: int | None = None) -> None:
-        super().__init__(seed, "cloister discrete noise")
+        super().__init__(seed, "cloister discrete noise", BLOCK)
         self._tables = tables_of(Fraction(scale))
 
     @property
@@ -179,10 +179,10 @@ class Maker:
         self._keystream.reset_nonce(((self._nonce + number * COUNTERS) % 2**128).to_bytes(16))
         self._left = PLACE
         made, refused = self._candidates(self._memory, count + spares(count))
-        holes, spare = refused[refused < count], np.delete(made[count:], refused[refused >= count] - count)
+        holes = refused[refused < count]
+        spare = _without(made[count:], refused[len(holes) :] - count)
         while len(spare) < len(holes):
-            more, refused = self._candidates(np.empty_like(self._memory), spares(count))
-            spare = np.concatenate([spare, np.delete(more, refused)])
+            spare = np.concatenate([spare, _without(*self._candidates(np.empty_like(self._memory), spares(count)))])
         made[holes] = spare[: len(holes)]
         # An arithmetic shift: b·2^16 + low becomes b·2^L and the upper L bits of low.
         shift = LOW_BITS - self._tables.low_bits
@@ -216,7 +216,16 @@ class Maker:
         self._left -= len(out)
         if self._left < 0:
             raise PrivacyError("a block of noise has used up its place in the keystream")
-        self._keystream.update_into(memoryview(ZEROS)[: len(out)], out.data)
+        for start in range(0, len(out), len(ZEROS)):
+            part = out[start : start + len(ZEROS)]
+            self._keystream.update_into(memoryview(ZEROS)[: len(part)], part.data)
+
+
+def _without(numbers: NDArray, positions: NDArray) -> NDArray:
+    """The numbers at all other positions, in order."""
+    kept = np.ones(len(numbers), bool)
+    kept[positions] = False
+    return numbers[kept]
 
 
 def _are_whole(sums: NDArray) -> bool:
