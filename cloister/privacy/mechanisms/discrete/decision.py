@@ -9,7 +9,6 @@ five, … (von Neumann; Canonne, Kamath, Steinke, 2020, Algorithm 1). Each is on
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
 from itertools import chain, count
 
 from cloister.privacy.mechanisms.discrete.tables import LEFT_OVER, LOW_BITS, Tables
@@ -30,13 +29,17 @@ class Uniform:
     def __init__(self, drawn: int, bits: int, draw: Draw) -> None:
         self._drawn, self._bits, self._draw = drawn, bits, draw
 
-    def is_below(self, limit: Fraction) -> bool:
-        """Whether the number is below a fraction: with exactly that probability."""
+    def is_below(self, numerator: int, denominator: int) -> bool:
+        """Whether the number is below a fraction: with exactly that probability.
+
+        Args:
+            numerator, denominator: of the fraction, ≥ 0 and > 0.
+        """
         while True:
-            bar = limit.numerator << self._bits
-            if (self._drawn + 1) * limit.denominator <= bar:
+            limit = numerator << self._bits
+            if (self._drawn + 1) * denominator <= limit:
                 return True
-            if self._drawn * limit.denominator >= bar:
+            if self._drawn * denominator >= limit:
                 return False
             self._extend()
 
@@ -73,19 +76,20 @@ def number_of(index: int, word: int, slot: Sequence[int], tables: Tables, draw: 
         (Uniform((word >> LOW_BITS) << 48 | more >> LOW_BITS, 64, draw), Uniform(second, 64, draw)),
         (Uniform(0, 0, draw) for _ in count()),
     )
-    return block << LOW_BITS | low if _is_taken(_exponent(block, low, tables), uniforms) else None
+    exponent = _steps(block, low, tables) * tables.unit.numerator, tables.unit.denominator << 64
+    return block << LOW_BITS | low if _is_taken(*exponent, uniforms) else None
 
 
-def _exponent(block: int, low: int, tables: Tables) -> Fraction:
-    """The exponent t of a pair: (2m·2^L + j)·j / 2s²."""
+def _steps(block: int, low: int, tables: Tables) -> int:
+    """The exponent t of a pair, in units of 1/2s²: (2m·2^L + j)·j."""
     m, width, low = max(block, -block - 1), 1 << tables.low_bits, low >> (LOW_BITS - tables.low_bits)
     j = low if block >= 0 else width - low
-    return (2 * m * width + j) * j / (2 * tables.scale**2)
+    return (2 * m * width + j) * j
 
 
-def _is_taken(exponent: Fraction, uniforms: Iterator[Uniform]) -> bool:
-    """True with probability exp(-exponent), 0 ≤ exponent ≤ 1: see the module's docstring."""
+def _is_taken(numerator: int, denominator: int, uniforms: Iterator[Uniform]) -> bool:
+    """True with probability exp(-t), 0 ≤ t = numerator/denominator ≤ 1: see the module's docstring."""
     order = 1
-    while next(uniforms).is_below(exponent / order):
+    while next(uniforms).is_below(numerator, order * denominator):
         order += 1
     return order % 2 == 1

@@ -4,7 +4,6 @@ It comes with the extra `cloister[fast]`. Types are spelt out: numba turns a mix
 floating-point numbers, which no comparison here may meet.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -42,8 +41,7 @@ def decide(indices: NDArray, words: NDArray, slots: NDArray, tables: Tables) -> 
         tables: of the scale.
     """
     look_ups = (tables.first, tables.second, tables.thresholds, tables.blocks)
-    unit = np.uint64(math.floor(tables.unit)), np.uint64(math.ceil(tables.unit))
-    return _decide(indices, words, slots, look_ups, np.int64(tables.low_bits), unit)
+    return _decide(indices, words, slots, look_ups, np.int64(tables.low_bits), (tables.unit_floor, tables.unit_ceiling))
 
 
 @compiled
@@ -65,8 +63,9 @@ def _decide(
     indices: NDArray, words: NDArray, slots: NDArray, look_ups: tuple, low_bits: np.int64, unit: tuple
 ) -> tuple[NDArray, NDArray]:
     numbers, outcome = np.empty(len(words), np.int32), np.empty(len(words), np.uint8)
+    blocks = _blocks(indices, slots, look_ups[0], look_ups[1])
     for at in range(len(words)):
-        block, is_open = _block(indices[at], slots[at], look_ups)
+        block, is_open = _block(blocks[at], slots[at, 1], look_ups[2], look_ups[3])
         numbers[at] = np.int32(np.uint32(block) << HALF | words[at] & LOW)
         if is_open:
             outcome[at] = OPEN
@@ -78,16 +77,22 @@ def _decide(
 
 
 @compiled
-def _block(index: np.uint16, slot: NDArray, look_ups: tuple) -> tuple[np.int32, bool]:
+def _blocks(indices: NDArray, slots: NDArray, first: NDArray, second: NDArray) -> NDArray:
+    """What the tables say, without a branch: the processor then waits for many of their lines at a time."""
+    blocks = np.empty(len(indices), np.int32)
+    for at in range(len(indices)):
+        block, other = first[indices[at]], second[slots[at, 0] & LOW_64]
+        blocks[at] = other if block == LEFT_OVER else block
+    return blocks
+
+
+@compiled
+def _block(said: np.int32, drawn: np.uint64, thresholds: NDArray, blocks: NDArray) -> tuple[np.int32, bool]:
     """The block of a candidate, and whether it is undecided."""
-    first, second, thresholds, blocks = look_ups
-    block = np.int32(first[index])
-    if block == LEFT_OVER:
-        block = np.int32(second[slot[0] & LOW_64])
-    if block != LEFT_OVER:
-        return block, False
-    position = np.searchsorted(thresholds, slot[1], side="right")
-    if position == len(thresholds) or (position > 0 and thresholds[position - 1] == slot[1]):
+    if said != LEFT_OVER:
+        return said, False
+    position = np.searchsorted(thresholds, drawn, side="right")
+    if position == len(thresholds) or (position > 0 and thresholds[position - 1] == drawn):
         return np.int32(0), True
     return np.int32(blocks[position]), False
 

@@ -1,7 +1,5 @@
 """Candidates thousands at a time, in NumPy: 64-bit integers decide almost all, and say where they leave one open."""
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -56,7 +54,7 @@ def decide(indices: NDArray, words: NDArray, slots: NDArray, tables: Tables) -> 
     blocks, undecided = _blocks(indices, slots, tables)
     outcome = np.zeros(len(words), np.uint8)
     # Most are here for their block alone: what decides the others need not be computed for them.
-    close = np.flatnonzero(words >> LOW_BITS <= blocks ^ (blocks >> 31))
+    close = np.flatnonzero(words >> LOW_BITS <= (blocks ^ (blocks >> 31)).view(np.uint32))
     outcome[close] = _outcome(blocks[close], words[close], slots[close], tables)
     outcome[undecided] = OPEN
     return blocks << LOW_BITS | (words & np.uint32(LOW)).view(np.int32), outcome
@@ -64,7 +62,7 @@ def decide(indices: NDArray, words: NDArray, slots: NDArray, tables: Tables) -> 
 
 def _blocks(indices: NDArray, slots: NDArray, tables: Tables) -> tuple[NDArray, NDArray]:
     """The blocks of candidates, and the positions of those that are undecided."""
-    blocks = tables.first[indices]
+    blocks = tables.first.take(indices)
     left = np.flatnonzero(blocks == LEFT_OVER)
     blocks[left] = tables.second[slots[left, 0] & LOW]
     left = left[blocks[left] == LEFT_OVER]
@@ -83,7 +81,7 @@ def _outcome(blocks: NDArray, words: NDArray, slots: NDArray, tables: Tables) ->
     j = np.where(blocks < 0, width - low.astype(np.int64), low)
     # Below 2^48, and less than 2^64 when multiplied by 2^64/2s² rounded up: t is at most a half.
     steps = ((2 * width * m + j) * j).view(np.uint64)
-    least, most = steps * np.uint64(math.floor(tables.unit)), steps * np.uint64(math.ceil(tables.unit))
+    least, most = steps * tables.unit_floor, steps * tables.unit_ceiling
     first = (words >> LOW_BITS).astype(np.uint64) << np.uint64(48) | slots[:, 0] >> HALF
     refused = (first < least) & (slots[:, 2] >= most - (most >> ONE))
     return np.where(first >= most, TAKEN, np.where(refused, REFUSED, OPEN))

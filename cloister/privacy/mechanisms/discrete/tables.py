@@ -86,6 +86,7 @@ class Tables:
         thresholds: ⌊2^64·T⌋ as far as that is below 2^64 - 1. A number of 64 bits that is equal to one is undecided.
         blocks: the block of each threshold.
         unit: 2^64/2s², so that 2^64·t = unit · (2m·2^L + j)·j.
+        unit_floor, unit_ceiling: the integers around it.
     """
 
     scale: Fraction
@@ -96,6 +97,8 @@ class Tables:
     thresholds: NDArray[np.uint64]
     blocks: NDArray[np.int16]
     unit: Fraction
+    unit_floor: np.uint64
+    unit_ceiling: np.uint64
 
 
 @lru_cache(maxsize=64)
@@ -127,7 +130,9 @@ def tables_of(scale: Fraction) -> Tables:
         missing,
         np.array(thresholds, np.uint64),
         np.array(blocks_in_order(len(least))[: len(thresholds)], np.int16),
-        Fraction(1 << 64) / (2 * scale**2),
+        unit := Fraction(1 << 64) / (2 * scale**2),
+        np.uint64(math.floor(unit)),
+        np.uint64(math.ceil(unit)),
     )
 
 
