@@ -64,15 +64,17 @@ def _decide(
 ) -> tuple[NDArray, NDArray]:
     numbers, outcome = np.empty(len(words), np.int32), np.empty(len(words), np.uint8)
     blocks = _blocks(indices, slots, look_ups[0], look_ups[1])
+    _settle(blocks, slots, look_ups[2], look_ups[3])
     for at in range(len(words)):
-        block, is_open = _block(blocks[at], slots[at, 1], look_ups[2], look_ups[3])
-        numbers[at] = np.int32(np.uint32(block) << HALF | words[at] & LOW)
-        if is_open:
+        block, word = blocks[at], words[at]
+        numbers[at] = np.int32(np.uint32(block) << HALF | word & LOW)
+        if block == LEFT_OVER:
             outcome[at] = OPEN
-        elif words[at] >> HALF > np.uint32(block ^ (block >> SIGN)):
+        elif word >> HALF > np.uint32(block ^ (block >> SIGN)):
             outcome[at] = TAKEN
         else:
-            outcome[at] = _outcome(block, words[at], slots[at], low_bits, unit)
+            # Numbers, no arrays: a reference to an array takes longer to count than this takes to compute.
+            outcome[at] = _outcome(block, word, slots[at, 0], slots[at, 2], low_bits, unit)
     return numbers, outcome
 
 
@@ -87,25 +89,26 @@ def _blocks(indices: NDArray, slots: NDArray, first: NDArray, second: NDArray) -
 
 
 @compiled
-def _block(said: np.int32, drawn: np.uint64, thresholds: NDArray, blocks: NDArray) -> tuple[np.int32, bool]:
-    """The block of a candidate, and whether it is undecided."""
-    if said != LEFT_OVER:
-        return said, False
-    position = np.searchsorted(thresholds, drawn, side="right")
-    if position == len(thresholds) or (position > 0 and thresholds[position - 1] == drawn):
-        return np.int32(0), True
-    return np.int32(blocks[position]), False
+def _settle(blocks: NDArray, slots: NDArray, thresholds: NDArray, order: NDArray) -> None:
+    """Blocks by thresholds, where both tables say `LEFT_OVER`; that stays where 64 bits do not decide."""
+    for at in range(len(blocks)):
+        if blocks[at] == LEFT_OVER:
+            position = np.searchsorted(thresholds, slots[at, 1], side="right")
+            if position < len(thresholds) and (position == 0 or thresholds[position - 1] < slots[at, 1]):
+                blocks[at] = order[position]
 
 
 @compiled
-def _outcome(block: np.int32, word: np.uint32, slot: NDArray, low_bits: np.int64, unit: tuple) -> int:
+def _outcome(
+    block: np.int32, word: np.uint32, more: np.uint64, second: np.uint64, low_bits: np.int64, unit: tuple
+) -> int:
     """What becomes of a candidate, by the events of probability t and t/2."""
     m, width = np.int64(block ^ (block >> SIGN)), np.int64(1) << low_bits
     low = np.int64(word & LOW) >> (np.int64(LOW_BITS) - low_bits)
     j = low if block >= 0 else width - low
     steps = np.uint64((2 * width * m + j) * j)
     least, most = steps * unit[0], steps * unit[1]
-    first = np.uint64(word >> HALF) << UPPER_64 | slot[0] >> HALF_64
+    first = np.uint64(word >> HALF) << UPPER_64 | more >> HALF_64
     if first >= most:
         return TAKEN
-    return REFUSED if first < least and slot[2] >= most - (most >> ONE_64) else OPEN
+    return REFUSED if first < least and second >= most - (most >> ONE_64) else OPEN
