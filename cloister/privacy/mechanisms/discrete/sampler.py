@@ -26,7 +26,7 @@ from cloister.core.threads import BLOCK, Span, for_each_span, spans
 from cloister.privacy.mechanisms.discrete import numpy_kernel
 from cloister.privacy.mechanisms.discrete.decision import number_of
 from cloister.privacy.mechanisms.discrete.numpy_kernel import OPEN, REFUSED, TAKEN
-from cloister.privacy.mechanisms.discrete.tables import LOW_BITS, Tables, tables_of
+from cloister.privacy.mechanisms.discrete.tables import LOW_BITS, SMALLEST, Tables, tables_of
 from cloister.privacy.mechanisms.keystream import Keystream, Places
 
 BYTES = 6
@@ -53,12 +53,41 @@ ZEROS = bytes(1 << 16)
 
 @cache
 def kernel() -> ModuleType:
-    """The fastest kernel that is installed, imported when the first number is made: numba takes a second."""
+    """The fastest kernel that is installed, imported when the first number is made: numba takes a second.
+
+    Raises:
+        PrivacyError: the compiled kernel does not make NumPy's numbers, as one from an older cache might not.
+    """
     try:
         from cloister.privacy.mechanisms.discrete import numba_kernel
     except ImportError:
         return numpy_kernel
+    if not agree(numpy_kernel, numba_kernel):
+        raise PrivacyError("numba's kernel of exact noise is not NumPy's; empty numba's cache, or uninstall numba")
     return numba_kernel
+
+
+def agree(one: ModuleType, other: ModuleType) -> bool:
+    """Whether two kernels make the same of some thousand candidates, most of which need a second look.
+
+    Args:
+        one, other: modules with the functions `look_up` and `decide`.
+    """
+    tables = tables_of(Fraction(SMALLEST) * 3 / 2)
+    bits = np.frombuffer(Cipher(algorithms.AES(bytes(16)), modes.CTR(bytes(16))).encryptor().update(ZEROS), np.uint64)
+    # High indices, many of which the tables leave over, and words of which most are compared with exp(-t).
+    slots, indices = bits[:6000].reshape(-1, 3) | np.uint64(0xF000), bits[6000:6500].view(np.uint16) | np.uint16(0xF000)
+    words = bits[6500:7500].view(np.uint32) >> np.uint32(7)
+    copies = words.copy(), words.copy()
+    positions = [each.look_up(indices, copy, tables) for each, copy in zip((one, other), copies)]
+    decided = [each.decide(indices, words, slots, tables) for each in (one, other)]
+    known = decided[0][1] != OPEN
+    return (
+        np.array_equal(*positions)
+        and np.array_equal(*copies)
+        and np.array_equal(decided[0][1], decided[1][1])
+        and np.array_equal(decided[0][0][known], decided[1][0][known])
+    )
 
 
 class DiscreteGaussian(Keystream):
