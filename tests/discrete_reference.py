@@ -1,4 +1,4 @@
-"""The discrete Gaussian told in other ways: in decimal arithmetic, and by the sampler of Canonne, Kamath and Steinke."""
+"""The discrete Gaussian in other ways: in decimal arithmetic, and by the sampler of Canonne, Kamath and Steinke."""
 
 from decimal import Decimal, getcontext
 from fractions import Fraction
@@ -8,6 +8,9 @@ from itertools import accumulate
 import numpy as np
 from scipy import stats
 from statistics_of_noise import FALSE_ALARM
+
+from cloister.privacy.mechanisms.discrete.tables import LEFT_OVER
+from cloister.privacy.mechanisms.discrete.weights import blocks_in_order
 
 DIGITS = 110
 """Of the decimal arithmetic: 2^-256 has 78."""
@@ -35,6 +38,27 @@ def blocks_up_to(rate: Fraction) -> tuple[list[Decimal], list[Decimal]]:
     whole = 2 * sum(weights)
     each = [weight / whole for weight in weights for _ in range(2)]
     return each, list(accumulate(each))
+
+
+def rate_of(tables):
+    return Fraction(4**tables.low_bits) / (2 * tables.scale**2)
+
+
+def given_to(order, tables):
+    """What the two tables give to each block, of 2^32."""
+    first, second = (
+        dict(zip(*(part.tolist() for part in np.unique(table, return_counts=True))))
+        for table in (tables.first, tables.second)
+    )
+    return [(first.get(block, 0) << 16) + first[LEFT_OVER] * second.get(block, 0) for block in order]
+
+
+@cache
+def thresholds_of(tables):
+    """T of each block, in decimal arithmetic, from the counts that stand in the tables."""
+    exact = blocks_up_to(rate_of(tables))[1]
+    given = list(accumulate(given_to(blocks_in_order(len(exact) // 2), tables)))
+    return [(2**32 * upto - part) / (2**32 - given[-1]) for upto, part in zip(exact, given)]
 
 
 def probabilities(scale: Fraction, largest: int) -> np.ndarray:

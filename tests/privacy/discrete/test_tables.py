@@ -2,21 +2,16 @@
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import accumulate
 
 import numpy as np
 import pytest
-from discrete_reference import blocks_up_to, decimal
+from discrete_reference import blocks_up_to, decimal, given_to, rate_of, thresholds_of
 
 from cloister.core.errors import ConfigError
 from cloister.privacy.mechanisms.discrete.tables import LEFT_OVER, Missing, tables_of
 from cloister.privacy.mechanisms.discrete.weights import DEPTH, blocks_in_order, cumulated, exponential
 
 SCALES = [Fraction(1 << 24), Fraction(1000, 3), Fraction(33 * 10**12 + 39, 10**6 + 3)]
-
-
-def rate_of(tables):
-    return Fraction(4**tables.low_bits) / (2 * tables.scale**2)
 
 
 @pytest.mark.parametrize("rate", [Fraction(1), Fraction(1, 3), Fraction(1, 1 << 17), Fraction(10**9 + 7, 10**15)])
@@ -39,7 +34,7 @@ def test_sums_of_weights_lie_between_their_bounds(rate, bits):
 
 def test_bounds_reach_as_far_as_their_bits():
     """With 192 bits almost as far as weights of 2^-192, at √(2·192·ln 2) = 16.3 deviations."""
-    low, high = cumulated(Fraction(1, 1 << 17), 192)
+    low, _ = cumulated(Fraction(1, 1 << 17), 192)
     assert 16.1 < len(low) / 2 / 256 < 16.31 and low[-1] < 1 << 192
 
 
@@ -55,15 +50,6 @@ def law_of(tables):
     ends = [int(threshold) for threshold in tables.thresholds] + [1 << 64] * (len(order) - len(tables.thresholds))
     widths = [end - start for start, end in zip([0, *ends], ends)]
     return [decimal(Fraction((part << 64) + rest * width, 1 << 96)) for part, width in zip(given, widths)]
-
-
-def given_to(order, tables):
-    """What the two tables give to each block, of 2^32."""
-    first, second = (
-        dict(zip(*(part.tolist() for part in np.unique(table, return_counts=True))))
-        for table in (tables.first, tables.second)
-    )
-    return [(first.get(block, 0) << 16) + first[LEFT_OVER] * second.get(block, 0) for block in order]
 
 
 def is_exact(tables):
@@ -114,13 +100,6 @@ def test_one_index_of_65536_that_says_the_next_block_is_found(name):
 def test_thresholds_that_begin_at_the_next_block_are_found():
     tables = tables_of(SCALES[0])
     assert not is_exact(replace(tables, thresholds=tables.thresholds[1:]))
-
-
-def thresholds_of(tables):
-    """T of each block, in decimal arithmetic, from the counts that stand in the tables."""
-    exact = blocks_up_to(rate_of(tables))[1]
-    given = list(accumulate(given_to(blocks_in_order(len(exact) // 2), tables)))
-    return [(2**32 * upto - part) / (2**32 - given[-1]) for upto, part in zip(exact, given)]
 
 
 @pytest.mark.parametrize("scale", [255, Fraction(511, 2), 1 << 25, 0, -300])

@@ -1,6 +1,6 @@
-"""One number from its bits, in Python integers: the definition that the fast kernels are held to, and their last resort.
+"""One number from its bits, in Python integers: the definition that fast kernels are held to, and their last resort.
 
-A candidate has 48 bits, and 192 more where they are needed: a `Slot`. Where those leave a comparison open, further bits
+A candidate has 48 bits, and 192 more where they are needed, its slot. Where those leave a comparison open, further bits
 are drawn until it is decided. No comparison is made in floating point.
 
 The pair of a block and low bits is taken with probability exp(-t), 0 ≤ t ≤ 1, without computing an exponential: events

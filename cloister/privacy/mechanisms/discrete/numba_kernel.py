@@ -1,4 +1,4 @@
-"""Candidates one after another, compiled by numba: the numbers of `numpy_kernel`, bit for bit, in two thirds of the time.
+"""Candidates one after another, compiled by numba: the numbers of `numpy_kernel`, bit for bit, in half of the time.
 
 It comes with the extra `cloister[fast]`. Types are spelt out: numba turns a mix of signed and unsigned integers into
 floating-point numbers, which no comparison here may meet.

@@ -48,7 +48,7 @@ def spares(count: int) -> int:
 
 
 ZEROS = bytes(1 << 16)
-"""What is encrypted, again and again: zeros come out as the keystream itself. More would drive tables from the cache."""
+"""What is encrypted, again and again: zeros come out as the keystream. More would drive the tables from the cache."""
 
 
 @cache
@@ -149,7 +149,7 @@ class DiscreteGaussian(Keystream):
                 "exact noise is added in place to flat, writable int64 or float64 arrays; "
                 f"found {sums.dtype} of shape {sums.shape}"
             )
-        if len(sums) and not (-MOST + REACH < sums.min() and sums.max() < MOST - REACH and _are_whole(sums)):
+        if len(sums) and not (sums.min() > -MOST + REACH and sums.max() < MOST - REACH and _are_whole(sums)):
             raise PrivacyError("exact noise is added to whole numbers below 2^53 - 2^31; round and bound them first")
         self._add(sums)
 

@@ -6,9 +6,9 @@ number with the thresholds of what is missing,
 
     T_b = (2^32·F_b - G_b) / (2^32 - G),     F_b = Σ q,     G_b = Σ (2^16·c + R·d),
 
-summed over b and the blocks before it, and G over all. Any counts c and d that are not too large give exactly the same law: thresholds
-carry the whole difference. So counts come from lower bounds, whose last bit is of no importance, and thresholds from
-bounds on both sides, to as many bits as a comparison needs.
+summed over b and the blocks before it, and G over all. Any counts c and d that are not too large give exactly the same
+law: thresholds carry the whole difference. So counts come from lower bounds, whose last bit is of no importance, and
+thresholds from bounds on both sides, to as many bits as a comparison needs.
 """
 
 import math
@@ -51,11 +51,10 @@ class Missing:
             rest = (1 << 32) - self._given[-1]
             low, high = cumulated(self._rate, bits)
             given = [*self._given, *[self._given[-1]] * (len(low) - len(self._given))]
-            self._known[bits] = (
-                [((total << 32) - (part << bits)) // rest for total, part in zip(low, given)],
-                # In order, like the thresholds themselves: where two are almost the same, their bounds need not be.
-                list(accumulate((-(((part << bits) - (total << 32)) // rest) for total, part in zip(high, given)), max)),
-            )
+            least = [((total << 32) - (part << bits)) // rest for total, part in zip(low, given)]
+            most = [-(((part << bits) - (total << 32)) // rest) for total, part in zip(high, given)]
+            # In order, like the thresholds themselves: where two are almost the same, their bounds need not be.
+            self._known[bits] = least, list(accumulate(most, max))
         return self._known[bits]
 
     def position(self, drawn: int, bits: int) -> int | None:
