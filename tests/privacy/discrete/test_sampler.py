@@ -356,3 +356,29 @@ class TestChoiceOfKernel:
         monkeypatch.setattr(numba_kernel, "decide", wrong)
         with pytest.raises(PrivacyError, match="numba's kernel of exact noise is not NumPy's"):
             sampler.kernel.__wrapped__()
+
+
+class TestPrice:
+    @pytest.mark.parametrize("scale", [256, Fraction(1000, 3), 1 << 24])
+    @pytest.mark.parametrize("distance", [1, 1000, 1 << 20])
+    def test_the_multiplier_is_that_of_a_narrower_gaussian_rounded_down(self, scale, distance):
+        made, exact = DiscreteGaussian(scale).noise_multiplier(distance), (Fraction(scale) ** 2 - 25) / distance**2
+        assert Fraction(made) ** 2 < exact < Fraction(made * (1 + 1e-12)) ** 2
+
+    def test_a_distance_of_less_than_a_step_is_refused(self):
+        with pytest.raises(PrivacyError, match="at least one step of the grid, got 0"):
+            DiscreteGaussian(EDGES).noise_multiplier(0)
+
+    @pytest.mark.parametrize("r", [0.5, 0.75, 1.0])
+    def test_a_gaussian_rounded_at_random_is_the_discrete_one(self, r):
+        """The smoothing argument by quadrature at s = 6; without the r² that is taken off, the laws differ."""
+        s, k = 6.0, np.arange(-60, 61)
+        y = np.linspace(-50, 50, 10_001)
+        exact = np.exp(-(k**2) / (2 * s**2)) / np.exp(-(k**2) / (2 * s**2)).sum()
+        roundings = np.exp(-((np.arange(-80, 81)[:, None] - y) ** 2) / (2 * r**2))
+        nu = 2.1 * np.exp(-2 * np.pi**2 * r**2)
+        for variance, holds in ((s**2 - r**2, True), (s**2, False)):
+            density = np.exp(-(y**2) / (2 * variance)) / np.sqrt(2 * np.pi * variance) * (y[1] - y[0])
+            law = (roundings / roundings.sum(axis=0)) @ density
+            variation = np.abs(law[20:-20] - exact).sum() / 2
+            assert variation <= 3 * nu + 1e-10 if holds else variation > 1e-3

@@ -13,6 +13,7 @@ Refused candidates are replaced by spare ones. NumPy and numba make the same num
 | a forked process | refused: both processes would add the same noise |
 """
 
+import math
 from fractions import Fraction
 from functools import cache
 from types import ModuleType
@@ -38,6 +39,8 @@ MOST = 1 << 53
 """Sums must stay below it with their noise: above, a double holds no longer every integer."""
 REACH = 1 << 31
 """Above every number that is drawn."""
+SMOOTHING = 5
+"""Deviation, in steps, of the random rounding that makes this noise of a continuous Gaussian."""
 COST = 8
 """What a number costs, in additions: how soon a second thread is worth it."""
 
@@ -113,6 +116,8 @@ class DiscreteGaussian(Keystream):
         >>> numbers = source.integers(10_000)
         >>> numbers.dtype, abs(float(numbers.std()) / 2**20 - 1) < 0.05
         (dtype('int32'), True)
+        >>> round(source.noise_multiplier(distance=2**20), 6)
+        1.0
         >>> total = np.array([3.0, -5.0, 0.0])
         >>> source.add(total)
         >>> bool((total == np.rint(total)).all())
@@ -127,6 +132,21 @@ class DiscreteGaussian(Keystream):
     def scale(self) -> Fraction:
         """The scale s; the standard deviation of the numbers is below it by less than 2^-1000."""
         return self._tables.scale
+
+    def noise_multiplier(self, distance: int) -> float:
+        """z of the continuous Gaussian release that a release with this noise costs, for a `Gaussian` event.
+
+        It is √(s² - 25)/Δ, rounded down, which holds for every accountant and for sampled contributions too
+        (`docs/privacy.md`, "Exact noise"): a release of p numbers is that of a Gaussian of deviation √(s² - 25), each
+        number rounded at random, up to a total variation of p·2^-700.
+
+        Args:
+            distance: Δ, by how many steps of L2 distance one unit's joining or leaving moves the sum, at least 1.
+        """
+        if distance < 1:
+            raise PrivacyError(f"a distance must be at least one step of the grid, got {distance}")
+        squared = (self.scale**2 - SMOOTHING**2) / distance**2
+        return math.nextafter(math.isqrt(math.floor(squared * 4**60)) / 2**60, 0)
 
     def integers(self, count: int) -> NDArray[np.int32]:
         """`count` independent numbers, as int32."""
