@@ -341,6 +341,19 @@ class TestChoiceOfKernel:
         monkeypatch.setitem(sys.modules, "numba", None)
         assert sampler.kernel.__wrapped__() is numpy_kernel
 
+    def test_where_nothing_can_be_written_machine_code_is_made_anew(self, monkeypatch):
+        numba_kernel = pytest.importorskip(
+            "cloister.privacy.mechanisms.discrete.numba_kernel", reason="comes with cloister[fast]"
+        )
+
+        def without_a_folder(**options):
+            if options.get("cache"):
+                raise RuntimeError("cannot cache function: no locator available")
+            return lambda function: (function, options)
+
+        monkeypatch.setattr(numba_kernel, "njit", without_a_folder)
+        assert numba_kernel.compiled(len) == (len, {"nogil": True})
+
     def test_a_kernel_that_makes_other_numbers_is_refused(self, monkeypatch):
         numba_kernel = pytest.importorskip(
             "cloister.privacy.mechanisms.discrete.numba_kernel", reason="comes with cloister[fast]"

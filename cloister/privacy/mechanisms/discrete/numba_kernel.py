@@ -15,8 +15,6 @@ from cloister.privacy.mechanisms.discrete.numpy_kernel import OPEN, REFUSED, TAK
 from cloister.privacy.mechanisms.discrete.tables import LEFT_OVER, LOW_BITS, Tables
 
 NAME = "numba"
-compiled: Callable[[Callable], Any] = njit(nogil=True, cache=True, boundscheck=False)
-
 HALF, LOW, SIGN = np.uint32(LOW_BITS), np.uint32((1 << LOW_BITS) - 1), np.int32(31)
 HALF_64, LOW_64, UPPER_64, ONE_64 = np.uint64(LOW_BITS), np.uint64(LOW), np.uint64(48), np.uint64(1)
 
@@ -42,6 +40,14 @@ def decide(indices: NDArray, words: NDArray, slots: NDArray, tables: Tables) -> 
     """
     look_ups = (tables.first, tables.second, tables.thresholds, tables.blocks)
     return _decide(indices, words, slots, look_ups, np.int64(tables.low_bits), (tables.unit_floor, tables.unit_ceiling))
+
+
+def compiled(function: Callable) -> Any:
+    """A function in machine code, which is kept on disk where a folder can be written: to make it takes seconds."""
+    try:
+        return njit(nogil=True, cache=True)(function)
+    except RuntimeError:
+        return njit(nogil=True)(function)
 
 
 @compiled

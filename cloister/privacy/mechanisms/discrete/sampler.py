@@ -1,7 +1,7 @@
 """The exact source of noise: integers of the discrete Gaussian law, on a keystream from the operating system's entropy.
 
 A block's bits are read from its place in the keystream in one order, whatever computes with them: candidates, then what
-the few that need a second look read, then, for perhaps one in a thousand million, further bits one after another.
+the few that need a second look read, then, for one in some hundred thousand, further bits one after another.
 Refused candidates are replaced by spare ones. NumPy and numba make the same numbers of the same key.
 
 | edge case | what happens |
@@ -9,7 +9,7 @@ Refused candidates are replaced by spare ones. NumPy and numba make the same num
 | a scale below 2^8 or from 2^25 on, floating-point sums that are not whole | refused |
 | numbers further than 63 deviations from zero | never drawn: all are below 2^31; 2^-2900 of the law lies there |
 | a bit string that leaves a comparison open | further bits are drawn until it is decided |
-| a block that has used up its place in the stream | refused; that takes 20 times the bits that a block reads |
+| a block that has used up its place in the stream | refused; that takes ten times the bits that a block reads |
 | a forked process | refused: both processes would add the same noise |
 """
 
@@ -27,13 +27,13 @@ from cloister.core.threads import BLOCK, Span, for_each_span, spans
 from cloister.privacy.mechanisms.discrete import numpy_kernel
 from cloister.privacy.mechanisms.discrete.decision import number_of
 from cloister.privacy.mechanisms.discrete.numpy_kernel import OPEN, REFUSED, TAKEN
-from cloister.privacy.mechanisms.discrete.tables import LOW_BITS, SMALLEST, Tables, tables_of
+from cloister.privacy.mechanisms.discrete.tables import LOW_BITS, Tables, tables_of
 from cloister.privacy.mechanisms.keystream import Keystream, Places
 
 BYTES = 6
 """Of keystream, for a candidate: 16 bits of index and a word of 32."""
 PLACE = 1 << 22
-"""Bytes of keystream that a block may read: it needs about 2^18."""
+"""Bytes of keystream that a block may read: it needs about 2^19."""
 COUNTERS = PLACE // 16
 MOST = 1 << 53
 """Sums must stay below it with their noise: above, a double holds no longer every integer."""
@@ -76,7 +76,7 @@ def agree(one: ModuleType, other: ModuleType) -> bool:
     Args:
         one, other: modules with the functions `look_up` and `decide`.
     """
-    tables = tables_of(Fraction(SMALLEST) * 3 / 2)
+    tables = tables_of(Fraction(3 << 15))
     bits = np.frombuffer(Cipher(algorithms.AES(bytes(16)), modes.CTR(bytes(16))).encryptor().update(ZEROS), np.uint64)
     # High indices, many of which the tables leave over, and words of which most are compared with exp(-t).
     slots, indices = bits[:6000].reshape(-1, 3) | np.uint64(0xF000), bits[6000:6500].view(np.uint16) | np.uint16(0xF000)
@@ -98,7 +98,8 @@ class DiscreteGaussian(Keystream):
 
     Args:
         scale: s, the rational number of grid steps that the noise's standard deviation is, from 2^8 up to 2^25. Noise
-            of another deviation σ is the same noise on another grid: its step is σ/s.
+            of another deviation σ is the same noise on another grid: its step is σ/s. Where σ is secret, so would that
+            step be: keep a public step, and give each σ a source of its own, of scale σ/step.
         seed: None draws the key from the operating system. A number gives the same stream every time, for tests and
             for papers; whatever is released with it is not private, and says `seeded`.
 
