@@ -1,5 +1,6 @@
 """Single candidates, bit by bit: at which bit a decision turns, and that both kernels know when they cannot decide."""
 
+from dataclasses import replace
 from decimal import getcontext
 from fractions import Fraction
 from types import SimpleNamespace
@@ -134,6 +135,15 @@ class TestPairs:
             for second in (0, *range(int(at / 2) - 2, int(at / 2) + 3), FULL):
                 near.append((event, second))
         assert agrees(kernel, tables, index, low, near)
+
+
+def test_half_of_an_odd_bound_is_open(kernel):
+    """A unit just below an odd integer: t/2 lies within the last bit, on which a kernel must not decide."""
+    unit = Fraction(32_769) - Fraction(1, 10**15)
+    tables = replace(DYADIC, unit=unit, unit_floor=np.uint64(32_768), unit_ceiling=np.uint64(32_769))
+    index, low = int(np.flatnonzero(tables.first == 300)[0]), 40_001
+    half = (2 * 300 * 65_536 + low) * low * 32_769 // 2
+    assert agrees(kernel, tables, index, low, [(0, half + offset) for offset in (-1, 0, 1, 2**40)])
 
 
 @pytest.mark.parametrize("tie", [np.less, np.less_equal])

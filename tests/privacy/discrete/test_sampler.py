@@ -133,27 +133,34 @@ class TestInsideOfBlocks:
         assert not (is_law_within(low, 20_000) and fits(np.bincount(low & 1), np.full(2, len(low) / 2)))
 
 
-def by_hand(seed, number, count, scale):
-    """The numbers of a block of a seeded stream, one candidate after another."""
+def secret_of(seed):
+    """The key and the first place of a seeded stream."""
     secret = hashlib.sha256(f"cloister discrete noise {seed}".encode()).digest()
-    place = (int.from_bytes(secret[16:]) + number * PLACE // 16) % 2**128
-    stream = Cipher(algorithms.AES(secret[:16]), modes.CTR(place.to_bytes(16))).encryptor()
-    tables, many, made = tables_of(Fraction(scale)), count + 16 + count // 128, []
+    return secret[:16], int.from_bytes(secret[16:])
 
-    def read(words, size):
-        drawn = stream.update(bytes(words * size))
+
+def by_hand(key, nonce, tables, number, count):
+    """The numbers of a block, one candidate after another."""
+    place = (nonce + number * PLACE // 16) % 2**128
+    stream = Cipher(algorithms.AES(key), modes.CTR(place.to_bytes(16))).encryptor()
+
+    def read(many, size):
+        drawn = stream.update(bytes(many * size))
         return [int.from_bytes(drawn[at : at + size], "little") for at in range(0, len(drawn), size)]
 
-    words, indices = read(many, 4), read(many, 2)
-    looked = [
-        tables.first[index] == -32768 or word >> 16 <= max(tables.first[index], ~tables.first[index])
-        for word, index in zip(words, indices)
-    ]
-    slots = iter(np.array(read(3 * sum(looked), 8), object).reshape(-1, 3))
-    for word, index, second in zip(words, indices, looked):
-        slot = next(slots) if second else (0, 0, 0)
-        made.append(number_of(index, word, slot, tables, lambda: read(1, 8)[0]))
+    def candidates(many):
+        words, indices = read(many, 4), read(many, 2)
+        blocks = [int(tables.first[index]) for index in indices]
+        looked = [block == -32768 or word >> 16 <= max(block, ~block) for word, block in zip(words, blocks)]
+        slots = iter(np.array(read(3 * sum(looked), 8), object).reshape(-1, 3))
+        drawn = zip(indices, words, [next(slots) if second else (0, 0, 0) for second in looked])
+        return [number_of(*bits, tables, lambda: read(1, 8)[0]) for bits in drawn]
+
+    spares = 16 + count // 128
+    made = candidates(count + spares)
     spare = [candidate for candidate in made[count:] if candidate is not None]
+    while len(spare) < made[:count].count(None):
+        spare += [candidate for candidate in candidates(spares) if candidate is not None]
     chosen = [spare.pop(0) if candidate is None else candidate for candidate in made[:count]]
     return [candidate >> (16 - tables.low_bits) for candidate in chosen]
 
@@ -164,7 +171,15 @@ class TestTheStreamByHand:
     def test_every_number_of_a_block(self, kernel, scale, count):
         source = DiscreteGaussian(scale, seed=5)
         for number in (0, 3):
-            assert source.maker().integers(number, count).tolist() == by_hand(5, number, count, scale)
+            expected = by_hand(*secret_of(5), tables_of(Fraction(scale)), number, count)
+            assert source.maker().integers(number, count).tolist() == expected
+
+    @pytest.mark.parametrize("block", BLOCKS[:2])
+    def test_every_number_of_a_block_of_which_many_are_refused(self, kernel, block):
+        """One in seven: the places of refused numbers are taken by spares in order, and spares are made again."""
+        tables = replace(tables_of(EDGES * 2**14), first=np.full(1 << 16, block, np.int16))
+        made = Maker(b"1" * 16, 7, tables).integers(2, 700)
+        assert made.tolist() == by_hand(b"1" * 16, 7, tables, 2, 700)
 
     def test_numbers_stay_what_they_are(self, kernel):
         """Papers can be repeated only while these stay."""

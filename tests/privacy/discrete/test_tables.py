@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from discrete_reference import blocks_up_to, decimal, given_to, rate_of, thresho
 
 from cloister.core.errors import ConfigError
 from cloister.privacy.mechanisms.discrete.tables import LEFT_OVER, Missing, tables_of
-from cloister.privacy.mechanisms.discrete.weights import DEPTH, blocks_in_order, cumulated, exponential
+from cloister.privacy.mechanisms.discrete.weights import DEPTH, blocks_in_order, cumulated, exponential, falling
 
 SCALES = [Fraction(1 << 24), Fraction(1000, 3), Fraction(33 * 10**12 + 39, 10**6 + 3)]
 
@@ -20,6 +21,13 @@ def test_an_exponential_lies_between_its_bounds(rate, bits):
     low, high = exponential(rate, bits)
     exact = (-decimal(rate)).exp() * 2**bits
     assert low <= exact <= high <= low + 3
+
+
+@pytest.mark.parametrize("ratio", range(1, 256))
+def test_every_step_of_a_bound_rounds_to_its_side(ratio):
+    """In eight bits, where a single rounding to the wrong side shows: q^(m²) for all q."""
+    for m, (low, high) in enumerate(zip(*(islice(falling(ratio, 8, sign), 6) for sign in (1, -1)))):
+        assert low <= Fraction(ratio, 256) ** (m**2) * 256 <= high
 
 
 @pytest.mark.parametrize("bits", [96, 192])
@@ -118,6 +126,16 @@ def test_a_position_is_told_only_where_the_bits_decide():
     assert tables.missing.position(threshold, 64) is None
     assert tables.missing.position(threshold - 1, 64) == 10 and tables.missing.position(threshold + 1, 64) == 11
     assert tables.missing.position((1 << 64) - 1, 64) is None, "beyond the last threshold that shows"
+
+
+def test_a_number_between_the_bounds_of_a_threshold_is_undecided(monkeypatch):
+    """Bounds of two thresholds at 1/4 ± 1/64 and 1/2 ± 1/64, in units of 2^-6."""
+    missing = Missing(Fraction(1, 1 << 17), [0])
+    monkeypatch.setattr(
+        missing, "bounds", lambda bits: ([15 << bits - 6, 31 << bits - 6], [17 << bits - 6, 33 << bits - 6])
+    )
+    found = [missing.position(drawn, 6) for drawn in (14, 15, 16, 17, 30, 31, 32, 33)]
+    assert found == [0, None, None, 1, 1, None, None, None]
 
 
 def test_floors_that_the_first_bounds_leave_open_are_narrowed(monkeypatch):

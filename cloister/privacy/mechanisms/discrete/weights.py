@@ -46,7 +46,7 @@ def _weights(rate: Fraction, bits: int) -> tuple[list[int], list[int]]:
     """Bounds for exp(-rate·m²), m = 0, 1, …, as far as lower bounds are above zero."""
     low, high = [], []
     below, above = exponential(rate, bits)
-    for _, least, most in zip(range(DEPTH), _falling(below, bits, 1), _falling(above, bits, -1)):
+    for _, least, most in zip(range(DEPTH), falling(below, bits, 1), falling(above, bits, -1)):
         if not least:
             break
         low.append(least)
@@ -54,8 +54,14 @@ def _weights(rate: Fraction, bits: int) -> tuple[list[int], list[int]]:
     return low, high
 
 
-def _falling(first: int, bits: int, sign: int) -> Iterator[int]:
-    """1, q, q⁴, q⁹, … for the bound q: rounded down with sign 1, up with sign -1 (which mirrors ⌊x⌋ to ⌈x⌉)."""
+def falling(first: int, bits: int, sign: int) -> Iterator[int]:
+    """1, q, q⁴, q⁹, … for the bound q, in units of 2^-bits.
+
+    Args:
+        first: q.
+        bits: of precision.
+        sign: 1 rounds everything down; -1 rounds it up, as it mirrors ⌊x⌋ to ⌈x⌉.
+    """
     weight, ratio, square = 1 << bits, first, sign * (sign * first * first >> bits)
     while True:
         yield weight
