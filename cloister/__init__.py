@@ -24,6 +24,7 @@ _HOMES = {
     "privacy.claims.claim": "Claim",
     "privacy.dpsgd.step": "DpSgd",
     "privacy.mechanisms.clipping": "AdaptiveClip clip",
+    "privacy.mechanisms.discrete.sampler": "DiscreteGaussian",
     "privacy.mechanisms.distance": "Distance",
     "privacy.mechanisms.laplace": "LaplaceNoise",
     "privacy.mechanisms.mechanism": "Contributions Mechanism Released",

@@ -92,6 +92,7 @@ def test_what_the_tour_names_is_defined_in_the_file_that_it_links_to(name, path)
 
 CALLED_FIRST = [
     "Account",
+    "DiscreteGaussian",
     "GaussianNoise",
     "GlobalDP",
     "Mechanism",

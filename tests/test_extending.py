@@ -1,5 +1,6 @@
 """Every package in docs/extending.md, as a newcomer would copy it: installed beside Cloister, and run."""
 
+import importlib
 import json
 import os
 import re
@@ -8,11 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from statistics_of_noise import std_is
+
+from cloister import Contributions, GaussianNoise
+from cloister.core.arrays import Layout
+from cloister.core.cohort import Cohort
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
 BLOCK = re.compile(r"^```(python|toml|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PACKAGES = ["wines", "damped", "chebyshev", "euclidean_laplace"]
+PACKAGES = ["wines", "damped", "chebyshev", "euclidean_laplace", "exact_gaussian"]
 
 
 def sections():
@@ -113,3 +120,46 @@ def test_a_mechanism_runs_under_the_contract_of_the_built_in_ones(site, epsilon,
     done = in_the_site(site, sys.executable, "-c", script)
     assert (done.returncode == 0) == passes, done.stderr
     assert passes or "epsilon must be > 0" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("site", ["exact_gaussian"], indirect=True)
+def test_a_mechanism_without_floating_point(site):
+    directory = run(site, "exact_gaussian")
+    facts = json.loads((directory / "privacy.json").read_text())
+    assert (facts["mechanism"], facts["status"]) == ("exact-gaussian", "sound")
+    lines = [json.loads(line) for line in (directory / "ledger.jsonl").read_text().splitlines()]
+    multipliers = [line["event"]["noise_multiplier"] for line in lines if "event" in line]
+    assert len(multipliers) == 2 and all(2 * (1 - 1e-10) < z < 2 for z in multipliers)
+
+
+@pytest.fixture
+def exact_gaussian(tmp_path, monkeypatch):
+    """The module of the page's exact mechanism."""
+    install("exact_gaussian", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("exact_gaussian")
+    sys.modules.pop("exact_gaussian")
+
+
+def test_an_exact_release_is_a_whole_number_of_steps_and_bounded_by_them(exact_gaussian):
+    """Updates far beyond the bound, at it, and none: each counts with whole steps of a norm of at most 2^20."""
+    rng, sizes = np.random.default_rng(3), (1000, 7)
+    for length in (0.0, 1e-3, 1.0, 1.0000001, 50.0):
+        update = [rng.standard_normal(size) for size in sizes]
+        norm = np.sqrt(sum(piece @ piece for piece in update))
+        whole = exact_gaussian.truncated([piece * (min(length, 1.0000001) / norm * 2**20) for piece in update])
+        squares = sum(int(number) ** 2 for piece in whole for number in piece)
+        assert squares <= 2**40 and all((piece == np.rint(piece)).all() for piece in whole)
+        assert length < 1 or squares > 2**40 * 0.999
+
+
+def test_the_exact_release_has_the_noise_that_it_says(exact_gaussian):
+    layout = Layout.of({"w": np.zeros(50_000)})
+    sent = layout.rows({"w": np.zeros(50_000)})
+    mechanism = exact_gaussian.ExactGaussian(multiplier=2.0, bound=0.5)
+    given = Contributions(Cohort.of(layout, sent, (sent, sent)), (1.0, 1.0), 2, 2.0, GaussianNoise(1), 1)
+    released = mechanism.release(given)
+    assert released.noise_std == 0.5 and std_is(released.models[0][0], 0.5)
+    steps = released.models[0][0] / (0.5 / 2**20 / 2)
+    np.testing.assert_array_equal(steps, np.rint(steps))

@@ -157,7 +157,7 @@ TENSORFLOW = {module for module in FILES if module.startswith("cloister.privacy.
 """DP-SGD's modules, which are imported when a model is there to be trained."""
 HEAVY = (
     *("tensorflow", "keras", "sklearn", "pandas", "cv2", "tensorboard", "ray", "scipy", "dp_accounting"),
-    *("matplotlib", "jinja2"),
+    *("matplotlib", "jinja2", "numba"),
 )
 
 
@@ -186,7 +186,7 @@ def test_the_apps_and_the_command_start_without_anything_heavy():
 # Names that the world may rely on.
 
 PUBLIC = """
-Account AdaptiveClip Capabilities Claim CloisterError Contributions Dataset Distance DpSgd Examples
+Account AdaptiveClip Capabilities Claim CloisterError Contributions Dataset DiscreteGaussian Distance DpSgd Examples
 GaussianNoise GlobalDP KerasModel LaplaceClustering LaplaceNoise Ledger Mechanism MetricDP NumpyModel
 PrivacyBudget PrivateStrategy Recipe Released RunConfig Task bounded_sum check_mechanism clip leave_one_out
 noisy_mean parse simulate try_to_tell

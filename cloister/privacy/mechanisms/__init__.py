@@ -4,7 +4,9 @@ mechanism     the noun: a frozen value that bounds, releases, and says what that
 gaussian      the Gaussian mechanisms on the server; noise_scale: what scales their noise; named: by configuration name
 clipping, distance, release, trimmed_mean
               what they are made of
-noise         random numbers from the operating system's entropy, in blocks, on a grid
+keystream, noise
+              random numbers from the operating system's entropy, in blocks, on a grid
+discrete      the same of an exact law, as integers
 laplace, local, local_update, selection, kmeans
               what clients do to what they send, and what the server can do with that
 """

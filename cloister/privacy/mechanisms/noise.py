@@ -17,11 +17,8 @@ millions of coordinates is not negligible beside the δ of a guarantee. What rem
 | a forked process | refused: both processes would add the same noise |
 """
 
-import hashlib
 import math
-import os
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Iterator
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -31,6 +28,7 @@ from cloister.core import check, threads
 from cloister.core.arrays import Row
 from cloister.core.errors import PrivacyError
 from cloister.core.threads import Span, for_each_span, spans
+from cloister.privacy.mechanisms.keystream import Keystream, Places
 
 BLOCK = threads.BLOCK // 2
 """Normal numbers made at a time."""
@@ -48,11 +46,8 @@ GRID_BITS = 20
 HEADROOM = 64
 """Deviations of the noise that a number's dtype must hold."""
 
-Places = tuple[int, ...]
-"""Where in the stream the noise of a span lies: the numbers of its blocks, each of at most `BLOCK` normal numbers."""
 
-
-class GaussianNoise:
+class GaussianNoise(Keystream):
     """An endless stream of independent N(0, 1) numbers.
 
     Args:
@@ -70,12 +65,7 @@ class GaussianNoise:
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        self.seeded = seed is not None
-        secret = os.urandom(32) if seed is None else hashlib.sha256(f"cloister noise {seed}".encode()).digest()
-        self._key, self._nonce = secret[:16], int.from_bytes(secret[16:])
-        # No number is ever given out twice, to no thread: a block that repeats is noise that can be subtracted.
-        self._numbers = count()
-        self._process = os.getpid()
+        super().__init__(seed, "cloister noise", BLOCK)
 
     def add(self, target: NDArray, std: float) -> None:
         """Add `std` · N(0, 1) to every number of a flat float32 or float64 array, in place and on no grid.
@@ -125,18 +115,6 @@ class GaussianNoise:
         out: NDArray = np.zeros(count, dtype)
         self.add(out, 1.0)
         return out
-
-    def places(self, stretches: Sequence[Span]) -> dict[Span, Places]:
-        """Set places in the stream aside for the noise of some spans, in their order.
-
-        Noise is numbered here and made later: which thread takes which span must not decide who gets which number.
-
-        Raises:
-            PrivacyError: this is a copy in a forked process, whose noise would be the parent's once more.
-        """
-        if os.getpid() != self._process:
-            raise PrivacyError("noise cannot be shared with a forked process: both would add the same; make another")
-        return {span: tuple(next(self._numbers) for _ in range(0, len(span), BLOCK)) for span in stretches}
 
     def maker(self, dtype: DTypeLike = np.float64) -> "Maker":
         """What makes this stream's blocks on one thread, with memory of its own for noise of this dtype."""

@@ -1,0 +1,87 @@
+"""Candidates thousands at a time, in NumPy: 64-bit integers decide almost all, and say where they leave one open."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.privacy.mechanisms.discrete.tables import LEFT_OVER, LOW_BITS, Tables
+
+NAME = "numpy"
+TAKEN, REFUSED, OPEN = 0, 1, 2
+"""What becomes of a candidate; `OPEN`: its bits do not tell, or these integers do not."""
+LOW = np.uint64((1 << LOW_BITS) - 1)
+HALF, ONE = np.uint64(LOW_BITS), np.uint64(1)
+
+
+def look_up(indices: NDArray, words: NDArray, tables: Tables) -> NDArray:
+    """Make numbers of the candidates that need no second look, in the place of their words.
+
+    A candidate is taken at once when its block stands in the first table and the upper half of its word is above m:
+    t ≤ (2m + 1)/2s₀² ≤ (m + ½)/2^16, since s₀ ≥ 2^8.
+
+    Args:
+        indices: 16 bits each, into the first table.
+        words: 32 bits each; b·2^16 + low afterwards, where a candidate was taken.
+        tables: of the scale.
+
+    Returns:
+        The positions of the others, in order; their words are as they were.
+    """
+    blocks = np.empty(len(indices), np.int16)
+    # Every index is in the table: any other mode would look first, or make a copy.
+    tables.first.take(indices, out=blocks, mode="wrap")
+    m = blocks >> 15
+    m ^= blocks
+    undecided = (words >> LOW_BITS).astype(np.uint16) <= m.view(np.uint16)
+    undecided |= blocks == LEFT_OVER
+    positions = np.flatnonzero(undecided)
+    kept = words[positions]
+    words.view(np.uint16)[1::2] = blocks.view(np.uint16)
+    words[positions] = kept
+    return positions
+
+
+def decide(indices: NDArray, words: NDArray, slots: NDArray, tables: Tables) -> tuple[NDArray, NDArray]:
+    """Decide candidates by their slots.
+
+    Args:
+        indices, words: of the candidates, as they were drawn.
+        slots: three times 64 bits for each: see `number_of`.
+        tables: of the scale.
+
+    Returns:
+        The numbers b·2^16 + low, and what became of each candidate.
+    """
+    blocks, undecided = _blocks(indices, slots, tables)
+    outcome = np.zeros(len(words), np.uint8)
+    # Most are here for their block alone: what decides the others need not be computed for them.
+    close = np.flatnonzero(words >> LOW_BITS <= (blocks ^ (blocks >> 31)).view(np.uint32))
+    outcome[close] = _outcome(blocks[close], words[close], slots[close], tables)
+    outcome[undecided] = OPEN
+    return blocks << LOW_BITS | (words & np.uint32(LOW)).view(np.int32), outcome
+
+
+def _blocks(indices: NDArray, slots: NDArray, tables: Tables) -> tuple[NDArray, NDArray]:
+    """The blocks of candidates, and the positions of those that are undecided."""
+    blocks = tables.first.take(indices)
+    left = np.flatnonzero(blocks == LEFT_OVER)
+    blocks[left] = tables.second[slots[left, 0] & LOW]
+    left = left[blocks[left] == LEFT_OVER]
+    drawn = slots[left, 1]
+    position = np.searchsorted(tables.thresholds, drawn, side="right")
+    # Beyond the last threshold, or equal to the one before: the number may lie on either side of it.
+    undecided = (position == len(tables.thresholds)) | (tables.thresholds[np.maximum(position - 1, 0)] == drawn)
+    blocks[left] = tables.blocks[np.minimum(position, len(tables.thresholds) - 1)]
+    return blocks.astype(np.int32), left[undecided]
+
+
+def _outcome(blocks: NDArray, words: NDArray, slots: NDArray, tables: Tables) -> NDArray:
+    """What becomes of candidates, by the events of probability t and t/2."""
+    m, width = (blocks ^ (blocks >> 31)).astype(np.int64), 1 << tables.low_bits
+    low = (words & np.uint32(LOW)) >> (LOW_BITS - tables.low_bits)
+    j = np.where(blocks < 0, width - low.astype(np.int64), low)
+    # Below 2^48, and less than 2^64 when multiplied by 2^64/2s² rounded up: t is at most a half.
+    steps = ((2 * width * m + j) * j).view(np.uint64)
+    least, most = steps * tables.unit_floor, steps * tables.unit_ceiling
+    first = (words >> LOW_BITS).astype(np.uint64) << np.uint64(48) | slots[:, 0] >> HALF
+    refused = (first < least) & (slots[:, 2] >= most - (most >> ONE))
+    return np.where(first >= most, TAKEN, np.where(refused, REFUSED, OPEN))

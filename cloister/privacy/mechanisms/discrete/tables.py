@@ -1,0 +1,169 @@
+"""How uniform bits become blocks: two tables of 16 bits, and thresholds for what they leave over.
+
+Block b has probability q_b. Of the 2^16 indices of the first table, c_b say b, where c_b/2^16 ≤ q_b; the R indices that
+are left over lead to the second table, where d_b of 2^16 say b; what that leaves over is drawn by comparing a uniform
+number with the thresholds of what is missing,
+
+    T_b = (2^32·F_b - G_b) / (2^32 - G),     F_b = Σ q,     G_b = Σ (2^16·c + R·d),
+
+summed over b and the blocks before it, and G over all. Any counts c and d that are not too large give exactly the same
+law: thresholds carry the whole difference. So counts come from lower bounds, whose last bit is of no importance, and
+thresholds from bounds on both sides, to as many bits as a comparison needs.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.errors import ConfigError
+from cloister.privacy.mechanisms.discrete.weights import blocks_in_order, cumulated
+
+LEFT_OVER = -(1 << 15)
+"""What a table says at an index that belongs to no block."""
+INDEX_BITS = LOW_BITS = 16
+SMALLEST, LARGEST = 1 << 8, 1 << 25
+PRECISION = 192
+"""Bits of the first bounds: floors of thresholds to 64 bits are then certain, but for a chance of about 2^-80."""
+
+
+class Missing:
+    """Thresholds of what the tables leave over, to any number of bits.
+
+    Args:
+        rate: 1/2s₀².
+        given: G_b: what the tables give, of 2^32, to each block and those before it. Blocks beyond get nothing.
+    """
+
+    def __init__(self, rate: Fraction, given: Sequence[int]) -> None:
+        self._rate, self._given = rate, given
+        self._known: dict[int, tuple[list[int], list[int]]] = {}
+
+    def bounds(self, bits: int) -> tuple[list[int], list[int]]:
+        """Bounds for every threshold that shows in this many bits, in units of 2^-bits."""
+        if bits not in self._known:
+            rest = (1 << 32) - self._given[-1]
+            low, high = cumulated(self._rate, bits)
+            given = [*self._given, *[self._given[-1]] * (len(low) - len(self._given))]
+            least = [((total << 32) - (part << bits)) // rest for total, part in zip(low, given)]
+            most = [-(((part << bits) - (total << 32)) // rest) for total, part in zip(high, given)]
+            # In order, like the thresholds themselves: where two are almost the same, their bounds need not be.
+            self._known[bits] = least, list(accumulate(most, max))
+        return self._known[bits]
+
+    def position(self, drawn: int, bits: int) -> int | None:
+        """Which block a uniform number belongs to, in the order of blocks; None where its bits leave that open.
+
+        Args:
+            drawn: the leading bits of the number, which lies in [drawn, drawn + 1) · 2^-bits.
+            bits: how many they are.
+        """
+        precision = PRECISION
+        while precision < bits + 128:
+            precision *= 2
+        low, high = self.bounds(precision)
+        least, end = drawn << (precision - bits), (drawn + 1) << (precision - bits)
+        position = bisect_right(high, least)
+        return position if position < len(low) and end <= low[position] else None
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """All that numbers of one scale are made with.
+
+    Attributes:
+        scale: s.
+        low_bits: L.
+        first, second: 2^16 blocks each, or `LEFT_OVER`.
+        missing: exact thresholds of what both leave over.
+        thresholds: ⌊2^64·T⌋ as far as that is below 2^64 - 1. A number of 64 bits that is equal to one is undecided.
+        blocks: the block of each threshold.
+        unit: 2^64/2s², so that 2^64·t = unit · (2m·2^L + j)·j.
+        unit_floor, unit_ceiling: the integers around it.
+    """
+
+    scale: Fraction
+    low_bits: int
+    first: NDArray[np.int16]
+    second: NDArray[np.int16]
+    missing: Missing
+    thresholds: NDArray[np.uint64]
+    blocks: NDArray[np.int16]
+    unit: Fraction
+    unit_floor: np.uint64
+    unit_ceiling: np.uint64
+
+
+@lru_cache(maxsize=64)
+def tables_of(scale: Fraction) -> Tables:
+    """The tables of a scale, made once.
+
+    Args:
+        scale: s, from 2^8 up to 2^25.
+
+    Raises:
+        ConfigError: the scale lies outside.
+    """
+    if not SMALLEST <= scale < LARGEST:
+        raise ConfigError(f"the scale of exact noise must be from 2^8 up to 2^25 steps of the grid, got {scale}")
+    low_bits = math.floor(scale).bit_length() - SMALLEST.bit_length()
+    rate = Fraction(4**low_bits) / (2 * scale**2)
+    least = _probabilities_at_least(rate)
+    first = _counts(least, 1 << PRECISION)
+    left = (1 << INDEX_BITS) - sum(first)
+    after = [(weight << INDEX_BITS) - (count << PRECISION) for weight, count in zip(least, first)]
+    second = _counts(after, left << PRECISION)
+    missing = Missing(rate, list(accumulate((a << INDEX_BITS) + left * b for a, b in zip(first, second))))
+    thresholds = _floors(missing)
+    return Tables(
+        scale,
+        low_bits,
+        _table(first),
+        _table(second),
+        missing,
+        np.array(thresholds, np.uint64),
+        np.array(blocks_in_order(len(least))[: len(thresholds)], np.int16),
+        unit := Fraction(1 << 64) / (2 * scale**2),
+        np.uint64(math.floor(unit)),
+        np.uint64(math.ceil(unit)),
+    )
+
+
+def _probabilities_at_least(rate: Fraction) -> list[int]:
+    """Lower bounds for the probability of each block, from the middle outward, in units of 2^-`PRECISION`."""
+    low, high = cumulated(rate, PRECISION)
+    return [max(total - before, 0) for total, before in zip(low, [0, *high])]
+
+
+def _counts(least: Sequence[int], whole: int) -> list[int]:
+    """How many of 2^16 indices say each block: as many as surely do not give it more than it has.
+
+    Args:
+        least: lower bounds for the weights of blocks.
+        whole: the sum of all weights.
+    """
+    return [(weight << INDEX_BITS) // whole for weight in least]
+
+
+def _table(counts: Sequence[int]) -> NDArray[np.int16]:
+    """A table that says each block, from the middle outward, at as many indices as it counts."""
+    table = np.full(1 << INDEX_BITS, LEFT_OVER, np.int16)
+    said = np.repeat(np.array(blocks_in_order(len(counts) // 2), np.int16), counts)
+    table[: len(said)] = said
+    return table
+
+
+def _floors(missing: Missing) -> list[int]:
+    """⌊2^64·T⌋ of each threshold that is below 2^64 - 1: bounds are narrowed until both have the same floor."""
+    bits, top = PRECISION, (1 << 64) - 1
+    while True:
+        low, high = ([min(bound >> (bits - 64), top) for bound in side] for side in missing.bounds(bits))
+        if low == high:
+            return [floor for floor in low if floor < top]
+        bits *= 2

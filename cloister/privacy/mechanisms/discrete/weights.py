@@ -1,0 +1,86 @@
+"""Bounds for the weights exp(-m²/2s₀²) of blocks and for their sums, to any number of bits, in integers alone.
+
+Everything is counted in units of 2^-bits. A lower bound is made by operations that round down and an upper bound by the
+same operations rounding up. All numbers lie in [0, 1] and only products and sums of them occur, so each bound holds
+whatever was rounded before it.
+"""
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import accumulate
+
+DEPTH = (1 << 15) - 1
+"""Blocks on each side of zero, m = 0 … DEPTH - 1. The numbers of all blocks fit 32 bits, and at least 63 deviations."""
+
+
+def blocks_in_order(depth: int) -> list[int]:
+    """The blocks of m = 0 … depth - 1 from the middle outward: 0, -1, 1, -2, 2, …"""
+    return [block for m in range(depth) for block in (m, -m - 1)]
+
+
+def cumulated(rate: Fraction, bits: int) -> tuple[list[int], list[int]]:
+    """Bounds for the probability of each block and all before it, in the order of `blocks_in_order`.
+
+    Blocks whose weight is too small to show in this many bits are left out: the lists end before them.
+
+    Args:
+        rate: 1/2s₀², at most 1.
+        bits: of precision, at least 64.
+
+    Returns:
+        Lower bounds and upper bounds, in units of 2^-bits.
+    """
+    low, high = _weights(rate, bits)
+    # What is left out lies below the last upper bound, block by block: weights fall with m.
+    beyond = (DEPTH - len(high)) * high[-1]
+    least, most = 2 * sum(low), 2 * (sum(high) + beyond)
+    twice = [[weight for weight in side for _ in range(2)] for side in (low, high)]
+    return (
+        [(total << bits) // most for total in accumulate(twice[0])],
+        [min(-(-(total << bits) // least), 1 << bits) for total in accumulate(twice[1])],
+    )
+
+
+def _weights(rate: Fraction, bits: int) -> tuple[list[int], list[int]]:
+    """Bounds for exp(-rate·m²), m = 0, 1, …, as far as lower bounds are above zero."""
+    low, high = [], []
+    below, above = exponential(rate, bits)
+    for _, least, most in zip(range(DEPTH), falling(below, bits, 1), falling(above, bits, -1)):
+        if not least:
+            break
+        low.append(least)
+        high.append(most)
+    return low, high
+
+
+def falling(first: int, bits: int, sign: int) -> Iterator[int]:
+    """1, q, q⁴, q⁹, … for the bound q, in units of 2^-bits.
+
+    Args:
+        first: q.
+        bits: of precision.
+        sign: 1 rounds everything down; -1 rounds it up, as it mirrors ⌊x⌋ to ⌈x⌉.
+    """
+    weight, ratio, square = 1 << bits, first, sign * (sign * first * first >> bits)
+    while True:
+        yield weight
+        weight = sign * (sign * weight * ratio >> bits)
+        ratio = sign * (sign * ratio * square >> bits)
+
+
+def exponential(rate: Fraction, bits: int) -> tuple[int, int]:
+    """Bounds for exp(-rate) in units of 2^-bits: of two partial sums of the series, which alternates, one on each side.
+
+    Args:
+        rate: above 0 and at most 1, so that the terms fall.
+        bits: of precision.
+    """
+    total, term, order = Fraction(1), Fraction(1), 0
+    before = total
+    while abs(term) * (1 << bits) > 1:
+        order += 1
+        term *= -rate / order
+        before, total = total, total + term
+    lower, upper = sorted((before, total))
+    return math.floor(lower * (1 << bits)), math.ceil(upper * (1 << bits))
