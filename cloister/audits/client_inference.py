@@ -39,18 +39,20 @@ class Played:
     Attributes:
         published: the single-shot score of each repetition.
         projections: of each repetition's release on the target's update.
-        confidences: the multi-round score, of all rounds of all whole runs.
+        confidences: the multi-round score of each round, shape (whole runs, rounds).
     """
 
     published: Scores
     projections: Scores
     confidences: Scores
 
-    def halves(self) -> tuple["Played", "Played"]:
-        """Every other repetition, and the rest."""
-        return tuple(  # type: ignore[return-value]
-            Played(self.published[part::2], self.projections[part::2], self.confidences[part::2]) for part in (0, 1)
-        )
+    def half(self, number: int) -> "Played":
+        """Every other repetition, and every other whole run.
+
+        Args:
+            number: 0, or 1 for the rest.
+        """
+        return Played(self.published[number::2], self.projections[number::2], self.confidences[number::2])
 
 
 def play(game: Game, inside: bool, effort: Effort) -> Played:
@@ -63,11 +65,11 @@ def play(game: Game, inside: bool, effort: Effort) -> Played:
     """
     seeds = np.random.SeedSequence([effort.seed, inside]).generate_state(REPEATS * effort.shadows) >> 1
     first = [game.released(inside, int(seed), rounds=1)[0] for seed in seeds]
-    whole = [game.released(inside, int(seed), rounds=0) for seed in seeds[: max(1, effort.shadows // PAIRS)]]
+    whole = [game.released(inside, int(seed), rounds=0) for seed in seeds[: max(2, effort.shadows // PAIRS)]]
     return Played(
         np.array([game.published(arrays, inside) for arrays in first]),
         np.array([game.projection(arrays) for arrays in first]),
-        np.array([game.confidence(arrays) for run in whole for arrays in run]),
+        np.array([[game.confidence(arrays) for arrays in run] for run in whole]),
     )
 
 
@@ -81,7 +83,7 @@ def evidence(present: Played, absent: Played, seed: int) -> Iterator[Evidence]:
     """
     # The published score is small where the model knows the target: its loss is below that of the others.
     yield Evidence(SINGLE, "client", -present.published, -absent.published, seed)
-    yield Evidence(SEVERAL, "client", present.confidences, absent.confidences, seed)
+    yield Evidence(SEVERAL, "client", present.confidences.ravel(), absent.confidences.ravel(), seed)
     yield Evidence(RATIO, "client", *cross_fitted(present.projections, absent.projections), seed)
 
 
@@ -127,7 +129,8 @@ def _that_succeed(run: FinishedRun, game: Game, effort: Effort, attacks: list[Ev
 
 def _that_fail(absent: Played, effort: Effort) -> list[Control]:
     """The same attacks where neither kind has the target: with and without were exchanged at random."""
-    return [each.has_to_fail("the target in neither") for each in evidence(*absent.halves(), effort.seed)]
+    halves = absent.half(0), absent.half(1)
+    return [each.has_to_fail("the target in neither") for each in evidence(*halves, effort.seed)]
 
 
 def _meaning(target: int, aucs: list[Measured]) -> str:

@@ -87,19 +87,17 @@ class Audited:
 
 
 def claimed(privacy: Mapping[str, Any]) -> str:
-    """What a run claims, in a line.
+    """What a run claims, in a line: of several figures about itself the largest.
 
     Args:
         privacy: the content of its `privacy.json`.
     """
     told = []
     for mechanism in (privacy, privacy.get("clients") or {}):
-        figures = [
-            f"ε = {item['epsilon']:.4g} at δ = {item['delta']:g} for one {item['unit']}, {item['relation']}"
-            for item in _figures(mechanism)
-        ]
-        if figures:
-            told.append(f"{max(figures, key=len)} ({mechanism['mechanism']}, {mechanism['status']})")
+        if figures := _figures(mechanism):
+            item = max(figures, key=lambda figure: figure["epsilon"])
+            claim = f"ε = {item['epsilon']:.4g} at δ = {item['delta']:g} for one {item['unit']}, {item['relation']}"
+            told.append(f"{claim} ({mechanism['mechanism']}, {mechanism['status']})")
     if told:
         return "; ".join(told)
     return f"no ε ({privacy.get('mechanism', 'none')}, {privacy.get('status', 'none')})"
