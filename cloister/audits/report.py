@@ -13,8 +13,8 @@ from cloister.audits.finding import Control, Finding, Measured, Skipped, stronge
 from cloister.core.files import atomic_path
 
 FILE = "audit.json"
-THIS_RUN = "this run"
-"""The scope of a claim in `privacy.json` that is about one run alone."""
+THIS_RUN, ADD_OR_REMOVE = "this run", "add-or-remove"
+"""In `privacy.json`: the scope of a claim that is about one run alone, and the relation that attacks are about."""
 NAMES = {
     "auc": "AUC",
     "epsilon": "ε at least",
@@ -48,7 +48,7 @@ class Audited:
     @property
     def contradicted(self) -> tuple[Measured, ...]:
         """Lower bounds on ε that are above what is claimed for the same unit: the claim is false if there is one."""
-        sound = [item for item in _claims(self.privacy) if item.get("relation") == "add-or-remove"]
+        sound = [item for item in _claims(self.privacy) if item.get("relation") == ADD_OR_REMOVE]
         found = []
         for bound in (item for finding in self.findings for item in finding.borne_out("epsilon")):
             of_unit = [item["epsilon"] for item in sound if item["unit"] == bound.unit and item["delta"] == bound.delta]
@@ -139,10 +139,11 @@ def _claims(privacy: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _figures(mechanism: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Figures with an ε that are about the run itself: those over other runs too are about more than was audited."""
-    found = [item for item in mechanism.get("claims", ()) if item.get("epsilon") is not None]
-    of_run = [item for item in found if item.get("scope") == THIS_RUN] or found
     sizes = [item for size in mechanism.get("by-examples", ()) for item in size.get("claims", ())]
-    return of_run or [item for item in sizes if item.get("epsilon") is not None]
+    found = [item for item in (*mechanism.get("claims", ()), *sizes) if item.get("epsilon") is not None]
+    of_run = [item for item in found if item.get("scope") == THIS_RUN] or found
+    # What an attack measures is the same relation: somebody's data count or not.
+    return [item for item in of_run if item.get("relation") == ADD_OR_REMOVE] or of_run
 
 
 def _table(finding: Finding) -> Table:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cloister.audits.epsilon import maximum_rate, minimum_rate
 from cloister.audits.finding import CHANCE, Control, Measured, Unit
 from cloister.core.errors import ConfigError
 
@@ -53,8 +54,11 @@ class Evidence:
         Args:
             confidence: of the interval.
         """
+        value = auc(self.present, self.absent)
         low, high = interval(auc, self.present, self.absent, confidence, self.seed)
-        return Measured(self.attack, "auc", auc(self.present, self.absent), self.unit, low, high)
+        if low == high:
+            low, high = _of_pairs(value, min(len(self.present), len(self.absent)), confidence)
+        return Measured(self.attack, "auc", value, self.unit, low, high)
 
     def hits(self, alarms: float) -> Measured:
         """The rate of hits at a rate of false alarms, with its interval.
@@ -110,6 +114,16 @@ def auc(present: Scores, absent: Scores) -> float:
     ordered = np.sort(absent)
     below, reached = np.searchsorted(ordered, present, "left"), np.searchsorted(ordered, present, "right")
     return float((below + reached).mean() / (2 * len(absent)))
+
+
+def _of_pairs(value: float, pairs: int, confidence: float) -> tuple[float, float]:
+    """An interval where resampling shows no spread, as where all present ones score above all absent ones.
+
+    Present and absent ones can be paired off, and in each pair the present one scores higher with a probability of the
+    AUC: Clopper-Pearson over so many pairs.
+    """
+    tail, count = (1 - confidence) / 2, np.array([round(value * pairs)])
+    return float(minimum_rate(count, pairs, tail)[0]), float(maximum_rate(count, pairs, tail)[0])
 
 
 def hits_at(present: Scores, absent: Scores, alarms: float) -> float:

@@ -72,6 +72,13 @@ class TestInterval:
         narrow, wide = (interval(auc, *gaussians(0.5, 30, 0), confidence, 0) for confidence in (0.8, 0.999))
         assert wide[0] < narrow[0] < narrow[1] < wide[1]
 
+    @pytest.mark.parametrize("size,low", [(2, 0.158), (48, 0.926)])
+    def test_two_runs_of_each_kind_prove_nothing_however_far_apart(self, size, low):
+        """0.025^(1/n): what a rate is not below that was 1 in n tries."""
+        found = evidence(np.full(size, 2.0), np.full(size, 1.0)).auc()
+        assert (found.value, found.high) == (1, 1) and found.low == pytest.approx(low, abs=1e-3)
+        assert found.beats_chance == (size > 2)
+
 
 class TestControls:
     def test_a_working_attack(self):
