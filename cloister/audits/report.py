@@ -139,7 +139,9 @@ def _claims(privacy: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _figures(mechanism: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Figures with an ε that are about the run itself: those over other runs too are about more than was audited."""
-    sizes = [item for size in mechanism.get("by-examples", ()) for item in size.get("claims", ())]
+    # DP-SGD is about one unit, after which the size of a client is called; what it says of others is a by-product.
+    by_size = ((size, item) for size in mechanism.get("by-examples", ()) for item in size.get("claims", ()))
+    sizes = [item for size, item in by_size if f"{item['unit']}s" in size]
     found = [item for item in (*mechanism.get("claims", ()), *sizes) if item.get("epsilon") is not None]
     of_run = [item for item in found if item.get("scope") == THIS_RUN] or found
     # What an attack measures is the same relation: somebody's data count or not.

@@ -114,6 +114,7 @@ class TestAudit:
         assert controls["succeeds"].met and controls["fails"].met
         assert f"client {Game.of(run, 0).target}" in found.meaning
 
+    @pytest.mark.slow
     def test_much_noise_hides_it_and_the_control_still_succeeds(self, run_of, few_resamples, seeded_noise):
         noisy = {"privacy.server": "global-dp", "privacy.noise-multiplier": 50.0, "privacy.clipping-norm": 0.5}
         found = AUDIT.conduct(FinishedRun.read(run_of(**noisy)), LITTLE)
@@ -122,6 +123,7 @@ class TestAudit:
         assert controls_of(found, RATIO)["succeeds"].met
         assert found.borne_out("epsilon")[0].value == 0
 
+    @pytest.mark.slow
     def test_an_attack_that_looks_the_wrong_way_is_found_out(self, run, few_resamples, monkeypatch):
         """A projection on nothing in particular shows nothing, and its control says so."""
         monkeypatch.setattr(Game, "projection", lambda self, arrays: float(crc32(flat(arrays).tobytes()) % 97))
