@@ -6,8 +6,8 @@ the attacker, as differential privacy assumes. Three scores are tried on what a 
 
 - single shot, after round 1: -100·(loss_shadow - loss_aggregated)/loss_shadow, on a tenth of the target's examples;
 - multi-round: -loss of each round's model, on a tenth of the target's examples with noise on them;
-- likelihood ratio: the release of round 1 along the target's own update, under Gaussians fitted to other IN and OUT
-  runs. A lower bound on ε follows from it by `Trials`, whatever the distribution.
+- likelihood ratio: the release of round 1 along what the target's update changes in it, under Gaussians fitted to other
+  IN and OUT runs. A lower bound on ε follows from it by `Trials`, whatever the distribution.
 
 Source of the first two: Sáinz-Pardo Díaz et al. (2026), Knowledge-Based Systems 343, 115993, §5 and §7.4.
 """
@@ -38,7 +38,7 @@ class Played:
 
     Attributes:
         published: the single-shot score of each repetition.
-        projections: of each repetition's release on the target's update.
+        projections: of each repetition's release on what the target's update changes.
         confidences: the multi-round score of each round, shape (whole runs, rounds).
     """
 
