@@ -83,7 +83,7 @@ def evidence(present: Played, absent: Played, seed: int) -> Iterator[Evidence]:
     """
     # The published score is small where the model knows the target: its loss is below that of the others.
     yield Evidence(SINGLE, "client", -present.published, -absent.published, seed)
-    yield Evidence(SEVERAL, "client", present.confidences.ravel(), absent.confidences.ravel(), seed)
+    yield Evidence(SEVERAL, "client", present.confidences, absent.confidences, seed)
     yield Evidence(RATIO, "client", *cross_fitted(present.projections, absent.projections), seed)
 
 

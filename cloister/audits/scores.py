@@ -33,8 +33,9 @@ class Evidence:
     Attributes:
         attack: which attack made them.
         unit: about whom it learns something.
-        present: of members, or of runs with the client.
-        absent: of the others.
+        present: of members, or of runs with the client, shape (m,); or (m, k) where k scores are of one run and depend
+            on each other: they are resampled together.
+        absent: of the others, shape (n,) or (n, k).
         seed: of the resamples.
     """
 
@@ -108,12 +109,12 @@ def auc(present: Scores, absent: Scores) -> float:
     """The probability that a present one scores above an absent one; ties count half.
 
     Args:
-        present: shape (m,).
-        absent: shape (n,).
+        present: of any shape.
+        absent: of any shape.
     """
-    ordered = np.sort(absent)
+    ordered = np.sort(absent, axis=None)
     below, reached = np.searchsorted(ordered, present, "left"), np.searchsorted(ordered, present, "right")
-    return float((below + reached).mean() / (2 * len(absent)))
+    return float((below + reached).mean() / (2 * ordered.size))
 
 
 def _of_pairs(value: float, pairs: int, confidence: float) -> tuple[float, float]:
@@ -145,12 +146,12 @@ def hits_at(present: Scores, absent: Scores, alarms: float) -> float:
 def interval(
     statistic: Statistic, present: Scores, absent: Scores, confidence: float, seed: int
 ) -> tuple[float, float]:
-    """The percentile bootstrap interval of a statistic, each kind resampled by itself.
+    """The percentile bootstrap interval of a statistic, each kind resampled by itself, row by row.
 
     Args:
         statistic: of (present, absent).
-        present: shape (m,).
-        absent: shape (n,).
+        present: shape (m,) or (m, k).
+        absent: shape (n,) or (n, k).
         confidence: of the interval.
         seed: of the resamples.
     """

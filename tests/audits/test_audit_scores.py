@@ -72,6 +72,18 @@ class TestInterval:
         narrow, wide = (interval(auc, *gaussians(0.5, 30, 0), confidence, 0) for confidence in (0.8, 0.999))
         assert wide[0] < narrow[0] < narrow[1] < wide[1]
 
+    def test_scores_of_one_run_are_no_runs_of_their_own(self):
+        """Runs that differ for no reason, of 50 rounds each that agree: as single scores they would prove something."""
+        rng = np.random.default_rng(3)
+        present, absent = (rng.normal(0, 1, (3, 1)) + rng.normal(0, 0.1, (3, 50)) for _ in range(2))
+        together, single = (
+            Evidence("attack", "client", *kinds).auc()
+            for kinds in ((present, absent), (present.ravel(), absent.ravel()))
+        )
+        assert together.value == single.value == pytest.approx(auc(present.ravel(), absent.ravel()))
+        assert together.high - together.low > 3 * (single.high - single.low)
+        assert together.low < 0.5 < together.high and not single.low < 0.5 < single.high
+
     @pytest.mark.parametrize("size,low", [(2, 0.158), (48, 0.926)])
     def test_two_runs_of_each_kind_prove_nothing_however_far_apart(self, size, low):
         """0.025^(1/n): what a rate is not below that was 1 in n tries."""
