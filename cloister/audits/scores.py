@@ -22,6 +22,8 @@ FEW_ALARMS = (0.001, 0.01)
 """Rates of false alarms at which hits are counted."""
 STRICT = 0.999
 """Confidence of the interval that a control which has to fail is judged by: 95 % would raise an alarm in 20 audits."""
+FEW_ROWS = 10
+"""Scores or runs of a kind, below which resampling knows too little of their spread to raise an alarm."""
 POINTS = 50
 """Of a ROC curve, evenly spread over the logarithm of the rate of false alarms."""
 
@@ -100,9 +102,12 @@ class Evidence:
         Args:
             name: what is attacked, in a few words.
         """
-        strict = self.auc(STRICT)
-        met = (strict.low or 0.0) <= CHANCE <= (strict.high or 1.0)
-        return Control(name, "fails", self.auc(), met)
+        found, strict = self.auc(), self.auc(STRICT)
+        low, high = strict.low or 0.0, strict.high or 1.0
+        if (rows := min(len(self.present), len(self.absent))) < FEW_ROWS:
+            wide = _of_pairs(found.value, rows, STRICT)
+            low, high = min(low, wide[0]), max(high, wide[1])
+        return Control(name, "fails", found, low <= CHANCE <= high)
 
 
 def auc(present: Scores, absent: Scores) -> float:

@@ -109,6 +109,14 @@ class TestControls:
     def test_one_that_sees_what_is_not_there_is_found_out(self, shift):
         assert not evidence(*gaussians(shift, 50, 0)).has_to_fail("shuffled").met
 
+    def test_four_runs_that_happen_to_be_in_order_raise_no_alarm(self):
+        """Of six ways to order two runs and two others, two separate them."""
+        rounds = np.linspace(0, 0.1, 20)
+        high, low = (np.array(first)[:, None] + rounds for first in ([3.0, 4.0], [1.0, 2.0]))
+        ordered = Evidence("attack", "client", high, low)
+        assert ordered.auc().value == 1 and ordered.has_to_fail("shuffled").met
+        assert not evidence(np.arange(50) + 50, np.arange(50)).has_to_fail("shuffled").met
+
     def test_scores_of_one_kind_are_none(self):
         with pytest.raises(ConfigError, match="scores of both kinds"):
             evidence([], [1.0])
