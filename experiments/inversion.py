@@ -26,7 +26,7 @@ from cloister.audits.channels import (
     released_by,
     with_dp_sgd,
 )
-from cloister.audits.gradient_inversion import attacked
+from cloister.audits.gradient_inversion import attacked, rows_of
 from cloister.audits.pictures import image_table
 from cloister.audits.table import Effort
 from cloister.config.run import parse
@@ -69,10 +69,7 @@ def attack(name: str, data: Path, images: int) -> dict[str, object]:
     chosen = [(train.x[number].reshape(task.image_shape).astype(np.float64), int(train.y[number])) for number in first]
     steps = [Step(victim.arrays, victim.gradient(image, label), image, label, RATE) for image, label in chosen]
     found = attacked(victim, steps, channels(victim.model), Effort())
-    rows = {"image": [("", step.image) for step in steps] * len(found)}
-    for channel in channels(victim.model):
-        rows[channel] = [(f"{likeness:.2f}", image) for each in found.values() for likeness, image in each[channel]]
-    image_table(RESULTS / f"{name}.png", rows)
+    image_table(RESULTS / f"{name}.png", rows_of(steps, found))
     similar = {
         attack: {channel: [round(likeness, 4) for likeness, _ in results] for channel, results in each.items()}
         for attack, each in found.items()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cloister.audits.shadow_sets import blurred, most_unlike, shadow_set
 from cloister.audits.subject import FinishedRun
-from cloister.local.shadow import Shadow, dealt, one_client, outsiders
+from cloister.local.shadow import Shadow, dealt, outsiders, without_noise
 from cloister.tasks.base import Examples, Task
 
 Arrays = Mapping[str, NDArray]
@@ -56,10 +56,23 @@ class Game:
 
     @cached_property
     def direction(self) -> Scores:
-        """The target's own update of the first round, as a vector of length 1."""
-        alone = one_client(self.shadow.config)
-        own = flat(alone.run([self.parts[self.target]], self.seed, self.start, rounds=1)[-1]) - flat(self.start)
-        return own / max(float(np.linalg.norm(own)), float(np.finfo(np.float64).tiny))
+        """What the target's update changes in the first release, as a vector of length 1.
+
+        It is the difference of two rounds without noise, with the target and without it. Where a mean is taken over a
+        public number of clients, that is the direction of the target's own clipped update.
+        """
+        silent = Shadow(without_noise(self.shadow.config))
+        with_it, without = (silent.run(self.parts_of(inside), self.seed, self.start, 1)[-1] for inside in (True, False))
+        change = flat(with_it) - flat(without)
+        return change / max(float(np.linalg.norm(change)), float(np.finfo(np.float64).tiny))
+
+    def parts_of(self, inside: bool) -> list[Examples | None]:
+        """The examples of each client; None for the target where it takes no part.
+
+        Args:
+            inside: whether it does.
+        """
+        return [None if number == self.target and not inside else part for number, part in enumerate(self.parts)]
 
     def released(self, inside: bool, seed: int, rounds: int) -> list[Arrays]:
         """The models that a federation releases after its rounds.
@@ -69,8 +82,7 @@ class Game:
             seed: of shuffles.
             rounds: to run; 0: all.
         """
-        parts = [None if number == self.target and not inside else part for number, part in enumerate(self.parts)]
-        return self.shadow.run(parts, seed, self.start, rounds)[1:]
+        return self.shadow.run(self.parts_of(inside), seed, self.start, rounds)[1:]
 
     def published(self, arrays: Arrays, inside: bool) -> float:
         """100·(loss_shadow - loss_aggregated)/loss_shadow; the aggregated loss is of all who take part.
@@ -97,7 +109,7 @@ class Game:
         return -float(self.losses(arrays, held).mean())
 
     def projection(self, arrays: Arrays) -> float:
-        """How far a released model lies from the start along the target's own update.
+        """How far a released model lies from the start along what the target's update changes.
 
         Args:
             arrays: of the model.

@@ -6,8 +6,8 @@ the attacker, as differential privacy assumes. Three scores are tried on what a 
 
 - single shot, after round 1: -100·(loss_shadow - loss_aggregated)/loss_shadow, on a tenth of the target's examples;
 - multi-round: -loss of each round's model, on a tenth of the target's examples with noise on them;
-- likelihood ratio: the release of round 1 along the target's own update, under Gaussians fitted to other IN and OUT
-  runs. A lower bound on ε follows from it by `Trials`, whatever the distribution.
+- likelihood ratio: the release of round 1 along what the target's update changes in it, under Gaussians fitted to other
+  IN and OUT runs. A lower bound on ε follows from it by `Trials`, whatever the distribution.
 
 Source of the first two: Sáinz-Pardo Díaz et al. (2026), Knowledge-Based Systems 343, 115993, §5 and §7.4.
 """
@@ -38,19 +38,21 @@ class Played:
 
     Attributes:
         published: the single-shot score of each repetition.
-        projections: of each repetition's release on the target's update.
-        confidences: the multi-round score, of all rounds of all whole runs.
+        projections: of each repetition's release on what the target's update changes.
+        confidences: the multi-round score of each round, shape (whole runs, rounds).
     """
 
     published: Scores
     projections: Scores
     confidences: Scores
 
-    def halves(self) -> tuple["Played", "Played"]:
-        """Every other repetition, and the rest."""
-        return tuple(  # type: ignore[return-value]
-            Played(self.published[part::2], self.projections[part::2], self.confidences[part::2]) for part in (0, 1)
-        )
+    def half(self, number: int) -> "Played":
+        """Every other repetition, and every other whole run.
+
+        Args:
+            number: 0, or 1 for the rest.
+        """
+        return Played(self.published[number::2], self.projections[number::2], self.confidences[number::2])
 
 
 def play(game: Game, inside: bool, effort: Effort) -> Played:
@@ -63,11 +65,11 @@ def play(game: Game, inside: bool, effort: Effort) -> Played:
     """
     seeds = np.random.SeedSequence([effort.seed, inside]).generate_state(REPEATS * effort.shadows) >> 1
     first = [game.released(inside, int(seed), rounds=1)[0] for seed in seeds]
-    whole = [game.released(inside, int(seed), rounds=0) for seed in seeds[: max(1, effort.shadows // PAIRS)]]
+    whole = [game.released(inside, int(seed), rounds=0) for seed in seeds[: max(2, effort.shadows // PAIRS)]]
     return Played(
         np.array([game.published(arrays, inside) for arrays in first]),
         np.array([game.projection(arrays) for arrays in first]),
-        np.array([game.confidence(arrays) for run in whole for arrays in run]),
+        np.array([[game.confidence(arrays) for arrays in run] for run in whole]),
     )
 
 
@@ -127,7 +129,8 @@ def _that_succeed(run: FinishedRun, game: Game, effort: Effort, attacks: list[Ev
 
 def _that_fail(absent: Played, effort: Effort) -> list[Control]:
     """The same attacks where neither kind has the target: with and without were exchanged at random."""
-    return [each.has_to_fail("the target in neither") for each in evidence(*absent.halves(), effort.seed)]
+    halves = absent.half(0), absent.half(1)
+    return [each.has_to_fail("the target in neither") for each in evidence(*halves, effort.seed)]
 
 
 def _meaning(target: int, aucs: list[Measured]) -> str:

@@ -71,7 +71,7 @@ class GradientInversion:
         own = channels_of(run.config, run.clients, victim.model)
         controls = {UNPROTECTED: open_channel, DROWNED: published_laplace(DROWNING)}
         results = attacked(victim, steps, controls | own, effort)
-        pictures = image_table(run.path / PICTURE, _rows(steps, results))
+        pictures = image_table(run.path / PICTURE, rows_of(steps, results))
         measured = [_measured(attack, channel, results) for attack in results for channel in own]
         return Finding(self.name, _meaning(measured), tuple(measured), tuple(_controls(results)), pictures)
 
@@ -119,12 +119,18 @@ def _controls(results: Results) -> Iterator[Control]:
         yield Control(DROWNED, "fails", drowned, drowned.value < LOST)
 
 
-def _rows(steps: Sequence[Step], results: Results) -> dict[str, list[tuple[str, NDArray]]]:
-    """The pictures: the images, and what each attack made of them through each channel."""
-    rows = {ORIGINAL: [("", step.image) for step in steps]}
+def rows_of(steps: Sequence[Step], results: Results) -> dict[str, list[tuple[str, NDArray]]]:
+    """The pictures: a row for each attack on each image, with the image first and then what came of every channel.
+
+    Args:
+        steps: whose images were attacked.
+        results: of `attacked`.
+    """
+    rows = {}
     for attack, by_channel in results.items():
-        for channel, found in by_channel.items():
-            rows[f"{attack}\n{channel}"] = [(f"SSIM {likeness:.2f}", image) for likeness, image in found]
+        for number, step in enumerate(steps):
+            found = [(f"{channel}: {each[number][0]:.2f}", each[number][1]) for channel, each in by_channel.items()]
+            rows[attack if number == 0 else f"{attack}, image {number + 1}"] = [(ORIGINAL, step.image), *found]
     return rows
 
 

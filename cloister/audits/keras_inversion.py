@@ -23,9 +23,11 @@ from cloister.core.tensors import Network, Tensor
 
 Arrays = Mapping[str, NDArray]
 FILTERS, KERNEL, SPREAD = 12, 5, 0.5
-DLG_STEPS, DLG_STARTS = 500, 2
-MATCHED = 1e-6
-"""Distance of gradients, in units of the squared gradient, at which no other start is tried."""
+DLG_STARTS = 2
+SEARCH = {"maxiter": 1000, "maxcor": 50, "ftol": 1e-12, "gtol": 1e-10}
+"""Of L-BFGS: an image is not sharp before its gradient agrees to five digits."""
+NOTHING = 0.9
+"""Distance of gradients, in units of the squared gradient, above which a search has found nothing and begins anew."""
 INVERTING_STEPS, STEP, VARIATION = 1200, 0.1, 1e-3
 DECAYS = (3 / 8, 5 / 8, 7 / 8)
 """Shares of the steps after which a step is a tenth as long."""
@@ -123,11 +125,11 @@ class Victim:
                 rng.normal(size=size + self.classes),
                 jac=True,
                 method="L-BFGS-B",
-                options={"maxiter": DLG_STEPS},
+                options=SEARCH,
             )
             if found.fun < best.distance:
                 best = Recovered(np.clip(found.x[:size].reshape(self.shape), 0, 1), float(found.fun))
-            if best.distance < MATCHED:
+            if best.distance < NOTHING:
                 break
         return best
 

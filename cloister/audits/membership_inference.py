@@ -63,6 +63,8 @@ class MembershipInference:
         Args:
             run: that is audited.
         """
+        if run.config.task.group:
+            return "it protects groups of examples, and this attack is about single ones"
         return run.without_examples
 
     def conduct(self, run: FinishedRun, effort: Effort) -> Finding:

@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.files import atomic_path
 
-INCHES = 1.3
-"""Of an image in a table of images."""
+INCHES, LETTERS = 1.1, 17
+"""Of an image in a table of images, and in a line above it."""
 
 
 def roc_picture(place: Path, curves: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[str, ...]:
@@ -55,15 +56,15 @@ def image_table(place: Path, rows: Mapping[str, Sequence[tuple[str, NDArray]]]) 
     from matplotlib.figure import Figure
 
     columns = max(map(len, rows.values()))
-    figure = Figure(figsize=(INCHES * columns + 1, (INCHES + 0.3) * len(rows)), layout="constrained")
+    figure = Figure(figsize=(INCHES * columns + 1.2, (INCHES + 0.6) * len(rows)), layout="constrained")
     grid = figure.subplots(len(rows), columns, squeeze=False)
     for line, (name, images) in zip(grid, rows.items(), strict=True):
         for axes in line:
             axes.axis("off")
         for axes, (caption, image) in zip(line, images, strict=False):
             axes.imshow(image, cmap="gray", vmin=0, vmax=1)
-            axes.set_title(caption, fontsize=7)
-        line[0].text(-0.1, 0.5, name, fontsize=7, ha="right", va="center", transform=line[0].transAxes)
+            axes.set_title(fill(caption, LETTERS), fontsize=7)
+        line[0].text(-0.1, 0.5, fill(name, LETTERS), fontsize=7, ha="right", va="center", transform=line[0].transAxes)
     with atomic_path(place) as partial:
         figure.savefig(partial, dpi=150)
     return (place.name,)

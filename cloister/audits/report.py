@@ -13,8 +13,8 @@ from cloister.audits.finding import Control, Finding, Measured, Skipped, stronge
 from cloister.core.files import atomic_path
 
 FILE = "audit.json"
-THIS_RUN = "this run"
-"""The scope of a claim in `privacy.json` that is about one run alone."""
+THIS_RUN, ADD_OR_REMOVE = "this run", "add-or-remove"
+"""In `privacy.json`: the scope of a claim that is about one run alone, and the relation that attacks are about."""
 NAMES = {
     "auc": "AUC",
     "epsilon": "ε at least",
@@ -48,7 +48,7 @@ class Audited:
     @property
     def contradicted(self) -> tuple[Measured, ...]:
         """Lower bounds on ε that are above what is claimed for the same unit: the claim is false if there is one."""
-        sound = [item for item in _claims(self.privacy) if item.get("relation") == "add-or-remove"]
+        sound = [item for item in _claims(self.privacy) if item.get("relation") == ADD_OR_REMOVE]
         found = []
         for bound in (item for finding in self.findings for item in finding.borne_out("epsilon")):
             of_unit = [item["epsilon"] for item in sound if item["unit"] == bound.unit and item["delta"] == bound.delta]
@@ -87,19 +87,17 @@ class Audited:
 
 
 def claimed(privacy: Mapping[str, Any]) -> str:
-    """What a run claims, in a line.
+    """What a run claims, in a line: of several figures about itself the largest.
 
     Args:
         privacy: the content of its `privacy.json`.
     """
     told = []
     for mechanism in (privacy, privacy.get("clients") or {}):
-        figures = [
-            f"ε = {item['epsilon']:.4g} at δ = {item['delta']:g} for one {item['unit']}, {item['relation']}"
-            for item in _figures(mechanism)
-        ]
-        if figures:
-            told.append(f"{max(figures, key=len)} ({mechanism['mechanism']}, {mechanism['status']})")
+        if figures := _figures(mechanism):
+            item = max(figures, key=lambda figure: figure["epsilon"])
+            claim = f"ε = {item['epsilon']:.4g} at δ = {item['delta']:g} for one {item['unit']}, {item['relation']}"
+            told.append(f"{claim} ({mechanism['mechanism']}, {mechanism['status']})")
     if told:
         return "; ".join(told)
     return f"no ε ({privacy.get('mechanism', 'none')}, {privacy.get('status', 'none')})"
@@ -141,10 +139,13 @@ def _claims(privacy: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _figures(mechanism: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Figures with an ε that are about the run itself: those over other runs too are about more than was audited."""
-    found = [item for item in mechanism.get("claims", ()) if item.get("epsilon") is not None]
+    # DP-SGD is about one unit, after which the size of a client is called; what it says of others is a by-product.
+    by_size = ((size, item) for size in mechanism.get("by-examples", ()) for item in size.get("claims", ()))
+    sizes = [item for size, item in by_size if f"{item['unit']}s" in size]
+    found = [item for item in (*mechanism.get("claims", ()), *sizes) if item.get("epsilon") is not None]
     of_run = [item for item in found if item.get("scope") == THIS_RUN] or found
-    sizes = [item for size in mechanism.get("by-examples", ()) for item in size.get("claims", ())]
-    return of_run or [item for item in sizes if item.get("epsilon") is not None]
+    # What an attack measures is the same relation: somebody's data count or not.
+    return [item for item in of_run if item.get("relation") == ADD_OR_REMOVE] or of_run
 
 
 def _table(finding: Finding) -> Table:

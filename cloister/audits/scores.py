@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cloister.audits.epsilon import maximum_rate, minimum_rate
 from cloister.audits.finding import CHANCE, Control, Measured, Unit
 from cloister.core.errors import ConfigError
 
@@ -21,6 +22,8 @@ FEW_ALARMS = (0.001, 0.01)
 """Rates of false alarms at which hits are counted."""
 STRICT = 0.999
 """Confidence of the interval that a control which has to fail is judged by: 95 % would raise an alarm in 20 audits."""
+FEW_ROWS = 10
+"""Scores or runs of a kind, below which resampling knows too little of their spread to raise an alarm."""
 POINTS = 50
 """Of a ROC curve, evenly spread over the logarithm of the rate of false alarms."""
 
@@ -32,8 +35,9 @@ class Evidence:
     Attributes:
         attack: which attack made them.
         unit: about whom it learns something.
-        present: of members, or of runs with the client.
-        absent: of the others.
+        present: of members, or of runs with the client, shape (m,); or (m, k) where k scores are of one run and depend
+            on each other: they are resampled together.
+        absent: of the others, shape (n,) or (n, k).
         seed: of the resamples.
     """
 
@@ -53,8 +57,11 @@ class Evidence:
         Args:
             confidence: of the interval.
         """
+        value = auc(self.present, self.absent)
         low, high = interval(auc, self.present, self.absent, confidence, self.seed)
-        return Measured(self.attack, "auc", auc(self.present, self.absent), self.unit, low, high)
+        if low == high:
+            low, high = _of_pairs(value, min(len(self.present), len(self.absent)), confidence)
+        return Measured(self.attack, "auc", value, self.unit, low, high)
 
     def hits(self, alarms: float) -> Measured:
         """The rate of hits at a rate of false alarms, with its interval.
@@ -95,21 +102,34 @@ class Evidence:
         Args:
             name: what is attacked, in a few words.
         """
-        strict = self.auc(STRICT)
-        met = (strict.low or 0.0) <= CHANCE <= (strict.high or 1.0)
-        return Control(name, "fails", self.auc(), met)
+        found, strict = self.auc(), self.auc(STRICT)
+        low, high = strict.low or 0.0, strict.high or 1.0
+        if (rows := min(len(self.present), len(self.absent))) < FEW_ROWS:
+            wide = _of_pairs(found.value, rows, STRICT)
+            low, high = min(low, wide[0]), max(high, wide[1])
+        return Control(name, "fails", found, low <= CHANCE <= high)
 
 
 def auc(present: Scores, absent: Scores) -> float:
     """The probability that a present one scores above an absent one; ties count half.
 
     Args:
-        present: shape (m,).
-        absent: shape (n,).
+        present: of any shape.
+        absent: of any shape.
     """
-    ordered = np.sort(absent)
+    ordered = np.sort(absent, axis=None)
     below, reached = np.searchsorted(ordered, present, "left"), np.searchsorted(ordered, present, "right")
-    return float((below + reached).mean() / (2 * len(absent)))
+    return float((below + reached).mean() / (2 * ordered.size))
+
+
+def _of_pairs(value: float, pairs: int, confidence: float) -> tuple[float, float]:
+    """An interval where resampling shows no spread, as where all present ones score above all absent ones.
+
+    Present and absent ones can be paired off, and in each pair the present one scores higher with a probability of the
+    AUC: Clopper-Pearson over so many pairs.
+    """
+    tail, count = (1 - confidence) / 2, np.array([round(value * pairs)])
+    return float(minimum_rate(count, pairs, tail)[0]), float(maximum_rate(count, pairs, tail)[0])
 
 
 def hits_at(present: Scores, absent: Scores, alarms: float) -> float:
@@ -131,12 +151,12 @@ def hits_at(present: Scores, absent: Scores, alarms: float) -> float:
 def interval(
     statistic: Statistic, present: Scores, absent: Scores, confidence: float, seed: int
 ) -> tuple[float, float]:
-    """The percentile bootstrap interval of a statistic, each kind resampled by itself.
+    """The percentile bootstrap interval of a statistic, each kind resampled by itself, row by row.
 
     Args:
         statistic: of (present, absent).
-        present: shape (m,).
-        absent: shape (n,).
+        present: shape (m,) or (m, k).
+        absent: shape (n,) or (n, k).
         confidence: of the interval.
         seed: of the resamples.
     """

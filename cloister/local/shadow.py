@@ -21,6 +21,7 @@ from cloister.client.node import node_of
 from cloister.client.workbench import workbench_of
 from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
+from cloister.config.variants import GlobalPrivacy, MetricPrivacy
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.errors import ConfigError
 from cloister.core.wire import SEED
@@ -113,6 +114,22 @@ def without_privacy(config: RunConfig) -> RunConfig:
     return parse(kept | {"privacy.server": "none", "strategy.weighting": weighting, "task.group": ""})
 
 
+def without_noise(config: RunConfig) -> RunConfig:
+    """The same run with every mechanism in its place and none of their noise; of another package's, with its own.
+
+    Args:
+        config: of the run.
+    """
+    server, client = config.privacy.server, config.privacy.client
+    silent: dict[str, Scalar] = {"privacy.max-epsilon": 0.0}
+    if isinstance(server, GlobalPrivacy | MetricPrivacy):
+        silent["privacy.noise-multiplier"] = 0.0
+    if client.is_on:
+        silent |= {"privacy.client-noise-multiplier": 0.0, "privacy.client-max-epsilon": 0.0}
+        silent["privacy.max-leakage"] = 0.0
+    return parse(config.flat() | silent)
+
+
 def one_client(config: RunConfig, epochs: int = 0) -> Shadow:
     """A federation of one client that trains as those of a run do, without privacy: its release is that client's model.
 
@@ -121,8 +138,9 @@ def one_client(config: RunConfig, epochs: int = 0) -> Shadow:
         epochs: of its only round; 0: as in the run.
     """
     kept = {key: value for key, value in config.flat().items() if key.startswith(("task.", "client."))}
+    alone: dict[str, Scalar] = {"num-rounds": 1, "privacy.server": "none", "strategy.min-nodes": 1, "task.group": ""}
     longer: dict[str, Scalar] = {"client.local-epochs": epochs} if epochs else {}
-    return Shadow(parse(kept | {"num-rounds": 1, "privacy.server": "none", "strategy.min-nodes": 1} | longer))
+    return Shadow(parse(kept | alone | longer))
 
 
 def dealt(config: RunConfig, clients: int, seed: int) -> list[LocalData]:

@@ -118,6 +118,9 @@ class TestFinding:
         assert claimed({"status": "heuristic", "mechanism": "metric", "claims": []}) == "no ε (metric, heuristic)"
         clients = {"status": "none", "mechanism": "none", "claims": [], "clients": sound | {"mechanism": "gaussian"}}
         assert claimed(clients).endswith("(gaussian, sound)")
+        of_size = [SOUND | {"unit": "example", "epsilon": 2.0}, SOUND | {"epsilon": 900.0}]
+        dp_sgd = {"status": "sound", "mechanism": "dp-sgd", "by-examples": [{"examples": 16, "claims": of_size}]}
+        assert claimed(clients | {"clients": dp_sgd}).startswith("ε = 2 at δ = 1e-05 for one example")
 
 
 def test_importing_audits_imports_nothing_heavy():

@@ -72,6 +72,25 @@ class TestInterval:
         narrow, wide = (interval(auc, *gaussians(0.5, 30, 0), confidence, 0) for confidence in (0.8, 0.999))
         assert wide[0] < narrow[0] < narrow[1] < wide[1]
 
+    def test_scores_of_one_run_are_no_runs_of_their_own(self):
+        """Runs that differ for no reason, of 50 rounds each that agree: as single scores they would prove something."""
+        rng = np.random.default_rng(3)
+        present, absent = (rng.normal(0, 1, (3, 1)) + rng.normal(0, 0.1, (3, 50)) for _ in range(2))
+        together, single = (
+            Evidence("attack", "client", *kinds).auc()
+            for kinds in ((present, absent), (present.ravel(), absent.ravel()))
+        )
+        assert together.value == single.value == pytest.approx(auc(present.ravel(), absent.ravel()))
+        assert together.high - together.low > 3 * (single.high - single.low)
+        assert together.low < 0.5 < together.high and not single.low < 0.5 < single.high
+
+    @pytest.mark.parametrize("size,low", [(2, 0.158), (48, 0.926)])
+    def test_two_runs_of_each_kind_prove_nothing_however_far_apart(self, size, low):
+        """0.025^(1/n): what a rate is not below that was 1 in n tries."""
+        found = evidence(np.full(size, 2.0), np.full(size, 1.0)).auc()
+        assert (found.value, found.high) == (1, 1) and found.low == pytest.approx(low, abs=1e-3)
+        assert found.beats_chance == (size > 2)
+
 
 class TestControls:
     def test_a_working_attack(self):
@@ -89,6 +108,14 @@ class TestControls:
     @pytest.mark.parametrize("shift", [2, -2])
     def test_one_that_sees_what_is_not_there_is_found_out(self, shift):
         assert not evidence(*gaussians(shift, 50, 0)).has_to_fail("shuffled").met
+
+    def test_four_runs_that_happen_to_be_in_order_raise_no_alarm(self):
+        """Of six ways to order two runs and two others, two separate them."""
+        rounds = np.linspace(0, 0.1, 20)
+        high, low = (np.array(first)[:, None] + rounds for first in ([3.0, 4.0], [1.0, 2.0]))
+        ordered = Evidence("attack", "client", high, low)
+        assert ordered.auc().value == 1 and ordered.has_to_fail("shuffled").met
+        assert not evidence(np.arange(50) + 50, np.arange(50)).has_to_fail("shuffled").met
 
     def test_scores_of_one_kind_are_none(self):
         with pytest.raises(ConfigError, match="scores of both kinds"):

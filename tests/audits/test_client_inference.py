@@ -11,8 +11,9 @@ from cloister.audits.client_inference import AUDIT, RATIO, SEVERAL, SINGLE
 from cloister.audits.shadow_sets import blurred, most_unlike, shadow_set
 from cloister.audits.subject import FinishedRun
 from cloister.audits.table import Effort
+from cloister.config.run import parse
 from cloister.core.errors import ConfigError
-from cloister.local.shadow import Shadow, dealt, one_client, without_privacy
+from cloister.local.shadow import Shadow, dealt, without_noise, without_privacy
 from cloister.tasks.base import Examples
 
 LITTLE = Effort(shadows=4)
@@ -96,12 +97,35 @@ class TestGame:
         rest = sum(sizes[number] * (number + 1) for number in others) / sum(sizes[number] for number in others)
         assert game.published({}, inside=False) == pytest.approx(100 * (10 - rest) / 10)
 
-    def test_the_direction_is_the_targets_own_training(self, run):
-        game = Game.of(run, 0)
-        alone = one_client(run.config).run([game.parts[game.target]], 0, game.start)[-1]
-        own = flat(alone) - flat(game.start)
-        assert game.direction == pytest.approx(own / np.linalg.norm(own))
-        assert game.projection(alone) == pytest.approx(np.linalg.norm(own))
+    def test_under_a_mean_over_all_the_direction_is_the_targets_own_update(self, run_of):
+        noisy = {"privacy.server": "global-dp", "privacy.noise-multiplier": 9.0, "privacy.clipping-norm": 0.1}
+        noised = FinishedRun.read(run_of(**noisy))
+        game = Game.of(noised, 0)
+        alone = [part if number == game.target else None for number, part in enumerate(game.parts)]
+        own = flat(Shadow(without_privacy(noised.config)).run(alone, 0, game.start, 1)[-1]) - flat(game.start)
+        assert game.direction == pytest.approx(own / np.linalg.norm(own), abs=1e-4)
+        assert game.projection({name: array + 1 for name, array in game.start.items()}) == pytest.approx(
+            game.direction.sum()
+        )
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"privacy.server": "none"},
+            {"privacy.server": "metric"},
+            {"privacy.noise-multiplier": "auto", "privacy.max-epsilon": 3.0, "privacy.server": "global-dp"},
+            {"privacy.server": "none", "privacy.client": "dp-sgd", "privacy.client-max-epsilon": 3.0},
+            {"privacy.server": "none", "privacy.client": "laplace", "privacy.max-leakage": 3.0},
+        ],
+    )
+    def test_without_noise_the_mechanism_stays(self, settings):
+        silent = without_noise(parse(settings)).privacy
+        assert (silent.server.name, silent.client.name) == (
+            settings["privacy.server"],
+            settings.get("privacy.client", "none"),
+        )
+        assert silent.client.noise_multiplier == 0 and silent.server.max_epsilon == silent.client.max_epsilon == 0
+        assert silent.server.is_silent
 
 
 class TestAudit:
@@ -114,6 +138,7 @@ class TestAudit:
         assert controls["succeeds"].met and controls["fails"].met
         assert f"client {Game.of(run, 0).target}" in found.meaning
 
+    @pytest.mark.slow
     def test_much_noise_hides_it_and_the_control_still_succeeds(self, run_of, few_resamples, seeded_noise):
         noisy = {"privacy.server": "global-dp", "privacy.noise-multiplier": 50.0, "privacy.clipping-norm": 0.5}
         found = AUDIT.conduct(FinishedRun.read(run_of(**noisy)), LITTLE)
@@ -122,6 +147,7 @@ class TestAudit:
         assert controls_of(found, RATIO)["succeeds"].met
         assert found.borne_out("epsilon")[0].value == 0
 
+    @pytest.mark.slow
     def test_an_attack_that_looks_the_wrong_way_is_found_out(self, run, few_resamples, monkeypatch):
         """A projection on nothing in particular shows nothing, and its control says so."""
         monkeypatch.setattr(Game, "projection", lambda self, arrays: float(crc32(flat(arrays).tobytes()) % 97))

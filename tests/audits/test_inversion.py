@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cloister.audits import gradient_inversion
 from cloister.audits.channels import RELEASED, SENT, Step, channels_of, open_channel, published_laplace, released_by
 from cloister.audits.finding import Measured
 from cloister.audits.gradient_inversion import (
@@ -150,7 +151,8 @@ def test_digits_are_recovered_without_privacy_and_lost_in_noise():
 
 
 @pytest.mark.slow
-def test_the_audit_of_a_run(run_of):
+def test_the_audit_of_a_run(run_of, monkeypatch):
+    monkeypatch.setattr(gradient_inversion, "IMAGES", 1)
     run = FinishedRun.read(run_of(**{"privacy.server": "global-dp", "privacy.noise-multiplier": 1.0}))
     found = AUDIT.conduct(run, Effort())
     assert {item.attack for item in found.borne_out("similarity")} == {LEAKAGE, INVERTING}
