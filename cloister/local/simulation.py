@@ -1,6 +1,7 @@
 """Server and simulated clients in one process."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
@@ -34,8 +35,9 @@ def simulate(
     refuse_what_clients_would(config, clients)
     grid = LocalGrid.simulated(app, config.flat(), clients)
     outcome = run(grid, config, narrator)
-    # For whoever audits the run: with the seed, this says which examples were whose.
-    outcome.directory.write_json("simulation.json", {"clients": clients})
+    with suppress(OSError):  # a run that a full disk ended has ended in order all the same
+        # For whoever audits the run: with the seed, this says which examples were whose.
+        outcome.directory.write_json("simulation.json", {"clients": clients})
     if config.privacy.client.counts_leakage:
         outcome.directory.write_json("leakage.json", leakage_report(grid.leakages()))
     return outcome
