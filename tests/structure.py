@@ -10,6 +10,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -83,6 +84,7 @@ def with_arguments_told(module: Module) -> Iterator[tuple[str, bool]]:
                 yield function.name, "Args:" in (ast.get_docstring(function) or "")
 
 
+@lru_cache(maxsize=1)
 def figures() -> dict[str, float]:
     """All figures by name."""
     every = modules()

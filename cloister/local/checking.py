@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 from rich.console import Console
@@ -13,7 +13,6 @@ from cloister.client.data import task_of
 from cloister.client.workbench import workbench_of
 from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
-from cloister.core.errors import CloisterError
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.server.reports.console import Narrator
@@ -26,9 +25,9 @@ from cloister.tasks.faults import (
     faults_of_model,
     faults_of_naming,
     sample,
+    tried,
 )
 
-T = TypeVar("T")
 CLIENTS = 2
 RARE = 0.02
 """Share of the examples below which a class is named."""
@@ -61,7 +60,7 @@ def check_task(name: str, data: Path | None = None) -> Iterator[Line]:
         What was found, as it is found. After a fault, what rests on it is not tried.
     """
     settings: dict[str, Scalar] = {"task.name": name, "num-rounds": 1, "privacy.server": "none", "tensorboard": False}
-    config, problem = _tried(lambda: _checked(parse(settings | ({"task.data-path": str(data)} if data else {}))))
+    config, problem = tried(lambda: _checked(parse(settings | ({"task.data-path": str(data)} if data else {}))))
     if config is None:
         yield Line("fault", problem)
         return
@@ -87,7 +86,7 @@ def _lines(config: RunConfig, data: Path | None) -> Iterator[Line]:
     if attributes:
         return
     for where, read in _sources(task, data):
-        examples, problem = _tried(read)
+        examples, problem = tried(read)
         if examples is None:
             yield Line("fault", f"{where}: {problem}")
             continue
@@ -134,7 +133,7 @@ def _about_balance(task: Task, examples: Examples, where: str) -> Iterator[Line]
 
 
 def _about_model(config: RunConfig, task: Task, examples: Examples) -> Iterator[Line]:
-    model, problem = _tried(task.build)
+    model, problem = tried(task.build)
     if model is None:
         yield Line("fault", f"build(): {problem}")
         return
@@ -150,7 +149,7 @@ def _about_model(config: RunConfig, task: Task, examples: Examples) -> Iterator[
 def _about_dp_sgd(config: RunConfig) -> Line:
     """Whether each example can be protected; not a fault, as a run need not."""
     private = parse(config.flat() | {"privacy.client": "dp-sgd"})
-    _, problem = _tried(lambda: workbench_of(private).trainer)
+    _, problem = tried(lambda: workbench_of(private).trainer)
     if problem:
         return Line("note", f"it cannot be trained with privacy.client='dp-sgd': {problem}")
     return Line("ok", "it can be trained with privacy.client='dp-sgd'")
@@ -160,7 +159,7 @@ def _round(config: RunConfig, data: Path | None) -> Iterator[Line]:
     """One round of two clients, in a folder that goes away."""
     with tempfile.TemporaryDirectory() as folder:
         settings = config.flat() | {"output-dir": folder}
-        outcome, problem = _tried(lambda: _outcome(settings, data, folder))
+        outcome, problem = tried(lambda: _outcome(settings, data, folder))
     if outcome is None:
         yield Line("fault", f"one round of {CLIENTS} clients: {problem}")
         return
@@ -178,13 +177,3 @@ def _outcome(settings: dict[str, Scalar], data: Path | None, folder: str) -> Out
     config = parse(settings | {"evaluation.central": False, "evaluation.federated": "on"})
     node = {"data-path": str(data), "ledger-dir": folder}
     return run(LocalGrid(app, config.flat(), [node] * CLIENTS), config, quiet)
-
-
-def _tried(work: Callable[[], T]) -> tuple[T | None, str]:
-    """What it gives; or None and what is wrong, in one line."""
-    try:
-        return work(), ""
-    except CloisterError as error:
-        return None, str(error)
-    except Exception as error:
-        return None, f"{type(error).__name__} ({(str(error).splitlines() or [''])[0][:200]})"

@@ -4,6 +4,7 @@ A task is code of a user's own. A wrong shape or a wrong label would else show a
 every client, after a message was sent and something was spent.
 """
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -126,7 +127,7 @@ def faults_of_model(task: Task, model: Model, x: NDArray) -> Iterator[Fault]:
             yield Fault(
                 "build()", f"weight {name} of {array.dtype}", "use a layer with float weights; only these are sent"
             )
-    outputs, problem = _tried(lambda: model.predict(x))
+    outputs, problem = tried(lambda: model.predict(x))
     if problem:
         yield Fault(
             "build()", f"the model cannot predict: {problem}", f"it must take inputs of shape {task.input_shape}"
@@ -164,14 +165,14 @@ def _faults_of_outputs(task: Task, outputs: NDArray, count: int) -> Iterator[Fau
 
 def _faults_of_metrics(task: Task, outputs: NDArray) -> Iterator[Fault]:
     labels = np.arange(len(outputs)) % task.classes if task.classes else np.zeros(len(outputs), np.float32)
-    found, problem = _tried(lambda: task.metrics(labels, outputs))
+    found, problem = tried(lambda: task.metrics(labels, outputs))
     if problem:
         yield Fault("metrics()", problem, "it takes y of shape (n,) and scores as the model predicts them")
     elif not isinstance(found, Mapping) or not all(_is_number(value) for value in found.values()):
         yield Fault("metrics()", "values that are no finite numbers", "return a dict of names and floats")
     elif "loss" not in found:
         yield Fault("metrics()", "no 'loss'", "add it, as super().metrics(y, scores) does: early stopping reads it")
-    losses, problem = _tried(lambda: task.losses(labels, outputs))
+    losses, problem = tried(lambda: task.losses(labels, outputs))
     if problem or np.shape(losses) != (len(outputs),):
         yield Fault("losses()", problem or f"shape {np.shape(losses)}", f"return shape (n,), here ({len(outputs)},)")
 
@@ -180,18 +181,18 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
 
 
-def _tried(work: Callable[[], Any]) -> tuple[Any, str]:
-    """What code of the user's gives, and what is wrong with it: the kind of error, as its text may hold an array."""
+def tried(work: Callable[[], Any]) -> tuple[Any, str]:
+    """What code of the user's gives, and what is wrong with it: the kind of error and its place, never its text.
+
+    The text of an error that is none of ours may hold an array, and a run's errors are seen by others.
+    """
     try:
         return work(), ""
     except CloisterError as error:
         return None, str(error)
     except Exception as error:
-        return None, f"{type(error).__name__} ({_first_line(error)})"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:120]
+        *_, frame = traceback.extract_tb(error.__traceback__)
+        return None, f"{type(error).__name__} at {frame.filename}:{frame.lineno}"
 
 
 def _rows_not_finite(x: NDArray, block: int = 1024) -> int:

@@ -280,7 +280,8 @@ def test_the_machine_finds_errors_that_depend_on_data(monkeypatch):
         find(examples=500)
 
 
+@pytest.mark.slow
 def test_the_machine_finds_charges_that_follow_the_data(monkeypatch):
     monkeypatch.setattr("cloister.client.charges.size_of", lambda node: 0)
     with pytest.raises(AssertionError):
-        find()
+        find(examples=500)

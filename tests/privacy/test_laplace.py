@@ -182,10 +182,10 @@ PAIRS_1D = [((0.0,), (1.0,)), ((0.0,), (0.2,)), ((-3.0,), (1.0,)), ((2.0,), (2.0
 PAIRS_2D = [((0.0, 0.0), (1.0, 0.0)), ((0.0, 0.0), (1.0, 1.0)), ((-1.0, 2.0), (0.5, 0.1)), ((0.3, 0.3), (0.2, 0.4))]
 
 
-FURTHER_PAIRS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in [*PAIRS_1D[2:], *PAIRS_2D]]
+FURTHER_PAIRS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in [PAIRS_1D[0], *PAIRS_1D[2:], *PAIRS_2D]]
 
 
-@pytest.mark.parametrize(("x", "other"), [*PAIRS_1D[:2], *FURTHER_PAIRS])
+@pytest.mark.parametrize(("x", "other"), [PAIRS_1D[1], *FURTHER_PAIRS])
 def test_no_cell_is_likelier_than_the_distance_allows(x, other):
     x, other = np.array(x), np.array(other)
     edges = [np.linspace(-8, 8, 33 if len(x) == 1 else 17)] * len(x)

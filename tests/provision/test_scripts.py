@@ -85,4 +85,5 @@ def test_an_installation_has_them():
         for path in (ROOT / "cloister").rglob("*")
         if path.is_file() and path.suffix != ".py" and path.parent.name != "__pycache__"
     }
-    assert taken == others == {*SHELL, ROOT / "cloister" / "deploy" / "policy.toml"} and SHELL
+    templates = set((ROOT / "cloister" / "scaffold" / "templates").rglob("*.jinja"))
+    assert taken == others == {*SHELL, *templates, ROOT / "cloister" / "deploy" / "policy.toml"} and SHELL and templates

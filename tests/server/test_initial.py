@@ -85,7 +85,7 @@ def test_what_the_server_trains_on_scores_nothing_and_is_stratified():
     again = with_validation(task, task.load())
     assert np.array_equal(again.validation.x, after.validation.x)
     scorer = CentralEvaluation(task, task.build(), pretrained=True)
-    assert np.array_equal(scorer._test.x, after.test.x)
+    assert np.array_equal(scorer.examples.x, after.test.x)
 
 
 def test_where_test_examples_have_owners_half_of_the_owners_are_the_server_s():

@@ -215,6 +215,7 @@ class Scores:
 
     losses: list
     asked: int = 0
+    examples: None = None
 
     def __call__(self, arrays):
         self.asked += 1

@@ -56,7 +56,14 @@ def test_the_limit_of_that_is_twenty(epsilon, weak):
 
 def test_early_stopping_shows_the_scores_of_the_model_it_keeps(tmp_path, monkeypatch):
     losses = iter([0.9, 0.5, 0.1, 0.7, 0.8, 0.6])
-    monkeypatch.setattr("cloister.server.run.CentralEvaluation", lambda *_: lambda arrays: {"loss": next(losses)})
+
+    class Scores:
+        examples = None
+
+        def __call__(self, arrays):
+            return {"loss": next(losses)}
+
+    monkeypatch.setattr("cloister.server.run.CentralEvaluation", lambda *_: Scores())
     settings = SOUND | {"tensorboard": False, "num-rounds": 5, "evaluation.patience": 2}
     outcome, said = told(tmp_path, settings)
     table = said.split("Result")[1]

@@ -97,8 +97,9 @@ def test_an_error_of_the_user_s_code_is_one_line(monkeypatch):
     def build(self):
         raise RuntimeError("first\nsecond")
 
+    line = build.__code__.co_firstlineno + 1
     monkeypatch.setattr(BreastCancer, "build", build)
-    assert found("breast-cancer")[-1] == ("fault", "build(): RuntimeError (first)")
+    assert found("breast-cancer")[-1] == ("fault", f"build(): RuntimeError at {__file__}:{line}")
 
 
 def test_a_run_refuses_the_same_faults_before_it_makes_a_directory(tmp_path, monkeypatch):

@@ -131,7 +131,7 @@ def test_targets_of_a_regression(y):
         (lambda out: np.log(out + 0.1), "no probabilities, such as logits; end the model with activation='softmax'"),
         (lambda out: 1 / (1 + np.exp(-out)), "no probabilities"),
         (lambda out: out * np.nan, "NaN or infinite; check the initial weights"),
-        (lambda out: out / np.zeros((7, 7)), "the model cannot predict: ValueError (operands could not be broadcast"),
+        (lambda out: out / np.zeros((7, 7)), f"the model cannot predict: ValueError at {__file__}:"),
     ],
 )
 def test_models_that_cannot_be_scored(change, says):
@@ -177,7 +177,7 @@ def test_names_that_change():
 @pytest.mark.parametrize(
     ("metrics", "says"),
     [
-        (lambda self, y, scores: 1 / 0, "metrics(): ZeroDivisionError (division by zero); it takes y of shape (n,)"),
+        (lambda self, y, scores: 1 / 0, f"metrics(): ZeroDivisionError at {__file__}:"),
         (lambda self, y, scores: {"loss": np.nan}, "metrics(): values that are no finite numbers"),
         (lambda self, y, scores: {"loss": scores}, "metrics(): values that are no finite numbers"),
         (lambda self, y, scores: [0.5], "metrics(): values that are no finite numbers; return a dict"),
