@@ -2,7 +2,7 @@
 gradients, on digits, MNIST and EMNIST, through every mechanism that a client or a server has.
 
 A client of one image, one step, and a small network of sigmoid units: see docs/audits.md. A task's result is written as
-soon as it is there, and is not computed again. The pictures need matplotlib: `pip install -e '.[experiments]'`.
+soon as it is there, and is not computed again.
 
     python experiments/inversion.py --data FOLDER [--tasks digits mnist emnist] [--images 2] [--again]
 

@@ -1,6 +1,6 @@
 """Brain scans of people with and without Alzheimer's disease: the task of the metric-aware federation.
 
-Source: J. Sáinz-Pardo Díaz et al., metric-privacy for federated learning: §7.1 (data), §7.2 (model), tables 1, 2, 3, 9.
+Source: Sáinz-Pardo Díaz et al. (2026), §7.1 (data), §7.2 (model), tables 1, 2, 3 and 9.
 """
 
 from typing import TYPE_CHECKING
