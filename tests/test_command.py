@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from cloister import cli
 from cloister.core.errors import BudgetExhausted, ConfigError, FederationError
 from cloister.tasks.digits import Digits
+from cloister.tasks.faults import SAMPLE
 
 COMMAND = [sys.executable, "-c", "from cloister.cli import app; app()"]
 
@@ -67,6 +68,8 @@ class TestUnexpectedErrors:
         shown = np.array2string(np.linspace(0, 1, 7), precision=8)
 
         def metrics(self, y, scores):
+            if len(y) <= SAMPLE:  # the few that a task is tried on before a run
+                return {"loss": 1.0}
             raise KeyError(f"no class {shown} {scores!r}")
 
         monkeypatch.setattr(Digits, "metrics", metrics)
@@ -175,6 +178,8 @@ class TestExitCodes:
         original = Digits.metrics
 
         def metrics(self, y, scores):
+            if len(y) <= SAMPLE:
+                return original(self, y, scores)
             monkeypatch.setattr(Digits, "metrics", original)
             signal.raise_signal(signal.SIGINT)
             return original(self, y, scores)
