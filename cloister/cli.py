@@ -272,12 +272,13 @@ def report(
     ] = None,
 ) -> None:
     """Write report.html of a finished run into its directory; with --registry, registry.yaml too."""
+    from cloister.config.errors import read_toml
     from cloister.server.reports.html.page import write_report
     from cloister.server.reports.html.registry import Entry, write_entry
-    from cloister.server.reports.html.statements import Statements, read_toml
+    from cloister.server.reports.html.statements import Statements
 
-    stated = read_toml(statements, Statements) if statements else Statements()
-    entry = read_toml(registry, Entry) if registry else None
+    stated = read_toml(Statements, statements, str(statements)) if statements else Statements()
+    entry = read_toml(Entry, registry, str(registry)) if registry else None
     typer.echo(write_report(directory, stated))
     if entry is not None:
         typer.echo(write_entry(directory, entry, stated))

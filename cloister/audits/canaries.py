@@ -42,7 +42,7 @@ class CanaryBounds:
 
     @property
     def contradicted(self) -> tuple[str, ...]:
-        """By which bounds the claim is false; empty where it stands, or where there is none."""
+        """Which bounds contradict the claim; empty where none does, or where nothing is claimed."""
         found = {"distribution-free": self.distribution_free, "Gaussian shape": self.gaussian}
         return tuple(name for name, bound in found.items() if self.claimed is not None and bound > self.claimed)
 
@@ -51,7 +51,7 @@ class CanaryBounds:
         sure = f"with {self.confidence:.0%} confidence"
         claimed = "nothing is claimed" if self.claimed is None else f"ε = {self.claimed:.4g} at δ = {self.delta:g}"
         verdict = (
-            f"The claim is FALSE by the bound: {', '.join(self.contradicted)}."
+            f"The claim is contradicted, {self.confidence:.0%} sure, by the bound: {', '.join(self.contradicted)}."
             if self.contradicted
             else "No bound is above a claim. That proves nothing: another attack might show more."
         )

@@ -47,7 +47,7 @@ class Audited:
 
     @property
     def contradicted(self) -> tuple[Measured, ...]:
-        """Lower bounds on ε that are above what is claimed for the same unit: the claim is false if there is one."""
+        """Lower bounds on ε above what is claimed for the same unit: each contradicts it, with its confidence."""
         sound = [item for item in _claims(self.privacy) if item.get("relation") == ADD_OR_REMOVE]
         found = []
         for bound in (item for finding in self.findings for item in finding.borne_out("epsilon")):
@@ -81,7 +81,7 @@ class Audited:
         for item in self.skipped:
             console.print(f"not run: {item.name}: {item.why}")
         for bound in self.contradicted:
-            console.print(f"the claim is FALSE: {in_words(bound)}")
+            console.print(f"the claim is contradicted, {bound.confidence or 0:.0%} sure: {in_words(bound)}")
         for line in self.lines:
             console.print(line)
 

@@ -71,6 +71,12 @@ class FinishedRun:
             return "its clients were nodes with data of their own, which is not here (no simulation.json)"
         if self.config.privacy.server.hypotheses:
             return "it trains several hypotheses, and this attack is about one model"
+        if self.config.privacy.server.canaries:
+            return "canaries take part in its releases, and runs of the attacker's own would have others"
+        if self.config.strategy.pretrain_epochs:
+            return (
+                "its first model was trained on the server's examples, which runs of the attacker's own do not repeat"
+            )
         if self.config.evaluation.held_out_clients:
             return "some of its clients train nothing, and which ones was drawn at random"
         return ""

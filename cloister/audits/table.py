@@ -6,8 +6,11 @@ from typing import Protocol
 
 from cloister.audits.finding import Finding
 from cloister.audits.subject import FinishedRun
-from cloister.core import check
+from cloister.core.errors import ConfigError
 from cloister.core.registry import Registry
+
+FEWEST = 4
+"""Runs of its own from which an attack can learn anything."""
 
 
 def _silent(_: str) -> None:
@@ -29,7 +32,8 @@ class Effort:
     told: Callable[[str], None] = field(default=_silent, compare=False)
 
     def __post_init__(self) -> None:
-        check.positive(shadows=self.shadows - 3)
+        if self.shadows < FEWEST:
+            raise ConfigError(f"shadows must be at least {FEWEST}, got {self.shadows}")
 
 
 class Audit(Protocol):

@@ -36,7 +36,7 @@ class Options:
         epsilon: of a budget that noise and rounds are wanted for; 0: none.
         policy: of the sites; None: they have none.
         sizes: that sites state of their data; none: those that a simulation deals.
-        timing: whether a client is to train once.
+        timing: whether a client is to train twice.
     """
 
     clients: int = 4

@@ -107,9 +107,9 @@ def _allowance(found: Allowance) -> str:
 
 
 def _within(found: Within) -> str:
-    noise = f"{found.key}={found.noise:.4g}" if found.noise else f"no noise ({found.why})"
+    noise = f"{found.key}={found.noise:.4g} for all rounds" if found.noise else found.why
     rounds = "" if found.rounds is None else f"; num-rounds={found.rounds} with the noise that is set"
-    return f"{found.whose}, one {found.unit}: {noise} for all rounds{rounds}"
+    return f"{found.whose}, one {found.unit}: {noise}{rounds}"
 
 
 def _estimate(traffic: Traffic, timing: Timing | None) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """What a run would come to on the server, if all its rounds ran: entered round by round in a ledger that is in memory.
 
-    prepare ──▶ Forecast.of: begin, require, record, as a run does ──▶ statements, what a budget has left
+    prepare ──▶ forecast: begin, require, record, as a run does ──▶ statements, what a budget has left
 
 There is no second accounting: events, budget, ledger and claim are the run's own, and so are the sums, in their order.
 """
@@ -149,8 +149,8 @@ def noise_on_release(prepared: Prepared, nodes: int) -> NoiseOnRelease | None:
     strategy = prepared.plan.strategy
     if not isinstance(strategy, PrivateStrategy):
         return None
-    mechanism, expected = strategy.mechanism, prepared.plan.cohort(nodes)
-    asked = max(1, round(expected))
+    mechanism, clients = strategy.mechanism, prepared.plan.cohort(nodes)
+    asked, expected = max(1, round(clients)), clients + len(strategy.canaries) / 2
     sent = prepared.layout.rows(from_record(prepared.initial))
     cohort = Cohort(prepared.layout, sent, (sent,) * asked, np.zeros(asked), np.ones(asked))
     released = mechanism.release(Contributions(cohort, (1.0,) * asked, asked, expected, GaussianNoise(), 1))

@@ -52,7 +52,7 @@ class TestCommand:
         pretended = privacy | {"status": "sound", "mechanism": "global-dp", "claims": [SOUND]}
         (copied / "privacy.json").write_text(json.dumps(pretended))
         told = invoke("audit", copied, "--only", "client-inference", "--shadows", "8")
-        assert told.exit_code == 1 and "the claim is FALSE" in told.output
+        assert told.exit_code == 1 and "the claim is contradicted, 95% sure" in told.output
         assert json.loads((copied / "audit.json").read_text())["contradicted"]
 
     def test_settings_are_run_first(self, tmp_path):
@@ -167,7 +167,7 @@ class TestCanaries:
         privacy["claims"] = [claim | {"epsilon": 1.0} for claim in privacy["claims"]]
         (run / "privacy.json").write_text(json.dumps(privacy))
         told = invoke("audit", run, "--only", "canaries")
-        assert told.exit_code == 1 and "the claim is FALSE" in told.output
+        assert told.exit_code == 1 and "the claim is contradicted, 95% sure" in told.output
 
     def test_another_run_is_skipped(self, copied):
         told = invoke("audit", copied, "--only", "canaries")

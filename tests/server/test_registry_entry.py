@@ -13,9 +13,10 @@ from reported import write_run
 from typer.testing import CliRunner
 
 from cloister.cli import app
+from cloister.config.errors import read_toml
 from cloister.core.errors import ConfigError
 from cloister.server.reports.html.registry import Entry, write_entry
-from cloister.server.reports.html.statements import LONGEST, Statements, read_toml
+from cloister.server.reports.html.statements import LONGEST, Statements
 
 PAGE = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
 STATED, ENTRY = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
@@ -103,7 +104,7 @@ def test_a_bad_file_is_refused_by_the_name_of_its_key(tmp_path, change, named):
     path = tmp_path / "entry.toml"
     path.write_text(ENTRY.replace(*change, 1))
     with pytest.raises(ConfigError, match=re.escape(named)):
-        read_toml(path, Entry)
+        read_toml(Entry, path, str(path))
 
 
 def test_the_command_writes_both(tmp_path):

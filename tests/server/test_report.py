@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import html5lib
@@ -19,14 +20,16 @@ from reported import evaluation, line, write_run
 from rich.console import Console
 from typer.testing import CliRunner
 
+from cloister.audits.finding import Control, Finding, Measured
 from cloister.cli import app
+from cloister.config.errors import read_toml
 from cloister.core.errors import ConfigError
 from cloister.local.simulation import simulate
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.html.audit import audit_of
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.page import write_report
-from cloister.server.reports.html.statements import LONGEST, Statements, read_toml
+from cloister.server.reports.html.statements import LONGEST, Statements
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "</title></svg></style><script>alert(1)</script><img src=x onerror=y>&quot;\"' $x$ #010101 \x00\u202e\ud800"
@@ -108,14 +111,20 @@ class TestWhatItSays:
         assert "rmse <strong>0.5</strong>" in found and "Confusion" not in found
 
     def test_an_audit_is_shown_whatever_else_it_holds(self, tmp_path):
-        measured = [{"attack": "loss", "quantity": "auc", "value": 0.61, "low": 0.5, "high": 0.7, "delta": 1e-5}]
-        finding = {"name": "membership", "meaning": "Members are found.", "measured": measured, "details": {"x": [1]}}
-        audit = {"lines": ["measured: little"], "findings": [finding | {"valid": False}, "?"], "skipped": 3}
-        rows = texts(tree_of(page_of(tmp_path, audit=audit)), ".//section[@id='results']//table[last()]/tbody/tr")
-        assert "loss auc 0.61 (0.5 to 0.7) delta 1e-05" in rows
+        loss = Measured("loss", "auc", 0.61, "example", 0.5, 0.7, delta=1e-5)
+        tells = [Measured("loss", "tpr", number / 100, alarms=0.01) for number in range(9)]
+        failed = Control("exchanged", "fails", loss, met=False)
+        finding = Finding("membership", "Members are found.", (*tells, loss), (failed,), details={"x": [1]})
+        audit = {"lines": ["measured: little"], "findings": [finding.facts(), "?"], "skipped": 3}
         text = page_of(tmp_path, audit=audit)
-        assert "measured: little" in text and "the figures show" in text and "claim is\nfalse" not in text
-        assert "the claim is\nfalse" in page_of(tmp_path, audit=audit | {"contradicted": [{"value": 9}]})
+        rows = texts(tree_of(text), ".//section[@id='results']//table/tbody/tr")
+        row = next(row for row in rows if row.startswith("loss"))
+        assert row.startswith("loss auc 0.61 (0.5 to 0.7)") and row.endswith("delta 1e-05"), "what says most is first"
+        assert "shows nothing" in row and "2 more are in audit.json" in text
+        assert "measured: little" in text and "more than is claimed" not in text
+        assert "more than is claimed" in page_of(tmp_path, audit=audit | {"contradicted": [{"value": 9}]})
+        sound = [replace(finding, controls=()).facts()]
+        assert "shows nothing" not in page_of(tmp_path, audit=audit | {"findings": sound})
 
     @pytest.mark.parametrize(
         ("audit", "findings"),
@@ -300,14 +309,14 @@ class TestTheOfficersPage:
             ("trust = 'us'\ntrsut = 'us'", "unknown key 'trsut'"),
             ("trust = 3", "trust = 3"),
             (f"access = '{'x' * (LONGEST + 1)}'", "access"),
-            ("trust = ", "cannot be read as TOML"),
+            ("trust = ", "is no TOML"),
         ],
     )
     def test_a_bad_file_is_refused_by_the_name_of_its_key(self, tmp_path, content, named):
         path = tmp_path / "stated.toml"
         path.write_text(content)
         with pytest.raises(ConfigError, match=re.escape(named)):
-            read_toml(path, Statements)
+            read_toml(Statements, path, str(path))
 
     def test_the_command(self, tmp_path):
         place = write_run(tmp_path / "run")

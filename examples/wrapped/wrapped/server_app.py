@@ -15,7 +15,7 @@ INPUTS, CLASSES = 64, 10
 def main(grid: Grid, context: Context) -> None:
     """Train a linear classifier of digits, and say what is guaranteed."""
     strategy = FedAdam(eta=0.05)
-    # The three lines: what a client may contribute, how much noise there is, and around which strategy.
+    # The one line: around which strategy, how much noise there is, and what a client may contribute.
     private = GlobalDP(strategy, noise_multiplier=0.2, clipping_norm=1.0)
     initial = ArrayRecord([np.zeros((INPUTS, CLASSES), np.float32), np.zeros(CLASSES, np.float32)])
     result = private.start(grid, initial, num_rounds=int(context.run_config["num-rounds"]))

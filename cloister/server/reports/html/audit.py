@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+FIRST = ("epsilon", "auc", "similarity")
+"""Quantities that sum an attack up."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -14,12 +17,14 @@ class Figure:
         quantity: what the number is.
         value: the number, with its interval where there is one, in words.
         notes: what else is said about it.
+        holds: whether its attack's controls did as expected; if not, it shows nothing.
     """
 
     attack: str
     quantity: str
     value: str
     notes: str
+    holds: bool
 
 
 @dataclass(frozen=True)
@@ -29,13 +34,11 @@ class Finding:
     Attributes:
         name: of the audit.
         meaning: a sentence or two.
-        valid: whether its controls did as expected; if not, its figures show nothing.
-        figures: in their order.
+        figures: those that say the most first.
     """
 
     name: str
     meaning: str
-    valid: bool
     figures: tuple[Figure, ...]
 
 
@@ -69,22 +72,25 @@ def audit_of(content: Any) -> Audit | None:
 
 
 def _finding(item: Mapping[str, Any]) -> Finding:
-    figures = _tables(item.get("measured", item.get("figures")))
-    valid = item.get("valid", True) is not False
-    return Finding(
-        str(item.get("name", "unnamed")), str(item.get("meaning", "")), valid, tuple(_figure(each) for each in figures)
-    )
+    figures = sorted(_tables(item.get("measured", item.get("figures"))), key=_rank)
+    return Finding(str(item.get("name", "unnamed")), str(item.get("meaning", "")), tuple(map(_figure, figures)))
+
+
+def _rank(item: Mapping[str, Any]) -> int:
+    """Where a kind of number stands on the page, which has no room for all."""
+    return FIRST.index(item["quantity"]) if item.get("quantity") in FIRST else len(FIRST)
 
 
 def _figure(item: Mapping[str, Any]) -> Figure:
     interval = f" ({_number(item['low'])} to {_number(item['high'])})" if "low" in item and "high" in item else ""
-    known = ("attack", "name", "quantity", "value", "low", "high")
+    known = ("attack", "name", "quantity", "value", "low", "high", "borne-out")
     notes = [f"{key} {_number(value)}" for key, value in item.items() if key not in known and _is_plain(value)]
     return Figure(
         str(item.get("attack", item.get("name", ""))),
         str(item.get("quantity", "")),
         _number(item.get("value", "")) + interval,
         ", ".join(notes),
+        item.get("borne-out", True) is not False,
     )
 
 

@@ -127,7 +127,7 @@ class Facts:
                 bundle=settings.get("bundle-sha256", ""),
                 versions=settings["versions"],
                 statement=None if privacy["status"] == "running" else statement_of(privacy),
-                ending=Ending(**privacy.get("ended", {"how": "error", "why": "its last words are missing"})),
+                ending=Ending(**privacy.get("ended", {"how": "error", "why": "privacy.json has no ending"})),
                 rounds=_rounds(directory / "rounds.jsonl"),
                 evaluation=_evaluation(_json(directory / EVALUATION)),
                 audit=audit_of(_json(directory / "audit.json")),

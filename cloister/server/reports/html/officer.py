@@ -151,7 +151,7 @@ def _trust(facts: Facts) -> Iterator[str]:
             yield "The clients add noise before anything leaves them: they trust their own nodes, and no server."
     if not any(claim.status == "sound" for claim in claims):
         yield "Nothing is promised against anybody: whoever sees what clients send, or the models, is trusted."
-    yield "Who sends out false updates is no part of any claim: robustness is another matter."
+    yield "No claim is about clients that send false updates."
 
 
 def _composition(facts: Facts) -> Iterator[str]:

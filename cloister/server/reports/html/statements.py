@@ -1,19 +1,14 @@
 """What the operator states for the officer's page, read strictly from a small TOML file."""
 
-import tomllib
-from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from cloister.config.errors import explain
 from cloister.config.section import Section
-from cloister.core.errors import ConfigError
 
 LONGEST = 240
 """Characters of one statement: nine of them have to leave room for the facts on one page."""
 Stated = Annotated[str, Field(max_length=LONGEST)]
-Read = TypeVar("Read", bound=Section)
 
 
 class Statements(Section):
@@ -40,22 +35,3 @@ class Statements(Section):
     implementation: Stated = ""
     access: Stated = ""
     collection: Stated = ""
-
-
-def read_toml(path: Path, kind: type[Read]) -> Read:
-    """Read a TOML file into a section.
-
-    Args:
-        path: of the file.
-        kind: of the section.
-
-    Raises:
-        ConfigError: it cannot be read, or a key is unknown, missing or not valid; each is named.
-    """
-    try:
-        return kind.model_validate(tomllib.loads(path.read_text()))
-    except ValidationError as error:
-        raise ConfigError("\n".join(f"{path}: {line}" for line in explain(error, kind))) from None
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path} cannot be read as TOML: {why}") from None

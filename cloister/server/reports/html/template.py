@@ -203,20 +203,21 @@ As the task has it, none of them is trained on.</p>
 {% endif %}
 <h3>What attacks on this run came to</h3>
 {% if audit %}
-{% if audit.contradicted %}<p class="open"><strong>An attack measured more than is claimed: the claim is
-false.</strong></p>{% endif %}
+{% if audit.contradicted %}<p class="open"><strong>An attack measured more than is claimed. Where its confidence is
+95 %, so it does for one right claim in twenty.</strong></p>{% endif %}
 {% for line in audit.lines %}<p class="small">{{ line }}</p>{% endfor %}
 <div class="two">{% for finding in audit.findings %}
-<div><h4>{{ finding.name }}</h4><p class="small">{{ finding.meaning }}
-{% if not finding.valid %}<strong class="open">Its controls did not do as expected: the figures show
-nothing.</strong>{% endif %}</p>
+<div><h4>{{ finding.name }}</h4><p class="small">{{ finding.meaning }}</p>
 {% if finding.figures %}<div class="wide" tabindex="0"><table class="figures-of">
 <caption>Figures of {{ finding.name }}</caption>
 <thead><tr><th scope="col">Attack</th><th scope="col">Figure</th><th scope="col" class="n">Value</th>
 <th scope="col">Notes</th></tr></thead>
 <tbody>{% for row in finding.figures[:8] %}<tr><th scope="row">{{ row.attack }}</th><td>{{ row.quantity }}</td>
-<td class="n">{{ row.value }}</td><td>{{ row.notes }}</td></tr>
-{% endfor %}</tbody></table></div>{% endif %}</div>
+<td class="n">{{ row.value }}</td><td>{% if not row.holds %}<strong class="open">shows nothing: a control of this
+attack did not do as expected</strong> {% endif %}{{ row.notes }}</td></tr>
+{% endfor %}</tbody></table></div>
+{% if finding.figures|length > 8 %}<p class="small">{{ finding.figures|length - 8 }} more are in audit.json.</p>
+{% endif %}{% endif %}</div>
 {% endfor %}</div>
 {% else %}<p class="small">No attack was tried on this run. An attack can contradict a claim; it can never prove
 one.</p>{% endif %}
