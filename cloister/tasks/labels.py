@@ -1,7 +1,7 @@
 """Labels as sites write them, as the class numbers that models are trained on."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ WHOLE = re.compile(r"(\d{1,9})(?:\.0*)?")
 """A whole number below `TOO_LARGE`, also as spreadsheets write it."""
 
 
-def classes_of(labels: NDArray, classes: int, names: tuple[str, ...]) -> NDArray[np.int64]:
+def classes_of(labels: NDArray | Sequence[str], classes: int, names: tuple[str, ...]) -> NDArray[np.int64]:
     """Map labels to class numbers by what the task says, never by what one file happens to hold.
 
     Each site has a part of the classes only. A mapping that followed its own data would give the same number another
@@ -29,21 +29,27 @@ def classes_of(labels: NDArray, classes: int, names: tuple[str, ...]) -> NDArray
     | anything else | `NO_CLASS` |
 
     Args:
-        labels: n of them, each mapped by itself.
+        labels: n of them, each mapped by itself: one that cannot be read changes no other.
         classes: how many there are.
         names: of the classes, in the order of their numbers; empty: the task states none.
 
     Returns:
         Shape (n,).
     """
-    if labels.ndim == 2:
-        return _of_rows(labels, classes) if names else np.full(len(labels), NO_CLASS, np.int64)
     numbered = bool(names) and all(name.isdecimal() for name in names)
-    if labels.dtype.kind in "iu" and not numbered:
-        return np.where(labels < TOO_LARGE, labels, NO_CLASS).astype(np.int64)
+    if isinstance(labels, np.ndarray):
+        if labels.ndim == 2:
+            return _of_rows(labels, classes) if names else np.full(len(labels), NO_CLASS, np.int64)
+        if labels.dtype.kind in "iu" and not numbered:
+            return np.where(labels < TOO_LARGE, labels, NO_CLASS).astype(np.int64)
+        labels = labels.tolist()
     places = {name: number for number, name in enumerate(names)}
-    text = np.char.strip(labels.astype(np.str_)).tolist()
-    return np.array([_of_text(label, places, numbered) for label in text], np.int64)
+    return np.array([_of_text(_text(label), places, numbered) for label in labels], np.int64)
+
+
+def _text(label: object) -> str:
+    """A label as text; bytes that are none become characters that no name has."""
+    return (label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label)).strip()
 
 
 def described(classes: int, names: tuple[str, ...]) -> str:

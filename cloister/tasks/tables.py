@@ -13,6 +13,8 @@ from cloister.core.errors import DataError
 from cloister.tasks.base import Examples
 from cloister.tasks.labels import classes_of, described
 
+LONGEST = 200
+"""Characters of a cell."""
 Cells = Mapping[str, Sequence[str]]
 """The text of every column."""
 
@@ -89,7 +91,7 @@ class Table:
     def _examples(self, cells: Cells) -> Examples:
         x = self.scaled(np.stack([_numbers(cells[name]) for name in self.columns], axis=1))
         target = cells[self.target]
-        y = classes_of(np.array(target, np.str_), self.classes, self.names) if self.classes else _numbers(target)
+        y = classes_of(target, self.classes, self.names) if self.classes else _numbers(target)
         groups = np.array(cells[self.group], np.str_) if self.group else None
         return Examples(x, y if self.classes else y.astype(np.float32), groups)
 
@@ -119,7 +121,9 @@ def _cells_of(line: str, width: int) -> list[str]:
         cells = next(csv.reader([line]), [])
     except csv.Error:
         cells = []
-    return cells if len(cells) == width else [""] * width
+    # One endless cell would make an array of text that long for every row.
+    readable = len(cells) == width and max(map(len, cells)) <= LONGEST
+    return cells if readable else [""] * width
 
 
 def _by_column(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Cells:

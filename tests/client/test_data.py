@@ -1,6 +1,7 @@
 """A client's own examples: from a file of its node, or a part of a benchmark."""
 
 import logging
+import tracemalloc
 from typing import ClassVar
 
 import numpy as np
@@ -173,7 +174,21 @@ class TestTables:
     @pytest.mark.parametrize("place", [0, 4, 8])
     @pytest.mark.parametrize(
         "fault",
-        ["", "1,2", "{},9", "9,{}", "x{}", "\xff{}", "\x00", "{}x", "nan,{}", "1e999,{}", "{}7", "secret"],
+        [
+            "",
+            "1,2",
+            "{},9",
+            "9,{}",
+            "x{}",
+            "{}" + "1" * 300,
+            "\xff{}",
+            "\x00",
+            "{}x",
+            "nan,{}",
+            "1e999,{}",
+            "{}7",
+            "secret",
+        ],
     )
     @pytest.mark.parametrize("name", ["heart-disease", "breast-cancer"])
     def test_a_faulty_line_changes_no_other(self, tmp_path, name, fault, place):
@@ -188,3 +203,19 @@ class TestTables:
         for name, ending in (("heart-disease", ".data"), ("breast-cancer", ".csv")):
             with pytest.raises(DataError, match="no file at"):
                 read(tmp_path / f"none{ending}", TaskConfig(name=name), tolerant=True)
+
+    def test_a_label_that_is_no_text_changes_no_other(self, tmp_path):
+        x = np.random.default_rng(0).random((9, 30))
+        y = np.array([b"benign"] * 4 + [b"\xff"] + [b"malignant"] * 4)
+        found = read(write_data(tmp_path, x=x, y=y), TaskConfig(name="breast-cancer", test_fraction=0.0), tolerant=True)
+        assert found.train.y.tolist() == [1] * 4 + [0] * 4
+        np.testing.assert_array_equal(found.train.x, np.delete(x, 4, axis=0).astype(np.float32))
+
+    def test_one_endless_cell_does_not_make_every_cell_as_long(self, tmp_path):
+        header, lines, ending = self.tables("breast-cancer")
+        endless = lines[0].rpartition(",")[0] + "," + "x" * 100_000
+        tracemalloc.start()
+        found = self.found(tmp_path, "breast-cancer", [*header, *lines * 50, endless], ending)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(found.x) == 400 and peak < 10_000_000

@@ -188,10 +188,15 @@ def test_a_file_that_is_no_such_parquet_file(tmp_path):
     (tmp_path / "text.parquet").write_text("not parquet")
     writer.write_table(pa.table({"image": [b"a"]}), tmp_path / "no label.parquet")
     writer.write_table(pa.table({"label": [1]}), tmp_path / "no image.parquet")
-    writer.write_table(pa.table({"image": [b"a"], "label": ["Mild_Demented"]}), tmp_path / "words.parquet")
     for path in tmp_path.iterdir():
         with pytest.raises(DataError, match="must be a parquet file with the columns image"):
             mri("").read(path)
+
+
+def test_labels_of_a_parquet_file_may_be_names(tmp_path):
+    names = ["Non_Demented", "nobody", "mild demented"]
+    path = parquet(tmp_path / "own.parquet", names, images=[jpeg(scan(0, number)) for number in range(3)])
+    assert mri("").rows(path).y.tolist() == [2, -1, 0]
 
 
 def test_without_pyarrow_the_error_names_the_extra(tmp_path, monkeypatch):
@@ -265,6 +270,31 @@ def test_a_client_that_protects_its_examples_leaves_single_damaged_ones_out(dama
         local_data(config, node_of(node), 0)
     assert len(local_data(config, node_of(node), 0, tolerant=True).train) == 28
     assert "4 of 32 rows are left out" in caplog.text
+
+
+def test_a_client_that_protects_its_examples_leaves_single_images_out_that_are_none(tmp_path):
+    """Whatever one image is, and wherever it lies, it must not decide whether there are others."""
+    root = tmp_path / "images"
+    folders(root)
+    whole = mri("").rows(root)
+    put(root / "Unknown" / "x.jpg", jpeg(scan(0, 0)))
+    (root / CLASSES[0] / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    found = mri("").rows(root)
+    good = np.isfinite(found.x[:, 0, 0, 0])
+    assert len(found.x) == len(whole.x) + 1 and good.sum() == len(whole.x)
+    np.testing.assert_array_equal(found.x[good], whole.x)
+    with pytest.raises(DataError, match="Unknown"):
+        mri("").read(root)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [[0.0, 1.5, 2.0], [0.0, np.nan, 2.0], ["0", "x", "2"], np.array([0, 2**63, 2], np.uint64)],
+    ids=["fraction", "nan", "text", "large"],
+)
+def test_a_label_of_a_parquet_file_that_is_none_changes_no_other(tmp_path, labels):
+    path = parquet(tmp_path / "own.parquet", labels, images=[jpeg(scan(0, number)) for number in range(3)])
+    assert mri("").rows(path).y.tolist() == [0, -1, 2]
 
 
 # Splits and partitions

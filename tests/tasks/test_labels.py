@@ -43,6 +43,8 @@ class OneBased(Named):
         (np.eye(3), (), [NO_CLASS] * 3),
         (np.array([2**63], np.uint64), (), [NO_CLASS]),
         (np.zeros(0, "U3"), NAMES, []),
+        (np.array([b"benign", b"\xff", b"malignant"]), NAMES, [0, NO_CLASS, 2]),
+        (np.array(["benign", "\udcff"]), NAMES, [0, NO_CLASS]),
     ],
 )
 def test_what_labels_become(labels, names, expected):

@@ -51,9 +51,17 @@ def decoded(source: Source, size: int, order: Sequence[int] | NDArray[np.intp]) 
 
 
 def _key(source: Source, size: int, order: Sequence[int] | NDArray[np.intp]) -> str:
-    facts = [(path.relative_to(source.root).as_posix(), path.stat()) for path in source.files]
-    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in facts]
+    files = [(path.relative_to(source.root).as_posix(), *_state(path)) for path in source.files]
     return hashlib.sha256(repr((VERSION, size, list(map(int, order)), files)).encode()).hexdigest()[:32]
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Size and time of a file; of one that is gone, or was never there, nothing: its image counts as damaged."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return (-1, -1)
+    return (stat.st_size, stat.st_mtime_ns)
 
 
 def _places(root: Path) -> tuple[Path, Path]:

@@ -9,7 +9,7 @@ from cloister.tasks.pictures.parquet import ParquetFiles
 from cloister.tasks.pictures.picture import Source
 
 
-def find_pictures(path: Path, classes: Sequence[str]) -> Source:
+def find_pictures(path: Path, classes: Sequence[str], tolerant: bool = False) -> Source:
     """The images at a path: a folder with a folder per class, a folder of parquet files, or one parquet file.
 
     Either folder may also be the only one of its kind in the folder that is named.
@@ -17,13 +17,14 @@ def find_pictures(path: Path, classes: Sequence[str]) -> Source:
     Args:
         path: of a folder or a file.
         classes: the task's names, in its order.
+        tolerant: leave out images in folders of no class, each by itself; otherwise they are an error.
 
     Raises:
         DataError: there are no such images, or they lie in more than one such folder.
     """
-    found = _at(path, classes)
+    found = _at(path, classes, tolerant)
     if not found and path.is_dir():
-        found = [source for folder in folders_in(path) for source in _at(folder, classes)]
+        found = [source for folder in folders_in(path) for source in _at(folder, classes, tolerant)]
     if len(found) > 1:
         raise DataError(f"{', '.join(str(source.root) for source in found)} all hold images; name one of them")
     if not found:
@@ -34,13 +35,13 @@ def find_pictures(path: Path, classes: Sequence[str]) -> Source:
     return found[0]
 
 
-def _at(path: Path, classes: Sequence[str]) -> list[Source]:
+def _at(path: Path, classes: Sequence[str], tolerant: bool) -> list[Source]:
     """The images of this very path, or nothing."""
     parquet = sorted(path.glob("*.parquet")) if path.is_dir() else [path] if path.suffix.lower() == ".parquet" else []
     if parquet:
         source: Source = ParquetFiles.at(parquet, classes)
     elif path.is_dir():
-        source = FolderPerClass.at(path, classes)
+        source = FolderPerClass.at(path, classes, tolerant)
     else:
         return []
     return [source] if source.pictures else []

@@ -27,19 +27,20 @@ class FolderPerClass:
     pictures: tuple[Picture, ...]
 
     @classmethod
-    def at(cls, root: Path, classes: Sequence[str]) -> "FolderPerClass":
+    def at(cls, root: Path, classes: Sequence[str], tolerant: bool = False) -> "FolderPerClass":
         """The images in the folders of the classes, which may lie below `train` and `test`.
 
         Args:
             root: see above.
             classes: the task's names, in its order.
+            tolerant: leave out images in folders of no class.
 
         Raises:
             DataError: beside folders of classes there is one with images that is named like no class.
         """
         found = [
             (path, Picture(path.relative_to(root).as_posix(), label, part))
-            for folder, label, part in _class_folders(root, classes)
+            for folder, label, part in _class_folders(root, classes, tolerant)
             for path in sorted(folder.rglob("*"))
             if is_image(path)
         ]
@@ -59,12 +60,12 @@ def folders_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _class_folders(root: Path, classes: Sequence[str]) -> list[tuple[Path, int, Part]]:
+def _class_folders(root: Path, classes: Sequence[str], tolerant: bool) -> list[tuple[Path, int, Part]]:
     """Every folder of a class, with the number of the class and the part that it is in."""
     found = [(folder, class_named(folder.name, classes), part) for folder, part in _innermost(root)]
     named = [(folder, label, part) for folder, label, part in found if label is not None]
     others = [folder for folder, label, _ in found if label is None and any(map(is_image, folder.iterdir()))]
-    if named and others:
+    if named and others and not tolerant:
         name = others[0].relative_to(root)
         raise DataError(f"{root}: the folder {name} holds images and is named like no class: {', '.join(classes)}")
     return named

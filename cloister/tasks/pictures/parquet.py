@@ -15,6 +15,8 @@ from cloister.tasks.pictures.picture import Part, Picture, class_named
 
 PART = re.compile(r"(train|test)(?![a-z])")
 """What the name of a file of a split begins with."""
+DIGITS = 9
+"""Of a label: one of more is none."""
 ROWS = 64
 """Read at once: a few megabytes."""
 
@@ -56,7 +58,10 @@ class ParquetFiles:
         """The images, row by row."""
         for path in self.files:
             try:
-                for rows in _opened(path).iter_batches(ROWS, columns=["image"]):
+                file = _opened(path)
+                # The name of a file beside its bytes is not needed, and may be no text.
+                column = "image.bytes" if "bytes" in str(file.schema_arrow.field("image").type) else "image"
+                for rows in file.iter_batches(ROWS, columns=[column]):
                     yield from map(_bytes, rows.column(0).to_pylist())
             except (ValueError, OSError):
                 raise _unreadable(path) from None
@@ -94,12 +99,23 @@ def _labels(path: Path, classes: Sequence[str]) -> NDArray[np.int64]:
     file = _opened(path)
     try:
         column = file.read(columns=["label"]).column("label")
-        labels = column.cast("int64").fill_null(-1).to_numpy()
+        values = column.cast("binary") if str(column.type) in ("string", "large_string") else column
+        labels = np.array([_number(value, classes) for value in values.to_pylist()], np.int64)
         file.schema_arrow.field("image")
     except (ValueError, OSError, KeyError):
         raise _unreadable(path) from None
     names = _names(file.schema_arrow.metadata or {})
     return labels if names is None else _numbered(labels, names, classes, path)
+
+
+def _number(value: object, classes: Sequence[str]) -> int:
+    """A label by itself: a whole number, or the name of a class; -1 where it is neither."""
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else -1
+    if isinstance(value, bytes):
+        text = value.decode("utf-8", "replace").strip()
+        value = int(text) if text.isdecimal() and len(text) < DIGITS else class_named(text, classes)
+    return value if isinstance(value, int) and abs(value) < 10**DIGITS else -1
 
 
 def _names(metadata: dict[bytes, bytes]) -> list[str] | None:

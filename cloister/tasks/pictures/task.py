@@ -105,17 +105,17 @@ class PictureTask(Task):
         """
         if path.suffix.lower() == ".npz":
             return super().rows(path)
-        source = self._own(path)
+        source = self._own(path, tolerant=True)
         return Examples(decoded(source, self.size, range(len(source.pictures))), labels_of(source))
 
     def label_of_folder(self, name: str) -> int | None:
         """The class of the images in a folder of this name: that of the task, however it is written."""
         return class_named(name, self.class_names)
 
-    def _own(self, path: Path) -> Source:
+    def _own(self, path: Path, tolerant: bool = False) -> Source:
         self.refuse_groups(path)
         try:
-            return find_pictures(path, self.class_names)
+            return find_pictures(path, self.class_names, tolerant)
         except DataError as error:
             raise DataError(f"data-path: {error}") from None
 
