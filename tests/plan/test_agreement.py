@@ -130,6 +130,14 @@ def test_the_noise_is_that_of_the_first_round(tmp_path, name):
     assert noise["multiplier"] == first.noise_multiplier
 
 
+def test_canaries_thin_the_noise_as_in_the_run(tmp_path):
+    settings = TINY | GLOBAL | {"privacy.canaries": 6, "output-dir": str(tmp_path)}
+    noise, first = planned(settings)["noise"]["server"], run(settings).rounds[1].measured
+    assert noise["minimum-std"] == pytest.approx(first.noise_std)
+    without = planned(settings | {"privacy.canaries": 0})["noise"]["server"]
+    assert noise["minimum-std"] == pytest.approx(without["minimum-std"] * 4 / 7)
+
+
 def test_the_noise_of_a_distance_lies_within_what_was_planned(tmp_path):
     for settings in (PRIVATE, METRIC, METRIC | {"privacy.max-distance": 0.3}):
         settings = TINY | {"output-dir": str(tmp_path)} | settings
