@@ -1,7 +1,6 @@
-"""Pictures of findings. Matplotlib is imported when one is drawn; without it there are none."""
+"""Pictures of findings. Matplotlib is imported when one is drawn."""
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill
 
@@ -22,10 +21,8 @@ def roc_picture(place: Path, curves: Mapping[str, Sequence[tuple[float, float]]]
         curves: points (false alarms, hits) of each attack.
 
     Returns:
-        The name of the file; nothing without matplotlib.
+        The name of the file.
     """
-    if find_spec("matplotlib") is None:
-        return ()
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5, 4.5), layout="constrained")
@@ -49,10 +46,8 @@ def image_table(place: Path, rows: Mapping[str, Sequence[tuple[str, NDArray]]]) 
         rows: by their names; images of shape (height, width), from 0 to 1.
 
     Returns:
-        The name of the file; nothing without matplotlib.
+        The name of the file.
     """
-    if find_spec("matplotlib") is None:
-        return ()
     from matplotlib.figure import Figure
 
     columns = max(map(len, rows.values()))

@@ -11,10 +11,11 @@ from rich.table import Table
 
 from cloister.audits.finding import Control, Finding, Measured, Skipped, strongest
 from cloister.core.files import atomic_path
+from cloister.privacy.claims.server import RUN
 
 FILE = "audit.json"
-THIS_RUN, ADD_OR_REMOVE = "this run", "add-or-remove"
-"""In `privacy.json`: the scope of a claim that is about one run alone, and the relation that attacks are about."""
+ADD_OR_REMOVE = "add-or-remove"
+"""In `privacy.json`: the relation that attacks are about."""
 NAMES = {
     "auc": "AUC",
     "epsilon": "ε at least",
@@ -143,7 +144,7 @@ def _figures(mechanism: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     by_size = ((size, item) for size in mechanism.get("by-examples", ()) for item in size.get("claims", ()))
     sizes = [item for size, item in by_size if f"{item['unit']}s" in size]
     found = [item for item in (*mechanism.get("claims", ()), *sizes) if item.get("epsilon") is not None]
-    of_run = [item for item in found if item.get("scope") == THIS_RUN] or found
+    of_run = [item for item in found if item.get("scope") == RUN] or found
     # What an attack measures is the same relation: somebody's data count or not.
     return [item for item in of_run if item.get("relation") == ADD_OR_REMOVE] or of_run
 

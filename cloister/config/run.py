@@ -330,3 +330,13 @@ def _refuse_unknown(flat: Mapping[str, Scalar]) -> None:
     if unknown:
         meant = [*known, *(kebab(key) for key in unknown if _OPTION.fullmatch(kebab(key)))]
         raise ConfigError("\n".join(f"unknown key {key!r}; {nearest(key, meant)}" for key in unknown))
+
+
+def changed(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The keys that are not at their defaults.
+
+    Args:
+        settings: dotted keys of a run.
+    """
+    defaults = RunConfig().flat()
+    return {key: value for key, value in settings.items() if key not in defaults or value != defaults[key]}

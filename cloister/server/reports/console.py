@@ -6,8 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cloister.config.privacy import PrivacyConfig
-from cloister.config.run import RunConfig
-from cloister.config.section import Scalar
+from cloister.config.run import changed
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.words import contract, render, summary
 from cloister.server.build import Plan
@@ -51,7 +50,7 @@ class Narrator:
         self.begin(plan)
         self.console.print(f"Cloister  {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds")
         self.console.print(f"run directory  {directory.path}")
-        settings = " ".join(f"{key}={value!r}" for key, value in changed(config).items())
+        settings = " ".join(f"{key}={value!r}" for key, value in changed(config.flat()).items())
         self.console.print(f"settings       {settings or 'the defaults'}")
         self.console.print(f"privacy        {contract(plan.claim, epsilon)}")
         if config.privacy.client.is_on:
@@ -121,12 +120,6 @@ class Narrator:
         self.console.print(f"run directory  {directory.path}")
         if (directory.path / REPORT).exists():
             self.console.print(f"report         {directory.path / REPORT}")
-
-
-def changed(config: RunConfig) -> dict[str, Scalar]:
-    """The keys of a configuration that are not at their defaults."""
-    defaults = RunConfig().flat()
-    return {key: value for key, value in config.flat().items() if key not in defaults or value != defaults[key]}
 
 
 def contract_of_clients(privacy: PrivacyConfig) -> str:

@@ -2,12 +2,13 @@
 
 import json
 
+from cloister.config.run import changed
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.record import record
 from cloister.server.build import Plan
 from cloister.server.ending import Ending
 from cloister.server.loop import Round
-from cloister.server.reports.console import Narrator, changed
+from cloister.server.reports.console import Narrator
 from cloister.server.reports.rundir import RunDirectory
 from cloister.server.times import stamp
 
@@ -30,7 +31,9 @@ class JsonNarrator(Narrator):
         self.begin(plan)
         self.run = directory.path.name
         facts = {"privacy": plan.claim.mechanism, "status": plan.claim.status, "epsilon": epsilon}
-        self._say("start", directory=str(directory.path), rounds=self.rounds, settings=changed(plan.config), **facts)
+        self._say(
+            "start", directory=str(directory.path), rounds=self.rounds, settings=changed(plan.config.flat()), **facts
+        )
 
     def note(self, text: str) -> None:
         """The event `note`."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from cloister.config.run import changed
 from cloister.core.files import atomic_path
 from cloister.privacy.claims.meaning import meanings
 from cloister.server.reports.html.facts import Facts
@@ -11,7 +12,6 @@ from cloister.server.reports.html.officer import claims_of, questions
 from cloister.server.reports.html.statements import Statements
 from cloister.server.reports.html.tables import (
     by_round,
-    changed_settings,
     class_rows,
     columns_of,
     figure_rows,
@@ -138,7 +138,7 @@ def _course(facts: Facts) -> dict[str, object]:
         "columns": columns,
         "by_round": by_round(facts.rounds, columns),
         "hashes": first(hashes, HASHES),
-        "changed": first(changed_settings(facts.config), SETTINGS),
+        "changed": first([(key, str(value)) for key, value in changed(facts.config).items()], SETTINGS),
         "versions": ", ".join(f"{name} {version}" for name, version in facts.versions.items()),
         "settings": [*sorted((key, str(value)) for key, value in facts.config.items()), *hashes],
     }

@@ -1,10 +1,8 @@
 """What of a run stands in tables: rows in words, and no more of them than a page has room for."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cloister.config.run import RunConfig
-from cloister.config.section import Scalar
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
 from cloister.privacy.claims.meaning import best_guess, percent
 from cloister.server.reports.html.facts import Facts, RoundFacts
@@ -123,12 +121,6 @@ def hashes_of(facts: Facts) -> list[tuple[str, str]]:
     if facts.statement is not None:
         found.append(("last line of the ledger", facts.statement.ledger.head))
     return [*found, *facts.models.items()]
-
-
-def changed_settings(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
-    """The keys that are not at their defaults."""
-    defaults = RunConfig().flat()
-    return [(key, str(value)) for key, value in config.items() if key not in defaults or value != defaults[key]]
 
 
 def class_rows(found: Classification) -> list[tuple[ClassScores, str]]:
