@@ -172,7 +172,7 @@ def _without_guarantee(about: str, claim: Claim) -> Meaning:
 
 
 def _who(figure: Figure) -> str:
-    return f"The run protects {HELD.get(figure.unit, figure.unit)}. It hides {_secret(figure)}."
+    return f"The run protects {HELD.get(figure.unit, figure.unit)}: it hides {_secret(figure)}."
 
 
 def _secret(figure: Figure) -> str:
