@@ -38,8 +38,6 @@ WORKSPACE = 2 * BLOCK
 BYTES_PER_PAIR = {np.dtype(np.float32): 12, np.dtype(np.float64): 16}
 ZEROS = bytes(max(BYTES_PER_PAIR.values()) * HALF)
 """What is encrypted: zeros come out as the keystream itself."""
-COST = 8
-"""What a normal number in double precision costs, in additions: how soon a second thread is worth it."""
 
 GRID_BITS = 20
 """Releases are multiples of the power of two this many bits below the standard deviation of their noise."""
@@ -103,7 +101,7 @@ class GaussianNoise(Keystream):
         def work(span: Span, maker: Maker) -> None:
             maker.add_on_grid(span.of(row), std, places[span], step, None if out is None else span.of(out))
 
-        for_each_span(list(places), work, self.maker, cost=COST)
+        for_each_span(list(places), work, self.maker)
 
     def standard_normal(self, count: int, dtype: type = np.float32) -> NDArray:
         """`count` independent N(0, 1) numbers.

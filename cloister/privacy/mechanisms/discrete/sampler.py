@@ -41,8 +41,6 @@ REACH = 1 << 31
 """Above every number that is drawn."""
 SMOOTHING = 5
 """Deviation, in steps, of the random rounding that makes this noise of a continuous Gaussian."""
-COST = 8
-"""What a number costs, in additions: how soon a second thread is worth it."""
 
 
 def spares(count: int) -> int:
@@ -184,7 +182,7 @@ class DiscreteGaussian(Keystream):
         def work(span: Span, maker: Maker) -> None:
             maker.add(span.of([target]), places[span])
 
-        for_each_span(list(places), work, self.maker, cost=COST)
+        for_each_span(list(places), work, self.maker)
 
 
 class Maker:
