@@ -262,7 +262,8 @@ class Worker:
 
     def __init__(self, path: Path, kind: str, batch: int) -> None:
         """Start it, and wait until it has taken its first steps."""
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        # A checkout takes its steps by its own script, which knows how its `DpSgd` is made.
+        environment = {**os.environ, "PYTHONPATH": str(path / "benchmarks"), "TF_CPP_MIN_LOG_LEVEL": "3"}
         code = f"import dpsgd; dpsgd.serve({kind!r}, {batch})"
         # Where a process starts is the first place in which it looks for packages.
         self._process = subprocess.Popen(

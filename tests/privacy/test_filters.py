@@ -21,7 +21,6 @@ from cloister.privacy.accounting.filters import (
     from_json,
     minimum_multiplier,
     noise_multiplier_for,
-    rounds_for,
     to_json,
 )
 from cloister.privacy.accounting.ledger import Ledger
@@ -290,17 +289,6 @@ class TestCalibration:
         spent = [chosen.spent(account(x, sampling, rounds, relation)) for x in (z, z / 1.002)]
         assert spent[0] <= chosen.limit(epsilon, SMALL) < spent[1]
 
-    @CASES
-    def test_the_rounds_are_all_that_fit(self, epsilon, rounds, sampling, relation):
-        z, chosen = noise_multiplier_for(epsilon, SMALL, rounds, sampling, relation), planned(sampling, epsilon)
-        found = rounds_for(z, epsilon, SMALL, sampling, relation)
-        assert rounds <= found <= rounds * 1.01 + 1
-        spent = [chosen.spent(account(z, sampling, x, relation)) for x in (found, found + 1)]
-        assert spent[0] <= chosen.limit(epsilon, SMALL) < spent[1]
-
-    def test_none_fits(self):
-        assert rounds_for(0.1, 1.0, SMALL) == 0
-
     def test_a_single_release_needs_what_the_closed_form_says(self):
         truth = oracles.gaussian_epsilon(SMALL, noise_multiplier_for(1.0, SMALL, 1))
         assert 0.998 < truth <= 1.0
@@ -317,12 +305,6 @@ class TestCalibration:
     def test_what_is_out_of_range_is_named(self, arguments, says):
         with pytest.raises(ConfigError, match=says):
             noise_multiplier_for(*arguments)
-
-    def test_of_rounds_too(self):
-        with pytest.raises(ConfigError, match=r"noise_multiplier must be > 0, got 0.0"):
-            rounds_for(0.0, 1.0, SMALL)
-        with pytest.raises(ConfigError, match=r"epsilon must be > 0, got -1.0"):
-            rounds_for(1.0, -1.0, SMALL)
 
     def test_what_no_noise_can_do_is_refused(self):
         with pytest.raises(ConfigError, match="no noise multiplier up to 1e6 stays within a budget of ε = 1"):
@@ -358,12 +340,6 @@ def test_the_search_ends_at_most_one_part_in_a_thousand_above_what_suffices(smal
 
 
 class TestExactly:
-    def test_no_rounds_are_promised_that_a_ledger_would_round_away(self):
-        """A multiplier that seven releases fill the budget with to the last bit: six are sure."""
-        limit = GaussianFilter().limit(2.0, SMALL)
-        assert rounds_for(math.sqrt(7 / limit), 2.0, SMALL) == 6
-        assert rounds_for(math.sqrt(7 / limit) * (1 + 1e-8), 2.0, SMALL) == 7
-
     @pytest.mark.parametrize(
         ("sampling", "kind"),
         [
@@ -375,13 +351,13 @@ class TestExactly:
         ],
     )
     def test_a_plan_is_for_the_filter_that_a_run_brings(self, sampling, kind):
-        chosen, z = filter_for(kind, 2.0, SMALL), 9.0
-        expected = int(chosen.limit(2.0, SMALL) / cost(chosen, Gaussian(z, sampling)))
-        assert rounds_for(z, 2.0, SMALL, sampling) == expected > 0
+        chosen = filter_for(kind, 2.0, SMALL)
+        spent = [
+            7 * cost(chosen, Gaussian(noise_multiplier_for(2.0, SMALL, 7, sampling) / x, sampling)) for x in (1, 1.002)
+        ]
+        assert spent[0] <= chosen.limit(2.0, SMALL) < spent[1]
 
     def test_plans_are_for_joining_or_leaving_unless_asked(self):
-        assert rounds_for(9.0, 2.0, SMALL) == rounds_for(9.0, 2.0, SMALL, UNSAMPLED, "add-or-remove")
-        assert rounds_for(9.0, 2.0, SMALL) > rounds_for(9.0, 2.0, SMALL, UNSAMPLED, "replace-one") > 0
         found = [
             noise_multiplier_for(2.0, SMALL, 5, UNSAMPLED, relation) for relation in ("add-or-remove", "replace-one")
         ]
@@ -410,10 +386,9 @@ class TestExactly:
 
     @pytest.mark.parametrize("delta", [0.0, 1.0, -1.0])
     def test_a_delta_that_is_no_probability(self, delta):
-        for plan in (lambda: rounds_for(1.0, 1.0, delta), lambda: noise_multiplier_for(1.0, delta, 1)):
-            with pytest.raises(ConfigError) as refused:
-                plan()
-            assert str(refused.value) == f"delta must be above 0 and below 1, got {delta}"
+        with pytest.raises(ConfigError) as refused:
+            noise_multiplier_for(1.0, delta, 1)
+        assert str(refused.value) == f"delta must be above 0 and below 1, got {delta}"
 
     def test_what_cannot_be_kept_says_which_budget(self):
         with pytest.raises(ConfigError) as refused:

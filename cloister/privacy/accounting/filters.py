@@ -253,28 +253,6 @@ def noise_multiplier_for(
     )
 
 
-def rounds_for(
-    noise_multiplier: float,
-    epsilon: float,
-    delta: float,
-    sampling: Sampling = UNSAMPLED,
-    relation: Relation = "add-or-remove",
-) -> int:
-    """How many releases with z the filter of a budget allows.
-
-    Args:
-        noise_multiplier: z > 0.
-        epsilon: ε of the budget.
-        delta: δ of the budget.
-        sampling: how the units of each are drawn.
-        relation: which datasets are neighbours.
-    """
-    check.positive(epsilon=epsilon, noise_multiplier=noise_multiplier)
-    chosen = _planned(epsilon, delta, sampling)
-    each = cost(chosen, Gaussian(noise_multiplier, sampling), relation)
-    return int((1 - EXACT) * chosen.limit(epsilon, delta) / each)
-
-
 def _planned(epsilon: float, delta: float, sampling: Sampling) -> Filter:
     """The filter that a run with such a draw brings to a ledger without one."""
     if not 0 < delta < 1:
