@@ -13,6 +13,7 @@ import cloister
 from cloister.config.settings import read_settings
 from cloister.core.crash import Crash, one_line
 from cloister.core.errors import BudgetExhausted, ConfigError, LedgerError, SettingsError
+from cloister.deploy.commands import site
 
 FAILED, MISUSED, BUDGET_SPENT, INTERRUPTED = 1, 2, 3, 130
 """Exit codes; 0: what was asked for was done."""
@@ -145,11 +146,15 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the nodes and runs of a SuperLink, and how far the newest run in output-dir is; exit code 1 if it died."""
+    from cloister.deploy.control import living_nodes
     from cloister.deploy.warm.meeting import warnings_of
-    from cloister.server.reports.status import as_json, newest_run, run_state, superlink_state, told
+    from cloister.server.reports.status import as_json, newest_run, run_state, superlink_runs, told
 
     run = run_state(newest_run(output)) if output.is_dir() or not connection else None
-    superlink = superlink_state(connection) | {"warnings": warnings_of(connection)} if connection else None
+    superlink = None
+    if connection:
+        nodes = living_nodes(connection)
+        superlink = {"warnings": warnings_of(connection), "nodes": nodes, "runs": superlink_runs(connection)}
     typer.echo(as_json(run, superlink) if json else "\n".join(told(run, superlink)))
     if run is not None and run.state == "dead":
         raise typer.Exit(FAILED)
@@ -330,6 +335,9 @@ def leakage(paths: Annotated[list[Path], typer.Argument(help="Ledgers of clients
         typer.echo(f"{path}: {leaked:.6g}")
     for line in render_leakage(leakage_report(spent)):
         typer.echo(line)
+
+
+app.add_typer(site, name="site")
 
 
 @app.command(name="provision")

@@ -33,11 +33,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Rejection:
-    """A reply that does not count: which node sent it, a short code, and what was wrong."""
+    """A reply that does not count.
+
+    Attributes:
+        node_id: of the node that sent it.
+        code: a short word for what was wrong.
+        detail: what was wrong, for a person.
+        site: the name of the node, where it is known.
+    """
 
     node_id: int
     code: str
     detail: str
+    site: str = ""
+
+    @property
+    def who(self) -> str:
+        """The name of the node, or its number."""
+        return self.site or f"node {self.node_id}"
 
 
 @dataclass(frozen=True)

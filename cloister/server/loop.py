@@ -5,7 +5,7 @@ wait for a quorum → choose nodes → send → wait → [screen, record, bound,
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -16,6 +16,7 @@ from cloister.aggregation.screening import Rejection
 from cloister.core.errors import BudgetExhausted, FederationError, TooFewNodes
 from cloister.server.ending import Ended, Ending
 from cloister.server.quorum import Quorum
+from cloister.server.sites import Sites
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
 
@@ -105,6 +106,7 @@ class RoundLoop:
     model: ArrayRecord = field(default_factory=ArrayRecord)
     aggregated: int = 0
     asked: int = 0
+    _sites: Sites = field(default_factory=Sites, init=False)
 
     def run(self, arrays: ArrayRecord, rounds: int) -> ArrayRecord:
         """The global model after `rounds` rounds, or after as many as end in order.
@@ -166,6 +168,8 @@ class RoundLoop:
         clock = _Clock()
         with self.stop.waiting():
             messages = self.strategy.configure_train(number, self.model, ConfigRecord(dict(self.public)), self.grid)
+            if not self.strategy.has_secret_cohorts:
+                self._sites.learn(self.grid)
             self.asked = number
             replies = self._replies(number, messages)
         clock.lap("train")
@@ -176,9 +180,14 @@ class RoundLoop:
         federated = self._federated(number, self.model) if scored else {}
         central = self._score(self.model) if scored else {}
         clock.lap("evaluate")
-        unscored = self.strategy.unscored if federated else ()
+        unscored = self._sites.named(self.strategy.unscored if federated else ())
         scores = dict(train or {})
-        return Round(number, central, federated, scores, self.strategy.measured, unscored, clock.laps())  # type: ignore[arg-type]
+        return Round(number, central, federated, scores, self._measured(), unscored, clock.laps())  # type: ignore[arg-type]
+
+    def _measured(self) -> Measurements | None:
+        """What the strategy measured, with the names of sites."""
+        measured = self.strategy.measured
+        return measured and replace(measured, rejected=self._sites.named(measured.rejected))
 
     def _federated(self, number: int, arrays: ArrayRecord) -> Mapping[str, float]:
         if not self.judged_by_clients:

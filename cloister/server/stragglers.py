@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
@@ -101,6 +102,10 @@ class PatientGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         """As the other grid."""
         return self._inner.get_node_ids()
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """As the other grid."""
+        return self._inner.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """As the other grid."""

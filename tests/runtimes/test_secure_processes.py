@@ -15,6 +15,7 @@ import pytest
 from processes import REPOSITORY, Processes, flower_line, free_ports
 
 from cloister.deploy.certificates import new_node_key
+from cloister.deploy.control import fingerprint
 from cloister.deploy.kits import provision
 
 MEMBERS = ("north", "south")
@@ -221,19 +222,32 @@ def test_the_token_of_a_running_app_is_in_no_argument(secured: Secured) -> None:
     processes.wait(lambda: app not in processes.pids("serverapp.py"), PATIENCE, "end of the server app")
 
 
-def test_a_site_that_was_sent_away_is_called_revoked(secured: Secured) -> None:
+def test_a_site_is_let_in_gets_a_new_key_and_is_sent_away_by_its_name(secured: Secured) -> None:
+    """Its own operator's kit, and a node that is connected while its site is sent away."""
     processes, kit = secured.processes, secured.folder / "operator-of-one"
     shutil.copytree(secured.kits / "operator", kit)
     for key in (kit / "nodes").iterdir():
         key.unlink()
-    _, public = new_node_key()
-    (kit / "nodes" / "guest.pub").write_bytes(public)
-    script = str(kit / "register.sh")
-    processes.run("register-guest", script, seconds=PATIENCE)
+    guest = secured.provisioned("guests", "trial", ("guest",))
+    shutil.copy(secured.kits / "server" / "ca.crt", guest / "sites" / "guest" / "ca.crt")
     home = secured.home(secured.kits / "operator" / "credentials.yaml")
-    processes.run(home, "flwr", "supernode", "list", "trial", "--format", "json", seconds=PATIENCE)
-    nodes = json.loads(secured.log(home)[secured.log(home).index("{") :])["nodes"]
-    guest = max(nodes, key=lambda node: node["created-at"])["node-id"]
-    processes.run(home, "flwr", "supernode", "unregister", guest, "trial", seconds=PATIENCE)
-    log = secured.refused("register-guest", script)
-    assert "guest: registered" in log and "guest: revoked" in log and "guest: known" not in log
+
+    def site(*arguments: str) -> str:
+        processes.run(home, "cloister", "site", *arguments, seconds=PATIENCE)
+        return secured.log(home)
+
+    old, new = (kit / "nodes" / f"{name}.pub" for name in ("guest", "new"))
+    old.write_bytes((guest / "operator" / "nodes" / "guest.pub").read_bytes())
+    new.write_bytes(new_node_key()[1])
+    site("approve", "trial", "guest", "--key", str(old), "--fingerprint", fingerprint(old.read_bytes()))
+    processes.start(
+        "guest", str(guest / "sites" / "guest" / "start.sh"), "--port", str(free_ports(1)[0]), "--max-retries", "3"
+    )
+    processes.wait(lambda: "guest  online" in site("list", "trial"), PATIENCE, "guest")
+    said = site("rotate", "trial", "guest", "--key", str(new))
+    assert "its old key is refused" in said
+    node = processes.services.pop("guest")
+    processes.wait(lambda: node.poll() is not None, PATIENCE, "end of the node with the old key")
+    assert "guest: refused from now on" in site("remove", "trial", "guest")
+    log = secured.refused("register-guest", str(kit / "register.sh"))
+    assert "guest: revoked" in log and "new: revoked" in log and "known" not in log

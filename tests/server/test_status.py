@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from cloister import cli
 from cloister.core.errors import ConfigError, FederationError
+from cloister.deploy import control
 from cloister.deploy.warm import meeting
 from cloister.local.simulation import simulate
 from cloister.server.reports import status
@@ -23,13 +24,11 @@ SETTINGS = {
     "num-rounds": 2,
     "tensorboard": False,
 }
-NODES = {
-    "success": True,
-    "nodes": [
-        {"node-id": "7", "status": "online", "online-at": "2026-01-01 10:00:00Z", "offline-at": ""},
-        {"node-id": "8", "status": "offline", "online-at": "", "offline-at": "2026-01-01 09:00:00Z"},
-    ],
-}
+NODES = [
+    {"node-id": "7", "name": "", "status": "online", "since": "2026-01-01T10:00:00Z"},
+    {"node-id": "8", "name": "berlin", "status": "offline", "since": "2026-01-01T09:00:00Z"},
+    {"node-id": "9", "name": "lyon", "status": "registered", "since": ""},
+]
 RUNS = {"success": True, "runs": [{"run-id": "5", "status": "running"}]}
 
 
@@ -135,21 +134,22 @@ def test_no_run(tmp_path):
 
 
 def test_the_command(output, monkeypatch):
-    answers = {"supernode": NODES, "list": RUNS}
-    monkeypatch.setattr(status, "_ask", lambda *command: answers[command[0]])
+    monkeypatch.setattr(control, "living_nodes", lambda connection: NODES)
+    monkeypatch.setattr(status, "_ask", lambda *command: {("list", "hospital"): RUNS}[command])
     monkeypatch.setattr(meeting, "warnings_of", lambda connection: [f"the certificate of {connection} ends"])
     shown = CliRunner().invoke(cli.app, ["status", "hospital", "--runs", str(output)]).stdout
     for words in (
         "warning: the certificate of hospital ends",
         "node 7  online  since 2026",
-        "node 8  offline  last seen 2026",
+        "berlin  offline  since 2026",
+        "lyon  registered\n",
         "run 5  running",
         "round 2/2  ended",
     ):
         assert words in shown
     assert "left of the budget" in shown
     told = json.loads(CliRunner().invoke(cli.app, ["status", "hospital", "--runs", str(output), "--json"]).stdout)
-    assert told["run"]["round"] == 2 and told["nodes"] == NODES["nodes"] and told["runs"] == RUNS["runs"]
+    assert told["run"]["round"] == 2 and told["nodes"] == NODES and told["runs"] == RUNS["runs"]
     assert told["warnings"] == ["the certificate of hospital ends"]
 
 
@@ -159,7 +159,7 @@ def test_a_superlink_that_does_not_answer(monkeypatch, tmp_path):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(FederationError, match="no such connection"):
-        status.superlink_state("nowhere")
+        status.superlink_runs("nowhere")
     program.write_text("#!/bin/sh\nexit 3\n")
     with pytest.raises(FederationError, match="gave no answer"):
-        status.superlink_state("nowhere")
+        status.superlink_runs("nowhere")

@@ -82,9 +82,7 @@ class Narrator:
         self.console.print("  ".join(parts))
         rejected = done.measured.rejected if done.measured and not self.secret_cohorts else ()
         for item in (*rejected, *done.unscored):
-            self.console.print(
-                f"           rejected: round {done.number}, node {item.node_id}, {item.code}: {item.detail}"
-            )
+            self.console.print(f"           rejected: round {done.number}, {item.who}, {item.code}: {item.detail}")
 
     def closing(
         self,

@@ -53,7 +53,8 @@ class JsonNarrator(Narrator):
         self._say("round", round=done.number, **facts)
         rejected = measured.rejected if measured and not self.secret_cohorts else ()
         for item in (*rejected, *done.unscored):
-            self._say("rejected", round=done.number, node=str(item.node_id), code=item.code, detail=item.detail)
+            who = {"node": str(item.node_id)} | ({"site": item.site} if item.site else {})
+            self._say("rejected", round=done.number, **who, code=item.code, detail=item.detail)
 
     def closing(
         self,

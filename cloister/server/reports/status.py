@@ -126,11 +126,12 @@ def _is_held(directory: Path) -> bool:
 
 
 def _reason(item: Mapping[str, object]) -> str:
-    return f"node {item['node_id']}, {item['code']}: {item['detail']}"
+    who = item.get("site") or f"node {item['node_id']}"
+    return f"{who}, {item['code']}: {item['detail']}"
 
 
-def superlink_state(connection: str) -> dict[str, Any]:
-    """`nodes` and `runs` as `flwr supernode list` and `flwr list` tell them.
+def superlink_runs(connection: str) -> list[Any]:
+    """The runs of a SuperLink, as `flwr list` tells them.
 
     Args:
         connection: a name in Flower's `config.toml`.
@@ -138,7 +139,7 @@ def superlink_state(connection: str) -> dict[str, Any]:
     Raises:
         FederationError: the SuperLink cannot be asked.
     """
-    return {"nodes": _ask("supernode", "list", connection)["nodes"], "runs": _ask("list", connection)["runs"]}
+    return list(_ask("list", connection)["runs"])
 
 
 def _ask(*command: str) -> Any:
@@ -158,8 +159,8 @@ def told(run: RunState | None, superlink: Mapping[str, Any] | None) -> list[str]
     """Both in lines for a person; of the SuperLink `warnings` first, then `nodes` and `runs`."""
     lines = [f"warning: {line}" for line in (superlink or {}).get("warnings", [])]
     for node in (superlink or {}).get("nodes", []):
-        seen = f"since {node['online-at']}" if node["status"] == "online" else f"last seen {node['offline-at']}"
-        lines.append(f"node {node['node-id']}  {node['status']}  {seen}")
+        since = f"since {node['since']}" if node["since"] else ""
+        lines.append("  ".join(filter(None, (node["name"] or f"node {node['node-id']}", node["status"], since))))
     lines += [f"run {item['run-id']}  {item['status']}" for item in (superlink or {}).get("runs", [])]
     return lines + (_run_told(run) if run else [])
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from cloister.aggregation.screening import Rejection
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
 from cloister.privacy.claims.meaning import best_guess, percent
 from cloister.server.reports.html.facts import Facts, RoundFacts
@@ -14,6 +15,8 @@ CLASSES = 12
 """Rows of the table by class; of more classes, those with the lowest recall."""
 ROUNDS = 200
 """Rows of the table by round."""
+NAMES = 5
+"""Sites that are named in one row."""
 WORDS = 140
 """Characters of a reason or a value, in a table."""
 
@@ -38,7 +41,7 @@ class RejectedRow:
     code: str
     detail: str
     replies: int
-    nodes: int
+    nodes: str
     rounds: str
 
 
@@ -66,17 +69,23 @@ def _figure_row(claim: Claim, about: str, figure: Figure) -> FigureRow:
 
 def rejected_rows(rounds: Iterable[RoundFacts]) -> list[RejectedRow]:
     """Replies that did not count, by code and reason, the most frequent first."""
-    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    found: dict[tuple[str, str], list[tuple[int, Rejection]]] = {}
     for done in rounds:
         for item in (*done.rejected, *done.unscored):
-            found.setdefault((item.code, item.detail), []).append((done.number, item.node_id))
+            found.setdefault((item.code, item.detail), []).append((done.number, item))
     rows = [
         RejectedRow(
-            code, short(detail), len(seen), len({node for _, node in seen}), _spans([number for number, _ in seen])
+            code, short(detail), len(seen), _whose([item for _, item in seen]), _spans([number for number, _ in seen])
         )
         for (code, detail), seen in found.items()
     ]
     return sorted(rows, key=lambda row: (-row.replies, row.code, row.detail))
+
+
+def _whose(rejected: Sequence[Rejection]) -> str:
+    """The names of the sites, if there are few and all have one; else how many nodes they are."""
+    names = sorted({item.site for item in rejected})
+    return ", ".join(names) if all(names) and len(names) <= NAMES else str(len({item.node_id for item in rejected}))
 
 
 def _spans(numbers: Sequence[int]) -> str:
