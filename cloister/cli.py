@@ -14,6 +14,7 @@ from cloister.config.settings import read_settings
 from cloister.core.crash import Crash, one_line
 from cloister.core.errors import BudgetExhausted, ConfigError, LedgerError, SettingsError
 from cloister.deploy.commands import site
+from cloister.watch.commands import check_once, watch
 
 FAILED, MISUSED, BUDGET_SPENT, INTERRUPTED = 1, 2, 3, 130
 """Exit codes; 0: what was asked for was done."""
@@ -144,8 +145,14 @@ def status(
     connection: Annotated[str, typer.Argument(help="A SuperLink connection of Flower's config.toml.")] = "",
     output: Annotated[Path, typer.Option("--runs", help="An output-dir, or one run directory.")] = Path("runs"),
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="For a monitor: say what is wrong; exit code 0: nothing, 1: warnings, 2: more."),
+    ] = False,
 ) -> None:
     """Show the nodes and runs of a SuperLink, and how far the newest run in output-dir is; exit code 1 if it died."""
+    if check:
+        raise typer.Exit(check_once(connection, output))
     from cloister.deploy.control import living_nodes
     from cloister.deploy.warm.meeting import warnings_of
     from cloister.server.reports.status import as_json, newest_run, run_state, superlink_runs, told
@@ -338,6 +345,7 @@ def leakage(paths: Annotated[list[Path], typer.Argument(help="Ledgers of clients
 
 
 app.add_typer(site, name="site")
+app.command()(watch)
 
 
 @app.command(name="provision")

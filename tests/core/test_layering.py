@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "local": {"core", "config", "tasks", "client", "server", "privacy", "local"},
     "scaffold": {"core", "scaffold"},
     "plan": {"core", "config", "client", "server", "local", "privacy", "plan"},
+    "watch": {"core", "privacy", "server", "deploy", "watch"},
     "predict": {"core", "config", "tasks", "predict"},
     "cli": {
         "core",
@@ -45,6 +46,7 @@ MAY_IMPORT = {
         "audits",
         "deploy",
         "scaffold",
+        "watch",
     },
 }
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""

@@ -4,6 +4,7 @@ import fcntl
 import json
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +30,10 @@ class RunState:
         written: when, in seconds since 1970; the beginning of the day where times would tell of a draw.
         replies: that counted in it, and that were asked for; None before the first, and where cohorts are secret.
         rejected: reasons of the last round, a line each.
+        codes: how many replies of it did not count, by code.
+        seconds: that it took; None where times would tell of a draw.
+        timeout: seconds for which a round waits for replies.
+        quorum: nodes that must be connected for a round to begin.
         epsilon: of everything in the ledger so far; None where nothing is claimed.
         budget_left: of `privacy.max-epsilon`; None without a budget or without a claim.
         ended: whether its last words are written.
@@ -46,6 +51,10 @@ class RunState:
     written: float
     replies: tuple[int, int] | None
     rejected: tuple[str, ...]
+    codes: Mapping[str, int]
+    seconds: float | None
+    timeout: float
+    quorum: int
     epsilon: float | None
     budget_left: float | None
     ended: bool
@@ -95,6 +104,10 @@ def run_state(directory: Path) -> RunState:
         written=changed,
         replies=(measured["accepted"], measured["asked"]) if "accepted" in measured else None,
         rejected=tuple(_reason(item) for item in measured.get("rejected", ())),
+        codes=Counter(item["code"] for item in measured.get("rejected", ())),
+        seconds=last.get("seconds", {}).get("total"),
+        timeout=config["round-timeout"],
+        quorum=config["strategy.min-nodes" if config["strategy.quorum"] == "auto" else "strategy.quorum"],
         epsilon=epsilon,
         budget_left=max(0.0, budget - epsilon) if budget and epsilon is not None else None,
         ended=ending is not None,

@@ -1,0 +1,58 @@
+"""The command `cloister watch`, and `cloister status --check`."""
+
+import time
+from pathlib import Path
+from threading import Event
+from typing import Annotated
+
+import typer
+
+from cloister.core.errors import ConfigError
+
+
+def check_once(connection: str, runs: Path) -> int:
+    """Print what is wrong, a line each.
+
+    Args:
+        connection: of Flower's `config.toml`; empty: no SuperLink is asked.
+        runs: an `output-dir`.
+
+    Returns:
+        The exit code, as monitors have it: 0: nothing is wrong; 1: there are warnings; 2: something is critical.
+    """
+    from cloister.watch.findings import findings
+    from cloister.watch.sight import Places, look
+
+    found = findings(look(Places(connection, runs)), time.time())
+    for item in found:
+        typer.echo(f"{item.level}: {item.kind}: {item.text}")
+    if not found:
+        typer.echo("ok")
+    return max((2 if item.level == "critical" else 1 for item in found), default=0)
+
+
+def watch(
+    connection: Annotated[
+        str, typer.Argument(help="A SuperLink connection of Flower's config.toml; on a node: none.")
+    ] = "",
+    runs: Annotated[Path | None, typer.Option(help="An output-dir, on the machine of the ServerApp.")] = None,
+    ledger: Annotated[
+        list[Path] | None, typer.Option(help="A ledger whose budget is watched; may be given again.")
+    ] = None,
+    database: Annotated[Path | None, typer.Option(help="The SuperLink's state database, to measure its size.")] = None,
+    listen: Annotated[str, typer.Option(help="Address and port of /metrics for Prometheus.")] = "127.0.0.1:9464",
+    webhook: Annotated[
+        str,
+        typer.Option(envvar="CLOISTER_WEBHOOK", help="URL that gets JSON when something begins or ends to be wrong."),
+    ] = "",
+    every: Annotated[float, typer.Option(min=1.0, help="Seconds between two looks.")] = 60.0,
+) -> None:
+    """Look at a federation again and again: serve metrics for Prometheus, call a webhook when something is wrong."""
+    from cloister.watch.sight import Places
+    from cloister.watch.watching import Watch
+
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ConfigError(f"--listen {listen!r} must be an address and a port, as 127.0.0.1:9464")
+    watching = Watch(Places(connection, runs, tuple(ledger or ()), database), webhook, typer.echo)
+    watching.serve((host.strip("[]"), int(port)), every, Event())

@@ -1,0 +1,99 @@
+"""What is wrong with a federation: a few rules over one look at it.
+
+| finding | level | when |
+|---|---|---|
+| `unreadable` | critical | the SuperLink does not answer, or a ledger is broken |
+| `run-dead` | critical | the newest run recorded no end, and no process of this machine is at it |
+| `run-failed` | critical | it ended by an error, a full disk, too few nodes or no replies |
+| `budget-spent` | critical | it ended before its last round for want of budget, or 99 % of a ledger's budget is spent |
+| `stalled` | critical | it runs, and nothing was written for longer than two rounds may take |
+| `quorum-lost` | critical | it runs, and fewer nodes are online than a round needs |
+| `budget-low` | warning | 90 % of a budget is spent |
+| `site-offline` | warning | a site that was online before is not |
+| `rejected` | warning | replies of the last round did not count |
+| `warning` | warning | a certificate ends within a month, or a clock is wrong |
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from cloister.core.files import DAY
+from cloister.server.reports.status import RunState
+from cloister.watch.sight import Sight
+
+Level = Literal["warning", "critical"]
+FAILURES = ("error", "disk", "no-replies", "too-few-nodes")
+SPENT, LOW = 0.99, 0.9
+"""Shares of a budget."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        kind: a word of the table above.
+        level: `critical` where nothing goes on without a person.
+        text: for a person, one line.
+        about: site, ledger or run that it is about; a finding of the same kind about the same thing is the same.
+    """
+
+    kind: str
+    level: Level
+    text: str
+    about: str = ""
+
+
+def findings(sight: Sight, now: float) -> list[Finding]:
+    """Everything that is wrong, the critical first.
+
+    Args:
+        sight: of the federation.
+        now: in seconds since 1970.
+    """
+    found = [
+        *(Finding("unreadable", "critical", text, text) for text in sight.unreadable),
+        *(_of_run(sight.run, now) if sight.run else ()),
+        *_of_nodes(sight),
+        *_of_budgets(sight.spent),
+        *(Finding("warning", "warning", text, text) for text in sight.warnings),
+    ]
+    return sorted(found, key=lambda finding: finding.level != "critical")
+
+
+def _of_run(run: RunState, now: float) -> Iterator[Finding]:
+    where = f"run {run.path}, round {run.round} of {run.rounds}"
+    if run.state == "dead":
+        yield Finding("run-dead", "critical", f"{where}: no process is at it, and it did not end in order", run.path)
+    if run.how in FAILURES:
+        yield Finding("run-failed", "critical", f"{where}: {run.why or run.how}", run.path)
+    if run.how == "budget":
+        yield Finding("budget-spent", "critical", f"{where}: {run.why}", run.path)
+    # Where times would tell of a draw, files have the time of midnight, and nothing can be read from their age.
+    if run.state == "running" and run.written % DAY and now - run.written > 2 * run.timeout:
+        text = f"{where}: nothing was written for {now - run.written:.0f} s, and a round may take {run.timeout:.0f} s"
+        yield Finding("stalled", "critical", text, run.path)
+    if run.rejected:
+        yield Finding("rejected", "warning", f"{where}: {len(run.rejected)} replies did not count", run.path)
+
+
+def _of_nodes(sight: Sight) -> Iterator[Finding]:
+    if sight.nodes is None:
+        return
+    online = sum(node["status"] == "online" for node in sight.nodes)
+    if sight.run and sight.run.state == "running" and online < sight.run.quorum:
+        text = f"{online} nodes are online, and a round needs {sight.run.quorum}"
+        yield Finding("quorum-lost", "critical", text, sight.run.path)
+    for node in sight.nodes:
+        if node["status"] == "offline":
+            who = node["name"] or f"node {node['node-id']}"
+            yield Finding("site-offline", "warning", f"{who} is offline since {node['since']}", who)
+
+
+def _of_budgets(spent: Mapping[tuple[str, str], float]) -> Iterator[Finding]:
+    for (ledger, unit), share in spent.items():
+        if share >= LOW:
+            kind, level = ("budget-spent", "critical") if share >= SPENT else ("budget-low", "warning")
+            text = f"{100 * share:.3g} % of the budget for each {unit} is spent in {ledger}"
+            yield Finding(kind, level, text, f"{ledger} {unit}")  # type: ignore[arg-type]

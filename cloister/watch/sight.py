@@ -1,0 +1,106 @@
+"""One look at a federation, from outside: run directories, the SuperLink's nodes, ledgers, the state database.
+
+Everything is read from files and from Flower's interface for operators. The processes that train are not asked, and
+what they hide from their own files (who was drawn, how long it took) is hidden here too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cloister.core.errors import CloisterError, ConfigError
+from cloister.deploy.control import living_nodes
+from cloister.deploy.warm.meeting import warnings_of
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.server.reports.status import RunState, newest_run, run_state
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where to look.
+
+    Attributes:
+        connection: of Flower's `config.toml`; empty: no SuperLink is asked.
+        runs: an `output-dir`; None: no run is looked at.
+        ledgers: of a server or a node.
+        database: the SuperLink's state; None: it is not measured.
+    """
+
+    connection: str = ""
+    runs: Path | None = None
+    ledgers: tuple[Path, ...] = ()
+    database: Path | None = None
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What was seen.
+
+    Attributes:
+        run: the newest one; None where there is none yet, or none is looked at.
+        nodes: all that are registered, as `cloister status --json` has them; None: no SuperLink was asked.
+        warnings: about clocks and certificates.
+        spent: ledger and unit -> share of the budget that is spent.
+        database_bytes: of the state database with its log; None: it is not measured.
+        unreadable: what could not be looked at, a sentence each.
+    """
+
+    run: RunState | None = None
+    nodes: tuple[Mapping[str, str], ...] | None = None
+    warnings: tuple[str, ...] = ()
+    spent: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    database_bytes: int | None = None
+    unreadable: tuple[str, ...] = ()
+
+
+def look(places: Places) -> Sight:
+    """Look once. What cannot be read is one sentence in `unreadable`, and the rest is seen."""
+    unreadable: list[str] = []
+    nodes, warnings = _superlink(places.connection, unreadable)
+    spent = {key: share for path in places.ledgers for key, share in _spent(path, unreadable).items()}
+    return Sight(_run(places.runs), nodes, warnings, spent, _bytes(places.database, unreadable), tuple(unreadable))
+
+
+def _superlink(connection: str, unreadable: list[str]) -> tuple[tuple[Mapping[str, str], ...] | None, tuple[str, ...]]:
+    if not connection:
+        return None, ()
+    try:
+        return tuple(living_nodes(connection)), tuple(warnings_of(connection))
+    except CloisterError as error:
+        unreadable.append(str(error))
+        return None, ()
+
+
+def _run(runs: Path | None) -> RunState | None:
+    """The newest run; a directory without runs is one of a federation that has not trained yet."""
+    try:
+        return run_state(newest_run(runs)) if runs else None
+    except ConfigError:
+        return None
+
+
+def _spent(path: Path, unreadable: list[str]) -> dict[tuple[str, str], float]:
+    """The share of every budget in force that is spent; a ledger that is not there yet has none."""
+    try:
+        ledger = Ledger(path)
+    except CloisterError as error:
+        unreadable.append(str(error))
+        return {}
+    found: dict[tuple[str, str], float] = {}
+    for budget in ledger.budgets:  # the last one about a unit is in force
+        relation = ledger.relation_of(budget.unit, budget.relation)
+        found.pop((str(path), budget.unit), None)
+        if budget.epsilon:
+            spent = ledger.spent(budget.unit, budget.filter, relation)
+            found[str(path), budget.unit] = spent / budget.filter.limit(budget.epsilon, budget.delta)
+    return found
+
+
+def _bytes(database: Path | None, unreadable: list[str]) -> int | None:
+    if database is None:
+        return None
+    if not database.exists():
+        unreadable.append(f"there is no state database at {database}")
+        return None
+    parts = (database, database.with_name(f"{database.name}-wal"))
+    return sum(part.stat().st_size for part in parts if part.exists())

@@ -1,0 +1,116 @@
+"""Look again and again: serve metrics, and call somebody when something begins or ends to be wrong."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from threading import Event
+
+import httpx
+from prometheus_client import start_http_server
+
+from cloister.core.errors import ConfigError
+from cloister.watch.findings import Finding, findings
+from cloister.watch.metrics import Latest, registry
+from cloister.watch.sight import Places, look
+
+logger = logging.getLogger("cloister.watch")
+SECONDS = 10.0
+"""For a webhook to answer."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is different from the last look.
+
+    Attributes:
+        begun: findings that were not there.
+        ended: findings that are gone.
+    """
+
+    begun: tuple[Finding, ...]
+    ended: tuple[Finding, ...]
+
+    @property
+    def content(self) -> dict[str, object]:
+        """What a webhook gets, as JSON: `text` is what chat services show."""
+        lines = [f"{item.level}: {item.text}" for item in self.begun] + [f"over: {item.text}" for item in self.ended]
+        return {
+            "text": "\n".join(lines),
+            "begun": [asdict(item) for item in self.begun],
+            "ended": [asdict(item) for item in self.ended],
+        }
+
+
+def change(before: Sequence[Finding], after: Sequence[Finding]) -> Change | None:
+    """What has changed; None: nothing has. A finding whose text alone is another, as its seconds grow, is the same.
+
+    Args:
+        before, after: findings of two looks.
+    """
+    old, new = ({(item.kind, item.about): item for item in found} for found in (before, after))
+    begun = tuple(item for key, item in new.items() if key not in old)
+    ended = tuple(item for key, item in old.items() if key not in new)
+    return Change(begun, ended) if begun or ended else None
+
+
+class Watch:
+    """Looks at a federation, and remembers what was wrong when somebody was last told of it.
+
+    Args:
+        places: to look at.
+        webhook: URL that gets changes; empty: nobody is called.
+        told: gets a line for each change.
+    """
+
+    def __init__(self, places: Places, webhook: str = "", told: Callable[[str], None] = logger.warning) -> None:
+        if webhook and not webhook.startswith(("https://", "http://")):
+            raise ConfigError(f"--webhook {webhook!r} must begin with https:// or http://")
+        self.latest = Latest()
+        self._places, self._webhook, self._told = places, webhook, told
+        self._known: list[Finding] = []
+
+    def look(self) -> None:
+        """Look once. A change that the webhook did not take is told again after the next look."""
+        now = time.time()
+        sight = look(self._places)
+        found = findings(sight, now)
+        self.latest.sight, self.latest.found, self.latest.when = sight, found, now
+        changed = change(self._known, found)
+        if changed is None or self._called(changed):
+            self._known = found
+
+    def serve(self, listen: tuple[str, int], every: float, ended: Event) -> None:
+        """Look every so many seconds, and answer `/metrics`, until the event is set.
+
+        Args:
+            listen: address and port of the metrics.
+            every: seconds between two looks.
+            ended: ends it.
+
+        Raises:
+            ConfigError: the port cannot be had.
+        """
+        try:
+            server, _ = start_http_server(listen[1], listen[0], registry(self.latest))
+        except OSError as error:
+            raise ConfigError(f"--listen {listen[0]}:{listen[1]}: {error.strerror}") from None
+        try:
+            self.look()
+            while not ended.wait(every):
+                self.look()
+        finally:
+            server.shutdown()
+            server.server_close()
+
+    def _called(self, changed: Change) -> bool:
+        for line in str(changed.content["text"]).splitlines():
+            self._told(line)
+        if not self._webhook:
+            return True
+        try:
+            httpx.post(self._webhook, json=changed.content, timeout=SECONDS).raise_for_status()
+        except httpx.HTTPError as error:  # without its text, which has the URL: that is often a secret
+            logger.warning("the webhook did not take it: %s", type(error).__name__)
+            return False
+        return True

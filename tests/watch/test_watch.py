@@ -1,0 +1,269 @@
+"""Watching a federation: what is wrong, as lines, metrics and calls."""
+
+import json
+import re
+import time
+import urllib.request
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+from prometheus_client import generate_latest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cloister import cli
+from cloister.core.errors import ConfigError, FederationError
+from cloister.local.simulation import simulate
+from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.server.reports.console import Narrator
+from cloister.server.reports.status import RunState, run_state
+from cloister.watch import sight as sights
+from cloister.watch.findings import findings
+from cloister.watch.metrics import Latest, registry
+from cloister.watch.sight import Places, Sight, look
+from cloister.watch.watching import Watch, change
+
+NOW = 1_800_000_007.0
+RUN = RunState(
+    path="/runs/a", task="digits", strategy="fedavg", privacy="none", round=3, rounds=10, written=NOW - 5,
+    replies=(3, 4), rejected=("lyon, error: no",), codes={"error": 1}, seconds=2.5, timeout=600.0, quorum=2,
+    epsilon=1.5, budget_left=0.5, ended=False, state="running", how="", why="",
+)  # fmt: skip
+QUIET = replace(RUN, rejected=(), codes={})
+NODES = (
+    {"node-id": "1", "name": "berlin", "status": "online", "since": "2026-01-01T10:00:00Z"},
+    {"node-id": "2", "name": "lyon", "status": "online", "since": "2026-01-01T10:00:00Z"},
+    {"node-id": "3", "name": "", "status": "registered", "since": ""},
+)
+OFFLINE = (NODES[0], NODES[1] | {"status": "offline"}, NODES[2])
+MIDNIGHT = NOW - NOW % 86400
+
+
+@pytest.mark.parametrize(
+    ("sight", "kinds"),
+    [
+        (Sight(), []),
+        (Sight(QUIET, NODES), []),
+        (Sight(RUN, NODES), ["rejected"]),
+        (Sight(replace(QUIET, state="dead"), NODES), ["run-dead"]),
+        (Sight(replace(QUIET, written=NOW - 1199)), []),
+        (Sight(replace(QUIET, written=NOW - 1201)), ["stalled"]),
+        (Sight(replace(QUIET, written=NOW - 1201, state="ended")), []),
+        (Sight(replace(QUIET, written=MIDNIGHT - 5 * 86400)), []),
+        (Sight(QUIET, OFFLINE), ["quorum-lost", "site-offline"]),
+        (Sight(replace(QUIET, quorum=1), OFFLINE), ["site-offline"]),
+        (Sight(replace(QUIET, state="ended"), OFFLINE), ["site-offline"]),
+        (Sight(replace(QUIET, state="ended", how="too-few-nodes")), ["run-failed"]),
+        (Sight(replace(QUIET, state="ended", how="budget")), ["budget-spent"]),
+        (Sight(replace(QUIET, state="ended", how="operator")), []),
+        (Sight(spent={("a", "client"): 0.89}), []),
+        (Sight(spent={("a", "client"): 0.9}), ["budget-low"]),
+        (Sight(spent={("a", "client"): 0.99}), ["budget-spent"]),
+        (Sight(warnings=("a certificate ends",), unreadable=("no answer",)), ["unreadable", "warning"]),
+    ],
+)
+def test_the_rules(sight, kinds):
+    assert [item.kind for item in findings(sight, NOW)] == kinds
+
+
+def test_every_rule_is_in_the_table_with_its_level():
+    from cloister.watch import findings as module
+
+    listed = dict(re.findall(r"^\| `([\w-]+)` \| (\w+) \|", module.__doc__, flags=re.MULTILINE))
+    worst = Sight(
+        replace(RUN, state="dead", how="error"),
+        OFFLINE,
+        ("soon",),
+        {("a", "client"): 0.9, ("b", "client"): 1.0},
+        1,
+        ("x",),
+    )
+    found = findings(worst, NOW) + findings(Sight(replace(QUIET, written=NOW - 9999), OFFLINE), NOW)
+    assert {item.kind: item.level for item in found} == listed
+
+
+def metrics(sight):
+    latest = Latest()
+    latest.sight, latest.found, latest.when = sight, findings(sight, NOW), NOW
+    return generate_latest(registry(latest)).decode()
+
+
+def test_metrics_of_a_run():
+    shown = metrics(Sight(RUN, OFFLINE, (), {("ledger", "client"): 0.25}, 4096))
+    for line in (
+        "cloister_round 3.0",
+        "cloister_rounds 10.0",
+        'cloister_run_state{state="running"} 1.0',
+        'cloister_run_state{state="dead"} 0.0',
+        'cloister_replies{kind="accepted"} 3.0',
+        'cloister_replies{kind="error"} 1.0',
+        "cloister_round_seconds 2.5",
+        "cloister_round_age_seconds 5.0",
+        "cloister_epsilon 1.5",
+        "cloister_epsilon_left 0.5",
+        'cloister_site_online{site="berlin"} 1.0',
+        'cloister_site_online{site="lyon"} 0.0',
+        'cloister_budget_spent{ledger="ledger",unit="client"} 0.25',
+        "cloister_database_bytes 4096.0",
+        'cloister_findings{kind="quorum-lost",level="critical"} 1.0',
+    ):
+        assert f"{line}\n" in shown
+
+
+def test_what_a_claim_keeps_secret_is_no_metric(tmp_path):
+    """From the files of a real run whose guarantee rests on secret cohorts."""
+    settings = {
+        "task.model": "softmax", "privacy.server": "global-dp", "privacy.noise-multiplier": 1.0, "tensorboard": False,
+        "strategy.sampling": "poisson", "strategy.fraction-train": 0.5, "num-rounds": 2, "report": False,
+        "output-dir": str(tmp_path), "run-name": "r",
+    }  # fmt: skip
+    simulate(settings, 4, Narrator(2, Console(quiet=True)))
+    shown = metrics(look(Places(runs=tmp_path)))
+    assert "cloister_round 2.0" in shown and "cloister_epsilon" in shown
+    for name in ("replies", "round_seconds", "round_age_seconds"):
+        assert f"cloister_{name}" not in shown
+    assert run_state(tmp_path / "r").seconds is None
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are():
+    text = (Path(__file__).parents[2] / "docs" / "grafana.json").read_text()
+    board = json.loads(text)
+    asked = {name for panel in board["panels"] for target in panel["targets"] for name in names(target["expr"])}
+    full = Sight(RUN, OFFLINE, (), {("ledger", "client"): 0.25}, 4096)
+    assert asked and asked <= names(metrics(full))
+
+
+def names(text):
+    return set(re.findall(r"\bcloister_\w+", text))
+
+
+def test_the_share_of_a_ledgers_budget(tmp_path):
+    ledger = Ledger(tmp_path / "l.jsonl")
+    budget = PrivacyBudget(ledger, "first", max_epsilon=4.0)
+    budget.begin("first")
+    for number in range(3):
+        with budget.release(Gaussian(4.0), number):
+            pass
+    seen = look(Places(ledgers=(ledger.path, tmp_path / "none.jsonl")))
+    assert seen.spent == {(str(ledger.path), "client"): pytest.approx(budget.share())} and not seen.unreadable
+    (tmp_path / "none.jsonl").write_text("{}\n")
+    (said,) = look(Places(ledgers=(tmp_path / "none.jsonl",))).unreadable
+    assert "none.jsonl" in said and "\n" not in said
+
+
+def test_a_superlink_that_does_not_answer_is_a_finding(monkeypatch):
+    def refuse(connection):
+        raise FederationError("SuperLink connection 'hospital': no answer")
+
+    monkeypatch.setattr(sights, "living_nodes", refuse)
+    (item,) = findings(look(Places("hospital")), NOW)
+    assert (item.kind, item.level) == ("unreadable", "critical") and "no answer" in item.text
+
+
+def test_a_change_is_what_begins_and_what_ends():
+    one, two = findings(Sight(RUN, OFFLINE), NOW), findings(Sight(QUIET, NODES), NOW)
+    later = findings(Sight(RUN, OFFLINE), NOW + 60)
+    assert change(one, later) is None and change([], []) is None
+    assert [item.kind for item in change(two, one).begun] == ["quorum-lost", "rejected", "site-offline"]
+    over = change(one, two)
+    assert not over.begun and over.content["text"].startswith("over: ") and len(over.content["ended"]) == 3
+
+
+@pytest.fixture
+def hook():
+    """A web server that keeps what is posted, and refuses as long as it is told to."""
+    calls, refusals = [], []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if refusals:
+                refusals.pop()
+                self.send_response(500)
+            else:
+                calls.append(json.loads(body))
+                self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/secret-token", calls, refusals
+        server.shutdown()
+        thread.join()
+
+
+def test_a_webhook_is_called_once_for_each_change_and_again_if_it_refused(hook, monkeypatch, caplog):
+    url, calls, refusals = hook
+    seen = iter(
+        [Sight(QUIET, NODES), Sight(QUIET, OFFLINE), Sight(QUIET, OFFLINE), Sight(QUIET, OFFLINE), Sight(QUIET, NODES)]
+    )
+    monkeypatch.setattr("cloister.watch.watching.look", lambda places: next(seen))
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    watch = Watch(Places(), url, told=lambda line: None)
+    watch.look()
+    assert calls == []
+    refusals.append(1)
+    watch.look()
+    assert calls == [] and "HTTPStatusError" in caplog.text and "secret-token" not in caplog.text
+    watch.look()
+    watch.look()
+    assert [[item["kind"] for item in call["begun"]] for call in calls] == [["quorum-lost", "site-offline"]]
+    watch.look()
+    assert len(calls) == 2 and calls[1]["text"].startswith("over: ")
+
+
+def test_it_serves_metrics_until_it_is_stopped(tmp_path):
+    ended, looks = Event(), []
+    watch = Watch(Places(), told=looks.append)
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as taken:
+        with pytest.raises(ConfigError, match=f"--listen 127.0.0.1:{taken.server_port}: Address already in use"):
+            watch.serve(("127.0.0.1", taken.server_port), 60.0, ended)
+        port = taken.server_port
+    thread = Thread(target=watch.serve, args=(("127.0.0.1", port), 60.0, ended))
+    thread.start()
+    try:
+        deadline = time.monotonic() + 30
+        while not watch.latest.when and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            (found,) = re.findall(r"^cloister_last_look_seconds (.*)$", answer.read().decode(), flags=re.MULTILINE)
+    finally:
+        ended.set()
+        thread.join(10)
+    assert float(found) == watch.latest.when and not thread.is_alive()
+
+
+def test_the_check_for_monitors(tmp_path, monkeypatch):
+    def checked():
+        done = CliRunner().invoke(cli.app, ["status", "hospital", "--runs", str(tmp_path), "--check"])
+        return done.exit_code, done.output
+
+    monkeypatch.setattr(sights, "warnings_of", lambda connection: [])
+    monkeypatch.setattr(sights, "living_nodes", lambda connection: NODES)
+    assert checked() == (0, "ok\n")
+    monkeypatch.setattr(sights, "living_nodes", lambda connection: OFFLINE)
+    assert checked() == (1, "warning: site-offline: lyon is offline since 2026-01-01T10:00:00Z\n")
+    monkeypatch.setattr(sights, "run_state", lambda path: replace(QUIET, state="dead"))
+    monkeypatch.setattr(sights, "newest_run", lambda path: path)
+    code, said = checked()
+    assert code == 2 and said.startswith("critical: run-dead: run /runs/a, round 3 of 10")
+
+
+@pytest.mark.parametrize("listen", ["9464", "127.0.0.1", "127.0.0.1:port", "127.0.0.1:0", "127.0.0.1:65536"])
+def test_an_address_that_is_none(listen):
+    done = CliRunner().invoke(cli.app, ["watch", "--listen", listen])
+    assert done.exit_code and "must be an address and a port" in done.output
+
+
+def test_a_webhook_that_is_no_url():
+    with pytest.raises(ConfigError, match=r"--webhook 'hospital' must begin with https:// or http://"):
+        Watch(Places(), "hospital")
