@@ -1,7 +1,6 @@
 """The `cloister` command."""
 
 import json as jsonlib
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +11,9 @@ from typer.core import TyperGroup
 import cloister
 from cloister.config.settings import read_settings
 from cloister.core.crash import Crash, one_line
-from cloister.core.errors import BudgetExhausted, ConfigError, LedgerError, SettingsError
+from cloister.core.errors import BudgetExhausted, ConfigError, SettingsError
 from cloister.deploy.commands import site
+from cloister.privacy.commands import ledger
 from cloister.watch.commands import check_once, watch
 
 FAILED, MISUSED, BUDGET_SPENT, INTERRUPTED = 1, 2, 3, 130
@@ -296,54 +296,7 @@ def report(
         typer.echo(write_entry(directory, entry, stated))
 
 
-ledger = typer.Typer(help="Read the ledger of a server or a node.", no_args_is_help=True)
 app.add_typer(ledger, name="ledger")
-
-LedgerPath = Annotated[Path, typer.Argument(help="A ledger.jsonl file.")]
-
-
-@ledger.command()
-def verify(
-    path: LedgerPath,
-    head: Annotated[str, typer.Option(help="A last hash noted earlier: checks that no line was cut off since.")] = "",
-) -> None:
-    """Check that no line was changed, removed or swapped; with --head, that none was cut off at the end either."""
-    opened = _opened(path)
-    typer.echo(f"{path}: unbroken; {len(opened.entries)} releases; last hash {opened.head}")
-    if not head:
-        typer.echo(
-            "the file cannot show whether lines were cut off at its end: note the last hash elsewhere, and check it "
-            "later with --head"
-        )
-        return
-    _require_line(path, head)
-    typer.echo("no line that was there when --head was noted has been cut off")
-
-
-@ledger.command()
-def show(
-    path: LedgerPath,
-    delta: Annotated[float, typer.Option(help="δ at which ε is computed.")] = 1e-5,
-    relation: Annotated[str, typer.Option(help="add-or-remove, or replace-one.")] = "add-or-remove",
-) -> None:
-    """List the releases, and what they amount to."""
-    from cloister.privacy.claims.report import print_ledger
-
-    print_ledger(_opened(path), delta, relation)
-
-
-@ledger.command()
-def leakage(paths: Annotated[list[Path], typer.Argument(help="Ledgers of clients, one each.")]) -> None:
-    """Add up what clients that noise their own models have leaked: each of them, and how they compare."""
-    from cloister.privacy.accounting.leakage import leakage_report, render_leakage
-
-    spent = [_opened(path).leakage() for path in paths]
-    for path, leaked in zip(paths, spent, strict=True):
-        typer.echo(f"{path}: {leaked:.6g}")
-    for line in render_leakage(leakage_report(spent)):
-        typer.echo(line)
-
-
 app.add_typer(site, name="site")
 app.command()(watch)
 
@@ -387,22 +340,3 @@ def superexec(context: typer.Context) -> None:
     from cloister.deploy.superexec import run
 
     run(context.args)
-
-
-def _opened(path: Path) -> Any:
-    from cloister.privacy.accounting.ledger import Ledger
-
-    if not path.is_file():
-        raise LedgerError(f"no ledger at {path}")
-    return Ledger(path)
-
-
-def _require_line(path: Path, noted: str) -> None:
-    """Refuse a ledger, checked before, that does not hold the line with this hash any more."""
-    from cloister.privacy.accounting.ledger import GENESIS
-
-    if not re.fullmatch("[0-9a-f]{64}", noted):
-        raise ConfigError(f"--head {noted!r} is not valid: a last hash has 64 hexadecimal digits")
-    hashes = {jsonlib.loads(line)["hash"] for line in path.read_bytes().split(b"\n")[:-1]}
-    if noted not in {GENESIS, *hashes}:
-        raise LedgerError(f"{path}: no line has the hash {noted}: lines were cut off, or it is of another ledger")

@@ -1,13 +1,13 @@
 """Flower's Control interface, for an operator: which nodes a SuperLink knows, and who gets in."""
 
-import base64
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from typing import cast
 
 import click
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
@@ -21,6 +21,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 
 from cloister.core.errors import FederationError
+from cloister.core.keys import fingerprint
 
 GONE = "unregistered"
 """The status of a node whose key is refused from now on."""
@@ -124,13 +125,7 @@ def living_nodes(connection: str) -> list[dict[str, str]]:
         return [node.facts for node in opened.nodes() if node.status != GONE]
 
 
-def fingerprint(key: bytes) -> str:
-    """The fingerprint of a public key in OpenSSH format, as `ssh-keygen -l` prints it."""
-    digest = hashlib.sha256(base64.b64decode(key.split()[1])).digest()
-    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
-
-
 def _node(info: NodeInfo) -> Node:
-    key = load_pem_public_key(info.public_key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    key = cast(ec.EllipticCurvePublicKey, load_pem_public_key(info.public_key))  # Flower takes no others
     times = {"online": info.last_activated_at, "offline": info.last_deactivated_at, GONE: info.unregistered_at}
     return Node(info.node_id, info.name, fingerprint(key), info.status, times.get(info.status, ""))

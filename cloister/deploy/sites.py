@@ -1,12 +1,16 @@
 """Sites by name: who is registered at a SuperLink, who is let in, who gets a new key, who is sent away."""
 
 from pathlib import Path
+from typing import cast
 
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.supercore.utils import get_flwr_home
 
 from cloister.core.errors import ConfigError
+from cloister.core.keys import fingerprint
 from cloister.deploy.certificates import checked_node_key
-from cloister.deploy.control import GONE, Control, Node, fingerprint
+from cloister.deploy.control import GONE, Control, Node
 
 
 def key_file(name: str) -> Path:
@@ -101,7 +105,7 @@ def _checked(key: Path, expected: str) -> str:
     Raises:
         ConfigError: it is not the expected one.
     """
-    found = fingerprint(checked_node_key(key))
+    found = fingerprint(cast(ec.EllipticCurvePublicKey, load_ssh_public_key(checked_node_key(key))))
     if expected and found != expected:
         raise ConfigError(f"--fingerprint {expected!r} is not that of {key}, which is {found}")
     return found

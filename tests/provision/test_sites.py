@@ -1,6 +1,7 @@
 """Sites by name: approved, given a new key, sent away, against Flower's own state of a SuperLink."""
 
 import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.auth.typing import AccountInfo
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from cloister import cli
 from cloister.core.errors import ConfigError, FederationError
+from cloister.core.keys import fingerprint
 from cloister.deploy import control, sites
 from cloister.deploy.certificates import new_node_key
 
@@ -52,6 +54,10 @@ def key(tmp_path):
     return make
 
 
+def told(key):
+    return fingerprint(load_ssh_public_key(key))
+
+
 def states(opened):
     return [(node.name, node.status) for node in opened.nodes()]
 
@@ -62,21 +68,21 @@ def test_a_fingerprint_is_what_openssh_prints():
         "ecdsa-sha2-nistp384 AAAAE2VjZHNhLXNoYTItbmlzdHAzODQAAAAIbmlzdHAzODQAAABhBI7n02OHTSWtTx8pQ5M4wanNEPFl"
         "kLAbBexd2TzUmbaqiea1cCG7jJltr6+t3rlidvZOhUfivsrl+qi1v32gDf5JRFbUbRkglBQxiRCwO6LH9fldGo8FnaF2QFQ1D3AOKA=="
     )
-    assert control.fingerprint(public.encode()) == "SHA256:1uUMVMJr492Y3IvG9ddLbvD/yx2KabMV/unMnXo2Yds"
+    assert told(public.encode()) == "SHA256:1uUMVMJr492Y3IvG9ddLbvD/yx2KabMV/unMnXo2Yds"
 
 
 def test_a_site_is_let_in_under_its_name(opened, key):
     path = key("berlin")
-    found = sites.approve(opened, "berlin", path, control.fingerprint(path.read_bytes()))
+    found = sites.approve(opened, "berlin", path, told(path.read_bytes()))
     (node,) = opened.nodes()
     assert (node.name, node.status, node.fingerprint, node.since) == ("berlin", "registered", found, "")
     assert node.who == "berlin"
 
 
 def test_a_key_that_came_altered_is_refused(opened, key):
-    told = control.fingerprint(key("berlin").read_bytes())
+    said = told(key("berlin").read_bytes())
     with pytest.raises(ConfigError, match=r"--fingerprint 'SHA256:.*' is not that of .*lyon.pub, which is SHA256:"):
-        sites.approve(opened, "berlin", key("lyon"), told)
+        sites.approve(opened, "berlin", key("lyon"), said)
     assert opened.nodes() == []
 
 
@@ -111,7 +117,7 @@ def test_a_change_of_keys_that_broke_off_is_ended_by_the_next_call(opened, key):
     opened.register("berlin", new.read_bytes())
     sites.rotate(opened, "berlin", new)
     (node,) = [node for node in opened.nodes() if node.status == "registered"]
-    assert node.fingerprint == control.fingerprint(new.read_bytes())
+    assert node.fingerprint == told(new.read_bytes())
 
 
 def test_a_site_that_is_sent_away_stays_away(opened, key):
@@ -138,7 +144,7 @@ def test_an_unknown_connection_is_one_line(tmp_path, monkeypatch):
 
 
 def test_the_commands(opened, key, tmp_path, monkeypatch):
-    def told(*arguments):
+    def run(*arguments):
         return CliRunner().invoke(cli.app, ["site", *arguments]).output
 
     class Opened:
@@ -153,8 +159,8 @@ def test_the_commands(opened, key, tmp_path, monkeypatch):
     kit = tmp_path / "nodes"
     kit.mkdir()
     key("berlin").rename(kit / "berlin.pub")
-    assert "berlin: registered with the key SHA256:" in told("approve", "trial", "berlin")
-    assert "its old key is refused" in told("rotate", "trial", "berlin", "--key", str(key("new")))
-    assert "berlin  registered  never seen  SHA256:" in told("list", "trial")
-    assert "berlin: refused from now on" in told("remove", "trial", "berlin")
-    assert not (kit / "berlin.pub").exists() and "berlin  unregistered" in told("list", "trial")
+    assert "berlin: registered with the key SHA256:" in run("approve", "trial", "berlin")
+    assert "its old key is refused" in run("rotate", "trial", "berlin", "--key", str(key("new")))
+    assert "berlin  registered  never seen  SHA256:" in run("list", "trial")
+    assert "berlin: refused from now on" in run("remove", "trial", "berlin")
+    assert not (kit / "berlin.pub").exists() and "berlin  unregistered" in run("list", "trial")

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from processes import REPOSITORY, Processes, flower_line, free_ports
 
+from cloister.core.keys import fingerprint
 from cloister.deploy.certificates import new_node_key
-from cloister.deploy.control import fingerprint
 from cloister.deploy.kits import provision
 
 MEMBERS = ("north", "south")
@@ -239,7 +240,8 @@ def test_a_site_is_let_in_gets_a_new_key_and_is_sent_away_by_its_name(secured: S
     old, new = (kit / "nodes" / f"{name}.pub" for name in ("guest", "new"))
     old.write_bytes((guest / "operator" / "nodes" / "guest.pub").read_bytes())
     new.write_bytes(new_node_key()[1])
-    site("approve", "trial", "guest", "--key", str(old), "--fingerprint", fingerprint(old.read_bytes()))
+    told = fingerprint(load_ssh_public_key(old.read_bytes()))
+    site("approve", "trial", "guest", "--key", str(old), "--fingerprint", told)
     processes.start(
         "guest", str(guest / "sites" / "guest" / "start.sh"), "--port", str(free_ports(1)[0]), "--max-retries", "3"
     )

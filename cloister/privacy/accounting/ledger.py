@@ -151,6 +151,11 @@ class Ledger:
         """The hash of the last line: who notes it can later tell whether lines were cut off at the end."""
         return self._last_hash
 
+    def heads(self) -> set[str]:
+        """Every head that it had: the hash of each line, and that of a ledger without lines."""
+        lines = self.path.read_bytes()[: self._offset].splitlines() if self.path.exists() else []
+        return {GENESIS, *(json.loads(line)["hash"] for line in lines)}
+
     def account(self, unit: Unit, relation: Relation = "add-or-remove", insiders: bool = False) -> Account:
         """The composition of every release about a unit.
 

@@ -1,0 +1,105 @@
+"""The commands of `cloister ledger`. What they need is imported by the one that runs."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cloister.core.errors import ConfigError, LedgerError
+
+ledger = typer.Typer(help="Read the ledger of a server or a node.", no_args_is_help=True)
+
+LedgerPath = Annotated[Path, typer.Argument(help="A ledger.jsonl file.")]
+
+
+@ledger.command()
+def verify(
+    path: LedgerPath,
+    head: Annotated[str, typer.Option(help="A last hash noted earlier: checks that no line was cut off since.")] = "",
+    anchors: Annotated[Path | None, typer.Option(help="Anchors that were kept elsewhere: checks all of them.")] = None,
+    key: Annotated[Path | None, typer.Option(help="With --anchors: the public key of the ledger's owner.")] = None,
+) -> None:
+    """Check that no line was changed, removed or swapped; with --head or --anchors, that none was cut off either."""
+    opened = _opened(path)
+    typer.echo(f"{path}: unbroken; {len(opened.entries)} releases; last hash {opened.head}")
+    if head:
+        _require_line(opened, head)
+        typer.echo("no line that was there when --head was noted has been cut off")
+    if anchors:
+        typer.echo(_checked(opened, anchors, key))
+    if not head and not anchors:
+        typer.echo(
+            "the file cannot show whether lines were cut off at its end: note the last hash elsewhere, and check it "
+            "later with --head; or have anchors kept elsewhere, and check them with --anchors"
+        )
+
+
+@ledger.command()
+def anchor(
+    path: LedgerPath,
+    key: Annotated[Path, typer.Option(help="The owner's private key: node.key of a site, server.key of the server.")],
+    to: Annotated[Path | None, typer.Option(help="File to add the anchor to, for whoever keeps it.")] = None,
+    post: Annotated[str, typer.Option(help="URL that gets the anchor as JSON.")] = "",
+) -> None:
+    """Sign the last hash of a ledger, for others to keep: with it they can tell later whether lines were cut off."""
+    from cloister.privacy.accounting.anchors import anchored, hand_over
+
+    made = anchored(_opened(path), key)
+    hand_over(made, to, post)
+    typer.echo(made.line)
+
+
+@ledger.command()
+def show(
+    path: LedgerPath,
+    delta: Annotated[float, typer.Option(help="δ at which ε is computed.")] = 1e-5,
+    relation: Annotated[str, typer.Option(help="add-or-remove, or replace-one.")] = "add-or-remove",
+) -> None:
+    """List the releases, and what they amount to."""
+    from cloister.privacy.claims.report import print_ledger
+
+    print_ledger(_opened(path), delta, relation)
+
+
+@ledger.command()
+def leakage(paths: Annotated[list[Path], typer.Argument(help="Ledgers of clients, one each.")]) -> None:
+    """Add up what clients that noise their own models have leaked: each of them, and how they compare."""
+    from cloister.privacy.accounting.leakage import leakage_report, render_leakage
+
+    spent = [_opened(path).leakage() for path in paths]
+    for path, leaked in zip(paths, spent, strict=True):
+        typer.echo(f"{path}: {leaked:.6g}")
+    for line in render_leakage(leakage_report(spent)):
+        typer.echo(line)
+
+
+def _checked(opened: Any, anchors: Path, key: Path | None) -> str:
+    """What the anchors show."""
+    from cloister.privacy.accounting.anchors import read_anchors, verify_anchors
+
+    if key is None:
+        raise ConfigError("--anchors needs --key: the public key of the ledger's owner")
+    found = read_anchors(anchors)
+    count = verify_anchors(opened, found, key)
+    if not count:
+        raise ConfigError(f"--anchors {anchors}: none of its {len(found)} anchors is by {key}")
+    return f"{count} anchors by {key}: nothing that was there when they were signed was cut off or written anew"
+
+
+def _opened(path: Path) -> Any:
+    from cloister.privacy.accounting.ledger import Ledger
+
+    if not path.is_file():
+        raise LedgerError(f"no ledger at {path}")
+    return Ledger(path)
+
+
+def _require_line(opened: Any, noted: str) -> None:
+    """Refuse a ledger that does not hold the line with this hash any more."""
+    if not re.fullmatch("[0-9a-f]{64}", noted):
+        raise ConfigError(f"--head {noted!r} is not valid: a last hash has 64 hexadecimal digits")
+    if noted not in opened.heads():
+        raise LedgerError(
+            f"{opened.path}: no line has the hash {noted}: lines were cut off, or it is of another ledger"
+        )
