@@ -308,6 +308,22 @@ def compare(
     typer.echo(jsonlib.dumps(record(found), indent=2) if json else "\n".join(lines(found)))
 
 
+@app.command()
+def sweep(
+    description: Annotated[Path, typer.Argument(help="TOML file: [base], [grid] and seeds.", metavar="FILE")],
+    check: Annotated[
+        bool, typer.Option("--check", help="Check every cell, say what would run, and start none.")
+    ] = False,
+) -> None:
+    """Run a grid of configurations and seeds, each in a process of its own; again: what is missing.
+
+    Exit code 0: every cell is done; 1: some failed; 3: a budget ended one; 130: it was stopped by Ctrl-C or SIGTERM.
+    """
+    from cloister.sweep.conduct import conduct
+
+    raise typer.Exit(conduct(description, typer.echo, check))
+
+
 ledger = typer.Typer(help="Read the ledger of a server or a node.", no_args_is_help=True)
 app.add_typer(ledger, name="ledger")
 

@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "scaffold": {"core", "scaffold"},
     "plan": {"core", "config", "client", "server", "local", "privacy", "plan"},
     "predict": {"core", "config", "tasks", "predict"},
+    "sweep": {"core", "config", "server", "local", "sweep"},
     "cli": {
         "core",
         "config",
@@ -42,6 +43,7 @@ MAY_IMPORT = {
         "local",
         "plan",
         "predict",
+        "sweep",
         "audits",
         "deploy",
         "scaffold",

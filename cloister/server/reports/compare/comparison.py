@@ -114,11 +114,15 @@ class Comparison:
         groups: in the order of the table.
         score: that they are compared by.
         on_clients: whether it is that of the clients' data, as no run has one of the server's.
+        heading: what a group is called in the table.
+        remarks: that are made beside its own notes.
     """
 
     groups: tuple[Group, ...]
     score: str
     on_clients: bool
+    heading: str = "run"
+    remarks: tuple[str, ...] = ()
 
     @cached_property
     def runs(self) -> tuple[Ran, ...]:
@@ -161,7 +165,7 @@ class Comparison:
     @property
     def notes(self) -> tuple[str, ...]:
         """What must be known to read the table."""
-        return (*_about_scores(self), *_about_epsilon(self), *_about_ends(self))
+        return (*_about_scores(self), *_about_epsilon(self), *_about_ends(self), *self.remarks)
 
 
 def compared(groups: Sequence[Group], score: str = "") -> Comparison:
@@ -211,7 +215,7 @@ def differing(configs: Sequence[Mapping[str, Scalar]]) -> list[str]:
 
 def short_keys(keys: Sequence[str]) -> list[str]:
     """The last part of each key; the whole key where another one ends in the same, or is a column of its own."""
-    taken = [key.rpartition(".")[2] for key in keys] + ["run", "rounds", "ended", "seconds"]
+    taken = [key.rpartition(".")[2] for key in keys] + ["run", "cell", "rounds", "ended", "seconds"]
     return [last if taken.count(last) == 1 else key for key in keys if (last := key.rpartition(".")[2])]
 
 

@@ -45,19 +45,18 @@ PAGE = """
 """
 
 
-def write_page(comparison: Comparison, path: Path, title: str = "", notes: tuple[str, ...] = ()) -> None:
+def write_page(comparison: Comparison, path: Path, title: str = "") -> None:
     """Write a comparison as an HTML file.
 
     Args:
         comparison: of runs.
         path: of the file; its folder must be there.
         title: of the page; empty: how many runs there are.
-        notes: that are said beside those of the comparison.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    page = rendered(comparison, title, notes)
+    page = rendered(comparison, title)
     try:
         with atomic_path(path) as partial:
             partial.write_text(page, encoding="utf-8")
@@ -65,7 +64,7 @@ def write_page(comparison: Comparison, path: Path, title: str = "", notes: tuple
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def rendered(comparison: Comparison, title: str = "", notes: tuple[str, ...] = ()) -> str:
+def rendered(comparison: Comparison, title: str = "") -> str:
     """The page.
 
     Args: as `write_page`.
@@ -76,7 +75,7 @@ def rendered(comparison: Comparison, title: str = "", notes: tuple[str, ...] = (
         "title": title or f"Comparison of {count} run{'s' if count > 1 else ''}",
         "about": f"{count} run{'s' if count > 1 else ''} of {', '.join(tasks)}",
         "table": table_of(comparison),
-        "notes": (*comparison.notes, *notes),
+        "notes": comparison.notes,
         "pictures": pictures(comparison),
     }
     return filled(PAGE, context)

@@ -37,14 +37,14 @@ def table_of(comparison: Comparison) -> Table:
     settings = dict(zip(comparison.keys, short_keys(comparison.keys), strict=True))
     cells = [_cells(comparison, group, settings) for group in comparison.groups]
     columns = tuple(dict.fromkeys(name for row in cells for name in row))
-    numeric = tuple(name not in ("run", "ended", *settings.values()) for name in columns)
+    numeric = tuple(name not in (comparison.heading, "ended", *settings.values()) for name in columns)
     rows = tuple(tuple(clean(row.get(name, UNKNOWN)) for name in columns) for row in cells)
     return Table(columns, rows, numeric)
 
 
 def _cells(comparison: Comparison, group: Group, settings: Mapping[str, str]) -> dict[str, str]:
     score, on_clients = comparison.score, comparison.on_clients
-    cells = {"run": group.name}
+    cells = {comparison.heading: group.name}
     cells |= {heading: _value(group.settings.get(key)) for key, heading in settings.items()}
     cells["rounds"] = _rounds(group)
     if score:
