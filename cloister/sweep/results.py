@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cloister.core.errors import ConfigError
 from cloister.core.files import atomic_path
-from cloister.server.reports.compare.comparison import Comparison, Group, compared
+from cloister.server.reports.compare.comparison import Comparison, Group, compared, differing
 from cloister.server.reports.compare.figures import pictures, write_png
 from cloister.server.reports.compare.page import write_page
 from cloister.server.reports.compare.record import record
@@ -47,11 +47,13 @@ def _groups(cells: Sequence[Cell], runs: dict[str, Ran]) -> list[Group]:
     together: dict[str, list[Cell]] = {}
     for cell in cells:
         together.setdefault(repr(sorted(cell.settings.items())), []).append(cell)
-    found = (
-        (str(number), same[0].settings, tuple(runs[cell.name] for cell in same if cell.name in runs))
-        for number, same in enumerate(together.values(), 1)
-    )
-    return [Group(name, settings, those) for name, settings, those in found if those]
+    varied = differing([cell.settings for cell in cells])
+    groups = []
+    for number, same in enumerate(together.values(), 1):
+        settings = {key: same[0].settings[key] for key in varied}
+        if those := tuple(runs[cell.name] for cell in same if cell.name in runs):
+            groups.append(Group(str(number), settings, those))
+    return groups
 
 
 def best_of(comparison: Comparison, select: str) -> Group | None:

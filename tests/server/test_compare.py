@@ -54,7 +54,7 @@ TABLE = """
 │ a   │ 1.5              │      3 │         0.8000 │        0.9000 │ 1 │     4.5 │
 │ b   │ 3.0              │      3 │         0.7000 │        0.7000 │ 1 │     4.5 │
 ╰─────┴──────────────────┴────────┴────────────────┴───────────────┴───┴─────────╯
-ε of a run by itself: for one client, add-or-remove, δ = 1e-05, by the mechanism of the server.
+ε of a run by itself, the largest in its claim: for one client, add-or-remove, δ = 1e-05, by the server's mechanism.
 Whoever chooses one of the runs by what they released has released all of them: their costs add up.
 """
 
@@ -85,6 +85,16 @@ class TestTable:
         settings = {"task.name": "breast-cancer", "strategy.name": "fedavgm"}
         places = write_run(tmp_path / "a"), write_run(tmp_path / "b", settings=settings)
         assert {"task.name", "strategy.name"} < set(table_of(comparison(*places)).columns)
+
+    def test_a_vague_end_of_a_key_does_too(self, tmp_path):
+        places = write_run(tmp_path / "a"), write_run(tmp_path / "b", settings={"task.name": "breast-cancer"})
+        assert "task.name" in table_of(comparison(*places)).columns
+
+    def test_figures_name_short_settings_and_else_the_runs(self, two, tmp_path):
+        assert comparison(*two).labels["b"] == "noise-multiplier=3.0"
+        settings = {"client.optimizer": "x" * 60}
+        assert comparison(two[0], write_run(tmp_path / "c", settings=settings)).labels == {"a": "a", "c": "c"}
+        assert comparison(two[0], write_run(tmp_path / "d")).labels == {"a": "a", "d": "d"}
 
     @pytest.mark.parametrize(("score", "best"), [("rmse", "0.1000"), ("loss", "0.1000"), ("accuracy", "0.9000")])
     def test_errors_are_best_where_they_are_least(self, tmp_path, score, best):

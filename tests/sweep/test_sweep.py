@@ -195,7 +195,7 @@ class TestBudget:
 
 def finished(cell, accuracy=0.5, how="as-asked", **settings):
     """What a run of a cell leaves behind."""
-    rounds = [line(number, central={"loss": 1.0, "accuracy": accuracy}) for number in range(3)]
+    rounds = [line(number, central={"loss": 1 - accuracy, "accuracy": accuracy}) for number in range(3)]
     path = write_run(cell.directory, rounds=rounds)
     config = parse(cell.config.flat() | settings)
     facts = {"config": config.flat(), "config-sha256": config.digest(), "seed": cell.config.seed, "versions": {}}
@@ -279,8 +279,16 @@ class TestRuns:
         assert [run["seed"] for run in found["groups"][0]["runs"]] == [0, 1]
         assert "Sweep s" in (folder / "results.html").read_text(encoding="utf-8")
 
-    def test_a_loss_is_best_where_it_is_least(self, written, fake):
-        fake.accuracies = {2.0: 0.9, 4.0: 0.6}
+    def test_a_key_of_one_value_is_no_column(self, written, fake):
+        _, told = conducted(written(NOISY + "client.local-epochs = [1]\n"))
+        assert TABLE in told
+
+    def test_a_loss_is_best_where_it_is_least(self, written, fake, monkeypatch):
+        monkeypatch.setattr(fake, "accuracies", {2.0: 0.6, 4.0: 0.9})
+        _, told = conducted(written(NOISY.replace('"accuracy"', '"loss"')))
+        assert "Chosen by the final loss on the server's own examples: cell 2," in told
+
+    def test_a_score_that_no_run_has_chooses_none(self, written, fake):
         _, told = conducted(written(NOISY.replace('"accuracy"', '"rmse"')))
         assert "No cell is chosen: no run has a score 'rmse'" in told
 
@@ -289,9 +297,9 @@ class TestRuns:
         code, told = conducted(written(NOISY))
         assert code == 0 and len(fake.started) == 4 and "4 runs, 4 of them done before" in told and TABLE in told
 
-    def test_a_new_value_runs_its_own_cells(self, written, fake):
+    def test_a_new_value_runs_its_own_cells(self, written, fake, monkeypatch):
         conducted(written(NOISY))
-        fake.accuracies = {8.0: 0.3} | fake.accuracies
+        monkeypatch.setattr(fake, "accuracies", {8.0: 0.3} | fake.accuracies)
         conducted(written(NOISY.replace("[2.0, 4.0]", "[2.0, 4.0, 8.0]")))
         assert [cell.settings["privacy.noise-multiplier"] for cell in fake.started[4:]] == [8.0, 8.0]
 

@@ -14,6 +14,11 @@ from cloister.server.reports.compare.together import told_together
 PLACES = ("run-name", "output-dir")
 """Keys that say what a run is called and where it lies, and nothing about what it does."""
 LOSS = "loss"
+LABEL = 48
+"""Characters of a name in a figure."""
+VAGUE = ("name", "server", "client", "options")
+"""Last parts of keys that say nothing without the first."""
+COLUMNS = ("run", "cell", "rounds", "ended", "seconds")
 
 
 @dataclass(frozen=True)
@@ -142,13 +147,14 @@ class Comparison:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """What groups are called in a figure, by name: their settings, where these tell them apart."""
+        """What groups are called in a figure, by name: their settings, where these are short and tell them apart."""
         headings = dict(zip(self.keys, short_keys(self.keys), strict=True))
         told = {
             group.name: " ".join(f"{headings[key]}={value}" for key, value in group.settings.items())
             for group in self.groups
         }
-        return told if all(told.values()) and len(set(told.values())) == len(told) else {name: name for name in told}
+        fit = all(0 < len(text) <= LABEL for text in told.values()) and len(set(told.values())) == len(told)
+        return told if fit else {name: name for name in told}
 
     def points(self) -> dict[str, tuple[float, Spread]]:
         """ε and the final score of each group that has both, by name; nothing where ε are about different things."""
@@ -214,8 +220,8 @@ def differing(configs: Sequence[Mapping[str, Scalar]]) -> list[str]:
 
 
 def short_keys(keys: Sequence[str]) -> list[str]:
-    """The last part of each key; the whole key where another one ends in the same, or is a column of its own."""
-    taken = [key.rpartition(".")[2] for key in keys] + ["run", "cell", "rounds", "ended", "seconds"]
+    """The last part of each key; the whole key where that is vague, the end of another one, or a column of its own."""
+    taken = [*(key.rpartition(".")[2] for key in keys), *VAGUE, *COLUMNS]
     return [last if taken.count(last) == 1 else key for key in keys if (last := key.rpartition(".")[2])]
 
 
@@ -235,7 +241,7 @@ def _about_epsilon(comparison: Comparison) -> Iterable[str]:
     if not comparison.kinds:
         return
     if len(comparison.kinds) == 1:
-        yield f"ε of a run by itself: for {comparison.kinds[0]}."
+        yield f"ε of a run by itself, the largest in its claim: for {comparison.kinds[0]}."
     else:
         told = "; ".join(map(str, comparison.kinds))
         yield f"The ε are about different things, cannot be compared, and are on no common axis: {told}."

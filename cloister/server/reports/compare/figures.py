@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from cloister.core.errors import ConfigError
-from cloister.server.reports.compare.comparison import Comparison, Spread
+from cloister.server.reports.compare.comparison import LABEL, Comparison, Spread
 from cloister.server.reports.html.figures import Picture, drawing, pictured, thinned
 from cloister.server.reports.html.svg import FIRST, FOURTH, SECOND, THIRD
 from cloister.server.reports.html.tables import short
 from cloister.server.reports.html.text import clean
 
-LABEL = 48
-"""Characters of a name in a legend."""
 PAGE_COLOURS = (FIRST, SECOND, THIRD, FOURTH)
 PRINT_COLOURS = ("#1f5fae", "#a8480f", "#1c7a48", "#7a3fa0")
 MARKS = ("o", "s", "^", "D", "v", "P")

@@ -26,7 +26,7 @@ class Kind:
 
     Attributes:
         task: of the run.
-        side: whose mechanism it is.
+        side: whose mechanism it is: `server` or `clients`.
         unit: whose data it is about.
         relation: which datasets are neighbours.
         delta: δ.
@@ -39,8 +39,8 @@ class Kind:
     delta: float
 
     def __str__(self) -> str:
-        about = f"one {self.unit}, {self.relation}, δ = {self.delta:g}"
-        return f"{about}, by the mechanism of the {self.side}"
+        owner = {"server": "the server's", "clients": "the clients'"}[self.side]
+        return f"one {self.unit}, {self.relation}, δ = {self.delta:g}, by {owner} mechanism"
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ svg { display: block; width: 100%; height: auto; font-family: inherit; stroke-li
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: 1.2rem 1.8rem; }
 .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem 2rem; align-items:
 start; }
+.two > figure { max-width: 34rem; }
 .columns { columns: 2; column-gap: 2rem; }
 .columns p { margin: 0 0 .15rem; overflow-wrap: anywhere; break-inside: avoid; }
 #claim th[scope=row], .classes th, .classes td { white-space: nowrap; }
