@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,20 +143,24 @@ def refuse_past_budget(cells: Sequence[Cell]) -> None:
     Raises:
         BudgetExhausted: their rounds come to more than the budget has left.
     """
-    needed, room = 0.0, 0.0
-    costs: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for cell in cells:
-        if not cell.config.flat()[BUDGET]:
-            continue
-        if (key := str(cell.settings)) not in costs:
-            prepared = prepare(cell.config, pretrain=False)
-            budget, events = prepared.plan.budget, prepared.plan.strategy.events(prepared.layout)
-            costs[key] = cell.config.num_rounds * sum(budget.cost(event) for event in events)
-            room = budget.limit - budget.spent()
-        needed += costs[key]
-    if needed > room:
-        share = f"{needed / room:.3g} times" if room > 0 else "more than"
+        if str(cell.settings) not in shares:
+            shares[str(cell.settings)] = _share_of_budget(cell.config)
+    needed = sum(shares[str(cell.settings)] for cell in cells)
+    if needed > 1:
         raise BudgetExhausted(
-            f"the {len(cells)} runs of the sweep need {share} what privacy.max-epsilon has left, as each of them is "
-            "released; no run was started: use more noise, or fewer rounds, values or seeds"
+            f"the {len(cells)} runs of the sweep need {needed:.3g} times what privacy.max-epsilon has left, as each of "
+            "them is released; no run was started: use more noise, or fewer rounds, values or seeds"
         )
+
+
+def _share_of_budget(config: RunConfig) -> float:
+    """What a run spends at most, of what its budget has left; 0 without a budget."""
+    if not config.flat()[BUDGET]:
+        return 0.0
+    prepared = prepare(config, pretrain=False)
+    budget, events = prepared.plan.budget, prepared.plan.strategy.events(prepared.layout)
+    room = budget.limit - budget.spent()
+    spent = config.num_rounds * sum(budget.cost(event) for event in events)
+    return spent / room if room > 0 else math.inf

@@ -1,6 +1,7 @@
 """The file that describes a sweep: a base configuration, the keys of a grid, and seeds."""
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -64,7 +65,7 @@ class Sweep:
 
     def __init__(self, path: Path) -> None:
         self.description = read_toml(Description, path, str(path))
-        self.name = self.description.name or path.stem.replace(".", "-")
+        self.name = self.description.name or re.sub(r"[^\w-]+", "-", path.stem)
         self.base = _base(self.description.base, path)
         self.grid = _grid(self.description.grid, path)
         self.seeds = self._seeds(path)

@@ -80,6 +80,10 @@ class TestFile:
         (cell,) = cells_of(Sweep(written('base = "base.toml"\nseeds = [5]\n')))
         assert (cell.config.num_rounds, cell.config.privacy.server.name, cell.config.seed) == (7, "none", 5)
 
+    def test_its_name_is_fit_for_a_folder(self, written):
+        assert Sweep(written(BASE, "my first.sweep.toml")).name == "my-first-sweep"
+        assert Sweep(written('name = "x"\n' + BASE)).name == "x"
+
     def test_a_single_seed_of_the_base(self, written):
         assert Sweep(written(BASE + "seed = 9\n")).seeds == (9,)
         assert Sweep(written(BASE)).seeds == (0,)
@@ -181,6 +185,13 @@ class TestBudget:
         with pytest.raises(BudgetExhausted):
             refuse_past_budget(cells)
         refuse_past_budget(cells[2:])
+
+    def test_of_a_spent_budget_nothing_is_left(self, written):
+        cells = cells_of(Sweep(written(NOISY.replace("20.0", "1.0").replace("seeds = 2", "seeds = 1"))))
+        budget = build(cells[0].config).budget
+        budget.ledger.open(Gaussian(0.5), "client", "before", 1, lambda: None, "global-dp", 1.0)
+        with pytest.raises(BudgetExhausted, match="need inf times"):
+            refuse_past_budget(cells[:1])
 
     def test_nothing_is_started(self, written, tmp_path):
         with pytest.raises(BudgetExhausted):
