@@ -10,10 +10,10 @@ from cloister.sweep.cells import Cell, cells_of, refuse_past_budget
 from cloister.sweep.description import Sweep
 from cloister.sweep.process import Ended
 from cloister.sweep.results import results_of, write_results
-from cloister.sweep.runner import BUDGET, Runner, Told, held
+from cloister.sweep.runner import BUDGET, INTERRUPTED, Runner, Told, held
 
-FAILED, INTERRUPTED = 1, 130
-"""Exit codes, as those of a run."""
+FAILED = 1
+"""Exit code where a cell has no result."""
 
 
 def conduct(path: Path, told: Told, only_check: bool = False) -> int:

@@ -20,8 +20,8 @@ SPARE = 1.25
 """By how much more memory a cell is taken to need than the first one held."""
 PAUSE = 0.1
 """Seconds between two looks."""
-BUDGET = 3
-"""Exit code of a run that a budget ended."""
+BUDGET, INTERRUPTED = 3, 130
+"""Exit codes of a run that a budget ended, and of one that was asked to stop."""
 Told = Callable[[str], None]
 
 
@@ -42,6 +42,7 @@ class Runner:
         self.folder, self.jobs, self.told = folder, jobs, told
         self.ended: list[Ended] = []
         self.stopped = False
+        self._hides_times = False
         self._waiting: deque[Cell] = deque()
         self._running: list[Process] = []
 
@@ -54,6 +55,7 @@ class Runner:
         for cell in cells:
             put_aside(cell.directory)
         self._waiting.extend(cells)
+        self._hides_times = any(cell.hides_times for cell in cells)
         try:
             with Stop().listening() as stop:
                 while self._waiting or self._running:
@@ -86,19 +88,19 @@ class Runner:
 
     def _note(self, found: Ended) -> None:
         self.ended.append(found)
-        hidden = any(each.hides_times for each in (found.cell, *self._waiting))
-        if found.cell.hides_times:
+        if self._hides_times:
             settle(self.folder)
         if found.code == BUDGET:
             self._waiting.clear()
-        self.jobs = self.jobs or jobs_for(found.peak)
-        self.told(f"{found.cell}: {how_ended(found)}{'' if hidden else self._to_go()}")
+        if found.code == 0:
+            self.jobs = self.jobs or jobs_for(found.peak)
+        self.told(f"{found.cell}: {how_ended(found)}{'' if self._hides_times else self._to_go()}")
 
     def _to_go(self) -> str:
         """How long the others take, if they take as long as those before."""
         left = len(self._waiting) + len(self._running)
         each = sum(found.seconds for found in self.ended) / len(self.ended)
-        return f"; {left} to go, about {duration(left * each / self.jobs)}" if left else ""
+        return f"; {left} to go, about {duration(left * each / max(1, self.jobs))}" if left else ""
 
 
 def how_ended(found: Ended) -> str:
@@ -107,6 +109,8 @@ def how_ended(found: Ended) -> str:
         return "a budget ended it; no other cell is started"
     if found.code == 0:
         return "done"
+    if found.code == INTERRUPTED:
+        return "stopped in order; it will be done anew"
     return f"failed with exit code {found.code}: {found.last or 'it wrote nothing'}"
 
 

@@ -365,6 +365,7 @@ class TestRuns:
         fake.started = Interrupting()
         code, told = conducted(written(NOISY.replace("seeds = 2", "seeds = 2\njobs = 1")))
         assert code == 130 and len(fake.started) == 2 and "3 have no result" in told
+        assert "seed=1: stopped in order; it will be done anew" in told
         assert cells_of(Sweep(written(NOISY)))[0].state() == "done"
 
     def test_no_process_is_left_behind(self, written, fake, monkeypatch):
@@ -393,6 +394,14 @@ class TestJobs:
 
     def test_without_a_measure_one_at_a_time(self):
         assert jobs_for(0) == 1
+
+    def test_a_failure_says_nothing_about_memory(self, written, fake, monkeypatch):
+        seen = []
+        monkeypatch.setattr(fake, "ended", watched(fake.ended, seen))
+        monkeypatch.setattr(runner, "free_memory", lambda: 100)
+        fake.codes = {1: 1}
+        _, told = conducted(written(NOISY))
+        assert seen[:4] == [1, 1, 1, 1] and max(seen) == 2 and "3 to go, about 30 s" in told
 
     def test_the_first_runs_alone_and_then_two_together(self, written, fake, monkeypatch):
         seen = []
