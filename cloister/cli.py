@@ -296,6 +296,46 @@ def report(
         typer.echo(write_entry(directory, entry, stated))
 
 
+@app.command()
+def compare(
+    directories: Annotated[list[Path], typer.Argument(help="Run directories, finished or not.", metavar="RUN...")],
+    score: Annotated[str, typer.Option(help="Name of the score to compare by; by default the first beside loss.")] = "",
+    output: Annotated[Path | None, typer.Option(help="Write it as an HTML page into this file.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw the figures into this file.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Put several runs beside each other: the settings that differ, scores, ε and time."""
+    from cloister.server.reports.compare.comparison import compared, each_alone
+    from cloister.server.reports.compare.figures import write_png
+    from cloister.server.reports.compare.page import write_page
+    from cloister.server.reports.compare.record import record
+    from cloister.server.reports.compare.runs import read_runs
+    from cloister.server.reports.compare.table import lines
+
+    found = compared(each_alone(read_runs(directories)), score)
+    if png is not None:
+        write_png(found, png)
+    if output is not None:
+        write_page(found, output)
+    typer.echo(jsonlib.dumps(record(found), indent=2) if json else "\n".join(lines(found)))
+
+
+@app.command()
+def sweep(
+    description: Annotated[Path, typer.Argument(help="TOML file: [base], [grid] and seeds.", metavar="FILE")],
+    check: Annotated[
+        bool, typer.Option("--check", help="Check every cell, say what would run, and start none.")
+    ] = False,
+) -> None:
+    """Run a grid of configurations and seeds, each in a process of its own; again: what is missing.
+
+    Exit code 0: every cell is done; 1: some failed; 3: a budget ended one; 130: it was stopped by Ctrl-C or SIGTERM.
+    """
+    from cloister.sweep.conduct import conduct
+
+    raise typer.Exit(conduct(description, typer.echo, check))
+
+
 app.add_typer(ledger, name="ledger")
 app.add_typer(site, name="site")
 app.command()(watch)

@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "plan": {"core", "config", "client", "server", "local", "privacy", "plan"},
     "watch": {"core", "privacy", "server", "deploy", "watch"},
     "predict": {"core", "config", "tasks", "predict"},
+    "sweep": {"core", "config", "server", "local", "sweep"},
     "cli": {
         "core",
         "config",
@@ -43,6 +44,7 @@ MAY_IMPORT = {
         "local",
         "plan",
         "predict",
+        "sweep",
         "audits",
         "deploy",
         "scaffold",

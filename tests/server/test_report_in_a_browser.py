@@ -11,6 +11,9 @@ import pypdf
 import pytest
 from reported import CLAIMS, evaluation, line, write_run
 
+from cloister.server.reports.compare.comparison import compared, each_alone
+from cloister.server.reports.compare.page import write_page
+from cloister.server.reports.compare.runs import read_runs
 from cloister.server.reports.html.page import write_report
 from cloister.server.reports.html.statements import LONGEST, Statements
 
@@ -92,17 +95,26 @@ document.body.textContent = 'violations ' + told.length + ' of ' + found.passes.
 @pytest.mark.parametrize("kind", ["sound", "none"])
 def test_a_screen_reader_can_read_it(tmp_path, kind, scheme):
     """By the rules of axe-core, which are run in a copy of the page that may run scripts."""
-    text = re.sub(
-        r"<meta http-equiv=.*?>", "", write_report(write_run(tmp_path / "run", kind, **full()[0])).read_text()
-    )
+    audited(tmp_path, write_report(write_run(tmp_path / "run", kind, **full()[0])), scheme)
+
+
+@pytest.mark.parametrize("scheme", [[], ["--blink-settings=preferredColorScheme=0"]], ids=["light", "dark"])
+def test_a_screen_reader_can_read_a_comparison(tmp_path, scheme):
+    settings = [{"privacy.noise-multiplier": 1.0 + number} for number in range(6)]
+    places = [write_run(tmp_path / f"run-{number}", settings=each) for number, each in enumerate(settings)]
+    write_page(compared(each_alone(read_runs(places))), tmp_path / "page.html")
+    audited(tmp_path, tmp_path / "page.html", scheme)
+
+
+def audited(place, page, scheme):
+    """Nothing is found on the page, and what is broken on purpose is."""
+    text = re.sub(r"<meta http-equiv=.*?>", "", page.read_text())
     (spec,) = importlib.util.find_spec("axe_core_python").submodule_search_locations
     audit = AUDIT.format(axe=(Path(spec) / "axe.min.js").read_text())
-    probe = tmp_path / "probe.html"
+    probe = place / "probe.html"
     for broken, expected in ((text, 0), (text.replace('lang="en"', "").replace("<main", "<div"), 2)):
         probe.write_text(broken.replace("</body>", audit))
-        told = chromium(
-            tmp_path, probe, "--virtual-time-budget=20000", "--window-size=1200,1000", *scheme, "--dump-dom"
-        )
+        told = chromium(place, probe, "--virtual-time-budget=20000", "--window-size=1200,1000", *scheme, "--dump-dom")
         violations, passes = map(int, re.search(r"violations (\d+) of (\d+) rules", told).groups())
         assert violations >= expected if expected else violations == 0, told[-2000:]
         assert passes >= 20

@@ -138,7 +138,7 @@ def _over_all_runs(statement: Statement) -> str:
 
 def _of_clients(claim: ClientClaim) -> Meaning:
     about = "the clients' mechanism"
-    figure = _weakest(claim)
+    figure = weakest(claim)
     if figure is None:
         return _without_guarantee(about, claim)
     sizes = _sizes(claim) if isinstance(claim, DpSgdClaim) else ""
@@ -147,7 +147,7 @@ def _of_clients(claim: ClientClaim) -> Meaning:
     )
 
 
-def _weakest(claim: ClientClaim) -> Figure | None:
+def weakest(claim: ClientClaim) -> Figure | None:
     """The figure about the unit with the largest ε; under local noise the one for exchanging all data is the widest."""
     figures: Iterable[Figure] = claim.figures
     if isinstance(claim, DpSgdClaim):

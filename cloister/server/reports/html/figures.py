@@ -78,7 +78,7 @@ def curves(rounds: Sequence[RoundFacts]) -> tuple[Picture, ...]:
         ("noise", "Noise on a weight by round: standard deviation", _measured(rounds, "noise_std", "noise")),
         ("clip", "Clip by round: largest norm of an update", _measured(rounds, "clipping_norm", "clip")),
     )
-    with _matplotlib():
+    with drawing():
         return tuple(_drawn(name, title, found) for name, title, found in wanted if found)
 
 
@@ -91,8 +91,8 @@ def confusion(found: Classification) -> Picture:
     hits = sum(row[number] for number, row in enumerate(found.confusion))
     total = sum(map(sum, found.confusion))
     told = f"{hits} of {total} examples lie on the diagonal, where the prediction is right. {_worst(found)}"
-    with _matplotlib():
-        return _pictured("confusion", "Confusion matrix", told, (4.4, 4.0), lambda axes: _cells(axes, found))
+    with drawing():
+        return pictured("confusion", "Confusion matrix", told, (4.4, 4.0), lambda axes: _cells(axes, found))
 
 
 def taken_for(found: Classification, number: int) -> str:
@@ -108,8 +108,8 @@ def taken_for(found: Classification, number: int) -> str:
 
 
 @contextmanager
-def _matplotlib() -> Iterator[None]:
-    """The settings of figures; what matplotlib logs about its font cache is nothing to a run."""
+def drawing() -> Iterator[None]:
+    """The block, with the settings of figures; what matplotlib logs about its font cache is nothing to a run."""
     logger = logging.getLogger("matplotlib")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -143,7 +143,7 @@ def _drawn(name: str, title: str, found: list[_Curve]) -> Picture:
     told = " ".join(map(_told, found))
     names = ", ".join(dict.fromkeys(curve.name for curve in found))
     title = title or f"{names[0].upper()}{names[1:60]} by round"
-    return _pictured(name, title, told, (3.1, 1.8), lambda axes: _lines(axes, found, name in FROM_ZERO))
+    return pictured(name, title, told, (3.1, 1.8), lambda axes: _lines(axes, found, name in FROM_ZERO))
 
 
 def _told(curve: _Curve) -> str:
@@ -246,10 +246,18 @@ def _short(name: str) -> str:
     return cleaned if len(cleaned) <= 14 else f"{cleaned[:13]}…"
 
 
-def _pictured(
+def pictured(
     name: str, title: str, description: str, inches: tuple[float, float], draw: Callable[[Any], None]
 ) -> Picture:
-    """Draw one pair of axes, without pyplot, which would keep the figure and ask for a screen."""
+    """Draw one pair of axes, without pyplot, which would keep the figure and ask for a screen.
+
+    Args:
+        name: of the figure; no other on the page has it.
+        title: what it shows.
+        description: what is to be seen, in words.
+        inches: width and height.
+        draw: puts everything on the axes.
+    """
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 

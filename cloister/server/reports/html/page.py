@@ -1,13 +1,13 @@
 """The page about a run, made from its directory alone: the same files give the same bytes."""
 
 from pathlib import Path
-from typing import Any
 
 from cloister.config.run import changed
 from cloister.core.files import atomic_path
 from cloister.privacy.claims.meaning import meanings
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.figures import confusion, curves
+from cloister.server.reports.html.filling import filled
 from cloister.server.reports.html.officer import claims_of, questions
 from cloister.server.reports.html.statements import Statements
 from cloister.server.reports.html.tables import (
@@ -20,8 +20,7 @@ from cloister.server.reports.html.tables import (
     rejected_rows,
     short,
 )
-from cloister.server.reports.html.template import MACROS, PAGE, STYLE
-from cloister.server.reports.html.text import clean
+from cloister.server.reports.html.template import PAGE
 from cloister.server.reports.rundir import REPORT
 
 REASONS = 6
@@ -73,13 +72,7 @@ def rendered(facts: Facts, statements: Statements) -> str:
         facts: of the run.
         statements: of the operator.
     """
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_finalized
-    )
     context = {
-        "style": STYLE,
         "name": facts.name,
         "about": _about(facts),
         "questions": questions(facts, statements),
@@ -87,12 +80,7 @@ def rendered(facts: Facts, statements: Statements) -> str:
         **_course(facts),
         **_results(facts),
     }
-    return environment.from_string(MACROS + PAGE).render(context)
-
-
-def _finalized(value: Any) -> Any:
-    """Text of a run as it may stand on a page; markup of ours as it is."""
-    return clean(value) if type(value) is str else value
+    return filled(PAGE, context)
 
 
 def _about(facts: Facts) -> str:

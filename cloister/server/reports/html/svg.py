@@ -9,9 +9,11 @@ COLOURS: Mapping[str, str] = {
     "#020202": "var(--line)",
     "#030303": "var(--series-1)",
     "#040404": "var(--series-2)",
+    "#050505": "var(--series-3)",
+    "#060606": "var(--series-4)",
 }
 """Colours that figures are drawn in, and what of the page stands for them: it knows whether it is light or dark."""
-INK, LINE, FIRST, SECOND = COLOURS
+INK, LINE, FIRST, SECOND, THIRD, FOURTH = COLOURS
 _COLOUR = re.compile("|".join(COLOURS))
 _REFERENCE = re.compile(r"#(?=[\w.-]+\)?$)")
 _FONT = re.compile(r"font(-family)?: [^;]*")

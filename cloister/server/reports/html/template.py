@@ -3,10 +3,12 @@
 STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --soft: #f3f5f8; --ink: #1b2330; --muted: #4d5869; --line:
 #c9d0da;
-  --series-1: #1f5fae; --series-2: #a8480f; --good: #13653a; --warn: #8a3b00; --link: #1f5fae; }
+  --series-1: #1f5fae; --series-2: #a8480f; --series-3: #1c7a48; --series-4: #7a3fa0;
+  --good: #13653a; --warn: #8a3b00; --link: #1f5fae; }
 @media (prefers-color-scheme: dark) {
   :root { --paper: #14181f; --soft: #1d232d; --ink: #e6eaf0; --muted: #a9b3c1; --line: #3c4654;
-    --series-1: #7db4f5; --series-2: #f0a367; --good: #7fd6a4; --warn: #ffb27a; --link: #8fbdf7; } }
+    --series-1: #7db4f5; --series-2: #f0a367; --series-3: #7fd6a4; --series-4: #cf9ff0;
+    --good: #7fd6a4; --warn: #ffb27a; --link: #8fbdf7; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans",
 sans-serif; }
@@ -45,6 +47,7 @@ svg { display: block; width: 100%; height: auto; font-family: inherit; stroke-li
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: 1.2rem 1.8rem; }
 .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem 2rem; align-items:
 start; }
+.two > figure { max-width: 34rem; }
 .columns { columns: 2; column-gap: 2rem; }
 .columns p { margin: 0 0 .15rem; overflow-wrap: anywhere; break-inside: avoid; }
 #claim th[scope=row], .classes th, .classes td { white-space: nowrap; }
@@ -65,7 +68,8 @@ footer { padding-top: 1rem; padding-bottom: 2rem; }
 font: 8pt sans-serif; } }
 @media print {
   :root { color-scheme: light; --paper: #ffffff; --soft: #f3f5f8; --ink: #111111; --muted: #444444; --line: #b5b5b5;
-    --series-1: #1f5fae; --series-2: #a8480f; --good: #13653a; --warn: #7a3400; }
+    --series-1: #1f5fae; --series-2: #a8480f; --series-3: #1c7a48; --series-4: #7a3fa0;
+    --good: #13653a; --warn: #7a3400; }
   body { font-size: 9pt; line-height: 1.34; }
   header, nav, main, footer { max-width: none; padding: 0; }
   nav, details, .skip, footer { display: none; }
@@ -240,39 +244,56 @@ the run itself knows is answered; the rest is for the operator of the federation
 </section>
 """
 
-PAGE = (
-    """<!DOCTYPE html>
+FRAME = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="robots" content="noindex">
-<title>Privacy report of {{ name }}</title>
+<title>{% block title %}{% endblock %}</title>
 <style>{{ style | safe }}</style>
 </head>
 <body>
-<a class="skip" href="#main">Skip to the claim</a>
+<a class="skip" href="#main">{% block skip %}{% endblock %}</a>
 <header>
+{% block header %}{% endblock %}
+</header>
+<nav aria-label="Parts of this {% block kind %}page{% endblock %}"><ul>
+{% block links %}{% endblock %}
+</ul></nav>
+<main id="main">
+{% block content %}{% endblock %}
+</main>
+<footer><p class="small muted">{% block made %}{% endblock %} This page loads
+nothing and runs no script.</p></footer>
+</body>
+</html>
+"""
+"""What every page has; its blocks are filled in by `PAGE`, or by the page of a comparison."""
+
+PAGE = (
+    """
+{% block title %}Privacy report of {{ name }}{% endblock %}
+{% block skip %}Skip to the claim{% endblock %}
+{% block header %}
 <p class="small muted">Cloister · privacy report of a federated training run</p>
 <h1>{{ name }}</h1>
 <p class="muted">{{ about }}</p>
-</header>
-<nav aria-label="Parts of this report"><ul>
+{% endblock %}
+{% block kind %}report{% endblock %}
+{% block links %}
 <li><a href="#claim">What is guaranteed</a></li><li><a href="#course">How the run went</a></li>
-<li><a href="#results">What the model does</a></li><li><a href="#officer">For the officer</a></li></ul></nav>
-<main id="main">
+<li><a href="#results">What the model does</a></li><li><a href="#officer">For the officer</a></li>
+{% endblock %}
+{% block content %}
 """
     + CLAIM
     + COURSE
     + RESULTS
     + OFFICER
     + """
-</main>
-<footer><p class="small muted">Made from the files of the run directory alone; the same files give the same page.
-This page loads
-nothing and runs no script.</p></footer>
-</body>
-</html>
+{% endblock %}
+{% block made %}Made from the files of the run directory alone; the same files give the same page.{% endblock %}
 """
 )

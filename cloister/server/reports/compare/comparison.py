@@ -1,0 +1,260 @@
+"""What several runs are compared by: groups, a score, the settings that differ, and what must be said beside."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from cloister.config.section import Scalar
+from cloister.core.errors import ConfigError
+from cloister.server.reports.compare.runs import AS_ASKED, Cost, Kind, Ran, better, scores_of
+from cloister.server.reports.compare.together import told_together
+
+PLACES = ("run-name", "output-dir")
+"""Keys that say what a run is called and where it lies, and nothing about what it does."""
+LOSS = "loss"
+LABEL = 48
+"""Characters of a name in a figure."""
+VAGUE = ("name", "server", "client", "options")
+"""Last parts of keys that say nothing without the first."""
+COLUMNS = ("run", "cell", "rounds", "ended", "seconds")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over several runs.
+
+    Attributes:
+        mean: over them.
+        std: the sample standard deviation; None of one run.
+        count: how many runs have it.
+    """
+
+    mean: float
+    std: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> "Spread | None":
+        """Of those values that are there; None if none is."""
+        found = [value for value in values if value is not None and math.isfinite(value)]
+        if not found:
+            return None
+        return cls(statistics.fmean(found), statistics.stdev(found) if found[1:] else None, len(found))
+
+    def text(self, form: str = ".4f") -> str:
+        """The number, with its deviation where there is one.
+
+        Args:
+            form: of each number.
+        """
+        return f"{self.mean:{form}}" + (f" ± {self.std:{form}}" if self.std is not None else "")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seeds alone, or one run.
+
+    Attributes:
+        name: no other of the groups has it.
+        settings: in which groups differ, with the values of this one.
+        runs: at least one.
+    """
+
+    name: str
+    settings: Mapping[str, Scalar]
+    runs: tuple[Ran, ...]
+
+    def final(self, score: str, on_clients: bool) -> Spread | None:
+        """A score after the last round that has it.
+
+        Args: as `Ran.curve`.
+        """
+        curves = [run.curve(score, on_clients) for run in self.runs]
+        return Spread.of(curve[max(curve)] for curve in curves if curve)
+
+    def best(self, score: str, on_clients: bool) -> Spread | None:
+        """The best that a score was after any round.
+
+        Args: as `Ran.curve`.
+        """
+        curves = [run.curve(score, on_clients) for run in self.runs]
+        return Spread.of(better(score, list(curve.values())) for curve in curves if curve)
+
+    def curve(self, score: str, on_clients: bool) -> dict[int, Spread]:
+        """A score by round, over the runs that have it.
+
+        Args: as `Ran.curve`.
+        """
+        curves = [run.curve(score, on_clients) for run in self.runs]
+        found = {
+            number: Spread.of(curve.get(number) for curve in curves)
+            for number in sorted({number for curve in curves for number in curve})
+        }
+        return {number: spread for number, spread in found.items() if spread is not None}
+
+    @property
+    def seconds(self) -> Spread | None:
+        """Of the rounds of a run; None where any of them hides it."""
+        times = [run.seconds for run in self.runs]
+        return None if None in times else Spread.of(times)
+
+    @property
+    def costs(self) -> tuple[Cost, ...]:
+        """What is claimed of each mechanism, by the run of which the least is."""
+        return max((run.costs for run in self.runs), key=_dearness)
+
+
+def _dearness(costs: Sequence[Cost]) -> tuple[bool, float]:
+    """Larger where less is claimed."""
+    return any(cost.epsilon is None for cost in costs), sum(cost.epsilon or 0.0 for cost in costs)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several groups of runs.
+
+    Attributes:
+        groups: in the order of the table.
+        score: that they are compared by.
+        on_clients: whether it is that of the clients' data, as no run has one of the server's.
+        heading: what a group is called in the table.
+        remarks: that are made beside its own notes.
+    """
+
+    groups: tuple[Group, ...]
+    score: str
+    on_clients: bool
+    heading: str = "run"
+    remarks: tuple[str, ...] = ()
+
+    @cached_property
+    def runs(self) -> tuple[Ran, ...]:
+        """Of all groups."""
+        return tuple(run for group in self.groups for run in group.runs)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """In which groups differ."""
+        return tuple(dict.fromkeys(key for group in self.groups for key in group.settings))
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What the ε of the runs are about; one, where all of them can be compared."""
+        costs = (cost for run in self.runs for cost in run.costs)
+        return tuple(dict.fromkeys(cost.kind for cost in costs if cost.kind is not None))
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """What groups are called in a figure, by name: their settings, where these are short and tell them apart."""
+        headings = dict(zip(self.keys, short_keys(self.keys), strict=True))
+        told = {
+            group.name: " ".join(f"{headings[key]}={value}" for key, value in group.settings.items())
+            for group in self.groups
+        }
+        fit = all(0 < len(text) <= LABEL for text in told.values()) and len(set(told.values())) == len(told)
+        return told if fit else {name: name for name in told}
+
+    def points(self) -> dict[str, tuple[float, Spread]]:
+        """ε and the final score of each group that has both, by name; nothing where ε are about different things."""
+        if len(self.kinds) != 1 or not self.score:
+            return {}
+        found = {}
+        for group in self.groups:
+            epsilons = [cost.epsilon for cost in group.costs]
+            final = group.final(self.score, self.on_clients)
+            if final is not None and len(epsilons) == 1 and epsilons[0] is not None:
+                found[group.name] = (epsilons[0], final)
+        return found
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What must be known to read the table."""
+        return (*_about_scores(self), *_about_epsilon(self), *_about_ends(self), *self.remarks)
+
+
+def compared(groups: Sequence[Group], score: str = "") -> Comparison:
+    """Put groups of runs beside each other.
+
+    Args:
+        groups: at least one.
+        score: that they are compared by; empty: the first that is no loss.
+
+    Raises:
+        ConfigError: no run has this score.
+    """
+    runs = [run for group in groups for run in group.runs]
+    for on_clients in (False, True):
+        rounds = [done for run in runs for done in run.facts.rounds]
+        names = list(dict.fromkeys(name for done in rounds for name in scores_of(done, on_clients)))
+        if names and (not score or score in names):
+            first = next((name for name in names if name != LOSS), names[0])
+            return Comparison(tuple(groups), score or first, on_clients)
+    if score:
+        known = sorted({name for run in runs for done in run.facts.rounds for name in (*done.central, *done.federated)})
+        raise ConfigError(f"score = {score!r} is not valid: the runs have {', '.join(known) or 'no scores'}")
+    return Comparison(tuple(groups), "", False)
+
+
+def each_alone(runs: Sequence[Ran]) -> tuple[Group, ...]:
+    """A group for each run, with the settings in which they differ.
+
+    Args:
+        runs: at least one.
+    """
+    keys = differing([run.facts.config for run in runs])
+    return tuple(
+        Group(run.name, {key: run.facts.config[key] for key in keys if key in run.facts.config}, (run,)) for run in runs
+    )
+
+
+def differing(configs: Sequence[Mapping[str, Scalar]]) -> list[str]:
+    """The keys that do not have the same value in all of several configurations, in alphabetical order.
+
+    Args:
+        configs: dotted keys of each.
+    """
+    keys = sorted({key for config in configs for key in config} - set(PLACES))
+    return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
+
+
+def short_keys(keys: Sequence[str]) -> list[str]:
+    """The last part of each key; the whole key where that is vague, the end of another one, or a column of its own."""
+    taken = [*(key.rpartition(".")[2] for key in keys), *VAGUE, *COLUMNS]
+    return [last if taken.count(last) == 1 else key for key in keys if (last := key.rpartition(".")[2])]
+
+
+def _about_scores(comparison: Comparison) -> Iterable[str]:
+    tasks = sorted({str(run.facts.config.get("task.name")) for run in comparison.runs})
+    if tasks[1:]:
+        yield f"The runs are about different tasks ({', '.join(tasks)}): their scores do not measure the same thing."
+    if not comparison.score:
+        yield "No run has a score."
+    elif comparison.on_clients:
+        yield f"The {comparison.score} is that on the clients' own examples: no run has one on the server's."
+    if any(group.runs[1:] for group in comparison.groups):
+        yield "Mean ± sample standard deviation over seeds; ε is the largest of any seed."
+
+
+def _about_epsilon(comparison: Comparison) -> Iterable[str]:
+    if not comparison.kinds:
+        return
+    if len(comparison.kinds) == 1:
+        yield f"ε of a run by itself, the largest in its claim: for {comparison.kinds[0]}."
+    else:
+        told = "; ".join(map(str, comparison.kinds))
+        yield f"The ε are about different things, cannot be compared, and are on no common axis: {told}."
+    if len(comparison.runs) > 1:
+        yield told_together(comparison.runs, comparison.kinds)
+
+
+def _about_ends(comparison: Comparison) -> Iterable[str]:
+    for run in comparison.runs:
+        if run.ended == "running":
+            yield f"{run.name} is under way: its figures are those of its rounds so far."
+        elif run.ended == "dead":
+            yield f"{run.name} broke off: no process on this machine runs it, and it did not end in order."
+        elif run.ended != AS_ASKED:
+            why = run.facts.ending.why or "no reason is known"
+            yield f"{run.name} did not run all its rounds ({run.ended}): {why}."

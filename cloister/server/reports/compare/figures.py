@@ -1,0 +1,164 @@
+"""Figures of a comparison: a score by round, and a score by ε."""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from cloister.core.errors import ConfigError
+from cloister.server.reports.compare.comparison import LABEL, Comparison, Spread
+from cloister.server.reports.html.figures import Picture, drawing, pictured, thinned
+from cloister.server.reports.html.svg import FIRST, FOURTH, SECOND, THIRD
+from cloister.server.reports.html.tables import short
+from cloister.server.reports.html.text import clean
+
+PAGE_COLOURS = (FIRST, SECOND, THIRD, FOURTH)
+PRINT_COLOURS = ("#1f5fae", "#a8480f", "#1c7a48", "#7a3fa0")
+MARKS = ("o", "s", "^", "D", "v", "P")
+STYLES = ("-", "--", ":", "-.")
+DESCRIBED = 12
+"""Groups that a description names one by one."""
+BAND = 0.15
+"""Opacity of the deviation around a mean."""
+
+
+def pictures(comparison: Comparison) -> tuple[Picture, ...]:
+    """The figures as parts of a page; none that has nothing to show."""
+    with drawing():
+        return tuple(
+            pictured(name, title, told, (4.6, _height(comparison)), partial(draw, colours=PAGE_COLOURS))
+            for name, title, told, draw in _wanted(comparison)
+        )
+
+
+def write_png(comparison: Comparison, path: Path) -> None:
+    """Write the figures, side by side, as a PNG file.
+
+    Args:
+        comparison: of runs.
+        path: of the file; its folder must be there.
+
+    Raises:
+        ConfigError: there is nothing to draw, or the file cannot be written.
+    """
+    wanted = _wanted(comparison)
+    if not wanted:
+        raise ConfigError(f"{path}: no run has a score, so that there is nothing to draw")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2 * len(wanted), _height(comparison) + 0.6))
+    for place, (_, title, _, draw) in enumerate(wanted, 1):
+        axes = figure.add_subplot(1, len(wanted), place)
+        axes.set_title(title)
+        draw(axes, colours=PRINT_COLOURS)
+    try:
+        figure.savefig(path, format="png", dpi=150)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+
+
+Draw = partial[None]
+"""Draws on axes, in `colours`."""
+
+
+def _wanted(comparison: Comparison) -> list[tuple[str, str, str, Draw]]:
+    """Name, title, description and what draws each figure."""
+    score, found = clean(comparison.score), list[tuple[str, str, str, Draw]]()
+    if any(group.curve(comparison.score, comparison.on_clients) for group in comparison.groups):
+        title = f"{score[:1].upper()}{score[1:]} by round"
+        found.append(("rounds", title, _ends(comparison), partial(_curves, comparison)))
+    if points := comparison.points():
+        title, told = f"Final {score} by ε", _said(comparison, points)
+        found.append(("epsilon", title, told, partial(_points, comparison)))
+    return found
+
+
+def _height(comparison: Comparison) -> float:
+    """Inches: a legend has a line for each group below the axes."""
+    return 2.9 + 0.16 * len(comparison.groups)
+
+
+def _looks(colours: Sequence[str], count: int) -> list[dict[str, Any]]:
+    """How groups are told apart: by colour first, then by line and mark."""
+    found = [
+        {"color": colour, "linestyle": style, "marker": mark}
+        for (mark, style), colour in product(zip((*MARKS, *MARKS), STYLES * 3, strict=True), colours)
+    ]
+    return [found[number % len(found)] for number in range(count)]
+
+
+def _curves(comparison: Comparison, axes: Any, colours: Sequence[str]) -> None:
+    looks = _looks(colours, len(comparison.groups))
+    for group, look in zip(comparison.groups, looks, strict=True):
+        curve = group.curve(comparison.score, comparison.on_clients)
+        numbers = thinned(sorted(curve))
+        means = [curve[number].mean for number in numbers]
+        axes.plot(
+            numbers,
+            means,
+            linewidth=1.5,
+            markersize=3,
+            markevery=_every(numbers),
+            label=_label(comparison, group.name),
+            **look,
+        )
+        low, high = zip(*(_edges(curve[number]) for number in numbers), strict=True) if numbers else ((), ())
+        if low != high:
+            axes.fill_between(numbers, low, high, color=look["color"], alpha=BAND, linewidth=0)
+    axes.set(xlabel="round", ylabel=clean(comparison.score))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    _finish(axes)
+
+
+def _points(comparison: Comparison, axes: Any, colours: Sequence[str]) -> None:
+    points, looks = comparison.points(), _looks(colours, len(comparison.groups))
+    for group, look in zip(comparison.groups, looks, strict=True):
+        if group.name in points:
+            epsilon, final = points[group.name]
+            options = look | {
+                "linestyle": "none",
+                "markersize": 5,
+                "capsize": 3,
+                "label": _label(comparison, group.name),
+            }
+            axes.errorbar([epsilon], [final.mean], yerr=None if final.std is None else [final.std], **options)
+    axes.set(xlabel=f"ε ({comparison.kinds[0].unit}, {comparison.kinds[0].relation})", ylabel=clean(comparison.score))
+    axes.set_xlim(left=0)
+    _finish(axes)
+
+
+def _finish(axes: Any) -> None:
+    axes.grid(True, linewidth=0.6)
+    axes.legend(fontsize=6.5, frameon=False, loc="upper left", bbox_to_anchor=(-0.02, -0.2), borderaxespad=0)
+    axes.figure.set_layout_engine("constrained")
+
+
+def _edges(spread: Spread) -> tuple[float, float]:
+    return spread.mean - (spread.std or 0.0), spread.mean + (spread.std or 0.0)
+
+
+def _every(numbers: Sequence[int]) -> int:
+    return max(1, len(numbers) // 10)
+
+
+def _label(comparison: Comparison, name: str) -> str:
+    return short(clean(comparison.labels[name]), LABEL)
+
+
+def _ends(comparison: Comparison) -> str:
+    """The final scores in words."""
+    told = []
+    for group in comparison.groups[:DESCRIBED]:
+        final = group.final(comparison.score, comparison.on_clients)
+        told.append(f"{_label(comparison, group.name)}: {final.text() if final else 'none'} at the end")
+    more = len(comparison.groups) - DESCRIBED
+    return "; ".join(told) + (f"; and {more} more, in the table." if more > 0 else ".")
+
+
+def _said(comparison: Comparison, points: dict[str, tuple[float, Spread]]) -> str:
+    told = [
+        f"{_label(comparison, name)}: {final.text()} at ε = {epsilon:.4g}" for name, (epsilon, final) in points.items()
+    ]
+    more = f"; and {len(told) - DESCRIBED} more, in the table." if len(told) > DESCRIBED else "."
+    return "; ".join(told[:DESCRIBED]) + more

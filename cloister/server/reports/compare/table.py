@@ -1,0 +1,102 @@
+"""The comparison as a table of texts: for the terminal, for Markdown and for the page."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.box import ROUNDED
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from cloister.server.reports.compare.comparison import Comparison, Group, Spread, short_keys
+from cloister.server.reports.compare.runs import AS_ASKED, Cost
+from cloister.server.reports.html.tables import short
+from cloister.server.reports.html.text import clean
+
+UNKNOWN = "–"
+VALUE = 40
+"""Characters of a setting."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Texts in columns.
+
+    Attributes:
+        columns: their headings; the first column names the rows.
+        rows: a text for each column.
+        numeric: whether a column is one of numbers.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: tuple[bool, ...]
+
+
+def table_of(comparison: Comparison) -> Table:
+    """The table: a row for each group of runs."""
+    settings = dict(zip(comparison.keys, short_keys(comparison.keys), strict=True))
+    cells = [_cells(comparison, group, settings) for group in comparison.groups]
+    columns = tuple(dict.fromkeys(name for row in cells for name in row))
+    numeric = tuple(name not in (comparison.heading, "ended", *settings.values()) for name in columns)
+    rows = tuple(tuple(clean(row.get(name, UNKNOWN)) for name in columns) for row in cells)
+    return Table(columns, rows, numeric)
+
+
+def _cells(comparison: Comparison, group: Group, settings: Mapping[str, str]) -> dict[str, str]:
+    score, on_clients = comparison.score, comparison.on_clients
+    cells = {comparison.heading: group.name}
+    cells |= {heading: _value(group.settings.get(key)) for key, heading in settings.items()}
+    cells["rounds"] = _rounds(group)
+    if score:
+        cells[f"final {score}"] = _spread(group.final(score, on_clients))
+        cells[f"best {score}"] = _spread(group.best(score, on_clients))
+    cells["ε"] = "; ".join(_epsilon(cost, len(comparison.kinds) > 1) for cost in group.costs)
+    cells["seconds"] = _spread(group.seconds, ".1f")
+    if any(run.ended != AS_ASKED for run in comparison.runs):
+        cells["ended"] = ", ".join(dict.fromkeys(run.ended for run in group.runs))
+    return cells
+
+
+def _value(value: object) -> str:
+    return UNKNOWN if value is None else short(value if isinstance(value, str) else str(value), VALUE) or "''"
+
+
+def _spread(spread: Spread | None, form: str = ".4f") -> str:
+    return UNKNOWN if spread is None else spread.text(form)
+
+
+def _rounds(group: Group) -> str:
+    done = sorted({run.rounds for run in group.runs})
+    wanted = group.runs[0].facts.config.get("num-rounds")
+    span = f"{done[0]} to {done[-1]}" if done[1:] else str(done[0])
+    return span if done == [wanted] else f"{span} of {wanted}"
+
+
+def _epsilon(cost: Cost, with_kind: bool) -> str:
+    if cost.epsilon is None or cost.kind is None:
+        return cost.status
+    about = f" ({cost.kind.unit}, {cost.kind.relation})" if with_kind else ""
+    return f"{cost.epsilon:.4g}{about}"
+
+
+def lines(comparison: Comparison) -> list[str]:
+    """The table and its notes for a terminal; as wide as it has to be."""
+    table = table_of(comparison)
+    drawn = RichTable(box=ROUNDED)
+    for name, numeric in zip(table.columns, table.numeric, strict=True):
+        drawn.add_column(name, justify="right" if numeric else "left", no_wrap=True)
+    for row in table.rows:
+        drawn.add_row(*row)
+    console = Console(width=10_000, markup=False, highlight=False, no_color=True, color_system=None)
+    with console.capture() as capture:
+        console.print(drawn)
+    return [*(line.rstrip() for line in capture.get().splitlines()), *comparison.notes]
+
+
+def markdown(comparison: Comparison) -> str:
+    """The table and its notes as Markdown."""
+    table = table_of(comparison)
+    rule = ["---:" if numeric else "---" for numeric in table.numeric]
+    rows = [table.columns, rule, *([cell.replace("|", "\\|") for cell in row] for row in table.rows)]
+    text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([text, "", *(f"- {note}" for note in comparison.notes)]) + "\n"

@@ -1,0 +1,63 @@
+"""What several runs on the same data come to together: what holds for whoever chooses one of them."""
+
+import math
+from collections.abc import Sequence
+
+from cloister.privacy.accounting.account import Account, best_epsilon
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.accounting.vocabulary import Relation
+from cloister.privacy.claims.server import ALL_RUNS
+from cloister.server.reports.compare.runs import Kind, Ran
+
+LEDGER = "ledger.jsonl"
+DATA = ("task.name", "task.data-path", "privacy.data-identity")
+"""Keys that say which data a run is about."""
+EACH = "Whoever chooses one of the runs by what they released has released all of them: their costs add up."
+
+
+def told_together(runs: Sequence[Ran], kinds: Sequence[Kind]) -> str:
+    """What runs with an ε come to together, in a sentence.
+
+    Args:
+        runs: two or more.
+        kinds: what their ε are about.
+    """
+    epsilon = epsilon_together(runs, kinds)
+    if epsilon is None:
+        return EACH
+    if math.isinf(epsilon):
+        return "No ε bounds all runs together, nor a choice among them: some of them released without a guarantee."
+    budget = _budget(runs)
+    kept = f"; the budget of ε = {budget:g} holds whatever they were set up by" if budget else ""
+    return (
+        f"All of them together, with what else is in their ledgers, come to ε = {epsilon:.4g} if none was set up by "
+        f"what another had released{kept}. This holds for a run that is chosen among them; its own ε does not."
+    )
+
+
+def epsilon_together(runs: Sequence[Ran], kinds: Sequence[Kind]) -> float | None:
+    """ε of everything in the ledgers of runs: ∞ where there is no bound, None where it cannot be told.
+
+    Args:
+        runs: on the same data, all of them ended.
+        kinds: what their ε are about; they add up where they are of one kind, and the server's.
+    """
+    paths = [run.directory / LEDGER for run in runs]
+    same = len({tuple(run.facts.config.get(key) for key in DATA) for run in runs}) == 1
+    if len(kinds) != 1 or kinds[0].side != "server" or not same or not all(path.is_file() for path in paths):
+        return None
+    # A ledger that several runs share is in the directory of each, as it was at its end.
+    entries = {entry.release: entry for path in paths for entry in Ledger(path).entries if entry.unit == "client"}
+    relation: Relation = "replace-one" if kinds[0].relation == "replace-one" else "add-or-remove"
+    account = Account((entry.event for entry in entries.values()), relation, insiders=True)
+    return best_epsilon(account, kinds[0].delta)[0]
+
+
+def _budget(runs: Sequence[Ran]) -> float:
+    """The largest budget that was kept over all of them; 0 where one of them kept none."""
+    found = []
+    for run in runs:
+        claimed = run.facts.statement.claim.figures if run.facts.statement is not None else ()
+        kept = [figure.epsilon for figure in claimed if figure.budget and figure.scope == ALL_RUNS]
+        found.append(kept[0] or 0.0 if kept else 0.0)
+    return max(found) if all(found) else 0.0

@@ -1,0 +1,34 @@
+"""From a template and what is to stand in it to a page."""
+
+from collections.abc import Mapping
+
+from cloister.server.reports.html.template import FRAME, MACROS, STYLE
+from cloister.server.reports.html.text import clean
+
+
+def filled(page: str, context: Mapping[str, object]) -> str:
+    """A page, with everything that comes from elsewhere escaped.
+
+    Args:
+        page: the blocks that it puts into `FRAME`.
+        context: what its expressions name.
+    """
+    from jinja2 import DictLoader, Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalized,
+        loader=DictLoader({"frame": FRAME, "page": PARTS + page, "macros": MACROS}),
+    )
+    return environment.get_template("page").render({"style": STYLE, **context})
+
+
+PARTS = """{% extends "frame" %}{% from "macros" import figure, numbers %}"""
+
+
+def _finalized(value: object) -> object:
+    """Text of a run as it may stand on a page; markup of ours as it is."""
+    return clean(value) if type(value) is str else value

@@ -1,0 +1,166 @@
+"""The cells of a sweep: a run configuration each, checked before the first of them starts."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cloister.config.run import RunConfig, parse
+from cloister.config.section import Scalar
+from cloister.core.errors import BudgetExhausted, CloisterError, ConfigError
+from cloister.local.simulation import refuse_too_few
+from cloister.server.build import build
+from cloister.server.prepare import prepare
+from cloister.server.reports.status import run_state
+from cloister.sweep.description import Sweep
+
+BUDGET = "privacy.max-epsilon"
+"""It decides where a run ends and nothing else: with a larger one, cells that are done stay done."""
+State = Literal["absent", "done", "broken", "running"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep.
+
+    Attributes:
+        settings: values of the grid's keys.
+        config: of the run, whose name follows from all of it, so that the same cell is found again.
+        clients: how many are simulated.
+        hides_times: whether how long it takes must not be told.
+    """
+
+    settings: Mapping[str, Scalar]
+    config: RunConfig
+    clients: int
+    hides_times: bool
+
+    @property
+    def name(self) -> str:
+        """Of the run."""
+        return self.config.run_name
+
+    @property
+    def directory(self) -> Path:
+        """Of the run."""
+        return Path(self.config.output_dir).expanduser().resolve() / self.name
+
+    def state(self) -> State:
+        """How far it is: `done`: it has a result; `broken`: it was killed, stopped or failed, or the budget that ended
+        it is another one now; `running`: a process is at it."""
+        if not self.directory.exists():
+            return "absent"
+        try:
+            found = run_state(self.directory)
+        except ConfigError:
+            return "broken"
+        if found.state == "running":
+            return "running"
+        return "done" if found.how == "as-asked" or (found.how == "budget" and self._has_its_budget()) else "broken"
+
+    def _has_its_budget(self) -> bool:
+        content = json.loads((self.directory / "config.json").read_text())["config"]
+        return bool(content.get(BUDGET) == self.config.flat()[BUDGET])
+
+    def __str__(self) -> str:
+        return " ".join([*(f"{key}={value!r}" for key, value in self.settings.items()), f"seed={self.config.seed}"])
+
+
+def cells_of(sweep: Sweep) -> tuple[Cell, ...]:
+    """All cells of a sweep, each checked as far as can be without its data.
+
+    Args:
+        sweep: as its file describes it.
+
+    Raises:
+        ConfigError: has a line for each thing that is wrong, which names the cells.
+    """
+    cells: list[Cell] = []
+    wrong: dict[str, list[str]] = {}
+    for settings in sweep.settings():
+        try:
+            cells += _checked(sweep, settings)
+        except CloisterError as error:
+            wrong.setdefault(str(error), []).append(" ".join(f"{key}={value!r}" for key, value in settings.items()))
+    if wrong:
+        raise ConfigError("\n".join(f"{_named(labels)}: {message}" for message, labels in wrong.items()))
+    if len(cells) > 1:
+        _refuse_auto(cells)
+    return tuple(cells)
+
+
+def _named(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - 2} more" if len(labels) > 2 else ""
+    return f"cell {' and '.join(labels[: 1 if more else 2]) or 'base'}{more}"
+
+
+def _checked(sweep: Sweep, settings: Mapping[str, Scalar]) -> list[Cell]:
+    """The cells of all seeds, of which one is checked: seeds make no difference."""
+    cells = [_cell(sweep, settings, seed) for seed in sweep.seeds]
+    config = cells[0].config
+    refuse_too_few(config, sweep.description.clients)
+    _refuse_choice(sweep.description.select, config)
+    hides_times = build(config).hides_times
+    return [Cell(cell.settings, cell.config, cell.clients, hides_times) for cell in cells]
+
+
+def _cell(sweep: Sweep, settings: Mapping[str, Scalar], seed: int) -> Cell:
+    flat = {**sweep.base, **settings, "seed": seed}
+    clients = sweep.description.clients
+    facts = {key: value for key, value in parse(flat).flat().items() if key != BUDGET} | {"clients": clients}
+    name = f"{sweep.name}-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]}"
+    return Cell(settings, parse({**flat, "run-name": name}), clients, False)
+
+
+def _refuse_choice(select: str, config: RunConfig) -> None:
+    """Refuse to choose by anything but scores on the server's own examples."""
+    if select and config.evaluation.central is False:
+        raise ConfigError(
+            f"select = {select!r} needs evaluation.central: the choice is made by scores on the server's own examples; "
+            "by scores on the clients' it would release something about them that no ledger holds"
+        )
+
+
+def _refuse_auto(cells: Sequence[Cell]) -> None:
+    """Refuse noise that takes whatever a budget has left: the first run would take it all."""
+    for cell in cells:
+        if cell.config.flat()["privacy.noise-multiplier"] == "auto":
+            raise ConfigError(
+                "privacy.noise-multiplier = 'auto' lets the first run take all that privacy.max-epsilon has left, and "
+                f"there are {len(cells)} runs; name multipliers (cloister plan --epsilon says which fit a part of it)"
+            )
+
+
+def refuse_past_budget(cells: Sequence[Cell]) -> None:
+    """Refuse runs of which the last ones would find the budget spent. Every run spends: all of them are released.
+
+    Args:
+        cells: that are to run.
+
+    Raises:
+        BudgetExhausted: their rounds come to more than the budget has left.
+    """
+    shares: dict[str, float] = {}
+    for cell in cells:
+        if str(cell.settings) not in shares:
+            shares[str(cell.settings)] = _share_of_budget(cell.config)
+    needed = sum(shares[str(cell.settings)] for cell in cells)
+    if needed > 1:
+        raise BudgetExhausted(
+            f"the {len(cells)} runs of the sweep need {needed:.3g} times what privacy.max-epsilon has left, as each of "
+            "them is released; no run was started: use more noise, or fewer rounds, values or seeds"
+        )
+
+
+def _share_of_budget(config: RunConfig) -> float:
+    """What a run spends at most, of what its budget has left; 0 without a budget."""
+    if not config.flat()[BUDGET]:
+        return 0.0
+    prepared = prepare(config, pretrain=False)
+    budget, events = prepared.plan.budget, prepared.plan.strategy.events(prepared.layout)
+    room = budget.limit - budget.spent()
+    spent = config.num_rounds * sum(budget.cost(event) for event in events)
+    return spent / room if room > 0 else math.inf

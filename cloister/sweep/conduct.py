@@ -1,0 +1,84 @@
+"""A sweep from its file to its results."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from cloister.core.errors import ConfigError
+from cloister.server.reports.compare.table import lines
+from cloister.server.times import settle
+from cloister.sweep.cells import Cell, cells_of, refuse_past_budget
+from cloister.sweep.description import Sweep
+from cloister.sweep.process import Ended
+from cloister.sweep.results import results_of, write_results
+from cloister.sweep.runner import BUDGET, INTERRUPTED, Runner, Told, held
+
+FAILED = 1
+"""Exit code where a cell has no result."""
+
+
+def conduct(path: Path, told: Told, only_check: bool = False) -> int:
+    """Run the cells of a sweep that have no result yet, and write down what all of them came to.
+
+    Args:
+        path: of the file that describes the sweep.
+        told: is given lines for a person.
+        only_check: check everything and start nothing.
+
+    Returns:
+        0: every cell is done; 1: some failed; 3: a budget ended one; 130: somebody asked to stop.
+
+    Raises:
+        CloisterError: a cell cannot run, or together they would pass their budget: nothing was started.
+    """
+    sweep = Sweep(path)
+    cells = cells_of(sweep)
+    todo = _todo(cells)
+    told(f"sweep {sweep.name}: {len(cells)} runs, {len(cells) - len(todo)} of them done before")
+    refuse_past_budget(todo)
+    if only_check:
+        for cell in todo:
+            told(f"  {cell.name}  {cell}")
+        return 0
+    folder = cells[0].directory.parent / f"{sweep.name}.sweep"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
+    return _conducted(sweep, cells, folder, told)
+
+
+def _todo(cells: Iterable[Cell]) -> list[Cell]:
+    """Cells without a result.
+
+    Raises:
+        ConfigError: somebody else is at one of them.
+    """
+    states = {cell.name: cell.state() for cell in cells}
+    if busy := [name for name, state in states.items() if state == "running"]:
+        raise ConfigError(f"{busy[0]} is under way in another process; wait for its end, or stop it")
+    return [cell for cell in cells if states[cell.name] != "done"]
+
+
+def _conducted(sweep: Sweep, cells: tuple[Cell, ...], folder: Path, told: Told) -> int:
+    jobs = sweep.description.jobs
+    with held(folder):
+        runner = Runner(folder, 0 if jobs == "auto" else jobs, told)
+        runner.run(_todo(cells))
+        found = results_of(sweep, cells)
+        if found is not None:
+            write_results(sweep, found, folder)
+            for line in lines(found):
+                told(line)
+            told(f"results  {folder}")
+        else:
+            told("no cell has a result")
+    if any(cell.hides_times for cell in cells):
+        settle(folder)
+    return _code(runner.stopped, runner.ended)
+
+
+def _code(stopped: bool, ended: Iterable[Ended]) -> int:
+    codes = {found.code for found in ended}
+    if stopped:
+        return INTERRUPTED
+    return FAILED if codes - {0, BUDGET} else BUDGET if BUDGET in codes else 0

@@ -1,0 +1,157 @@
+"""The cells of a sweep, one or several at a time, until all are done or somebody asks to stop."""
+
+import fcntl
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cloister.core.errors import ConfigError
+from cloister.server.stop import Stop
+from cloister.server.times import settle
+from cloister.sweep.cells import Cell
+from cloister.sweep.process import Ended, Process, free_memory
+
+MOST = 2
+"""Cells at a time, unless more are asked for."""
+SPARE = 1.25
+"""By how much more memory a cell is taken to need than the first one held."""
+PAUSE = 0.1
+"""Seconds between two looks."""
+BUDGET, INTERRUPTED = 3, 130
+"""Exit codes of a run that a budget ended, and of one that was asked to stop."""
+Told = Callable[[str], None]
+
+
+class Runner:
+    """Runs cells.
+
+    Args:
+        folder: for the settings and the output of the cells.
+        jobs: how many run at a time; 0: as memory allows, which the first one shows.
+        told: is given a line for a person now and then.
+
+    Attributes:
+        ended: what became of each, in the order of their ends.
+        stopped: whether somebody asked to stop.
+    """
+
+    def __init__(self, folder: Path, jobs: int, told: Told) -> None:
+        self.folder, self.jobs, self.told = folder, jobs, told
+        self.ended: list[Ended] = []
+        self.stopped = False
+        self._hides_times = False
+        self._waiting: deque[Cell] = deque()
+        self._running: list[Process] = []
+
+    def run(self, cells: Sequence[Cell]) -> None:
+        """Run cells that have no result yet. Once somebody asks to stop, those that run are asked to end in order.
+
+        Args:
+            cells: none of which is running.
+        """
+        for cell in cells:
+            put_aside(cell.directory)
+        self._waiting.extend(cells)
+        self._hides_times = any(cell.hides_times for cell in cells)
+        try:
+            with Stop().listening() as stop:
+                while self._waiting or self._running:
+                    if stop.asked and not self.stopped:
+                        self._stop()
+                    self._start()
+                    time.sleep(PAUSE)
+                    self._reap()
+        finally:
+            for process in self._running:
+                process.kill()
+
+    def _stop(self) -> None:
+        self.stopped = True
+        self._waiting.clear()
+        self.told(f"stopped: {len(self._running)} cells are asked to end in order; what is done stays")
+        for process in self._running:
+            process.stop()
+
+    def _start(self) -> None:
+        while self._waiting and len(self._running) < (self.jobs or 1):
+            self._running.append(Process(self._waiting.popleft(), self.folder))
+
+    def _reap(self) -> None:
+        for process in list(self._running):
+            found = process.ended()
+            if found is not None:
+                self._running.remove(process)
+                self._note(found)
+
+    def _note(self, found: Ended) -> None:
+        self.ended.append(found)
+        if self._hides_times:
+            settle(self.folder)
+        if found.code == BUDGET:
+            self._waiting.clear()
+        if found.code == 0:
+            self.jobs = self.jobs or jobs_for(found.peak)
+        self.told(f"{found.cell}: {how_ended(found)}{'' if self._hides_times else self._to_go()}")
+
+    def _to_go(self) -> str:
+        """How long the others take, if they take as long as those before."""
+        left = len(self._waiting) + len(self._running)
+        each = sum(found.seconds for found in self.ended) / len(self.ended)
+        return f"; {left} to go, about {duration(left * each / max(1, self.jobs))}" if left else ""
+
+
+def how_ended(found: Ended) -> str:
+    """What became of a cell, in words; a failure with the last line that it wrote."""
+    if found.code == BUDGET:
+        return "a budget ended it; no other cell is started"
+    if found.code == 0:
+        return "done"
+    if found.code == INTERRUPTED:
+        return "stopped in order; it will be done anew"
+    return f"failed with exit code {found.code}: {found.last or 'it wrote nothing'}"
+
+
+def jobs_for(peak: int) -> int:
+    """How many cells to run at a time.
+
+    Args:
+        peak: bytes of memory that one of them held at most.
+    """
+    fitting = int(free_memory() / (SPARE * peak)) if peak else 1
+    return max(1, min(MOST, os.cpu_count() or 1, fitting))
+
+
+def duration(seconds: float) -> str:
+    """A length of time for a person."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def put_aside(directory: Path) -> None:
+    """Give the directory of a run that broke off another name, so that its own is free again. Nothing is deleted.
+
+    Args:
+        directory: of the run; it need not be there.
+    """
+    if directory.exists():
+        numbered = (directory.with_name(f"{directory.name}.{number}") for number in range(1, 1000))
+        directory.rename(next(path for path in numbered if not path.exists()))
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The block, in which no other process works on the sweep of this folder.
+
+    Raises:
+        ConfigError: another one does.
+    """
+    with (folder / ".running").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{folder}: another process works on this sweep") from None
+        yield

@@ -1,0 +1,283 @@
+"""Several runs beside each other: what differs, what is claimed, and what must not be told."""
+
+import fcntl
+import io
+import json
+import re
+
+import html5lib
+import pytest
+from reported import line, write_run
+from typer.testing import CliRunner
+
+from cloister import cli
+from cloister.core.errors import ConfigError
+from cloister.privacy.accounting.account import Account, best_epsilon
+from cloister.privacy.accounting.events import Gaussian, Unaccounted
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.server.reports.compare.comparison import Group, compared, differing, each_alone
+from cloister.server.reports.compare.figures import pictures
+from cloister.server.reports.compare.page import rendered, write_page
+from cloister.server.reports.compare.runs import read_runs
+from cloister.server.reports.compare.table import lines, markdown, table_of
+from cloister.server.reports.compare.together import epsilon_together
+
+RUNNING = {"status": "running", "mechanism": "global-dp", "claims": []}
+
+
+def rounds(*accuracies, **more):
+    """Lines of `rounds.jsonl` with these accuracies, after an initial model that guesses."""
+    scored = [line(number, central={"loss": 1 - each, "accuracy": each}) for number, each in enumerate(accuracies, 1)]
+    return [line(0), *(each | more for each in scored)]
+
+
+def comparison(*places, score=""):
+    return compared(each_alone(read_runs(places)), score)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, ["compare", *map(str, arguments)])
+
+
+@pytest.fixture
+def two(tmp_path):
+    seconds = {"seconds": {"total": 1.5, "train": 1.0}}
+    first = write_run(tmp_path / "a", rounds=rounds(0.5, 0.9, 0.8, **seconds), settings={"run-name": "a"})
+    settings = {"run-name": "b", "privacy.noise-multiplier": 3.0}
+    return first, write_run(tmp_path / "b", rounds=rounds(0.4, 0.6, 0.7, **seconds), settings=settings)
+
+
+TABLE = """
+╭─────┬──────────────────┬────────┬────────────────┬───────────────┬───┬─────────╮
+│ run │ noise-multiplier │ rounds │ final accuracy │ best accuracy │ ε │ seconds │
+├─────┼──────────────────┼────────┼────────────────┼───────────────┼───┼─────────┤
+│ a   │ 1.5              │      3 │         0.8000 │        0.9000 │ 1 │     4.5 │
+│ b   │ 3.0              │      3 │         0.7000 │        0.7000 │ 1 │     4.5 │
+╰─────┴──────────────────┴────────┴────────────────┴───────────────┴───┴─────────╯
+ε of a run by itself, the largest in its claim: for one client, add-or-remove, δ = 1e-05, by the server's mechanism.
+Whoever chooses one of the runs by what they released has released all of them: their costs add up.
+"""
+
+
+class TestTable:
+    def test_in_a_terminal(self, two):
+        result = invoke(*two)
+        assert result.exit_code == 0 and "\n" + result.output == TABLE
+
+    def test_as_markdown(self, two):
+        first, rule, *_ = markdown(comparison(*two)).splitlines()
+        assert first == "| run | noise-multiplier | rounds | final accuracy | best accuracy | ε | seconds |"
+        assert rule == "| --- | --- | ---: | ---: | ---: | ---: | ---: |"
+
+    def test_as_json(self, two):
+        found = json.loads(invoke(*two, "--json").output)
+        group = found["groups"][1]
+        assert group["settings"] == {"privacy.noise-multiplier": 3.0}
+        assert group["final"] == {"mean": 0.7, "std": None, "runs": 1} and group["runs"][0]["ended"] == "as-asked"
+        claimed = {"epsilon": 1.0, "delta": 1e-5, "unit": "client", "relation": "add-or-remove", "side": "server"}
+        assert group["claims"] == [{"status": "sound", **claimed}]
+
+    def test_what_a_run_is_called_is_no_setting(self):
+        configs = [{"run-name": name, "output-dir": name, "seed": 1, "x": 1 if name == "a" else True} for name in "ab"]
+        assert differing(configs) == ["x"] and differing([{"a": 1}, {}]) == ["a"]
+
+    def test_keys_that_end_alike_stay_whole(self, tmp_path):
+        settings = {"task.name": "breast-cancer", "strategy.name": "fedavgm"}
+        places = write_run(tmp_path / "a"), write_run(tmp_path / "b", settings=settings)
+        assert {"task.name", "strategy.name"} < set(table_of(comparison(*places)).columns)
+
+    def test_a_vague_end_of_a_key_does_too(self, tmp_path):
+        places = write_run(tmp_path / "a"), write_run(tmp_path / "b", settings={"task.name": "breast-cancer"})
+        assert "task.name" in table_of(comparison(*places)).columns
+
+    def test_figures_name_short_settings_and_else_the_runs(self, two, tmp_path):
+        assert comparison(*two).labels["b"] == "noise-multiplier=3.0"
+        settings = {"client.optimizer": "x" * 60}
+        assert comparison(two[0], write_run(tmp_path / "c", settings=settings)).labels == {"a": "a", "c": "c"}
+        assert comparison(two[0], write_run(tmp_path / "d")).labels == {"a": "a", "d": "d"}
+
+    @pytest.mark.parametrize(("score", "best"), [("rmse", "0.1000"), ("loss", "0.1000"), ("accuracy", "0.9000")])
+    def test_errors_are_best_where_they_are_least(self, tmp_path, score, best):
+        scored = [line(number, central={score: each}) for number, each in enumerate((0.5, 0.1, 0.9, 0.3))]
+        table = table_of(comparison(write_run(tmp_path / "a", rounds=scored)))
+        row = dict(zip(table.columns, table.rows[0], strict=True))
+        assert (row[f"final {score}"], row[f"best {score}"]) == ("0.3000", best)
+
+    def test_a_score_that_no_run_has_is_refused_with_those_they_have(self, two):
+        assert "accuracy, loss" in invoke(*two, "--score", "f1").output
+        assert "final loss" in invoke(*two, "--score", "loss").output
+
+    def test_scores_of_clients_stand_in_where_the_server_has_none(self, tmp_path):
+        scored = [{"round": 1, "federated": {"loss": 0.5, "accuracy": 0.5}}]
+        found = comparison(write_run(tmp_path / "a", "none", rounds=scored))
+        assert found.on_clients and "on the clients' own examples" in found.notes[0]
+
+    def test_without_scores(self, tmp_path):
+        found = comparison(write_run(tmp_path / "a", rounds=[]))
+        assert "No run has a score." in found.notes and not pictures(found)
+        assert invoke(tmp_path / "a", "--png", tmp_path / "x.png").exit_code == 1
+
+    @pytest.mark.parametrize(("kind", "told"), [("none", "none"), ("heuristic", "heuristic"), ("dp-sgd", "3")])
+    def test_what_is_claimed(self, tmp_path, kind, told):
+        table = table_of(comparison(write_run(tmp_path / "a", kind)))
+        assert dict(zip(table.columns, table.rows[0], strict=True))["ε"] == told
+
+
+class TestSeeds:
+    def test_means_and_sample_deviations(self, tmp_path):
+        places = [write_run(tmp_path / name, rounds=rounds(each)) for name, each in zip("abc", (0.1, 0.2, 0.6))]
+        found = compared([Group("all", {"x": 1}, read_runs(places))])
+        row = dict(zip(table_of(found).columns, table_of(found).rows[0], strict=True))
+        assert row["final accuracy"] == "0.3000 ± 0.2646"
+        assert "0.3000 ± 0.2646 at ε = 1" in pictures(found)[1].description
+        assert any("sample standard deviation" in note for note in found.notes)
+
+    def test_the_claim_is_that_of_the_run_of_which_the_least_is_claimed(self, tmp_path):
+        places = [write_run(tmp_path / "a"), write_run(tmp_path / "b", privacy=RUNNING)]
+        (group,) = compared([Group("all", {}, read_runs(places))]).groups
+        assert [cost.status for cost in group.costs] == ["not ended"]
+
+
+class TestEnds:
+    def test_one_that_broke_off(self, tmp_path):
+        found = comparison(write_run(tmp_path / "a", privacy=RUNNING))
+        assert "a broke off" in found.notes[-1]
+        assert "not ended" in table_of(found).rows[0] and "dead" in table_of(found).rows[0]
+
+    def test_one_that_is_under_way(self, tmp_path):
+        place = write_run(tmp_path / "a", privacy=RUNNING, rounds=rounds(0.5))
+        with (place / "running").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = comparison(place)
+        assert "under way" in found.notes[-1] and "1 of 3" in table_of(found).rows[0]
+
+    def test_one_that_failed_says_why(self, tmp_path):
+        place = write_run(tmp_path / "a")
+        content = json.loads((place / "privacy.json").read_text())
+        ended = {"ended": {"how": "disk", "why": "stopped: the disk is full"}}
+        (place / "privacy.json").write_text(json.dumps(content | ended))
+        assert "a did not run all its rounds (disk): stopped: the disk is full." in comparison(place).notes
+
+    def test_what_is_no_run_is_one_error(self, two, tmp_path):
+        (tmp_path / "empty").mkdir()
+        result = invoke(two[0], tmp_path / "empty", tmp_path / "absent")
+        assert result.exit_code == 1
+        first, second = result.output.splitlines()
+        assert "empty is no run directory" in first and "absent is no run directory" in second
+
+    def test_the_same_run_twice(self, two):
+        with pytest.raises(ConfigError, match="is there twice"):
+            read_runs([two[0], two[1], two[0]])
+
+    def test_runs_of_one_name_are_told_apart(self, tmp_path):
+        places = [write_run(tmp_path / folder / "same") for folder in "ab"]
+        assert len({run.name for run in read_runs(places)}) == 2
+
+
+class TestSecrets:
+    def test_what_the_report_hides_is_nowhere(self, tmp_path):
+        """A secret cohort: no numbers of replies, no times. Of every run: nothing from un-noised updates."""
+        place = write_run(tmp_path / "a", rounds=[line(number, secret=True) for number in range(4)])
+        found = comparison(place)
+        told = "\n".join([*lines(found), rendered(found), invoke(place, "--json").output])
+        assert "0.4321" not in told and "0.8765" not in told and "accepted" not in told
+        assert dict(zip(table_of(found).columns, table_of(found).rows[0], strict=True))["seconds"] == "–"
+
+    def test_one_hidden_time_hides_that_of_the_group(self, tmp_path):
+        known = write_run(tmp_path / "a", rounds=rounds(0.5, seconds={"total": 2.0}))
+        (group,) = compared([Group("x", {}, read_runs([known, write_run(tmp_path / "b")]))]).groups
+        assert group.seconds is None
+
+
+class TestEpsilon:
+    def test_of_one_kind_there_is_an_axis(self, two):
+        assert [picture.title for picture in pictures(comparison(*two))] == ["Accuracy by round", "Final accuracy by ε"]
+
+    @pytest.mark.parametrize(
+        ("kind", "settings"), [("dp-sgd", {}), ("sound", {"task.name": "breast-cancer"})], ids=["unit", "task"]
+    )
+    def test_of_two_kinds_there_is_none(self, two, tmp_path, kind, settings):
+        found = comparison(two[0], write_run(tmp_path / "c", kind, settings=settings))
+        assert [picture.title for picture in pictures(found)] == ["Accuracy by round"]
+        assert any("on no common axis" in note for note in found.notes)
+        assert "(client, add-or-remove)" in " ".join(table_of(found).rows[0])
+
+    def test_different_tasks_are_named(self, two, tmp_path):
+        found = comparison(two[0], write_run(tmp_path / "c", settings={"task.name": "breast-cancer"}))
+        assert "different tasks (breast-cancer, digits)" in found.notes[0]
+
+    def test_runs_without_epsilon_are_not_on_the_axis(self, two, tmp_path):
+        found = comparison(*two, write_run(tmp_path / "c", "heuristic"))
+        assert set(found.points()) == {"a", "b"}
+
+
+def record_in(place, run, *events):
+    ledger = Ledger(place / "ledger.jsonl")
+    for number, event in enumerate(events, 1):
+        ledger.open(event, "client", run, number, lambda: None, "global-dp", 1.0)
+
+
+class TestTogether:
+    def test_ledgers_add_up(self, two):
+        for place, noise in zip(two, (2.0, 3.0), strict=True):
+            record_in(place, place.name, Gaussian(noise), Gaussian(noise))
+        expected = best_epsilon(Account([Gaussian(2.0)] * 2 + [Gaussian(3.0)] * 2, insiders=True), 1e-5)[0]
+        found = comparison(*two)
+        assert epsilon_together(found.runs, found.kinds) == pytest.approx(expected, rel=1e-12)
+        assert any(f"come to ε = {expected:.4g}" in note for note in found.notes)
+
+    def test_a_ledger_that_they_share_counts_once(self, two):
+        record_in(two[0], "a", Gaussian(2.0), Gaussian(3.0))
+        (two[1] / "ledger.jsonl").write_bytes((two[0] / "ledger.jsonl").read_bytes())
+        record_in(two[1], "b", Gaussian(4.0))
+        expected = best_epsilon(Account([Gaussian(2.0), Gaussian(3.0), Gaussian(4.0)], insiders=True), 1e-5)[0]
+        found = comparison(*two)
+        assert epsilon_together(found.runs, found.kinds) == pytest.approx(expected, rel=1e-12)
+
+    def test_one_release_without_a_guarantee_leaves_none(self, two):
+        record_in(two[0], "a", Gaussian(2.0))
+        record_in(two[1], "b", Unaccounted("scores"))
+        assert any(note.startswith("No ε bounds all runs together") for note in comparison(*two).notes)
+
+    def test_of_other_data_nothing_is_added(self, two, tmp_path):
+        other = write_run(tmp_path / "c", settings={"privacy.data-identity": "elsewhere"})
+        for place in (two[0], other):
+            record_in(place, place.name, Gaussian(2.0))
+        found = comparison(two[0], other)
+        assert epsilon_together(found.runs, found.kinds) is None and "their costs add up" in found.notes[-1]
+
+
+class TestPage:
+    def test_it_is_sound_html_whatever_names_are(self, tmp_path):
+        settings = {"client.optimizer": "<script>alert(1)</script>&\u202e"}
+        places = [write_run(tmp_path / "a<b&'\"", settings=settings), write_run(tmp_path / "c")]
+        page = rendered(comparison(*places))
+        tree = html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(page)
+        assert not list(tree.iter("script")) and "\u202e" not in page
+        rows = tree.findall(".//section[@id='table']//tbody/tr")
+        assert len(rows) == 2 and len(tree.findall(".//figure")) == 2
+
+    def test_it_loads_nothing(self, two):
+        page = rendered(comparison(*two))
+        assert "default-src 'none'" in page and not re.findall(r"(?:src|href)=\"(?!#)", page)
+
+    def test_the_same_files_give_the_same_page(self, two):
+        assert rendered(comparison(*two)) == rendered(comparison(*two))
+
+    def test_the_command_writes_it(self, two, tmp_path):
+        from PIL import Image
+
+        result = invoke(*two, "--output", tmp_path / "page.html", "--png", tmp_path / "figure.png")
+        assert result.exit_code == 0
+        assert "Comparison of 2 runs" in (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert Image.open(io.BytesIO((tmp_path / "figure.png").read_bytes())).width > 1000
+
+    def test_a_folder_that_is_not_there(self, two, tmp_path):
+        result = invoke(*two, "--output", tmp_path / "absent" / "page.html")
+        assert result.exit_code == 1 and "cannot be written" in result.output
+
+    def test_many_runs_stay_a_small_page(self, tmp_path):
+        settings = [{"privacy.noise-multiplier": 1.0 + number} for number in range(40)]
+        places = [write_run(tmp_path / f"r{number}", settings=each) for number, each in enumerate(settings)]
+        write_page(comparison(*places), tmp_path / "page.html")
+        assert (tmp_path / "page.html").stat().st_size < 500_000
