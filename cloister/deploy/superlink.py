@@ -32,6 +32,7 @@ from cloister.core.errors import ConfigError
 from cloister.deploy import certificates, database, revoked
 from cloister.deploy.credentials import is_known, read_digests
 from cloister.deploy.door import App, Door
+from cloister.deploy.objects import OwnObjects
 from cloister.deploy.replies import ReplyLimit
 
 SOON = 30
@@ -103,6 +104,8 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
 
 def closed_app(config: SuperLinkLifespanConfig) -> App:
     """Flower's SuperLink behind our door, as an ASGI application. There is one in a process."""
+    OwnObjects().install()
+    # Outermost: it counts also what the objects' guard does not hand on.
     ReplyLimit().install()
     revoked.install()
     return Door(create_app(config, SuperLinkLifespan))
