@@ -1,4 +1,4 @@
-"""What a node is told of the objects in a SuperLink: of those in its own messages everything, of all others nothing.
+"""What a node is told at a SuperLink: of its own messages everything, of what others send nothing.
 
 Flower cuts messages into objects, names each by the SHA-256 of its content, and keeps it once. It gives an object to
 any node that names it. It asks whoever sends a reply for those parts alone that nobody has sent yet, and refuses a
@@ -7,7 +7,9 @@ array: an exact answer about an update without noise, and about who takes part i
 
 - a node fetches, and confirms, what belongs to the message that it was given last, and nothing else;
 - a node sends all parts of its reply, whatever is there already. The part that names the others reaches Flower last,
-  when the node has shown that it has all of them.
+  when the node has shown that it has all of them;
+- a node that asks about a run hears nothing of the bytes and the seconds of all nodes together. Flower counts them
+  reply by reply: they would tell how many take part in a round, and how long each of them trains.
 
 How long a request takes may still depend on what is there, by the time of a line in a database.
 """
@@ -23,6 +25,8 @@ from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_o
 
 from cloister.deploy.fleet import InFront
 
+TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
+"""What Flower adds up over all nodes of a run."""
 RECONNECT = 5
 """Seconds, as Flower answers."""
 
@@ -67,8 +71,8 @@ class _Upload:
                 self.awaited.add(request.object_id)
 
 
-class OwnObjects(InFront):
-    """Keeps every node to the objects of its own messages.
+class OwnMessages(InFront):
+    """Keeps every node to its own messages.
 
     A node works on one message at a time, and sends one reply at a time. What it was doing when the SuperLink was
     restarted is forgotten: that message, or reply, is lost.
@@ -76,13 +80,20 @@ class OwnObjects(InFront):
     Guarantee: no answer to a node depends on an object that it was not sent and has not sent itself.
     """
 
-    names = ("pull_messages", "pull_object", "confirm_message_received", "push_messages", "push_object")
+    names = ("get_run", "pull_messages", "pull_object", "confirm_message_received", "push_messages", "push_object")
 
     def __init__(self) -> None:
         super().__init__()
         self.given: dict[int, set[str]] = {}
         self.uploads: dict[int, _Upload] = {}
         self.lock = Lock()
+
+    def get_run(self, request: Any, **others: Any) -> Any:
+        """Describe a run, without what its nodes have sent and how long they took."""
+        answer = self.inner["get_run"](request=request, **others)
+        for name in TOTALS:
+            answer.run.ClearField(name)
+        return answer
 
     def pull_messages(self, request: Any, **others: Any) -> Any:
         """Remember what belongs to the message that a node is given."""

@@ -12,6 +12,7 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
+from flwr.proto.run_pb2 import GetRunRequest
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
@@ -21,7 +22,7 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 
 from cloister.core.arrays import from_record, to_record
 from cloister.core.identity import assume_run
-from cloister.deploy.objects import OwnObjects
+from cloister.deploy.apart import OwnMessages
 
 MODEL = {"kernel": np.zeros((64, 10), np.float32), "bias": np.zeros(10, np.float32)}
 TRAINED = {"kernel": np.ones((64, 10), np.float32), "bias": np.arange(10, dtype=np.float32)}
@@ -86,6 +87,11 @@ class Client:
         )
         fleet_handlers.confirm_message_received(request=request, state=self.link.state, store=self.link.store)
 
+    def run(self):
+        """What the SuperLink says about the run."""
+        request = GetRunRequest(node=Node(node_id=self.id), run_id=self.link.run)
+        return fleet_handlers.get_run(request=request, state=self.link.state).run
+
     def announce(self, reply, tree=None):
         """What a SuperLink asks for of a reply, whose parts are said to be these."""
         request = PushMessagesRequest(
@@ -135,9 +141,9 @@ def objects_of(array):
 @pytest.fixture
 def guarded(monkeypatch):
     """Flower's functions keep every node to its own objects, until the test is over."""
-    for name in OwnObjects.names:
+    for name in OwnMessages.names:
         monkeypatch.setattr(fleet_handlers, name, getattr(fleet_handlers, name))
-    OwnObjects().install()
+    OwnMessages().install()
 
 
 @pytest.fixture
@@ -255,6 +261,18 @@ def test_no_node_deletes_what_another_one_was_sent(link, nodes):
     assert nodes[0].fetch() == message.object_id
     nodes[0].confirm(message.object_id)
     assert not nodes[0].pull(message.object_id).object_found
+
+
+def test_no_node_hears_how_many_others_reply_or_how_long_they_take(link, nodes):
+    curious, other = nodes
+    message, before = link.send(other), curious.run()
+    other.fetch()
+    other.reply(message)
+    link.state.add_clientapp_runtime(link.run, 12.5)
+    (known,) = link.state.get_run_info(run_ids=[link.run])
+    assert known.bytes_recv and known.bytes_sent and known.clientapp_runtime
+    assert curious.run() == before
+    assert before.run_id == link.run and before.fab_hash == "0" * 64
 
 
 def test_what_a_busy_database_did_not_take_is_sent_again(link, nodes, monkeypatch):
