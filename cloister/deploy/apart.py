@@ -7,7 +7,8 @@ array: an exact answer about an update without noise, and about who takes part i
 
 - a node fetches, and confirms, what belongs to the message that it was given last, and nothing else;
 - a node sends all parts of its reply, whatever is there already. The part that names the others reaches Flower last,
-  when the node has shown that it has all of them;
+  when the node has shown that it has all of them. It says who replies to what, once more: the server's app believes it,
+  so it has to be what Flower checked when the reply was announced;
 - a node that asks about a run hears nothing of the bytes and the seconds of all nodes together. Flower counts them
   reply by reply: they would tell how many take part in a round, and how long each of them trains.
 
@@ -19,14 +20,23 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
+from flwr.app import Message
 from flwr.proto.fleet_pb2 import PushMessagesResponse, Reconnect
 from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse, PushObjectResponse
-from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_object_tree
+from flwr.proto.message_pb2 import Message as WireMessage
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_body,
+    get_object_children_ids_from_object_content,
+    get_object_id,
+    iterate_object_tree,
+)
 
 from cloister.deploy.fleet import InFront
 
 TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
 """What Flower adds up over all nodes of a run."""
+SAID_TWICE = ("run_id", "src_node_id", "dst_node_id", "reply_to_message_id")
+"""What a reply says when it is announced and in the part that names the others."""
 RECONNECT = 5
 """Seconds, as Flower answers."""
 
@@ -36,12 +46,14 @@ class _Upload:
     """The reply that a node is sending.
 
     Attributes:
+        announced: the reply without its content, as Flower checked it.
         root: the part that names the others.
         present: parts that Flower does not ask for, and that the node has to show all the same.
         awaited: parts that the node has not shown yet.
         last: the request with the root, until the others have come.
     """
 
+    announced: Any
     root: str
     present: set[str]
     awaited: set[str]
@@ -119,8 +131,9 @@ class OwnMessages(InFront):
         """Begin a reply: all its parts are asked for."""
         answer, names = self._registered(request, state), _names(request.message_object_trees[:1])
         root = request.message_object_trees[0].object_id
+        present, announced = names - set(answer.objects_to_push), request.messages_list[0]
         with self.lock:
-            self.uploads[request.node.node_id] = _Upload(root, names - set(answer.objects_to_push), names - {root})
+            self.uploads[request.node.node_id] = _Upload(announced, root, present, names - {root})
         del answer.objects_to_push[:]
         answer.objects_to_push.extend(sorted(names))
         return answer
@@ -166,5 +179,20 @@ def _names(trees: Any) -> set[str]:
 
 def _is_part(upload: _Upload, request: Any) -> bool:
     """Whether a request shows a part of the reply: its content, and not its name alone."""
-    known = request.object_id == upload.root or request.object_id in upload.awaited | upload.shown
-    return known and get_object_id(request.object_content) == request.object_id
+    name, content = request.object_id, request.object_content
+    if get_object_id(content) != name:
+        return False
+    if name == upload.root:
+        return _is_as_announced(upload.announced, content)
+    return name in upload.awaited | upload.shown
+
+
+def _is_as_announced(announced: Any, content: bytes) -> bool:
+    """Whether the part that names the others says who replies to what as the announcement does, and has a content."""
+    try:
+        found = WireMessage.FromString(get_object_body(content, Message))
+        children = get_object_children_ids_from_object_content(content)
+    except Exception:  # whatever a hostile node makes a parser raise, it is no reply
+        return False
+    same = all(getattr(found.metadata, name) == getattr(announced.metadata, name) for name in SAID_TWICE)
+    return same and bool(children) != found.HasField("error")

@@ -5,17 +5,23 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PushObjectRequest
+from flwr.proto.message_pb2 import Message as WireMessage
 from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, TaskType
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_body,
+    get_object_id,
+    get_object_tree,
+)
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from flwr.superlink.servicer.fleet import fleet_handlers
@@ -92,11 +98,13 @@ class Client:
         request = GetRunRequest(node=Node(node_id=self.id), run_id=self.link.run)
         return fleet_handlers.get_run(request=request, state=self.link.state).run
 
-    def announce(self, reply, tree=None):
-        """What a SuperLink asks for of a reply, whose parts are said to be these."""
+    def announce(self, reply, tree=None, sender=None):
+        """What a SuperLink asks for of a reply, whose parts and whose sender are said to be these."""
+        wire = message_to_proto(remove_content_from_message(reply))
+        wire.metadata.src_node_id = self.id if sender is None else sender
         request = PushMessagesRequest(
             node=Node(node_id=self.id),
-            messages_list=[message_to_proto(remove_content_from_message(reply))],
+            messages_list=[wire],
             message_object_trees=[get_object_tree(reply) if tree is None else tree],
         )
         return fleet_handlers.push_messages(request=request, state=self.link.state)
@@ -253,6 +261,39 @@ def test_a_name_without_its_content_is_not_taken(link, nodes, name):
     answer = nodes[0].announce(reply)
     chosen = answer.objects_to_push[0] if name == "a part" else uuid4().hex
     assert not nodes[0].push(answer.session_id, chosen, b"something else")
+
+
+def test_no_node_replies_in_the_name_of_another(link, nodes):
+    mine = link.send(nodes[0])
+    nodes[0].fetch()
+    reply = labelled(Message(content(TRAINED), reply_to=mine), nodes[1].id, link.run)
+    answer, objects = nodes[0].announce(reply), get_all_nested_objects(reply)
+    taken = {name: nodes[0].push(answer.session_id, name, objects[name].deflate()) for name in objects}
+    assert [name for name in taken if not taken[name]] == [reply.object_id]
+    assert not link.is_complete(mine)
+
+
+@pytest.mark.parametrize("bare", ["neither content nor error", "no message"])
+def test_a_reply_that_the_server_could_not_read_is_not_taken(link, nodes, bare):
+    message = link.send(nodes[0])
+    nodes[0].fetch()
+    reply = labelled(Message(content(TRAINED), reply_to=message), nodes[0].id, link.run)
+    body = WireMessage(metadata=message_to_proto(reply).metadata).SerializeToString()
+    data = ConfigRecord().deflate() if bare == "no message" else b"Message  %d\0" % len(body) + body
+    assert bare == "no message" or get_object_body(data, Message) == body
+    name = get_object_id(data)
+    answer = nodes[0].announce(reply, ObjectTree(object_id=name))
+    assert list(answer.objects_to_push) == [name]
+    assert not nodes[0].push(answer.session_id, name, data)
+
+
+def test_an_error_is_taken(link, nodes):
+    message = link.send(nodes[0])
+    nodes[0].fetch()
+    reply = labelled(Message(Error(1, "why"), reply_to=message), nodes[0].id, link.run)
+    answer = nodes[0].announce(reply)
+    assert nodes[0].push(answer.session_id, reply.object_id, reply.deflate())
+    assert link.is_complete(message)
 
 
 def test_no_node_deletes_what_another_one_was_sent(link, nodes):
