@@ -12,7 +12,8 @@ from typing import Any
 
 from fastapi import HTTPException
 from flwr.supercore import log
-from flwr.superlink.servicer.fleet import fleet_handlers
+
+from cloister.deploy.fleet import InFront
 
 FACTOR = 2
 """A reply may be in double precision where the message was in single."""
@@ -39,25 +40,18 @@ class _Exchange:
         return FACTOR * sum(self.fetched.values()) + SLACK
 
 
-class ReplyLimit:
-    """Stands between nodes and the functions of Flower's Fleet interface.
+class ReplyLimit(InFront):
+    """Counts what a node fetches and sends.
 
     A node works on one message at a time: what it sends between two messages is the reply to the first.
     """
 
+    names = ("pull_messages", "pull_object", "push_object")
+
     def __init__(self) -> None:
+        super().__init__()
         self.exchanges: dict[int, _Exchange] = {}
         self.lock = Lock()
-        self.inner = {name: vars(fleet_handlers)[name] for name in ("pull_messages", "pull_object", "push_object")}
-
-    def install(self) -> None:
-        """Put this in front of the functions."""
-        for name in self.inner:
-            vars(fleet_handlers)[name] = getattr(self, name)
-
-    def remove(self) -> None:
-        """Take it away again."""
-        vars(fleet_handlers).update(self.inner)
 
     def pull_messages(self, request: Any, **others: Any) -> Any:
         """Begin to count anew for a node that is given a message."""

@@ -1,4 +1,4 @@
-"""Flower's SuperLink, with its Control interface closed to all but operators, and a limit on what it takes.
+"""Flower's SuperLink, with its Control interface closed to all but operators, its nodes kept apart, and limits of size.
 
 The open-source SuperLink of flwr 1.41 asks nobody who he is before he starts a run, registers a node or reads a log,
 and serves nodes and operators on one port. Its interface for account authentication, `ControlAuthnPlugin`, is what is
@@ -30,6 +30,7 @@ from flwr.superlink.main import create_app
 
 from cloister.core.errors import ConfigError
 from cloister.deploy import certificates, database, revoked
+from cloister.deploy.apart import OwnMessages
 from cloister.deploy.credentials import is_known, read_digests
 from cloister.deploy.door import App, Door
 from cloister.deploy.replies import ReplyLimit
@@ -103,6 +104,8 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
 
 def closed_app(config: SuperLinkLifespanConfig) -> App:
     """Flower's SuperLink behind our door, as an ASGI application. There is one in a process."""
+    OwnMessages().install()
+    # Outermost: it counts also what the objects' guard does not hand on.
     ReplyLimit().install()
     revoked.install()
     return Door(create_app(config, SuperLinkLifespan))

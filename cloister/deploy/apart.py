@@ -1,0 +1,198 @@
+"""What a node is told at a SuperLink: of its own messages everything, of what others send nothing.
+
+Flower cuts messages into objects, names each by the SHA-256 of its content, and keeps it once. It gives an object to
+any node that names it. It asks whoever sends a reply for those parts alone that nobody has sent yet, and refuses a
+reply whose parts contradict what it has. Each of these would tell a client whether another one has sent a certain
+array: an exact answer about an update without noise, and about who takes part in a round. So here
+
+- a node fetches, and confirms, what belongs to the message that it was given last, and nothing else;
+- a node sends all parts of its reply, whatever is there already. The part that names the others reaches Flower last,
+  when the node has shown that it has all of them. It says who replies to what, once more: the server's app believes it,
+  so it has to be what Flower checked when the reply was announced;
+- a node that asks about a run hears nothing of the bytes and the seconds of all nodes together. Flower counts them
+  reply by reply: they would tell how many take part in a round, and how long each of them trains.
+
+How long a request takes may still depend on what is there, by the time of a line in a database.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from flwr.app import Message
+from flwr.proto.fleet_pb2 import PushMessagesResponse, Reconnect
+from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse, PushObjectResponse
+from flwr.proto.message_pb2 import Message as WireMessage
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_body,
+    get_object_children_ids_from_object_content,
+    get_object_id,
+    iterate_object_tree,
+)
+
+from cloister.deploy.fleet import InFront
+
+TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
+"""What Flower adds up over all nodes of a run."""
+SAID_TWICE = ("run_id", "src_node_id", "dst_node_id", "reply_to_message_id")
+"""What a reply says when it is announced and in the part that names the others."""
+RECONNECT = 5
+"""Seconds, as Flower answers."""
+
+
+@dataclass
+class _Upload:
+    """The reply that a node is sending.
+
+    Attributes:
+        announced: the reply without its content, as Flower checked it.
+        root: the part that names the others.
+        present: parts that Flower does not ask for, and that the node has to show all the same.
+        awaited: parts that the node has not shown yet.
+        last: the request with the root, until the others have come.
+    """
+
+    announced: Any
+    root: str
+    present: set[str]
+    awaited: set[str]
+    shown: set[str] = field(default_factory=set)
+    last: Any = None
+
+    def on(self, request: Any) -> list[Any]:
+        """The requests that may reach Flower now that this part has been shown."""
+        name = request.object_id
+        self.awaited.discard(name)
+        is_new = name not in self.shown and name not in self.present
+        self.shown.add(name)
+        if is_new and name == self.root:
+            self.last, is_new = request, False
+        ready = [request] if is_new else []
+        if self.last is not None and not self.awaited:
+            ready, self.last = [*ready, self.last], None
+        return ready
+
+    def undo(self, requests: list[Any]) -> None:
+        """Expect these parts once more: they have not reached Flower."""
+        for request in requests:
+            if request.object_id == self.root:
+                self.last = request
+            else:
+                self.shown.discard(request.object_id)
+                self.awaited.add(request.object_id)
+
+
+class OwnMessages(InFront):
+    """Keeps every node to its own messages.
+
+    A node works on one message at a time, and sends one reply at a time. What it was doing when the SuperLink was
+    restarted is forgotten: that message, or reply, is lost.
+
+    Guarantee: no answer to a node depends on an object that it was not sent and has not sent itself.
+    """
+
+    names = ("get_run", "pull_messages", "pull_object", "confirm_message_received", "push_messages", "push_object")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: dict[int, set[str]] = {}
+        self.uploads: dict[int, _Upload] = {}
+        self.lock = Lock()
+
+    def get_run(self, request: Any, **others: Any) -> Any:
+        """Describe a run, without what its nodes have sent and how long they took."""
+        answer = self.inner["get_run"](request=request, **others)
+        for name in TOTALS:
+            answer.run.ClearField(name)
+        return answer
+
+    def pull_messages(self, request: Any, **others: Any) -> Any:
+        """Remember what belongs to the message that a node is given."""
+        answer = self.inner["pull_messages"](request=request, **others)
+        if answer.messages_list:
+            with self.lock:
+                self.given[request.node.node_id] = _names(answer.message_object_trees)
+        return answer
+
+    def pull_object(self, request: Any, **others: Any) -> Any:
+        """Give a part of the node's own message; of any other the answer is that there is none."""
+        if not self._was_given(request.node.node_id, request.object_id):
+            return PullObjectResponse(object_found=False, object_available=False)
+        return self.inner["pull_object"](request=request, **others)
+
+    def confirm_message_received(self, request: Any, **others: Any) -> Any:
+        """Let a node confirm, and so delete, its own message alone."""
+        if not self._was_given(request.node.node_id, request.message_object_id):
+            return ConfirmMessageReceivedResponse()
+        return self.inner["confirm_message_received"](request=request, **others)
+
+    def push_messages(self, request: Any, state: Any) -> Any:
+        """Begin a reply: all its parts are asked for."""
+        answer, names = self._registered(request, state), _names(request.message_object_trees[:1])
+        root = request.message_object_trees[0].object_id
+        present, announced = names - set(answer.objects_to_push), request.messages_list[0]
+        with self.lock:
+            self.uploads[request.node.node_id] = _Upload(announced, root, present, names - {root})
+        del answer.objects_to_push[:]
+        answer.objects_to_push.extend(sorted(names))
+        return answer
+
+    def _registered(self, request: Any, state: Any) -> Any:
+        try:
+            return self.inner["push_messages"](request=request, state=state)
+        except ValueError:
+            # A contradiction to what is there, which nobody is to hear of: the reply is taken, and goes nowhere.
+            metadata = request.messages_list[0].metadata
+            session, results = state.start_session(metadata.run_id), {metadata.message_id: 0}
+            return PushMessagesResponse(reconnect=Reconnect(reconnect=RECONNECT), results=results, session_id=session)
+
+    def push_object(self, request: Any, **others: Any) -> Any:
+        """Take a part of the node's own reply, once: shown again, or there before, it is taken and not stored."""
+        with self.lock:
+            upload = self.uploads.get(request.node.node_id)
+            if upload is None or not _is_part(upload, request):
+                return PushObjectResponse(stored=False)
+            ready = upload.on(request)
+        return PushObjectResponse(stored=self._handed_on(upload, ready, others))
+
+    def _handed_on(self, upload: _Upload, ready: list[Any], others: Mapping[str, Any]) -> bool:
+        """Whether Flower took all of these; what a busy database did not take, the node will send again."""
+        stored = True
+        for number, request in enumerate(ready):
+            try:
+                stored &= self.inner["push_object"](request=request, **others).stored
+            except Exception:
+                with self.lock:
+                    upload.undo(ready[number:])
+                raise
+        return stored
+
+    def _was_given(self, node: int, name: str) -> bool:
+        with self.lock:
+            return name in self.given.get(node, ())
+
+
+def _names(trees: Any) -> set[str]:
+    return {part.object_id for tree in trees for part in iterate_object_tree(tree)}
+
+
+def _is_part(upload: _Upload, request: Any) -> bool:
+    """Whether a request shows a part of the reply: its content, and not its name alone."""
+    name, content = request.object_id, request.object_content
+    if get_object_id(content) != name:
+        return False
+    if name == upload.root:
+        return _is_as_announced(upload.announced, content)
+    return name in upload.awaited | upload.shown
+
+
+def _is_as_announced(announced: Any, content: bytes) -> bool:
+    """Whether the part that names the others says who replies to what as the announcement does, and has a content."""
+    try:
+        found = WireMessage.FromString(get_object_body(content, Message))
+        children = get_object_children_ids_from_object_content(content)
+    except Exception:  # whatever a hostile node makes a parser raise, it is no reply
+        return False
+    same = all(getattr(found.metadata, name) == getattr(announced.metadata, name) for name in SAID_TWICE)
+    return same and bool(children) != found.HasField("error")

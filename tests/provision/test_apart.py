@@ -1,0 +1,344 @@
+"""Nodes at a SuperLink of Flower's own, one of which asks for what another one has sent."""
+
+from dataclasses import dataclass
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PushObjectRequest
+from flwr.proto.message_pb2 import Message as WireMessage
+from flwr.proto.node_pb2 import Node
+from flwr.proto.run_pb2 import GetRunRequest
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, TaskType
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_body,
+    get_object_id,
+    get_object_tree,
+)
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+from flwr.superlink.servicer.fleet import fleet_handlers
+
+from cloister.core.arrays import from_record, to_record
+from cloister.core.identity import assume_run
+from cloister.deploy.apart import OwnMessages
+
+MODEL = {"kernel": np.zeros((64, 10), np.float32), "bias": np.zeros(10, np.float32)}
+TRAINED = {"kernel": np.ones((64, 10), np.float32), "bias": np.arange(10, dtype=np.float32)}
+
+
+class SuperLink:
+    """The state of a SuperLink with one run that goes on."""
+
+    def __init__(self, path):
+        assume_run()
+        objects = ObjectStoreFactory(path)
+        self.state = LinkStateFactory(path, NoOpFederationManager(), objects).state()
+        self.store = objects.store()
+        self.run = self.state.create_run(
+            "a/b", "1", "0" * 64, {}, "@none/default", None, NOOP_FLWR_AID, TaskType.SERVER_APP
+        )
+        (run,) = self.state.get_run_info(run_ids=[self.run])
+        self.state.claim_task(run.primary_task_id)
+        self.state.activate_task(run.primary_task_id)
+
+    def send(self, node):
+        """A message with the model, as the server's app sends it."""
+        message = labelled(Message(content(MODEL), node.id, "train"), SUPERLINK_NODE_ID, self.run)
+        session = self.state.start_session(self.run)
+        stored, missing = self.state.store_message_and_object_tree(
+            remove_content_from_message(message), get_object_tree(message), session
+        )
+        assert stored
+        for name in missing:
+            assert self.state.store_object(self.run, session, name, get_all_nested_objects(message)[name].deflate())
+        return message
+
+    def is_complete(self, message):
+        """Whether the server's app can read the reply to a message."""
+        (reply,) = self.state.get_message_res({message.metadata.message_id}, self.run)
+        names = names_of(self.store.get_object_tree(reply.metadata.message_id))
+        return all(self.store.get(name) for name in names)
+
+
+@dataclass
+class Client:
+    """A node that speaks Flower's Fleet interface."""
+
+    link: SuperLink
+    id: int
+
+    def fetch(self):
+        """The objects of the next message."""
+        request = PullMessagesRequest(node=Node(node_id=self.id))
+        found = fleet_handlers.pull_messages(request=request, state=self.link.state, store=self.link.store)
+        (tree,) = found.message_object_trees
+        assert all(self.pull(name).object_available for name in names_of(tree))
+        return tree.object_id
+
+    def pull(self, name):
+        request = PullObjectRequest(node=Node(node_id=self.id), run_id=self.link.run, object_id=name)
+        return fleet_handlers.pull_object(request=request, state=self.link.state)
+
+    def confirm(self, name):
+        request = ConfirmMessageReceivedRequest(
+            node=Node(node_id=self.id), run_id=self.link.run, message_object_id=name
+        )
+        fleet_handlers.confirm_message_received(request=request, state=self.link.state, store=self.link.store)
+
+    def run(self):
+        """What the SuperLink says about the run."""
+        request = GetRunRequest(node=Node(node_id=self.id), run_id=self.link.run)
+        return fleet_handlers.get_run(request=request, state=self.link.state).run
+
+    def announce(self, reply, tree=None, sender=None):
+        """What a SuperLink asks for of a reply, whose parts and whose sender are said to be these."""
+        wire = message_to_proto(remove_content_from_message(reply))
+        wire.metadata.src_node_id = self.id if sender is None else sender
+        request = PushMessagesRequest(
+            node=Node(node_id=self.id),
+            messages_list=[wire],
+            message_object_trees=[get_object_tree(reply) if tree is None else tree],
+        )
+        return fleet_handlers.push_messages(request=request, state=self.link.state)
+
+    def push(self, session, name, content):
+        request = PushObjectRequest(
+            node=Node(node_id=self.id), run_id=self.link.run, object_id=name, object_content=content, session_id=session
+        )
+        return fleet_handlers.push_object(request=request, state=self.link.state).stored
+
+    def reply(self, message, arrays=TRAINED, without=(), first=None):
+        """Answer with these arrays, as a SuperNode does."""
+        reply = labelled(Message(content(arrays), reply_to=message), self.id, self.link.run)
+        answer, objects = self.announce(reply), get_all_nested_objects(reply)
+        order = sorted(answer.objects_to_push, key=lambda name: name != (first and reply.object_id))
+        for name in order:
+            if name not in without:
+                assert self.push(answer.session_id, name, objects[name].deflate())
+        return reply
+
+
+def content(arrays):
+    return RecordDict({"arrays": to_record(arrays), "config": ConfigRecord({"server-round": 1})})
+
+
+def labelled(message, sender, run):
+    """The message with its sender, its run and its id, as Flower's processes write them."""
+    message.metadata.__dict__.update(_run_id=run, _src_node_id=sender, _message_id="")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    return message
+
+
+def names_of(tree):
+    return [tree.object_id, *(name for child in tree.children for name in names_of(child))]
+
+
+def objects_of(array):
+    """The objects that an array is cut into, by name."""
+    return get_all_nested_objects(to_record({"x": array})["x"])
+
+
+@pytest.fixture
+def guarded(monkeypatch):
+    """Flower's functions keep every node to its own objects, until the test is over."""
+    for name in OwnMessages.names:
+        monkeypatch.setattr(fleet_handlers, name, getattr(fleet_handlers, name))
+    OwnMessages().install()
+
+
+@pytest.fixture
+def link(guarded):
+    """A SuperLink with two nodes."""
+    return SuperLink(FLWR_IN_MEMORY_DB_NAME)
+
+
+@pytest.fixture
+def nodes(link):
+    """Those of the SuperLink."""
+    return nodes_of(link)
+
+
+def nodes_of(link):
+    found = []
+    for number in range(2):
+        node = link.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, bytes([number]) * 33, 0)
+        link.state.activate_node(node, 1000.0)
+        found.append(Client(link, node))
+    return found
+
+
+@pytest.mark.parametrize("kept", ["in memory", "in a file"])
+def test_a_reply_reaches_the_server_whole(guarded, kept, tmp_path):
+    link = SuperLink(FLWR_IN_MEMORY_DB_NAME if kept == "in memory" else str(tmp_path / "state.db"))
+    for node, first in zip(nodes_of(link), (False, True), strict=True):
+        message = link.send(node)
+        node.confirm(node.fetch())
+        node.reply(message, first=first)
+        assert link.is_complete(message)
+
+
+def test_who_replies_with_what_is_there_already_is_heard_too(link, nodes):
+    for node in nodes:
+        message = link.send(node)
+        node.fetch()
+        node.reply(message, MODEL)
+        assert link.is_complete(message)
+
+
+class Sent:
+    """Two nodes have a message, and one of them has replied, with an array that the other one guesses or does not."""
+
+    def __init__(self, link, nodes, guess):
+        sender, self.curious = nodes
+        message, self.message = link.send(sender), link.send(self.curious)
+        sender.fetch()
+        self.curious.fetch()
+        sender.reply(message)
+        self.guess = objects_of(guess)
+
+
+@pytest.fixture(params=["sent", "not sent"])
+def sent(request, link, nodes):
+    return Sent(link, nodes, TRAINED["bias"] if request.param == "sent" else TRAINED["bias"] + 1)
+
+
+def test_no_object_of_another_node_is_given(sent):
+    answers = [sent.curious.pull(name) for name in sent.guess]
+    assert not any(answer.object_found or answer.object_available or answer.object_content for answer in answers)
+
+
+def test_whatever_is_there_is_asked_for(sent):
+    reply = labelled(
+        Message(content({"bias": np.zeros(3)}), reply_to=sent.message), sent.curious.id, sent.curious.link.run
+    )
+    guessed = [ObjectTree(object_id=name) for name in sent.guess]
+    tree = get_object_tree(reply)
+    tree.children.extend(guessed)
+    assert set(sent.guess) <= set(sent.curious.announce(reply, tree).objects_to_push)
+
+
+def test_a_contradiction_to_what_is_there_looks_like_none(sent):
+    reply = labelled(
+        Message(content({"bias": np.zeros(3)}), reply_to=sent.message), sent.curious.id, sent.curious.link.run
+    )
+    other = ObjectTree(object_id="f" * 64)
+    tree = ObjectTree(
+        object_id=reply.object_id, children=[ObjectTree(object_id=name, children=[other]) for name in sent.guess]
+    )
+    answer = sent.curious.announce(reply, tree)
+    assert sorted(answer.objects_to_push) == sorted(set(names_of(tree)))
+    assert answer.session_id and answer.reconnect.reconnect == 5 and dict(answer.results) == {reply.object_id: 0}
+
+
+def test_a_part_is_taken_as_often_as_it_is_shown(sent):
+    reply = labelled(
+        Message(content({"b": TRAINED["bias"]}), reply_to=sent.message), sent.curious.id, sent.curious.link.run
+    )
+    answer, objects = sent.curious.announce(reply), get_all_nested_objects(reply)
+    for name in (*objects, *objects):
+        assert sent.curious.push(answer.session_id, name, objects[name].deflate())
+
+
+def test_a_reply_without_a_part_that_another_node_sent_does_not_reach_the_server(link, nodes):
+    sent = Sent(link, nodes, TRAINED["bias"])
+    sent.curious.reply(sent.message, without=sent.guess, first=True)
+    assert not link.is_complete(sent.message)
+
+
+@pytest.mark.parametrize("name", ["a part", "no part"])
+def test_a_name_without_its_content_is_not_taken(link, nodes, name):
+    message = link.send(nodes[0])
+    nodes[0].fetch()
+    reply = labelled(Message(content(TRAINED), reply_to=message), nodes[0].id, link.run)
+    answer = nodes[0].announce(reply)
+    chosen = answer.objects_to_push[0] if name == "a part" else uuid4().hex
+    assert not nodes[0].push(answer.session_id, chosen, b"something else")
+
+
+def test_no_node_replies_in_the_name_of_another(link, nodes):
+    mine = link.send(nodes[0])
+    nodes[0].fetch()
+    reply = labelled(Message(content(TRAINED), reply_to=mine), nodes[1].id, link.run)
+    answer, objects = nodes[0].announce(reply), get_all_nested_objects(reply)
+    taken = {name: nodes[0].push(answer.session_id, name, objects[name].deflate()) for name in objects}
+    assert [name for name in taken if not taken[name]] == [reply.object_id]
+    assert not link.is_complete(mine)
+
+
+@pytest.mark.parametrize("bare", ["neither content nor error", "no message"])
+def test_a_reply_that_the_server_could_not_read_is_not_taken(link, nodes, bare):
+    message = link.send(nodes[0])
+    nodes[0].fetch()
+    reply = labelled(Message(content(TRAINED), reply_to=message), nodes[0].id, link.run)
+    body = WireMessage(metadata=message_to_proto(reply).metadata).SerializeToString()
+    data = ConfigRecord().deflate() if bare == "no message" else b"Message  %d\0" % len(body) + body
+    assert bare == "no message" or get_object_body(data, Message) == body
+    name = get_object_id(data)
+    answer = nodes[0].announce(reply, ObjectTree(object_id=name))
+    assert list(answer.objects_to_push) == [name]
+    assert not nodes[0].push(answer.session_id, name, data)
+
+
+def test_an_error_is_taken(link, nodes):
+    message = link.send(nodes[0])
+    nodes[0].fetch()
+    reply = labelled(Message(Error(1, "why"), reply_to=message), nodes[0].id, link.run)
+    answer = nodes[0].announce(reply)
+    assert nodes[0].push(answer.session_id, reply.object_id, reply.deflate())
+    assert link.is_complete(message)
+
+
+def test_no_node_deletes_what_another_one_was_sent(link, nodes):
+    message = link.send(nodes[0])
+    nodes[1].confirm(message.object_id)
+    assert nodes[0].fetch() == message.object_id
+    nodes[0].confirm(message.object_id)
+    assert not nodes[0].pull(message.object_id).object_found
+
+
+def test_no_node_hears_how_many_others_reply_or_how_long_they_take(link, nodes):
+    curious, other = nodes
+    message, before = link.send(other), curious.run()
+    other.fetch()
+    other.reply(message)
+    link.state.add_clientapp_runtime(link.run, 12.5)
+    (known,) = link.state.get_run_info(run_ids=[link.run])
+    assert known.bytes_recv and known.bytes_sent and known.clientapp_runtime
+    assert curious.run() == before
+    assert before.run_id == link.run and before.fab_hash == "0" * 64
+
+
+def test_what_a_busy_database_did_not_take_is_sent_again(link, nodes, monkeypatch):
+    message = link.send(nodes[0])
+    nodes[0].fetch()
+    reply = labelled(Message(content(TRAINED), reply_to=message), nodes[0].id, link.run)
+    answer, objects = nodes[0].announce(reply), get_all_nested_objects(reply)
+    stored = link.state.store_object
+    for name in sorted(objects, key=lambda name: name != reply.object_id):
+        monkeypatch.setattr(link.state, "store_object", busy)
+        if name != reply.object_id and not link.store.get(name):  # the first is kept back until the others are there
+            with pytest.raises(TimeoutError):
+                nodes[0].push(answer.session_id, name, objects[name].deflate())
+        monkeypatch.setattr(link.state, "store_object", stored)
+        assert nodes[0].push(answer.session_id, name, objects[name].deflate())
+    assert link.is_complete(message)
+
+
+def busy(*_):
+    raise TimeoutError
+
+
+def test_what_the_server_reads_is_what_was_sent(link, nodes):
+    message = link.send(nodes[0])
+    nodes[0].fetch()
+    reply = nodes[0].reply(message)
+    arrays = from_record(reply.content.array_records["arrays"])
+    assert all(link.store.get(name) for array in arrays.values() for name in objects_of(array))
