@@ -9,7 +9,7 @@ from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError, PrivacyError, UnsupportedModel
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.tasks.base import Examples
+from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.keras_model import KerasModel
 from cloister.tasks.softmax import SoftmaxRegression
 from cloister.tasks.training.plan import TrainingPlan
@@ -17,6 +17,7 @@ from cloister.tasks.training.plan import TrainingPlan
 RNG = np.random.default_rng(0)
 DATA = Examples(RNG.random((40, 6)).astype(np.float32), RNG.integers(0, 3, 40))
 RATE = 0.5
+SGD, ADAM = Recipe(1, 40, RATE), Recipe(1, 40, RATE, "adam")
 
 
 def plan(**changes):
@@ -39,11 +40,11 @@ def linear(*extra):
 
 def of_keras(**settings):
     model = KerasModel(linear)
-    return PrivateKerasTrainer(model, "sgd", 40, privacy(**settings))
+    return PrivateKerasTrainer(model, SGD, privacy(**settings))
 
 
 def of_numpy(**settings):
-    return PrivateNumpyTrainer(SoftmaxRegression(6, 3), "sgd", 40, privacy(**settings))
+    return PrivateNumpyTrainer(SoftmaxRegression(6, 3), SGD, privacy(**settings))
 
 
 KINDS = pytest.mark.parametrize("make", [of_keras, of_numpy])
@@ -186,7 +187,7 @@ def test_fedproxs_penalty_is_refused(make):
 
 
 def test_the_optimizer_starts_afresh():
-    trainer = PrivateKerasTrainer(KerasModel(linear), "adam", 40, privacy(sigma=0.0))
+    trainer = PrivateKerasTrainer(KerasModel(linear), ADAM, privacy(sigma=0.0))
     moves = []
     for _ in range(2):
         started(trainer)
@@ -203,17 +204,17 @@ def test_batch_normalisation_is_refused_with_its_replacement():
     import keras
 
     with pytest.raises(UnsupportedModel, match="GroupNormalization"):
-        PrivateKerasTrainer(KerasModel(lambda: linear(keras.layers.BatchNormalization())), "sgd", 40, privacy())
+        PrivateKerasTrainer(KerasModel(lambda: linear(keras.layers.BatchNormalization())), SGD, privacy())
 
 
 def test_what_is_no_classifier_is_refused():
     with pytest.raises(ConfigError, match="is for classifiers"):
-        PrivateKerasTrainer(KerasModel(linear, "squared-error"), "sgd", 40, privacy())
+        PrivateKerasTrainer(KerasModel(linear, "squared-error"), SGD, privacy())
 
 
 def test_numpy_models_know_one_optimizer():
     with pytest.raises(ConfigError, match="must be 'sgd'"):
-        PrivateNumpyTrainer(SoftmaxRegression(6, 3), "adam", 40, privacy())
+        PrivateNumpyTrainer(SoftmaxRegression(6, 3), ADAM, privacy())
 
 
 class TestOneByOne:
