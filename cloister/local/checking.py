@@ -146,7 +146,7 @@ def _about_model(config: RunConfig, task: Task, examples: Examples) -> Iterator[
         yield _about_dp_sgd(config)
         if task.recipe.callbacks is not None:
             yield Line(
-                "note", "recipe: Keras callbacks, which a run with privacy.client refuses; client.callbacks=false"
+                "note", "recipe: a run with privacy.client refuses its Keras callbacks; use client.callbacks = false"
             )
 
 

@@ -76,9 +76,7 @@ def faults_of_attributes(task: Task) -> Iterator[Fault]:
     elif task.image_shape and int(np.prod(task.image_shape)) != int(np.prod(shape)):
         yield Fault("image_shape", repr(task.image_shape), f"it must have as many pixels as input_shape {shape}")
     else:
-        yield from (
-            Fault("recipe", found, "change it, or say otherwise in the run") for found in misfits(task, task.recipe)
-        )
+        yield from (Fault("recipe", found, "change it in the task's recipe") for found in misfits(task, task.recipe))
 
 
 def faults_of_examples(task: Task, examples: Examples, where: str) -> Iterator[Fault]:
