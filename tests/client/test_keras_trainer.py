@@ -8,8 +8,10 @@ import pytest
 from cloister.core.errors import ConfigError, FederationError
 from cloister.tasks.base import Examples, Recipe, cross_entropy
 from cloister.tasks.keras_model import KerasModel
+from cloister.tasks.training.augmentation import Augmentation
 from cloister.tasks.training.keras_trainer import KerasTrainer
 from cloister.tasks.training.plan import TrainingPlan
+from cloister.tasks.training.schedule import Schedule
 
 RNG = np.random.default_rng(0)
 SGD = Recipe(1, 8, 0.1)
@@ -166,3 +168,66 @@ def test_arrays_of_another_model(model):
         model.assign({"net/out/kernel": np.zeros((6, 3))})
     with pytest.raises(FederationError, match=r"'net/out/bias' must have shape \(3,\), found \(4,\)"):
         model.assign({"net/out/kernel": np.zeros((6, 3)), "net/out/bias": np.zeros(4)})
+
+
+class TestRecipe:
+    def test_weights_multiply_the_losses_of_their_classes(self, model):
+        weights = np.array([1.0, 4.0, 0.5])
+        start = model.arrays()
+        own = [gradient(start, DATA.x[i : i + 1], DATA.y[i : i + 1]) for i in range(40)]
+        KerasTrainer(model, replace(SGD, class_weights=tuple(weights), loss_scale=2.0)).fit(DATA, plan(batch_size=40))
+        for name, array in model.arrays().items():
+            slope = np.mean([2.0 * weights[y] * each[name] for y, each in zip(DATA.y, own, strict=True)], axis=0)
+            np.testing.assert_allclose(array, start[name] - 0.1 * slope, atol=1e-6)
+
+    def test_weights_of_one_change_nothing(self, model):
+        start, ends = model.arrays(), []
+        for recipe in (SGD, replace(SGD, class_weights=(1.0, 1.0, 1.0))):
+            model.assign(start)
+            KerasTrainer(model, recipe).fit(DATA, plan())
+            ends.append(model.arrays()["net/out/kernel"])
+        np.testing.assert_allclose(*ends, atol=1e-7)
+
+    def test_an_epoch_is_at_the_rate_of_its_schedule(self, model):
+        start = model.arrays()
+        KerasTrainer(model, SGD).fit(DATA, plan(epochs=2, batch_size=40, schedule=Schedule("linear", 1)))
+        found = model.arrays()
+        expected = dict(start)
+        for rate in (0.1, 0.05):
+            slope = gradient(expected, DATA.x, DATA.y)
+            expected = {name: array - rate * slope[name] for name, array in expected.items()}
+        for name, array in found.items():
+            np.testing.assert_allclose(array, expected[name], atol=1e-6)
+
+    def test_examples_are_changed_anew_in_every_epoch(self, model):
+        seen = []
+
+        def noted(example, rng):
+            seen.append(float(rng.random()))
+            return np.zeros_like(example)
+
+        start = model.arrays()
+        KerasTrainer(model, SGD).fit(DATA, plan(epochs=2, augmentation=Augmentation((noted,))))
+        assert len(set(seen)) == len(seen) == 80
+        np.testing.assert_array_equal(model.arrays()["net/out/kernel"], start["net/out/kernel"])
+
+    def test_callbacks_hear_of_epochs_and_may_end_training(self, model):
+        import keras
+
+        heard = []
+
+        class Listening(keras.callbacks.Callback):
+            def on_train_begin(self, logs=None):
+                heard.append("begin")
+
+            def on_epoch_end(self, epoch, logs=None):
+                heard.append((epoch, sorted(logs)))
+                self.model.stop_training = epoch == 1
+
+            def on_train_end(self, logs=None):
+                heard.append("end")
+
+        trainer = KerasTrainer(model, replace(SGD, callbacks=lambda: [Listening()]))
+        for _ in range(2):
+            trainer.fit(DATA, plan(epochs=5))
+        assert heard == ["begin", (0, ["loss"]), (1, ["loss"]), "end"] * 2

@@ -1,6 +1,5 @@
 """What DP-SGD is for every kind of model: the units, their batches, the noise and the bound of a round."""
 
-import os
 from abc import ABC, abstractmethod
 
 from numpy.typing import NDArray
@@ -12,9 +11,6 @@ from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples
 from cloister.tasks.training.augmentation import key_of
 from cloister.tasks.training.plan import TrainingPlan
-
-SECRET_BYTES = 32
-"""Of the key that random changes of examples are drawn by."""
 
 
 class PrivateTrainer(ABC):
@@ -47,8 +43,7 @@ class PrivateTrainer(ABC):
         seed, bound = self._sources.batch_seed(plan), self.privacy.dp_sgd.mechanism().clipping_norm_in(plan.round)
         units = Units.of(examples, self.group_cap, seed)
         self._begin(plan, self._sources.noise(plan))
-        steps = units.steps(plan, self.privacy)
-        secret = os.urandom(SECRET_BYTES) if seed is None else seed
+        steps, secret = units.steps(plan, self.privacy), self._sources.secret(plan)
         for number, batch in enumerate(steps.batches(seed, len(units))):
             seen = units.changed_by(plan.augmentation, key_of(secret, number))
             self._step(seen, batch, bound, plan.rate(number * plan.epochs // steps.count))
