@@ -13,6 +13,7 @@ from cloister.config.run import TaskConfig
 from cloister.core.wire import FROZEN
 from cloister.local.simulation import simulate
 from cloister.server.reports.html.facts import Facts
+from cloister.server.reports.html.page import write_report
 from cloister.tasks import TASKS
 from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.digits import Digits
@@ -206,7 +207,9 @@ def test_a_run_says_what_is_frozen(task, tmp_path, capsys):
         "digest": digest,
     }
     assert Facts.read(outcome.directory.path).parameters == Parameters(90, 520, digest)
-    assert digest[:12] in (outcome.directory.path / "report.html").read_text()
+    write_report(outcome.directory.path)
+    page = (outcome.directory.path / "report.html").read_text()
+    assert f"The model has 90 parameters trained and sent, 520 frozen (SHA-256 {digest[:12]}…)." in page
 
 
 def test_a_backbone_that_every_build_makes_anew_is_a_fault():
