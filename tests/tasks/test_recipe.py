@@ -72,7 +72,7 @@ def test_an_empty_text_says_none():
     [
         (
             {"client__class_weights": "1,2"},
-            "client.class-weights = '1,2' does not fit task 'digits': it takes a number",
+            "client.class-weights has 2 numbers, and task 'digits' takes one for each of its 3",
         ),
         (
             {"client__augmentation": "flip"},

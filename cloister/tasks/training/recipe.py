@@ -37,9 +37,8 @@ def misfits(task: Task, recipe: Recipe) -> Iterator[str]:
     yield from _out_of_range(recipe)
     weights, name = recipe.class_weights, task.config.name
     if weights and len(weights) != task.classes:
-        asked = ",".join(f"{weight:g}" for weight in weights)
-        needed = f"a number for each of its {task.classes} classes" if task.classes else "none, as it has no classes"
-        yield f"client.class-weights = {asked!r} does not fit task {name!r}: it takes {needed}"
+        needed = f"one for each of its {task.classes} classes" if task.classes else "none, as it has no classes"
+        yield f"client.class-weights has {len(weights)} numbers, and task {name!r} takes {needed}"
     known = transforms_of(task)
     for transform in recipe.augmentation:
         if transform not in known:
