@@ -1,6 +1,7 @@
 """The examples, run as they are: their own client apps and server apps, over a grid in this process."""
 
 import importlib
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -8,11 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from rich.console import Console
 
 from cloister.config.run import flatten, parse
+from cloister.config.settings import read_settings
 from cloister.core.arrays import from_record
+from cloister.local.checking import check_task
 from cloister.local.grid import LocalGrid
+from cloister.local.simulation import simulate
+from cloister.server.reports.console import Narrator
 from cloister.server.run import run
+from cloister.tasks import TASKS
 from cloister.tasks.digits import Digits
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -61,6 +68,49 @@ def test_sites_that_train_in_another_framework(module_of, tmp_path, example):
     x, y = Digits(config.task).load().test.x, Digits(config.task).load().test.y
     scores = x @ model["softmax/kernel"] + model["softmax/bias"]
     assert np.mean(scores.argmax(axis=1) == y) == pytest.approx(last)
+
+
+class TestAFrozenBackbone:
+    @pytest.fixture
+    def package(self, monkeypatch):
+        """The task's package, as pip would install it."""
+        folder = EXAMPLES / "frozen_backbone"
+        points = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["entry-points"]["cloister.tasks"]
+        monkeypatch.syspath_prepend(str(folder))
+        for name, value in points.items():
+            monkeypatch.setitem(TASKS._table, name, value)
+        return importlib.import_module("frozen_digits.task")
+
+    def test_its_file_holds_the_backbone(self, package):
+        with np.load(package.WEIGHTS) as arrays:
+            shapes = {name: array.shape for name, array in arrays.items()}
+        assert shapes == {"kernel": (64, 32), "bias": (32,)} and package.WEIGHTS.stat().st_size < 10_000
+
+    @pytest.mark.slow
+    def test_the_file_is_what_the_script_trains_on_public_digits(self, package, tmp_path):
+        """To three digits: other processors round otherwise, and sixty epochs make that a little larger."""
+        pretrain = importlib.import_module("frozen_digits.pretrain")
+        pretrain.write(tmp_path / "again.npz")
+        with np.load(package.WEIGHTS) as shipped, np.load(tmp_path / "again.npz") as again:
+            for name in ("kernel", "bias"):
+                np.testing.assert_allclose(again[name], shipped[name], atol=0.02)
+
+    @pytest.mark.slow
+    def test_the_task_has_no_fault_and_says_what_is_frozen(self, package):
+        lines = list(map(str, check_task("frozen-digits")))
+        assert not [line for line in lines if line.startswith("fault")]
+        assert "165 parameters trained and sent, 2,080 frozen (SHA-256 " in "\n".join(lines)
+
+    @pytest.mark.slow
+    def test_a_private_head_learns_what_the_readme_says(self, package, tmp_path):
+        """The README's run at its first seed; by chance alone a fifth of the digits is told apart."""
+        folder = EXAMPLES / "frozen_backbone"
+        (settings,) = re.findall(r'^cloister run --clients 4 -c "(.*)"$', (folder / "README.md").read_text(), re.M)
+        more = {"output-dir": str(tmp_path), "seed": 0, "tensorboard": False, "report": False}
+        outcome = simulate(read_settings([settings]) | more, 4, Narrator(10, Console(quiet=True)))
+        assert sorted(from_record(outcome.arrays)) == ["network/head/bias", "network/head/kernel"]
+        assert outcome.statement.clients.status == "sound"
+        assert outcome.rounds[-1].central["accuracy"] > 0.75
 
 
 @pytest.mark.parametrize("example", ["wrapped", *SITES])

@@ -19,6 +19,7 @@ from cloister.audits.subject import FinishedRun
 from cloister.audits.table import Effort
 from cloister.core.errors import DataError
 from cloister.tasks.backend import import_keras
+from cloister.tasks.training.recipe import recipe_of
 
 if TYPE_CHECKING:
     from cloister.audits.keras_inversion import Victim
@@ -63,7 +64,7 @@ class GradientInversion:
 
         shape = run.task.image_shape or (0, 0)
         victim = Victim(shape, run.task.classes, effort.seed)
-        rate = run.task.recipe.resolved(run.config.client).learning_rate
+        rate = recipe_of(run.task, run.config.client, run.config.privacy).learning_rate
         steps = [
             Step(victim.arrays, victim.gradient(image, label), image, label, rate)
             for image, label in _images(run, shape)

@@ -129,7 +129,7 @@ def plan_of(request: TrainRequest, node: Node) -> TrainingPlan:
     """
     clips = request.config.privacy.client.clips_gradients
     size = (size_of(node.config) or _dealt(request, node)) if clips else 0
-    return requested_plan(request, task_of(request.config.task).recipe, node.owner, size)
+    return requested_plan(request, task_of(request.config.task), node.owner, size)
 
 
 def _dealt(request: TrainRequest, node: Node) -> int:

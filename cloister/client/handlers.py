@@ -13,7 +13,15 @@ from cloister.client.charges import plan_of
 from cloister.client.choice import best, chosen_to_train
 from cloister.client.data import local_data, task_of
 from cloister.client.node import Node
-from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest, refuse_misfit
+from cloister.client.request import (
+    EvaluateRequest,
+    KeepRequest,
+    Reply,
+    Request,
+    TrainRequest,
+    refuse_misfit,
+    refuse_other_frozen,
+)
 from cloister.client.workbench import Workbench, workbench_of
 from cloister.core.crash import trace_without_values
 from cloister.core.errors import CloisterError, DataError
@@ -30,8 +38,7 @@ def train(request: TrainRequest, node: Node) -> Reply:
     Where the client protects itself, whatever goes wrong with its data is answered as if it had none: with the noise of
     a model that was not trained. The reason stays in the node's log.
     """
-    bench = workbench_of(request.config)
-    refuse_misfit(request.models, bench.model.arrays())
+    bench = _bench(request)
     trainer, plan = bench.trainer, plan_of(request, node)
     attempt = _contained if request.config.privacy.client.is_on else _open
     examples = attempt(lambda: _examples(request, node), lambda: _nothing(request))
@@ -48,6 +55,18 @@ def train(request: TrainRequest, node: Node) -> Reply:
     if loss is not None:
         metrics[TRAIN_LOSS] = loss
     return Reply(bench.model.arrays(), metrics, chosen)
+
+
+def _bench(request: Request) -> Workbench:
+    """The workbench of a run, whose model is of the server's kind.
+
+    Raises:
+        FederationError: arrays or frozen weights are not the server's.
+    """
+    bench = workbench_of(request.config)
+    refuse_misfit(request.models, bench.model.arrays())
+    refuse_other_frozen(request, bench.frozen)
+    return bench
 
 
 def _open(work: Callable[[], T], instead: Callable[[], T]) -> T:
@@ -107,8 +126,7 @@ def evaluate(request: EvaluateRequest, node: Node) -> Reply:
     test = data.test if len(data.test) or not config.evaluation.held_out_clients else data.train
     if not len(test):
         raise DataError("this client keeps no examples back to score with; raise task.test-fraction")
-    model = workbench_of(config).model
-    refuse_misfit(request.models, model.arrays())
+    model = _bench(request).model
     best(model, request.models, task, data.train if len(data.train) else test)
     return Reply(metrics={EXAMPLES: len(test), **task.metrics(test.y, model.predict(test.x))})
 
@@ -119,7 +137,7 @@ def keep_personal(request: KeepRequest, node: Node) -> Reply:
     Where the client protects itself, or its node has a policy, nor does anybody hear whether that failed.
     """
     if node.config.model_dir:
-        refuse_misfit(request.models, workbench_of(request.config).model.arrays())
+        _bench(request)
         attempt = _contained if request.config.privacy.client.is_on or node.policy else _open
         attempt(lambda: _save_best(request, node), lambda: None)
     return Reply()

@@ -1,10 +1,13 @@
-"""Where a client's training takes its noise and its batches from."""
+"""Where a client's training takes its noise, its batches and its random changes of examples from."""
 
 import hashlib
+import os
 
 from cloister.core.errors import ConfigError
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.training.plan import TrainingPlan
+
+SECRET_BYTES = 32
 
 
 class NoiseSource:
@@ -28,6 +31,10 @@ class NoiseSource:
     def batch_seed(self, plan: TrainingPlan) -> int | None:
         """What its batches are drawn from; None is the operating system."""
         return None if self._seed == -1 else self._derived("batches", plan)
+
+    def secret(self, plan: TrainingPlan) -> bytes:
+        """The key that examples are changed at random by in a round; the server must not know it."""
+        return os.urandom(SECRET_BYTES) if self._seed == -1 else str(self._derived("changes", plan)).encode()
 
     def _derived(self, use: str, plan: TrainingPlan) -> int:
         """A number as large as no seed that a person configures, so that no stream is the server's."""

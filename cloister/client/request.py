@@ -7,6 +7,7 @@ Policy, budget, noise and handlers get that value; none of them sees the message
 A refusal depends on the message and the run configuration alone, never on the node's data.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,7 +22,7 @@ from cloister.config.section import Scalar
 from cloister.core.arrays import from_record, to_record
 from cloister.core.errors import FederationError, PrivacyError
 from cloister.core.hypotheses import unstacked
-from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES, METRICS, PROMISE, PROXIMAL_MU, ROUND, SEED
+from cloister.core.wire import ARRAYS, CONFIG, FROZEN, HYPOTHESES, METRICS, PROMISE, PROXIMAL_MU, ROUND, SEED
 from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.accounting.promises import from_wire
 
@@ -44,6 +45,7 @@ class Request:
         round: at least 0.
         seed: of the run, for partitions, shuffles and dropout; never for noise.
         models: one, or as many hypotheses as the run has clusters; every array is finite.
+        frozen: SHA-256 of the server's frozen weights; empty: it has none.
     """
 
     config: RunConfig
@@ -51,6 +53,7 @@ class Request:
     round: int
     seed: int
     models: tuple[NamedArrays, ...]
+    frozen: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,7 @@ def request_of(kind: type[AnyRequest], message: Message, context: Context) -> An
         _whole(fields, ROUND),
         _whole(fields, SEED),
         _models(message, fields, config),
+        frozen=_digest(fields),
         **special,
     )
 
@@ -172,6 +176,24 @@ def promised(fields: Mapping[str, object]) -> tuple[Event, ...]:
         raise PrivacyError(f"{PROMISE!r} in the server's message: {error}") from None
 
 
+def refuse_other_frozen(request: Request, own: str) -> None:
+    """Refuse to train or score around frozen weights that are not the server's.
+
+    Args:
+        request: of the server.
+        own: SHA-256 of the frozen weights of this node's model, which follow from the task's code and its files alone.
+
+    Raises:
+        FederationError: the digests differ. The text depends on them alone.
+    """
+    if request.frozen != own:
+        theirs, ours = (f"SHA-256 {digest[:12]}…" if digest else "none" for digest in (request.frozen, own))
+        raise FederationError(
+            f"the frozen weights of the model differ: the server has {theirs}, this node has {ours}; install the same "
+            "version of the task and of its files"
+        )
+
+
 def refuse_misfit(models: Sequence[NamedArrays], own: NamedArrays) -> None:
     """Refuse models that are not of this node's own kind.
 
@@ -202,7 +224,7 @@ def _fields(kind: type[Request], message: Message) -> ConfigRecord:
     if records != ([ARRAYS], [CONFIG], []):
         raise FederationError(f"the server's message must hold the records {ARRAYS!r} and {CONFIG!r} and no other")
     fields = content.config_records[CONFIG]
-    known = (ROUND, SEED, HYPOTHESES, *SPECIFIC[kind])
+    known = (ROUND, SEED, HYPOTHESES, FROZEN, *SPECIFIC[kind])
     if unknown := sorted(set(fields) - set(known)):
         raise FederationError(f"unknown field {unknown[0]!r} in the server's message; known: {', '.join(known)}")
     return fields
@@ -229,6 +251,14 @@ def _models(message: Message, fields: ConfigRecord, config: RunConfig) -> tuple[
         if array.dtype.kind != "f" or not np.isfinite(array).all():
             raise FederationError(f"array {name!r} in the server's message must hold finite floats")
     return tuple(models)
+
+
+def _digest(fields: ConfigRecord) -> str:
+    """The digest of the server's frozen weights; empty where it tells none."""
+    found = fields.get(FROZEN, "")
+    if isinstance(found, str) and (FROZEN not in fields or re.fullmatch("[0-9a-f]{64}", found)):
+        return found
+    raise FederationError(f"the server's message must carry {FROZEN!r} as a SHA-256 digest, or not at all")
 
 
 def _whole(fields: ConfigRecord, name: str) -> int:

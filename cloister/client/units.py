@@ -6,7 +6,7 @@ states.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from cloister.core.errors import PrivacyError
 from cloister.privacy.dpsgd.batches import rows_of, units_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks.base import Examples
+from cloister.tasks.training.augmentation import Augmentation
 from cloister.tasks.training.plan import TrainingPlan
 
 
@@ -41,10 +42,14 @@ class Units:
     Attributes:
         examples: all of them.
         members: indices of each group's examples; None: every example is a unit.
+        augmentation: how an example is changed at random when it is taken; None: it is not.
+        key: of these changes.
     """
 
     examples: Examples
     members: Sequence[NDArray[np.intp]] | None
+    augmentation: Augmentation | None = None
+    key: bytes = b""
 
     @classmethod
     def of(cls, examples: Examples, cap: int, seed: int | None = None) -> "Units":
@@ -58,6 +63,15 @@ class Units:
         if examples.groups is None:
             return cls(examples, None)
         return cls(examples, units_of(examples.groups, cap, seed))
+
+    def changed_by(self, augmentation: Augmentation | None, key: bytes) -> "Units":
+        """The same units, whose examples are changed at random.
+
+        Args:
+            augmentation: None: they are as they are.
+            key: of one step.
+        """
+        return replace(self, augmentation=augmentation, key=key) if augmentation else self
 
     def __len__(self) -> int:
         return len(self.examples) if self.members is None else len(self.members)
@@ -75,11 +89,18 @@ class Units:
 
     def examples_of(self, number: int) -> Examples:
         """The examples of one unit."""
-        return self.examples.take(np.array([number]) if self.members is None else self.members[number])
+        return self._taken(np.array([number]) if self.members is None else self.members[number])
 
     def of_batch(self, batch: NDArray[np.intp]) -> Examples:
         """The examples of a batch of units; `groups` numbers the units within the batch, where they are groups."""
         if self.members is None:
-            return self.examples.take(batch)
+            return self._taken(batch)
         rows, groups = rows_of(self.members, batch)
-        return Examples(self.examples.x[rows], self.examples.y[rows], groups)
+        return replace(self._taken(rows), groups=groups)
+
+    def _taken(self, rows: NDArray[np.intp]) -> Examples:
+        """The examples of these rows, each changed by itself."""
+        taken = self.examples.take(rows)
+        if self.augmentation is None:
+            return taken
+        return replace(taken, x=self.augmentation.changed_or_lost(taken.x, self.key))

@@ -7,6 +7,8 @@ from cloister.client.training.private_trainers import PRIVATE_TRAINERS
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import ClientConfig, RunConfig, TaskConfig
 from cloister.tasks.base import Model
+from cloister.tasks.frozen import frozen_digest
+from cloister.tasks.training.recipe import recipe_of
 from cloister.tasks.training.trainers import TRAINERS, Trainer
 
 
@@ -20,23 +22,27 @@ class Workbench:
     """
 
     def __init__(self, task: TaskConfig, client: ClientConfig, privacy: PrivacyConfig) -> None:
-        self._recipe, self._privacy = task_of(task).recipe.resolved(client), privacy
+        self._task, self._client, self._privacy = task_of(task), client, privacy
         self._group_cap = privacy.dp_sgd.group_cap if task.group else 1
-        self.model: Model = task_of(task).build()
+        self.model: Model = self._task.build()
+
+    @cached_property
+    def frozen(self) -> str:
+        """SHA-256 of the weights that are neither trained nor sent; empty without any."""
+        return frozen_digest(self.model)
 
     @cached_property
     def trainer(self) -> Trainer:
         """Trains the model in place, with the optimizer that the run names.
 
         Raises:
-            ConfigError: the optimizer is unknown, or does not go with the model.
+            ConfigError: the task cannot be trained so; or the optimizer is unknown, or does not go with the model.
             UnsupportedModel: the run protects examples, and this model's have no gradients of their own.
         """
-        optimizer = self._recipe.optimizer
+        recipe = recipe_of(self._task, self._client, self._privacy)
         if not self._privacy.client.clips_gradients:
-            return TRAINERS.load(self.model.kind)(self.model, optimizer)
-        make = PRIVATE_TRAINERS.load(self.model.kind)
-        return make(self.model, optimizer, self._recipe.batch_size, self._privacy, self._group_cap)
+            return TRAINERS.load(self.model.kind)(self.model, recipe)
+        return PRIVATE_TRAINERS.load(self.model.kind)(self.model, recipe, self._privacy, self._group_cap)
 
     def prepare(self) -> None:
         """Make the trainer now; raises what `trainer` does."""

@@ -6,11 +6,12 @@ after `parse` works with `RunConfig`. A value that is not given is `"auto"` wher
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_serializer, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_serializer, model_validator
 
 from cloister.config.errors import checked, nearest
 from cloister.config.privacy import DEFAULTS, PrivacyConfig
@@ -103,13 +104,55 @@ def _carried(text: str, known: Collection[str], own: Mapping[str, Scalar]) -> di
     return options
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """The parts of a text that has commas between them."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _class_weights(text: str) -> str:
+    """Refuse what is neither `auto` nor a list of numbers above 0."""
+    for part in () if text == "auto" else listed(text):
+        if not 0 < _number(part) < math.inf:
+            raise ValueError(f"client.class-weights = {text!r} is not valid: {part!r} must be a finite number above 0")
+    return text
+
+
+def _number(text: str) -> float:
+    """A number; NaN for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 class ClientConfig(Section):
-    """`client.*`: local training; `auto` takes the task's recipe."""
+    """`client.*`: local training; `auto` takes the task's recipe, and an empty text takes none."""
 
     local_epochs: Count | Auto = "auto"
     batch_size: Count | Auto = "auto"
     learning_rate: Positive | Auto = "auto"
     optimizer: str = "auto"
+    schedule: Literal["auto", "constant", "linear", "cosine"] = "auto"
+    warmup_rounds: Whole | Auto = "auto"
+    final_rate_share: Fraction | Auto = "auto"
+    class_weights: Annotated[str, AfterValidator(_class_weights)] = "auto"
+    loss_scale: Positive | Auto = "auto"
+    augmentation: str = "auto"
+    callbacks: bool = True
+    recipe_keys: ClassVar[tuple[str, ...]] = (
+        *("local_epochs", "batch_size", "learning_rate", "optimizer", "schedule", "warmup_rounds", "final_rate_share"),
+        *("class_weights", "loss_scale", "augmentation"),
+    )
+    """Keys that take the place of what a task's recipe says."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> "ClientConfig":
+        if self.schedule == "constant" and self.final_rate_share != "auto":
+            raise ValueError(
+                f"client.final-rate-share = {self.final_rate_share} has no effect with client.schedule = 'constant'; "
+                "it belongs to 'linear' and 'cosine'"
+            )
+        return self
 
 
 class EvaluationConfig(Section):
@@ -268,6 +311,13 @@ def _canaries_are_clients(config: RunConfig) -> str:
     )
 
 
+def _warmup_ends(config: RunConfig) -> str:
+    warmup = config.client.warmup_rounds
+    if warmup == "auto" or warmup < config.num_rounds:
+        return ""
+    return f"client.warmup-rounds = {warmup} must be below num-rounds = {config.num_rounds}"
+
+
 RULES: tuple[Callable[[RunConfig], str], ...] = (
     _held_out_are_asked,
     _patience_has_scores,
@@ -276,6 +326,7 @@ RULES: tuple[Callable[[RunConfig], str], ...] = (
     _groups_are_clipped,
     _population_is_drawn_from,
     _canaries_are_clients,
+    _warmup_ends,
 )
 """Rules between sections: each gives what is wrong, or nothing."""
 

@@ -19,6 +19,9 @@ HYPOTHESES = "hypotheses"
 PROMISE = "privacy-events"
 """The releases that a client's update will go into, as events; absent: nothing is claimed."""
 
+FROZEN = "frozen-sha256"
+"""The digest of the weights that are not sent, as the server has them; absent: its model has none."""
+
 EXAMPLES = "num-examples"
 TRAIN_LOSS = "train-loss"
 LEAKAGE = "leakage"

@@ -27,6 +27,7 @@ from cloister.tasks.faults import (
     sample,
     tried,
 )
+from cloister.tasks.frozen import Parameters
 
 CLIENTS = 2
 RARE = 0.02
@@ -141,14 +142,17 @@ def _about_model(config: RunConfig, task: Task, examples: Examples) -> Iterator[
     faults: list[Fault] = [*faults_of_naming(task, model), *faults_of_model(task, model, inputs)]
     yield from (Line("fault", str(fault)) for fault in faults)
     if not faults:
-        count = sum(array.size for array in model.arrays().values())
-        yield Line("ok", f"build(): a model of {count:,} parameters, which predicts and is scored")
+        yield Line("ok", f"build(): a model of {Parameters.of(model)}, which predicts and is scored")
         yield _about_dp_sgd(config)
+        if task.recipe.callbacks is not None:
+            yield Line(
+                "note", "recipe: a run with privacy.client refuses its Keras callbacks; use client.callbacks = false"
+            )
 
 
 def _about_dp_sgd(config: RunConfig) -> Line:
     """Whether each example can be protected; not a fault, as a run need not."""
-    private = parse(config.flat() | {"privacy.client": "dp-sgd"})
+    private = parse(config.flat() | {"privacy.client": "dp-sgd", "client.callbacks": False})
     _, problem = tried(lambda: workbench_of(private).trainer)
     if problem:
         return Line("note", f"it cannot be trained with privacy.client='dp-sgd': {problem}")

@@ -29,6 +29,7 @@ from cloister.local.grid import LocalGrid
 from cloister.server.build import build
 from cloister.server.loop import Round, RoundLoop
 from cloister.tasks.base import Examples, Model
+from cloister.tasks.frozen import told_of
 
 Arrays = Mapping[str, NDArray]
 QUIET: dict[str, Scalar] = {
@@ -95,7 +96,8 @@ class Shadow:
             strategy = plan.strategy.calibrated(Layout.of(first), config.num_rounds)
             plan.budget.begin("shadow")
             grid = LocalGrid(_answering(config, parts), config.flat(), _nodes(parts))
-            loop = RoundLoop(grid, strategy, None, [note], {SEED: seed}, config.round_timeout, to_the_end=True)
+            public = {SEED: seed, **told_of(self.model)}
+            loop = RoundLoop(grid, strategy, None, [note], public, config.round_timeout, to_the_end=True)
             loop.run(to_record(dict(first)), rounds or config.num_rounds)
         return seen
 

@@ -21,7 +21,8 @@ from cloister.server.strategies import held_out_of, named_strategy
 from cloister.strategies.averaging import Sampled
 from cloister.strategies.sampling import HeldOut
 from cloister.tasks import TASKS
-from cloister.tasks.base import Task
+from cloister.tasks.base import Recipe, Task
+from cloister.tasks.training.recipe import recipe_of
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Plan:
         task: the learning problem.
         strategy: the named strategy inside its mechanism.
         budget: of the run's releases.
+        recipe: that clients train by.
         held_out: deals out the roles of nodes, where some never train; None where all do.
     """
 
@@ -42,6 +44,7 @@ class Plan:
     task: Task
     strategy: Decorator
     budget: PrivacyBudget
+    recipe: Recipe
     held_out: HeldOut | None = None
 
     @property
@@ -130,6 +133,7 @@ def build(config: RunConfig) -> Plan:
     """
     seed = secrets.randbelow(2**31) if config.seed == -1 else config.seed
     task: Task = TASKS.load(config.task.name)(config.task)
+    recipe = recipe_of(task, config.client, config.privacy)
     budget = _budget(config)
     held_out = held_out_of(config)
     strategy = decorate(
@@ -149,7 +153,7 @@ def build(config: RunConfig) -> Plan:
             f"{config.evaluation.federated!r}: scores on clients' examples leave without noise"
         )
     _demand_replies(strategy, config.strategy.min_replies)
-    return Plan(config, seed, task, strategy, budget, held_out)
+    return Plan(config, seed, task, strategy, budget, recipe, held_out)
 
 
 def _demand_replies(strategy: Decorator, minimum: int) -> None:

@@ -18,7 +18,7 @@ SAVING_SECONDS = 60.0
 """How long the end of a run waits for nodes to save their personal models."""
 
 
-def personalise(grid: Grid, arrays: ArrayRecord, public: Mapping[str, int], hypotheses: int) -> None:
+def personalise(grid: Grid, arrays: ArrayRecord, public: Mapping[str, str | int], hypotheses: int) -> None:
     """Send the final hypotheses to every connected node, for it to keep the one that suits it; nothing comes back.
 
     Args:
@@ -86,7 +86,7 @@ def _dp_sgd_claim(plan: Plan, rounds: int, known: Sequence[LocalSteps] | None) -
     """
     from cloister.privacy.claims.end_to_end import dp_sgd_claim
 
-    privacy, recipe = plan.config.privacy, plan.task.recipe.resolved(plan.config.client)
+    privacy, recipe = plan.config.privacy, plan.recipe
     mechanism = privacy.dp_sgd.mechanism(grouped=bool(plan.config.task.group))
     sizes = known or [
         LocalSteps(examples, recipe.batch_size, recipe.local_epochs, mechanism.sampling)

@@ -33,6 +33,7 @@ from cloister.server.lasting import needs_lasting_ledger
 from cloister.server.prepare import Prepared
 from cloister.server.run import render_sampling
 from cloister.server.strategies import named_strategy
+from cloister.tasks.frozen import told_of
 
 PLANNED = "(planned)"
 """The name that planned releases are entered under: no run can have it."""
@@ -122,7 +123,8 @@ def first_messages(prepared: Prepared, grid: Grid) -> list[Message]:
     everybody = plan.config.strategy.model_copy(update={"sampling": "fixed", "fraction_train": 1.0})
     config = plan.config.model_copy(update={"strategy": everybody})
     strategy.inner = named_strategy(config, held_out=plan.held_out)
-    return list(strategy.configure_train(1, prepared.initial, ConfigRecord({SEED: plan.seed}), grid))
+    public = ConfigRecord({SEED: plan.seed, **told_of(prepared.model)})
+    return list(strategy.configure_train(1, prepared.initial, public, grid))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from cloister.core.errors import ConfigError, DataError
 from cloister.core.hypotheses import stacked
 from cloister.server.build import Plan
 from cloister.tasks.base import Examples, Model
+from cloister.tasks.training.augmentation import Augmentation
 from cloister.tasks.training.plan import TrainingPlan
 from cloister.tasks.training.trainers import TRAINERS
 from cloister.tasks.validation import with_validation
@@ -45,15 +46,16 @@ def initial_model(plan: Plan, model: Model, pretrain: bool = True) -> dict[str, 
 def _pretrained(plan: Plan, model: Model, models: list[dict[str, NDArray]]) -> list[dict[str, NDArray]]:
     """The models, each trained on the server's examples as a client without privacy would train it.
 
-    That is by the task's recipe and what `client.*` says, for as many epochs as `strategy.pretrain-epochs` says.
+    That is by the task's recipe and what `client.*` says, for as many epochs as `strategy.pretrain-epochs` says, at a
+    constant rate: a schedule is of rounds, and this is before them.
     """
     examples, epochs = _own_examples(plan), plan.config.strategy.pretrain_epochs
-    recipe = replace(plan.task.recipe.resolved(plan.config.client), local_epochs=epochs)
-    trainer = TRAINERS.load(model.kind)(model, recipe.optimizer)
+    recipe = replace(plan.recipe, local_epochs=epochs)
+    trainer, augmentation = TRAINERS.load(model.kind)(model, recipe), Augmentation.of(plan.task, recipe)
     trained = []
     for number, arrays in enumerate(models):
         model.assign(arrays)
-        trainer.fit(examples, TrainingPlan.of(recipe, (plan.seed + number, 0, 0), round=0))
+        trainer.fit(examples, TrainingPlan.of(recipe, (plan.seed + number, 0, 0), round=0, augmentation=augmentation))
         trained.append(model.arrays())
         _refuse_diverged(trained[-1], epochs, recipe.learning_rate)
     return trained

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -32,12 +32,13 @@ from cloister.server.prepare import prepare
 from cloister.server.quorum import Quorum
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
-from cloister.server.reports.rundir import EVALUATION, REPORT, RunDirectory
+from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
 from cloister.server.times import settle, settle_archive
 from cloister.tasks.base import Model
 from cloister.tasks.faults import refuse_faulty
+from cloister.tasks.frozen import Parameters, told_of
 
 logger = logging.getLogger("cloister.server")
 
@@ -115,7 +116,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
             failure = _driven(loop, initial, config.num_rounds)
             said, ending = _save(scene, loop)
             if plan.hypotheses and failure is None:
-                public = {SEED: plan.seed, ROUND: loop.aggregated}
+                public: dict[str, str | int] = {SEED: plan.seed, ROUND: loop.aggregated, **told_of(model)}
                 _hand_out(stop, lambda: personalise(grid, loop.kept, public, plan.hypotheses))
         seconds = time.perf_counter() - started
         _report(scene, loop)
@@ -153,6 +154,10 @@ def _open(scene: _Scene) -> None:
     for reason in plan.unprotected_releases:
         plan.budget.record_unprotected(reason)
     scene.narrator.opening(plan, directory, plan.maximum_epsilon(scene.layout))
+    parameters = Parameters.of(scene.model)
+    directory.write_json(PARAMETERS, asdict(parameters))
+    if parameters.frozen:
+        scene.narrator.note(f"model          {parameters}")
     directory.write_json("privacy.json", running(plan.claim))
 
 
@@ -163,7 +168,7 @@ def _loop(scene: _Scene, grid: Grid, observers: list[Observer], stop: Stop) -> R
         scene.plan.strategy,
         scene.score,
         observers,
-        {SEED: scene.plan.seed},
+        {SEED: scene.plan.seed, **told_of(scene.model)},
         config.round_timeout,
         config.evaluation.every,
         EarlyStopping(config.evaluation.patience),

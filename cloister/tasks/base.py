@@ -2,23 +2,29 @@
 
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.config.run import ClientConfig, TaskConfig
+from cloister.config.run import ClientConfig, TaskConfig, listed
 from cloister.core.errors import ConfigError, DataError
 from cloister.tasks.labels import classes_of, described
+
+if TYPE_CHECKING:
+    import keras
 
 NamedArrays = Mapping[str, NDArray]
 ClassCounts = tuple[tuple[int, ...], ...]
 """How many examples of each class each client has."""
 Loss = Literal["cross-entropy", "squared-error"]
 """What training makes small: of class probabilities against labels, or of numbers against numbers."""
+ScheduleName = Literal["constant", "linear", "cosine"]
+Transform = Callable[[NDArray, np.random.Generator], NDArray]
+"""Changes one example at random: from its inputs, and a generator for it alone, to inputs of the same shape."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +71,56 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a task trains when `client.*` does not say."""
+    """How a task trains when `client.*` does not say.
+
+    Args:
+        local_epochs, batch_size, learning_rate: E > 0, B > 0 and s > 0 of one round.
+        optimizer: the name of a Keras optimizer; `sgd` for models in NumPy.
+        schedule: how the rate changes over the rounds of a run, see `Schedule`.
+        warmup_rounds: in which the rate rises to s.
+        final_rate_share: the share of s that `linear` and `cosine` end with, from 0 to 1.
+        class_weights: what the loss of an example of each class is multiplied with, above 0; empty: with 1.
+        loss_scale: what every loss is multiplied with, above 0.
+        augmentation: names of transforms, in their order, by which each example is changed at random in each step.
+        callbacks: makes the Keras callbacks of one client's training; None: there are none. They see losses and weights
+            without noise, so that no client that protects itself trains with them.
+    """
 
     local_epochs: int
     batch_size: int
     learning_rate: float
     optimizer: str = "sgd"
+    schedule: ScheduleName = "constant"
+    warmup_rounds: int = 0
+    final_rate_share: float = 0.0
+    class_weights: tuple[float, ...] = ()
+    loss_scale: float = 1.0
+    augmentation: tuple[str, ...] = ()
+    callbacks: "Callable[[], Sequence[keras.callbacks.Callback]] | None" = None
 
     def resolved(self, client: ClientConfig) -> "Recipe":
         """What a run trains with: `client.*` where it says something, this recipe where it says `auto`."""
-        said = {field.name: getattr(client, field.name) for field in fields(self)}
-        return replace(self, **{name: value for name, value in said.items() if value != "auto"})
+        said = {name: value for name in client.recipe_keys if (value := getattr(client, name)) != "auto"}
+        if "class_weights" in said:
+            said["class_weights"] = tuple(map(float, listed(said["class_weights"])))
+        if "augmentation" in said:
+            said["augmentation"] = listed(said["augmentation"])
+        return replace(self, **said, callbacks=self.callbacks if client.callbacks else None)
+
+    @property
+    def maximum_weight(self) -> float:
+        """The largest number that the loss of an example is multiplied with."""
+        return self.loss_scale * max(self.class_weights, default=1.0)
+
+    def weights(self, y: NDArray) -> NDArray[np.float32] | None:
+        """What the losses of examples are multiplied with, shape (n,); None: nothing.
+
+        Args:
+            y: labels or targets, shape (n,).
+        """
+        if not self.class_weights:
+            return None if self.loss_scale == 1 else np.full(len(y), self.loss_scale, np.float32)
+        return np.array(self.class_weights, np.float32)[y] * np.float32(self.loss_scale)
 
 
 class Model(Protocol):
@@ -85,15 +130,19 @@ class Model(Protocol):
     suffix: str
 
     def initialise(self, seed: int) -> None:
-        """New initial weights, the same for the same seed."""
+        """New initial weights, the same for the same seed; frozen ones stay."""
         ...
 
     def arrays(self) -> dict[str, NDArray]:
-        """A copy of every weight, by name, in a fixed order."""
+        """A copy of every weight that is trained and sent, by name, in a fixed order."""
+        ...
+
+    def frozen(self) -> dict[str, NDArray]:
+        """A copy of every weight that is neither trained nor sent, by name: `build` gives it the same at every site."""
         ...
 
     def assign(self, arrays: NamedArrays) -> None:
-        """Replace every weight; names and shapes must be those of `arrays()`."""
+        """Replace every weight that is sent; names and shapes must be those of `arrays()`."""
         ...
 
     def predict(self, x: NDArray) -> NDArray:
@@ -133,6 +182,7 @@ class Task(ABC):
         tables: published partitions by the name that `task.partition` takes: for each client the number of training
             examples of each class.
         image_shape: height and width of the grey image that an example is; None: it is none.
+        transforms: that `client.augmentation` may name, beside those of pictures.
         public: whether anybody can have the data that `load` returns: a simulation on it needs no lasting ledger. Not
             inherited: a subclass may load other data.
     """
@@ -147,6 +197,7 @@ class Task(ABC):
     decodes: ClassVar[bool] = False
     tables: ClassVar[Mapping[str, ClassCounts]] = {}
     image_shape: tuple[int, int] | None = None
+    transforms: ClassVar[Mapping[str, Transform]] = {}
     public: ClassVar[bool] = False
 
     def __init__(self, config: TaskConfig) -> None:

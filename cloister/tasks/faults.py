@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from cloister.core.errors import CloisterError, ConfigError
 from cloister.tasks.base import Examples, Model, Task
+from cloister.tasks.frozen import frozen_digest
 from cloister.tasks.labels import described
+from cloister.tasks.training.recipe import misfits
 
 SAMPLE = 64
 """Examples that a model is tried on."""
@@ -73,6 +75,8 @@ def faults_of_attributes(task: Task) -> Iterator[Fault]:
         yield Fault("input_shape", repr(shape), "give a tuple of whole numbers above 0, such as (13,) for 13 columns")
     elif task.image_shape and int(np.prod(task.image_shape)) != int(np.prod(shape)):
         yield Fault("image_shape", repr(task.image_shape), f"it must have as many pixels as input_shape {shape}")
+    else:
+        yield from (Fault("recipe", found, "change it in the task's recipe") for found in misfits(task, task.recipe))
 
 
 def faults_of_examples(task: Task, examples: Examples, where: str) -> Iterator[Fault]:
@@ -137,16 +141,20 @@ def faults_of_model(task: Task, model: Model, x: NDArray) -> Iterator[Fault]:
 
 
 def faults_of_naming(task: Task, model: Model) -> Iterator[Fault]:
-    """Whether a model that is built again has the same arrays: clients and server build their own.
+    """Whether a model that is built again has the same arrays and frozen weights: clients and server build their own.
 
     Args:
         task: that built it.
         model: one that it built.
     """
-    one, other = ({name: array.shape for name, array in each.arrays().items()} for each in (model, task.build()))
+    again = task.build()
+    one, other = ({name: array.shape for name, array in each.arrays().items()} for each in (model, again))
     if one != other:
         remedy = "give every layer a name and a fixed shape, so that server and clients agree"
         yield Fault("build()", "arrays of other names or shapes when it is called again", remedy)
+    if frozen_digest(model) != frozen_digest(again):
+        remedy = "load them from a file of the task: they are not sent, and every site must have the same"
+        yield Fault("build()", "frozen weights that differ when it is called again", remedy)
 
 
 def _faults_of_outputs(task: Task, outputs: NDArray, count: int) -> Iterator[Fault]:

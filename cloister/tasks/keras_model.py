@@ -1,7 +1,7 @@
 """A Keras model as the federation sees it. Importing this module does not import Keras; making a model does."""
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cloister.core.errors import DataError, FederationError
 from cloister.core.files import atomic_path
-from cloister.core.tensors import Compiled, Network, Tensor
+from cloister.core.tensors import Compiled, Network, Tensor, Variable
 from cloister.tasks.backend import import_keras
 from cloister.tasks.base import Loss, NamedArrays
 from cloister.tasks.numpy_model import check_same
@@ -20,6 +20,8 @@ PREDICT_BATCH = 1024
 class KerasModel:
     """A model whose weights travel by Keras' variable paths, not by position.
 
+    The weights of layers with `trainable = False` are frozen: they do not travel, and are what `build` makes them.
+
     Args:
         build: makes the uncompiled model; its last layer gives class probabilities, or one number for a regression.
         loss: what training makes small.
@@ -27,7 +29,8 @@ class KerasModel:
 
     Attributes:
         keras: the Keras model.
-        variables: its weights by path, trainable or not, in Keras' order.
+        variables: its weights by path, in Keras' order, but for the frozen ones. Some may not be trained, such as the
+            statistics of batch normalisation.
 
     Raises:
         FederationError: two weights have the same path.
@@ -43,23 +46,32 @@ class KerasModel:
         self.loss: Loss = loss
         self._predict_batch = predict_batch
         self.keras = _fresh(build)
-        self.variables = {weight.path: weight for weight in self.keras.weights}
-        if len(self.variables) != len(self.keras.weights):
+        weights = {weight.path: weight for weight in self.keras.weights}
+        if len(weights) != len(self.keras.weights):
             raise FederationError("two weights of the model have the same path; give its layers different names")
+        frozen = _frozen_paths(self.keras)
+        self.variables = {path: weight for path, weight in weights.items() if path not in frozen}
+        self._frozen = {path: weight for path, weight in weights.items() if path in frozen}
         self._forward: Compiled | None = None
         self._forward_alone: Compiled | None = None
 
     def initialise(self, seed: int) -> None:
-        """New initial weights, the same for the same seed."""
+        """New initial weights, the same for the same seed; frozen ones stay."""
         import_keras().utils.set_random_seed(seed)
-        self.keras.set_weights(_fresh(self._build).get_weights())
+        fresh = {weight.path: weight for weight in _fresh(self._build).weights}
+        for path, variable in self.variables.items():
+            variable.assign(fresh[path])
 
     def arrays(self) -> dict[str, NDArray]:
-        """A copy of every weight, by path."""
-        return {path: np.array(variable.numpy()) for path, variable in self.variables.items()}
+        """A copy of every weight that is sent, by path."""
+        return _copied(self.variables)
+
+    def frozen(self) -> dict[str, NDArray]:
+        """A copy of every weight of a frozen layer, by path."""
+        return _copied(self._frozen)
 
     def assign(self, arrays: NamedArrays) -> None:
-        """Replace every weight.
+        """Replace every weight that is sent.
 
         Raises:
             FederationError: names or shapes are not this model's.
@@ -131,3 +143,12 @@ def _fresh(build: Callable[[], Network]) -> Network:
     """A new model whose automatic names do not depend on what this process built before."""
     import_keras().utils.clear_session(free_memory=False)
     return build()
+
+
+def _frozen_paths(model: Network) -> set[str]:
+    """The weights of layers that are not to be trained, sublayers included."""
+    return {weight.path for layer in model._flatten_layers() if not layer.trainable for weight in layer.weights}
+
+
+def _copied(variables: Mapping[str, Variable]) -> dict[str, NDArray]:
+    return {path: np.array(variable.numpy()) for path, variable in variables.items()}

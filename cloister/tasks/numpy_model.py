@@ -56,6 +56,10 @@ class NumpyModel(ABC):
         """A copy of every weight."""
         return {name: array.copy() for name, array in self.weights.items()}
 
+    def frozen(self) -> dict[str, NDArray]:
+        """A copy of every weight that is neither trained nor sent: none, unless a subclass has some."""
+        return {}
+
     def assign(self, arrays: NamedArrays) -> None:
         """Replace every weight.
 

@@ -80,6 +80,10 @@ TRAINING = {
     "client.learning-rate": numbers,
     "client.batch-size": st.integers(1, 40),
     "client.local-epochs": st.integers(1, 3),
+    "client.schedule": st.sampled_from(("auto", "linear", "cosine")),
+    "client.loss-scale": st.just("auto") | numbers,
+    "client.class-weights": st.sampled_from(("auto", "1,2,3,4,5,6,7,8,9,10", "1e-30,1,1,1,1e38,1,1,1,1,1e30")),
+    "client.augmentation": st.sampled_from(("auto", "flip", "shift,flip")),
 }
 CLIPPED = {"privacy.client-clipping-norm": numbers}
 OWN = {

@@ -1,8 +1,9 @@
 """Two nodes whose data differ in one row, answering the same server.
 
-Everything random that the server does not see is coupled: both nodes draw the same batches, and where noise meets data,
-the second node releases what the first one did. Then all that leaves must be equal to the bit, unless something leaves
-past the noise; and what the noise was added to may differ by no more than what the ledgers were charged for.
+Everything random that the server does not see is coupled: both nodes draw the same batches and keys; and where noise
+meets data, the second node releases what the first one did. Then all that leaves must be equal to the bit, unless
+something leaves past the noise; and what the noise was added to may differ by no more than what the ledgers were
+charged for.
 """
 
 import json
@@ -16,6 +17,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from cloister.client.app import app
+from cloister.client.noise_sources import NoiseSource
 from cloister.core.arrays import from_record, to_record
 from cloister.core.identity import assume_run
 from cloister.privacy.accounting.events import to_json
@@ -103,6 +105,7 @@ def coupled(coupling):
         mock.patch.object(local_steps, "poisson", coupling.poisson),
         mock.patch.object(one_by_one, "noised", coupling.noised_sum),
         mock.patch.object(Maker, "add_on_grid", lambda maker, target, std, *_: coupling.add_on_grid(target, std)),
+        mock.patch.object(NoiseSource, "secret", lambda *_: str(coupling.message).encode()),
         mock.patch.object(PrivateChoice, "choose", lambda self, *args, **given: coupling.choose(self, *args, **given)),
     ):
         yield

@@ -1,5 +1,7 @@
 """DP-SGD in a client: the right step, noise of its own for everybody, nothing carried from one client to the next."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,14 +11,17 @@ from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError, PrivacyError, UnsupportedModel
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.tasks.base import Examples
+from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.keras_model import KerasModel
 from cloister.tasks.softmax import SoftmaxRegression
+from cloister.tasks.training.augmentation import Augmentation
 from cloister.tasks.training.plan import TrainingPlan
+from cloister.tasks.training.schedule import Schedule
 
 RNG = np.random.default_rng(0)
 DATA = Examples(RNG.random((40, 6)).astype(np.float32), RNG.integers(0, 3, 40))
 RATE = 0.5
+SGD, ADAM = Recipe(1, 40, RATE), Recipe(1, 40, RATE, "adam")
 
 
 def plan(**changes):
@@ -39,11 +44,11 @@ def linear(*extra):
 
 def of_keras(**settings):
     model = KerasModel(linear)
-    return PrivateKerasTrainer(model, "sgd", 40, privacy(**settings))
+    return PrivateKerasTrainer(model, SGD, privacy(**settings))
 
 
 def of_numpy(**settings):
-    return PrivateNumpyTrainer(SoftmaxRegression(6, 3), "sgd", 40, privacy(**settings))
+    return PrivateNumpyTrainer(SoftmaxRegression(6, 3), SGD, privacy(**settings))
 
 
 KINDS = pytest.mark.parametrize("make", [of_keras, of_numpy])
@@ -186,7 +191,7 @@ def test_fedproxs_penalty_is_refused(make):
 
 
 def test_the_optimizer_starts_afresh():
-    trainer = PrivateKerasTrainer(KerasModel(linear), "adam", 40, privacy(sigma=0.0))
+    trainer = PrivateKerasTrainer(KerasModel(linear), ADAM, privacy(sigma=0.0))
     moves = []
     for _ in range(2):
         started(trainer)
@@ -203,17 +208,17 @@ def test_batch_normalisation_is_refused_with_its_replacement():
     import keras
 
     with pytest.raises(UnsupportedModel, match="GroupNormalization"):
-        PrivateKerasTrainer(KerasModel(lambda: linear(keras.layers.BatchNormalization())), "sgd", 40, privacy())
+        PrivateKerasTrainer(KerasModel(lambda: linear(keras.layers.BatchNormalization())), SGD, privacy())
 
 
 def test_what_is_no_classifier_is_refused():
     with pytest.raises(ConfigError, match="is for classifiers"):
-        PrivateKerasTrainer(KerasModel(linear, "squared-error"), "sgd", 40, privacy())
+        PrivateKerasTrainer(KerasModel(linear, "squared-error"), SGD, privacy())
 
 
 def test_numpy_models_know_one_optimizer():
     with pytest.raises(ConfigError, match="must be 'sgd'"):
-        PrivateNumpyTrainer(SoftmaxRegression(6, 3), "adam", 40, privacy())
+        PrivateNumpyTrainer(SoftmaxRegression(6, 3), ADAM, privacy())
 
 
 class TestOneByOne:
@@ -234,3 +239,89 @@ class TestOneByOne:
     def test_zeros_and_what_is_not_finite(self):
         broken = [(np.array([np.inf, 0, 0]), np.zeros(1)), (np.zeros(3), np.array([np.nan])), self.LIKE]
         assert all((piece == 0).all() for piece in self.of(broken))
+
+
+class TestRecipe:
+    """Options of the recipe: none lets one row move a step by more than S, nor any other row's part."""
+
+    WEIGHTS = replace(SGD, class_weights=(1.0, 50.0, 0.02), loss_scale=3.0)
+
+    def make(self, kind, recipe, sigma=0.0, clip=0.3, **settings):
+        if kind == "keras":
+            return PrivateKerasTrainer(KerasModel(linear), recipe, privacy(sigma, clip, **settings))
+        return PrivateNumpyTrainer(SoftmaxRegression(6, 3), recipe, privacy(sigma, clip, **settings))
+
+    @pytest.mark.parametrize("kind", ["keras", "numpy"])
+    def test_weights_scale_gradients_before_they_are_clipped(self, kind):
+        trainer = self.make(kind, self.WEIGHTS)
+        own = gradients(*started(trainer)) * (3.0 * np.array([1.0, 50.0, 0.02]))[DATA.y][:, None]
+        norms = np.linalg.norm(own, axis=1)
+        assert (norms > 0.3).any() and (norms < 0.3).any()
+        expected = -RATE / 40 * (own * np.minimum(1, 0.3 / norms)[:, None]).sum(axis=0)
+        np.testing.assert_allclose(moved(trainer), expected, rtol=2e-3, atol=2e-5)
+
+    @pytest.mark.parametrize("kind", ["keras", "numpy"])
+    def test_however_much_a_class_weighs_one_row_moves_a_step_by_s_at_most(self, kind):
+        """All rows but one, and all of them, in one step of everybody: they differ by one clipped gradient."""
+        trainer = self.make(kind, self.WEIGHTS)
+        heavy = int(np.flatnonzero(DATA.y == 1)[0])
+        order = np.append(np.delete(np.arange(40), heavy), heavy)
+        steps = []
+        for count in (39, 40):
+            started(trainer)
+            steps.append(moved(trainer, DATA.take(order[:count]), public_size=40) * 40 / RATE)
+        assert np.linalg.norm(steps[1] - steps[0]) == pytest.approx(0.3, rel=2e-3)
+
+    @pytest.mark.parametrize("kind", ["keras", "numpy"])
+    def test_a_row_s_joining_changes_nobody_else_s_random_changes(self, kind):
+        """Seeded, both runs draw the same batch of everybody; only the last row is one more."""
+        trainer, plans = self.make(kind, SGD, noise_seed=1), {"augmentation": Augmentation((jittered,))}
+        steps = []
+        for count in (39, 40):
+            started(trainer)
+            few = DATA.take(np.arange(count))
+            steps.append(moved(trainer, few, public_size=40, **plans) * 40 / RATE)
+        assert np.linalg.norm(steps[1] - steps[0]) == pytest.approx(0.3, rel=2e-3)
+
+    @pytest.mark.parametrize("kind", ["keras", "numpy"])
+    def test_examples_are_changed_anew_in_every_round_by_the_secret(self, kind):
+        trainer, plans = self.make(kind, SGD, clip=1e3), {"augmentation": Augmentation((jittered,))}
+        steps = []
+        for _ in range(2):
+            started(trainer)
+            steps.append(moved(trainer, **plans))
+        assert not np.allclose(*steps)
+
+    @pytest.mark.parametrize("kind", ["keras", "numpy"])
+    def test_a_row_whose_change_fails_contributes_nothing(self, kind):
+        trainer, last = self.make(kind, SGD, clip=1e3), DATA.x[39].tobytes()
+
+        def failing(example, rng):
+            if example.tobytes() == last:
+                raise ValueError
+            return example
+
+        expected = -RATE / 40 * gradients(*started(trainer), DATA.take(np.arange(39))).sum(axis=0)
+        found = moved(trainer, augmentation=Augmentation((failing,)))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+    @pytest.mark.parametrize("kind", ["keras", "numpy"])
+    def test_steps_of_an_epoch_are_at_its_rate(self, kind):
+        """Without noise and at a tiny rate, two epochs at 1 and 1/2 of it move 3/4 as far as two at the whole."""
+        trainer, plans = self.make(kind, SGD, clip=1e3), {"epochs": 2, "learning_rate": 1e-3}
+        lengths = []
+        for schedule in (Schedule(), Schedule("linear", 1)):
+            started(trainer)
+            lengths.append(np.linalg.norm(moved(trainer, schedule=schedule, **plans)))
+        assert lengths[1] / lengths[0] == pytest.approx(0.75, rel=1e-2)
+
+    def test_a_group_is_weighted_example_by_example(self):
+        trainer = PrivateNumpyTrainer(SoftmaxRegression(6, 3), self.WEIGHTS, privacy(0.0, 1e3), group_cap=10)
+        grouped = Examples(DATA.x[:4], DATA.y[:4], np.zeros(4, np.int64))
+        weights = 3.0 * np.array([1.0, 50.0, 0.02])[grouped.y]
+        own = (gradients(*started(trainer), grouped) * weights[:, None]).mean(axis=0)
+        np.testing.assert_allclose(moved(trainer, grouped, public_size=40), -RATE / 40 * own, rtol=1e-3, atol=1e-6)
+
+
+def jittered(example, rng):
+    return example + rng.normal(0, 1, example.shape).astype(example.dtype)

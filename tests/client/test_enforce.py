@@ -22,9 +22,11 @@ from asking import (
     request_of_kind,
 )
 
+from cloister.client.data import task_of
 from cloister.client.mods.enforce import enforce_policy
 from cloister.client.policy import CHECKED_BUNDLE, is_server_side
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
+from cloister.client.training.plan import requested_plan
 from cloister.core.errors import PolicyError
 from cloister.core.hypotheses import stacked
 from cloister.deploy.scripts import policy_template
@@ -228,6 +230,41 @@ class TestLimits:
                 passed += 1
                 assert 0.5 <= request.config.privacy.dp_sgd.mechanism().clipping_norm_in(number) <= 2.0
         assert passed
+
+    @pytest.mark.parametrize("base", [OPEN, GAUSSIAN, DP_SGD])
+    def test_no_epoch_of_any_round_is_at_a_rate_past_the_limit(self, tmp_path, base):
+        """A schedule gives shares of the rate, whatever rounds and warm-ups a server makes up."""
+        rules, tenth = ANY | {"max_learning_rate": 0.5}, {"client.learning-rate": 0.5, "client.local-epochs": 3}
+        node = {"policy": str(policy_file(tmp_path, **rules)), "partition-id": 0, "num-partitions": 4}
+        for schedule, warmup, final, number in product(
+            ("auto", "linear", "cosine"), (0, 3, 99), (0.0, 1.0), (0, 1, 9, 2**31)
+        ):
+            more = {"client.final-rate-share": final, "client.warmup-rounds": warmup, "client.schedule": schedule}
+            settings = base | tenth | more | {"num-rounds": 100}
+            request = request_of_kind(settings=settings, number=number)
+            assert enforce_policy(request, node_at(settings, node), lambda *_: DONE) is DONE
+            plan = requested_plan(request, task_of(request.config.task), 0)
+            assert all(0 <= plan.rate(epoch) <= 0.5 for epoch in range(3))
+            faster = settings | {"client.learning-rate": 0.6}
+            refused("client.learning-rate = 0.6, demanded: at most 0.5", tmp_path, faster, **rules)
+
+    @pytest.mark.parametrize(
+        ("more", "found"),
+        [
+            ({"client.loss-scale": 6.0}, 0.6),
+            ({"client.class-weights": "1,1,1,1,1,1,1,1,1,6"}, 0.6),
+            ({"client.class-weights": "1,1,1,1,1,1,1,1,1,3", "client.loss-scale": 2.0}, 0.6),
+        ],
+    )
+    def test_what_multiplies_losses_multiplies_the_rate(self, tmp_path, more, found):
+        """Unless gradients are clipped after it: then a step is as long as the clip and the rate let it be."""
+        rules, slow = ANY | {"max_learning_rate": 0.5}, {"client.learning-rate": 0.1}
+        for base in (OPEN, GAUSSIAN):
+            text = refused("demanded: at most 0.5", tmp_path, base | slow | more, **rules)
+            what = "client.learning-rate times the largest of client.class-weights and client.loss-scale"
+            assert text == f"{REFUSED}{what} = {found:g}, demanded: at most 0.5"
+        ask(tmp_path, DP_SGD | slow | more, **rules)
+        ask(tmp_path, OPEN | slow | {"client.class-weights": "0.1,1,1,1,1,1,1,1,1,5"}, **rules)
 
     def test_how_many_examples_of_a_group_a_run_may_take(self, tmp_path):
         grouped, rules = DP_SGD | {"task.group": "who"}, ANY | {"group": "who"}

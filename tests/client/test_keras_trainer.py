@@ -1,15 +1,20 @@
 """Keras training: the right gradient, one graph for every client, nothing carried from one client to the next."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from cloister.core.errors import ConfigError, FederationError
-from cloister.tasks.base import Examples, cross_entropy
+from cloister.tasks.base import Examples, Recipe, cross_entropy
 from cloister.tasks.keras_model import KerasModel
+from cloister.tasks.training.augmentation import Augmentation
 from cloister.tasks.training.keras_trainer import KerasTrainer
 from cloister.tasks.training.plan import TrainingPlan
+from cloister.tasks.training.schedule import Schedule
 
 RNG = np.random.default_rng(0)
+SGD = Recipe(1, 8, 0.1)
 DATA = Examples(RNG.random((40, 6)).astype(np.float32), RNG.integers(0, 3, 40))
 
 
@@ -66,7 +71,7 @@ def test_sgd_follows_the_gradient_of_what_is_minimised(model, mu):
             batch = epoch_order[start : start + 8]
             slope = gradient(expected, DATA.x[batch], DATA.y[batch])
             expected = {k: w - 0.1 * (slope[k] + mu * (w - anchor[k])) for k, w in expected.items()}
-    KerasTrainer(model, "sgd").fit(DATA, plan(proximal_mu=mu))
+    KerasTrainer(model, SGD).fit(DATA, plan(proximal_mu=mu))
     for name, array in model.arrays().items():
         np.testing.assert_allclose(array, expected[name], atol=1e-6)
 
@@ -76,13 +81,13 @@ def test_a_larger_mu_keeps_the_client_closer_to_the_global_model(model):
     moved = []
     for mu in (0.0, 0.5, 5.0):
         model.assign(start)
-        KerasTrainer(model, "sgd").fit(DATA, plan(epochs=5, proximal_mu=mu))
+        KerasTrainer(model, SGD).fit(DATA, plan(epochs=5, proximal_mu=mu))
         moved.append(np.linalg.norm(model.arrays()["net/out/kernel"] - start["net/out/kernel"]))
     assert moved[0] > moved[1] > moved[2] > 0
 
 
 def test_one_graph_serves_clients_of_any_size(model):
-    trainer = KerasTrainer(model, "sgd")
+    trainer = KerasTrainer(model, SGD)
     for size in (40, 17, 3, 1):
         trainer.fit(DATA.take(np.arange(size)), plan(batch_size=7))
     assert trainer._plain.experimental_get_tracing_count() == 1
@@ -90,7 +95,7 @@ def test_one_graph_serves_clients_of_any_size(model):
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "adamw"])
 def test_nothing_is_carried_over(model, optimizer):
-    start, trainer, ends = model.arrays(), KerasTrainer(model, optimizer), []
+    start, trainer, ends = model.arrays(), KerasTrainer(model, replace(SGD, optimizer=optimizer)), []
     for _ in range(2):
         model.assign(start)
         trainer.fit(DATA, plan(epochs=2, learning_rate=0.01))
@@ -102,7 +107,7 @@ def test_nothing_is_carried_over(model, optimizer):
 def test_random_layers_depend_on_the_round_and_not_on_the_past():
     model = KerasModel(with_everything)
     model.initialise(1)
-    start, trainer = model.arrays(), KerasTrainer(model, "sgd")
+    start, trainer = model.arrays(), KerasTrainer(model, SGD)
 
     def trained(seed):
         model.assign(start)
@@ -135,12 +140,12 @@ def test_the_seed_decides_the_initial_weights():
 def test_what_leaves_is_a_copy(model):
     arrays = model.arrays()
     before = arrays["net/out/kernel"].copy()
-    KerasTrainer(model, "sgd").fit(DATA, plan())
+    KerasTrainer(model, SGD).fit(DATA, plan())
     np.testing.assert_array_equal(arrays["net/out/kernel"], before)
 
 
 def test_the_loss_is_that_of_the_examples(model):
-    loss = KerasTrainer(model, "sgd").fit(DATA, plan(batch_size=40, learning_rate=1e-9))
+    loss = KerasTrainer(model, SGD).fit(DATA, plan(batch_size=40, learning_rate=1e-9))
     assert loss == pytest.approx(cross_entropy(DATA.y, model.predict(DATA.x)), rel=1e-5)
 
 
@@ -155,7 +160,7 @@ def test_a_saved_model_loads_with_keras_alone(model, tmp_path):
 
 def test_an_unknown_optimizer(model):
     with pytest.raises(ConfigError, match=r"client\.optimizer must be the name of a Keras optimizer.*'sgdd'"):
-        KerasTrainer(model, "sgdd")
+        KerasTrainer(model, replace(SGD, optimizer="sgdd"))
 
 
 def test_arrays_of_another_model(model):
@@ -163,3 +168,66 @@ def test_arrays_of_another_model(model):
         model.assign({"net/out/kernel": np.zeros((6, 3))})
     with pytest.raises(FederationError, match=r"'net/out/bias' must have shape \(3,\), found \(4,\)"):
         model.assign({"net/out/kernel": np.zeros((6, 3)), "net/out/bias": np.zeros(4)})
+
+
+class TestRecipe:
+    def test_weights_multiply_the_losses_of_their_classes(self, model):
+        weights = np.array([1.0, 4.0, 0.5])
+        start = model.arrays()
+        own = [gradient(start, DATA.x[i : i + 1], DATA.y[i : i + 1]) for i in range(40)]
+        KerasTrainer(model, replace(SGD, class_weights=tuple(weights), loss_scale=2.0)).fit(DATA, plan(batch_size=40))
+        for name, array in model.arrays().items():
+            slope = np.mean([2.0 * weights[y] * each[name] for y, each in zip(DATA.y, own, strict=True)], axis=0)
+            np.testing.assert_allclose(array, start[name] - 0.1 * slope, atol=1e-6)
+
+    def test_weights_of_one_change_nothing(self, model):
+        start, ends = model.arrays(), []
+        for recipe in (SGD, replace(SGD, class_weights=(1.0, 1.0, 1.0))):
+            model.assign(start)
+            KerasTrainer(model, recipe).fit(DATA, plan())
+            ends.append(model.arrays()["net/out/kernel"])
+        np.testing.assert_allclose(*ends, atol=1e-7)
+
+    def test_an_epoch_is_at_the_rate_of_its_schedule(self, model):
+        start = model.arrays()
+        KerasTrainer(model, SGD).fit(DATA, plan(epochs=2, batch_size=40, schedule=Schedule("linear", 1)))
+        found = model.arrays()
+        expected = dict(start)
+        for rate in (0.1, 0.05):
+            slope = gradient(expected, DATA.x, DATA.y)
+            expected = {name: array - rate * slope[name] for name, array in expected.items()}
+        for name, array in found.items():
+            np.testing.assert_allclose(array, expected[name], atol=1e-6)
+
+    def test_examples_are_changed_anew_in_every_epoch(self, model):
+        seen = []
+
+        def noted(example, rng):
+            seen.append(float(rng.random()))
+            return np.zeros_like(example)
+
+        start = model.arrays()
+        KerasTrainer(model, SGD).fit(DATA, plan(epochs=2, augmentation=Augmentation((noted,))))
+        assert len(set(seen)) == len(seen) == 80
+        np.testing.assert_array_equal(model.arrays()["net/out/kernel"], start["net/out/kernel"])
+
+    def test_callbacks_hear_of_epochs_and_may_end_training(self, model):
+        import keras
+
+        heard = []
+
+        class Listening(keras.callbacks.Callback):
+            def on_train_begin(self, logs=None):
+                heard.append("begin")
+
+            def on_epoch_end(self, epoch, logs=None):
+                heard.append((epoch, sorted(logs)))
+                self.model.stop_training = epoch == 1
+
+            def on_train_end(self, logs=None):
+                heard.append("end")
+
+        trainer = KerasTrainer(model, replace(SGD, callbacks=lambda: [Listening()]))
+        for _ in range(2):
+            trainer.fit(DATA, plan(epochs=5))
+        assert heard == ["begin", (0, ["loss"]), (1, ["loss"]), "end"] * 2

@@ -315,7 +315,7 @@ def test_what_a_training_message_need_not_say():
     assert (bare.proximal_mu, bare.promise) == (0.0, ())
 
 
-FIELDS = "known: server-round, seed, hypotheses"
+FIELDS = "known: server-round, seed, hypotheses, frozen-sha256"
 EXACTLY = [
     (
         "train",

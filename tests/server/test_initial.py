@@ -48,7 +48,7 @@ def test_it_is_training_on_half_of_the_test_examples_by_the_task_s_recipe():
     task = digits()
     model, data = task.build(), with_validation(task, task.load())
     plan = TrainingPlan(epochs=4, batch_size=16, learning_rate=0.3, proximal_mu=0.0, seed=(3, 0, 0), round=0)
-    NumpyTrainer(model, "sgd").fit(data.validation, plan)
+    NumpyTrainer(model, Digits.recipe).fit(data.validation, plan)
     found = initial(strategy__pretrain_epochs=4)
     assert all(np.array_equal(found[name], array) for name, array in model.arrays().items())
     accuracy = CentralEvaluation(task, model, pretrained=True)(to_record(found))["accuracy"]
@@ -108,7 +108,7 @@ def test_hypotheses_are_each_trained_from_where_they_would_begin():
     begun = unstacked(initial(**settings | {"strategy__pretrain_epochs": 0}))[1]
     data, model = with_validation(digits(), digits().load()).validation, digits().build()
     model.assign(begun)
-    NumpyTrainer(model, "sgd").fit(data, TrainingPlan(2, 16, 0.3, 0.0, (4, 0, 0), 0))
+    NumpyTrainer(model, Digits.recipe).fit(data, TrainingPlan(2, 16, 0.3, 0.0, (4, 0, 0), 0))
     assert all(np.array_equal(other[name], array) for name, array in model.arrays().items())
     assert all(array.any() for array in (*one.values(), *other.values()))
     assert not any(np.array_equal(one[name], other[name]) for name in one)

@@ -17,9 +17,12 @@ from cloister.core.errors import ConfigError
 from cloister.local.simulation import simulate
 from cloister.server.reports.console import Narrator
 from cloister.strategies import STRATEGIES
+from cloister.tasks.base import Recipe
 from cloister.tasks.softmax import SoftmaxRegression
 from cloister.tasks.training.numpy_trainer import NumpyTrainer
 from cloister.tasks.training.plan import TrainingPlan
+
+SGD = Recipe(1, 8, 0.1)
 
 CLIENTS = 5
 ROUNDS = 3
@@ -176,7 +179,7 @@ def numpy_trainer():
     rng = np.random.default_rng(4)
     model = SoftmaxRegression(64, 10)
     model.assign({name: rng.normal(0, 0.1, array.shape) for name, array in model.arrays().items()})
-    return NumpyTrainer(model, "sgd")
+    return NumpyTrainer(model, SGD)
 
 
 @pytest.mark.parametrize("mu", STRENGTHS)
@@ -194,7 +197,7 @@ def keras_trainer():
 
     model = task_of(TaskConfig(model="mlp")).build()
     model.initialise(4)
-    return KerasTrainer(model, "sgd")
+    return KerasTrainer(model, SGD)
 
 
 @pytest.mark.parametrize("make", [numpy_trainer, keras_trainer])

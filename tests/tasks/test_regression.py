@@ -5,12 +5,14 @@ import pytest
 from test_tasks import task
 
 from cloister.core.errors import ConfigError, DataError, FederationError
-from cloister.tasks.base import Examples
+from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.linear import OPTIMA, SAMPLES, USERS
 from cloister.tasks.partition import deal
 from cloister.tasks.regression import HiddenLayerRegression, LinearRegression
 from cloister.tasks.training.numpy_trainer import NumpyTrainer
 from cloister.tasks.training.plan import TrainingPlan
+
+SGD = Recipe(1, 8, 0.1)
 
 MODELS = [LinearRegression(3), HiddenLayerRegression(3, 2), HiddenLayerRegression(3, 7)]
 
@@ -80,7 +82,7 @@ def test_the_trainer_finds_what_the_data_follow():
     model.initialise(0)
     data = examples(200)
     plan = TrainingPlan(epochs=60, batch_size=10, learning_rate=0.03, proximal_mu=0.0, seed=(0,))
-    loss = NumpyTrainer(model, "sgd").fit(data, plan)
+    loss = NumpyTrainer(model, SGD).fit(data, plan)
     assert loss < 0.1 < np.square(data.y - data.y.mean()).mean()
 
 
@@ -157,7 +159,7 @@ def test_two_parameters_in_keras_follow_the_data():
     (first,) = model.arrays().values()
     assert first.size == 2 and model.predict(data.test.x).shape == (len(data.test),)
     plan = TrainingPlan(epochs=30, batch_size=10, learning_rate=0.1, proximal_mu=0.0, seed=(1,))
-    KerasTrainer(model, "sgd").fit(data.train.take(np.flatnonzero(data.groups % 2 == 1)), plan)
+    KerasTrainer(model, SGD).fit(data.train.take(np.flatnonzero(data.groups % 2 == 1)), plan)
     (last,) = model.arrays().values()
     assert np.linalg.norm(last.ravel() - OPTIMA[1]) < 0.3
 
@@ -174,7 +176,7 @@ def test_keras_trains_on_the_squared_error_as_numpy_does():
     keras_model.assign({path: start[n].reshape(keras_model.arrays()[path].shape) for path, n in names.items()})
     data = examples(12)
     plan = TrainingPlan(epochs=3, batch_size=4, learning_rate=0.02, proximal_mu=0.0, seed=(1,))
-    losses = [KerasTrainer(keras_model, "sgd").fit(data, plan), NumpyTrainer(numpy_model, "sgd").fit(data, plan)]
+    losses = [KerasTrainer(keras_model, SGD).fit(data, plan), NumpyTrainer(numpy_model, SGD).fit(data, plan)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     for path, name in names.items():
         np.testing.assert_allclose(keras_model.arrays()[path].ravel(), numpy_model.weights[name].ravel(), atol=1e-5)

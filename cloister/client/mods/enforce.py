@@ -13,6 +13,8 @@ from cloister.config.run import RunConfig
 from cloister.core.errors import PolicyError
 from cloister.privacy.accounting.promises import multiplier_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.tasks.training.plan import TrainingPlan
+from cloister.tasks.training.recipe import recipe_of
 
 Handler = Callable[[Request, Node], Reply]
 ROUNDING = 1e-9
@@ -94,8 +96,8 @@ def _bounds(policy: Policy, config: RunConfig) -> Iterator[str]:
 
 
 def _about_plan(policy: Policy, request: TrainRequest, node: Node) -> Iterator[str]:
-    plan = requested_plan(request, task_of(request.config.task).recipe, 0)
-    yield from _outside("client.learning-rate", plan.learning_rate, 0, policy.max_learning_rate)
+    plan = requested_plan(request, task_of(request.config.task), 0)
+    yield from _about_rate(policy, request, plan)
     yield from _outside("client.batch-size", plan.batch_size, policy.min_batch_size, policy.max_batch_size)
     yield from _outside("client.local-epochs", plan.epochs, 0, policy.max_local_epochs)
     if not policy.max_steps:
@@ -107,6 +109,19 @@ def _about_plan(policy: Policy, request: TrainRequest, node: Node) -> Iterator[s
         yield from _outside("steps of training", steps, 0, policy.max_steps)
     else:
         yield f"max-steps = {policy.max_steps} is counted from public-size, which this node does not state"
+
+
+def _about_rate(policy: Policy, request: TrainRequest, plan: TrainingPlan) -> Iterator[str]:
+    """A rate above the policy's. A schedule has shares of it, so that no epoch of any round has a higher one.
+
+    What multiplies losses multiplies steps, unless gradients are clipped after it.
+    """
+    yield from _outside("client.learning-rate", plan.learning_rate, 0, policy.max_learning_rate)
+    config = request.config
+    weight = recipe_of(task_of(config.task), config.client, config.privacy).maximum_weight
+    if weight > 1 and not config.privacy.client.clips_gradients:
+        what = "client.learning-rate times the largest of client.class-weights and client.loss-scale"
+        yield from _outside(what, plan.learning_rate * weight, 0, policy.max_learning_rate)
 
 
 def _size(request: TrainRequest, node: Node) -> int:

@@ -4,15 +4,20 @@ import math
 
 import keras
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.client.training.dp_sgd_trainer import PrivateTrainer
 from cloister.client.units import Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError
+from cloister.core.tensors import Tensor
+from cloister.privacy.dpsgd.checks import made_up
 from cloister.privacy.dpsgd.rounding import DEFAULT_OVERSTATEMENT, Batching, largest_microbatch
 from cloister.privacy.dpsgd.step import DpSgd
+from cloister.privacy.dpsgd.vectorised import Loss
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.tasks.base import Recipe
 from cloister.tasks.keras_model import KerasModel
 from cloister.tasks.training.keras_trainer import optimizer_named
 from cloister.tasks.training.plan import TrainingPlan
@@ -25,8 +30,7 @@ class PrivateKerasTrainer(PrivateTrainer):
 
     Args:
         model: a classifier, trained in place.
-        optimizer: the name of a Keras optimizer.
-        batch_size: B, of every plan that follows.
+        recipe: of the run: its optimizer, B of every plan that follows, and the weights of its classes.
         privacy: the run's `privacy.*`.
         group_cap: most examples of a unit; 1: each example is one.
 
@@ -37,21 +41,20 @@ class PrivateKerasTrainer(PrivateTrainer):
         UnsupportedModel: the model's examples have no gradients of their own.
     """
 
-    def __init__(
-        self, model: KerasModel, optimizer: str, batch_size: int, privacy: PrivacyConfig, group_cap: int = 1
-    ) -> None:
+    def __init__(self, model: KerasModel, recipe: Recipe, privacy: PrivacyConfig, group_cap: int = 1) -> None:
         if model.loss != "cross-entropy":
             raise ConfigError(f"privacy.client = 'dp-sgd' is for classifiers; this model's loss is {model.loss!r}")
         super().__init__(privacy, group_cap)
         self.model = model
-        self._optimizer = optimizer_named(optimizer)
+        self._optimizer, batch_size = optimizer_named(recipe.optimizer), recipe.batch_size
         self._dp_sgd = DpSgd(
             model.keras,
             batching=Batching(batch_size, _microbatch_size(batch_size, privacy), group_cap),
             noise_multiplier=privacy.dp_sgd.noise_multiplier,
             clipping_norm=privacy.dp_sgd.clipping_norm,
             optimizer=self._optimizer,
-            loss=keras.losses.sparse_categorical_crossentropy,
+            loss=_weighted_loss(recipe),
+            probe=made_up(model.keras),
         )
         self._initial = [np.array(variable.numpy()) for variable in self._optimizer.variables]
 
@@ -67,16 +70,30 @@ class PrivateKerasTrainer(PrivateTrainer):
             raise ConfigError(f"client.batch-size = {plan.batch_size} must be {self._dp_sgd.batch_size} in this run")
         for variable, value in zip(self._optimizer.variables, self._initial, strict=True):
             variable.assign(value)
-        self._optimizer.learning_rate = plan.learning_rate
         self._dp_sgd.noise = noise
         if noise.seeded:
             self.model.reseed(int(np.random.SeedSequence(plan.seed).generate_state(1)[0]))
         else:
             self._dp_sgd.reseed()
 
-    def _step(self, units: Units, batch: NDArray, bound: float) -> None:
+    def _step(self, units: Units, batch: NDArray, bound: float, rate: float) -> None:
+        self._optimizer.learning_rate = rate
         chosen = units.of_batch(batch)
         self._dp_sgd.step(chosen.x, chosen.y, bound, chosen.groups)
+
+
+def _weighted_loss(recipe: Recipe) -> Loss:
+    """The loss of a classifier. Weights multiply an example's own loss, and so its gradient before that is clipped."""
+    plain: Loss = keras.losses.sparse_categorical_crossentropy
+    if recipe.weights(np.zeros(0, np.int64)) is None:
+        return plain
+    weights = tf.constant(recipe.weights(np.arange(len(recipe.class_weights) or 1)))
+
+    def weighted(labels: Tensor, outputs: Tensor) -> Tensor:
+        own = tf.gather(weights, labels) if recipe.class_weights else weights[0]
+        return plain(labels, outputs) * tf.cast(own, outputs.dtype)
+
+    return weighted
 
 
 def _microbatch_size(batch_size: int, privacy: PrivacyConfig) -> int:

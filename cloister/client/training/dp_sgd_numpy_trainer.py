@@ -9,12 +9,13 @@ from cloister.client.training.dp_sgd_trainer import PrivateTrainer
 from cloister.client.units import Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.arrays import Row
-from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.tasks.base import Examples
+from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.numpy_model import NumpyModel
+from cloister.tasks.training.numpy_trainer import refuse_what_needs_keras
 from cloister.tasks.training.plan import TrainingPlan
+from cloister.tasks.training.weighting import weighted_gradients
 
 
 class PrivateNumpyTrainer(PrivateTrainer):
@@ -22,29 +23,25 @@ class PrivateNumpyTrainer(PrivateTrainer):
 
     Args:
         model: trained in place; its gradient of a batch is the mean of those of its examples.
-        optimizer: `sgd`; these models know no other.
-        batch_size: not needed before training.
+        recipe: of the run; its optimizer is `sgd`, as these models know no other.
         privacy: the run's `privacy.*`.
         group_cap: most examples of a unit; 1: each example is one.
 
     Guarantee: as `LocalSteps` and `noisy_sum` say.
 
     Raises:
-        ConfigError: another optimizer was asked for.
+        ConfigError: the recipe has another optimizer, or Keras callbacks.
     """
 
-    def __init__(
-        self, model: NumpyModel, optimizer: str, batch_size: int, privacy: PrivacyConfig, group_cap: int = 1
-    ) -> None:
-        if optimizer != "sgd":
-            raise ConfigError(f"client.optimizer must be 'sgd' for a model in NumPy, got {optimizer!r}")
+    def __init__(self, model: NumpyModel, recipe: Recipe, privacy: PrivacyConfig, group_cap: int = 1) -> None:
+        refuse_what_needs_keras(recipe)
         super().__init__(privacy, group_cap)
-        self.model = model
+        self.model, self._recipe = model, recipe
 
     def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:
-        self._rate, self._noise = plan.learning_rate / plan.batch_size, noise
+        self._batch_size, self._noise = plan.batch_size, noise
 
-    def _step(self, units: Units, batch: NDArray, bound: float) -> None:
+    def _step(self, units: Units, batch: NDArray, bound: float, rate: float) -> None:
         total = noisy_sum(
             (partial(self._gradient, units.examples_of(number)) for number in batch),
             tuple(weight.reshape(-1) for weight in self.model.weights.values()),
@@ -52,11 +49,11 @@ class PrivateNumpyTrainer(PrivateTrainer):
             noise_multiplier=self.privacy.dp_sgd.noise_multiplier,
             noise=self._noise,
         )
-        self._descend(self._rate, total)
+        self._descend(rate / self._batch_size, total)
 
     def _gradient(self, unit: Examples) -> Row:
-        """The mean gradient of a unit's examples, flat."""
-        _, gradients = self.model.loss_and_gradients(unit.x, unit.y)
+        """The mean gradient of a unit's examples, weighted and flat."""
+        _, gradients = weighted_gradients(self.model, unit, self._recipe)
         return tuple(gradients[name].reshape(-1) for name in self.model.weights)
 
     def _descend(self, rate: float, total: Row) -> None:

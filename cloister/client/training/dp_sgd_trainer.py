@@ -9,6 +9,7 @@ from cloister.client.units import Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Examples
+from cloister.tasks.training.augmentation import key_of
 from cloister.tasks.training.plan import TrainingPlan
 
 
@@ -42,13 +43,15 @@ class PrivateTrainer(ABC):
         seed, bound = self._sources.batch_seed(plan), self.privacy.dp_sgd.mechanism().clipping_norm_in(plan.round)
         units = Units.of(examples, self.group_cap, seed)
         self._begin(plan, self._sources.noise(plan))
-        for batch in units.steps(plan, self.privacy).batches(seed, len(units)):
-            self._step(units, batch, bound)
+        steps, secret = units.steps(plan, self.privacy), self._sources.secret(plan)
+        for number, batch in enumerate(steps.batches(seed, len(units))):
+            seen = units.changed_by(plan.augmentation, key_of(secret, number))
+            self._step(seen, batch, bound, plan.rate(number * plan.epochs // steps.count))
 
     @abstractmethod
     def _begin(self, plan: TrainingPlan, noise: GaussianNoise) -> None:
         """Get ready for a round, whose steps take their noise from here."""
 
     @abstractmethod
-    def _step(self, units: Units, batch: NDArray, bound: float) -> None:
-        """Take one step on the units of these numbers, possibly none, each clipped to this bound."""
+    def _step(self, units: Units, batch: NDArray, bound: float, rate: float) -> None:
+        """Take one step at this rate on the units of these numbers, possibly none, each clipped to this bound."""

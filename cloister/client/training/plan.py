@@ -1,23 +1,33 @@
 """How a client trains in one round, put together from the run configuration, the task and the server's message."""
 
 from cloister.client.request import TrainRequest
-from cloister.tasks.base import Recipe
+from cloister.tasks.base import Task
+from cloister.tasks.training.augmentation import Augmentation
 from cloister.tasks.training.plan import TrainingPlan
+from cloister.tasks.training.recipe import recipe_of
+from cloister.tasks.training.schedule import Schedule
 
 
-def requested_plan(request: TrainRequest, recipe: Recipe, owner: int, public_size: int = 0) -> TrainingPlan:
+def requested_plan(request: TrainRequest, task: Task, owner: int, public_size: int = 0) -> TrainingPlan:
     """What a message asks for: `client.*` where it says something, the task's recipe where it does not.
 
     Args:
         request: of the server.
-        recipe: the task's.
+        task: of the run.
         owner: which client this is, so that clients shuffle independently.
         public_size: of the node's data.
+
+    Raises:
+        ConfigError: the task cannot be trained as the message asks.
     """
+    config = request.config
+    recipe = recipe_of(task, config.client, config.privacy)
     return TrainingPlan.of(
-        recipe.resolved(request.config.client),
+        recipe,
         (request.seed, request.round, owner),
         proximal_mu=request.proximal_mu,
         round=request.round,
         public_size=public_size,
+        schedule=Schedule.of(recipe, config.num_rounds),
+        augmentation=Augmentation.of(task, recipe),
     )

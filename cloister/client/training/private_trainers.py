@@ -1,7 +1,6 @@
 """Trainers for `privacy.client = "dp-sgd"`, by the kind of model they train.
 
-They are trainers like the others, made with the batch size, the run's `privacy.*` and the most examples of a unit as
-well.
+They are trainers like the others, made with the run's `privacy.*` and the most examples of a unit as well.
 """
 
 from cloister.core.registry import Registry

@@ -41,6 +41,9 @@ RANDOM_BY_EXAMPLE = (
     keras.layers.GaussianNoise,
 )
 """Layers that draw random numbers and do nothing with them across examples; no subclass of them."""
+ACTIVITY = "activity_regularizer"
+PENALTIES = ("kernel_regularizer", "bias_regularizer", ACTIVITY)
+"""Attributes of a layer that add to the loss of the batch; those on the weights of a frozen layer add nothing."""
 MOVED = 0.05
 """Standard deviation at most by which weights are moved before the trial."""
 NO_SQUARE = 1e-20
@@ -159,7 +162,7 @@ def _reasons(layer: Layer) -> Iterator[str]:
         )
     if getattr(layer, "stateful", False):
         yield "carries state from batch to batch; set stateful=False"
-    if any(getattr(layer, name, None) for name in ("kernel_regularizer", "bias_regularizer", "activity_regularizer")):
+    if any(getattr(layer, name, None) for name in PENALTIES if layer.trainable or name == ACTIVITY):
         yield "adds a penalty to the loss of the batch; use weight_decay of the optimizer, or add it to the loss"
     if layer.compute_dtype != layer.variable_dtype or layer.compute_dtype not in DTYPES:
         yield f"computes in {layer.compute_dtype}, whose norms are too coarse to bound; use float32"

@@ -24,6 +24,7 @@ RUNNING = "running"
 """A file that the process of a run holds a lock on for as long as it lives, whatever ends it."""
 RESERVE = ".reserve"
 EVALUATION = "evaluation.json"
+PARAMETERS = "parameters.json"
 REPORT = "report.html"
 SPARE_BYTES = 4 << 20
 """Room on the disk, beside that for a model, that is kept for the last words of a run."""

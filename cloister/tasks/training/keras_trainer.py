@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from cloister.core.errors import ConfigError
 from cloister.core.tensors import Compiled, Optimizer, Tensor
-from cloister.tasks.base import Examples
+from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.keras_model import KerasModel
 from cloister.tasks.training.plan import TrainingPlan
 
@@ -20,21 +20,23 @@ LOSSES = {
 class KerasTrainer:
     """Any Keras optimizer on the model's loss, with FedProx's penalty where the plan has one.
 
-    The optimizer starts afresh in every `fit`: nothing of one client's training reaches another's.
+    The optimizer and the task's callbacks start afresh in every `fit`: nothing of one client's training reaches
+    another's. An epoch is one graph, so callbacks hear of the beginning and the end of training and of epochs, and of
+    no batch; they may end training by `model.stop_training`.
 
     Args:
         model: trained in place.
-        optimizer: the name of a Keras optimizer.
+        recipe: of the run: its optimizer, the weights of its classes and its callbacks.
 
     Raises:
         ConfigError: Keras does not know the optimizer.
     """
 
-    def __init__(self, model: KerasModel, optimizer: str) -> None:
-        self.model = model
+    def __init__(self, model: KerasModel, recipe: Recipe) -> None:
+        self.model, self._recipe = model, recipe
         loss, self._target = LOSSES[model.loss]
         self.loss = loss()
-        self.optimizer = optimizer_named(optimizer)
+        self.optimizer = optimizer_named(recipe.optimizer)
         self.optimizer.build(model.keras.trainable_variables)
         self._initial = [np.array(variable.numpy()) for variable in self.optimizer.variables]
         self._anchors = [tf.Variable(variable.numpy()) for variable in model.keras.trainable_variables]
@@ -49,19 +51,39 @@ class KerasTrainer:
             plan: of this round.
         """
         self._reset(plan)
-        epoch = self._proximal if plan.proximal_mu else self._plain
+        train = self._proximal if plan.proximal_mu else self._plain
         x, y = tf.constant(examples.x), tf.constant(examples.y, self._target)
-        rng = np.random.default_rng(plan.seed)
+        weights = self._weights(examples)
+        rng, callbacks = np.random.default_rng(plan.seed), self._callbacks(plan)
+        callbacks.on_train_begin()
         loss = 0.0
-        for _ in range(plan.epochs):
+        for epoch in range(plan.epochs):
+            callbacks.on_epoch_begin(epoch)
+            if plan.augmentation is not None:
+                x = tf.constant(plan.seen(examples, epoch).x)
+            self.optimizer.learning_rate = plan.rate(epoch)
             order = rng.permutation(len(examples)).astype(np.int32)
-            loss = epoch(x, y, order, np.int32(plan.batch_size), np.float32(plan.proximal_mu))
-        return float(loss)
+            loss = float(train(x, y, weights, order, np.int32(plan.batch_size), np.float32(plan.proximal_mu)))
+            callbacks.on_epoch_end(epoch, {"loss": loss})
+            if self.model.keras.stop_training:
+                break
+        callbacks.on_train_end()
+        return loss
+
+    def _weights(self, examples: Examples) -> Tensor:
+        """What the losses of examples are multiplied with; of no examples, where all count alike."""
+        weights = self._recipe.weights(examples.y)
+        return tf.zeros([0]) if weights is None else tf.constant(weights)
+
+    def _callbacks(self, plan: TrainingPlan) -> keras.callbacks.CallbackList:
+        """The task's callbacks, made anew."""
+        self.model.keras.stop_training = False
+        made = list(self._recipe.callbacks()) if self._recipe.callbacks else []
+        return keras.callbacks.CallbackList(made, model=self.model.keras, epochs=plan.epochs)
 
     def _reset(self, plan: TrainingPlan) -> None:
         for variable, value in zip(self.optimizer.variables, self._initial, strict=True):
             variable.assign(value)
-        self.optimizer.learning_rate = plan.learning_rate
         self.model.reseed(int(np.random.SeedSequence(plan.seed).generate_state(1)[0]))
         if plan.proximal_mu:
             for anchor, variable in zip(self._anchors, self.model.keras.trainable_variables, strict=True):
@@ -74,29 +96,35 @@ class KerasTrainer:
         signature = [
             tf.TensorSpec([None, *features], spec.dtype),
             tf.TensorSpec([None], self._target),
+            tf.TensorSpec([None], tf.float32),
             tf.TensorSpec([None], tf.int32),
             tf.TensorSpec([], tf.int32),
             tf.TensorSpec([], tf.float32),
         ]
 
-        def epoch(x: Tensor, y: Tensor, order: Tensor, batch_size: Tensor, proximal_mu: Tensor) -> Tensor:
+        weighs = self._recipe.maximum_weight != 1 or bool(self._recipe.class_weights)
+
+        def epoch(
+            x: Tensor, y: Tensor, weights: Tensor, order: Tensor, batch_size: Tensor, proximal_mu: Tensor
+        ) -> Tensor:
             total = tf.constant(0.0)
             for start in tf.range(0, tf.size(order), batch_size):
                 chosen = order[start : start + batch_size]
                 # Gathering forgets the shape of an example, which layers ask for.
                 inputs = tf.ensure_shape(tf.gather(x, chosen), [None, *features])
-                loss = self._step(inputs, tf.gather(y, chosen), proximal_mu if proximal else None)
+                chosen_weights = tf.gather(weights, chosen) if weighs else None
+                loss = self._step(inputs, tf.gather(y, chosen), chosen_weights, proximal_mu if proximal else None)
                 # The last minibatch may be smaller, and counts for less.
                 total += loss * tf.cast(tf.size(chosen), tf.float32)
             return total / tf.cast(tf.size(order), tf.float32)
 
         return tf.function(epoch, input_signature=signature)
 
-    def _step(self, x: Tensor, y: Tensor, proximal_mu: Tensor) -> Tensor:
+    def _step(self, x: Tensor, y: Tensor, weights: Tensor, proximal_mu: Tensor) -> Tensor:
         """One minibatch; the loss without the penalty."""
         variables = self.model.keras.trainable_variables
         with tf.GradientTape() as tape:
-            loss = self.loss(y, self.model.keras(x, training=True))
+            loss = self.loss(y, self.model.keras(x, training=True), sample_weight=weights)
             objective = tf.add_n([loss, *self.model.keras.losses])
             if proximal_mu is not None:
                 objective += proximal_mu / 2 * self._distance_to_anchors()

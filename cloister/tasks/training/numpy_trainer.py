@@ -4,9 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.errors import ConfigError
-from cloister.tasks.base import Examples
+from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.numpy_model import NumpyModel
 from cloister.tasks.training.plan import TrainingPlan
+from cloister.tasks.training.weighting import weighted_gradients
 
 
 class NumpyTrainer:
@@ -14,16 +15,15 @@ class NumpyTrainer:
 
     Args:
         model: trained in place.
-        optimizer: `sgd`; these models know no other.
+        recipe: of the run; its optimizer is `sgd`, as these models know no other.
 
     Raises:
-        ConfigError: another optimizer was asked for.
+        ConfigError: the recipe has another optimizer, or Keras callbacks.
     """
 
-    def __init__(self, model: NumpyModel, optimizer: str) -> None:
-        if optimizer != "sgd":
-            raise ConfigError(f"client.optimizer must be 'sgd' for a model in NumPy, got {optimizer!r}")
-        self.model = model
+    def __init__(self, model: NumpyModel, recipe: Recipe) -> None:
+        refuse_what_needs_keras(recipe)
+        self.model, self._recipe = model, recipe
 
     def fit(self, examples: Examples, plan: TrainingPlan) -> float:
         """Train from the model's weights, which are also the centre of the penalty.
@@ -35,20 +35,34 @@ class NumpyTrainer:
         anchor = self.model.arrays()
         rng = np.random.default_rng(plan.seed)
         loss = 0.0
-        for _ in range(plan.epochs):
-            loss = self._epoch(examples, rng.permutation(len(examples)), plan, anchor)
+        for epoch in range(plan.epochs):
+            seen = plan.seen(examples, epoch)
+            batches = _cut(rng.permutation(len(examples)), plan.batch_size)
+            loss = sum(self._step(seen.take(batch), plan, epoch, anchor) for batch in batches) / len(examples)
         return loss
 
-    def _epoch(self, examples: Examples, order: NDArray, plan: TrainingPlan, anchor: dict[str, NDArray]) -> float:
-        total = 0.0
-        for start in range(0, len(order), plan.batch_size):
-            batch = examples.take(order[start : start + plan.batch_size])
-            loss, gradients = self.model.loss_and_gradients(batch.x, batch.y)
-            for name, weight in self.model.weights.items():
-                step = gradients[name]
-                if plan.proximal_mu:
-                    step = step + plan.proximal_mu * (weight - anchor[name])
-                weight -= np.float32(plan.learning_rate) * step
-            # The last minibatch may be smaller, and counts for less.
-            total += loss * len(batch)
-        return total / len(order)
+    def _step(self, batch: Examples, plan: TrainingPlan, epoch: int, anchor: dict[str, NDArray]) -> float:
+        """One minibatch; its loss times its size, as the last one may be smaller."""
+        loss, gradients = weighted_gradients(self.model, batch, self._recipe)
+        for name, weight in self.model.weights.items():
+            step = gradients[name]
+            if plan.proximal_mu:
+                step = step + plan.proximal_mu * (weight - anchor[name])
+            weight -= np.float32(plan.rate(epoch)) * step
+        return loss * len(batch)
+
+
+def refuse_what_needs_keras(recipe: Recipe) -> None:
+    """Refuse what models in NumPy cannot be trained with.
+
+    Raises:
+        ConfigError: the recipe has another optimizer than `sgd`, or Keras callbacks.
+    """
+    if recipe.optimizer != "sgd":
+        raise ConfigError(f"client.optimizer must be 'sgd' for a model in NumPy, got {recipe.optimizer!r}")
+    if recipe.callbacks is not None:
+        raise ConfigError("the task's Keras callbacks need a model in Keras; use client.callbacks = false")
+
+
+def _cut(order: NDArray, size: int) -> list[NDArray]:
+    return [order[start : start + size] for start in range(0, len(order), size)]

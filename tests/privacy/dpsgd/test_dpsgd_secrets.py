@@ -9,7 +9,7 @@ from examples_of_dpsgd import batch, dp_sgd, norm, perturbed
 from cloister.client.training.dp_sgd_keras_trainer import PrivateKerasTrainer
 from cloister.config.privacy import PrivacyConfig
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.tasks.base import Examples
+from cloister.tasks.base import Examples, Recipe
 from cloister.tasks.keras_model import KerasModel
 from cloister.tasks.training.plan import TrainingPlan
 
@@ -45,7 +45,7 @@ class TestDropout:
     def test_a_trainer_draws_them_anew_whatever_the_server_knows(self, noise_seed, repeats):
         privacy = PrivacyConfig(server="none", client="dp-sgd", client_noise_multiplier=1e-3, noise_seed=noise_seed)
         model = KerasModel(with_dropout)
-        trainer = PrivateKerasTrainer(model, "sgd", 4, privacy)
+        trainer = PrivateKerasTrainer(model, Recipe(1, 4, 0.1), privacy)
         plan = TrainingPlan(epochs=1, batch_size=4, learning_rate=0.1, proximal_mu=0.0, seed=(1, 1, 0), round=1)
         x, y = batch(model.keras, 8)
         drawn = []

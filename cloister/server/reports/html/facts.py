@@ -15,7 +15,8 @@ from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.record import statement_of
 from cloister.server.ending import Ending
 from cloister.server.reports.html.audit import Audit, audit_of
-from cloister.server.reports.rundir import EVALUATION
+from cloister.server.reports.rundir import EVALUATION, PARAMETERS
+from cloister.tasks.frozen import Parameters
 from cloister.tasks.scores import Classification, ClassScores
 
 MODELS = ("model.*", "hypothesis-*")
@@ -94,6 +95,7 @@ class Facts:
         evaluation: None where the server had no examples.
         audit: None where there was none.
         models: SHA-256 of each model file, by name.
+        parameters: how many numbers the model has; None where it was not written down.
     """
 
     name: str
@@ -108,6 +110,7 @@ class Facts:
     evaluation: Evaluation | None = None
     audit: Audit | None = None
     models: Mapping[str, str] = field(default_factory=dict)
+    parameters: Parameters | None = None
 
     @classmethod
     def read(cls, directory: Path) -> "Facts":
@@ -132,6 +135,7 @@ class Facts:
                 evaluation=_evaluation(_json(directory / EVALUATION)),
                 audit=audit_of(_json(directory / "audit.json")),
                 models=_hashes(directory),
+                parameters=_parameters(_json(directory / PARAMETERS)),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{directory} cannot be read as a run directory: {type(error).__name__}") from None
@@ -147,6 +151,10 @@ class Facts:
 def _json(path: Path) -> Any:
     """What a file holds; None without one."""
     return json.loads(path.read_text()) if path.is_file() else None
+
+
+def _parameters(content: Mapping[str, Any] | None) -> Parameters | None:
+    return Parameters(**content) if content else None
 
 
 def _rounds(path: Path) -> tuple[RoundFacts, ...]:

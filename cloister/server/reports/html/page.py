@@ -128,6 +128,7 @@ def _course(facts: Facts) -> dict[str, object]:
         "hashes": first(hashes, HASHES),
         "changed": first([(key, str(value)) for key, value in changed(facts.config).items()], SETTINGS),
         "versions": ", ".join(f"{name} {version}" for name, version in facts.versions.items()),
+        "parameters": str(facts.parameters or ""),
         "settings": [*sorted((key, str(value)) for key, value in facts.config.items()), *hashes],
     }
 

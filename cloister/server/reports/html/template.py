@@ -173,6 +173,7 @@ which of them did not count, was not written down.</p>
 {{ numbers(hashes) }}
 <p class="small muted">SHA-256. <code>cloister ledger verify</code> checks a ledger against its last hash.</p>
 <p class="small">Versions: {{ versions }}.</p>
+{% if parameters %}<p class="small">The model has {{ parameters }}.</p>{% endif %}
 <h3>Settings that differ from their defaults</h3>
 <div class="columns">{% for name, value in changed %}<p class="small"><span class="muted">{{ name }}</span>
 <span class="code">{{ value }}</span></p>{% endfor %}</div>

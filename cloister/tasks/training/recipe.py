@@ -1,0 +1,68 @@
+"""The recipe of a run: what the task and the run configuration say about training, checked against each other."""
+
+import math
+from collections.abc import Iterator
+from typing import get_args
+
+from cloister.config.privacy import PrivacyConfig
+from cloister.config.run import ClientConfig
+from cloister.core.errors import ConfigError
+from cloister.tasks.base import Recipe, ScheduleName, Task
+from cloister.tasks.training.augmentation import transforms_of
+
+
+def recipe_of(task: Task, client: ClientConfig, privacy: PrivacyConfig) -> Recipe:
+    """What a run trains with.
+
+    Args:
+        task: of the run.
+        client, privacy: of the run configuration.
+
+    Raises:
+        ConfigError: the task cannot be trained so, or not under the clients' mechanism.
+    """
+    recipe = task.recipe.resolved(client)
+    if complaint := next(misfits(task, recipe), "") or _callbacks_see_too_much(recipe, privacy):
+        raise ConfigError(complaint)
+    return recipe
+
+
+def misfits(task: Task, recipe: Recipe) -> Iterator[str]:
+    """What of a recipe this task has no use for.
+
+    Args:
+        task: to be trained.
+        recipe: of the run.
+    """
+    yield from _out_of_range(recipe)
+    weights, name = recipe.class_weights, task.config.name
+    if weights and len(weights) != task.classes:
+        needed = f"one for each of its {task.classes} classes" if task.classes else "none, as it has no classes"
+        yield f"client.class-weights has {len(weights)} numbers, and task {name!r} takes {needed}"
+    known = transforms_of(task)
+    for transform in recipe.augmentation:
+        if transform not in known:
+            listed = ", ".join(known) or "none"
+            yield f"client.augmentation = {transform!r} is no transform of task {name!r}, which has {listed}"
+
+
+def _out_of_range(recipe: Recipe) -> Iterator[str]:
+    """Numbers that no run configuration could say, in a task's own recipe."""
+    if recipe.schedule not in get_args(ScheduleName):
+        yield f"client.schedule = {recipe.schedule!r} is none of {', '.join(get_args(ScheduleName))}"
+    if not 0 <= recipe.final_rate_share <= 1:
+        yield f"client.final-rate-share = {recipe.final_rate_share} must be from 0 to 1"
+    if recipe.warmup_rounds < 0:
+        yield f"client.warmup-rounds = {recipe.warmup_rounds} must be at least 0"
+    if not all(0 < weight < math.inf for weight in (recipe.loss_scale, *recipe.class_weights)):
+        yield "client.class-weights and client.loss-scale must be finite numbers above 0"
+
+
+def _callbacks_see_too_much(recipe: Recipe, privacy: PrivacyConfig) -> str:
+    """Why the task's callbacks cannot be called; empty if they can."""
+    if recipe.callbacks is None or not privacy.client.is_on:
+        return ""
+    return (
+        f"privacy.client = {privacy.client.name!r} refuses the Keras callbacks of this task: they see losses and "
+        "weights without noise; use client.callbacks = false"
+    )
