@@ -1,6 +1,6 @@
 """The run that is audited: what its directory says about it."""
 
-import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cloister.config.run import RunConfig, parse
 from cloister.core.errors import ConfigError, DataError
+from cloister.core.files import read_json
 from cloister.tasks import TASKS
 from cloister.tasks.base import Model, Task
 
@@ -43,15 +44,18 @@ class FinishedRun:
         Raises:
             ConfigError: it is none, or its run has not ended.
         """
-        facts, privacy = _content(path, "config.json"), _content(path, "privacy.json")
+        facts, privacy = read_json(path / "config.json"), read_json(path / "privacy.json")
         if privacy.get("status") == "running":
             raise ConfigError(f"{path}: this run has not ended; audit it when it has (cloister status --runs {path})")
+        if "status" not in privacy:
+            raise ConfigError(f"{path / 'privacy.json'} is not what a run writes: it has no status")
         try:
             config, seed = parse(facts["config"]), int(facts["seed"])
-        except (KeyError, TypeError, ValueError):
+        except ConfigError as error:
+            raise ConfigError(f"{path / 'config.json'}: {error}") from None
+        except (KeyError, TypeError, ValueError, AttributeError):
             raise ConfigError(f"{path} is no run directory: its config.json is not that of a run") from None
-        simulated = _content(path, "simulation.json") if (path / "simulation.json").is_file() else {"clients": 0}
-        return cls(path, config, seed, privacy, int(simulated["clients"]))
+        return cls(path, config, seed, privacy, _clients(path))
 
     @cached_property
     def task(self) -> Task:
@@ -94,22 +98,29 @@ class FinishedRun:
         model.load(path)
         return model
 
+    @property
+    def has_model(self) -> bool:
+        """Whether the run left a model for everybody."""
+        return any(self.path.glob("model.*"))
+
     def released(self) -> dict[int, Arrays]:
         """The checkpoints that were kept: the model after each round, by its number; 0 is the initial model."""
         found = {int(path.stem.removeprefix("round-")): path for path in self.path.glob("checkpoints/round-*.npz")}
         return {number: _arrays(found[number]) for number in sorted(found)}
 
 
-def _content(path: Path, name: str) -> dict[str, Any]:
-    try:
-        content = json.loads((path / name).read_text())
-    except (OSError, ValueError):
-        raise ConfigError(f"{path} is no run directory: {name} is absent or cannot be read") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} is no run directory: {name} is not what a run writes")
-    return content
+def _clients(path: Path) -> int:
+    """How many clients were simulated; 0 where they were nodes."""
+    file = path / "simulation.json"
+    clients = read_json(file).get("clients") if file.is_file() else 0
+    if type(clients) is not int or clients < 0:
+        raise ConfigError(f"{file} is not what a run writes: clients is no whole number")
+    return clients
 
 
 def _arrays(path: Path) -> Arrays:
-    with np.load(path, allow_pickle=False) as archive:
-        return dict(archive.items())
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive.items())
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile):
+        raise DataError(f"{path} holds no model: an .npz file of its weights was expected") from None

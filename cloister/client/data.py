@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cloister.core.files import expanded
 from cloister.client.node import NodeConfig
 from cloister.client.split import secret_key, split
 from cloister.config.run import TaskConfig
@@ -94,7 +95,7 @@ def _own_data(config: TaskConfig, path: str, folder: Path, tolerant: bool) -> Lo
 
 @lru_cache(maxsize=2)
 def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
-    task, place = task_of(config), Path(path).expanduser()
+    task, place = task_of(config), expanded(path)
     if not tolerant:
         return task.read(place)
     rows = task.rows(place)

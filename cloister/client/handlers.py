@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from cloister.core.files import expanded
 from cloister.client.charges import plan_of
 from cloister.client.choice import best, chosen_to_train
 from cloister.client.data import local_data, task_of
@@ -126,7 +127,7 @@ def keep_personal(request: KeepRequest, node: Node) -> Reply:
 
 
 def _save_best(request: KeepRequest, node: Node) -> None:
-    config, model, place = request.config, workbench_of(request.config).model, Path(node.config.model_dir).expanduser()
+    config, model, place = request.config, workbench_of(request.config).model, expanded(node.config.model_dir)
     tolerant = config.privacy.client.clips_gradients
     data = local_data(config.task, node.config, request.seed, tolerant)
     best(model, request.models, task_of(config.task), data.train)

@@ -14,6 +14,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
+from cloister.core.files import expanded
 from cloister.config.errors import read_toml, suggestion
 from cloister.config.section import Inner, NonNegative, Section, Whole, Word, kebab
 from cloister.core.errors import ConfigError, PolicyError
@@ -184,4 +185,4 @@ def read_policy(path: Path) -> Policy:
     Raises:
         ConfigError: there is no such file, or it is no policy: each bad key is named, with what was found.
     """
-    return read_toml(Policy, path.expanduser(), f"policy {path}")
+    return read_toml(Policy, expanded(path), f"policy {path}")

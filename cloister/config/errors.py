@@ -1,6 +1,7 @@
 """What is wrong with settings, in one line for each key: the key, the value found, what is valid, the nearest keys."""
 
 import difflib
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from cloister.core.errors import ConfigError
 NEAREST = 3
 """Valid keys that an unknown one is answered with."""
 INVALID = " is not valid: "
+SHOULD = re.compile(r"^(Input|String|List|Dictionary) should")
+"""How pydantic begins."""
 Checked = TypeVar("Checked", bound=Section)
 
 
@@ -35,6 +38,8 @@ def read_toml(kind: type[Checked], path: Path, place: str) -> Checked:
         raise ConfigError(f"{place}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{place} is no TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{place} is no TOML that can be read: it is nested too deeply") from None
     return checked(kind, content, f"{place}: ")
 
 
@@ -69,7 +74,12 @@ def explain(error: ValidationError, root: type[Section]) -> list[str]:
         One text for each key; a rule between keys speaks for itself, and may have several lines.
     """
     lines: dict[str, str] = {}
+    missing = [_place(item, root)[0] for item in error.errors() if item["type"] == "missing"]
+    if missing:
+        lines["missing"] = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
     for item in error.errors():
+        if item["type"] == "missing":
+            continue
         key, section = _place(item, root)
         line = _line(item, key, section)
         if item["type"] == "value_error":
@@ -86,15 +96,13 @@ def _line(item: ErrorDetails, key: str, section: type[Section]) -> str:
     own = key.rpartition(".")[2]
     if item["type"] == "value_error":
         return str(item["ctx"]["error"])
-    if item["type"] == "missing":
-        return f"{key} is missing"
     if item["type"] == "extra_forbidden":
         valid = [kebab(name) for name in section.model_fields]
         return f"unknown key {key!r}; valid keys: {', '.join(valid)}{suggestion(own, valid)}"
     if item["type"] == "union_tag_invalid":
         *most, last = item["ctx"]["expected_tags"].split(", ")
         return f"{key} = {item['input'][own]!r}{INVALID}it must be {', '.join(most)} or {last}"
-    return f"{key} = {item['input']!r}{INVALID}{item['msg'].replace('Input should', 'it must')}"
+    return f"{key} = {item['input']!r}{INVALID}{SHOULD.sub('it must', item['msg'])}"
 
 
 def _place(item: ErrorDetails, root: type[Section]) -> tuple[str, type[Section]]:

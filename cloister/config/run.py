@@ -324,9 +324,14 @@ _OPTION = re.compile(r"strategy\.[A-Za-z0-9-]+")
 """Any option: which of them a strategy has, only the strategy knows."""
 
 
+_TABLE = "tool.flwr.app.config."
+
+
 def _refuse_unknown(flat: Mapping[str, Scalar]) -> None:
     known = known_keys()
     unknown = [key for key in flat if key not in known and not _OPTION.fullmatch(key)]
+    if any(key.startswith(_TABLE) for key in unknown):
+        raise ConfigError(f"unknown table [{_TABLE[:-1]}]: that of pyproject.toml; here keys stand outside of any table")
     if unknown:
         meant = [*known, *(kebab(key) for key in unknown if _OPTION.fullmatch(kebab(key)))]
         raise ConfigError("\n".join(f"unknown key {key!r}; {nearest(key, meant)}" for key in unknown))

@@ -5,6 +5,7 @@ import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cloister.core.files import expanded
 from cloister.aggregation.decorator import Decorator
 from cloister.config import variants
 from cloister.config.run import RunConfig
@@ -183,7 +184,7 @@ def _refuse_beside_laplace(config: RunConfig) -> None:
 
 def _budget(config: RunConfig) -> PrivacyBudget:
     privacy = config.privacy
-    folder = Path(privacy.ledger_dir or Path(config.output_dir) / "ledgers").expanduser().resolve()
+    folder = expanded(privacy.ledger_dir or Path(config.output_dir) / "ledgers").resolve()
     path = folder / f"{data_identity(config)}.jsonl"
     relation: Relation = "replace-one" if privacy.server.population else "add-or-remove"
     # Only Rényi DP counts draws; `fixed` ones are known to the clients together, and amplify nothing in a budget.
@@ -196,7 +197,7 @@ def data_identity(config: RunConfig) -> str:
     """The name of the data that budgets are about: as given, or the task with a digest of where its data lies."""
     if config.privacy.data_identity:
         return config.privacy.data_identity
-    path = Path(config.task.data_path).expanduser().resolve() if config.task.data_path else ""
+    path = expanded(config.task.data_path).resolve() if config.task.data_path else ""
     place = hashlib.sha256(f"{config.task.name} {path}".encode()).hexdigest()[:12]
     return f"{config.task.name}-{place}"
 

@@ -15,6 +15,7 @@ from flwr.supercore import log
 from flwr.supercore.auth import load_superexec_auth_secret
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
+from cloister.core.files import expanded
 from cloister.client.node import node_of
 from cloister.client.policy import policy_of
 from cloister.core.errors import ConfigError, FederationError, PolicyError
@@ -108,7 +109,7 @@ def _why_refused(ours: argparse.Namespace) -> str:
 
 
 def _met(ours: argparse.Namespace) -> Meeting | None:
-    certificates = ours.root_certificates and str(Path(ours.root_certificates).expanduser())
+    certificates = ours.root_certificates and str(expanded(ours.root_certificates))
     return meet(ours.superlink, certificates, ours.insecure)
 
 
@@ -116,6 +117,7 @@ def _read(options: Sequence[str]) -> argparse.Namespace:
     """The options as `flower-supernode` itself reads them: abbreviated, repeated and deprecated ones too."""
     parser: argparse.ArgumentParser = _parse_args_run_supernode()
     parser.prog = "cloister warm-node"
+    parser.usage = "cloister warm-node [OPTIONS]; --help lists them"
     parser.set_defaults(isolation="")
     ours = parser.parse_args(list(options))
     if ours.isolation:
@@ -131,7 +133,7 @@ def _link(ours: argparse.Namespace) -> Link:
     if ours.superexec_auth_secret_file:
         secret = load_superexec_auth_secret(secret_file=ours.superexec_auth_secret_file)
     return Link(
-        f"{host}:{ours.port}", str(Path(ours.ssl_ca_certfile).expanduser()) if ours.ssl_certfile else "", secret
+        f"{host}:{ours.port}", str(expanded(ours.ssl_ca_certfile)) if ours.ssl_certfile else "", secret
     )
 
 
