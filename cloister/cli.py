@@ -201,7 +201,7 @@ def _refuse_taken(kind: str, name: str) -> None:
     from importlib.util import find_spec
 
     from cloister.privacy.mechanisms import MECHANISMS
-    from cloister.server.strategies import STRATEGIES
+    from cloister.strategies import STRATEGIES
     from cloister.tasks import TASKS
 
     known = {"task": TASKS, "strategy": STRATEGIES, "mechanism": MECHANISMS}

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from cloister.config.run import parse
 from cloister.core.errors import ConfigError, DataError
 from cloister.core.files import atomic_path
-from cloister.tasks import TASKS
 from cloister.tasks.base import Examples, Model, Task, are_targets, expected_targets
 from cloister.tasks.labels import classes_of
+from cloister.tasks.making import model_of, named_task
 from cloister.tasks.pictures.decode import SUFFIXES, grey, is_image
 
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
@@ -93,7 +93,7 @@ def predict(model_dir: Path, data: Path, hypothesis: int | None = None) -> Predi
     files = _models(model_dir)
     if hypothesis is not None and hypothesis >= len(files):
         raise ConfigError(f"--hypothesis {hypothesis}: {model_dir} holds {len(files)}, counted from 0")
-    scored, model = read(task, data), task.build()
+    scored, model = read(task, data), model_of(task)
     if hypothesis is None and len(files) > 1 and scored.y is None:
         raise ConfigError(
             f"{model_dir} holds {len(files)} hypotheses, and {data} no labels to choose by; name one with "
@@ -138,7 +138,7 @@ def _task(folder: Path) -> Task:
         config = parse(settings).task
     except ConfigError as error:
         raise ConfigError(f"{folder / 'config.json'}: {error}") from None
-    return TASKS.load(config.name)(config)
+    return named_task(config)
 
 
 def _models(folder: Path) -> list[Path]:

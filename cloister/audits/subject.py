@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from cloister.config.run import RunConfig, parse
 from cloister.core.errors import ConfigError, DataError
 from cloister.core.files import read_json
-from cloister.tasks import TASKS
 from cloister.tasks.base import Model, Task
+from cloister.tasks.making import model_of, named_task
 
 Arrays = Mapping[str, NDArray]
 
@@ -60,8 +60,7 @@ class FinishedRun:
     @cached_property
     def task(self) -> Task:
         """The learning problem of the run."""
-        task: Task = TASKS.load(self.config.task.name)(self.config.task)
-        return task
+        return named_task(self.config.task)
 
     @property
     def delta(self) -> float:
@@ -91,7 +90,7 @@ class FinishedRun:
         Raises:
             DataError: there is none, or there are several hypotheses.
         """
-        model = self.task.build()
+        model = model_of(self.task)
         path = self.path / f"model{model.suffix}"
         if not path.is_file():
             raise DataError(f"{self.path} holds no model{model.suffix}: the run ended without one model for everybody")

@@ -4,12 +4,10 @@ import json
 import logging
 from collections.abc import Callable
 from logging import ERROR
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from cloister.core.files import expanded
 from cloister.client.charges import plan_of
 from cloister.client.choice import best, chosen_to_train
 from cloister.client.data import local_data, task_of
@@ -18,6 +16,7 @@ from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRe
 from cloister.client.workbench import Workbench, workbench_of
 from cloister.core.crash import trace_without_values
 from cloister.core.errors import CloisterError, DataError
+from cloister.core.files import expanded
 from cloister.core.wire import EXAMPLES, TRAIN_LOSS
 from cloister.tasks.base import Examples
 

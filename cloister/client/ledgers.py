@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from cloister.core.files import expanded
 from cloister.client.node import NodeConfig
 from cloister.core.errors import PrivacyError
+from cloister.core.files import expanded
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.tasks import TASKS
 

@@ -9,11 +9,11 @@ from typing import Annotated
 from flwr.app import Context, RecordDict
 from pydantic import ConfigDict, Field, model_validator
 
-from cloister.core.files import expanded
 from cloister.client.policy import Policy, policy_of
 from cloister.config.errors import checked
 from cloister.config.section import Count, Inner, NonNegative, Scalar, Section, Whole
 from cloister.core.errors import NodeConfigError
+from cloister.core.files import expanded
 
 MAXIMUM_SIZE = 10**9
 Place = Annotated[str, Field(min_length=1)]

@@ -14,10 +14,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cloister.core.files import expanded
 from cloister.config.errors import read_toml, suggestion
 from cloister.config.section import Inner, NonNegative, Section, Whole, Word, kebab
 from cloister.core.errors import ConfigError, PolicyError
+from cloister.core.files import expanded
 
 CHECKED_BUNDLE = "CLOISTER_CHECKED_BUNDLE"
 """The environment variable in which the executor of a node says which app bundle it has looked at and lets run."""

@@ -7,6 +7,7 @@ from cloister.client.training.private_trainers import PRIVATE_TRAINERS
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import ClientConfig, RunConfig, TaskConfig
 from cloister.tasks.base import Model
+from cloister.tasks.making import model_of
 from cloister.tasks.training.trainers import TRAINERS, Trainer
 
 
@@ -22,7 +23,7 @@ class Workbench:
     def __init__(self, task: TaskConfig, client: ClientConfig, privacy: PrivacyConfig) -> None:
         self._recipe, self._privacy = task_of(task).recipe.resolved(client), privacy
         self._group_cap = privacy.dp_sgd.group_cap if task.group else 1
-        self.model: Model = task_of(task).build()
+        self.model: Model = model_of(task_of(task))
 
     @cached_property
     def trainer(self) -> Trainer:

@@ -331,7 +331,9 @@ def _refuse_unknown(flat: Mapping[str, Scalar]) -> None:
     known = known_keys()
     unknown = [key for key in flat if key not in known and not _OPTION.fullmatch(key)]
     if any(key.startswith(_TABLE) for key in unknown):
-        raise ConfigError(f"unknown table [{_TABLE[:-1]}]: that of pyproject.toml; here keys stand outside of any table")
+        raise ConfigError(
+            f"unknown table [{_TABLE[:-1]}]: that of pyproject.toml; here keys stand outside of any table"
+        )
     if unknown:
         meant = [*known, *(kebab(key) for key in unknown if _OPTION.fullmatch(kebab(key)))]
         raise ConfigError("\n".join(f"unknown key {key!r}; {nearest(key, meant)}" for key in unknown))

@@ -4,11 +4,10 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
-from cloister.core.files import expanded
 from cloister.config.section import Scalar
 from cloister.core.errors import SettingsError
+from cloister.core.files import expanded
 
 OPTION = "--run-config"
 _KEY = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=\s*")

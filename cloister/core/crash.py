@@ -85,7 +85,8 @@ def write_traces_to(folder: Path, coarse: bool = False) -> None:
 def told(error: BaseException) -> str:
     """An exception in one line: ours as they are, a full disk as such, of any other its type and place.
 
-    What the operating system refuses is told with the path that it is about. The traceback of any other is written to a file, which the line names.
+    What the operating system refuses is told with the path that it is about. The traceback of any other is written to
+    a file, which the line names.
     """
     if isinstance(error, CloisterError):
         return f"{type(error).__name__}: {error}"

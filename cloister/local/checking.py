@@ -30,6 +30,7 @@ from cloister.tasks.faults import (
     sample,
     tried,
 )
+from cloister.tasks.making import dataset_of, model_of
 
 CLIENTS = 2
 RARE = 0.02
@@ -77,7 +78,7 @@ def check_task(name: str, data: Path | None = None) -> Iterator[Line]:
 
 def _place(name: str, data: Path | None) -> dict[str, Scalar]:
     """Where the task's data lies, if it reads any."""
-    return {"task.data-path": str(data)} if data and not TASKS.load(name).bundled else {}
+    return {"task.data-path": str(data)} if data and not getattr(TASKS.load(name), "bundled", False) else {}
 
 
 def _checked(config: RunConfig) -> RunConfig:
@@ -111,8 +112,8 @@ def _sources(task: Task, data: Path | None) -> Iterator[tuple[str, Callable[[], 
     if data is not None:
         yield "read()", lambda: task.read(data)
     else:
-        yield "load(), train", lambda: task.load().train
-        yield "load(), test", lambda: task.load().test
+        yield "load(), train", lambda: dataset_of(task).train
+        yield "load(), test", lambda: dataset_of(task).test
 
 
 def _about(task: Task, examples: Examples, where: str) -> Iterator[Line]:
@@ -143,7 +144,7 @@ def _about_balance(task: Task, examples: Examples, where: str) -> Iterator[Line]
 
 
 def _about_model(config: RunConfig, task: Task, examples: Examples) -> Iterator[Line]:
-    model, problem = tried(task.build)
+    model, problem = tried(lambda: model_of(task))
     if model is None:
         yield Line("fault", f"build(): {problem}")
         return

@@ -5,12 +5,12 @@ import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cloister.core.files import expanded
 from cloister.aggregation.decorator import Decorator
 from cloister.config import variants
 from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
+from cloister.core.files import expanded
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.filters import FilterKind
@@ -21,8 +21,8 @@ from cloister.server.mechanisms import decorate
 from cloister.server.strategies import held_out_of, named_strategy
 from cloister.strategies.averaging import Sampled
 from cloister.strategies.sampling import HeldOut
-from cloister.tasks import TASKS
 from cloister.tasks.base import Task
+from cloister.tasks.making import named_task
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def build(config: RunConfig) -> Plan:
         LedgerError: the ledger of this data is broken.
     """
     seed = secrets.randbelow(2**31) if config.seed == -1 else config.seed
-    task: Task = TASKS.load(config.task.name)(config.task)
+    task = named_task(config.task)
     budget = _budget(config)
     held_out = held_out_of(config)
     strategy = decorate(

@@ -33,8 +33,11 @@ class Examples:
     groups: NDArray | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.x, np.ndarray) or not isinstance(self.y, np.ndarray):
+            found = f"{type(self.x).__name__} and {type(self.y).__name__}"
+            raise DataError(f"x and y must be NumPy arrays, found {found}; np.asarray makes them")
         if len(self.x) != len(self.y):
-            raise DataError(f"{len(self.x)} inputs but {len(self.y)} targets")
+            raise DataError(f"x and y: {len(self.x)} inputs but {len(self.y)} targets; each input needs one")
         if self.groups is not None and len(self.groups) != len(self.y):
             raise DataError(f"{len(self.y)} examples but {len(self.groups)} of them in groups")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cloister.core.files import expanded
 from cloister.core.errors import DataError
+from cloister.core.files import expanded
 from cloister.tasks.base import Dataset, Model, Recipe, Task
 from cloister.tasks.images import SHAPE, characters, read_arrays, two_convolutions
 from cloister.tasks.partition import holdout

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.files import expanded
 from cloister.core.errors import DataError
+from cloister.core.files import expanded
 from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
 from cloister.tasks.partition import holdout
 from cloister.tasks.scores import binary_auc

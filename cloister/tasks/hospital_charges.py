@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.files import expanded
 from cloister.core.errors import DataError
+from cloister.core.files import expanded
 from cloister.tasks.base import Dataset, Examples, Model, Recipe, Regression
 from cloister.tasks.partition import numbered
 

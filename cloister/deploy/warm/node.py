@@ -8,17 +8,16 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from logging import INFO, WARNING
-from pathlib import Path
 
 from flwr.common.config import parse_config_args
 from flwr.supercore import log
 from flwr.supercore.auth import load_superexec_auth_secret
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-from cloister.core.files import expanded
 from cloister.client.node import node_of
 from cloister.client.policy import policy_of
 from cloister.core.errors import ConfigError, FederationError, PolicyError
+from cloister.core.files import expanded
 from cloister.deploy.warm.executor import TESTED_WITH, Executor, Link, is_tested, warm_up
 from cloister.deploy.warm.meeting import Meeting, meet
 
@@ -132,9 +131,7 @@ def _link(ours: argparse.Namespace) -> Link:
     secret = None
     if ours.superexec_auth_secret_file:
         secret = load_superexec_auth_secret(secret_file=ours.superexec_auth_secret_file)
-    return Link(
-        f"{host}:{ours.port}", str(expanded(ours.ssl_ca_certfile)) if ours.ssl_certfile else "", secret
-    )
+    return Link(f"{host}:{ours.port}", str(expanded(ours.ssl_ca_certfile)) if ours.ssl_certfile else "", secret)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -78,7 +78,9 @@ def run_state(directory: Path) -> RunState:
     try:
         return _read(directory)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(f"{directory} is no run directory: rounds.jsonl or config.json is not what a run writes") from None
+        raise ConfigError(
+            f"{directory} is no run directory: rounds.jsonl or config.json is not what a run writes"
+        ) from None
 
 
 def _read(directory: Path) -> RunState:
@@ -158,7 +160,7 @@ def _ask(*command: str) -> Any:
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise FederationError(f"flwr {' '.join(command)} gave no answer: {type(error).__name__}") from None
     if not answer.get("success"):
-        raise FederationError(f"flwr {' '.join(command)}: {answer.get('error-message', 'it failed')}")
+        raise FederationError(f"flwr {' '.join(command)}: {' '.join(answer.get('error-message', 'it failed').split())}")
     return answer
 
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.files import expanded
 from cloister.config.run import TaskConfig
 from cloister.core.errors import DataError
+from cloister.core.files import expanded
 from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.partition import holdout
 from cloister.tasks.pictures.cache import decoded
