@@ -189,27 +189,12 @@ def new(
     folder: Annotated[Path | None, typer.Option("--to", help="Folder to make; by default, one of that name.")] = None,
 ) -> None:
     """Write a package of your own that runs at once: code to change, tests, example data and a README."""
+    from cloister.local.names import refuse_taken
     from cloister.scaffold.package import write_package
 
-    _refuse_taken(kind, name)
+    refuse_taken(kind, name)
     made = write_package(kind, name, data, folder or Path(name))
     typer.echo(f"made {made}; next: pip install -e {made}, then read {made / 'README.md'}")
-
-
-def _refuse_taken(kind: str, name: str) -> None:
-    """Refuse the name of a plugin, or of a package, that is installed: one of the two could not be found any more."""
-    from importlib.util import find_spec
-
-    from cloister.privacy.mechanisms import MECHANISMS
-    from cloister.strategies import STRATEGIES
-    from cloister.tasks import TASKS
-
-    known = {"task": TASKS, "strategy": STRATEGIES, "mechanism": MECHANISMS}
-    module = name.replace("-", "_")
-    if kind in known and name in known[kind].names():
-        raise ConfigError(f"the {kind} {name!r} is there already; choose another name")
-    if module.isidentifier() and find_spec(module) is not None:
-        raise ConfigError(f"the name {name!r} is that of an installed package, {module}; choose another")
 
 
 @app.command()

@@ -70,6 +70,8 @@ class Predictions:
         Raises:
             ConfigError: the place cannot be written.
         """
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ConfigError(f"--out: {path} is no file that could be replaced; without --out they are printed")
         try:
             with atomic_path(path) as partial:
                 partial.write_text("\n".join(self.lines()) + "\n")

@@ -94,7 +94,7 @@ def told(error: BaseException) -> str:
         at = f": {error.filename}" if error.filename else ""
         return f"{os.strerror(error.errno)}{at}; make room, and begin again"
     if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+        return f"{error.filename2 or error.filename}: {error.strerror}"  # of a renaming, the place that is meant
     return f"{_type(error)} at {place(error)}; {_written(trace_without_values(error))}"
 
 

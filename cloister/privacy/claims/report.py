@@ -25,8 +25,8 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
         delta: at which ε is computed.
         relation: which datasets are neighbours.
     """
-    check.one_of(("add-or-remove", "replace-one"), **{"--relation": relation})
-    check.inner(**{"--delta": delta})
+    check.one_of(("add-or-remove", "replace-one"), relation=relation)
+    check.inner(delta=delta)
     console = Console()
     console.print(_table(ledger))
     amounts = _amounts(ledger, delta, relation)  # type: ignore[arg-type]
