@@ -112,7 +112,8 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
         _open(scene)
         with Stop().listening() as stop, _observers(scene) as observers:
             loop = _loop(scene, grid, observers, stop)
-            failure = _driven(loop, initial, config.num_rounds)
+            with narrator.live(grid):
+                failure = _driven(loop, initial, config.num_rounds)
             said, ending = _save(scene, loop)
             if plan.hypotheses and failure is None:
                 public = {SEED: plan.seed, ROUND: loop.aggregated}
