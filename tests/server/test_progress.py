@@ -14,12 +14,14 @@ from cloister.client.app import app
 from cloister.config.run import parse
 from cloister.core.identity import assume_run
 from cloister.local.grid import LocalGrid
+from cloister.server.build import build
 from cloister.server.loop import Round
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
 from cloister.server.reports.progress import SHOWN, Board, Screen
 from cloister.server.run import run
 from cloister.server.stragglers import PatientGrid
+from cloister.server.watching import nobody
 
 QUICK = {"task.model": "softmax", "num-rounds": 2, "tensorboard": False, "client.local-epochs": 1, "seed": 3}
 GLOBAL = {"privacy.server": "global-dp", "privacy.noise-multiplier": 1.0}
@@ -154,13 +156,20 @@ def test_in_a_terminal_every_client_has_a_line_and_nothing_stays_of_them(tmp_pat
     assert not re.search(r"node \d  ", said[said.rindex("Result") :]) and outcome.ended == "as-asked"
 
 
-@pytest.mark.parametrize("settings", [POISSON, DP_SGD], ids=["secret cohorts", "hidden times"])
-def test_nothing_is_drawn_where_it_would_tell_of_a_draw(tmp_path, settings):
-    terminal = Terminal()
-    outcome = ran(tmp_path, settings, Narrator(2, terminal.console()))
-    said = terminal.getvalue()
-    assert outcome.plan.hides_times and "round   2/2" in said
-    assert not re.search(r"node \d|at work|left\b|\x1b\[\?25l", said)
+@pytest.mark.parametrize(
+    ("settings", "drawn"),
+    [(GLOBAL, True), (POISSON, False), (DP_SGD, False)],
+    ids=["nothing to hide", "secret cohorts", "hidden times"],
+)
+def test_nothing_is_drawn_where_it_would_tell_of_a_draw(tmp_path, settings, drawn):
+    terminal, grid = Terminal(), grid_of(lambda node, model: content(model), 2)
+    narrator = Narrator(2, terminal.console())
+    narrator.begin(build(parse(QUICK | settings | {"output-dir": str(tmp_path)})))
+    with narrator.live(grid):
+        assert (grid.watch is not nobody) is drawn
+        grid.watch(1, "training")
+        narrator.note("paused")
+    assert ("node 1  training" in terminal.getvalue()) is drawn and grid.watch is nobody
 
 
 @pytest.mark.parametrize("kind", [Narrator, JsonNarrator])
@@ -173,7 +182,7 @@ def test_a_log_has_the_lines_it_always_had(tmp_path, kind):
 def test_lines_of_json_are_never_drawn_over(tmp_path):
     terminal = Terminal()
     ran(tmp_path, {"privacy.server": "none"}, JsonNarrator(2, terminal.console()))
-    assert "at work" not in terminal.getvalue() and "training" not in terminal.getvalue()
+    assert "at work" not in terminal.getvalue() and "node 1" not in terminal.getvalue()
 
 
 def test_a_run_that_breaks_off_leaves_the_terminal_as_it_was(tmp_path, monkeypatch):
