@@ -139,6 +139,8 @@ class RunConfig(Section):
     keep_checkpoints: Whole = 3
     tensorboard: bool = True
     report: bool = True
+    tracking: Literal["none", "mlflow"] = "none"
+    tracking_uri: str = ""
     log_format: Literal["text", "json"] = "text"
     task: TaskConfig = Field(default_factory=TaskConfig)
     strategy: StrategyConfig = Field(default_factory=StrategyConfig)
@@ -268,6 +270,16 @@ def _canaries_are_clients(config: RunConfig) -> str:
     )
 
 
+def _store_has_a_tracker(config: RunConfig) -> str:
+    if not config.tracking_uri:
+        return ""
+    if config.tracking == "none":
+        return f"tracking-uri = {config.tracking_uri!r} has no effect with tracking = 'none'; use 'mlflow'"
+    if "@" in config.tracking_uri:  # not shown: it may be a password
+        return "tracking-uri holds an '@': every node sees it, so name a store with a password by MLFLOW_TRACKING_URI"
+    return ""
+
+
 RULES: tuple[Callable[[RunConfig], str], ...] = (
     _held_out_are_asked,
     _patience_has_scores,
@@ -276,6 +288,7 @@ RULES: tuple[Callable[[RunConfig], str], ...] = (
     _groups_are_clipped,
     _population_is_drawn_from,
     _canaries_are_clients,
+    _store_has_a_tracker,
 )
 """Rules between sections: each gives what is wrong, or nothing."""
 
