@@ -53,6 +53,7 @@ app = typer.Typer(
     help="Private federated learning on Flower.",
     no_args_is_help=True,
     add_completion=False,
+    suggest_commands=False,  # click does it too
     pretty_exceptions_enable=False,
     pretty_exceptions_show_locals=False,
 )
@@ -200,8 +201,10 @@ def new(
     folder: Annotated[Path | None, typer.Option("--to", help="Folder to make; by default, one of that name.")] = None,
 ) -> None:
     """Write a package of your own that runs at once: code to change, tests, example data and a README."""
+    from cloister.local.names import refuse_taken
     from cloister.scaffold.package import write_package
 
+    refuse_taken(kind, name)
     made = write_package(kind, name, data, folder or Path(name))
     typer.echo(f"made {made}; next: pip install -e {made}, then read {made / 'README.md'}")
 

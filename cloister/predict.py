@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from cloister.config.run import parse
 from cloister.core.errors import ConfigError, DataError
 from cloister.core.files import atomic_path
-from cloister.tasks import TASKS
 from cloister.tasks.base import Examples, Model, Task, are_targets, expected_targets
 from cloister.tasks.labels import classes_of
+from cloister.tasks.making import model_of, named_task
 from cloister.tasks.pictures.decode import SUFFIXES, grey, is_image
 
+SPREADSHEETS = (".xlsx", ".xls", ".ods")
 LABELS = ("y", "label")
 """What the last column of a CSV file is called if it holds labels."""
 
@@ -69,6 +70,8 @@ class Predictions:
         Raises:
             ConfigError: the place cannot be written.
         """
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ConfigError(f"--out: {path} is no file that could be replaced; without --out they are printed")
         try:
             with atomic_path(path) as partial:
                 partial.write_text("\n".join(self.lines()) + "\n")
@@ -92,7 +95,7 @@ def predict(model_dir: Path, data: Path, hypothesis: int | None = None) -> Predi
     files = _models(model_dir)
     if hypothesis is not None and hypothesis >= len(files):
         raise ConfigError(f"--hypothesis {hypothesis}: {model_dir} holds {len(files)}, counted from 0")
-    scored, model = read(task, data), task.build()
+    scored, model = read(task, data), model_of(task)
     if hypothesis is None and len(files) > 1 and scored.y is None:
         raise ConfigError(
             f"{model_dir} holds {len(files)} hypotheses, and {data} no labels to choose by; name one with "
@@ -121,7 +124,7 @@ def read(task: Task, data: Path) -> Scored:
     if data.suffix.lower() == ".npz":
         return _archive(task, data)
     if type(task).read is not Task.read or type(task).rows is not Task.rows:
-        return _numbered(task.read(data))
+        return _numbered(task.read(data), data)
     return _table(task, data)
 
 
@@ -133,8 +136,11 @@ def _task(folder: Path) -> Task:
         raise DataError(
             f"{folder} is no run directory and no model-dir of a client: it has no config.json of one"
         ) from None
-    config = parse(settings).task
-    return TASKS.load(config.name)(config)
+    try:
+        config = parse(settings).task
+    except ConfigError as error:
+        raise ConfigError(f"{folder / 'config.json'}: {error}") from None
+    return named_task(config)
 
 
 def _models(folder: Path) -> list[Path]:
@@ -164,17 +170,19 @@ def _loss(found: Predictions) -> float:
     return loss if loss == loss else np.inf
 
 
-def _numbered(examples: Examples, labelled: bool = True) -> Scored:
+def _numbered(examples: Examples, data: Path, labelled: bool = True) -> Scored:
     if not len(examples):
-        raise DataError("there are no examples to score")
+        raise DataError(f"{data} holds no examples to score")
     return Scored(tuple(map(str, range(len(examples)))), examples.x, examples.y if labelled else None)
 
 
 def _checked(task: Task, x: NDArray, y: NDArray | None, data: Path) -> Scored:
     """Examples as the task takes them; without labels, stand-ins go through the same checks."""
+    if y is not None and len(x) != len(y):
+        raise DataError(f"{data} must hold as many labels as inputs, found {len(y)} and {len(x)}")
     stand_ins = np.zeros(len(x), np.int64 if task.classes else np.float32)
     try:
-        return _numbered(task.checked(Examples(x, stand_ins if y is None else y), data), y is not None)
+        return _numbered(task.checked(Examples(x, stand_ins if y is None else y), data), data, y is not None)
     except DataError as error:
         raise DataError(str(error).removeprefix("data-path: ")) from None
 
@@ -215,6 +223,8 @@ def _table(task: Task, data: Path) -> Scored:
 def _frame(data: Path) -> Any:
     import pandas
 
+    if data.suffix.lower() in SPREADSHEETS:
+        raise DataError(f"{data} is a spreadsheet; save it as a CSV file")
     try:
         frame = pandas.read_csv(data)
     except (ValueError, OSError):

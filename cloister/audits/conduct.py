@@ -24,6 +24,8 @@ def audit(path: Path, effort: Effort, only: Sequence[str] = ()) -> Audited:
         DataError: the data of the run's task is not on this machine.
     """
     run = FinishedRun.read(path)
+    if not run.config.privacy.server.hypotheses and run.has_model:
+        run.model()  # a broken one is told now, and not after the first of several attacks
     findings: list[Finding] = []
     skipped: list[Skipped] = []
     for one in [cast(Audit, AUDITS.load(name)) for name in only or AUDITS.names()]:

@@ -1,6 +1,6 @@
 """The run that is audited: what its directory says about it."""
 
-import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from cloister.config.run import RunConfig, parse
 from cloister.core.errors import ConfigError, DataError
-from cloister.tasks import TASKS
+from cloister.core.files import read_json
 from cloister.tasks.base import Model, Task
+from cloister.tasks.making import model_of, named_task
 
 Arrays = Mapping[str, NDArray]
 
@@ -43,21 +44,23 @@ class FinishedRun:
         Raises:
             ConfigError: it is none, or its run has not ended.
         """
-        facts, privacy = _content(path, "config.json"), _content(path, "privacy.json")
+        facts, privacy = read_json(path / "config.json"), read_json(path / "privacy.json")
         if privacy.get("status") == "running":
             raise ConfigError(f"{path}: this run has not ended; audit it when it has (cloister status --runs {path})")
+        if "status" not in privacy:
+            raise ConfigError(f"{path / 'privacy.json'} is not what a run writes: it has no status")
         try:
             config, seed = parse(facts["config"]), int(facts["seed"])
-        except (KeyError, TypeError, ValueError):
+        except ConfigError as error:
+            raise ConfigError(f"{path / 'config.json'}: {error}") from None
+        except (KeyError, TypeError, ValueError, AttributeError):
             raise ConfigError(f"{path} is no run directory: its config.json is not that of a run") from None
-        simulated = _content(path, "simulation.json") if (path / "simulation.json").is_file() else {"clients": 0}
-        return cls(path, config, seed, privacy, int(simulated["clients"]))
+        return cls(path, config, seed, privacy, _clients(path))
 
     @cached_property
     def task(self) -> Task:
         """The learning problem of the run."""
-        task: Task = TASKS.load(self.config.task.name)(self.config.task)
-        return task
+        return named_task(self.config.task)
 
     @property
     def delta(self) -> float:
@@ -87,12 +90,17 @@ class FinishedRun:
         Raises:
             DataError: there is none, or there are several hypotheses.
         """
-        model = self.task.build()
+        model = model_of(self.task)
         path = self.path / f"model{model.suffix}"
         if not path.is_file():
             raise DataError(f"{self.path} holds no model{model.suffix}: the run ended without one model for everybody")
         model.load(path)
         return model
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the run left a model for everybody."""
+        return any(self.path.glob("model.*"))
 
     def released(self) -> dict[int, Arrays]:
         """The checkpoints that were kept: the model after each round, by its number; 0 is the initial model."""
@@ -100,16 +108,18 @@ class FinishedRun:
         return {number: _arrays(found[number]) for number in sorted(found)}
 
 
-def _content(path: Path, name: str) -> dict[str, Any]:
-    try:
-        content = json.loads((path / name).read_text())
-    except (OSError, ValueError):
-        raise ConfigError(f"{path} is no run directory: {name} is absent or cannot be read") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} is no run directory: {name} is not what a run writes")
-    return content
+def _clients(path: Path) -> int:
+    """How many clients were simulated; 0 where they were nodes."""
+    file = path / "simulation.json"
+    clients = read_json(file).get("clients") if file.is_file() else 0
+    if type(clients) is not int or clients < 0:
+        raise ConfigError(f"{file} is not what a run writes: clients is no whole number")
+    return clients
 
 
 def _arrays(path: Path) -> Arrays:
-    with np.load(path, allow_pickle=False) as archive:
-        return dict(archive.items())
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive.items())
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile):
+        raise DataError(f"{path} holds no model: an .npz file of its weights was expected") from None

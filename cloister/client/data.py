@@ -16,8 +16,9 @@ from cloister.client.node import NodeConfig
 from cloister.client.split import secret_key, split
 from cloister.config.run import TaskConfig
 from cloister.core.errors import DataError, NodeConfigError
-from cloister.tasks import TASKS
+from cloister.core.files import expanded
 from cloister.tasks.base import Dataset, Examples, Task
+from cloister.tasks.making import dataset_of, named_task
 from cloister.tasks.partition import deal, holdout
 
 logger = logging.getLogger("cloister.client")
@@ -51,7 +52,7 @@ def handing_out(parts: Sequence[Examples]) -> Iterator[None]:
 @lru_cache(maxsize=2)
 def task_of(config: TaskConfig) -> Task:
     """The task of a run; one per process."""
-    return TASKS.load(config.name)(config)
+    return named_task(config)
 
 
 def local_data(config: TaskConfig, node: NodeConfig, seed: int, tolerant: bool = False) -> LocalData:
@@ -94,7 +95,7 @@ def _own_data(config: TaskConfig, path: str, folder: Path, tolerant: bool) -> Lo
 
 @lru_cache(maxsize=2)
 def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
-    task, place = task_of(config), Path(path).expanduser()
+    task, place = task_of(config), expanded(path)
     if not tolerant:
         return task.read(place)
     rows = task.rows(place)
@@ -129,7 +130,7 @@ def benchmark_of(config: TaskConfig) -> Dataset:
     Raises:
         DataError: it is not on this machine.
     """
-    return task_of(config).load()
+    return dataset_of(task_of(config))
 
 
 @lru_cache(maxsize=4)

@@ -4,7 +4,6 @@ import json
 import logging
 from collections.abc import Callable
 from logging import ERROR
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -25,6 +24,7 @@ from cloister.client.request import (
 from cloister.client.workbench import Workbench, workbench_of
 from cloister.core.crash import trace_without_values
 from cloister.core.errors import CloisterError, DataError
+from cloister.core.files import expanded
 from cloister.core.wire import EXAMPLES, TRAIN_LOSS
 from cloister.tasks.base import Examples
 
@@ -144,7 +144,7 @@ def keep_personal(request: KeepRequest, node: Node) -> Reply:
 
 
 def _save_best(request: KeepRequest, node: Node) -> None:
-    config, model, place = request.config, workbench_of(request.config).model, Path(node.config.model_dir).expanduser()
+    config, model, place = request.config, workbench_of(request.config).model, expanded(node.config.model_dir)
     tolerant = config.privacy.client.clips_gradients
     data = local_data(config.task, node.config, request.seed, tolerant)
     best(model, request.models, task_of(config.task), data.train)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cloister.client.node import NodeConfig
 from cloister.core.errors import PrivacyError
+from cloister.core.files import expanded
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.tasks import TASKS
 
@@ -53,7 +54,7 @@ def identity_of(node: NodeConfig, task: str) -> str:
         return node.data_identity
     # However a path is written, and whatever a server calls the task, it is the same data.
     if node.data_path:
-        return _digested("data", str(Path(node.data_path).expanduser().resolve()))
+        return _digested("data", str(expanded(node.data_path).resolve()))
     return _digested(task, f"{task} {'' if node.partition_id is None else node.partition_id}")
 
 

@@ -13,6 +13,7 @@ from cloister.client.policy import Policy, policy_of
 from cloister.config.errors import checked
 from cloister.config.section import Count, Inner, NonNegative, Scalar, Section, Whole
 from cloister.core.errors import NodeConfigError
+from cloister.core.files import expanded
 
 MAXIMUM_SIZE = 10**9
 Place = Annotated[str, Field(min_length=1)]
@@ -62,7 +63,7 @@ class NodeConfig(Section):
     @property
     def ledger_folder(self) -> Path:
         """The folder of the ledgers, absolute."""
-        return Path(self.ledger_dir).expanduser().resolve()
+        return expanded(self.ledger_dir).resolve()
 
     def under(self, policy: Policy | None) -> "NodeConfig":
         """The same with the stricter budgets of both in force, and the size that the policy states."""

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, model_validator
 from cloister.config.errors import read_toml, suggestion
 from cloister.config.section import Inner, NonNegative, Section, Whole, Word, kebab
 from cloister.core.errors import ConfigError, PolicyError
+from cloister.core.files import expanded
 
 CHECKED_BUNDLE = "CLOISTER_CHECKED_BUNDLE"
 """The environment variable in which the executor of a node says which app bundle it has looked at and lets run."""
@@ -184,4 +185,4 @@ def read_policy(path: Path) -> Policy:
     Raises:
         ConfigError: there is no such file, or it is no policy: each bad key is named, with what was found.
     """
-    return read_toml(Policy, path.expanduser(), f"policy {path}")
+    return read_toml(Policy, expanded(path), f"policy {path}")

@@ -8,6 +8,7 @@ from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import ClientConfig, RunConfig, TaskConfig
 from cloister.tasks.base import Model
 from cloister.tasks.frozen import frozen_digest
+from cloister.tasks.making import model_of
 from cloister.tasks.training.recipe import recipe_of
 from cloister.tasks.training.trainers import TRAINERS, Trainer
 
@@ -24,7 +25,7 @@ class Workbench:
     def __init__(self, task: TaskConfig, client: ClientConfig, privacy: PrivacyConfig) -> None:
         self._task, self._client, self._privacy = task_of(task), client, privacy
         self._group_cap = privacy.dp_sgd.group_cap if task.group else 1
-        self.model: Model = self._task.build()
+        self.model: Model = model_of(self._task)
 
     @cached_property
     def frozen(self) -> str:

@@ -1,6 +1,7 @@
 """What is wrong with settings, in one line for each key: the key, the value found, what is valid, the nearest keys."""
 
 import difflib
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -14,7 +15,11 @@ from cloister.core.errors import ConfigError
 
 NEAREST = 3
 """Valid keys that an unknown one is answered with."""
+MISSING = 3
+"""Keys that may be missing on a line each; more of them share one."""
 INVALID = " is not valid: "
+SHOULD = re.compile(r"^(Input|String|List|Dictionary) should")
+"""How pydantic begins."""
 Checked = TypeVar("Checked", bound=Section)
 
 
@@ -35,6 +40,8 @@ def read_toml(kind: type[Checked], path: Path, place: str) -> Checked:
         raise ConfigError(f"{place}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{place} is no TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{place} is no TOML that can be read: it is nested too deeply") from None
     return checked(kind, content, f"{place}: ")
 
 
@@ -68,10 +75,15 @@ def explain(error: ValidationError, root: type[Section]) -> list[str]:
     Returns:
         One text for each key; a rule between keys speaks for itself, and may have several lines.
     """
-    lines: dict[str, str] = {}
+    missing = [_place(item, root)[0] for item in error.errors() if item["type"] == "missing"]
+    lines: dict[str, str] = {"": f"{', '.join(missing)} are missing"} if len(missing) > MISSING else {}
+    unknown: set[type[Section]] = set()
     for item in error.errors():
+        if item["type"] == "missing" and len(missing) > MISSING:
+            continue
         key, section = _place(item, root)
-        line = _line(item, key, section)
+        line = _line(item, key, section, section in unknown)
+        unknown |= {section} if item["type"] == "extra_forbidden" else set()
         if item["type"] == "value_error":
             lines[line] = line
         elif key in lines:
@@ -82,7 +94,8 @@ def explain(error: ValidationError, root: type[Section]) -> list[str]:
     return list(lines.values())
 
 
-def _line(item: ErrorDetails, key: str, section: type[Section]) -> str:
+def _line(item: ErrorDetails, key: str, section: type[Section], again: bool) -> str:
+    """What is wrong with a key; `again`: the valid keys of its section have been listed already."""
     own = key.rpartition(".")[2]
     if item["type"] == "value_error":
         return str(item["ctx"]["error"])
@@ -90,11 +103,12 @@ def _line(item: ErrorDetails, key: str, section: type[Section]) -> str:
         return f"{key} is missing"
     if item["type"] == "extra_forbidden":
         valid = [kebab(name) for name in section.model_fields]
-        return f"unknown key {key!r}; valid keys: {', '.join(valid)}{suggestion(own, valid)}"
+        listed = "" if again else f"; valid keys: {', '.join(valid)}"
+        return f"unknown key {key!r}{listed}{suggestion(own, valid)}"
     if item["type"] == "union_tag_invalid":
         *most, last = item["ctx"]["expected_tags"].split(", ")
         return f"{key} = {item['input'][own]!r}{INVALID}it must be {', '.join(most)} or {last}"
-    return f"{key} = {item['input']!r}{INVALID}{item['msg'].replace('Input should', 'it must')}"
+    return f"{key} = {item['input']!r}{INVALID}{SHOULD.sub('it must', item['msg'])}"
 
 
 def _place(item: ErrorDetails, root: type[Section]) -> tuple[str, type[Section]]:

@@ -34,7 +34,7 @@ class PrivacyConfig(Section):
     noise_seed: Annotated[int, Field(ge=-1)] = -1
     target_delta: Inner = 1e-5
     ledger_dir: str = ""
-    data_identity: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
+    data_identity: Annotated[str, Field(pattern=r"^[\w.-]{0,200}$")] = ""
     choice: Literal["private", "exact"] = "private"
     choice_epsilon: Positive = 1.0
     max_loss: Positive = 10.0

@@ -182,6 +182,8 @@ class RunConfig(Section):
     keep_checkpoints: Whole = 3
     tensorboard: bool = True
     report: bool = True
+    tracking: Literal["none", "mlflow"] = "none"
+    tracking_uri: str = ""
     log_format: Literal["text", "json"] = "text"
     task: TaskConfig = Field(default_factory=TaskConfig)
     strategy: StrategyConfig = Field(default_factory=StrategyConfig)
@@ -318,6 +320,16 @@ def _warmup_ends(config: RunConfig) -> str:
     return f"client.warmup-rounds = {warmup} must be below num-rounds = {config.num_rounds}"
 
 
+def _store_has_a_tracker(config: RunConfig) -> str:
+    if not config.tracking_uri:
+        return ""
+    if config.tracking == "none":
+        return f"tracking-uri = {config.tracking_uri!r} has no effect with tracking = 'none'; use 'mlflow'"
+    if "@" in config.tracking_uri:  # not shown: it may be a password
+        return "tracking-uri holds an '@': every node sees it, so name a store with a password by MLFLOW_TRACKING_URI"
+    return ""
+
+
 RULES: tuple[Callable[[RunConfig], str], ...] = (
     _held_out_are_asked,
     _patience_has_scores,
@@ -327,6 +339,7 @@ RULES: tuple[Callable[[RunConfig], str], ...] = (
     _population_is_drawn_from,
     _canaries_are_clients,
     _warmup_ends,
+    _store_has_a_tracker,
 )
 """Rules between sections: each gives what is wrong, or nothing."""
 
@@ -375,9 +388,16 @@ _OPTION = re.compile(r"strategy\.[A-Za-z0-9-]+")
 """Any option: which of them a strategy has, only the strategy knows."""
 
 
+_TABLE = "tool.flwr.app.config."
+
+
 def _refuse_unknown(flat: Mapping[str, Scalar]) -> None:
     known = known_keys()
     unknown = [key for key in flat if key not in known and not _OPTION.fullmatch(key)]
+    if any(key.startswith(_TABLE) for key in unknown):
+        raise ConfigError(
+            f"unknown table [{_TABLE[:-1]}]: that of pyproject.toml; here keys stand outside of any table"
+        )
     if unknown:
         meant = [*known, *(kebab(key) for key in unknown if _OPTION.fullmatch(kebab(key)))]
         raise ConfigError("\n".join(f"unknown key {key!r}; {nearest(key, meant)}" for key in unknown))

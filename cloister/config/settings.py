@@ -1,12 +1,13 @@
 """Settings from a command line: `key=value` pairs and TOML files, every character of which is read or refused."""
 
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
 from cloister.config.section import Scalar
 from cloister.core.errors import SettingsError
+from cloister.core.files import expanded
 
 OPTION = "--run-config"
 _KEY = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=\s*")
@@ -54,7 +55,7 @@ def read_options(key: str, text: str) -> dict[str, Scalar]:
 
 def _is_path(argument: str) -> bool:
     """Whether it names a file: a pair, too, may end in `.toml`."""
-    path = Path(argument.strip()).expanduser()
+    path = expanded(argument.strip())
     return bool(argument.strip()) and ("=" not in argument or (path.suffix == ".toml" and path.is_file()))
 
 
@@ -99,12 +100,14 @@ def _checked(key: str, value: object) -> Scalar:
 
 
 def _from_file(argument: str) -> dict[str, Scalar]:
-    path = Path(argument).expanduser()
-    if path.suffix != ".toml" or not path.is_file():
+    path = expanded(argument)
+    if path.suffix != ".toml" or not os.path.isfile(path):
         what = f"there is no file at {argument}" if path.suffix == ".toml" else f"{argument!r} is neither"
         raise ValueError(f"{what}; expected key=value pairs, or the path of a TOML file (.toml)")
     try:
         nested = tomllib.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(f"{argument} cannot be read as TOML: it is nested too deeply") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"{argument} cannot be read as TOML: {reason}") from None

@@ -25,3 +25,10 @@ def one_of(choices: Collection[str], **values: str) -> None:
     for name, value in values.items():
         if value not in choices:
             raise ConfigError(f"{name} must be one of {', '.join(sorted(choices))}; got {value!r}")
+
+
+def inner(**values: float) -> None:
+    """Refuse a value that is not above zero and below one."""
+    for name, value in values.items():
+        if not 0 < value < 1:
+            raise ConfigError(f"{name} must be above 0 and below 1, got {value}")

@@ -19,6 +19,8 @@ from pathlib import Path
 from cloister.core.errors import CloisterError
 from cloister.core.files import coarse_mtime
 
+LINES, WIDTH = 5, 600
+"""What is shown of an error at most; its longest remedies have room."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a disk, a quota or a limit that leaves no room for what is written."""
 _PACKAGE = str(Path(__file__).parents[1])
@@ -63,7 +65,7 @@ def one_line(unchanged: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     except unchanged:
         raise
     except Exception as error:
-        raise Crash(told(error), error) from None
+        raise Crash(shortened(told(error)), error) from None
     finally:
         _folders.reset(token)
 
@@ -83,14 +85,31 @@ def write_traces_to(folder: Path, coarse: bool = False) -> None:
 def told(error: BaseException) -> str:
     """An exception in one line: ours as they are, a full disk as such, of any other its type and place.
 
-    The traceback of any other is written to a file, which the line names.
+    What the operating system refuses is told with the path that it is about. The traceback of any other is written to
+    a file, which the line names.
     """
     if isinstance(error, CloisterError):
         return f"{type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.errno in FULL:
         at = f": {error.filename}" if error.filename else ""
         return f"{os.strerror(error.errno)}{at}; make room, and begin again"
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename2 or error.filename}: {error.strerror}"  # of a renaming, the place that is meant
     return f"{_type(error)} at {place(error)}; {_written(trace_without_values(error))}"
+
+
+def shortened(text: str) -> str:
+    """The beginning of a text that is longer than anybody reads: of its lines, and of each of them."""
+    lines = text.splitlines()
+    if len(lines) > LINES:
+        lines = [*lines[: LINES - 1], f"... and {len(lines) - LINES + 1} more like these"]
+    return "\n".join(line if len(line) <= WIDTH else _without_middle(line) for line in lines)
+
+
+def _without_middle(line: str) -> str:
+    """A line without what stands between its beginning, which names the key, and its end, which names the remedy."""
+    end = WIDTH // 2
+    return f"{line[: WIDTH - end - 5]} ... {line[-end:]}"
 
 
 def place(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from cloister.core.crash import place
 from cloister.core.errors import PluginError
 
 
@@ -46,12 +47,18 @@ class Registry:
         """The object that `name` stands for.
 
         Raises:
-            PluginError: the name is unknown, or its module does not import.
+            PluginError: the name is unknown, or its module does not import; the kind of error and its place are named.
         """
         table = self._table
         if name not in table:
             raise PluginError(f"unknown {self.kind} {name!r}; known: {', '.join(sorted(table))}")
         try:
             return EntryPoint(name, table[name], self.group).load()
-        except (ImportError, AttributeError) as error:
-            raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load") from error
+        except Exception as error:  # a plugin's module may raise anything, and its text may hold anything
+            raise PluginError(f"{self.kind} {name!r} ({table[name]}) does not load: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """The kind of an error, and where it is in the plugin's own code."""
+    where = place(error)
+    return type(error).__name__ if "importlib" in where else f"{type(error).__name__} at {where}"

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from cloister.config.errors import read_toml
 from cloister.config.section import Count, Section, Whole
+from cloister.core.files import expanded
 
 LABEL = r"[a-zA-Z0-9_]([a-zA-Z0-9_-]{0,61}[a-zA-Z0-9])?"
 HOST_NAME = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*")
@@ -154,7 +155,7 @@ def _with_paths(federation: Federation, base: Path) -> Federation:
     """The same with the paths of files to be read made absolute."""
 
     def absolute(value: str) -> str:
-        return str(base / Path(value).expanduser()) if value else ""
+        return str(base / expanded(value)) if value else ""
 
     sites = [site.model_copy(update={"public_key": absolute(site.public_key)}) for site in federation.sites]
     signed = {name: absolute(getattr(federation.authority, name)) for name in ("certificate", "ca_certificate")}

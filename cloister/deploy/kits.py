@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from cloister.config.section import kebab
 from cloister.core.errors import ConfigError
 from cloister.core.files import atomic_path
 from cloister.deploy import certificates, credentials, scripts
@@ -151,6 +152,7 @@ def provision(
     """
     federation = read_federation(description)
     _refuse_shared_keys(federation)
+    _refuse_absent_certificates(federation)
     kits = _Kits(folder.resolve())
     refuse_in_bundle(kits.folder, BUNDLED_KINDS)
     members = ["server", "operator", *(f"sites/{site.name}" for site in federation.sites)]
@@ -219,6 +221,13 @@ def _refuse_shared_keys(federation: Federation) -> None:
     own = [site.public_key for site in federation.sites if site.public_key]
     if len({certificates.checked_node_key(Path(path)).split()[1] for path in own}) < len(own):
         raise ConfigError("two sites have the same public-key; a node is known by its key")
+
+
+def _refuse_absent_certificates(federation: Federation) -> None:
+    """Look for the files of an external authority before anything is written."""
+    for key in ("certificate", "ca_certificate"):
+        if path := getattr(federation.authority, key):
+            _file(path, kebab(key))
 
 
 def _write_authority(kits: _Kits, federation: Federation, renew: bool) -> None:

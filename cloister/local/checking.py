@@ -1,7 +1,9 @@
 """A task tried in seconds, before anybody else gets it: its data, its model, and one round of two clients."""
 
+import logging
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,6 +19,7 @@ from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.server.reports.console import Narrator
 from cloister.server.run import Outcome, run
+from cloister.tasks import TASKS
 from cloister.tasks.base import Examples, Task
 from cloister.tasks.faults import (
     Fault,
@@ -28,6 +31,7 @@ from cloister.tasks.faults import (
     tried,
 )
 from cloister.tasks.frozen import Parameters
+from cloister.tasks.making import dataset_of, model_of
 
 CLIENTS = 2
 RARE = 0.02
@@ -61,7 +65,7 @@ def check_task(name: str, data: Path | None = None) -> Iterator[Line]:
         What was found, as it is found. After a fault, what rests on it is not tried.
     """
     settings: dict[str, Scalar] = {"task.name": name, "num-rounds": 1, "privacy.server": "none", "tensorboard": False}
-    config, problem = tried(lambda: _checked(parse(settings | ({"task.data-path": str(data)} if data else {}))))
+    config, problem = tried(lambda: _checked(parse(settings | _place(name, data))))
     if config is None:
         yield Line("fault", problem)
         return
@@ -71,6 +75,11 @@ def check_task(name: str, data: Path | None = None) -> Iterator[Line]:
         faults += [line] if line.kind == "fault" else []
     if not faults:
         yield from _round(config, data)
+
+
+def _place(name: str, data: Path | None) -> dict[str, Scalar]:
+    """Where the task's data lies, if it reads any."""
+    return {"task.data-path": str(data)} if data and not getattr(TASKS.load(name), "bundled", False) else {}
 
 
 def _checked(config: RunConfig) -> RunConfig:
@@ -91,8 +100,10 @@ def _lines(config: RunConfig, data: Path | None) -> Iterator[Line]:
         if examples is None:
             yield Line("fault", f"{where}: {problem}")
             continue
-        found.append(examples)
-        yield from _about(task, examples, where)
+        about = list(_about(task, examples, where))
+        yield from about
+        if all(line.kind != "fault" for line in about):
+            found.append(examples)
     if found:
         yield from _about_model(config, task, found[0])
 
@@ -102,8 +113,8 @@ def _sources(task: Task, data: Path | None) -> Iterator[tuple[str, Callable[[], 
     if data is not None:
         yield "read()", lambda: task.read(data)
     else:
-        yield "load(), train", lambda: task.load().train
-        yield "load(), test", lambda: task.load().test
+        yield "load(), train", lambda: dataset_of(task).train
+        yield "load(), test", lambda: dataset_of(task).test
 
 
 def _about(task: Task, examples: Examples, where: str) -> Iterator[Line]:
@@ -134,7 +145,7 @@ def _about_balance(task: Task, examples: Examples, where: str) -> Iterator[Line]
 
 
 def _about_model(config: RunConfig, task: Task, examples: Examples) -> Iterator[Line]:
-    model, problem = tried(task.build)
+    model, problem = tried(lambda: model_of(task))
     if model is None:
         yield Line("fault", f"build(): {problem}")
         return
@@ -163,13 +174,27 @@ def _round(config: RunConfig, data: Path | None) -> Iterator[Line]:
     """One round of two clients, in a folder that goes away."""
     with tempfile.TemporaryDirectory() as folder:
         settings = config.flat() | {"output-dir": folder}
-        outcome, problem = tried(lambda: _outcome(settings, data, folder))
+        with _quiet("cloister.client"):  # what a client logs of its failure is told here in a line
+            outcome, problem = tried(lambda: _outcome(settings, data, folder))
     if outcome is None:
         yield Line("fault", f"one round of {CLIENTS} clients: {problem}")
         return
     last = outcome.rounds[-1]
+    if last.unscored:
+        yield Line("note", f"one round of {CLIENTS} clients: one was not scored: {last.unscored[0].detail}")
     scores = ", ".join(f"{name} {value:.4g}" for name, value in (last.central or last.federated).items())
     yield Line("ok", f"one round of {CLIENTS} clients: {scores or 'no scores'}")
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """The block, in which this logger says nothing."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _outcome(settings: dict[str, Scalar], data: Path | None, folder: str) -> Outcome:

@@ -5,15 +5,15 @@ from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from cloister.config.section import Scalar
 from cloister.core.identity import LOCAL_RUN, assume_run
 from cloister.core.wire import LEAKAGE, number
+from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
 
 
-class LocalGrid(Grid):
+class LocalGrid(WatchedGrid):
     """Calls a ClientApp once per message, node after node, and keeps each node's context between calls.
 
     Args:
@@ -28,6 +28,7 @@ class LocalGrid(Grid):
         run_config: Mapping[str, Scalar],
         nodes: Iterable[Mapping[str, Scalar]],
     ) -> None:
+        self.watch = nobody
         self._client_app = client_app
         self._contexts = {
             node_id: Context(LOCAL_RUN, node_id, dict(node), RecordDict(), dict(run_config))
@@ -72,10 +73,12 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Have every message answered; the replies wait for `pull_messages`."""
-        ids = []
+        ids, messages = [], list(messages)
+        for message in messages:
+            self.watch(message.metadata.dst_node_id, "waiting")
         for message in messages:
             message.metadata.__dict__["_message_id"] = str(uuid4())
-            self._replies[message.metadata.message_id] = self._answer(message)
+            self._replies[message.metadata.message_id] = self._watched(message)
             ids.append(message.metadata.message_id)
         return ids
 
@@ -91,6 +94,13 @@ class LocalGrid(Grid):
         """What each simulated client has counted for its releases (d-privacy)."""
         records = (context.state.metric_records.get(LEAKAGE) for context in self._contexts.values())
         return [number(record, "spent") if record else 0.0 for record in records]
+
+    def _watched(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        self.watch(node, asked_to(message))
+        reply = self._answer(message)
+        self.watch(node, answered(reply))
+        return reply
 
     def _answer(self, message: Message) -> Message:
         context = self._contexts[message.metadata.dst_node_id]

@@ -65,8 +65,9 @@ def refuse_what_clients_would(config: RunConfig, clients: int) -> None:
     from cloister.client.data import benchmark_of, local_data, task_of
     from cloister.client.node import node_of
     from cloister.client.workbench import workbench_of
-    from cloister.tasks.faults import refuse_faulty
+    from cloister.tasks.faults import refuse_faulty, refuse_faulty_data
 
+    refuse_faulty_data(task_of(config.task), benchmark_of(config.task).train)
     local_data(config.task, node_of({"partition-id": 0, "num-partitions": clients}), max(0, config.seed))
     workbench = workbench_of(config)
     refuse_faulty(task_of(config.task), workbench.model, benchmark_of(config.task).train)

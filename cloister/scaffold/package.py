@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from shutil import rmtree
 
 from cloister.core.errors import ConfigError
 from cloister.scaffold.example_data import ENDINGS, write_examples
@@ -45,13 +46,17 @@ def write_package(kind: str, name: str, source: str, folder: Path) -> Path:
     }
     try:
         folder.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(f"{folder} is there already; name another folder with --to") from None
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: {error.strerror}") from None
+    try:
         for part in ("common", kind, *([source] if kind == "task" else [])):
             _render(part, facts, folder)
         if kind == "task":
             write_examples(source, folder / module / "data")
-    except FileExistsError:
-        raise ConfigError(f"{folder} is there already; name another folder with --to") from None
     except OSError as error:
+        rmtree(folder, ignore_errors=True)  # half a package is of no use
         raise ConfigError(f"{error.filename or folder}: {error.strerror}") from None
     return folder
 

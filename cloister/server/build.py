@@ -10,6 +10,7 @@ from cloister.config import variants
 from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
+from cloister.core.files import expanded
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.filters import FilterKind
@@ -20,8 +21,8 @@ from cloister.server.mechanisms import decorate
 from cloister.server.strategies import held_out_of, named_strategy
 from cloister.strategies.averaging import Sampled
 from cloister.strategies.sampling import HeldOut
-from cloister.tasks import TASKS
 from cloister.tasks.base import Recipe, Task
+from cloister.tasks.making import named_task
 from cloister.tasks.training.recipe import recipe_of
 
 
@@ -132,7 +133,7 @@ def build(config: RunConfig) -> Plan:
         LedgerError: the ledger of this data is broken.
     """
     seed = secrets.randbelow(2**31) if config.seed == -1 else config.seed
-    task: Task = TASKS.load(config.task.name)(config.task)
+    task = named_task(config.task)
     recipe = recipe_of(task, config.client, config.privacy)
     budget = _budget(config)
     held_out = held_out_of(config)
@@ -187,7 +188,7 @@ def _refuse_beside_laplace(config: RunConfig) -> None:
 
 def _budget(config: RunConfig) -> PrivacyBudget:
     privacy = config.privacy
-    folder = Path(privacy.ledger_dir or Path(config.output_dir) / "ledgers").expanduser().resolve()
+    folder = expanded(privacy.ledger_dir or Path(config.output_dir) / "ledgers").resolve()
     path = folder / f"{data_identity(config)}.jsonl"
     relation: Relation = "replace-one" if privacy.server.population else "add-or-remove"
     # Only Rényi DP counts draws; `fixed` ones are known to the clients together, and amplify nothing in a budget.
@@ -200,7 +201,7 @@ def data_identity(config: RunConfig) -> str:
     """The name of the data that budgets are about: as given, or the task with a digest of where its data lies."""
     if config.privacy.data_identity:
         return config.privacy.data_identity
-    path = Path(config.task.data_path).expanduser().resolve() if config.task.data_path else ""
+    path = expanded(config.task.data_path).resolve() if config.task.data_path else ""
     place = hashlib.sha256(f"{config.task.name} {path}".encode()).hexdigest()[:12]
     return f"{config.task.name}-{place}"
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from cloister.core.arrays import from_record
 from cloister.core.hypotheses import unstacked
 from cloister.tasks.base import Model, Task
+from cloister.tasks.making import dataset_of
 from cloister.tasks.scores import Classification
 from cloister.tasks.validation import with_validation
 
@@ -34,7 +35,7 @@ class CentralEvaluation:
         self.task = task
         self.model = model
         self.hypotheses = hypotheses
-        data = with_validation(task, task.load()) if pretrained else task.load()
+        data = with_validation(task, dataset_of(task)) if pretrained else dataset_of(task)
         self.examples = data.test
         owners = data.test_groups
         self._owners = np.zeros(len(data.test), np.int64) if owners is None else owners

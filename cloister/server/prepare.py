@@ -9,6 +9,7 @@ from cloister.core.arrays import Layout, from_record, to_record
 from cloister.server.build import Plan, build
 from cloister.server.initial import initial_model
 from cloister.tasks.base import Model
+from cloister.tasks.making import model_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def prepare(config: RunConfig, pretrain: bool = True) -> Prepared:
         BudgetExhausted: the noise is to fit a budget that is spent.
     """
     plan = build(config)
-    model = plan.task.build()
+    model = model_of(plan.task)
     initial = to_record(initial_model(plan, model, pretrain))
     layout = Layout.of(from_record(initial))
     plan = replace(plan, strategy=plan.strategy.calibrated(layout, config.num_rounds))

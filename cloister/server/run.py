@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -39,6 +40,9 @@ from cloister.server.times import settle, settle_archive
 from cloister.tasks.base import Model
 from cloister.tasks.faults import refuse_faulty
 from cloister.tasks.frozen import Parameters, told_of
+
+if TYPE_CHECKING:
+    from cloister.server.reports.tracking import MlflowTracker
 
 logger = logging.getLogger("cloister.server")
 
@@ -81,6 +85,7 @@ class _Scene:
     directory: RunDirectory
     narrator: Narrator
     score: CentralEvaluation | None
+    tracker: "MlflowTracker | None" = None
     rounds: list[Round] = field(default_factory=list)
 
 
@@ -109,17 +114,20 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
     ) as directory:
         write_traces_to(directory.path, directory.coarse)
         confine_ledger(plan, grid, directory.path)
-        scene = _Scene(plan, model, layout, directory, narrator, score)
+        scene = _Scene(plan, model, layout, directory, narrator, score, _tracker(plan, directory))
         _open(scene)
         with Stop().listening() as stop, _observers(scene) as observers:
             loop = _loop(scene, grid, observers, stop)
-            failure = _driven(loop, initial, config.num_rounds)
+            with narrator.live(grid):
+                failure = _driven(loop, initial, config.num_rounds)
             said, ending = _save(scene, loop)
             if plan.hypotheses and failure is None:
                 public: dict[str, str | int] = {SEED: plan.seed, ROUND: loop.aggregated, **told_of(model)}
                 _hand_out(stop, lambda: personalise(grid, loop.kept, public, plan.hypotheses))
         seconds = time.perf_counter() - started
         _report(scene, loop)
+        if scene.tracker is not None:
+            scene.tracker.finish(ending)
         with suppress(OSError) if failure else nullcontext():  # what is full may be the disk that the console is on
             _close(scene, loop, said, ending, seconds)
     if failure is not None and ending.how != "disk":
@@ -145,6 +153,15 @@ def _central(plan: Plan, model: Model) -> CentralEvaluation | None:
             raise
         logger.warning("models are not scored on the server: %s", error)
         return None
+
+
+def _tracker(plan: Plan, directory: RunDirectory) -> "MlflowTracker | None":
+    """What tells another system of the run; None where none is asked for."""
+    if plan.config.tracking == "none":
+        return None
+    from cloister.server.reports.tracking import MlflowTracker
+
+    return MlflowTracker(plan, directory)
 
 
 def _open(scene: _Scene) -> None:
@@ -313,14 +330,15 @@ def _observers(scene: _Scene) -> Iterator[list[Observer]]:
             settle(plan.budget.ledger.path)
         scene.rounds.append(done)
 
+    told: list[Observer] = [save, scene.narrator, *([scene.tracker] if scene.tracker else [])]
     if not plan.config.tensorboard:
-        yield [save, scene.narrator]
+        yield told
         return
     from cloister.server.reports.tensorboard import TensorBoardObserver
 
     secret = plan.strategy.has_secret_cohorts
     board = TensorBoardObserver(directory.path / "tensorboard", plan.hides_times, secret)
     try:
-        yield [save, scene.narrator, board]
+        yield [*told, board]
     finally:
         board.close()

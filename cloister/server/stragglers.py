@@ -9,13 +9,15 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
+from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
+
 POLL_SECONDS = 0.1
 """Flower's own grid looks every three seconds."""
 GRACE_SECONDS = 5.0
 """The shortest time that a node which missed its last deadline has, however quick the others are."""
 
 
-class PatientGrid(Grid):
+class PatientGrid(WatchedGrid):
     """Another grid, with a quicker `send_and_receive`.
 
     A node that lets a deadline pass is late. From then on it is asked as before, but has less time; when it replies
@@ -31,6 +33,7 @@ class PatientGrid(Grid):
     """
 
     def __init__(self, inner: Grid, late_timeout: float | None = None) -> None:
+        self.watch = nobody
         self._inner = inner
         self._late_timeout = late_timeout
         self.late: set[int] = set()
@@ -38,6 +41,8 @@ class PatientGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """The replies that came before the deadline, in the order of their arrival."""
         messages = list(messages)
+        for message in messages:
+            self.watch(message.metadata.dst_node_id, asked_to(message))
         ids = list(self._inner.push_messages(messages))
         # A message that could not be pushed has no id; its node is one that did not reply.
         asked = {found: message.metadata.dst_node_id for found, message in zip(ids, messages, strict=False) if found}
@@ -47,9 +52,12 @@ class PatientGrid(Grid):
             for reply in self._inner.pull_messages(list(asked)):
                 node = asked.pop(reply.metadata.reply_to_message_id, 0)
                 # By when it was looked for, and not by how long the replies before it took to pull.
-                if not self._is_too_late(node, waited):
-                    self._note(reply, node)
-                    replies.append(reply)
+                if self._is_too_late(node, waited):
+                    self.watch(node, "rejected")
+                    continue
+                self.watch(node, answered(reply))
+                self._note(reply, node)
+                replies.append(reply)
             waited = time.monotonic() - started
             if deadline == timeout and self.late.issuperset(asked.values()):
                 deadline = self._deadline(bool(replies), waited, timeout)

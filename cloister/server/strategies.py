@@ -12,7 +12,7 @@ from cloister.config.run import RunConfig, known_keys
 from cloister.core.errors import ConfigError
 from cloister.server.options import options_of
 from cloister.server.quorum import later_quorum
-from cloister.strategies import STRATEGIES
+from cloister.strategies import STRATEGIES as STRATEGIES
 from cloister.strategies.averaging import Sampled
 from cloister.strategies.sampling import HeldOut, Sampling
 

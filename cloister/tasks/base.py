@@ -39,8 +39,11 @@ class Examples:
     groups: NDArray | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.x, np.ndarray) or not isinstance(self.y, np.ndarray):
+            found = f"{type(self.x).__name__} and {type(self.y).__name__}"
+            raise DataError(f"x and y must be NumPy arrays, found {found}; np.asarray makes them")
         if len(self.x) != len(self.y):
-            raise DataError(f"{len(self.x)} inputs but {len(self.y)} targets")
+            raise DataError(f"x and y: {len(self.x)} inputs but {len(self.y)} targets; each input needs one")
         if self.groups is not None and len(self.groups) != len(self.y):
             raise DataError(f"{len(self.y)} examples but {len(self.groups)} of them in groups")
 
@@ -179,6 +182,7 @@ class Task(ABC):
         models: the names `task.model` may take, the default first.
         rotates: whether `task.rotated-fraction` means anything to it.
         decodes: whether `task.image-size` and `task.skip-damaged` mean anything to it.
+        bundled: whether `load` needs no file, so that `task.data-path` means nothing to it.
         tables: published partitions by the name that `task.partition` takes: for each client the number of training
             examples of each class.
         image_shape: height and width of the grey image that an example is; None: it is none.
@@ -195,6 +199,7 @@ class Task(ABC):
     models: ClassVar[tuple[str, ...]]
     rotates: ClassVar[bool] = False
     decodes: ClassVar[bool] = False
+    bundled: ClassVar[bool] = False
     tables: ClassVar[Mapping[str, ClassCounts]] = {}
     image_shape: tuple[int, int] | None = None
     transforms: ClassVar[Mapping[str, Transform]] = {}
@@ -211,6 +216,12 @@ class Task(ABC):
 
     def _refuse_settings_of_others(self) -> None:
         config = self.config
+        if config.data_path and self.bundled:
+            raise ConfigError(
+                f"task.data-path = {config.data_path!r} has no effect with task.name = {config.name!r}, whose data is "
+                "built in; a node names its own file in its node configuration, and data of another kind needs a task "
+                "of its own (cloister new task)"
+            )
         for key, value, means_something, owner in (
             ("rotated-fraction", config.rotated_fraction, self.rotates, "mnist-writers"),
             ("image-size", config.image_size, self.decodes or config.image_size == "auto", "alzheimer-mri"),
@@ -438,6 +449,8 @@ def read_npz(path: Path, classes: int, names: tuple[str, ...] = (), group: str =
         raise DataError(f"data-path: {path} must be {expected}; found x of {x.dtype} and y of {y.dtype} {y.shape}")
     if groups is not None and (groups.dtype.kind not in "iuU" or groups.shape != y.shape[:1]):
         raise DataError(f"data-path: {path} must be {expected}; found {group} of {groups.dtype} {groups.shape}")
+    if x.ndim == 0 or len(x) != len(y):
+        raise DataError(f"data-path: {path} must hold as many targets y as inputs x; found {y.shape} and {x.shape}")
     return Examples(x, classes_of(y, classes, names) if classes else y, groups)
 
 

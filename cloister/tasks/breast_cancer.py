@@ -63,6 +63,7 @@ class BreastCancer(Task):
     input_shape = (len(RANGES),)
     models = ("softmax",)
     public = True
+    bundled = True
 
     def load(self) -> Dataset:
         """Four fifths of each class to train on and one fifth to test on."""

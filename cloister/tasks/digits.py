@@ -23,6 +23,7 @@ class Digits(Task):
     image_shape = (8, 8)
     models = ("mlp", "softmax")
     public = True
+    bundled = True
 
     def load(self) -> Dataset:
         """Four fifths of each class to train on and one fifth to test on."""

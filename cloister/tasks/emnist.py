@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from cloister.core.errors import DataError
+from cloister.core.files import expanded
 from cloister.tasks.base import Dataset, Model, Recipe, Task
 from cloister.tasks.images import SHAPE, characters, read_arrays, two_convolutions
 from cloister.tasks.partition import holdout
@@ -50,7 +51,7 @@ class Emnist(Task):
 
 
 def _find(data_path: str) -> Path:
-    given = Path(data_path).expanduser()
+    given = expanded(data_path)
     path = given / FILE if given.is_dir() else given
     if not data_path or not path.is_file():
         raise DataError(

@@ -5,7 +5,7 @@ every client, after a message was sent and something was spent.
 """
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,12 +53,27 @@ def refuse_faulty(task: Task, model: Model, examples: Examples | None) -> None:
     Raises:
         ConfigError: there is a fault.
     """
-    faults = [*faults_of_attributes(task), *(faults_of_examples(task, examples, "load()") if examples else ())]
-    if not faults:
-        faults = list(faults_of_model(task, model, sample(task, examples)))
-    if faults:
-        name = task.config.name
-        raise ConfigError("\n".join(f"task {name!r}: {fault}" for fault in faults))
+    refuse_faulty_data(task, examples)
+    _refuse(task, faults_of_model(task, model, sample(task, examples)))
+
+
+def refuse_faulty_data(task: Task, examples: Examples | None) -> None:
+    """Raise one error with all faults of what a task states and of its data, a line each.
+
+    Args:
+        task: of a run that is about to start.
+        examples: as in `refuse_faulty`.
+
+    Raises:
+        ConfigError: there is a fault.
+    """
+    of_data = faults_of_examples(task, examples, "load()") if examples is not None else ()
+    _refuse(task, [*faults_of_attributes(task), *of_data])
+
+
+def _refuse(task: Task, faults: Iterable[Fault]) -> None:
+    if lines := [f"task {task.config.name!r}: {fault}" for fault in faults]:
+        raise ConfigError("\n".join(lines))
 
 
 def faults_of_attributes(task: Task) -> Iterator[Fault]:

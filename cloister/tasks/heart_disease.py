@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.errors import DataError
+from cloister.core.files import expanded
 from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
 from cloister.tasks.partition import holdout
 from cloister.tasks.scores import binary_auc
@@ -151,7 +152,7 @@ def _file(hospital: str) -> str:
 
 
 def _folder(data_path: str) -> Path:
-    folder = Path(data_path).expanduser()
+    folder = expanded(data_path)
     missing = [_file(name) for name in HOSPITALS if not data_path or not (folder / _file(name)).is_file()]
     if missing:
         raise DataError(

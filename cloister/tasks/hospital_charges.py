@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.errors import DataError
+from cloister.core.files import expanded
 from cloister.tasks.base import Dataset, Examples, Model, Recipe, Regression
 from cloister.tasks.partition import numbered
 
@@ -65,7 +66,7 @@ class HospitalCharges(Regression):
 
 
 def _folder(data_path: str) -> Path:
-    folder = Path(data_path).expanduser()
+    folder = expanded(data_path)
     missing = [name for name in (CHARGES, PLACES) if not data_path or not (folder / name).is_file()]
     if missing:
         raise DataError(

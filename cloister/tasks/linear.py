@@ -31,6 +31,7 @@ class Linear(Regression):
     input_shape = (OPTIMA.shape[1],)
     models = ("linear", "keras")
     public = True
+    bundled = True
 
     def load(self) -> Dataset:
         """`USERS` users to train on and as many to test on, with `SAMPLES` examples each."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.errors import DataError
+from cloister.core.files import expanded
 from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
 
 if TYPE_CHECKING:
@@ -48,10 +49,10 @@ class Mnist(Task):
 def _find(data_path: str) -> Path:
     """The file that `task.data-path` means; when it is empty, the one that Keras keeps."""
     if data_path:
-        given = Path(data_path).expanduser()
+        given = expanded(data_path)
         path = given / "mnist.npz" if given.is_dir() else given
     else:
-        home = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser()
+        home = expanded(os.environ.get("KERAS_HOME") or "~/.keras")
         path = home / "datasets" / "mnist.npz"
     if not path.is_file():
         raise DataError(f"task.data-path = {data_path!r}: no file at {path}; {REMEDY}")

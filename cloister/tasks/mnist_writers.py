@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.errors import DataError
+from cloister.core.files import expanded
 from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
 from cloister.tasks.images import SHAPE, characters, read_arrays, two_convolutions
 from cloister.tasks.partition import numbered
@@ -81,7 +82,7 @@ def turned_writers(owners: NDArray, fraction: float) -> NDArray:
 
 def _find(data_path: str, name: str) -> Path:
     """A file in the folder `task.data-path`, or in a folder of that one."""
-    folder = Path(data_path).expanduser()
+    folder = expanded(data_path)
     found = [*folder.glob(name), *sorted(folder.glob(f"*/{name}"))] if data_path else []
     if not found:
         raise DataError(

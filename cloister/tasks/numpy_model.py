@@ -86,7 +86,10 @@ class NumpyModel(ABC):
                 arrays = dict(archive.items())
         except (ValueError, TypeError, AttributeError, EOFError, OSError, zipfile.BadZipFile):
             raise DataError(f"{path} holds no model: an .npz file of its weights was expected") from None
-        self.assign(arrays)
+        try:
+            self.assign(arrays)
+        except FederationError as error:
+            raise FederationError(f"{path}: {error}") from None
 
 
 def check_same(arrays: NamedArrays, own: NamedArrays) -> None:

@@ -15,6 +15,8 @@ from cloister.tasks.labels import classes_of, described
 
 LONGEST = 200
 """Characters of a cell."""
+NAMED = 5
+"""Of the columns that are missing."""
 Cells = Mapping[str, Sequence[str]]
 """The text of every column."""
 
@@ -85,7 +87,10 @@ class Table:
             raise DataError(f"data-path: {path} must be a .csv file with a header") from None
         missing = [name for name in (*self.columns, self.target, self.group) if name and name not in cells]
         if missing:
-            raise DataError(f"data-path: {path} lacks the columns {', '.join(missing)}")
+            more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+            raise DataError(
+                f"data-path: {path} lacks the columns {', '.join(missing[:NAMED])}{more}; its header must name them"
+            )
         return cells
 
     def _examples(self, cells: Cells) -> Examples:

@@ -460,7 +460,7 @@ def test_other_contradictions(keys, says):
             [
                 "mechanisms holds 'dp-sdg'; did you mean 'dp-sgd'?; known: 'global-dp', 'metric', 'dp-sgd', "
                 "'gaussian', 'laplace', or 'server:NAME' for a mechanism of another package on the server",
-                "tasks = [] is not valid: List should have at least 1 item after validation, not 0",
+                "tasks = [] is not valid: it must have at least 1 item after validation, not 0",
                 "max-steps = 0.5 is not valid: it must be a valid integer",
                 "unknown key 'min-row'; valid keys: mechanisms, ...; did you mean 'min-rows'?",
             ],
@@ -471,7 +471,7 @@ def test_other_contradictions(keys, says):
             [
                 "name is missing",
                 "unknown key 'server.prot'; valid keys: addresses, port, days; did you mean 'port'?",
-                "sites.0.name = 'A' is not valid: String should match pattern '^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$'",
+                "sites.0.name = 'A' is not valid: it must match pattern '^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$'",
                 "sites.0.public-size = -1 is not valid: it must be greater than or equal to 0",
             ],
         ),

@@ -9,7 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cloister.core.crash import Crash, one_line, place, told, trace_without_values, write_traces_to
+from cloister.core.crash import (
+    LINES,
+    WIDTH,
+    Crash,
+    one_line,
+    place,
+    shortened,
+    told,
+    trace_without_values,
+    write_traces_to,
+)
 from cloister.core.errors import ConfigError, DataError
 
 SECRET = "9731.25"
@@ -84,7 +94,8 @@ class TestOneLine:
         assert "models/run; make room" in said and "\n" not in said and not list(tmp_path.iterdir())
 
     def test_another_error_of_the_system_is_not_taken_for_a_full_disk(self):
-        assert "PermissionError at" in told(caught(lambda: (_ for _ in ()).throw(PermissionError(13, "no", "x"))))
+        assert told(caught(lambda: (_ for _ in ()).throw(PermissionError(13, "no", "x")))) == "x: no"
+        assert "PermissionError at" in told(caught(lambda: (_ for _ in ()).throw(PermissionError(13, "no"))))
 
     def test_traces_go_to_the_run_directory_once_there_is_one(self, tmp_path):
         run = tmp_path / "run"
@@ -160,3 +171,17 @@ class TestTrace:
         error, cause = caught(fail_about_an_example), caught(fail_inside_a_library)
         error.__cause__, cause.__cause__ = cause, error
         assert trace_without_values(error).count("which led to") == 1
+
+
+class TestShortened:
+    def test_what_is_short_stays_as_it_is(self):
+        text = "\n".join(["x" * WIDTH] * LINES)
+        assert shortened(text) == text
+
+    def test_of_many_lines_the_first_are_told_and_the_others_counted(self):
+        lines = shortened("\n".join(f"line {number}" for number in range(40))).splitlines()
+        assert lines == ["line 0", "line 1", "line 2", "line 3", "... and 36 more like these"]
+
+    def test_of_a_long_line_the_key_and_the_remedy_stay(self):
+        line = shortened(f"key = '{'x' * 5000}' is not valid: it must be 'text'")
+        assert len(line) == WIDTH and line.startswith("key = 'xxx") and line.endswith("it must be 'text'")

@@ -160,6 +160,7 @@ TENSORFLOW = {module for module in FILES if module.startswith("cloister.privacy.
 }
 """DP-SGD's modules, which are imported when a model is there to be trained."""
 HEAVY = (
+    "mlflow",
     *("tensorflow", "keras", "sklearn", "pandas", "cv2", "tensorboard", "ray", "scipy", "dp_accounting"),
     *("matplotlib", "jinja2", "numba"),
 )

@@ -134,7 +134,7 @@ class Untested(Digits):
     [(Elsewhere, "must be a folder with the images"), (Untested, "1 test examples are too few of each class")],
 )
 def test_a_server_without_examples_is_refused(tmp_path, monkeypatch, kind, why):
-    monkeypatch.setattr("cloister.server.build.TASKS.load", lambda name: kind)
+    monkeypatch.setattr("cloister.tasks.making.TASKS.load", lambda name: kind)
     with pytest.raises(DataError, match=f"strategy.pretrain-epochs = 2 needs examples on the server: .*{why}"):
         initial(strategy__pretrain_epochs=2)
 

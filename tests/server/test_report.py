@@ -146,7 +146,7 @@ class TestWhatItSays:
         tree_of(page_of(tmp_path, rounds=rounds))
 
     def test_no_directory_of_a_run_is_refused(self, tmp_path):
-        with pytest.raises(ConfigError, match="cannot be read as a run directory"):
+        with pytest.raises(ConfigError, match=r"is no run directory: it has no config\.json"):
             write_report(tmp_path)
 
 

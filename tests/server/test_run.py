@@ -244,7 +244,7 @@ def test_a_server_without_examples_scores_nothing_unless_it_is_told_to(tmp_path,
     settings = {"task.model": "softmax", "privacy.server": "none", "evaluation.central": central, "num-rounds": 1}
     config = parse(settings | {"output-dir": str(tmp_path), "tensorboard": False})
     grid = LocalGrid.simulated(app, config.flat(), 2)
-    monkeypatch.setattr("cloister.server.build.TASKS.load", lambda name: Elsewhere)
+    monkeypatch.setattr("cloister.tasks.making.TASKS.load", lambda name: Elsewhere)
     if central is True:
         with pytest.raises(DataError):
             run(grid, config, Narrator(1, Console(quiet=True)))

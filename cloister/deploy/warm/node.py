@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from logging import INFO, WARNING
-from pathlib import Path
 
 from flwr.common.config import parse_config_args
 from flwr.supercore import log
@@ -18,6 +17,7 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from cloister.client.node import node_of
 from cloister.client.policy import policy_of
 from cloister.core.errors import ConfigError, FederationError, PolicyError
+from cloister.core.files import expanded
 from cloister.deploy.warm.executor import TESTED_WITH, Executor, Link, is_tested, warm_up
 from cloister.deploy.warm.meeting import Meeting, meet
 
@@ -108,7 +108,7 @@ def _why_refused(ours: argparse.Namespace) -> str:
 
 
 def _met(ours: argparse.Namespace) -> Meeting | None:
-    certificates = ours.root_certificates and str(Path(ours.root_certificates).expanduser())
+    certificates = ours.root_certificates and str(expanded(ours.root_certificates))
     return meet(ours.superlink, certificates, ours.insecure)
 
 
@@ -116,6 +116,7 @@ def _read(options: Sequence[str]) -> argparse.Namespace:
     """The options as `flower-supernode` itself reads them: abbreviated, repeated and deprecated ones too."""
     parser: argparse.ArgumentParser = _parse_args_run_supernode()
     parser.prog = "cloister warm-node"
+    parser.usage = "cloister warm-node [OPTIONS]; --help lists them"
     parser.set_defaults(isolation="")
     ours = parser.parse_args(list(options))
     if ours.isolation:
@@ -130,9 +131,7 @@ def _link(ours: argparse.Namespace) -> Link:
     secret = None
     if ours.superexec_auth_secret_file:
         secret = load_superexec_auth_secret(secret_file=ours.superexec_auth_secret_file)
-    return Link(
-        f"{host}:{ours.port}", str(Path(ours.ssl_ca_certfile).expanduser()) if ours.ssl_certfile else "", secret
-    )
+    return Link(f"{host}:{ours.port}", str(expanded(ours.ssl_ca_certfile)) if ours.ssl_certfile else "", secret)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

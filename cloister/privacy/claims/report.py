@@ -26,6 +26,7 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
         relation: which datasets are neighbours.
     """
     check.one_of(("add-or-remove", "replace-one"), relation=relation)
+    check.inner(delta=delta)
     console = Console()
     console.print(_table(ledger))
     amounts = _amounts(ledger, delta, relation)  # type: ignore[arg-type]

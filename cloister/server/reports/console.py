@@ -1,7 +1,9 @@
 """What a person sees of a run: a contract at the start, a line a round, a table at the end."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
+from flwr.serverapp import Grid
 from rich.console import Console
 from rich.table import Table
 
@@ -13,7 +15,9 @@ from cloister.server.build import Plan
 from cloister.server.ending import Ending
 from cloister.server.lasting import render_ledger
 from cloister.server.loop import Round
+from cloister.server.reports.progress import Screen, can_show
 from cloister.server.reports.rundir import REPORT, RunDirectory
+from cloister.server.watching import WatchedGrid, nobody
 
 WIDTH = 110
 
@@ -24,7 +28,12 @@ class Narrator:
     Args:
         rounds: how many there will be.
         console: by default, standard output.
+
+    Attributes:
+        draws: whether it draws where the clients are, if its console is a terminal.
     """
+
+    draws = True
 
     def __init__(self, rounds: int, console: Console | None = None) -> None:
         self.rounds = rounds
@@ -32,6 +41,7 @@ class Narrator:
         self.last: Round | None = None
         self.secret_cohorts = False
         self.hides_times = False
+        self.screen: Screen | None = None
 
     def begin(self, plan: Plan) -> None:
         """Take note of what must not be told: amplification rests on nobody knowing who was drawn, nor how many."""
@@ -60,6 +70,27 @@ class Narrator:
         if count := len(plan.strategy.canaries):
             self.console.print(f"canaries       {count}: {render_canaries(count)}")
 
+    @contextmanager
+    def live(self, grid: Grid) -> Iterator[None]:
+        """The block, in which a terminal shows where the clients are; called after `opening`.
+
+        Nothing is drawn where that would tell who was drawn, how many, or how long something took.
+
+        Args:
+            grid: of the run.
+        """
+        hidden = self.secret_cohorts or self.hides_times
+        if hidden or not self.draws or not isinstance(grid, WatchedGrid) or not can_show(self.console):
+            yield
+            return
+        self.screen = Screen(self.rounds)
+        grid.watch = self.screen.watch
+        try:
+            with self.screen.on(self.console):
+                yield
+        finally:
+            grid.watch, self.screen = nobody, None
+
     def note(self, text: str) -> None:
         """Say what happens between rounds."""
         self.console.print(text)
@@ -67,6 +98,8 @@ class Narrator:
     def __call__(self, done: Round, _: object) -> None:
         """One line for a finished round."""
         self.last = done
+        if self.screen is not None:
+            self.screen.observe(done)
         parts = [f"round {done.number:>3}/{self.rounds}", *(_figures(done.central or done.federated))]
         if done.measured is not None:
             if done.measured.noise_std is not None:

@@ -22,6 +22,7 @@ class JsonNarrator(Narrator):
     """
 
     run = ""
+    draws = False
 
     def opening(self, plan: Plan, directory: RunDirectory, epsilon: float | None = None) -> None:
         """The event `start`, with the settings that are not at their defaults.

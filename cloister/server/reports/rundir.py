@@ -15,8 +15,8 @@ from flwr.app import ArrayRecord
 
 from cloister.config.run import RunConfig
 from cloister.core.arrays import from_record
-from cloister.core.errors import ConfigError
-from cloister.core.files import atomic_path, write_npz
+from cloister.core.errors import CloisterError, ConfigError
+from cloister.core.files import atomic_path, expanded, write_npz
 from cloister.server.build import Plan
 from cloister.server.times import settle
 
@@ -26,6 +26,8 @@ RESERVE = ".reserve"
 EVALUATION = "evaluation.json"
 PARAMETERS = "parameters.json"
 REPORT = "report.html"
+PRIVACY = "privacy.json"
+"""Written first when a run begins, and last when it ends."""
 SPARE_BYTES = 4 << 20
 """Room on the disk, beside that for a model, that is kept for the last words of a run."""
 PACKAGES = ("cloister", "flwr", "tensorflow", "keras", "numpy", "scikit-learn", "dp-accounting", "cryptography")
@@ -56,19 +58,35 @@ class RunDirectory:
             ConfigError: `run-name` is taken or is no name for a directory, or the place cannot be written.
         """
         config = plan.config
-        root = Path(config.output_dir).expanduser().resolve()
         try:
+            root = expanded(config.output_dir).resolve()
             path = _named(root, config) if config.run_name else _unnamed(root, config)
             directory = cls(path, plan.hides_times)
             directory.checkpoints.mkdir()
         except OSError as error:
-            raise ConfigError(f"output-dir = {config.output_dir!r} cannot be written: {error.strerror}") from error
-        directory.write_json("config.json", _facts(plan) | ({"bundle-sha256": bundle} if bundle else {}))
+            reason = "it is a file" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+            raise ConfigError(
+                f"output-dir = {config.output_dir!r} cannot be written: {reason}; name a folder that can"
+            ) from error
+        with directory._gone_if_it_fails():
+            directory.write_json("config.json", _facts(plan) | ({"bundle-sha256": bundle} if bundle else {}))
         return directory
+
+    @contextmanager
+    def _gone_if_it_fails(self) -> Iterator[None]:
+        """The block; if it ends with an error before the run has its first words on privacy, nothing is left of it."""
+        try:
+            yield
+        except (CloisterError, OSError):
+            if not (self.path / PRIVACY).exists():
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
     @contextmanager
     def held(self, room: int) -> Iterator["RunDirectory"]:
         """The block, in which this process is known to run, and some room on the disk is kept for the end.
+
+        An error before the run has begun takes the directory away.
 
         Args:
             room: bytes to keep beside `SPARE_BYTES`.
@@ -77,7 +95,7 @@ class RunDirectory:
             ConfigError: there is no such room.
         """
         running = self.path / RUNNING
-        with running.open("w") as lock:
+        with self._gone_if_it_fails(), running.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
                 self._reserve(room + SPARE_BYTES)
@@ -103,7 +121,7 @@ class RunDirectory:
 
     def settle(self) -> None:
         """Take the times from all files, if they would tell something."""
-        if self.coarse:
+        if self.coarse and self.path.is_dir():
             settle(self.path)
 
     def write_json(self, name: str, content: Mapping[str, object]) -> None:
@@ -135,8 +153,8 @@ class RunDirectory:
 
 
 def _named(root: Path, config: RunConfig) -> Path:
-    if not re.fullmatch(r"[\w.-]+", config.run_name) or config.run_name in (".", ".."):
-        raise ConfigError(f"run-name = {config.run_name!r} must be letters, digits, '.', '_' and '-'")
+    if not re.fullmatch(r"[\w.-]{1,200}", config.run_name) or config.run_name in (".", ".."):
+        raise ConfigError(f"run-name = {config.run_name!r} must be at most 200 letters, digits, '.', '_' and '-'")
     path = root / config.run_name
     if path.exists():
         raise ConfigError(f"run-name = {config.run_name!r} is taken: {path} exists; choose another or leave it empty")

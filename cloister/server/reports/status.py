@@ -2,7 +2,9 @@
 
 import fcntl
 import json
+import shutil
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cloister.core.errors import ConfigError, FederationError
-from cloister.core.files import DAY
+from cloister.core.files import DAY, read_json
 from cloister.server.reports.rundir import RUNNING
 
 STOPPED_AFTER = 60
@@ -80,17 +82,23 @@ def run_state(directory: Path) -> RunState:
     """Read it from a run directory, also of a run that is under way.
 
     Raises:
-        ConfigError: the directory is none of a run.
+        ConfigError: the directory is none of a run, or one of its files is broken.
     """
     try:
-        config = json.loads((directory / "config.json").read_text())["config"]
-        written = directory / "rounds.jsonl"
-        # The last line may be half written.
-        lines = written.read_text().rpartition("\n")[0].splitlines() if written.exists() else []
-        last: dict[str, Any] = json.loads(lines[-1]) if lines else {"round": 0}
-        changed = (written if lines else directory / "config.json").stat().st_mtime
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{directory} is no run directory: {type(error).__name__}") from None
+        return _read(directory)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(
+            f"{directory} is no run directory: rounds.jsonl or config.json is not what a run writes"
+        ) from None
+
+
+def _read(directory: Path) -> RunState:
+    config = read_json(directory / "config.json")["config"]
+    written = directory / "rounds.jsonl"
+    # The last line may be half written.
+    lines = written.read_text().rpartition("\n")[0].splitlines() if written.exists() else []
+    last: dict[str, Any] = json.loads(lines[-1]) if lines else {"round": 0}
+    changed = (written if lines else directory / "config.json").stat().st_mtime
     measured = last.get("measured") or {}
     ending = _ending(directory)
     epsilon, budget = measured.get("epsilon"), config["privacy.max-epsilon"]
@@ -156,15 +164,17 @@ def superlink_runs(connection: str) -> list[Any]:
 
 
 def _ask(*command: str) -> Any:
+    # Where the environment of this command is not activated, that of Flower lies beside it.
+    flwr = shutil.which("flwr") or str(Path(sys.executable).with_name("flwr"))
     try:
         done = subprocess.run(
-            ["flwr", *command, "--format", "json"], capture_output=True, text=True, timeout=STOPPED_AFTER, check=False
+            [flwr, *command, "--format", "json"], capture_output=True, text=True, timeout=STOPPED_AFTER, check=False
         )
         answer = json.loads(done.stdout[done.stdout.index("{") :])
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise FederationError(f"flwr {' '.join(command)} gave no answer: {type(error).__name__}") from None
     if not answer.get("success"):
-        raise FederationError(f"flwr {' '.join(command)}: {answer.get('error-message', 'it failed')}")
+        raise FederationError(f"flwr {' '.join(command)}: {' '.join(answer.get('error-message', 'it failed').split())}")
     return answer
 
 

@@ -8,9 +8,9 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from cloister.aggregation.decorator import Measurements
 from cloister.privacy.accounting.ledger import today
 from cloister.server.loop import Round
+from cloister.server.reports.scalars import scalars
 from cloister.server.times import settle
 
 FORMAT = "brain.Event:2"
@@ -36,22 +36,9 @@ class TensorBoardObserver:
 
     def __call__(self, done: Round, _: object) -> None:
         """Write the scalars of a round."""
-        scalars = {f"central/{name}": value for name, value in done.central.items()}
-        scalars |= {f"federated/{name}": value for name, value in done.federated.items()}
-        scalars |= self._of_privacy(done.measured) if done.measured else {}
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        found = scalars(done, self.secret_cohorts)
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in found.items()]
         self._write(Event(wall_time=self._now(), step=done.number, summary=Summary(value=values)))
-
-    def _of_privacy(self, measured: Measurements) -> dict[str, float]:
-        """What a mechanism has measured and may be shown: the strategy leaves out what would be one more release."""
-        known = {
-            "privacy/noise-std": measured.noise_std,
-            "privacy/epsilon": measured.epsilon,
-            "privacy/clipping-norm": measured.clipping_norm,
-            "privacy/clipped-fraction": measured.clipped_fraction,
-            "replies/rejected": None if self.secret_cohorts else len(measured.rejected),
-        }
-        return {tag: float(value) for tag, value in known.items() if value is not None}
 
     def close(self) -> None:
         """Finish the file, as far as the disk takes it: every round was written when it was over."""

@@ -15,7 +15,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from cloister.core.errors import DataError
-from cloister.core.files import atomic_path
+from cloister.core.files import atomic_path, expanded
 from cloister.tasks.pictures.decode import grey
 from cloister.tasks.pictures.picture import Source
 
@@ -66,7 +66,7 @@ def _state(path: Path) -> tuple[int, int]:
 
 def _places(root: Path) -> tuple[Path, Path]:
     """Where a cache may lie, the better place first."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    caches = expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     below = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
     return root / FOLDER, caches / "cloister" / below
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cloister.config.run import TaskConfig
 from cloister.core.errors import DataError
+from cloister.core.files import expanded
 from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.partition import holdout
 from cloister.tasks.pictures.cache import decoded
@@ -51,7 +52,7 @@ class PictureTask(Task):
             raise DataError(
                 f"task.data-path = '' must be a folder of images, or a parquet file, of the {self.classes} classes"
             )
-        return self.load_from(Path(self.config.data_path).expanduser())
+        return self.load_from(expanded(self.config.data_path))
 
     def load_from(self, path: Path) -> Dataset:
         """The benchmark data in a folder of images, or a parquet file.

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from cloister.aggregation.screening import Rejection
 from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError
+from cloister.core.files import read_json
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.record import statement_of
 from cloister.server.ending import Ending
@@ -119,26 +121,31 @@ class Facts:
         Raises:
             ConfigError: it is none, or one of its files is broken.
         """
-        try:
-            settings = json.loads((directory / "config.json").read_text())
-            privacy = _json(directory / "privacy.json") or {"status": "running"}
+        settings = read_json(directory / "config.json")
+        privacy = _json(directory / "privacy.json", {"status": "running"})
+        with _named(directory / "privacy.json"):
+            statement = None if privacy["status"] == "running" else statement_of(privacy)
+            ending = Ending(**privacy.get("ended", {"how": "error", "why": "privacy.json has no ending"}))
+        with _named(directory / "rounds.jsonl"):
+            rounds = _rounds(directory / "rounds.jsonl")
+        with _named(directory / EVALUATION):
+            evaluation = _evaluation(_json(directory / EVALUATION))
+        with _named(directory / "config.json"):
             return cls(
                 name=directory.resolve().name,
-                config=settings["config"],
+                config=dict(settings["config"]),
                 digest=settings["config-sha256"],
                 seed=settings["seed"],
                 bundle=settings.get("bundle-sha256", ""),
-                versions=settings["versions"],
-                statement=None if privacy["status"] == "running" else statement_of(privacy),
-                ending=Ending(**privacy.get("ended", {"how": "error", "why": "privacy.json has no ending"})),
-                rounds=_rounds(directory / "rounds.jsonl"),
-                evaluation=_evaluation(_json(directory / EVALUATION)),
+                versions=dict(settings["versions"]),
+                statement=statement,
+                ending=ending,
+                rounds=rounds,
+                evaluation=evaluation,
                 audit=audit_of(_json(directory / "audit.json")),
                 models=_hashes(directory),
                 parameters=_parameters(_json(directory / PARAMETERS)),
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{directory} cannot be read as a run directory: {type(error).__name__}") from None
 
     @property
     def secret_cohorts(self) -> bool:
@@ -148,9 +155,18 @@ class Facts:
         )
 
 
-def _json(path: Path) -> Any:
-    """What a file holds; None without one."""
-    return json.loads(path.read_text()) if path.is_file() else None
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """The block, in which what does not fit is said to be wrong with this file."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(f"{path} is not what a run writes: something in it is missing, or of another kind") from None
+
+
+def _json(path: Path, otherwise: dict[str, Any] | None = None) -> Any:
+    """What a file holds; something else without one."""
+    return read_json(path) if path.is_file() else otherwise
 
 
 def _parameters(content: Mapping[str, Any] | None) -> Parameters | None:

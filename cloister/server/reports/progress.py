@@ -1,0 +1,141 @@
+"""How far a run is, live in a terminal: a line a client, and about how long the rest will take."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from cloister.server.loop import Round
+from cloister.server.watching import Standing
+
+SHOWN = 10
+"""Clients with a line of their own; of more, those that are worked on come first."""
+RECENT = 5
+"""Rounds that the rest is estimated from."""
+AT_WORK = ("training", "scoring")
+REFRESHES = 2
+"""A second."""
+
+
+@dataclass(frozen=True)
+class Board:
+    """Who is where.
+
+    Attributes:
+        rounds: how many there will be.
+        number: of the round that goes on.
+        clients: by node id.
+        rejected: why a reply of the round before did not count, by node id.
+        seconds: of the finished rounds.
+    """
+
+    rounds: int
+    number: int = 1
+    clients: Mapping[int, Standing] = field(default_factory=dict)
+    rejected: Mapping[int, str] = field(default_factory=dict)
+    seconds: tuple[float, ...] = ()
+
+    def told(self, node: int, standing: Standing) -> "Board":
+        """The board with a client at another place.
+
+        Args:
+            node: its id.
+            standing: where it is now.
+        """
+        return replace(self, clients={**self.clients, node: standing})
+
+    def finished(self, done: Round) -> "Board":
+        """The board before the round after `done`: everybody waits."""
+        found = (*(done.measured.rejected if done.measured else ()), *done.unscored)
+        return replace(
+            self,
+            number=done.number + 1,
+            clients=dict.fromkeys(self.clients, "waiting"),
+            rejected={item.node_id: item.code for item in found},
+            seconds=(*self.seconds, done.seconds["total"]) if "total" in done.seconds else self.seconds,
+        )
+
+    def left(self, elapsed: float) -> float | None:
+        """About how many seconds the rest takes, if rounds take what the last ones took; None before there is one.
+
+        Args:
+            elapsed: seconds since this round began.
+        """
+        recent = self.seconds[-RECENT:]
+        if not recent:
+            return None
+        return max(0.0, sum(recent) / len(recent) * (self.rounds - self.number + 1) - elapsed)
+
+    def lines(self) -> list[str]:
+        """A line a client; of many clients those that are worked on, and how many others are where."""
+        nodes = sorted(self.clients)
+        if len(nodes) > SHOWN:
+            nodes.sort(key=lambda node: self.clients[node] not in AT_WORK)
+        width = max((len(str(node)) for node in nodes[:SHOWN]), default=0)
+        lines = [self._line(node, width) for node in sorted(nodes[:SHOWN])]
+        others = Counter(self.clients[node] for node in nodes[SHOWN:])
+        if others:
+            counted = ", ".join(f"{count} {standing}" for standing, count in sorted(others.items()))
+            lines.append(f"and {others.total()} more: {counted}")
+        return lines
+
+    def _line(self, node: int, width: int) -> str:
+        why = f"  round {self.number - 1}: {self.rejected[node]}" if node in self.rejected else ""
+        return f"node {node:>{width}}  {self.clients[node]}{why}"
+
+
+class Screen:
+    """Draws a board at the lower end of a terminal, and takes it away at the end.
+
+    Args:
+        rounds: how many there will be.
+        clock: seconds.
+
+    Attributes:
+        board: what is drawn. It is replaced, never changed: another thread draws it.
+    """
+
+    def __init__(self, rounds: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.board = Board(rounds)
+        self._clock = clock
+        self._begun = clock()
+
+    def watch(self, node: int, standing: Standing) -> None:
+        """Take note of a message or a reply."""
+        self.board = self.board.told(node, standing)
+
+    def observe(self, done: Round) -> None:
+        """Take note of a finished round."""
+        self.board, self._begun = self.board.finished(done), self._clock()
+
+    def on(self, console: Console) -> Live:
+        """The block in which it is drawn; what is printed meanwhile stands above."""
+        return Live(self, console=console, refresh_per_second=REFRESHES, transient=True)
+
+    def __rich__(self) -> Group:
+        board = self.board
+        head = Table.grid(padding=(0, 2))
+        done = ProgressBar(board.rounds, board.number - 1, width=24)
+        head.add_row(f"round {min(board.number, board.rounds)}/{board.rounds}", done, self._left(board))
+        return Group(head, *(Text(line) for line in board.lines()))
+
+    def _left(self, board: Board) -> str:
+        left = board.left(self._clock() - self._begun)
+        return "" if left is None else f"about {_spoken(left)} left"
+
+
+def _spoken(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def can_show(console: Console) -> bool:
+    """Whether a console is a terminal that lines can be drawn anew on."""
+    return console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter and not console.quiet

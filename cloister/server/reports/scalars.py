@@ -1,0 +1,28 @@
+"""The numbers of a round that curves are drawn of, wherever they are drawn."""
+
+from cloister.aggregation.decorator import Measurements
+from cloister.server.loop import Round
+
+
+def scalars(done: Round, secret_cohorts: bool) -> dict[str, float]:
+    """Scores, and what a mechanism has measured and may be shown, by name.
+
+    Args:
+        done: a finished round.
+        secret_cohorts: whether nobody may be told how many replies were rejected.
+    """
+    found = {f"central/{name}": value for name, value in done.central.items()}
+    found |= {f"federated/{name}": value for name, value in done.federated.items()}
+    return found | (_of_privacy(done.measured, secret_cohorts) if done.measured else {})
+
+
+def _of_privacy(measured: Measurements, secret_cohorts: bool) -> dict[str, float]:
+    """What may be shown: the strategy leaves out what would be one more release."""
+    known = {
+        "privacy/noise-std": measured.noise_std,
+        "privacy/epsilon": measured.epsilon,
+        "privacy/clipping-norm": measured.clipping_norm,
+        "privacy/clipped-fraction": measured.clipped_fraction,
+        "replies/rejected": None if secret_cohorts else len(measured.rejected),
+    }
+    return {name: float(value) for name, value in known.items() if value is not None}

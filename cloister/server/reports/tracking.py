@@ -1,0 +1,161 @@
+"""A run in MLflow: its settings, its curves, what it claims and its report."""
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cloister.core.errors import ConfigError
+from cloister.core.files import expanded
+from cloister.privacy.accounting.ledger import today
+from cloister.server.build import Plan
+from cloister.server.ending import Ending
+from cloister.server.loop import Round
+from cloister.server.reports.rundir import PRIVACY, REPORT, RunDirectory
+from cloister.server.reports.scalars import scalars
+from cloister.server.times import settle
+
+logger = logging.getLogger("cloister.server")
+EXPERIMENT = "cloister"
+DATABASE, ARTIFACTS = "mlflow.db", "mlartifacts"
+"""In the output-dir, where no other store is named."""
+SQLITE = "sqlite:///"
+PLACE = "MLFLOW_TRACKING_URI"
+NO_TELEMETRY = {"MLFLOW_DISABLE_TELEMETRY": "true"}
+"""MLflow would report to its makers how it is used."""
+ENVIRONMENT = {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+"""It would talk, and wait for minutes for a server that is not there."""
+LEFT_OUT = ("privacy.noise-seed", "tracking-uri")
+"""Settings that are not told: who knows the first can take the noise away."""
+BATCH, LONGEST = 100, 6000
+"""Parameters that MLflow takes at once, and characters of one."""
+STATUS = {"as-asked": "FINISHED", "budget": "FINISHED", "operator": "KILLED"}
+"""By how a run ended; any other end is a failure."""
+
+
+class MlflowTracker:
+    """Tells an MLflow store of a run. What the store does not take is a warning, and the run goes on.
+
+    Args:
+        plan: of the run.
+        directory: of the run.
+
+    Raises:
+        ConfigError: MLflow is not installed, the store cannot be used, or it would tell the times of a run that hides
+            them.
+    """
+
+    def __init__(self, plan: Plan, directory: RunDirectory) -> None:
+        self._directory, self._hides_times = directory.path, plan.hides_times
+        self._secret_cohorts = plan.strategy.has_secret_cohorts
+        self._store = _store(plan)
+        if self._hides_times and not self._store.startswith(SQLITE):
+            raise ConfigError(
+                "tracking = 'mlflow' contradicts the secrecy of draws in this run: a store behind an address notes "
+                "when each round is over, which tells how many took part; name a file, as in sqlite:///runs/mlflow.db"
+            )
+        self._mlflow: Any = _installed()
+        try:
+            self._client = self._mlflow.MlflowClient(self._store)
+            self._run = self._begun(plan)
+        except Exception as error:  # of whatever lies behind the address; its text may hold a password
+            raise ConfigError(f"{_named(plan)} cannot be used as a store of MLflow: {type(error).__name__}") from None
+        self._settle()
+
+    def _begun(self, plan: Plan) -> str:
+        """The id of a new run that has its settings."""
+        run = self._client.create_run(
+            self._experiment(), start_time=self._now(), run_name=self._directory.name
+        ).info.run_id
+        settings = {key: value for key, value in plan.config.flat().items() if key not in LEFT_OUT}
+        pairs = (settings | {"seed": plan.seed}).items()
+        params = [self._mlflow.entities.Param(key, str(value)[:LONGEST]) for key, value in pairs]
+        for start in range(0, len(params), BATCH):
+            self._client.log_batch(run, params=params[start : start + BATCH])
+        return str(run)
+
+    def _experiment(self) -> str:
+        if (found := self._client.get_experiment_by_name(EXPERIMENT)) is not None:
+            return str(found.experiment_id)
+        place = _artifacts(self._store).as_uri() if self._store.startswith(SQLITE) else None
+        return str(self._client.create_experiment(EXPERIMENT, artifact_location=place))
+
+    def __call__(self, done: Round, _: object) -> None:
+        """Tell the curves' next points."""
+        found, now = scalars(done, self._secret_cohorts), self._now()
+        metric = self._mlflow.entities.Metric
+        points = [metric(_speakable(name), value, now, done.number) for name, value in found.items()]
+        self._tried(f"round {done.number}", lambda: self._client.log_batch(self._run, metrics=points))
+
+    def finish(self, ending: Ending) -> None:
+        """Hand over the claim and the report, and say how the run ended."""
+        for name in (PRIVACY, REPORT):
+            if (path := self._directory / name).is_file():
+                self._tried(name, lambda path=path: self._client.log_artifact(self._run, path))  # type: ignore[misc]
+        status = STATUS.get(ending.how, "FAILED")
+        self._tried("the end", lambda: self._client.set_terminated(self._run, status, end_time=self._now()))
+
+    def _tried(self, what: str, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:
+            logger.warning("MLflow does not have %s: %s", what, type(error).__name__)
+        self._settle()
+
+    def _now(self) -> int:
+        return int((today() if self._hides_times else time.time()) * 1000)
+
+    def _settle(self) -> None:
+        """Take the times from the store's files, which lie on this machine where times are hidden."""
+        if self._hides_times:
+            for path in (_file(self._store), _artifacts(self._store)):
+                if path.exists():
+                    settle(path)
+
+
+def _store(plan: Plan) -> str:
+    """The address of the store: a file in the output-dir, where nobody says another."""
+    config = plan.config
+    default = f"{SQLITE}{expanded(config.output_dir).resolve() / DATABASE}"
+    return config.tracking_uri or os.environ.get(PLACE) or default
+
+
+def _named(plan: Plan) -> str:
+    """What named the store; the address in the environment stays out, as it may hold a password."""
+    if plan.config.tracking_uri:
+        return f"tracking-uri = {plan.config.tracking_uri!r}"
+    return PLACE if os.environ.get(PLACE) else f"{DATABASE} in output-dir = {plan.config.output_dir!r}"
+
+
+def _file(store: str) -> Path:
+    return Path(store.removeprefix(SQLITE)).resolve()
+
+
+def _artifacts(store: str) -> Path:
+    return _file(store).parent / ARTIFACTS
+
+
+def _speakable(name: str) -> str:
+    """A name with the characters that MLflow takes."""
+    return re.sub(r"[^\w\-. /:]", "_", name)
+
+
+def _installed() -> Any:
+    """MLflow, which is imported by runs that ask for it alone.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    os.environ |= NO_TELEMETRY
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import mlflow
+        from mlflow.telemetry import set_telemetry_client
+    except ImportError:
+        raise ConfigError("tracking = 'mlflow' needs MLflow: pip install 'cloister[mlflow]'") from None
+    set_telemetry_client()  # anew, as somebody may have imported it before: it is off now
+    return mlflow

@@ -1,0 +1,82 @@
+"""A task by its name, with its data and its model: what code of a user's own gives is looked at before it is used."""
+
+import inspect
+
+from cloister.config.run import TaskConfig
+from cloister.core.errors import ConfigError, PluginError
+from cloister.tasks import TASKS
+from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
+
+STATED = {
+    "recipe": "Recipe(local_epochs=1, batch_size=16, learning_rate=0.1)",
+    "classes": "2",
+    "models": '("mlp",)',
+}
+"""What every class of tasks states, each with an example."""
+METHODS = ("initialise", "arrays", "assign", "predict", "predict_alone", "save", "load")
+
+
+def named_task(config: TaskConfig) -> Task:
+    """The task that a configuration names.
+
+    Args:
+        config: `task.*` of a run.
+
+    Raises:
+        PluginError: the name is unknown, or stands for something that is no complete task.
+        ConfigError: a setting is not one of this task's.
+    """
+    kind = TASKS.load(config.name)
+    _refuse_incomplete(kind, config.name)
+    task: Task = kind(config)
+    if not hasattr(task, "input_shape"):
+        raise PluginError(f"task {config.name!r} states no input_shape; such as: input_shape = (13,) for 13 columns")
+    return task
+
+
+def _refuse_incomplete(kind: object, name: str) -> None:
+    if not isinstance(kind, type) or not issubclass(kind, Task):
+        raise PluginError(f"task {name!r} is no task: its entry point must name a subclass of cloister.tasks.base.Task")
+    if inspect.isabstract(kind):
+        raise PluginError(f"task {name!r} is not complete: write {', '.join(sorted(kind.__abstractmethods__))}")
+    for attribute, example in STATED.items():
+        if not hasattr(kind, attribute):
+            raise PluginError(f"task {name!r} states no {attribute}; such as: {attribute} = {example}")
+    if not isinstance(kind.recipe, Recipe):
+        raise PluginError(f"task {name!r}: recipe must be a Recipe, such as {STATED['recipe']}")
+    if not isinstance(kind.models, tuple) or not kind.models:
+        raise PluginError(f"task {name!r}: models must be a tuple of names, the default first, such as ('mlp',)")
+
+
+def dataset_of(task: Task) -> Dataset:
+    """The benchmark data of a task.
+
+    Raises:
+        DataError: it is not on this machine.
+        ConfigError: what `load` gives is no data.
+    """
+    data = task.load()
+    if not isinstance(data, Dataset) or not isinstance(data.train, Examples) or not isinstance(data.test, Examples):
+        raise ConfigError(
+            f"task {task.config.name!r}: load() gives {_kind(data)}; return Dataset(train, test) of two Examples"
+        )
+    return data
+
+
+def model_of(task: Task) -> Model:
+    """A new model of a task.
+
+    Raises:
+        ConfigError: what `build` gives is no model.
+    """
+    model = task.build()
+    if not all(hasattr(model, name) for name in METHODS):
+        raise ConfigError(
+            f"task {task.config.name!r}: build() gives {_kind(model)}; return a model of Cloister, such as "
+            "KerasModel(function that makes a Keras model)"
+        )
+    return model
+
+
+def _kind(found: object) -> str:
+    return f"an object of type {type(found).__name__}"
