@@ -109,6 +109,9 @@ def _sorted_out(
                 node = addressee.get(message.metadata.reply_to_message_id, node)
             if node not in expected:
                 raise _Unfit("unsolicited", "this node was not asked in this round")
+            if addressee and addressee.get(message.metadata.reply_to_message_id) != node:
+                # Flower shows a reply as its sender wrote it, name and all; what others were sent he does not know.
+                raise _Unfit("sender", "the reply is to no message that this node was sent")
             if node in heard:
                 raise _Unfit("duplicate", "this node has already replied in this round")
             heard.add(node)

@@ -147,6 +147,22 @@ def test_a_reply_of_a_node_that_was_not_asked(decorator):
     assert [(r.node_id, r.code) for r in strategy.measured.rejected] == [(77, "unsolicited")]
 
 
+@every_decorator
+@pytest.mark.parametrize("message_id", ["as it is", "another"])
+def test_a_reply_in_the_name_of_another_node_leaves_that_one_its_own(decorator, message_id):
+    def pose(replies):
+        first, *others = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
+        first.metadata.__dict__["_src_node_id"] = 2
+        if message_id == "another":
+            first.metadata.__dict__["_reply_to_message_id"] = "0" * 64
+        return [first, *others]
+
+    strategy = DECORATORS[decorator]()
+    one_round(strategy, Misdelivering(pose), zeros())
+    assert {(r.node_id, r.code) for r in strategy.measured.rejected} == {(1, "missing"), (2, "sender")}
+    assert strategy.measured.accepted == 2
+
+
 def test_replies_may_come_in_any_order_and_as_a_generator():
     strategy = Screened(all_nodes())
     straight, _ = one_round(strategy, Misdelivering(lambda replies: replies), zeros())
