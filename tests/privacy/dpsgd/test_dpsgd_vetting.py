@@ -4,7 +4,19 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, functional, head, norm, perturbed, relative_error
+from examples_of_dpsgd import (
+    LOSS,
+    batch,
+    brute_force,
+    dp_sgd,
+    embedding,
+    functional,
+    group_norm,
+    head,
+    norm,
+    perturbed,
+    relative_error,
+)
 
 from cloister.core.errors import ConfigError, UnsupportedModel
 from cloister.privacy.dpsgd.checks import moved
@@ -238,6 +250,39 @@ def test_a_frozen_batch_normalization_is_a_constant():
     model = small(layers.Dense(4), frozen)
     frozen.trainable = False
     assert dp_sgd(model).method == "layers"
+
+
+def between():
+    """A frozen layer that the gradient of a trained one goes through."""
+    return functional((6,), lambda x: head(layers.Dense(7, activation="tanh", name="frozen")(layers.Dense(5)(x))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [group_norm, embedding, between], ids=lambda build: build.__name__)
+def test_frozen_layers_of_any_kind_have_no_gradients_of_examples(build):
+    model = build()
+    trained = [layer for layer in model.layers if layer.trainable_variables]
+    still = [model.get_layer("frozen")] if build is between else trained[:-1]
+    for layer in still:
+        layer.trainable = False
+    x, y = batch(perturbed(model), 6)
+    step = dp_sgd(model)
+    found = step.clipped_sum(x, y, 0.5)
+    assert sorted(step.kernels) == sorted(layer.path for layer in trained if layer not in still)
+    assert [total.shape for total in found.sums] == [variable.shape for variable in model.trainable_variables]
+    assert relative_error(found.sums, brute_force(model, x, y, 0.5)) < 1e-3
+
+
+def test_penalties_on_frozen_weights_are_constants_and_on_activities_are_not():
+    for penalty, refused in (("kernel_regularizer", False), ("activity_regularizer", True)):
+        frozen = layers.Dense(3, **{penalty: "l2"})
+        model = small(frozen)
+        frozen.trainable = False
+        if refused:
+            with pytest.raises(UnsupportedModel, match="adds a penalty"):
+                dp_sgd(model)
+        else:
+            assert dp_sgd(model).method == "layers"
 
 
 FALLS_BACK = {
