@@ -65,9 +65,9 @@ class TestCommand:
     @pytest.mark.parametrize(
         "spoil,said",
         [
-            (lambda run: (run / "config.json").unlink(), "is no run directory: config.json"),
+            (lambda run: (run / "config.json").unlink(), "is no run directory: it has no config.json"),
             (lambda run: (run / "privacy.json").write_text('{"status": "running"}'), "this run has not ended"),
-            (lambda run: (run / "privacy.json").write_text("[]"), "is no run directory: privacy.json"),
+            (lambda run: (run / "privacy.json").write_text("[]"), "privacy.json is not what a run writes"),
             (lambda run: (run / "config.json").write_text('{"config": {}}'), "its config.json is not that of a run"),
             (lambda run: (run / "model.npz").unlink(), "holds no model.npz"),
         ],
