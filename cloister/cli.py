@@ -81,7 +81,13 @@ Clients = Annotated[int, typer.Option("--clients", "-n", min=1, help="How many c
 @app.command()
 def run(
     settings: Settings = None,
-    clients: Clients = 4,
+    clients: Annotated[
+        int | None,
+        typer.Option("--clients", "-n", min=1, help="How many clients to simulate; 4, or as many as the resumed run."),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="The directory of a run that broke off: go on with it, with its settings.")
+    ] = None,
 ) -> None:
     """Simulate a federation in this process; the defaults train digits under metric-aware noise.
 
@@ -90,7 +96,8 @@ def run(
     """
     from cloister.local.simulation import simulate
 
-    outcome = simulate(read_settings(settings or []), clients)
+    earlier = {} if resume is None else {"resume": str(resume)}
+    outcome = simulate(read_settings(settings or []) | earlier, clients)
     raise typer.Exit(EXIT_CODES.get(outcome.ended, FAILED))
 
 

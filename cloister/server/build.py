@@ -35,6 +35,7 @@ class Plan:
         strategy: the named strategy inside its mechanism.
         budget: of the run's releases.
         held_out: deals out the roles of nodes, where some never train; None where all do.
+        resumes: how often the run was resumed: as many rounds may have been asked for, and released, once more.
     """
 
     config: RunConfig
@@ -43,6 +44,7 @@ class Plan:
     strategy: Decorator
     budget: PrivacyBudget
     held_out: HeldOut | None = None
+    resumes: int = 0
 
     @property
     def is_accounted(self) -> bool:
@@ -82,7 +84,7 @@ class Plan:
         """
         account = Account((), self.budget.relation, insiders)
         for event in self.strategy.events(layout):
-            account = account.plus(event, self.config.num_rounds)
+            account = account.plus(event, self.config.num_rounds + self.resumes)
         return account
 
     @property

@@ -60,6 +60,11 @@ class Narrator:
         if count := len(plan.strategy.canaries):
             self.console.print(f"canaries       {count}: {render_canaries(count)}")
 
+    def resuming(self, last: Round) -> None:
+        """Say after which round the run goes on."""
+        self.last = last
+        self.note(f"resumed after round {last.number}")
+
     def note(self, text: str) -> None:
         """Say what happens between rounds."""
         self.console.print(text)
