@@ -3,8 +3,12 @@
 import io
 import json
 import os
+import random
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -496,3 +500,54 @@ def test_a_run_directory_given_to_the_app_itself(tmp_path):
     assert [done.number for done in outcome.rounds] == [0, 1, 2, 3, 4]
     with pytest.raises(ConfigError, match="clients = 3 differs from 0"):
         resume(tmp_path, clients=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_processes_that_are_killed_at_random(tmp_path, seed):
+    """`kill -9`, again and again, until one comes through: the model is that of a run that nobody disturbed."""
+    rng = random.Random(seed)
+    settings = LINEAR | {"strategy.name": "fedadam", "num-rounds": 60, "evaluation.patience": 50}
+    whole = go(tmp_path / "whole", settings)
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    given = folder / "settings.toml"
+    given.write_text("".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in settings.items()))
+    begin = ["-c", str(given), "-c", f"output-dir='{folder}'"]
+    deaths = 0
+    while not (process := started(folder, begin)).ended_before(rng):
+        assert deaths < 40, "no process comes to its end"
+        deaths += 1
+    assert process.code == 0, process.said
+    assert deaths > 0
+    with np.load(folder / "r" / "model.npz") as model:
+        assert_same(numbers(whole), dict(model))
+    assert lines(folder) == lines(tmp_path / "whole")
+
+
+class started:
+    """`cloister run`, as a process of its own: of a new run, or of one that was begun."""
+
+    def __init__(self, folder, begin):
+        command = ["run", "--resume", str(folder / "r")] if (folder / "r" / "config.json").exists() else ["run", *begin]
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from cloister.cli import app; app()", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def ended_before(self, rng):
+        """Whether it came to its end before some more rounds were written, after which it is killed."""
+        until = self.rounds() + rng.randint(1, 30)
+        while self.process.poll() is None and self.rounds() < until:
+            time.sleep(rng.random() / 100)
+        self.process.kill()
+        self.said, _ = self.process.communicate()
+        self.code = self.process.returncode
+        return self.code != -signal.SIGKILL
+
+    def rounds(self):
+        path = self.folder / "r" / "rounds.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
