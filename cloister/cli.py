@@ -373,11 +373,14 @@ def superlink(
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def superexec(context: typer.Context) -> None:
+def superexec(
+    context: typer.Context,
+    resume: Annotated[int, typer.Option(min=0, help="How often a server app that is killed resumes its run.")] = 0,
+) -> None:
     """Flower's executor of server apps, with tasks' tokens kept out of arguments; options are flower-superexec's."""
     from cloister.deploy.superexec import run
 
-    run(context.args)
+    run(context.args, resume)
 
 
 def _opened(path: Path) -> Any:

@@ -159,6 +159,7 @@ def _central(plan: Plan, model: Model) -> CentralEvaluation | None:
 def _enter(scene: _Scene, grid: Grid) -> None:
     """Take possession of the run directory, go on from what is there, and say what is about to happen."""
     directory, layout = scene.directory, scene.layout
+    directory.announce()
     # Room for the model twice: an archive is made beside what it replaces.
     directory.reserve(2 * layout.size * np.dtype(layout.dtype).itemsize)
     write_traces_to(directory.path, scene.plan.hides_times)

@@ -28,6 +28,8 @@ ROUNDS = "rounds.jsonl"
 SIMULATION = "simulation.json"
 RESUMED = "resumed-after"
 """In `config.json`: the rounds after which the run was resumed."""
+ANNOUNCED = "CLOISTER_RUN_FILE"
+"""The environment's name of a file that the path of the run directory is written to."""
 EVALUATION = "evaluation.json"
 REPORT = "report.html"
 SPARE_BYTES = 4 << 20
@@ -121,6 +123,12 @@ class RunDirectory:
         """Take the times from all files, if they would tell something."""
         if self.coarse:
             settle(self.path)
+
+    def announce(self) -> None:
+        """Tell whoever keeps this process going, if anybody does, which run to resume."""
+        if place := os.environ.get(ANNOUNCED):
+            with atomic_path(Path(place)) as partial:
+                partial.write_text(str(self.path))
 
     def write_json(self, name: str, content: Mapping[str, object]) -> None:
         """Write a JSON file, whole."""
