@@ -179,7 +179,7 @@ def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:
         grid.remember(directory.read_json(NODES))
     scene.rounds.extend(map(Round.of_line, directory.cut(earlier.last_round)))
     after = (*earlier.resumed_after, *([] if progress is None else [progress.round]))
-    directory.go_on(plan, after)
+    directory.go_on(plan, after, grid.run.fab_hash)
 
 
 def _open(scene: _Scene) -> None:
@@ -369,7 +369,7 @@ def _observers(scene: _Scene, grid: Grid) -> Iterator[list[Observer]]:
     from cloister.server.reports.tensorboard import TensorBoardObserver
 
     secret = plan.strategy.has_secret_cohorts
-    after = scene.progress.round if scene.progress else None
+    after = scene.earlier.last_round if scene.earlier else None
     board = TensorBoardObserver(directory.path / "tensorboard", plan.hides_times, secret, after)
     try:
         yield [save, board, settle_round, scene.narrator]

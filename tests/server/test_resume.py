@@ -24,6 +24,8 @@ from cloister.local.simulation import simulate
 from cloister.privacy.accounting.account import best_epsilon
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.claims.meaning import meanings
+from cloister.privacy.claims.record import statement_of
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.rundir import RunDirectory
 from cloister.server.resume import settings_of
@@ -239,6 +241,8 @@ class TestWithNoise:
         assert planned["counts"] == more["counts"] and "condition" not in planned and "break off" in more["condition"]
         assert more["epsilon"] == pytest.approx(again.plan.planned(layout_of(again)).epsilon(1e-5, "pld"), rel=1e-3)
         assert more["epsilon"] > planned["epsilon"]
+        (meaning,) = meanings(statement_of(again.privacy))
+        assert "if the run did not break off, to be resumed, because of what had been released" in meaning.how_much
         everything = again.privacy["claims"][1]
         assert everything["epsilon"] == pytest.approx(more["epsilon"], rel=1e-9), "its own rounds are counted once"
 
@@ -473,7 +477,7 @@ class TestWhatGoesOn:
         assert resumed.rounds[1].central == stopped.rounds[1].central
         assert "resumed after round 1" in said.getvalue()
 
-    @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+    @pytest.mark.parametrize("sampling", [pytest.param("fixed", marks=pytest.mark.slow), "poisson"])
     def test_the_curves(self, died, sampling):
         """A round that was made again is one point of each curve, where the times of files are hidden too."""
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

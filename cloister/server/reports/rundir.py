@@ -73,7 +73,7 @@ class RunDirectory:
         if clients:
             # For whoever audits the run, or resumes it: with the seed, this says which examples were whose.
             directory.write_json(SIMULATION, {"clients": clients})
-        directory.write_json("config.json", _facts(plan) | ({"bundle-sha256": bundle} if bundle else {}))
+        directory.write_json("config.json", _facts(plan, bundle))
         return directory
 
     @contextmanager
@@ -184,16 +184,16 @@ class RunDirectory:
                 later.unlink()
         return kept
 
-    def go_on(self, plan: Plan, after: Sequence[int]) -> None:
+    def go_on(self, plan: Plan, after: Sequence[int], bundle: str = "") -> None:
         """Say in `config.json` that the run was resumed.
 
         Args:
             plan: of the run from here on.
             after: which rounds it was resumed, in order.
+            bundle: as in `create`.
         """
         self.coarse = plan.hides_times
-        begun = json.loads((self.path / "config.json").read_text())
-        self.write_json("config.json", begun | _facts(plan) | {RESUMED: list(after)})
+        self.write_json("config.json", _facts(plan, bundle) | {RESUMED: list(after)})
 
     def copy_ledger(self, ledger: Path) -> None:
         """Keep a copy of the ledger as it is at the end of the run: earlier runs on the same data included."""
@@ -226,13 +226,14 @@ def _unnamed(root: Path, config: RunConfig) -> Path:
     raise ConfigError(f"output-dir = {config.output_dir!r} holds too many runs of this second")
 
 
-def _facts(plan: Plan) -> dict[str, object]:
+def _facts(plan: Plan, bundle: str) -> dict[str, object]:
     config = plan.config.model_copy(update={"resume": ""})
     return {
         "config": config.flat(),
         "config-sha256": config.digest(),
         "seed": plan.seed,
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        **({"bundle-sha256": bundle} if bundle else {}),
     }
 
 
