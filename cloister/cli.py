@@ -84,7 +84,13 @@ Clients = Annotated[int, typer.Option("--clients", "-n", min=1, help="How many c
 @app.command()
 def run(
     settings: Settings = None,
-    clients: Clients = 4,
+    clients: Annotated[
+        int | None,
+        typer.Option("--clients", "-n", min=1, help="How many clients to simulate; 4, or as many as the resumed run."),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="The directory of a run that broke off: go on with it, with its settings.")
+    ] = None,
 ) -> None:
     """Simulate a federation in this process; the defaults train digits under metric-aware noise.
 
@@ -93,7 +99,8 @@ def run(
     """
     from cloister.local.simulation import simulate
 
-    outcome = simulate(read_settings(settings or []), clients)
+    earlier = {} if resume is None else {"resume": str(resume)}
+    outcome = simulate(read_settings(settings or []) | earlier, clients)
     raise typer.Exit(EXIT_CODES.get(outcome.ended, FAILED))
 
 
@@ -378,8 +385,11 @@ def superlink(
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def superexec(context: typer.Context) -> None:
+def superexec(
+    context: typer.Context,
+    resume: Annotated[int, typer.Option(min=0, help="How often a server app that is killed resumes its run.")] = 0,
+) -> None:
     """Flower's executor of server apps, with tasks' tokens kept out of arguments; options are flower-superexec's."""
     from cloister.deploy.superexec import run
 
-    run(context.args)
+    run(context.args, resume)

@@ -32,6 +32,7 @@ from numpy.typing import DTypeLike, NDArray
 from cloister.aggregation.screening import MAX_EXAMPLES
 from cloister.core.arrays import Row
 from cloister.core.cohort import Cohort
+from cloister.core.state import State
 from cloister.core.threads import Span, for_each_span, spans
 from cloister.privacy.mechanisms.mechanism import Contributions
 
@@ -198,6 +199,24 @@ class Canaries:
             "coins": [int(coin) for coin in self.coins],
             "scores": [float(score) for score in self.scores],
         }
+
+    def state_dict(self) -> State:
+        """Everything about them, their secrets too; nothing where there are none."""
+        if not len(self):
+            return {}
+        key = np.frombuffer(self.directions.key, np.uint8)
+        seen = {"scores": self.scores, "rounds": np.array(self.rounds), "size": np.array(self.size)}
+        return {"key": key, "coins": self.coins, **seen}
+
+    def restored(self, state: State) -> Self:
+        """These canaries as they were saved."""
+        if not state:
+            return self
+        rounds, size = int(state["rounds"]), int(state["size"])
+        directions = Directions(state["key"].tobytes())
+        return replace(
+            self, directions=directions, coins=state["coins"], scores=state["scores"], rounds=rounds, size=size
+        )
 
     def _row(self, canary: int, length: float, cohort: Cohort) -> Row:
         height = length / math.sqrt(cohort.layout.size)

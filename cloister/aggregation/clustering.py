@@ -12,13 +12,14 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from cloister.aggregation.decorator import Decorator, Measurements, NamedArrays, virtual_reply
+from cloister.aggregation.decorator import Decorator, Measurements, NamedArrays, restore, state_of, virtual_reply
 from cloister.aggregation.screening import Screening
 from cloister.core import check
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.errors import FederationError
 from cloister.core.hypotheses import stacked, unstacked
+from cloister.core.state import State, joined, part
 from cloister.core.wire import HYPOTHESES
 from cloister.privacy.mechanisms.kmeans import clustered
 
@@ -114,3 +115,14 @@ class LaplaceClustering(Decorator):
             collapsed=found.collapsed,
         )
         return to_record(stacked(models)), metrics
+
+    def state_dict(self) -> State:
+        """As `Decorator.state_dict`, with every copy."""
+        copies = {f"copy-{number}": state_of(copy) for number, copy in enumerate(self.copies)}
+        return {**super().state_dict(), **joined(copies)}
+
+    def load_state_dict(self, state: State) -> None:
+        """As `Decorator.load_state_dict`, with every copy."""
+        super().load_state_dict(state)
+        for number, copy in enumerate(self.copies):
+            restore(copy, part(state, f"copy-{number}"))

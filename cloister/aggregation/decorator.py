@@ -20,7 +20,8 @@ from cloister.aggregation.screening import Rejection, Screening, average_metrics
 from cloister.core.arrays import Layout, Row, from_record, to_record
 from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.draw import Draw
-from cloister.core.errors import FederationError
+from cloister.core.errors import ConfigError, FederationError
+from cloister.core.state import State, Stateful, declares_state, joined, part
 from cloister.core.wire import ARRAYS, EXAMPLES, METRICS, TRAIN_LOSS
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.claims.claim import Claim
@@ -226,6 +227,41 @@ class Decorator(Strategy):
     def summary(self) -> None:
         """As the wrapped strategy."""
         self.inner.summary()
+
+    def state_dict(self) -> State:
+        """What goes on from round to round, of the wrapped strategy too if it says what that is."""
+        return joined({"inner": state_of(self.inner)})
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what `state_dict` returned.
+
+        Raises:
+            ConfigError: the wrapped strategy does not say how.
+        """
+        restore(self.inner, part(state, "inner"))
+
+
+def state_of(strategy: Strategy) -> State:
+    """What a strategy keeps from round to round; nothing if it does not say."""
+    return strategy.state_dict() if declares_state(strategy) and isinstance(strategy, Stateful) else {}
+
+
+def restore(strategy: Strategy, state: State) -> None:
+    """Let a strategy go on from what `state_of` returned.
+
+    Args:
+        strategy: made anew.
+        state: of another one of its kind.
+
+    Raises:
+        ConfigError: it does not say how. Fresh moments in the place of those that were lost would be another training.
+    """
+    if not declares_state(strategy) or not isinstance(strategy, Stateful):
+        raise ConfigError(
+            f"resume: strategy {type(strategy).__name__} does not say what it keeps from round to round, so that a run "
+            "with it cannot go on; its class needs state_dict and load_state_dict of its own (docs/extending.md)"
+        )
+    strategy.load_state_dict(state)
 
 
 def _in_layout(arrays: ArrayRecord, layout: Layout) -> ArrayRecord:

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from copy import copy
 from typing import Self
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -26,6 +27,7 @@ from cloister.aggregation.screening import Screening
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
+from cloister.core.state import State, declares_state, joined, part
 from cloister.core.wire import PROMISE
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event, Unaccounted
@@ -79,6 +81,7 @@ class PrivateStrategy(Decorator):
     ) -> None:
         super().__init__(inner)
         self.canaries = canaries
+        self._has_followed = False
         self.mechanism = mechanism.suited_to(capabilities_of(inner), type(inner).__name__)
         self.budget = budget
         self.noise = GaussianNoise() if noise is None else noise
@@ -153,6 +156,29 @@ class PrivateStrategy(Decorator):
         if other.events(layout) != self.events(layout) or draws[0] != draws[1]:
             raise PrivacyError(f"mechanism {following.name!r} changed what a round costs")
         self.mechanism = following
+        self._has_followed = True
+
+    def state_dict(self) -> State:
+        """As `Decorator.state_dict`, with the mechanism of the next round and the canaries. Noise has no state."""
+        own = {"mechanism": self.mechanism.state_dict(), "canaries": self.canaries.state_dict()}
+        return {**super().state_dict(), **joined(own), "followed": np.array(self._has_followed)}
+
+    def load_state_dict(self, state: State) -> None:
+        """As `Decorator.load_state_dict`.
+
+        Raises:
+            ConfigError: the wrapped strategy, or a mechanism that was calibrated or changed, does not say how.
+        """
+        super().load_state_dict(state)
+        self._has_followed = bool(state["followed"])
+        changes = self._has_followed or not self.mechanism.is_calibrated
+        if changes and not declares_state(self.mechanism, ("state_dict", "restored")):
+            raise ConfigError(
+                f"resume: privacy.server = {self.mechanism.name!r} was calibrated, or changes from round to round, and "
+                "does not say how it goes on; its class needs state_dict and restored of its own (docs/extending.md)"
+            )
+        self.mechanism = self.mechanism.restored(part(state, "mechanism"))
+        self.canaries = self.canaries.restored(part(state, "canaries"))
 
     def _aggregated(self, server_round: int, layout: Layout, released: Released) -> Aggregated:
         """What the wrapped strategy makes of the release, noised where the mechanism leaves that to the end."""

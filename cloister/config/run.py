@@ -176,6 +176,7 @@ class RunConfig(Section):
     seed: Annotated[int, Field(ge=-1, lt=2**31)] = -1
     output_dir: Annotated[str, Field(min_length=1)] = "runs"
     run_name: str = ""
+    resume: str = ""
     round_timeout: Positive = 600.0
     late_timeout: Positive = 60.0
     node_timeout: Positive = 120.0

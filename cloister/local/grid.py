@@ -1,9 +1,10 @@
 """A Flower grid whose nodes are function calls."""
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 from uuid import uuid4
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore.run import Run
 
@@ -90,6 +91,25 @@ class LocalGrid(WatchedGrid):
         """The replies to these messages. A call cannot be interrupted, so the timeout has nothing to bite on."""
         return self.pull_messages(self.push_messages(messages))
 
+    def memories(self) -> dict[str, Any]:
+        """What the nodes that have something to remember remember: what they have released, which role they had."""
+        states = {str(node): context.state for node, context in self._contexts.items()}
+        found = {node: _records(state) for node, state in states.items()}
+        return {node: records for node, records in found.items() if any(records.values())}
+
+    def remember(self, memories: Mapping[str, Any]) -> None:
+        """Let the nodes remember it again.
+
+        Args:
+            memories: as `memories` returned them.
+        """
+        for node, records in memories.items():
+            state = self._contexts[int(node)].state
+            for name, values in records["config"].items():
+                state.config_records[name] = ConfigRecord(values)
+            for name, values in records["metrics"].items():
+                state.metric_records[name] = MetricRecord(values)
+
     def leakages(self) -> list[float]:
         """What each simulated client has counted for its releases (d-privacy)."""
         records = (context.state.metric_records.get(LEAKAGE) for context in self._contexts.values())
@@ -109,3 +129,11 @@ class LocalGrid(WatchedGrid):
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def _records(state: RecordDict) -> dict[str, dict[str, dict[str, Any]]]:
+    config, metrics = state.config_records.items(), state.metric_records.items()
+    return {
+        "config": {name: dict(item) for name, item in config},
+        "metrics": {name: dict(item) for name, item in metrics},
+    }

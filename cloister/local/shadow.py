@@ -35,6 +35,7 @@ Arrays = Mapping[str, NDArray]
 QUIET: dict[str, Scalar] = {
     "tensorboard": False,
     "run-name": "",
+    "resume": "",
     "evaluation.central": False,
     "evaluation.federated": "off",
     "evaluation.held-out-clients": 0.0,

@@ -1,7 +1,7 @@
 """Server and simulated clients in one process."""
 
 from collections.abc import Mapping
-from contextlib import suppress
+from pathlib import Path
 
 from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
@@ -9,17 +9,22 @@ from cloister.core.errors import ConfigError
 from cloister.local.grid import LocalGrid
 from cloister.privacy.accounting.leakage import leakage_report
 from cloister.server.reports.console import Narrator
+from cloister.server.resume import clients_of, settings_of
 from cloister.server.run import Outcome, run
+
+CLIENTS = 4
+"""How many are simulated where nobody says."""
 
 
 def simulate(
-    settings: Mapping[str, Scalar] | None = None, clients: int = 4, narrator: Narrator | None = None
+    settings: Mapping[str, Scalar] | None = None, clients: int | None = None, narrator: Narrator | None = None
 ) -> Outcome:
     """Run a federation of simulated clients here and now.
 
     Args:
-        settings: dotted keys of the run configuration; what is not given has its default.
-        clients: how many.
+        settings: dotted keys of the run configuration; what is not given has its default, or with `resume` the value
+            that the resumed run has.
+        clients: how many; None: 4, or as many as the resumed run has.
         narrator: tells a person; by default on standard output.
 
     Raises:
@@ -30,14 +35,15 @@ def simulate(
     """
     from cloister.client.app import app
 
-    config = parse(settings or {})
+    settings = dict(settings or {})
+    if earlier := str(settings.get("resume", "")):
+        settings = settings_of(Path(earlier)) | settings
+        clients = clients_of(Path(earlier)) or CLIENTS if clients is None else clients
+    config, clients = parse(settings), CLIENTS if clients is None else clients
     refuse_too_few(config, clients)
     refuse_what_clients_would(config, clients)
     grid = LocalGrid.simulated(app, config.flat(), clients)
-    outcome = run(grid, config, narrator)
-    with suppress(OSError):  # a run that a full disk ended has ended in order all the same
-        # For whoever audits the run: with the seed, this says which examples were whose.
-        outcome.directory.write_json("simulation.json", {"clients": clients})
+    outcome = run(grid, config, narrator, clients)
     if config.privacy.client.counts_leakage:
         outcome.directory.write_json("leakage.json", leakage_report(grid.leakages()))
     return outcome

@@ -38,6 +38,7 @@ class Plan:
         budget: of the run's releases.
         recipe: that clients train by.
         held_out: deals out the roles of nodes, where some never train; None where all do.
+        resumes: how often the run was resumed: as many rounds may have been asked for, and released, once more.
     """
 
     config: RunConfig
@@ -47,6 +48,7 @@ class Plan:
     budget: PrivacyBudget
     recipe: Recipe
     held_out: HeldOut | None = None
+    resumes: int = 0
 
     @property
     def is_accounted(self) -> bool:
@@ -86,7 +88,7 @@ class Plan:
         """
         account = Account((), self.budget.relation, insiders)
         for event in self.strategy.events(layout):
-            account = account.plus(event, self.config.num_rounds)
+            account = account.plus(event, self.config.num_rounds + self.resumes)
         return account
 
     @property

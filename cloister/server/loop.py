@@ -58,6 +58,12 @@ class Round:
             del fields["measured"][name]
         return {"round": fields.pop("number"), **{key: value for key, value in fields.items() if value}}
 
+    @classmethod
+    def of_line(cls, line: Mapping[str, Any]) -> "Round":
+        """The scores of a round that `line` wrote; what was measured and rejected stays in the file."""
+        scores = ("central", "federated", "train", "seconds")
+        return cls(line["round"], **{name: line[name] for name in scores if name in line})
+
 
 Score = Callable[[ArrayRecord], Mapping[str, float]]
 Observer = Callable[[Round, ArrayRecord], None]
@@ -81,6 +87,7 @@ class RoundLoop:
         quorum: of connected nodes, before each round.
         to_the_end: go on whoever is silent: where there is a guarantee, an end would tell who replied.
         told: gets a sentence when the run pauses.
+        answered: is called when the replies of a training round are there, before anything is made of them.
 
     Attributes:
         ending: how the run ended.
@@ -102,16 +109,22 @@ class RoundLoop:
     quorum: Quorum = field(default_factory=Quorum)
     to_the_end: bool = False
     told: Callable[[str], None] = lambda _: None
+    answered: Callable[[], None] = lambda: None
     ending: Ending = field(default_factory=Ending)
     model: ArrayRecord = field(default_factory=ArrayRecord)
     aggregated: int = 0
     asked: int = 0
     _sites: Sites = field(default_factory=Sites, init=False)
 
-    def run(self, arrays: ArrayRecord, rounds: int) -> ArrayRecord:
+    def run(self, arrays: ArrayRecord, rounds: int, after: int | None = None) -> ArrayRecord:
         """The global model after `rounds` rounds, or after as many as end in order.
 
         On early stopping it is the best one.
+
+        Args:
+            arrays: the model to start from.
+            rounds: how many there are.
+            after: the round whose model this is, of a run that is resumed; None: the run begins.
 
         Raises:
             TooFewNodes: so few are connected that there is no first round.
@@ -119,15 +132,20 @@ class RoundLoop:
                 promised that this would break.
         """
         self.model = arrays
-        self._publish(Round(0, central=self._score(arrays)), arrays)
+        self.asked = self.aggregated = after or 0
+        if after is None:
+            self._publish(Round(0, central=self._score(arrays)), arrays)
+        if self._is_over():
+            return self.kept
         silent = 0
-        for number in range(1, rounds + 1):
+        for number in range(self.aggregated + 1, rounds + 1):
             done = self._begun(number, scored=number % self.every == 0 or number == rounds)
             if done is None:
                 break
+            # First of all: observers save what comes of it.
+            self.stopping.observe(number, done.federated if self.judged_by_clients else done.central, self.model)
             self._publish(done, self.model)
-            if self.stopping.observe(number, done.federated if self.judged_by_clients else done.central, self.model):
-                self._end("as-asked", self.stopping.why())
+            if self._is_over():
                 break
             silent = 0 if self.to_the_end or _heard(done) else silent + 1
             if silent == SILENT_ROUNDS or (silent and number == 1 and done.measured and not done.measured.accepted):
@@ -140,6 +158,12 @@ class RoundLoop:
     def kept(self) -> ArrayRecord:
         """The model that the run keeps: the best one where early stopping looks for it, else the last good one."""
         return self.model if self.stopping.best is None else self.stopping.best
+
+    def _is_over(self) -> bool:
+        """Whether the run no longer learns, which ends it."""
+        if self.stopping.is_over:
+            self._end("as-asked", self.stopping.why())
+        return self.stopping.is_over
 
     def _end(self, how: Ended, why: str) -> None:
         self.ending = Ending(how, why)
@@ -172,6 +196,7 @@ class RoundLoop:
                 self._sites.learn(self.grid)
             self.asked = number
             replies = self._replies(number, messages)
+        self.answered()
         clock.lap("train")
         aggregated, train = self.strategy.aggregate_train(number, replies)
         self.aggregated = number

@@ -8,6 +8,7 @@ from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.server.build import Plan, build
 from cloister.server.initial import initial_model
+from cloister.server.resume import Earlier
 from cloister.tasks.base import Model
 from cloister.tasks.making import model_of
 
@@ -29,22 +30,30 @@ class Prepared:
     layout: Layout
 
 
-def prepare(config: RunConfig, pretrain: bool = True) -> Prepared:
+def prepare(config: RunConfig, pretrain: bool = True, earlier: Earlier | None = None) -> Prepared:
     """The run of a configuration, as it stands before its first message. Nothing is sent, spent or written.
 
     Args:
         config: of the run.
         pretrain: as in `initial_model`.
+        earlier: the part of it that there was, where it is resumed: its model is the one to start from, and its noise
+            is restored with its state, not calibrated anew.
 
     Raises:
-        ConfigError: the configuration asks for what cannot be.
+        ConfigError: the configuration asks for what cannot be, or the model is another one than that of `earlier`.
         PluginError: a name is unknown.
         LedgerError: the ledger of this data is broken.
         BudgetExhausted: the noise is to fit a budget that is spent.
     """
     plan = build(config)
+    if earlier is not None:
+        plan = replace(plan, seed=earlier.seed, resumes=earlier.resumes)
+    progress = None if earlier is None else earlier.progress
     model = model_of(plan.task)
-    initial = to_record(initial_model(plan, model, pretrain))
+    initial = to_record(initial_model(plan, model, pretrain and progress is None))
     layout = Layout.of(from_record(initial))
+    if earlier is not None and progress is not None:
+        earlier.refuse_layout(layout)
+        return Prepared(plan, model, to_record(progress.model), layout)
     plan = replace(plan, strategy=plan.strategy.calibrated(layout, config.num_rounds))
     return Prepared(plan, model, initial, layout)

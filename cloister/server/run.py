@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,10 +30,12 @@ from cloister.server.evaluation import CentralEvaluation
 from cloister.server.lasting import confine_ledger
 from cloister.server.loop import Observer, Round, RoundLoop
 from cloister.server.prepare import prepare
+from cloister.server.progress import Progress, keepers_of
 from cloister.server.quorum import Quorum
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
 from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory
+from cloister.server.resume import NODES, Earlier, Remembering, earlier_run
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
 from cloister.server.times import settle, settle_archive
@@ -53,7 +55,7 @@ class Outcome:
 
     Attributes:
         arrays: the global model that it keeps.
-        rounds: number 0 is the initial model.
+        rounds: number 0 is the initial model. Those before the run was resumed have their scores alone.
         directory: where everything is.
         plan: what it was made of.
         statement: what may be said about its privacy.
@@ -85,12 +87,19 @@ class _Scene:
     directory: RunDirectory
     narrator: Narrator
     score: CentralEvaluation | None
+    stopping: EarlyStopping
+    earlier: Earlier | None = None
     tracker: "MlflowTracker | None" = None
     rounds: list[Round] = field(default_factory=list)
 
+    @property
+    def progress(self) -> Progress | None:
+        """Where the run stood before it was resumed; None: it begins."""
+        return None if self.earlier is None else self.earlier.progress
 
-def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outcome:
-    """Train on the clients that the grid reaches; leave everything in a new run directory.
+
+def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients: int = 0) -> Outcome:
+    """Train on the clients that the grid reaches; leave everything in a run directory: a new one, or the one resumed.
 
     Whatever ends the run, its last good model, the claim over what was released and the reason are written first.
 
@@ -98,28 +107,30 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None) -> Outc
         grid: to the clients; who they are and how they are run is its business.
         config: of the run.
         narrator: tells a person; by default on standard output.
+        clients: how many this process simulates; 0: none.
 
     Raises:
-        CloisterError: the run cannot start, or nobody takes part in it.
+        CloisterError: the run cannot start or go on, or nobody takes part in it.
     """
     started = time.perf_counter()
-    prepared = prepare(config)
-    plan, model, initial, layout = prepared.plan, prepared.model, prepared.initial, prepared.layout
-    score = _central(plan, model)
-    refuse_faulty(plan.task, model, score.examples if score else None)
-    narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
-    # Room for the model twice: an archive is made beside what it replaces.
-    with RunDirectory.create(plan, grid.run.fab_hash).held(
-        2 * layout.size * np.dtype(layout.dtype).itemsize
-    ) as directory:
-        write_traces_to(directory.path, directory.coarse)
-        confine_ledger(plan, grid, directory.path)
-        scene = _Scene(plan, model, layout, directory, narrator, score, _tracker(plan, directory))
-        _open(scene)
-        with Stop().listening() as stop, _observers(scene) as observers:
+    with ExitStack() as stack:
+        earlier = stack.enter_context(earlier_run(config, grid, clients)) if config.resume else None
+        prepared = prepare(config, earlier=earlier)
+        plan, model, score = prepared.plan, prepared.model, _central(prepared.plan, prepared.model)
+        refuse_faulty(plan.task, model, score.examples if score else None)
+        narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
+        stopping = EarlyStopping(config.evaluation.patience)
+        if earlier is None:
+            directory = stack.enter_context(RunDirectory.create(plan, grid.run.fab_hash, clients).begun())
+        else:
+            directory = earlier.directory
+        tracker = _tracker(plan, directory)
+        scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier, tracker)
+        _enter(scene, grid)
+        with Stop().listening() as stop, _observers(scene, grid) as observers:
             loop = _loop(scene, grid, observers, stop)
             with narrator.live(grid):
-                failure = _driven(loop, initial, config.num_rounds)
+                failure = _driven(loop, prepared.initial, config.num_rounds, scene.progress)
             said, ending = _save(scene, loop)
             if plan.hypotheses and failure is None:
                 public: dict[str, str | int] = {SEED: plan.seed, ROUND: loop.aggregated, **told_of(model)}
@@ -164,6 +175,32 @@ def _tracker(plan: Plan, directory: RunDirectory) -> "MlflowTracker | None":
     return MlflowTracker(plan, directory)
 
 
+def _enter(scene: _Scene, grid: Grid) -> None:
+    """Take possession of the run directory, go on from what is there, and say what is about to happen."""
+    directory, layout = scene.directory, scene.layout
+    directory.announce()
+    # Room for the model twice: an archive is made beside what it replaces.
+    directory.reserve(2 * layout.size * np.dtype(layout.dtype).itemsize)
+    write_traces_to(directory.path, scene.plan.hides_times)
+    confine_ledger(scene.plan, grid, directory.path)
+    if scene.earlier is not None:
+        _go_on(scene, scene.earlier, grid)
+    _open(scene)
+
+
+def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:
+    """Restore everything that keeps state, and take away what was written after that. Refusals come first."""
+    plan, directory, progress = scene.plan, scene.directory, earlier.progress
+    if progress is not None:
+        progress.restore(keepers_of(plan, scene.stopping))
+    earlier.refuse_more_rounds(plan.config, plan.claim.status == "sound" or plan.config.privacy.client.is_on)
+    if isinstance(grid, Remembering):
+        grid.remember(directory.read_json(NODES))
+    scene.rounds.extend(map(Round.of_line, directory.cut(earlier.last_round)))
+    after = (*earlier.resumed_after, *([] if progress is None else [progress.round]))
+    directory.go_on(plan, after, grid.run.fab_hash)
+
+
 def _open(scene: _Scene) -> None:
     """Begin the budget, and say what is about to happen."""
     plan, directory = scene.plan, scene.directory
@@ -175,6 +212,8 @@ def _open(scene: _Scene) -> None:
     directory.write_json(PARAMETERS, asdict(parameters))
     if parameters.frozen:
         scene.narrator.note(f"model          {parameters}")
+    if scene.rounds:
+        scene.narrator.resuming(scene.rounds[-1])
     directory.write_json("privacy.json", running(plan.claim))
 
 
@@ -188,19 +227,22 @@ def _loop(scene: _Scene, grid: Grid, observers: list[Observer], stop: Stop) -> R
         {SEED: scene.plan.seed, **told_of(scene.model)},
         config.round_timeout,
         config.evaluation.every,
-        EarlyStopping(config.evaluation.patience),
+        scene.stopping,
         stop,
         judged_by_clients=config.evaluates_on_clients,
         quorum=Quorum.of(config),
         to_the_end=scene.plan.is_accounted,
         told=scene.narrator.note,
+        answered=lambda: _save_memories(scene, grid),
     )
 
 
-def _driven(loop: RoundLoop, initial: ArrayRecord, rounds: int) -> BaseException | None:
+def _driven(
+    loop: RoundLoop, initial: ArrayRecord, rounds: int, progress: Progress | None = None
+) -> BaseException | None:
     """Run the rounds; what breaks them off is kept until everything is saved."""
     try:
-        loop.run(initial, rounds)
+        loop.run(initial, rounds, None if progress is None else progress.round)
     except BaseException as error:
         if loop.ending.how == "as-asked":
             loop.ending = ending_of(error)
@@ -303,9 +345,17 @@ def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> Statement:
     # Whoever sees what was released may decide when it ends: a rule, the operator, clients that leave or break it. Then
     # what is claimed is what could have been released in all. A budget ends a run by what is known before it.
     ended_by_choice = loop.ending.how != "budget" and loop.aggregated < plan.config.num_rounds
-    clients = client_claim(plan, layout, plan.config.num_rounds if ended_by_choice else loop.asked)
+    asked = plan.config.num_rounds if ended_by_choice else loop.asked
+    clients = client_claim(plan, layout, asked + plan.resumes)
     planned = partial(plan.planned, layout) if ended_by_choice else None
-    return statement(plan.claim, plan.budget, loop.aggregated, render_sampling(plan), clients, planned)
+    sampling, resumed = render_sampling(plan), plan.resumes > 0
+    return statement(plan.claim, plan.budget, loop.aggregated, sampling, clients, planned, resumed)
+
+
+def _save_memories(scene: _Scene, grid: Grid) -> None:
+    """Keep what nodes of this process have to remember: what they release counts before anything is made of it."""
+    if isinstance(grid, Remembering) and (memories := grid.memories()):
+        scene.directory.write_json(NODES, memories)
 
 
 def render_sampling(plan: Plan) -> str:
@@ -319,26 +369,33 @@ def render_sampling(plan: Plan) -> str:
 
 
 @contextmanager
-def _observers(scene: _Scene) -> Iterator[list[Observer]]:
+def _observers(scene: _Scene, grid: Grid) -> Iterator[list[Observer]]:
     """Those who are told of every round: the model is safe before anybody reads about it."""
     plan, directory = scene.plan, scene.directory
 
     def save(done: Round, arrays: ArrayRecord) -> None:
-        directory.checkpoint(done.number, arrays, plan.config.keep_checkpoints)
+        directory.checkpoint(done.number, arrays)
         directory.append_round(done.line(plan.strategy.has_secret_cohorts, plan.hides_times))
         if plan.hides_times and plan.budget.ledger.path.exists():
             settle(plan.budget.ledger.path)
         scene.rounds.append(done)
 
-    told: list[Observer] = [save, scene.narrator, *([scene.tracker] if scene.tracker else [])]
+    def settle_round(done: Round, arrays: ArrayRecord) -> None:
+        """From here on a run that breaks off goes on after this round: everything about it is written."""
+        _save_memories(scene, grid)
+        progress = Progress.of(done.number, arrays, keepers_of(plan, scene.stopping))
+        progress.save(directory, plan.config.keep_checkpoints)
+
+    told: list[Observer] = [settle_round, scene.narrator, *([scene.tracker] if scene.tracker else [])]
     if not plan.config.tensorboard:
-        yield told
+        yield [save, *told]
         return
     from cloister.server.reports.tensorboard import TensorBoardObserver
 
     secret = plan.strategy.has_secret_cohorts
-    board = TensorBoardObserver(directory.path / "tensorboard", plan.hides_times, secret)
+    after = scene.earlier.last_round if scene.earlier else None
+    board = TensorBoardObserver(directory.path / "tensorboard", plan.hides_times, secret, after)
     try:
-        yield [*told, board]
+        yield [save, board, *told]
     finally:
         board.close()

@@ -3,7 +3,11 @@
 import math
 from collections.abc import Mapping
 
+import numpy as np
 from flwr.app import ArrayRecord
+
+from cloister.core.arrays import from_record, to_record
+from cloister.core.state import State, joined, part
 
 CRITERION = "loss"
 """The score that every task has, and that is better when it is less."""
@@ -36,7 +40,28 @@ class EarlyStopping:
             self._smallest, self._since, self.best, self.best_round = loss, 0, arrays, number
         else:
             self._since += 1
-        return self._since >= self.patience
+        return self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether patience is at an end."""
+        return 0 < self.patience <= self._since
+
+    def state_dict(self) -> State:
+        """The best model and how long ago it was; nothing where there is no patience."""
+        if not self.patience:
+            return {}
+        numbers = {"round": self.best_round, "smallest": self._smallest, "since": self._since}
+        best = {} if self.best is None else from_record(self.best)
+        return {**{name: np.array(value) for name, value in numbers.items()}, **joined({"best": best})}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on with this best model."""
+        if not self.patience:
+            return
+        self.best_round, self._since = int(state["round"]), int(state["since"])
+        self._smallest, best = float(state["smallest"]), part(state, "best")
+        self.best = to_record(best) if best else None
 
     def why(self) -> str:
         """What is said when it stops."""

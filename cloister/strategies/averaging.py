@@ -15,6 +15,7 @@ from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.capabilities import MEAN, Aggregated, Capabilities, Messages
 from cloister.core.cohort import Cohort, scratch_for, weighted_sum
 from cloister.core.draw import Draw
+from cloister.core.state import State, joined, part
 from cloister.core.threads import Span, for_each_span, spans
 from cloister.core.wire import ARRAYS, CONFIG, EXAMPLES, PROXIMAL_MU, ROUND, number
 from cloister.strategies.sampling import Sampling
@@ -47,6 +48,19 @@ class Sampled(flower.FedAvg):
         if self.evaluate_sampling is None:
             return []
         return _addressed(self.evaluate_sampling.draw(grid), MessageType.EVALUATE, server_round, arrays, config)
+
+    def state_dict(self) -> State:
+        """Where the draws stand. A subclass that keeps more from round to round adds it."""
+        evaluate = self.evaluate_sampling
+        return joined(
+            {"train": self.train_sampling.state_dict(), "evaluate": evaluate.state_dict() if evaluate else {}}
+        )
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what `state_dict` returned."""
+        self.train_sampling.load_state_dict(part(state, "train"))
+        if self.evaluate_sampling:
+            self.evaluate_sampling.load_state_dict(part(state, "evaluate"))
 
     def summary(self) -> None:
         """Log how nodes are drawn."""

@@ -16,8 +16,9 @@ from cloister.core import check
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.capabilities import OPTIMIZER, Aggregated, Messages
 from cloister.core.errors import FederationError
+from cloister.core.state import State, joined, part
 from cloister.strategies.averaging import FedAvg
-from cloister.strategies.optimizers import Adagrad, Adam, Momentum, Optimizer, Sgd, State, Yogi
+from cloister.strategies.optimizers import Adagrad, Adam, Momentum, Optimizer, Sgd, Yogi
 
 
 class Finalized(FedAvg):
@@ -45,6 +46,15 @@ class Finalized(FedAvg):
         """The global model after the optimizer's step."""
         mean, metrics = super().aggregate_train(server_round, replies)
         return (None if mean is None else self._stepped(mean)), metrics
+
+    def state_dict(self) -> State:
+        """The optimizer's moments, beside where the draws stand."""
+        return {**super().state_dict(), **joined({"optimizer": self.state or {}})}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on with these moments."""
+        super().load_state_dict(state)
+        self.state = part(state, "optimizer") or None
 
     def _stepped(self, mean: ArrayRecord) -> ArrayRecord:
         if self._sent is None:

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.errors import ConfigError
-
-State = dict[str, NDArray]
+from cloister.core.state import State
 
 
 @dataclass(frozen=True)

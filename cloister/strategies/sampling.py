@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 from logging import INFO
 from typing import Literal
 
+import numpy as np
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from cloister.core.draw import Draw
 from cloister.core.errors import FederationError, TooFewNodes
+from cloister.core.state import State
 
 POLL_SECONDS = 0.1
+MERSENNE_TWISTER = 3
+"""The version of the state of `random.Random`."""
 
 
 class HeldOut:
@@ -52,6 +56,18 @@ class HeldOut:
             if len(self._held) + 1 <= self.fraction * len(self._known) + 1e-9:
                 self._held.add(node)
         return [node for node in nodes if node not in self._held], [node for node in nodes if node in self._held]
+
+    def state_dict(self) -> State:
+        """The roles that were dealt, and where a seeded choice stands."""
+        numbers = {"known": self._known, "held": self._held}
+        roles = {name: np.array(sorted(nodes), np.uint64) for name, nodes in numbers.items()}
+        return {**roles, "newcomers": np.array(self.newcomers), **_rng_state(self._rng)}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on with these roles."""
+        self._known, self._held = set(state["known"].tolist()), set(state["held"].tolist())
+        self.newcomers = int(state["newcomers"])
+        _restore_rng(self._rng, state)
 
 
 @dataclass
@@ -119,6 +135,16 @@ class Sampling:
         expected = self._size(self.population) if self.kind == "fixed" else self.fraction * self.population
         return Draw([], expected, self.kind, self.fraction, self.population, self._is_secret)
 
+    def state_dict(self) -> State:
+        """The registered nodes, and where a seeded choice stands; a secret one has no state."""
+        registered = {"registered": np.array(self._registered, np.uint64)} if self._registered else {}
+        return {**registered, **_rng_state(self.rng)}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on with these nodes, at this place of a seeded choice."""
+        self._registered = state["registered"].tolist() if "registered" in state else []
+        _restore_rng(self.rng, state)
+
     @property
     def _is_secret(self) -> bool:
         return isinstance(self.rng, random.SystemRandom)
@@ -143,6 +169,16 @@ class Sampling:
                     f"{len(nodes)} other ones are connected now; amplification by sampling cannot be claimed"
                 )
         return nodes
+
+
+def _rng_state(rng: random.Random) -> State:
+    """Where a seeded choice stands; nothing of one that comes from the operating system."""
+    return {} if isinstance(rng, random.SystemRandom) else {"rng": np.array(rng.getstate()[1], np.uint32)}
+
+
+def _restore_rng(rng: random.Random, state: State) -> None:
+    if not isinstance(rng, random.SystemRandom):
+        rng.setstate((MERSENNE_TWISTER, tuple(state["rng"].tolist()), None))
 
 
 def connected_nodes(

@@ -9,6 +9,8 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from flwr.common.serde import run_from_proto
+from flwr.proto.runtime_pb2 import PullTaskInputResponse
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResultStatus
 from flwr.supercore.superexec.run_superexec import get_executor
@@ -17,6 +19,8 @@ from typer.testing import CliRunner
 from cloister.cli import app
 from cloister.core.errors import ConfigError
 from cloister.deploy import superexec
+from cloister.deploy.serverapp_kept import kept
+from cloister.local.simulation import simulate
 
 TOKEN = "a-task-token-that-is-long-enough-to-be-found"
 WRITES_WHAT_IT_SEES = """\
@@ -132,3 +136,82 @@ def test_with_a_flower_that_starts_apps_otherwise_nothing_runs(monkeypatch):
 def test_another_executor_is_refused(option):
     result = CliRunner().invoke(app, ["superexec", option, "x"])
     assert result.exit_code == 1 and "leave it out" in result.output
+
+
+DIES = """\
+import os, signal, sys
+from pathlib import Path
+Path(os.environ["SEEN"]).open("a").write(sys.stdin.readline())
+deaths = Path(os.environ["CLOISTER_TASK"]) / "deaths"
+deaths.write_text(deaths.read_text() + "x" if deaths.exists() else "x")
+if len(deaths.read_text()) <= int(os.environ["DEATHS"]):
+    os.kill(os.getpid(), getattr(signal, os.environ["BY"]))
+sys.exit(7)
+"""
+KEEPER = "import sys; from cloister.deploy.serverapp_keeper import Keeper; "
+
+
+class TestAKilledApp:
+    def kept(self, tmp_path, monkeypatch, deaths, resumes, by="SIGKILL"):
+        """The exit status of an app that dies so many times, and how often it was started and told the token."""
+        environment = {"SEEN": str(tmp_path / "seen"), "DEATHS": str(deaths), "BY": by}
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        script = tmp_path / "app.py"
+        script.write_text(DIES)
+        source = f"print(Keeper(sys.argv[1:], {TOKEN!r}).keep({resumes}))"
+        command = [sys.executable, "-c", KEEPER + source, sys.executable, str(script)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        return int(done.stdout.split()[-1]), (tmp_path / "seen").read_text().split()
+
+    @pytest.mark.parametrize(
+        ("deaths", "resumes", "status", "starts"), [(0, 2, 7, 1), (2, 2, 7, 3), (9, 2, -9, 3), (1, 0, -9, 1)]
+    )
+    def test_is_started_again_at_most_so_many_times(self, tmp_path, monkeypatch, deaths, resumes, status, starts):
+        assert self.kept(tmp_path, monkeypatch, deaths, resumes) == (status, [TOKEN] * starts)
+
+    def test_is_left_in_peace_if_it_was_asked_to_end(self, tmp_path, monkeypatch):
+        assert self.kept(tmp_path, monkeypatch, 1, 2, by="SIGTERM") == (-15, [TOKEN])
+
+    def test_ends_with_its_keeper(self, tmp_path):
+        script = tmp_path / "app.py"
+        script.write_text(
+            "import time, sys\ntry:\n    print('ready', flush=True); time.sleep(600)\n"
+            "except KeyboardInterrupt:\n    sys.exit(3)\n"
+        )
+        source = f"sys.exit(Keeper(sys.argv[1:], {TOKEN!r}).keep(5))"
+        keeper = subprocess.Popen(
+            [sys.executable, "-c", KEEPER + source, sys.executable, str(script)], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert keeper.stdout.readline() == "ready\n"
+            keeper.terminate()
+            assert keeper.wait(60) == 3
+        finally:
+            keeper.kill()
+
+    def test_has_the_input_of_its_task_from_the_one_before_it_and_resumes_its_run(self, tmp_path):
+        pulled = []
+
+        def pull(client, request):
+            pulled.append(request)
+            return PullTaskInputResponse(task_id=7)
+
+        again = kept(pull, tmp_path, PullTaskInputResponse.FromString)
+        assert again(None, "first").task_id == 7 and "resume" not in again(None, "second").run.override_config
+        (tmp_path / "run").write_text("/srv/runs/r")
+        answer = kept(pull, tmp_path, PullTaskInputResponse.FromString)(None, "third")
+        assert answer.task_id == 7 and run_from_proto(answer.run).override_config == {"resume": "/srv/runs/r"}
+        assert pulled == ["first"], "Flower hands it out once"
+
+    def test_the_app_says_which_run_it_has_made(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("CLOISTER_RUN_FILE", str(tmp_path / "run"))
+        settings = {"task.name": "linear", "task.test-fraction": 0.0, "num-rounds": 1, "run-name": "r"}
+        simulate(settings | {"output-dir": str(tmp_path), "tensorboard": False, "report": False}, 2)
+        assert (tmp_path / "run").read_text() == str(tmp_path / "r")
+
+    def test_its_keeper_is_what_the_executor_starts(self):
+        arguments = superexec.arguments_of(task(), resumes=3)
+        assert arguments[2:5] == [str(superexec.KEEPER), "3", "--runtime-api-address"]
+        # start.sh knows its processes by this part of their names.
+        assert "serverapp" in superexec.KEEPER.name

@@ -206,7 +206,8 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path, keep, left):
     directory = RunDirectory.create(build(parse({"output-dir": str(tmp_path)})))
     record: ArrayRecord = to_record(zeros())
     for number in range(5):
-        directory.checkpoint(number, record, keep)
+        directory.checkpoint(number, record)
+        directory.prune(keep)
     names = sorted(path.name for path in directory.checkpoints.iterdir())
     assert len(names) == left and names[-1] == "round-00004.npz"
 

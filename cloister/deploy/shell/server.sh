@@ -41,7 +41,8 @@ superexec() {
     asked=
     trap 'asked=yes' INT TERM HUP
     cloister superexec --runtime-api-address "${CLOISTER_SUPERLINK:-127.0.0.1:$port}" \
-        --root-certificates "$kit/ca.crt" --superexec-auth-secret-file "$kit/superexec.secret" "$@" & executor=$!
+        --root-certificates "$kit/ca.crt" --superexec-auth-secret-file "$kit/superexec.secret" \
+        --resume "${CLOISTER_RESUME:-0}" "$@" & executor=$!
     status=0
     [ -n "$asked" ] || wait $executor || status=$?
     [ -n "$asked" ] || exit $status

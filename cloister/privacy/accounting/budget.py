@@ -11,13 +11,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
+
 from cloister.core import check
-from cloister.core.errors import BudgetExhausted, ConfigError
+from cloister.core.errors import BudgetExhausted, ConfigError, LedgerError
+from cloister.core.state import State
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.accounting.filters import EXACT, Filter, FilterKind, LeakageFilter, cost, filter_for, share
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Relation, Unit
+
+ID = 16
+"""Bytes of a release's id."""
 
 
 class Store(Protocol):
@@ -147,6 +153,26 @@ class PrivacyBudget(Generic[AnyStore]):
         """Enter everything that follows under the name of this run, and the budget if it is a new one."""
         self.run = run
         self.ledger.limit(run, self.unit, self.delta, self.max_epsilon, self.kind, self.relation)
+
+    def state_dict(self) -> State:
+        """The ids of the releases that were opened here, 16 bytes each."""
+        ids = b"".join(bytes.fromhex(release) for release in sorted(self._opened))
+        return {"opened": np.frombuffer(ids, np.uint8).reshape(-1, ID)} if ids else {}
+
+    def load_state_dict(self: "PrivacyBudget[Ledger]", state: State) -> None:
+        """Go on after these releases, which the ledger must hold.
+
+        Raises:
+            LedgerError: it does not: it is another ledger than that of the run, or an older copy.
+        """
+        opened = {bytes(release).hex() for release in state.get("opened", ())}
+        held = {entry.release for entry in self.ledger.entries}
+        if lost := len(opened - held):
+            raise LedgerError(
+                f"{self.ledger.path} holds {len(opened) - lost} of the {len(opened)} releases that this run has made; "
+                "resume it where it ran before, with its ledger as it left it"
+            )
+        self._opened |= opened
 
     def record_unprotected(self, reason: str) -> None:
         """Record that something leaves without a guarantee; no budget over the same data can cover it."""

@@ -120,7 +120,9 @@ def _of_server(statement: Statement) -> Meaning:
     if figure is None:
         return _without_guarantee(about, claim)
     against = f"It is protected against {figure.adversary}, and not against the server, which sees every update before "
-    return Meaning(about, True, _who(figure), against + "it is noised.", _how_much(figure) + _over_all_runs(statement))
+    condition = f", if {figure.condition.removeprefix('it holds if ')}" if figure.condition else ""
+    how_much = _how_much(figure) + condition + _over_all_runs(statement)
+    return Meaning(about, True, _who(figure), against + "it is noised.", how_much)
 
 
 def _over_all_runs(statement: Statement) -> str:

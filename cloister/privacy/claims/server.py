@@ -12,6 +12,7 @@ from cloister.privacy.claims.claim import Claim, ClientClaim, Figure, LedgerStat
 RUN = "this run"
 ALL_RUNS = "all runs in the ledger"
 IF_FIXED = "it holds if no run was chosen, or ended early, by what had been released"
+IF_NOT_BROKEN = "it holds if the run did not break off, to be resumed, because of what had been released"
 IF_BUDGET_FIXED = "and if no budget was set or changed because of what had been released"
 ALL_PLANNED = "counted for all rounds that were planned: what was released may have decided when the run ended"
 STRANGERS = "whoever sees the models of the run, is no client, and knows of no draw"
@@ -28,6 +29,7 @@ def statement(
     sampling: str,
     clients: ClientClaim | None = None,
     planned: Planned | None = None,
+    resumed: bool = False,
 ) -> Statement:
     """Everything that may be said about a run.
 
@@ -39,8 +41,9 @@ def statement(
         clients: what may be said about a mechanism on the clients; None without one.
         planned: everything that the run would have released, where somebody who sees the models, or a rule about them,
             ended it before; None elsewhere.
+        resumed: whether the run broke off and went on: rounds that were released twice are counted twice.
     """
-    figures = _figures(claim, budget, planned) if claim.status == "sound" else ()
+    figures = _figures(claim, budget, planned, resumed) if claim.status == "sound" else ()
     ledger = LedgerState(
         "ledger.jsonl",
         budget.ledger.head,
@@ -50,7 +53,7 @@ def statement(
     return Statement(replace(claim, figures=figures), rounds, sampling, ledger, clients)
 
 
-def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | None) -> tuple[Figure, ...]:
+def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | None, resumed: bool) -> tuple[Figure, ...]:
     """One figure for this run, one for everything in the ledger, and one against those who are no clients.
 
     The parameters of a run are fixed before it, so that its own figure is that of the tightest accountant. How many
@@ -58,11 +61,12 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
     """
     base = Figure(claim.unit, claim.relation, delta=budget.delta, counts=ALL_PLANNED if planned else None)
     of_run = planned or budget.account_of_run
-    run = replace(base, adversary=OUTSIDERS, scope=RUN).counted(of_run(True), budget.delta)
+    own = replace(base, scope=RUN, condition=IF_NOT_BROKEN if resumed else None)
+    run = replace(own, adversary=OUTSIDERS).counted(of_run(True), budget.delta)
     figures = [run]
     if math.isfinite(budget.epsilon()):
         figures.append(_everything(replace(base, adversary=OUTSIDERS, scope=ALL_RUNS), budget, planned))
-    strangers = replace(base, adversary=STRANGERS, scope=RUN).counted(of_run(False), budget.delta)
+    strangers = replace(own, adversary=STRANGERS).counted(of_run(False), budget.delta)
     if (strangers.epsilon or 0.0) < (run.epsilon or 0.0):
         figures.append(strangers)
     return tuple(figures)

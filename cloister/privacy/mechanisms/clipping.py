@@ -17,6 +17,7 @@ import numpy as np
 from cloister.core import check
 from cloister.core.cohort import NORM_ERROR, Cohort
 from cloister.core.errors import ConfigError
+from cloister.core.state import State
 from cloister.privacy.mechanisms.noise import GaussianNoise, noised
 
 MIN_BOUND = 1e-12
@@ -118,6 +119,14 @@ class FixedClip:
         """
         return self
 
+    def state_dict(self) -> State:
+        """Nothing: it is as it was made."""
+        return {}
+
+    def restored(self, state: State) -> "FixedClip":
+        """This clip, as it was saved."""
+        return self
+
 
 @dataclass(frozen=True)
 class AdaptiveClip(FixedClip):
@@ -190,3 +199,11 @@ class AdaptiveClip(FixedClip):
         step = min(1 - self.quantile, max(-self.quantile, float(noisy[0]) / size))
         moved = max(MIN_BOUND, self.bound * math.exp(-self.rate * step))
         return replace(self, bound=moved, initial=self.initial or self.bound)
+
+    def state_dict(self) -> State:
+        """Where the bound is, and where it began."""
+        return {"bound": np.array(self.bound), "initial": np.array(self.initial)}
+
+    def restored(self, state: State) -> "AdaptiveClip":
+        """This clip, as it was saved."""
+        return replace(self, bound=float(state["bound"]), initial=float(state["initial"]))

@@ -20,11 +20,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+import numpy as np
+
 from cloister.core import check
 from cloister.core.arrays import Layout
 from cloister.core.capabilities import Capabilities
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError
+from cloister.core.state import State, joined, part
 from cloister.privacy.accounting.events import Event, Gaussian
 from cloister.privacy.accounting.filters import minimum_multiplier
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, UNSAMPLED, Sampling
@@ -167,6 +170,15 @@ class GaussianMechanism(Mechanism):
             **self.clip.parameters(),
             **self.scale.parameters(),
         }
+
+    def state_dict(self) -> State:
+        """z, which may have been calibrated, and the clip, which may have adapted."""
+        return {"noise-multiplier": np.array(self.multiplier), **joined({"clip": self.clip.state_dict()})}
+
+    def restored(self, state: State) -> Self:
+        """As in `Mechanism`."""
+        clip = self.clip.restored(part(state, "clip"))
+        return replace(self, noise_multiplier=float(state["noise-multiplier"]), clip=clip)
 
     def calibrated(self, spent: Callable[[Mechanism], float], limit: float, budget: str) -> Self:
         """This mechanism with the smallest z, to one part in a thousand, that stays within the budget.

@@ -14,6 +14,7 @@ from cloister.core.arrays import Layout, Row
 from cloister.core.capabilities import Capabilities
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError
+from cloister.core.state import State
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -209,6 +210,18 @@ class Mechanism(ABC):
             ConfigError: this mechanism has nothing to calibrate, or no noise will do.
         """
         raise ConfigError(f"privacy.server = {self.name!r} has no noise that could be calibrated to {budget}")
+
+    def state_dict(self) -> State:
+        """What of it the configuration does not say: noise that was calibrated, what followed from earlier rounds."""
+        return {}
+
+    def restored(self, state: State) -> "Mechanism":
+        """The mechanism of a run that goes on in another process: this one, as it was saved.
+
+        Args:
+            state: as `state_dict` returned it there.
+        """
+        return self
 
 
 def refuse_unless_meaningful_on_one_reply(capabilities: Capabilities | None, strategy: str, instead: str) -> None:

@@ -91,6 +91,11 @@ class Narrator:
         finally:
             grid.watch, self.screen = nobody, None
 
+    def resuming(self, last: Round) -> None:
+        """Say after which round the run goes on."""
+        self.last = last
+        self.note(f"resumed after round {last.number}")
+
     def note(self, text: str) -> None:
         """Say what happens between rounds."""
         self.console.print(text)

@@ -6,10 +6,11 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ArrayRecord
 
@@ -23,6 +24,12 @@ from cloister.server.times import settle
 RUNNING = "running"
 """A file that the process of a run holds a lock on for as long as it lives, whatever ends it."""
 RESERVE = ".reserve"
+ROUNDS = "rounds.jsonl"
+SIMULATION = "simulation.json"
+RESUMED = "resumed-after"
+"""In `config.json`: the rounds after which the run was resumed."""
+ANNOUNCED = "CLOISTER_RUN_FILE"
+"""The environment's name of a file that the path of the run directory is written to."""
 EVALUATION = "evaluation.json"
 PARAMETERS = "parameters.json"
 REPORT = "report.html"
@@ -47,12 +54,13 @@ class RunDirectory:
         self.coarse = coarse
 
     @classmethod
-    def create(cls, plan: Plan, bundle: str = "") -> "RunDirectory":
-        """A new directory with `config.json` in it.
+    def create(cls, plan: Plan, bundle: str = "", clients: int = 0) -> "RunDirectory":
+        """A new directory with `config.json` in it, and with `simulation.json` where clients are simulated.
 
         Args:
             plan: of the run.
             bundle: SHA-256 of the app bundle that Flower runs; empty: it runs none.
+            clients: how many this process simulates; 0: none.
 
         Raises:
             ConfigError: `run-name` is taken or is no name for a directory, or the place cannot be written.
@@ -69,8 +77,17 @@ class RunDirectory:
                 f"output-dir = {config.output_dir!r} cannot be written: {reason}; name a folder that can"
             ) from error
         with directory._gone_if_it_fails():
-            directory.write_json("config.json", _facts(plan) | ({"bundle-sha256": bundle} if bundle else {}))
+            if clients:
+                # For whoever audits the run, or resumes it: with the seed, this says which examples were whose.
+                directory.write_json(SIMULATION, {"clients": clients})
+            directory.write_json("config.json", _facts(plan, bundle))
         return directory
+
+    @contextmanager
+    def begun(self) -> Iterator["RunDirectory"]:
+        """As `held`, for a new directory: an error before the run has begun takes it away."""
+        with self._gone_if_it_fails(), self.held():
+            yield self
 
     @contextmanager
     def _gone_if_it_fails(self) -> Iterator[None]:
@@ -83,29 +100,35 @@ class RunDirectory:
             raise
 
     @contextmanager
-    def held(self, room: int) -> Iterator["RunDirectory"]:
-        """The block, in which this process is known to run, and some room on the disk is kept for the end.
-
-        An error before the run has begun takes the directory away.
-
-        Args:
-            room: bytes to keep beside `SPARE_BYTES`.
+    def held(self) -> Iterator["RunDirectory"]:
+        """The block, in which this process is known to run.
 
         Raises:
-            ConfigError: there is no such room.
+            ConfigError: another process runs.
         """
         running = self.path / RUNNING
-        with self._gone_if_it_fails(), running.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with running.open("w") as lock:
             try:
-                self._reserve(room + SPARE_BYTES)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"resume: a process of this machine is at the run in {self.path}") from None
+            try:
                 yield self
             finally:
                 self.make_room()
                 running.unlink(missing_ok=True)
                 self.settle()
 
-    def _reserve(self, room: int) -> None:
+    def reserve(self, room: int) -> None:
+        """Keep some room on the disk for the end of the run, as long as the directory is held.
+
+        Args:
+            room: bytes, beside `SPARE_BYTES`.
+
+        Raises:
+            ConfigError: there is no such room.
+        """
+        room += SPARE_BYTES
         try:
             with (self.path / RESERVE).open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, room)
@@ -124,25 +147,76 @@ class RunDirectory:
         if self.coarse and self.path.is_dir():
             settle(self.path)
 
+    def announce(self) -> None:
+        """Tell whoever keeps this process going, if anybody does, which run to resume."""
+        if place := os.environ.get(ANNOUNCED):
+            with atomic_path(Path(place)) as partial:
+                partial.write_text(str(self.path))
+
     def write_json(self, name: str, content: Mapping[str, object]) -> None:
         """Write a JSON file, whole."""
         with atomic_path(self.path / name) as partial:
             partial.write_text(json.dumps(content, indent=2) + "\n")
         self.settle()
 
+    def read_json(self, name: str) -> dict[str, Any]:
+        """The content of a JSON file; empty if there is none."""
+        path = self.path / name
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
     def append_round(self, line: Mapping[str, object]) -> None:
         """Add a line to `rounds.jsonl`."""
-        with (self.path / "rounds.jsonl").open("a") as file:
+        with (self.path / ROUNDS).open("a") as file:
             file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         self.settle()
 
-    def checkpoint(self, server_round: int, arrays: ArrayRecord, keep: int) -> None:
-        """Write the model of a round; keep the newest `keep` of them, or all if `keep` is 0."""
-        write_npz(self.checkpoints / f"round-{server_round:05d}.npz", from_record(arrays))
+    def checkpoint_path(self, server_round: int) -> Path:
+        """Where the model of a round is."""
+        return self.checkpoints / f"round-{server_round:05d}.npz"
+
+    def checkpoint(self, server_round: int, arrays: ArrayRecord) -> None:
+        """Write the model of a round."""
+        write_npz(self.checkpoint_path(server_round), from_record(arrays))
+        self.settle()
+
+    def prune(self, keep: int) -> None:
+        """Keep the newest `keep` checkpoints, or all if it is 0."""
         saved = sorted(self.checkpoints.glob("round-*.npz"))
         for old in saved[:-keep] if keep else []:
             old.unlink()
         self.settle()
+
+    def cut(self, server_round: int) -> list[dict[str, Any]]:
+        """Take away what was written of rounds after this one, half a line too.
+
+        Args:
+            server_round: the last one that counts; -1: none.
+
+        Returns:
+            The lines of `rounds.jsonl` that are left.
+        """
+        path = self.path / ROUNDS
+        whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+        kept = [line for line in map(json.loads, whole) if line["round"] <= server_round]
+        with atomic_path(path) as partial:
+            partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        for later in (*self.checkpoints.glob("round-*.npz"), *self.path.glob("state-*.npz")):
+            if int(later.stem.rpartition("-")[2]) > server_round:
+                later.unlink()
+        return kept
+
+    def go_on(self, plan: Plan, after: Sequence[int], bundle: str = "") -> None:
+        """Say in `config.json` that the run was resumed.
+
+        Args:
+            plan: of the run from here on.
+            after: which rounds it was resumed, in order.
+            bundle: as in `create`.
+        """
+        self.coarse = plan.hides_times
+        self.write_json("config.json", _facts(plan, bundle) | {RESUMED: list(after)})
 
     def copy_ledger(self, ledger: Path) -> None:
         """Keep a copy of the ledger as it is at the end of the run: earlier runs on the same data included."""
@@ -175,12 +249,14 @@ def _unnamed(root: Path, config: RunConfig) -> Path:
     raise ConfigError(f"output-dir = {config.output_dir!r} holds too many runs of this second")
 
 
-def _facts(plan: Plan) -> dict[str, object]:
+def _facts(plan: Plan, bundle: str) -> dict[str, object]:
+    config = plan.config.model_copy(update={"resume": ""})
     return {
-        "config": plan.config.flat(),
-        "config-sha256": plan.config.digest(),
+        "config": config.flat(),
+        "config-sha256": config.digest(),
         "seed": plan.seed,
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        **({"bundle-sha256": bundle} if bundle else {}),
     }
 
 

@@ -4,7 +4,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -23,16 +23,24 @@ class TensorBoardObserver:
         folder: for the event file.
         hides_times: whether its times are to be those of the day.
         secret_cohorts: whether it is not to tell how many replies were rejected.
+        after: the round after which a run is resumed: what earlier files say of later rounds is to be forgotten. None:
+            the run begins.
     """
 
-    def __init__(self, folder: Path, hides_times: bool = False, secret_cohorts: bool = False) -> None:
-        folder.mkdir(parents=True)
+    def __init__(
+        self, folder: Path, hides_times: bool = False, secret_cohorts: bool = False, after: int | None = None
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self.hides_times = hides_times
         self.secret_cohorts = secret_cohorts
-        self._path = folder / f"events.out.tfevents.{int(self._now())}.cloister"
+        # Files of one day are read in the order of their names.
+        self._path = folder / f"events.out.tfevents.{int(self._now())}.cloister.{len(list(folder.iterdir())):03d}"
         # The package's own file writer would import TensorFlow; its record writer does not.
         self._records = RecordWriter(self._path.open("wb"))
         self._write(Event(wall_time=self._now(), file_version=FORMAT))
+        if after is not None:
+            begun = SessionLog(status=SessionLog.START)
+            self._write(Event(wall_time=self._now(), step=after + 1, session_log=begun))
 
     def __call__(self, done: Round, _: object) -> None:
         """Write the scalars of a round."""

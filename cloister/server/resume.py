@@ -1,0 +1,214 @@
+"""A run that broke off, and whether it can go on: as the same run, or not at all."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from flwr.serverapp import Grid
+
+from cloister.config.run import RunConfig, parse
+from cloister.config.section import Scalar
+from cloister.core.arrays import Layout
+from cloister.core.errors import ConfigError
+from cloister.server.lasting import is_simulated
+from cloister.server.progress import Progress
+from cloister.server.reports.rundir import RESUMED, SIMULATION, RunDirectory
+
+MAY_CHANGE = frozenset(
+    {
+        *("num-rounds", "resume", "round-timeout", "late-timeout", "node-timeout"),
+        *("keep-checkpoints", "tensorboard", "report", "log-format"),
+    }
+)
+"""Keys that a run may go on with at other values; more rounds are a matter of `Earlier.refuse_more_rounds`."""
+NODES = "nodes.json"
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A grid whose nodes end with this process, so that it keeps what they have to remember."""
+
+    def memories(self) -> dict[str, Any]:
+        """What the nodes remember, for JSON."""
+
+    def remember(self, memories: Mapping[str, Any]) -> None:
+        """Let the nodes remember it again."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The part of a run that there was.
+
+    Attributes:
+        directory: of the run, held by this process.
+        config: with which it ran last.
+        seed: in force.
+        resumed_after: the rounds after which it was resumed before.
+        progress: where it stood; None: it broke off before it had begun.
+    """
+
+    directory: RunDirectory
+    config: RunConfig
+    seed: int
+    resumed_after: tuple[int, ...]
+    progress: Progress | None
+
+    @property
+    def resumes(self) -> int:
+        """How often rounds began anew, this time counted."""
+        return len(self.resumed_after) + (self.progress is not None)
+
+    @property
+    def last_round(self) -> int:
+        """The last round that counts; -1: there is none, not even the initial model."""
+        return -1 if self.progress is None else self.progress.round
+
+    def refuse_layout(self, layout: Layout) -> None:
+        """Raises ConfigError if the task's model is no longer the one that was trained."""
+        if self.progress is None or (found := Layout.of(self.progress.model)) == layout:
+            return
+        now, then = _arrays(layout), _arrays(found)
+        name = next((name for name in (*then, *now) if now.get(name) != then.get(name)), "")
+        raise ConfigError(
+            f"resume: array {name!r} of the model is {now.get(name, 'none')}, and was {then.get(name, 'none')} in "
+            f"{self.directory.path}; a run goes on with the model that it began with"
+        )
+
+    def refuse_more_rounds(self, config: RunConfig, counts_rounds: bool) -> None:
+        """Refuse rounds beyond those that a claim or a calibration was made for.
+
+        Args:
+            config: of the run from here on.
+            counts_rounds: whether something is claimed that rests on their number.
+
+        Raises:
+            ConfigError: there are more rounds than there were to be.
+        """
+        if counts_rounds and config.num_rounds > self.config.num_rounds:
+            raise ConfigError(
+                f"num-rounds = {config.num_rounds} contradicts the claim of the run that is resumed, which had "
+                f"{self.config.num_rounds}: how many rounds there are must not follow from what was released; use "
+                f"{self.config.num_rounds}"
+            )
+
+
+def _arrays(layout: Layout) -> dict[str, str]:
+    described = zip(layout.names, layout.dtypes, layout.shapes, strict=True)
+    return {name: f"{dtype} of shape {shape}" for name, dtype, shape in described}
+
+
+@contextmanager
+def earlier_run(config: RunConfig, grid: Grid, clients: int = 0) -> Iterator[Earlier]:
+    """The block, in which this process holds the run that `resume` names, and nobody else can.
+
+    Args:
+        config: of the run from here on.
+        grid: to the clients.
+        clients: how many this process simulates; 0: none.
+
+    Raises:
+        ConfigError: there is no such run, it has ended, a process is at it, or it cannot go on with this configuration.
+    """
+    path = Path(config.resume).expanduser().resolve()
+    facts = _read(path / "config.json", path)
+    with RunDirectory(path).held() as directory:
+        before = parse(facts["config"])
+        _refuse_changes(before, config)
+        _refuse_other_clients(path, clients)
+        _refuse_seeded(config)
+        _refuse_forgetful(grid, config)
+        progress = Progress.load(directory)
+        _refuse_ended(path, config, progress)
+        yield Earlier(directory, before, facts["seed"], tuple(facts.get(RESUMED, ())), progress)
+
+
+def settings_of(directory: Path) -> dict[str, Scalar]:
+    """The settings to resume a run with: its own, and where it is.
+
+    Args:
+        directory: of the run.
+
+    Raises:
+        ConfigError: it is no run directory.
+    """
+    path = directory.expanduser().resolve()
+    return _read(path / "config.json", path)["config"] | {"resume": str(path)}
+
+
+def clients_of(directory: Path) -> int:
+    """How many clients a run simulated in its process; 0: none.
+
+    Args:
+        directory: of the run.
+    """
+    path = directory.expanduser().resolve() / SIMULATION
+    return int(_read(path, path.parent)["clients"]) if path.is_file() else 0
+
+
+def _read(file: Path, directory: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"resume = {str(directory)!r} is no run directory: {file.name}: {type(error).__name__}"
+        ) from None
+
+
+def _refuse_changes(before: RunConfig, now: RunConfig) -> None:
+    old, new = before.flat(), now.flat()
+    lines = [
+        f"{key} = {new.get(key, 'none')!r} differs from {old.get(key, 'none')!r}, with which the run began that is "
+        f"resumed; use {old.get(key, 'none')!r}, or begin a new run"
+        for key in sorted(old.keys() | new.keys())
+        if key not in MAY_CHANGE and old.get(key) != new.get(key)
+    ]
+    if now.num_rounds < before.num_rounds:
+        lines.append(
+            f"num-rounds = {now.num_rounds} is fewer than the {before.num_rounds} of the run that is resumed; use "
+            f"{before.num_rounds} or more"
+        )
+    if lines:
+        raise ConfigError("\n".join(lines))
+
+
+def _refuse_other_clients(path: Path, clients: int) -> None:
+    """The parts of a data set follow from how many there are, and a site's data is not a benchmark's."""
+    if (before := clients_of(path)) != clients:
+        place = "none is simulated in one process" if before == 0 else f"cloister run --clients {before}"
+        raise ConfigError(f"clients = {clients} differs from {before}, with which the run began in {path}; use {place}")
+
+
+def _refuse_seeded(config: RunConfig) -> None:
+    if config.privacy.noise_seed != -1:
+        raise ConfigError(
+            f"resume: privacy.noise-seed = {config.privacy.noise_seed} would add the noise of the first rounds once "
+            "more, and noise that repeats can be subtracted; only runs with -1 go on"
+        )
+
+
+def _refuse_forgetful(grid: Grid, config: RunConfig) -> None:
+    """Nodes of Flower's simulation end with its process, and with them what they count."""
+    counts = config.privacy.client.is_on or (config.evaluation.held_out_clients and config.is_private)
+    if counts and is_simulated(grid) and not isinstance(grid, Remembering):
+        raise ConfigError(
+            f"resume: with privacy.client = {config.privacy.client.name!r} and evaluation.held-out-clients = "
+            f"{config.evaluation.held_out_clients:g} nodes remember what they have released or scored, and those of "
+            "Flower's simulation have ended; simulate with cloister run"
+        )
+
+
+def _refuse_ended(path: Path, config: RunConfig, progress: Progress | None) -> None:
+    """Refuse a run that has nothing left to do: its rounds are over and so are its last words, or it stopped itself."""
+    try:
+        ended = json.loads((path / "privacy.json").read_text())["ended"]
+    except (OSError, ValueError, KeyError):
+        return
+    finished = progress is not None and progress.round >= config.num_rounds
+    if ended["how"] == "as-asked" and (finished or ended["why"]):
+        raise ConfigError(
+            f"resume = {config.resume!r} has nothing to resume: the run ended in order "
+            f"({ended['why'] or f'after all {config.num_rounds} rounds'})"
+        )

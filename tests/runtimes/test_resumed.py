@@ -1,0 +1,73 @@
+"""A deployed run whose server app is killed goes on, without a hand or by one command."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import CONNECTION, Processes, Setting
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 240
+"""For what takes some ten to sixty on two idle cores."""
+SETTINGS: dict[str, Setting] = {
+    "task.name": "linear",
+    "task.test-fraction": 0.0,
+    "strategy.name": "fedadam",
+    "strategy.fraction-evaluate": 0.0,
+    "strategy.min-nodes": 2,
+    "privacy.server": "none",
+    "num-rounds": 4,
+    "seed": 1,
+    "tensorboard": False,
+}
+
+
+def lines(directory: Path) -> list[int]:
+    path = directory / "rounds.jsonl"
+    whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+    return [json.loads(line)["round"] for line in whole]
+
+
+def test_a_server_app_that_is_killed_is_started_again_and_resumes_its_run(tmp_path: Path) -> None:
+    """Twice, and the run is the same run to Flower; then one that nobody disturbs, which ends with the same model."""
+    disturbed, whole = tmp_path / "disturbed", tmp_path / "whole"
+    with Processes(tmp_path / "processes") as processes:
+        processes.superlink("--isolation", "process")
+        link = ["--insecure", "--runtime-api-address", processes.address]
+        processes.start("superexec", "cloister", "superexec", "--resume", "2", *link)
+        configs: list[dict[str, Setting]] = [{"partition-id": number, "num-partitions": 2} for number in range(2)]
+        processes.supernodes(configs, "cloister", "warm-node", "--no-keras")
+        processes.flwr_begin(SETTINGS | {"output-dir": str(tmp_path), "run-name": "disturbed"}, SECONDS)
+        for last in (1, 2):
+            processes.wait(lambda last=last: last in lines(disturbed), SECONDS, f"round {last}")
+            (server,) = processes.pids("serverapp_kept.py")
+            os.kill(server, signal.SIGKILL)
+        processes.wait(lambda: (disturbed / "model.npz").exists(), SECONDS, "model")
+        processes.wait(lambda: not processes.pids("serverapp_kept.py"), SECONDS, "end of the server app")
+        told = processes.told("flwr", "list", CONNECTION, "--format", "json")["runs"]
+        assert [found["status"] for found in told] == ["finished:completed"]
+        processes.flwr_run(SETTINGS | {"output-dir": str(tmp_path), "run-name": "whole"}, seconds=SECONDS)
+    assert lines(disturbed) == lines(whole) == [0, 1, 2, 3, 4]
+    assert len(json.loads((disturbed / "config.json").read_text())["resumed-after"]) == 2
+    with np.load(disturbed / "model.npz") as one, np.load(whole / "model.npz") as other:
+        for name in other:
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_a_run_is_resumed_by_flwr_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    settings = SETTINGS | {"output-dir": str(tmp_path), "run-name": "run", "num-rounds": 5}
+    with Processes(tmp_path / "processes") as processes:
+        processes.superlink()
+        configs: list[dict[str, Setting]] = [{"partition-id": number, "num-partitions": 2} for number in range(2)]
+        processes.supernodes(configs, "cloister", "warm-node", "--no-keras")
+        processes.flwr_begin(settings, SECONDS)
+        processes.wait(lambda: 1 in lines(run), SECONDS, "round 1")
+        (server,) = processes.pids("flwr-serverapp")
+        os.kill(server, signal.SIGKILL)
+        processes.flwr_run(settings | {"resume": str(run)}, seconds=SECONDS)
+    assert lines(run) == [0, 1, 2, 3, 4, 5] and (run / "model.npz").exists()
