@@ -105,7 +105,7 @@ class TestAFrozenBackbone:
     def test_a_private_head_learns_what_the_readme_says(self, package, tmp_path):
         """The README's run at its first seed; by chance alone a fifth of the digits is told apart."""
         folder = EXAMPLES / "frozen_backbone"
-        (settings,) = re.findall(r'^cloister run --clients 4 -c "(.*)"$', (folder / "README.md").read_text(), re.M)
+        settings, _ = re.findall(r'^cloister run --clients 4 -c "(.*)"$', (folder / "README.md").read_text(), re.M)
         more = {"output-dir": str(tmp_path), "seed": 0, "tensorboard": False, "report": False}
         outcome = simulate(read_settings([settings]) | more, 4, Narrator(10, Console(quiet=True)))
         assert sorted(from_record(outcome.arrays)) == ["network/head/bias", "network/head/kernel"]

@@ -1,5 +1,7 @@
 """`cloister check task`: what it tries, and what it leaves behind: nothing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -108,3 +110,16 @@ def test_a_run_refuses_the_same_faults_before_it_makes_a_directory(tmp_path, mon
     done = CliRunner().invoke(app, ["run", "-c", settings])
     assert done.exit_code == 1 and "task 'breast-cancer': metrics(): no 'loss'; add it" in done.output
     assert not (tmp_path / "runs").exists()
+
+
+def test_callbacks_are_noted_and_a_recipe_that_does_not_fit_is_a_fault(monkeypatch):
+    monkeypatch.setattr(BreastCancer, "recipe", replace(BreastCancer.recipe, callbacks=list))
+    note = "recipe: a run with privacy.client refuses its Keras callbacks; use client.callbacks = false"
+    assert ("note", note) in found("breast-cancer")
+    uneven = replace(BreastCancer.recipe, callbacks=None, class_weights=(1.0, 2.0, 3.0))
+    monkeypatch.setattr(BreastCancer, "recipe", uneven)
+    ((kind, text),) = found("breast-cancer")
+    assert kind == "fault" and text == (
+        "recipe: client.class-weights has 3 numbers, and task 'breast-cancer' takes one for each of its 2 classes; "
+        "change it in the task's recipe"
+    )
