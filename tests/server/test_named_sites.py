@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 
 import pytest
 from flwr.app import Error, Message
@@ -61,11 +62,12 @@ def test_the_record_and_the_status_have_both(said):
     assert [reason.partition(",")[0] for reason in status.run_state(said[1]).rejected] == ["lyon", "node 3"]
 
 
-def test_the_report_names_sites_where_all_have_a_name(said):
-    assert ">2</td><td>1 to 2" in write_report(said[1]).read_text()
-    rounds = said[1] / "rounds.jsonl"
+def test_the_report_names_sites_where_all_have_a_name(said, tmp_path):
+    run_directory = shutil.copytree(said[1], tmp_path / "r")
+    assert ">2</td><td>1 to 2" in write_report(run_directory).read_text()
+    rounds = run_directory / "rounds.jsonl"
     rounds.write_text(rounds.read_text().replace('"site": ""', '"site": "oslo"'))
-    assert "lyon, oslo" in write_report(said[1]).read_text()
+    assert "lyon, oslo" in write_report(run_directory).read_text()
 
 
 def test_a_log_for_machines_has_the_number_and_the_name(tmp_path):
