@@ -87,6 +87,7 @@ class RoundLoop:
         quorum: of connected nodes, before each round.
         to_the_end: go on whoever is silent: where there is a guarantee, an end would tell who replied.
         told: gets a sentence when the run pauses.
+        sites: learns what nodes are called.
         answered: is called when the replies of a training round are there, before anything is made of them.
 
     Attributes:
@@ -109,12 +110,12 @@ class RoundLoop:
     quorum: Quorum = field(default_factory=Quorum)
     to_the_end: bool = False
     told: Callable[[str], None] = lambda _: None
+    sites: Sites = field(default_factory=Sites)
     answered: Callable[[], None] = lambda: None
     ending: Ending = field(default_factory=Ending)
     model: ArrayRecord = field(default_factory=ArrayRecord)
     aggregated: int = 0
     asked: int = 0
-    _sites: Sites = field(default_factory=Sites, init=False)
 
     def run(self, arrays: ArrayRecord, rounds: int, after: int | None = None) -> ArrayRecord:
         """The global model after `rounds` rounds, or after as many as end in order.
@@ -193,7 +194,7 @@ class RoundLoop:
         with self.stop.waiting():
             messages = self.strategy.configure_train(number, self.model, ConfigRecord(dict(self.public)), self.grid)
             if not self.strategy.has_secret_cohorts:
-                self._sites.learn(self.grid)
+                self.sites.learn(self.grid)
             self.asked = number
             replies = self._replies(number, messages)
         self.answered()
@@ -205,14 +206,14 @@ class RoundLoop:
         federated = self._federated(number, self.model) if scored else {}
         central = self._score(self.model) if scored else {}
         clock.lap("evaluate")
-        unscored = self._sites.named(self.strategy.unscored if federated else ())
+        unscored = self.sites.named(self.strategy.unscored if federated else ())
         scores = dict(train or {})
         return Round(number, central, federated, scores, self._measured(), unscored, clock.laps())  # type: ignore[arg-type]
 
     def _measured(self) -> Measurements | None:
         """What the strategy measured, with the names of sites."""
         measured = self.strategy.measured
-        return measured and replace(measured, rejected=self._sites.named(measured.rejected))
+        return measured and replace(measured, rejected=self.sites.named(measured.rejected))
 
     def _federated(self, number: int, arrays: ArrayRecord) -> Mapping[str, float]:
         if not self.judged_by_clients:

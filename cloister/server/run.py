@@ -36,6 +36,7 @@ from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
 from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory
 from cloister.server.resume import NODES, Earlier, Remembering, earlier_run
+from cloister.server.sites import Sites
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
 from cloister.server.times import settle, settle_archive
@@ -91,6 +92,7 @@ class _Scene:
     earlier: Earlier | None = None
     tracker: "MlflowTracker | None" = None
     rounds: list[Round] = field(default_factory=list)
+    sites: Sites = field(default_factory=Sites)
 
     @property
     def progress(self) -> Progress | None:
@@ -129,7 +131,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
         _enter(scene, grid)
         with Stop().listening() as stop, _observers(scene, grid) as observers:
             loop = _loop(scene, grid, observers, stop)
-            with narrator.live(grid):
+            with narrator.live(grid, scene.sites):
                 failure = _driven(loop, prepared.initial, config.num_rounds, scene.progress)
             said, ending = _save(scene, loop)
             if plan.hypotheses and failure is None:
@@ -233,6 +235,7 @@ def _loop(scene: _Scene, grid: Grid, observers: list[Observer], stop: Stop) -> R
         quorum=Quorum.of(config),
         to_the_end=scene.plan.is_accounted,
         told=scene.narrator.note,
+        sites=scene.sites,
         answered=lambda: _save_memories(scene, grid),
     )
 

@@ -18,6 +18,10 @@ class Sites:
         """Take the names of the nodes that are connected now."""
         self._names |= {node.node_id: printable(node.name) for node in grid.get_nodes() if node.name}
 
+    def name_of(self, node_id: int) -> str:
+        """The name of a node, or its number."""
+        return self._names.get(node_id) or f"node {node_id}"
+
     def named(self, rejected: Iterable[Rejection]) -> tuple[Rejection, ...]:
         """The same rejections, each with the name of its site where there is one."""
         return tuple(replace(item, site=self._names.get(item.node_id, "")) for item in rejected)

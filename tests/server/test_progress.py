@@ -5,6 +5,7 @@ import re
 
 import pytest
 from flwr.app import Error, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from rich.console import Console
 from support import all_nodes, content, grid_of, one_round, random_models, zeros
 
@@ -20,6 +21,7 @@ from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
 from cloister.server.reports.progress import SHOWN, Board, Screen
 from cloister.server.run import run
+from cloister.server.sites import Sites
 from cloister.server.stragglers import PatientGrid
 from cloister.server.watching import nobody
 
@@ -44,13 +46,22 @@ def board(**clients):
 class TestBoard:
     def test_a_client_is_where_it_was_last_told_to_be(self):
         found = board(n2="training", n11="waiting").told(2, "sent")
-        assert found.lines() == ["node  2  sent", "node 11  waiting"]
+        assert found.lines(Sites()) == ["node 2   sent", "node 11  waiting"]
 
     def test_a_finished_round_lets_everybody_wait_and_says_whose_reply_did_not_count(self):
         found = board(n1="sent", n2="sent").finished(finished(1, 2.0, [Rejection(2, "non-finite", "NaN")]))
         assert found.number == 2
-        assert found.lines() == ["node 1  waiting", "node 2  waiting  round 1: non-finite"]
-        assert found.finished(finished(2, 2.0)).lines() == ["node 1  waiting", "node 2  waiting"]
+        assert found.lines(Sites()) == ["node 1  waiting", "node 2  waiting  round 1: non-finite"]
+        assert found.finished(finished(2, 2.0)).lines(Sites()) == ["node 1  waiting", "node 2  waiting"]
+
+    def test_a_client_that_has_a_name_is_called_by_it(self):
+        class Grid:
+            def get_nodes(self):
+                return [NodeInfo(node_id=2, name="berlin")]
+
+        sites = Sites()
+        sites.learn(Grid())
+        assert board(n2="sent", n11="waiting").lines(sites) == ["berlin   sent", "node 11  waiting"]
 
     def test_the_rest_is_estimated_from_the_last_rounds(self):
         found = Board(10).finished(finished(0))
@@ -62,7 +73,7 @@ class TestBoard:
 
     def test_of_many_clients_those_at_work_are_shown_and_the_others_counted(self):
         found = board(**{f"n{number}": "sent" for number in range(40)}).told(39, "training").told(38, "rejected")
-        lines = found.lines()
+        lines = found.lines(Sites())
         assert len(lines) == SHOWN + 1 and lines[SHOWN - 1] == "node 39  training"
         assert lines[-1] == "and 30 more: 1 rejected, 29 sent"
 
@@ -75,7 +86,7 @@ class TestScreen:
 
     def test_a_line_for_the_run_and_one_for_each_client(self):
         now = [100.0]
-        screen = Screen(3, clock=lambda: now[0])
+        screen = Screen(3, Sites(), clock=lambda: now[0])
         screen.observe(finished(0))
         screen.watch(7, "training")
         head, line = self.drawn(screen).splitlines()
@@ -165,7 +176,7 @@ def test_nothing_is_drawn_where_it_would_tell_of_a_draw(tmp_path, settings, draw
     terminal, grid = Terminal(), grid_of(lambda node, model: content(model), 2)
     narrator = Narrator(2, terminal.console())
     narrator.begin(build(parse(QUICK | settings | {"output-dir": str(tmp_path)})))
-    with narrator.live(grid):
+    with narrator.live(grid, Sites()):
         assert (grid.watch is not nobody) is drawn
         grid.watch(1, "training")
         narrator.note("paused")

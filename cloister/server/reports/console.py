@@ -17,6 +17,7 @@ from cloister.server.lasting import render_ledger
 from cloister.server.loop import Round
 from cloister.server.reports.progress import Screen, can_show
 from cloister.server.reports.rundir import REPORT, RunDirectory
+from cloister.server.sites import Sites
 from cloister.server.watching import WatchedGrid, nobody
 
 WIDTH = 110
@@ -71,19 +72,20 @@ class Narrator:
             self.console.print(f"canaries       {count}: {render_canaries(count)}")
 
     @contextmanager
-    def live(self, grid: Grid) -> Iterator[None]:
+    def live(self, grid: Grid, sites: Sites) -> Iterator[None]:
         """The block, in which a terminal shows where the clients are; called after `opening`.
 
         Nothing is drawn where that would tell who was drawn, how many, or how long something took.
 
         Args:
             grid: of the run.
+            sites: names of its nodes.
         """
         hidden = self.secret_cohorts or self.hides_times
         if hidden or not self.draws or not isinstance(grid, WatchedGrid) or not can_show(self.console):
             yield
             return
-        self.screen = Screen(self.rounds)
+        self.screen = Screen(self.rounds, sites)
         grid.watch = self.screen.watch
         try:
             with self.screen.on(self.console):

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cloister.server.loop import Round
+from cloister.server.sites import Sites
 from cloister.server.watching import Standing
 
 SHOWN = 10
@@ -72,22 +73,27 @@ class Board:
             return None
         return max(0.0, sum(recent) / len(recent) * (self.rounds - self.number + 1) - elapsed)
 
-    def lines(self) -> list[str]:
-        """A line a client; of many clients those that are worked on, and how many others are where."""
+    def lines(self, sites: Sites) -> list[str]:
+        """A line a client; of many clients those that are worked on, and how many others are where.
+
+        Args:
+            sites: names of the nodes.
+        """
         nodes = sorted(self.clients)
         if len(nodes) > SHOWN:
             nodes.sort(key=lambda node: self.clients[node] not in AT_WORK)
-        width = max((len(str(node)) for node in nodes[:SHOWN]), default=0)
-        lines = [self._line(node, width) for node in sorted(nodes[:SHOWN])]
+        names = {node: sites.name_of(node) for node in sorted(nodes[:SHOWN])}
+        width = max(map(len, names.values()), default=0)
+        lines = [f"{name:<{width}}  {self._standing(node)}" for node, name in names.items()]
         others = Counter(self.clients[node] for node in nodes[SHOWN:])
         if others:
             counted = ", ".join(f"{count} {standing}" for standing, count in sorted(others.items()))
             lines.append(f"and {others.total()} more: {counted}")
         return lines
 
-    def _line(self, node: int, width: int) -> str:
+    def _standing(self, node: int) -> str:
         why = f"  round {self.number - 1}: {self.rejected[node]}" if node in self.rejected else ""
-        return f"node {node:>{width}}  {self.clients[node]}{why}"
+        return f"{self.clients[node]}{why}"
 
 
 class Screen:
@@ -95,14 +101,16 @@ class Screen:
 
     Args:
         rounds: how many there will be.
+        sites: names of the nodes.
         clock: seconds.
 
     Attributes:
         board: what is drawn. It is replaced, never changed: another thread draws it.
     """
 
-    def __init__(self, rounds: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rounds: int, sites: Sites, clock: Callable[[], float] = time.monotonic) -> None:
         self.board = Board(rounds)
+        self._sites = sites
         self._clock = clock
         self._begun = clock()
 
@@ -123,7 +131,7 @@ class Screen:
         head = Table.grid(padding=(0, 2))
         done = ProgressBar(board.rounds, board.number - 1, width=24)
         head.add_row(f"round {min(board.number, board.rounds)}/{board.rounds}", done, self._left(board))
-        return Group(head, *(Text(line) for line in board.lines()))
+        return Group(head, *(Text(line) for line in board.lines(self._sites)))
 
     def _left(self, board: Board) -> str:
         left = board.left(self._clock() - self._begun)
