@@ -49,7 +49,8 @@ class _Upload:
         announced: the reply without its content, as Flower checked it.
         root: the part that names the others.
         present: parts that Flower does not ask for, and that the node has to show all the same.
-        awaited: parts that the node has not shown yet.
+        awaited: parts that the node has not shown yet, but for the root.
+        shown: parts that it has shown.
         last: the request with the root, until the others have come.
     """
 
