@@ -49,7 +49,8 @@ class _Upload:
         announced: the reply without its content, as Flower checked it.
         root: the part that names the others.
         present: parts that Flower does not ask for, and that the node has to show all the same.
-        awaited: parts that the node has not shown yet.
+        awaited: parts that the node has not shown yet, but for the root.
+        shown: parts that it has shown.
         last: the request with the root, until the others have come.
     """
 
@@ -59,6 +60,12 @@ class _Upload:
     awaited: set[str]
     shown: set[str] = field(default_factory=set)
     last: Any = None
+
+    def has(self, request: Any) -> bool:
+        """Whether a request shows a part of this reply."""
+        if request.object_id == self.root:
+            return _is_as_announced(self.announced, request.object_content)
+        return request.object_id in self.awaited or request.object_id in self.shown
 
     def on(self, request: Any) -> list[Any]:
         """The requests that may reach Flower now that this part has been shown."""
@@ -149,9 +156,11 @@ class OwnMessages(InFront):
 
     def push_object(self, request: Any, **others: Any) -> Any:
         """Take a part of the node's own reply, once: shown again, or there before, it is taken and not stored."""
+        # Looked at before others have to wait: megabytes are hashed.
+        is_genuine = get_object_id(request.object_content) == request.object_id
         with self.lock:
             upload = self.uploads.get(request.node.node_id)
-            if upload is None or not _is_part(upload, request):
+            if upload is None or not is_genuine or not upload.has(request):
                 return PushObjectResponse(stored=False)
             ready = upload.on(request)
         return PushObjectResponse(stored=self._handed_on(upload, ready, others))
@@ -175,16 +184,6 @@ class OwnMessages(InFront):
 
 def _names(trees: Any) -> set[str]:
     return {part.object_id for tree in trees for part in iterate_object_tree(tree)}
-
-
-def _is_part(upload: _Upload, request: Any) -> bool:
-    """Whether a request shows a part of the reply: its content, and not its name alone."""
-    name, content = request.object_id, request.object_content
-    if get_object_id(content) != name:
-        return False
-    if name == upload.root:
-        return _is_as_announced(upload.announced, content)
-    return name in upload.awaited | upload.shown
 
 
 def _is_as_announced(announced: Any, content: bytes) -> bool:

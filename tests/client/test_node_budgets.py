@@ -414,6 +414,13 @@ class TestWhatABudgetWrites:
         (budget,) = ledger_of_node(node).budgets
         assert budget == Budget("seven", "client", 1e-6, 60.0, "add-or-remove", GaussianFilter(), today())
 
+    def test_nothing_of_a_run_that_is_refused(self, node):
+        node = node | {"max-example-epsilon": 0.1}
+        for ceiling in (50.0, 60.0):
+            assert answer(GAUSSIAN | {"privacy.client-max-epsilon": ceiling}, node).has_error()
+        (budget,) = ledger_of_node(node).budgets
+        assert (budget.unit, budget.epsilon) == ("example", 0.1) and not ledger_of_node(node).entries
+
     def test_pure_releases_choose_the_filter_of_either_unit(self, node):
         self.spend(BALL | {"privacy.client-noise-multiplier": 1e6}, node | {"max-epsilon": 60.0})
         (budget,) = ledger_of_node(node).budgets

@@ -35,6 +35,7 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from starlette.testclient import TestClient
 
 from cloister.deploy import certificates, database, replies, revoked
+from cloister.deploy.apart import OwnMessages
 from cloister.deploy.door import Door
 from cloister.deploy.superlink import closed_app, expiring
 
@@ -43,7 +44,7 @@ from cloister.deploy.superlink import closed_app, expiring
 def flower_as_it_was(monkeypatch):
     """What is put in the place of Flower's functions is taken away after each test."""
     for module, names in [
-        (fleet_handlers, ("pull_messages", "pull_object", "push_object")),
+        (fleet_handlers, OwnMessages.names),
         (control_handlers, ("register_node",)),
         (sql_mixin, ("SQLITE_PRAGMAS",)),
     ]:

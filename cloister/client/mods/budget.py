@@ -71,6 +71,9 @@ def _record(request: Request, node: Node, stack: ExitStack) -> None:
     for budget, charge in planned:
         budget.require(charge.events)
     for budget, charge in planned:
+        if not _own_budget(charge, node.config):
+            # Not before: a server could fill the ledger with the budgets of runs that are refused.
+            budget.begin(request.run)
         for number, event in enumerate(charge.events):
             mechanism = FURTHER if number else charge.mechanism
             stack.enter_context(budget.release(event, request.round, mechanism, charge.clip))
@@ -112,8 +115,6 @@ def planned_charges(request: Request, node: Node) -> Iterator[tuple[PrivacyBudge
         if own := _own_budget(charge, node.config):
             # The site's budget alone is entered: the first one chooses the filter for good, and no run shall do that.
             ledger.limit(request.run, charge.unit, node.config.target_delta, own, budget.kind)
-        else:
-            budget.begin(request.run)
         yield budget, charge
 
 
