@@ -11,7 +11,7 @@ from cloister.server.reports.compare.comparison import LABEL, Comparison, Spread
 from cloister.server.reports.html.figures import Picture, drawing, pictured, thinned
 from cloister.server.reports.html.svg import FIRST, FOURTH, SECOND, THIRD
 from cloister.server.reports.html.tables import short
-from cloister.server.reports.html.text import clean
+from cloister.core.text import clean
 
 PAGE_COLOURS = (FIRST, SECOND, THIRD, FOURTH)
 PRINT_COLOURS = ("#1f5fae", "#a8480f", "#1c7a48", "#7a3fa0")

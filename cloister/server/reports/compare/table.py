@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 from cloister.server.reports.compare.comparison import Comparison, Group, Spread, short_keys
 from cloister.server.reports.compare.runs import AS_ASKED, Cost
 from cloister.server.reports.html.tables import short
-from cloister.server.reports.html.text import clean
+from cloister.core.text import clean
 
 UNKNOWN = "–"
 VALUE = 40

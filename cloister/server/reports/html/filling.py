@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from cloister.server.reports.html.template import FRAME, MACROS, STYLE
-from cloister.server.reports.html.text import clean
+from cloister.core.text import clean
 
 
 def filled(page: str, context: Mapping[str, object]) -> str:

@@ -19,7 +19,7 @@ from cloister.privacy.claims.record import NEIGHBOURS
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.officer import Question, claims_of, figures_of, questions
 from cloister.server.reports.html.statements import Statements
-from cloister.server.reports.html.text import clean
+from cloister.core.text import clean
 
 REGISTRY = "registry.yaml"
 
