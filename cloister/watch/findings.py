@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from cloister.core.files import DAY
 from cloister.server.reports.status import RunState
 from cloister.watch.sight import Sight
 
@@ -71,7 +70,7 @@ def _of_run(run: RunState, now: float) -> Iterator[Finding]:
     if run.how == "budget":
         yield Finding("budget-spent", "critical", f"{where}: {run.why}", run.path)
     # Where times would tell of a draw, files have the time of midnight, and nothing can be read from their age.
-    if run.state == "running" and run.written % DAY and now - run.written > 2 * run.timeout:
+    if run.state == "running" and not run.hides_times and now - run.written > 2 * run.timeout:
         text = f"{where}: nothing was written for {now - run.written:.0f} s, and a round may take {run.timeout:.0f} s"
         yield Finding("stalled", "critical", text, run.path)
     if run.rejected:
