@@ -69,11 +69,11 @@ def _of_run(run: RunState, now: float) -> Iterator[Finding]:
         yield Finding("run-failed", "critical", f"{where}: {run.why or run.how}", run.path)
     if run.how == "budget":
         yield Finding("budget-spent", "critical", f"{where}: {run.why}", run.path)
-    # Where times would tell of a draw, files have the time of midnight, and nothing can be read from their age.
+    # Where times would tell of a draw, nothing can be read from the age of files, and nothing is told by the round.
     if run.state == "running" and not run.hides_times and now - run.written > 2 * run.timeout:
         text = f"{where}: nothing was written for {now - run.written:.0f} s, and a round may take {run.timeout:.0f} s"
         yield Finding("stalled", "critical", text, run.path)
-    if run.rejected:
+    if run.rejected and not run.hides_progress:
         yield Finding("rejected", "warning", f"{where}: {len(run.rejected)} replies did not count", run.path)
 
 

@@ -51,25 +51,20 @@ def _of_run(run: RunState, now: float) -> Iterator[Metric]:
     yield _one("cloister_rounds", "Rounds that the run is to have.", run.rounds)
     states = [((state,), float(run.state == state)) for state in STATES]
     yield _by("cloister_run_state", "1 for the state of the newest run.", ("state",), states)
-    if run.replies:
-        replies = {"accepted": run.replies[0], **run.codes}
-        counted = [((clean(code),), float(count)) for code, count in replies.items()]
-        yield _by("cloister_replies", "Replies of the last round, by what became of them.", ("kind",), counted)
     if run.seconds is not None:
         yield _one("cloister_round_seconds", "Seconds of the last finished round.", run.seconds)
     if not run.hides_times:
         yield _one("cloister_round_age_seconds", "Seconds since a round was finished.", now - run.written)
-    if not _is_draw_under_way(run):
+    if not run.hides_progress:
         yield from _by_round(run)
-
-
-def _is_draw_under_way(run: RunState | None) -> bool:
-    """Whether the moment at which a number changes would tell how long a round took, and so of a draw."""
-    return run is not None and run.hides_times and run.state == "running"
 
 
 def _by_round(run: RunState) -> Iterator[Metric]:
     yield _one("cloister_round", "The last finished round.", run.round)
+    if run.replies:
+        replies = {"accepted": run.replies[0], **run.codes}
+        counted = [((clean(code),), float(count)) for code, count in replies.items()]
+        yield _by("cloister_replies", "Replies of the last round, by what became of them.", ("kind",), counted)
     if run.epsilon is not None:
         yield _one("cloister_epsilon", "What everything in the server's ledger amounts to.", run.epsilon)
     if run.budget_left is not None:
@@ -84,7 +79,7 @@ def _of_federation(sight: Sight) -> Iterator[Metric]:
             online[name] = max(online.get(name, 0.0), float(node["status"] == "online"))
         names = [((name,), value) for name, value in online.items()]
         yield _by("cloister_site_online", "Whether a registered site is online.", ("site",), names)
-    if sight.spent and not _is_draw_under_way(sight.run):
+    if sight.spent and not (sight.run and sight.run.hides_progress):
         shares = [((clean(ledger), unit), share) for (ledger, unit), share in sight.spent.items()]
         yield _by("cloister_budget_spent", "Share of a budget that is spent.", ("ledger", "unit"), shares)
     # The database holds a message for each client that was drawn.

@@ -130,12 +130,15 @@ def test_what_a_claim_keeps_secret_is_no_metric(tmp_path):
     assert run_state(tmp_path / "r").seconds is None
 
 
-BY_ROUND = ("round", "epsilon", "epsilon_left", "budget_spent", "database_bytes", "round_seconds", "round_age_seconds")
+BY_ROUND = (
+    *("round", "replies", "epsilon", "epsilon_left", "round_seconds", "round_age_seconds"),
+    *("budget_spent", "database_bytes"),
+)
 
 
 def test_the_moment_of_a_change_is_no_metric_where_times_are_hidden():
     """Prometheus notes when a number changes: one that does so every round would tell how long each of them took."""
-    run = replace(QUIET, written=MIDNIGHT, replies=None, seconds=None)
+    run = replace(QUIET, written=MIDNIGHT, seconds=None)
     spent = {("ledger", "client"): 0.25}
 
     def differing(before, after):
@@ -143,7 +146,7 @@ def test_the_moment_of_a_change_is_no_metric_where_times_are_hidden():
         seen = [metrics(Sight(each, NODES, (), spent, size)).splitlines() for each, size in (before, after)]
         return {each.partition(" ")[0] for each in set(seen[0]) ^ set(seen[1])}
 
-    later = replace(run, round=4, epsilon=1.8, budget_left=0.2)
+    later = replace(RUN, written=MIDNIGHT, seconds=None, round=4, replies=(2, 4), epsilon=1.8, budget_left=0.2)
     assert differing((run, 4096), (later, 8192)) == set()
     shown = metrics(Sight(run, NODES, (), spent, 4096))
     assert not {f"cloister_{name}" for name in BY_ROUND} & names(shown) and 'state="running"} 1.0' in shown

@@ -6,7 +6,8 @@ ledgers. Whoever has an earlier head can tell. An anchor is such a head, with th
 owner, so that neither can deny it later: the owner that the ledger had this head, and the keeper that this is the one
 that the owner gave.
 
-An anchor has no number of lines and no time finer than the day: both would tell how often somebody was drawn.
+An anchor has no number of lines and no time finer than the day: both would tell how often somebody was drawn. Two
+anchors tell whether anything was recorded between them, and nothing more.
 """
 
 import base64

@@ -71,6 +71,11 @@ class RunState:
         """Whether its files know the day alone, as times would tell of a draw."""
         return not self.written % DAY
 
+    @property
+    def hides_progress(self) -> bool:
+        """Whether it goes on, and the moment at which a round ends would tell of a draw."""
+        return self.hides_times and self.state == "running"
+
 
 def newest_run(output: Path) -> Path:
     """The run directory in `output-dir` that was begun last, or `output` itself if it is one.
@@ -190,7 +195,12 @@ def _ask(*command: str) -> Any:
 
 
 def told(run: RunState | None, superlink: Mapping[str, Any] | None) -> list[str]:
-    """Both in lines for a person; of the SuperLink `warnings` first, then `nodes` and `runs`."""
+    """Both in lines for a person; of the SuperLink `warnings` first, then `nodes` and `runs`.
+
+    Args:
+        run: None: no run was looked at.
+        superlink: None: no SuperLink was asked.
+    """
     lines = [f"warning: {line}" for line in (superlink or {}).get("warnings", [])]
     for node in (superlink or {}).get("nodes", []):
         since = f"since {node['since']}" if node["since"] else ""
@@ -225,5 +235,8 @@ def _state(run: RunState) -> str:
 
 
 def as_json(run: RunState | None, superlink: Mapping[str, Any] | None) -> str:
-    """Both for a program."""
+    """Both for a program.
+
+    Args: as `told`.
+    """
     return json.dumps({"run": asdict(run) if run else None, **(superlink or {})})

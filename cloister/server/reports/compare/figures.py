@@ -49,15 +49,13 @@ def write_png(comparison: Comparison, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2 * len(wanted), _height(comparison) + 0.6))
-    with rc_context({"text.parse_math": False}):  # a name is no formula
-        for place, (_, title, _, draw) in enumerate(wanted, 1):
-            axes = figure.add_subplot(1, len(wanted), place)
-            axes.set_title(title)
-            draw(axes, colours=PRINT_COLOURS)
-        try:
+    try:
+        with rc_context({"text.parse_math": False}):  # a name is no formula
+            for place, (_, title, _, draw) in enumerate(wanted, 1):
+                draw(figure.add_subplot(1, len(wanted), place, title=title), colours=PRINT_COLOURS)
             figure.savefig(path, format="png", dpi=150)
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
 Draw = partial[None]
