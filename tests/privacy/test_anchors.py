@@ -158,6 +158,7 @@ class TestTheCommand:
 
     def test_what_is_missing_is_named(self, path, key, tmp_path):
         write(path)
+        assert "--key has no effect without --anchors" in self.invoke("verify", path, "--key", key).output
         assert "--anchors needs --key" in self.invoke("verify", path, "--anchors", tmp_path / "a").output
         done = self.invoke("verify", path, "--anchors", tmp_path / "a", "--key", key)
         assert "a: No such file" in done.output and done.exit_code == 1

@@ -240,6 +240,11 @@ def test_a_change_is_what_begins_and_what_ends():
     assert not over.begun and over.content["text"].startswith("over: ") and len(over.content["ended"]) == 3
 
 
+def test_a_warning_with_another_number_is_the_same():
+    seen = [findings(Sight(warnings=(f"the clock is {late} s ahead", "it ends in 9 days")), NOW) for late in (3, 14)]
+    assert len(seen[0]) == 2 and change(*seen) is None
+
+
 @pytest.fixture
 def hook():
     """A web server that keeps what is posted, and refuses as long as it is told to."""
