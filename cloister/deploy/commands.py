@@ -1,9 +1,12 @@
 """The commands of `cloister site`. What they need of Flower is imported by the one that runs."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from cloister.core.errors import ConfigError
 
 site = typer.Typer(help="Sites by name, at a SuperLink: FLWR_HOME is the operator's kit.", no_args_is_help=True)
 
@@ -18,11 +21,12 @@ Expected = Annotated[
 @site.command("list")
 def list_sites(connection: Connection) -> None:
     """Show every site that was ever registered: its state, since when, and the fingerprint of its key."""
+    from cloister.core.text import clean
     from cloister.deploy.control import control
 
     with control(connection) as opened:
         for node in opened.nodes():
-            typer.echo(f"{node.who}  {node.status}  {node.since or 'never seen'}  {node.fingerprint}")
+            typer.echo(clean(f"{node.who}  {node.status}  {node.since or 'never seen'}  {node.fingerprint}"))
 
 
 @site.command()
@@ -56,5 +60,6 @@ def remove(connection: Connection, name: SiteName) -> None:
     with control(connection) as opened:
         for node in remove(opened, name):
             typer.echo(f"{name}: refused from now on (key {node.fingerprint})")
-    key_file(name).unlink(missing_ok=True)
+    with suppress(ConfigError):  # the kit has no key of a node that Flower's own command has named
+        key_file(name).unlink(missing_ok=True)
     typer.echo("take it out of federation.toml, so that no kit is made for it again")

@@ -11,10 +11,17 @@ from cloister.core.errors import ConfigError
 from cloister.core.keys import fingerprint
 from cloister.deploy.certificates import checked_node_key
 from cloister.deploy.control import GONE, Control, Node
+from cloister.deploy.federation import NAME
 
 
 def key_file(name: str) -> Path:
-    """Where an operator's kit has the public key of a site: `FLWR_HOME` is the kit."""
+    """Where an operator's kit has the public key of a site: `FLWR_HOME` is the kit.
+
+    Raises:
+        ConfigError: the name is none of a site of `federation.toml`, as of a node that Flower's own command registered.
+    """
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"site {name!r} is not valid: a name has at most 48 lower-case letters, digits and '-'")
     return Path(get_flwr_home()) / "nodes" / f"{name}.pub"
 
 
@@ -31,8 +38,9 @@ def approve(control: Control, name: str, key: Path, expected: str = "") -> str:
         The fingerprint of the key.
 
     Raises:
-        ConfigError: the name or the key is taken, or the key is another one than expected.
+        ConfigError: the name is not valid, the name or the key is taken, or the key is another one than expected.
     """
+    key_file(name)  # refuses what is no name
     nodes = control.nodes()
     if _of(nodes, name):
         raise ConfigError(f"site {name!r} is registered; for a new key of it: cloister site rotate")
@@ -89,7 +97,8 @@ def remove(control: Control, name: str) -> list[Node]:
 
 
 def _of(nodes: list[Node], name: str) -> list[Node]:
-    return [node for node in nodes if node.name == name and node.status != GONE]
+    """The living nodes of a site; none without a name, which would be those of nobody in particular."""
+    return [node for node in nodes if name and node.name == name and node.status != GONE]
 
 
 def _known(nodes: list[Node], name: str) -> list[Node]:

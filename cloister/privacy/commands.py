@@ -21,6 +21,8 @@ def verify(
     key: Annotated[Path | None, typer.Option(help="With --anchors: the public key of the ledger's owner.")] = None,
 ) -> None:
     """Check that no line was changed, removed or swapped; with --head or --anchors, that none was cut off either."""
+    if key and not anchors:
+        raise ConfigError("--key has no effect without --anchors")
     opened = _opened(path)
     typer.echo(f"{path}: unbroken; {len(opened.entries)} releases; last hash {opened.head}")
     if head:

@@ -2,8 +2,7 @@
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,10 +10,12 @@ from typing import Literal
 from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
 from cloister.core.errors import BudgetExhausted, CloisterError, ConfigError
+from cloister.core.files import expanded
 from cloister.local.simulation import refuse_too_few
 from cloister.server.build import build
-from cloister.server.prepare import prepare
+from cloister.server.prepare import Prepared, prepare
 from cloister.server.reports.status import run_state
+from cloister.server.several import share_needed
 from cloister.sweep.description import Sweep
 
 BUDGET = "privacy.max-epsilon"
@@ -46,7 +47,7 @@ class Cell:
     @property
     def directory(self) -> Path:
         """Of the run."""
-        return Path(self.config.output_dir).expanduser().resolve() / self.name
+        return expanded(self.config.output_dir).resolve() / self.name
 
     def state(self) -> State:
         """How far it is: `done`: it has a result; `broken`: it was killed, stopped or failed, or the budget that ended
@@ -143,11 +144,7 @@ def refuse_past_budget(cells: Sequence[Cell]) -> None:
     Raises:
         BudgetExhausted: their rounds come to more than the budget has left.
     """
-    shares: dict[str, float] = {}
-    for cell in cells:
-        if str(cell.settings) not in shares:
-            shares[str(cell.settings)] = _share_of_budget(cell.config)
-    needed = sum(shares[str(cell.settings)] for cell in cells)
+    needed = share_needed(_planned(cells))
     if needed > 1:
         raise BudgetExhausted(
             f"the {len(cells)} runs of the sweep need {needed:.3g} times what privacy.max-epsilon has left, as each of "
@@ -155,12 +152,11 @@ def refuse_past_budget(cells: Sequence[Cell]) -> None:
         )
 
 
-def _share_of_budget(config: RunConfig) -> float:
-    """What a run spends at most, of what its budget has left; 0 without a budget."""
-    if not config.flat()[BUDGET]:
-        return 0.0
-    prepared = prepare(config, pretrain=False)
-    budget, events = prepared.plan.budget, prepared.plan.strategy.events(prepared.layout)
-    room = budget.limit - budget.spent()
-    spent = config.num_rounds * sum(budget.cost(event) for event in events)
-    return spent / room if room > 0 else math.inf
+def _planned(cells: Sequence[Cell]) -> Iterator[tuple[Prepared, int]]:
+    """Cells with a budget, and how many there are of each: those that differ in their seeds alone cost the same."""
+    together: dict[str, list[RunConfig]] = {}
+    for cell in cells:
+        if cell.config.flat()[BUDGET]:
+            together.setdefault(str(cell.settings), []).append(cell.config)
+    for same in together.values():
+        yield prepare(same[0], pretrain=False), len(same)

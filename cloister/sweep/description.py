@@ -13,6 +13,7 @@ from cloister.config.run import flatten
 from cloister.config.section import Auto, Count, Scalar, Section
 from cloister.config.settings import read_settings
 from cloister.core.errors import ConfigError, SettingsError
+from cloister.core.files import expanded
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 OF_THE_SWEEP = ("run-name",)
@@ -92,7 +93,7 @@ def _base(given: str | Mapping[str, object], path: Path) -> dict[str, Scalar]:
         base = flatten(given)
     else:
         try:
-            base = read_settings([str(path.parent / Path(given).expanduser())])
+            base = read_settings([str(path.parent / expanded(given))])
         except SettingsError as error:
             raise ConfigError(f"{path}: base = {given!r}: {str(error).partition(': ')[2]}") from None
     _refuse(path, "base", base, OF_THE_SWEEP)

@@ -57,7 +57,9 @@ def _groups(cells: Sequence[Cell], runs: dict[str, Ran]) -> list[Group]:
 
 
 def best_of(comparison: Comparison, select: str) -> Group | None:
-    """The group with the best final score on the server's own examples; None where no run has one.
+    """The group with the best final score on the server's own examples; None where there is none.
+
+    One of which a run has diverged is not chosen: the mean over its other runs is that of the lucky ones.
 
     Args:
         comparison: of the cells.
@@ -65,15 +67,18 @@ def best_of(comparison: Comparison, select: str) -> Group | None:
     """
     if not select or comparison.on_clients or select != comparison.score:
         return None
-    scored = [(final.mean, group) for group in comparison.groups if (final := group.final(select, False))]
+    finals = [(group.final(select, False), group) for group in comparison.groups]
+    scored = [(final.mean, group) for final, group in finals if final and final.count == len(group.runs)]
     sign = -1 if select in SMALLER else 1
-    return max(scored, key=lambda pair: sign * pair[0])[1]
+    return max(scored, key=lambda pair: sign * pair[0])[1] if scored else None
 
 
 def _chosen(comparison: Comparison, select: str) -> str:
     best = best_of(comparison, select)
-    if best is None:
+    if comparison.on_clients or comparison.score != select:
         return f"No cell is chosen: no run has a score {select!r} on the server's own examples."
+    if best is None:
+        return f"No cell is chosen: of each, a run has no final {select}."
     return (
         f"Chosen by the final {select} on the server's own examples: cell {best.name}, {comparison.labels[best.name]}."
     )

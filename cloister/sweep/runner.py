@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cloister.core.errors import ConfigError
+from cloister.core.text import clean
 from cloister.server.stop import Stop
 from cloister.server.times import settle
 from cloister.sweep.cells import Cell
@@ -111,7 +112,7 @@ def how_ended(found: Ended) -> str:
         return "done"
     if found.code == INTERRUPTED:
         return "stopped in order; it will be done anew"
-    return f"failed with exit code {found.code}: {found.last or 'it wrote nothing'}"
+    return f"failed with exit code {found.code}: {clean(found.last) or 'it wrote nothing'}"
 
 
 def jobs_for(peak: int) -> int:

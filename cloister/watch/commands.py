@@ -20,12 +20,15 @@ def check_once(connection: str, runs: Path) -> int:
     Returns:
         The exit code, as monitors have it: 0: nothing is wrong; 1: there are warnings; 2: something is critical.
     """
+    from cloister.core.text import clean
     from cloister.watch.findings import findings
     from cloister.watch.sight import Places, look
 
-    found = findings(look(Places(connection, runs)), time.time())
+    # As in `cloister status`: an operator's machine may have no runs, and asks the SuperLink alone.
+    places = Places(connection, runs if runs.is_dir() or not connection else None)
+    found = findings(look(places), time.time())
     for item in found:
-        typer.echo(f"{item.level}: {item.kind}: {item.text}")
+        typer.echo(clean(f"{item.level}: {item.kind}: {item.text}"))
     if not found:
         typer.echo("ok")
     return max((2 if item.level == "critical" else 1 for item in found), default=0)

@@ -14,11 +14,11 @@
 | `warning` | warning | a certificate ends within a month, or a clock is wrong |
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from cloister.core.files import DAY
 from cloister.server.reports.status import RunState
 from cloister.watch.sight import Sight
 
@@ -57,7 +57,8 @@ def findings(sight: Sight, now: float) -> list[Finding]:
         *(_of_run(sight.run, now) if sight.run else ()),
         *_of_nodes(sight),
         *_of_budgets(sight.spent),
-        *(Finding("warning", "warning", text, text) for text in sight.warnings),
+        # A clock that is 3 s wrong now and 4 s at the next look is wrong once.
+        *(Finding("warning", "warning", text, re.sub(r"\d+", "", text)) for text in sight.warnings),
     ]
     return sorted(found, key=lambda finding: finding.level != "critical")
 
@@ -70,11 +71,11 @@ def _of_run(run: RunState, now: float) -> Iterator[Finding]:
         yield Finding("run-failed", "critical", f"{where}: {run.why or run.how}", run.path)
     if run.how == "budget":
         yield Finding("budget-spent", "critical", f"{where}: {run.why}", run.path)
-    # Where times would tell of a draw, files have the time of midnight, and nothing can be read from their age.
-    if run.state == "running" and run.written % DAY and now - run.written > 2 * run.timeout:
+    # Where times would tell of a draw, nothing can be read from the age of files, and nothing is told by the round.
+    if run.state == "running" and not run.hides_times and now - run.written > 2 * run.timeout:
         text = f"{where}: nothing was written for {now - run.written:.0f} s, and a round may take {run.timeout:.0f} s"
         yield Finding("stalled", "critical", text, run.path)
-    if run.rejected:
+    if run.rejected and not run.hides_progress:
         yield Finding("rejected", "warning", f"{where}: {len(run.rejected)} replies did not count", run.path)
 
 

@@ -1,4 +1,8 @@
-"""The same for Prometheus. A metric that a claim keeps secret is not there, rather than 0."""
+"""Metrics for Prometheus. One that would tell what a claim keeps secret is left out, rather than 0.
+
+Prometheus notes when a number changes. Where times would tell of a draw, nothing that changes from round to round is
+served while the run goes on.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -7,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cloister.core.files import DAY
+from cloister.core.text import clean
 from cloister.server.reports.status import RunState
 from cloister.watch.findings import Finding
 from cloister.watch.sight import Sight
@@ -44,17 +48,23 @@ def registry(latest: Latest) -> CollectorRegistry:
 
 
 def _of_run(run: RunState, now: float) -> Iterator[Metric]:
-    yield _one("cloister_round", "The last finished round.", run.round)
     yield _one("cloister_rounds", "Rounds that the run is to have.", run.rounds)
     states = [((state,), float(run.state == state)) for state in STATES]
     yield _by("cloister_run_state", "1 for the state of the newest run.", ("state",), states)
-    if run.replies:
-        replies = [(("accepted",), float(run.replies[0])), *(((code,), float(n)) for code, n in run.codes.items())]
-        yield _by("cloister_replies", "Replies of the last round, by what became of them.", ("kind",), replies)
     if run.seconds is not None:
         yield _one("cloister_round_seconds", "Seconds of the last finished round.", run.seconds)
-    if run.written % DAY:
+    if not run.hides_times:
         yield _one("cloister_round_age_seconds", "Seconds since a round was finished.", now - run.written)
+    if not run.hides_progress:
+        yield from _by_round(run)
+
+
+def _by_round(run: RunState) -> Iterator[Metric]:
+    yield _one("cloister_round", "The last finished round.", run.round)
+    if run.replies:
+        replies = {"accepted": run.replies[0], **run.codes}
+        counted = [((clean(code),), float(count)) for code, count in replies.items()]
+        yield _by("cloister_replies", "Replies of the last round, by what became of them.", ("kind",), counted)
     if run.epsilon is not None:
         yield _one("cloister_epsilon", "What everything in the server's ledger amounts to.", run.epsilon)
     if run.budget_left is not None:
@@ -63,12 +73,17 @@ def _of_run(run: RunState, now: float) -> Iterator[Metric]:
 
 def _of_federation(sight: Sight) -> Iterator[Metric]:
     if sight.nodes is not None:
-        names = [((node["name"] or node["node-id"],), float(node["status"] == "online")) for node in sight.nodes]
+        online: dict[str, float] = {}
+        for node in sight.nodes:  # while a site gets a new key, two nodes have its name
+            name = clean(node["name"] or node["node-id"])
+            online[name] = max(online.get(name, 0.0), float(node["status"] == "online"))
+        names = [((name,), value) for name, value in online.items()]
         yield _by("cloister_site_online", "Whether a registered site is online.", ("site",), names)
-    if sight.spent:
-        shares = [((ledger, unit), share) for (ledger, unit), share in sight.spent.items()]
+    if sight.spent and not (sight.run and sight.run.hides_progress):
+        shares = [((clean(ledger), unit), share) for (ledger, unit), share in sight.spent.items()]
         yield _by("cloister_budget_spent", "Share of a budget that is spent.", ("ledger", "unit"), shares)
-    if sight.database_bytes is not None:
+    # The database holds a message for each client that was drawn.
+    if sight.database_bytes is not None and not (sight.run and sight.run.hides_times):
         yield _one("cloister_database_bytes", "Size of the SuperLink's state.", sight.database_bytes)
 
 

@@ -4,13 +4,15 @@ Everything is read from files and from Flower's interface for operators. The pro
 what they hide from their own files (who was drawn, how long it took) is hidden here too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloister.core.errors import CloisterError, ConfigError
 from cloister.deploy.control import living_nodes
 from cloister.deploy.warm.meeting import warnings_of
+from cloister.privacy.accounting.filters import share
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.reports.status import RunState, newest_run, run_state
 
@@ -57,50 +59,70 @@ def look(places: Places) -> Sight:
     """Look once. What cannot be read is one sentence in `unreadable`, and the rest is seen."""
     unreadable: list[str] = []
     nodes, warnings = _superlink(places.connection, unreadable)
-    spent = {key: share for path in places.ledgers for key, share in _spent(path, unreadable).items()}
-    return Sight(_run(places.runs), nodes, warnings, spent, _bytes(places.database, unreadable), tuple(unreadable))
+    run, spent, size = None, dict[tuple[str, str], float](), None
+    with _noted(unreadable):
+        run = _run(places.runs)
+    for path in places.ledgers:
+        with _noted(unreadable):
+            spent |= _spent(path)
+    with _noted(unreadable):
+        size = _bytes(places.database)
+    return Sight(run, nodes, warnings, spent, size, tuple(unreadable))
+
+
+@contextmanager
+def _noted(unreadable: list[str]) -> Iterator[None]:
+    """The block, in which what cannot be read is one more sentence: somebody may change files while they are read."""
+    try:
+        yield
+    except CloisterError as error:
+        unreadable.append(str(error))
+    except OSError as error:
+        unreadable.append(f"{error.filename}: {error.strerror}")
 
 
 def _superlink(connection: str, unreadable: list[str]) -> tuple[tuple[Mapping[str, str], ...] | None, tuple[str, ...]]:
     if not connection:
         return None, ()
-    try:
+    with _noted(unreadable):
         return tuple(living_nodes(connection)), tuple(warnings_of(connection))
-    except CloisterError as error:
-        unreadable.append(str(error))
-        return None, ()
+    return None, ()
 
 
 def _run(runs: Path | None) -> RunState | None:
-    """The newest run; a directory without runs is one of a federation that has not trained yet."""
+    """The newest run; a folder without runs is that of a federation that has not trained yet.
+
+    Raises:
+        ConfigError: there is no such folder, or what is in the newest run is not what a run writes.
+    """
+    if runs is None:
+        return None
+    if not runs.is_dir():
+        raise ConfigError(f"there is no folder {runs}")
     try:
-        return run_state(newest_run(runs)) if runs else None
+        newest = newest_run(runs)
     except ConfigError:
         return None
+    return run_state(newest)
 
 
-def _spent(path: Path, unreadable: list[str]) -> dict[tuple[str, str], float]:
+def _spent(path: Path) -> dict[tuple[str, str], float]:
     """The share of every budget in force that is spent; a ledger that is not there yet has none."""
-    try:
-        ledger = Ledger(path)
-    except CloisterError as error:
-        unreadable.append(str(error))
-        return {}
+    ledger = Ledger(path)
     found: dict[tuple[str, str], float] = {}
     for budget in ledger.budgets:  # the last one about a unit is in force
         relation = ledger.relation_of(budget.unit, budget.relation)
         found.pop((str(path), budget.unit), None)
         if budget.epsilon:
             spent = ledger.spent(budget.unit, budget.filter, relation)
-            found[str(path), budget.unit] = spent / budget.filter.limit(budget.epsilon, budget.delta)
+            found[str(path), budget.unit] = share(spent, budget.filter.limit(budget.epsilon, budget.delta))
     return found
 
 
-def _bytes(database: Path | None, unreadable: list[str]) -> int | None:
+def _bytes(database: Path | None) -> int | None:
     if database is None:
         return None
-    if not database.exists():
-        unreadable.append(f"there is no state database at {database}")
-        return None
-    parts = (database, database.with_name(f"{database.name}-wal"))
-    return sum(part.stat().st_size for part in parts if part.exists())
+    size = database.stat().st_size
+    with suppress(FileNotFoundError):  # SQLite takes its log away when it closes
+        size += database.with_name(f"{database.name}-wal").stat().st_size
+    return size

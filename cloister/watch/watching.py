@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from threading import Event
 
-import httpx
 from prometheus_client import start_http_server
 
-from cloister.core.errors import ConfigError
+from cloister.core.errors import ConfigError, FederationError
+from cloister.core.posting import post
+from cloister.core.text import clean
 from cloister.watch.findings import Finding, findings
 from cloister.watch.metrics import Latest, registry
 from cloister.watch.sight import Places, look
 
 logger = logging.getLogger("cloister.watch")
-SECONDS = 10.0
-"""For a webhook to answer."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +104,12 @@ class Watch:
 
     def _called(self, changed: Change) -> bool:
         for line in str(changed.content["text"]).splitlines():
-            self._told(line)
+            self._told(clean(line))
         if not self._webhook:
             return True
         try:
-            httpx.post(self._webhook, json=changed.content, timeout=SECONDS).raise_for_status()
-        except httpx.HTTPError as error:  # without its text, which has the URL: that is often a secret
-            logger.warning("the webhook did not take it: %s", type(error).__name__)
+            post(self._webhook, changed.content)
+        except FederationError as error:
+            logger.warning("the change was not told by the webhook: %s", error)
             return False
         return True

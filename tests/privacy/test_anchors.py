@@ -108,11 +108,27 @@ def test_an_anchor_tells_neither_how_much_nor_when(path, key):
     assert set(content) == {"head", "day", "key", "signature"} and content["day"] % 86400 == 0
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"head": 1}', "7"])
+HOSTILE = json.dumps({"head": "\x1b[2J", "day": 0, "key": "", "signature": ""})
+ENDLESS = json.dumps({"head": "0" * 64, "day": 10**400, "key": "", "signature": ""})
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"head": 1}', "7", "[" * 100_000, HOSTILE, ENDLESS])
 def test_a_file_that_holds_no_anchors(tmp_path, text):
     (tmp_path / "a").write_text(text)
     with pytest.raises(ConfigError, match=r"a, line 1: it is no anchor"):
         read_anchors(tmp_path / "a")
+
+
+def test_a_file_of_anchors_that_is_no_text(tmp_path):
+    (tmp_path / "a").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"a: it is no text"):
+        read_anchors(tmp_path / "a")
+
+
+def test_empty_lines_between_anchors_are_none(path, key, tmp_path):
+    write(path)
+    (tmp_path / "a").write_text(f"\n{anchored(Ledger(path), key).line}\n\n")
+    assert verified(path, read_anchors(tmp_path / "a"), key) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"-----BEGIN OPENSSH PRIVATE KEY-----", b"ssh-ed25519 AAAA"])
@@ -142,6 +158,7 @@ class TestTheCommand:
 
     def test_what_is_missing_is_named(self, path, key, tmp_path):
         write(path)
+        assert "--key has no effect without --anchors" in self.invoke("verify", path, "--key", key).output
         assert "--anchors needs --key" in self.invoke("verify", path, "--anchors", tmp_path / "a").output
         done = self.invoke("verify", path, "--anchors", tmp_path / "a", "--key", key)
         assert "a: No such file" in done.output and done.exit_code == 1

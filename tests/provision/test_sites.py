@@ -1,5 +1,7 @@
 """Sites by name: approved, given a new key, sent away, against Flower's own state of a SuperLink."""
 
+from contextlib import nullcontext
+
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
@@ -130,6 +132,31 @@ def test_a_site_that_is_sent_away_stays_away(opened, key):
     sites.approve(opened, "lyon", key("lyon"))
     with pytest.raises(ConfigError, match=r"no site 'berlin' is registered; there are: lyon"):
         sites.remove(opened, "berlin")
+
+
+@pytest.mark.parametrize("name", ["", "../berlin", "Berlin", "a b", "berlin\n"])
+def test_what_is_no_name_is_let_in_nowhere(opened, key, name):
+    with pytest.raises(ConfigError, match="is not valid: a name has"):
+        sites.approve(opened, name, key("a"))
+    assert opened.nodes() == []
+
+
+def test_nodes_without_a_name_are_not_sent_away_together(opened, key):
+    for name in ("one", "two"):
+        opened.register("", key(name).read_bytes())
+    with pytest.raises(ConfigError, match="no site '' is registered"):
+        sites.remove(opened, "")
+    assert [node.status for node in opened.nodes()] == ["registered"] * 2
+
+
+def test_a_name_of_flowers_own_command_leads_out_of_no_kit(opened, key, tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "control", lambda connection: nullcontext(opened))
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "kit"))
+    (tmp_path / "kit" / "nodes").mkdir(parents=True)
+    precious = key("precious")
+    opened.register("../../precious", key("a").read_bytes())
+    done = CliRunner().invoke(cli.app, ["site", "remove", "trial", "../../precious"])
+    assert done.exit_code == 0 and precious.exists() and states(opened) == [("../../precious", "unregistered")]
 
 
 def test_an_unknown_connection_is_one_line(tmp_path, monkeypatch):

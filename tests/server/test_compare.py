@@ -3,11 +3,13 @@
 import fcntl
 import io
 import json
+import math
 import re
+from dataclasses import replace
 
 import html5lib
 import pytest
-from reported import line, write_run
+from reported import LEDGER, OF_ALL, OF_RUN, SOUND, line, write_run
 from typer.testing import CliRunner
 
 from cloister import cli
@@ -15,6 +17,8 @@ from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.claims.claim import Statement
+from cloister.privacy.claims.record import record
 from cloister.server.reports.compare.comparison import Group, compared, differing, each_alone
 from cloister.server.reports.compare.figures import pictures
 from cloister.server.reports.compare.page import rendered, write_page
@@ -246,6 +250,52 @@ class TestTogether:
         found = comparison(two[0], other)
         assert epsilon_together(found.runs, found.kinds) is None and "their costs add up" in found.notes[-1]
 
+    def test_a_budget_holds_over_runs_of_one_ledger_alone(self, tmp_path):
+        places = [budgeted(tmp_path / name) for name in "ab"]
+        record_in(places[0], "a", Gaussian(2.0))
+        (places[1] / "ledger.jsonl").write_bytes((places[0] / "ledger.jsonl").read_bytes())
+        record_in(places[1], "b", Gaussian(2.0))
+        assert any("the budget of ε = 4 holds" in note for note in comparison(*places).notes)
+        (places[1] / "ledger.jsonl").unlink()
+        record_in(places[1], "b", Gaussian(2.0))
+        notes = comparison(*places).notes
+        assert any("come to ε" in note for note in notes) and not any("the budget of" in note for note in notes)
+
+    def test_one_that_was_set_after_a_release_holds_on_a_condition(self, tmp_path):
+        places = [budgeted(tmp_path / "a"), budgeted(tmp_path / "b", "and if no budget was changed")]
+        record_in(places[0], "a", Gaussian(2.0))
+        (places[1] / "ledger.jsonl").write_bytes((places[0] / "ledger.jsonl").read_bytes())
+        notes = comparison(*places).notes
+        assert any("come to ε" in note for note in notes) and not any("the budget of" in note for note in notes)
+
+
+def budgeted(place, condition=None):
+    """A run under a budget of ε = 4."""
+    write_run(place)
+    everything = replace(OF_ALL, epsilon=4.0, budget=True, filter="Gaussian DP", spent=0.5, condition=condition)
+    said = Statement(replace(SOUND, figures=(OF_RUN, everything)), 3, "fixed, 100 % of the nodes", LEDGER, None)
+    facts = record(said) | {"ended": {"how": "as-asked", "why": ""}}
+    (place / "privacy.json").write_text(json.dumps(facts))
+    return place
+
+
+class TestDiverged:
+    def scored(self, place, *losses):
+        return write_run(place, rounds=[line(number, central={"loss": each}) for number, each in enumerate(losses)])
+
+    def test_a_run_that_has_diverged_has_no_final_score(self, tmp_path):
+        places = self.scored(tmp_path / "a", 0.5, 0.1, math.nan), self.scored(tmp_path / "b", 0.5, 0.3, 0.2)
+        found = comparison(*places)
+        columns = table_of(found).columns.index("final loss")
+        assert [row[columns] for row in table_of(found).rows] == ["–", "0.2000"]
+        assert any(note.startswith("a has diverged: its last loss is no finite number") for note in found.notes)
+        assert [run.final("loss", False) for run in found.runs] == [None, 0.2]
+        assert pictures(found)
+
+    def test_one_that_has_come_back_has(self, tmp_path):
+        (run,) = comparison(self.scored(tmp_path / "a", 0.5, math.inf, 0.4)).runs
+        assert run.final("loss", False) == 0.4
+
 
 class TestPage:
     def test_it_is_sound_html_whatever_names_are(self, tmp_path):
@@ -256,6 +306,14 @@ class TestPage:
         assert not list(tree.iter("script")) and "\u202e" not in page
         rows = tree.findall(".//section[@id='table']//tbody/tr")
         assert len(rows) == 2 and len(tree.findall(".//figure")) == 2
+
+    def test_no_name_is_a_formula_a_line_or_a_picture_of_letters(self, tmp_path):
+        places = [write_run(tmp_path / name) for name in (r"$\frac$", "b\n\x1b[2J", ":bug:")]
+        result = invoke(*places, "--png", tmp_path / "figure.png")
+        assert result.exit_code == 0 and r"$\frac$" in result.output and ":bug:" in result.output
+        found = write_run(tmp_path / "a\x1b[2J", privacy=RUNNING, rounds=[line(1, central={"s\n|": 1.0})])
+        told = "\n".join([*lines(comparison(found)), markdown(comparison(found))])
+        assert "broke off" in told and "\x1b" not in told and "s\n" not in told
 
     def test_it_loads_nothing(self, two):
         page = rendered(comparison(*two))

@@ -1,6 +1,7 @@
 """A sweep: what its file may say, which cells follow, what is done again, and what it all came to."""
 
 import json
+import math
 import signal
 from typing import ClassVar
 
@@ -106,6 +107,7 @@ class TestFile:
             ("grid.num-rounds = [1, 1]", "it must be a list of different values"),
             ("grid.num-rounds = [[1]]", "it must be a list of different values"),
             ("grid = 1 1", "is no TOML"),
+            ("base = '~nobody-of-that-name/run.toml'", "there is no file at"),
         ],
     )
     def test_what_is_wrong_is_named(self, written, text, told):
@@ -302,6 +304,15 @@ class TestRuns:
     def test_a_score_that_no_run_has_chooses_none(self, written, fake):
         _, told = conducted(written(NOISY.replace('"accuracy"', '"rmse"')))
         assert "No cell is chosen: no run has a score 'rmse'" in told
+
+    def test_a_cell_of_which_a_run_has_diverged_is_not_chosen(self, written, fake, monkeypatch):
+        monkeypatch.setattr(fake, "accuracies", {2.0: 0.9, 4.0: 0.6})
+        conducted(written(NOISY))
+        cell = cells_of(Sweep(written(NOISY)))[0]
+        rounds = cell.directory / "rounds.jsonl"
+        rounds.write_text(rounds.read_text() + json.dumps(line(3, central={"accuracy": math.nan})) + "\n")
+        _, told = conducted(written(NOISY))
+        assert "own examples: cell 2," in told and f"{cell.name} has diverged" in told
 
     def test_again_nothing_is_run(self, written, fake):
         conducted(written(NOISY))

@@ -130,6 +130,72 @@ def test_what_a_claim_keeps_secret_is_no_metric(tmp_path):
     assert run_state(tmp_path / "r").seconds is None
 
 
+BY_ROUND = (
+    *("round", "replies", "epsilon", "epsilon_left", "round_seconds", "round_age_seconds"),
+    *("budget_spent", "database_bytes"),
+)
+
+
+def test_the_moment_of_a_change_is_no_metric_where_times_are_hidden():
+    """Prometheus notes when a number changes: one that does so every round would tell how long each of them took."""
+    run = replace(QUIET, written=MIDNIGHT, seconds=None)
+    spent = {("ledger", "client"): 0.25}
+
+    def differing(before, after):
+        """The metrics that change when a round is finished."""
+        seen = [metrics(Sight(each, NODES, (), spent, size)).splitlines() for each, size in (before, after)]
+        return {each.partition(" ")[0] for each in set(seen[0]) ^ set(seen[1])}
+
+    later = replace(RUN, written=MIDNIGHT, seconds=None, round=4, replies=(2, 4), epsilon=1.8, budget_left=0.2)
+    assert differing((run, 4096), (later, 8192)) == set()
+    shown = metrics(Sight(run, NODES, (), spent, 4096))
+    assert not {f"cloister_{name}" for name in BY_ROUND} & names(shown) and 'state="running"} 1.0' in shown
+    assert "cloister_round 4.0" in metrics(Sight(replace(later, state="ended")))
+
+
+def test_two_nodes_of_a_site_are_one_metric():
+    shown = metrics(Sight(nodes=(NODES[0], NODES[0] | {"node-id": "9", "status": "offline"})))
+    assert shown.count("cloister_site_online{") == 1 and 'cloister_site_online{site="berlin"} 1.0' in shown
+
+
+def test_what_stands_in_a_name_breaks_neither_metrics_nor_a_terminal(monkeypatch):
+    name = 'a"\\\n\x1b[2J\udc80'
+    node = NODES[0] | {"name": name, "status": "offline"}
+    assert metrics(Sight(nodes=(node,))).count("cloister_site_online{") == 1
+    monkeypatch.setattr(sights, "warnings_of", lambda connection: [])
+    monkeypatch.setattr(sights, "living_nodes", lambda connection: (node,))
+    for arguments in (
+        ["status", "hospital", "--runs", "absent", "--check"],
+        ["status", "hospital", "--runs", "absent"],
+    ):
+        monkeypatch.setattr("cloister.deploy.control.living_nodes", lambda connection: (node,))
+        monkeypatch.setattr("cloister.deploy.warm.meeting.warnings_of", lambda connection: [])
+        monkeypatch.setattr("cloister.server.reports.status.superlink_runs", lambda connection: [])
+        said = CliRunner().invoke(cli.app, arguments).output
+        assert "offline" in said and "\x1b" not in said and len(said.splitlines()) == 1
+    told = []
+    monkeypatch.setattr("cloister.watch.watching.look", lambda places: Sight(nodes=(node,)))
+    Watch(Places(), told=told.append).look()
+    assert told and "\x1b" not in "".join(told)
+
+
+def test_what_cannot_be_read_is_a_finding_and_never_the_end(tmp_path):
+    (tmp_path / "runs" / "broken").mkdir(parents=True)
+    assert look(Places(runs=tmp_path / "runs")) == Sight()
+    (tmp_path / "runs" / "broken" / "config.json").write_text("[]")
+    places = Places("", tmp_path / "runs", (tmp_path,), tmp_path / "state.db")
+    broken, ledger, database = look(places).unreadable
+    assert "broken" in broken and "directory" in ledger and "state.db: No such file" in database
+    assert look(Places(runs=tmp_path / "absent")).unreadable == (f"there is no folder {tmp_path / 'absent'}",)
+
+
+def test_the_size_of_a_database_is_that_with_its_log(tmp_path):
+    (tmp_path / "state.db").write_bytes(bytes(5))
+    assert look(Places(database=tmp_path / "state.db")).database_bytes == 5
+    (tmp_path / "state.db-wal").write_bytes(bytes(3))
+    assert look(Places(database=tmp_path / "state.db")).database_bytes == 8
+
+
 def test_the_dashboard_asks_for_metrics_that_there_are():
     text = (Path(__file__).parents[2] / "docs" / "grafana.json").read_text()
     board = json.loads(text)
@@ -172,6 +238,11 @@ def test_a_change_is_what_begins_and_what_ends():
     assert [item.kind for item in change(two, one).begun] == ["quorum-lost", "rejected", "site-offline"]
     over = change(one, two)
     assert not over.begun and over.content["text"].startswith("over: ") and len(over.content["ended"]) == 3
+
+
+def test_a_warning_with_another_number_is_the_same():
+    seen = [findings(Sight(warnings=(f"the clock is {late} s ahead", "it ends in 9 days")), NOW) for late in (3, 14)]
+    assert len(seen[0]) == 2 and change(*seen) is None
 
 
 @pytest.fixture

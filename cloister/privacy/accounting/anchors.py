@@ -6,16 +6,17 @@ ledgers. Whoever has an earlier head can tell. An anchor is such a head, with th
 owner, so that neither can deny it later: the owner that the ledger had this head, and the keeper that this is the one
 that the owner gave.
 
-An anchor has no number of lines and no time finer than the day: both would tell how often somebody was drawn.
+An anchor has no number of lines and no time finer than the day: both would tell how often somebody was drawn. Two
+anchors tell whether anything was recorded between them, and nothing more.
 """
 
 import base64
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-import httpx
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -25,15 +26,15 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from cloister.core.errors import ConfigError, LedgerError
+from cloister.core.errors import ConfigError, FederationError, LedgerError
 from cloister.core.keys import fingerprint
+from cloister.core.posting import post
 from cloister.privacy.accounting.ledger import Ledger, today
 
 PURPOSE = b"cloister ledger head\0"
 """Signed with the head: the key signs other things too, and none of them is an anchor."""
 SIGNED = ec.ECDSA(hashes.SHA384())
-SECONDS = 10.0
-"""For somebody who keeps anchors to answer."""
+HEAD = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,11 @@ def hand_over(anchor: Anchor, file: Path | None, url: str) -> None:
             with file.open("a") as kept:
                 kept.write(anchor.line + "\n")
         if url:
-            httpx.post(url, json=asdict(anchor), timeout=SECONDS).raise_for_status()
+            post(url, asdict(anchor))
     except OSError as error:
         raise ConfigError(f"--to {file}: {error.strerror}") from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:  # without its text: a URL is often a secret
-        raise ConfigError(f"--post: the anchor was not taken: {type(error).__name__}") from None
+    except FederationError as error:
+        raise ConfigError(f"--post: {error}") from None
 
 
 def read_anchors(path: Path) -> list[Anchor]:
@@ -103,10 +104,12 @@ def read_anchors(path: Path) -> list[Anchor]:
         ConfigError: there is no such file, or a line is no anchor.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise ConfigError(f"--anchors {path}: {error.strerror}") from None
-    return [_read(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+    except ValueError:
+        raise ConfigError(f"--anchors {path}: it is no text") from None
+    return [_read(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def verify_anchors(ledger: Ledger, anchors: Iterable[Anchor], key: Path) -> int:
@@ -145,9 +148,14 @@ def _content(head: str, day: float) -> bytes:
 
 def _read(line: str, where: str) -> Anchor:
     try:
-        return Anchor(**{field.name: field.type(json.loads(line)[field.name]) for field in fields(Anchor)})  # type: ignore[operator]
-    except (ValueError, TypeError, KeyError):
-        raise ConfigError(f"{where}: it is no anchor; `cloister ledger anchor` writes them") from None
+        found = json.loads(line)
+        anchor = Anchor(**{field.name: field.type(found[field.name]) for field in fields(Anchor)})  # type: ignore[operator]
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        anchor = None
+    # What is no hash may be anything, and stands in errors.
+    if anchor is None or not HEAD.fullmatch(anchor.head):
+        raise ConfigError(f"{where}: it is no anchor; `cloister ledger anchor` writes them")
+    return anchor
 
 
 def _private(path: Path) -> ec.EllipticCurvePrivateKey:

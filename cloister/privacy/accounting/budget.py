@@ -218,7 +218,7 @@ class PrivacyBudget(Generic[AnyStore]):
 
     def spent(self) -> float:
         """What everything in the store about this unit comes to under the filter."""
-        return self.ledger.spent(self.unit, self.filter, self._kept_for)
+        return self.ledger.spent(self.unit, self.filter, self.kept_for)
 
     def share(self) -> float:
         """Spent of the limit, where there is a budget: 1 is all of it."""
@@ -226,7 +226,7 @@ class PrivacyBudget(Generic[AnyStore]):
 
     def cost(self, event: Event) -> float:
         """What a release would add to what is spent."""
-        return cost(self.filter, event, self._kept_for)
+        return cost(self.filter, event, self.kept_for)
 
     def fits(self, events: Iterable[Event]) -> int | None:
         """How many more times these events may happen together within the budget; None: there is no budget.
@@ -241,7 +241,7 @@ class PrivacyBudget(Generic[AnyStore]):
         return int(max(0.0, (1 - EXACT) * room / each)) if each else None
 
     @property
-    def _kept_for(self) -> Relation:
+    def kept_for(self) -> Relation:
         """The relation that the budget is kept for: a promise about replacing a client stays one in later runs."""
         return self.ledger.relation_of(self.unit, self.relation)
 

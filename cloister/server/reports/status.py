@@ -8,12 +8,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from cloister.core.errors import ConfigError, FederationError
 from cloister.core.files import DAY, read_json
+from cloister.core.text import clean
 from cloister.server.reports.rundir import RUNNING
 
 STOPPED_AFTER = 60
@@ -64,6 +66,16 @@ class RunState:
     how: str
     why: str
 
+    @property
+    def hides_times(self) -> bool:
+        """Whether its files know the day alone, as times would tell of a draw."""
+        return not self.written % DAY
+
+    @property
+    def hides_progress(self) -> bool:
+        """Whether it goes on, and the moment at which a round ends would tell of a draw."""
+        return self.hides_times and self.state == "running"
+
 
 def newest_run(output: Path) -> Path:
     """The run directory in `output-dir` that was begun last, or `output` itself if it is one.
@@ -73,8 +85,12 @@ def newest_run(output: Path) -> Path:
     """
     if (output / "config.json").is_file():
         return output
-    if found := sorted(output.glob("*/config.json"), key=lambda path: path.stat().st_mtime):
-        return found[-1].parent
+    found: list[tuple[float, Path]] = []
+    for path in output.glob("*/config.json"):
+        with suppress(FileNotFoundError):  # a run that fails before it has begun takes its directory away
+            found.append((path.stat().st_mtime, path.parent))
+    if found:
+        return max(found)[1]
     raise ConfigError(f"no run directory in {output}")
 
 
@@ -179,13 +195,18 @@ def _ask(*command: str) -> Any:
 
 
 def told(run: RunState | None, superlink: Mapping[str, Any] | None) -> list[str]:
-    """Both in lines for a person; of the SuperLink `warnings` first, then `nodes` and `runs`."""
+    """Both in lines for a person; of the SuperLink `warnings` first, then `nodes` and `runs`.
+
+    Args:
+        run: None: no run was looked at.
+        superlink: None: no SuperLink was asked.
+    """
     lines = [f"warning: {line}" for line in (superlink or {}).get("warnings", [])]
     for node in (superlink or {}).get("nodes", []):
         since = f"since {node['since']}" if node["since"] else ""
         lines.append("  ".join(filter(None, (node["name"] or f"node {node['node-id']}", node["status"], since))))
     lines += [f"run {item['run-id']}  {item['status']}" for item in (superlink or {}).get("runs", [])]
-    return lines + (_run_told(run) if run else [])
+    return [clean(line) for line in lines + (_run_told(run) if run else [])]
 
 
 def _run_told(run: RunState) -> list[str]:
@@ -204,15 +225,18 @@ def _run_told(run: RunState) -> list[str]:
 def _state(run: RunState) -> str:
     if run.state == "ended":
         return f"ended: {run.how}" if run.how else "ended"
-    if run.written % DAY:
-        written = f"last written {time.time() - run.written:.0f} s ago"
-    else:
+    if run.hides_times:
         written = f"last written on {time.strftime('%Y-%m-%d', time.gmtime(run.written))}"
+    else:
+        written = f"last written {time.time() - run.written:.0f} s ago"
     if run.state == "running":
         return written
     return f"dead: no process on this machine runs it, and it did not end in order; {written}"
 
 
 def as_json(run: RunState | None, superlink: Mapping[str, Any] | None) -> str:
-    """Both for a program."""
+    """Both for a program.
+
+    Args: as `told`.
+    """
     return json.dumps({"run": asdict(run) if run else None, **(superlink or {})})

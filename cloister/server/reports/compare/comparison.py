@@ -8,6 +8,7 @@ from functools import cached_property
 
 from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError
+from cloister.core.text import clean
 from cloister.server.reports.compare.runs import AS_ASKED, Cost, Kind, Ran, better, scores_of
 from cloister.server.reports.compare.together import told_together
 
@@ -67,12 +68,11 @@ class Group:
     runs: tuple[Ran, ...]
 
     def final(self, score: str, on_clients: bool) -> Spread | None:
-        """A score after the last round that has it.
+        """A score after the last round that has it, over the runs that have not diverged.
 
         Args: as `Ran.curve`.
         """
-        curves = [run.curve(score, on_clients) for run in self.runs]
-        return Spread.of(curve[max(curve)] for curve in curves if curve)
+        return Spread.of(run.final(score, on_clients) for run in self.runs)
 
     def best(self, score: str, on_clients: bool) -> Spread | None:
         """The best that a score was after any round.
@@ -171,7 +171,8 @@ class Comparison:
     @property
     def notes(self) -> tuple[str, ...]:
         """What must be known to read the table."""
-        return (*_about_scores(self), *_about_epsilon(self), *_about_ends(self), *self.remarks)
+        told = (*_about_scores(self), *_about_epsilon(self), *_about_ends(self), *self.remarks)
+        return tuple(map(clean, told))
 
 
 def compared(groups: Sequence[Group], score: str = "") -> Comparison:
@@ -233,6 +234,9 @@ def _about_scores(comparison: Comparison) -> Iterable[str]:
         yield "No run has a score."
     elif comparison.on_clients:
         yield f"The {comparison.score} is that on the clients' own examples: no run has one on the server's."
+    for run in comparison.runs:
+        if comparison.score and run.has_diverged(comparison.score, comparison.on_clients):
+            yield f"{run.name} has diverged: its last {comparison.score} is no finite number, and it has no final one."
     if any(group.runs[1:] for group in comparison.groups):
         yield "Mean ± sample standard deviation over seeds; ε is the largest of any seed."
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from cloister.core.errors import ConfigError
+from cloister.core.text import clean
 from cloister.server.reports.compare.comparison import LABEL, Comparison, Spread
 from cloister.server.reports.html.figures import Picture, drawing, pictured, thinned
 from cloister.server.reports.html.svg import FIRST, FOURTH, SECOND, THIRD
 from cloister.server.reports.html.tables import short
-from cloister.server.reports.html.text import clean
 
 PAGE_COLOURS = (FIRST, SECOND, THIRD, FOURTH)
 PRINT_COLOURS = ("#1f5fae", "#a8480f", "#1c7a48", "#7a3fa0")
@@ -45,15 +45,15 @@ def write_png(comparison: Comparison, path: Path) -> None:
     wanted = _wanted(comparison)
     if not wanted:
         raise ConfigError(f"{path}: no run has a score, so that there is nothing to draw")
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2 * len(wanted), _height(comparison) + 0.6))
-    for place, (_, title, _, draw) in enumerate(wanted, 1):
-        axes = figure.add_subplot(1, len(wanted), place)
-        axes.set_title(title)
-        draw(axes, colours=PRINT_COLOURS)
     try:
-        figure.savefig(path, format="png", dpi=150)
+        with rc_context({"text.parse_math": False}):  # a name is no formula
+            for place, (_, title, _, draw) in enumerate(wanted, 1):
+                draw(figure.add_subplot(1, len(wanted), place, title=title), colours=PRINT_COLOURS)
+            figure.savefig(path, format="png", dpi=150)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 

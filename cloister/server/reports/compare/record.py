@@ -28,14 +28,13 @@ def _group(comparison: Comparison, group: Group) -> dict[str, object]:
 
 
 def _run(comparison: Comparison, run: Ran) -> dict[str, object]:
-    curve = run.curve(comparison.score, comparison.on_clients)
     return {
         "name": run.name,
         "directory": str(run.directory.resolve()),
         "seed": run.facts.seed,
         "ended": run.ended,
         "rounds": run.rounds,
-        "final": curve[max(curve)] if curve else None,
+        "final": run.final(comparison.score, comparison.on_clients),
     }
 
 

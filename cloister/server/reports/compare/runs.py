@@ -93,6 +93,22 @@ class Ran:
         found = {done.number: scores_of(done, on_clients) for done in self.facts.rounds if done.number}
         return {number: scores[score] for number, scores in found.items() if score in scores}
 
+    def final(self, score: str, on_clients: bool) -> float | None:
+        """A score after the last round that has it; None without one, and where the run has diverged.
+
+        Args: as `curve`.
+        """
+        curve = self.curve(score, on_clients)
+        return curve[max(curve)] if curve and not self.has_diverged(score, on_clients) else None
+
+    def has_diverged(self, score: str, on_clients: bool) -> bool:
+        """Whether a score is no finite number in the last round in which it was taken. That of clients always is one.
+
+        Args: as `curve`.
+        """
+        taken = [score in done.diverged for done in self.facts.rounds if score in (*done.central, *done.diverged)]
+        return not on_clients and taken[-1:] == [True]
+
 
 def scores_of(done: RoundFacts, on_clients: bool) -> Mapping[str, float]:
     """The scores of a round.
@@ -173,5 +189,8 @@ def _seconds(directory: Path) -> float | None:
     """Of all rounds; a run that hides how long they took has not written it down."""
     path = directory / "rounds.jsonl"
     lines = path.read_text().rpartition("\n")[0].splitlines() if path.is_file() else []
-    found = [seconds["total"] for line in lines if (seconds := json.loads(line).get("seconds"))]
-    return sum(found) if found else None
+    try:
+        found = [seconds["total"] for line in lines if (seconds := json.loads(line).get("seconds"))]
+        return sum(found) if found else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ConfigError(f"{path} is not what a run writes: the seconds of a round are no numbers") from None

@@ -7,10 +7,10 @@ from rich.box import ROUNDED
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from cloister.core.text import clean
 from cloister.server.reports.compare.comparison import Comparison, Group, Spread, short_keys
 from cloister.server.reports.compare.runs import AS_ASKED, Cost
 from cloister.server.reports.html.tables import short
-from cloister.server.reports.html.text import clean
 
 UNKNOWN = "–"
 VALUE = 40
@@ -39,7 +39,7 @@ def table_of(comparison: Comparison) -> Table:
     columns = tuple(dict.fromkeys(name for row in cells for name in row))
     numeric = tuple(name not in (comparison.heading, "ended", *settings.values()) for name in columns)
     rows = tuple(tuple(clean(row.get(name, UNKNOWN)) for name in columns) for row in cells)
-    return Table(columns, rows, numeric)
+    return Table(tuple(map(clean, columns)), rows, numeric)
 
 
 def _cells(comparison: Comparison, group: Group, settings: Mapping[str, str]) -> dict[str, str]:
@@ -87,7 +87,7 @@ def lines(comparison: Comparison) -> list[str]:
         drawn.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for row in table.rows:
         drawn.add_row(*row)
-    console = Console(width=10_000, markup=False, highlight=False, no_color=True, color_system=None)
+    console = Console(width=10_000, markup=False, emoji=False, highlight=False, no_color=True, color_system=None)
     with console.capture() as capture:
         console.print(drawn)
     return [*(line.rstrip() for line in capture.get().splitlines()), *comparison.notes]

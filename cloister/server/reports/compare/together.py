@@ -54,10 +54,23 @@ def epsilon_together(runs: Sequence[Ran], kinds: Sequence[Kind]) -> float | None
 
 
 def _budget(runs: Sequence[Ran]) -> float:
-    """The largest budget that was kept over all of them; 0 where one of them kept none."""
-    found = []
-    for run in runs:
-        claimed = run.facts.statement.claim.figures if run.facts.statement is not None else ()
-        kept = [figure.epsilon for figure in claimed if figure.budget and figure.scope == ALL_RUNS]
-        found.append(kept[0] or 0.0 if kept else 0.0)
-    return max(found) if all(found) else 0.0
+    """The budget that was kept over all of them, whatever they were set up by; 0 where there is none."""
+    kept = [_kept(run) for run in runs]
+    return max(kept) if all(kept) and _share_a_ledger(runs) else 0.0
+
+
+def _kept(run: Ran) -> float:
+    """The budget of a run; 0 without one, and where it may have been set because of what had been released."""
+    claimed = run.facts.statement.claim.figures if run.facts.statement is not None else ()
+    everything = (figure for figure in claimed if figure.budget and figure.scope == ALL_RUNS and not figure.condition)
+    return next((figure.epsilon or 0.0 for figure in everything), 0.0)
+
+
+def _share_a_ledger(runs: Sequence[Ran]) -> bool:
+    """Whether the ledgers of all runs are one, as it was at the end of each: the longest has the heads of all others.
+
+    Each of two ledgers has a budget of its own, and both may be spent.
+    """
+    ledgers = [Ledger(run.directory / LEDGER) for run in runs]
+    known = max((ledger.heads() for ledger in ledgers), key=len)
+    return all(ledger.head in known for ledger in ledgers)

@@ -40,6 +40,7 @@ class RoundFacts:
         replies: that counted, and that were asked for; None where it was not written down, as it is secret.
         rejected: replies that did not count.
         unscored: evaluation replies that did not count.
+        diverged: names of scores on the server's examples that are no finite number.
     """
 
     number: int
@@ -49,19 +50,21 @@ class RoundFacts:
     replies: tuple[int, int] | None
     rejected: tuple[Rejection, ...]
     unscored: tuple[Rejection, ...]
+    diverged: tuple[str, ...]
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> "RoundFacts":
         """Read one line, which may lack anything."""
-        measured = line.get("measured") or {}
+        measured, central = line.get("measured") or {}, line.get("central") or {}
         return cls(
             line["round"],
-            _finite(line.get("central") or {}),
+            _finite(central),
             _finite(line.get("federated") or {}),
             _finite({name: measured[name] for name in SHOWN if measured.get(name) is not None}),
             (measured["accepted"], measured["asked"]) if "accepted" in measured else None,
             tuple(Rejection(**item) for item in measured.get("rejected", ())),
             tuple(Rejection(**item) for item in line.get("unscored", ())),
+            tuple(name for name, value in central.items() if not math.isfinite(value)),
         )
 
 

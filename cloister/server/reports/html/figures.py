@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from cloister.core.text import clean
 from cloister.server.reports.html.facts import RoundFacts, Scores
 from cloister.server.reports.html.svg import FIRST, INK, LINE, SECOND, inlined
-from cloister.server.reports.html.text import clean
 from cloister.tasks.scores import Classification
 
 POINTS = 400

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from cloister.core.text import clean
 from cloister.server.reports.html.template import FRAME, MACROS, STYLE
-from cloister.server.reports.html.text import clean
 
 
 def filled(page: str, context: Mapping[str, object]) -> str:

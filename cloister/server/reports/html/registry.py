@@ -13,13 +13,13 @@ from pydantic import AfterValidator, Field
 from cloister.config.section import Section
 from cloister.core.errors import ConfigError
 from cloister.core.files import atomic_path
+from cloister.core.text import clean
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
 from cloister.privacy.claims.meaning import HELD
 from cloister.privacy.claims.record import NEIGHBOURS
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.officer import Question, claims_of, figures_of, questions
 from cloister.server.reports.html.statements import Statements
-from cloister.server.reports.html.text import clean
 
 REGISTRY = "registry.yaml"
 

@@ -1,4 +1,4 @@
-"""Text that came from elsewhere, made fit for a page."""
+"""Text that came from elsewhere, made fit for a terminal or a page."""
 
 
 def clean(text: str) -> str:
