@@ -206,7 +206,9 @@ class GaussianMean(GaussianMechanism):
     placement = "update"
 
     def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
-        made = noisy_mean(bounded, multiplier, contributions.expected, contributions.noise)
+        # An exact distance is private, and so is what it makes of z: the grid shall not follow it.
+        widest = self.multiplier * self.scale.factors(bounded.l2_bound, bounded.layout)[1]
+        made = noisy_mean(bounded, multiplier, contributions.expected, contributions.noise, widest)
         return Released((made.model,), made.noise_std, made.sensitivity)
 
     def refuse_canaries(self) -> None:

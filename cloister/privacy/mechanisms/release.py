@@ -10,8 +10,10 @@ from cloister.core import check
 from cloister.core.arrays import Row
 from cloister.core.cohort import Cohort, scratch_for, weighted_sum
 from cloister.core.errors import UnboundedSensitivity
-from cloister.core.threads import BLOCK, Span, for_each_span, spans
-from cloister.privacy.mechanisms.noise import GaussianNoise, Maker
+from cloister.core.threads import Span, for_each_span, spans
+from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian, Maker
+from cloister.privacy.mechanisms.grid import SHORTER, Adder, Grid
+from cloister.privacy.mechanisms.noise import GaussianNoise
 
 
 @dataclass(frozen=True)
@@ -29,20 +31,26 @@ class Release:
     sensitivity: float
 
 
-def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNoise) -> Release:
-    """sent + (Σ factors[i]·U[i] + N(0, (z·C)²)) / size, in one pass over the replies, added up in double precision.
+def noisy_mean(
+    cohort: Cohort, multiplier: float, size: float, noise: GaussianNoise, widest: float = 0.0
+) -> Release:
+    """sent + (Σ factors[i]·U[i] + noise of standard deviation z·C) / size, in whole numbers up to the division.
 
-    The noise is on the sum and depends on the bound C alone, so it is right whoever drops out, and when everybody
-    does; the division by a number that does not depend on the data is post-processing.
+    Contributions are truncated toward zero onto a public grid, added up, and noised by the discrete Gaussian, all of it
+    exactly: no rounding and no order of replies shows in the sum, and the law of the noise is the one that is claimed.
+    The noise depends on the bound C alone, so it is right whoever drops out, and when everybody does. The way back to
+    floating point and the division by a number that does not depend on the data are post-processing.
 
     Args:
         cohort: bounded: C is its `l2_bound`.
         multiplier: z ≥ 0.
         size: public number of contributions the mean is taken over.
-        noise: where the normal numbers come from.
+        noise: where the key of the noise comes from.
+        widest: the largest z that the release could have had, where z follows from what nobody may know: see `Grid.of`.
 
     Guarantee: one client's joining or leaving moves the un-noised sum by at most C in L2, so a round is a Gaussian
-        mechanism of noise multiplier z (add-or-remove). `sensitivity` is C/size.
+        mechanism of noise multiplier z (add-or-remove). `sensitivity` is C/size. A contribution that is longer than
+        the cohort says is made shorter.
 
     Examples:
         Two clients, one of them clipped to C = 1:
@@ -55,7 +63,7 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
         >>> release = noisy_mean(cohort, multiplier=0.0, size=2, noise=GaussianNoise())
         >>> release.model[0].round(3).tolist(), release.sensitivity
         ([0.45, 0.6], 0.5)
-        >>> noisy_mean(cohort, multiplier=3.0, size=2, noise=GaussianNoise()).noise_std
+        >>> round(noisy_mean(cohort, multiplier=3.0, size=2, noise=GaussianNoise()).noise_std, 6)
         1.5
 
     Raises:
@@ -65,21 +73,63 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
         raise UnboundedSensitivity("noise was asked for before anything bounded a contribution; clip first")
     check.positive(cohort_size=size)
     check.non_negative(noise_multiplier=multiplier)
-    std, factors = multiplier * cohort.l2_bound, cohort.factors.astype(cohort.layout.dtype)
-    model = tuple(np.empty(piece.size, cohort.layout.dtype) for piece in cohort.sent)
-    places = noise.places(spans(cohort.layout.sizes))
+    grid = Grid.of(cohort.l2_bound, multiplier, len(cohort), widest)
+    source = DiscreteGaussian(grid.scale, noise) if grid.scale else None
+    mean = _Mean(cohort, grid, size, source)
+    weights = cohort.factors / grid.step
+    squares = mean.write(weights)
+    # Nothing of what was written has left: it is written anew, with the same noise.
+    for share in (SHORTER, 0.0):
+        if not grid.holds(squares).all():
+            weights = grid.shortened(weights, squares, share)
+            squares = mean.write(weights)
+    return Release(mean.model, grid.std / size, cohort.l2_bound / size)
 
-    def write(span: Span, workspace: tuple[Maker, NDArray]) -> None:
-        maker, sums = workspace
-        # The same memory holds the updates of a span and then its noise.
-        scratch = maker.workspace.view(factors.dtype)[:BLOCK]
-        total = weighted_sum(cohort, span, factors, scratch, out=sums[: len(span)])
-        maker.add_on_grid(total, std, places[span])
-        total /= size
-        np.add(total, span.of(cohort.sent), out=span.of(model), casting="same_kind")
 
-    for_each_span(list(places), write, lambda: (noise.maker(), np.empty(BLOCK)), cost=len(cohort))
-    return Release(model, std / size, cohort.l2_bound / size)
+class _Mean:
+    """The model of a release, written in one pass over the replies.
+
+    Args:
+        cohort: of n bounded updates.
+        grid: of the release.
+        size: that the sum is divided by.
+        source: of the noise; None: there is none.
+
+    Attributes:
+        model: what was written last.
+    """
+
+    def __init__(self, cohort: Cohort, grid: Grid, size: float, source: DiscreteGaussian | None) -> None:
+        self._cohort, self._grid, self._source, self._unit = cohort, grid, source, grid.step / size
+        self._spans = spans(cohort.layout.sizes)
+        self._places = source.places(self._spans) if source else {}
+        self.model = tuple(np.empty(piece.size, cohort.layout.dtype) for piece in cohort.sent)
+
+    def write(self, weights: NDArray) -> NDArray[np.float64]:
+        """Write the model.
+
+        Args:
+            weights: that updates are multiplied with before they are truncated, shape (n,).
+
+        Returns:
+            The squares of each contribution before it was truncated, shape (n,).
+        """
+        rows = {span: number for number, span in enumerate(self._spans)}
+        squares = np.zeros((len(rows), len(self._cohort)))
+
+        def write(span: Span, workspace: tuple[Adder, Maker | None]) -> None:
+            adder, maker = workspace
+            total = adder.add_up(span, squares[rows[span]])
+            if maker:
+                maker.add(total, self._places[span])
+            total *= self._unit
+            np.add(total, span.of(self._cohort.sent), out=span.of(self.model), casting="same_kind")
+
+        def workspace() -> tuple[Adder, Maker | None]:
+            return Adder(self._cohort, self._grid, weights), self._source.maker() if self._source else None
+
+        for_each_span(self._spans, write, workspace, cost=len(self._cohort))
+        return squares.sum(axis=0)
 
 
 def bounded_sum(cohort: Cohort) -> Row:

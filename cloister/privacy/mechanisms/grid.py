@@ -1,0 +1,170 @@
+"""Updates as whole numbers: a public grid, truncation toward zero, and sums in which nothing is rounded.
+
+An update that is bounded by C is written as whole multiples of a public step, C/D. Whole numbers below 2^53 are added
+exactly in doubles, in any order, so that one client moves the sum by what it contributes and by nothing else. The
+sensitivity is D steps because Σk² ≤ D² is verified for the very numbers that are added.
+
+That is verified by a bound: Σk² ≤ Σx² over the numbers x that are truncated, those with |x| ≥ 1, and a sum of squares
+in single precision is below Σx² by less than `row_squares` says. The clip leaves more room than that. A contribution
+for which the bound does not show it is shortened until it does.
+
+| edge case | what happens |
+|---|---|
+| a number smaller than a step, a subnormal one, -0 | it counts as 0 |
+| an update whose whole numbers are, or could be, longer than D | it is shortened |
+| an update with NaN, infinity, or squares that overflow | it counts as 0 |
+| no noise | a finer grid, by as much as the sum has room for |
+| noise below 2^8 steps of the finest grid, z < 2^-18 | there is more of it, 2^8 steps |
+| noise of more than 2^25·C | the step is longer than C, and all updates count as 0 |
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.cohort import SQUARES_ERROR, Cohort, blocks, row_squares
+from cloister.core.errors import PrivacyError
+from cloister.core.threads import BLOCK, Span
+from cloister.privacy.mechanisms.discrete.sampler import MOST, REACH, SMOOTHING
+from cloister.privacy.mechanisms.discrete.tables import LARGEST, SMALLEST
+
+FINEST = 26
+"""The bound of a release with noise is at most 2 to this power of steps: 2^26 of them are added before a double ends."""
+DISTINCT = 1 << 16
+"""Steps in a standard deviation from which on truncation does not show beside the noise."""
+SHORTER = 1 - 2.0**-12
+"""What a contribution is shortened to, as a share of the bound: far enough below it to show, whatever is rounded."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a release counts in: whole multiples of a public step.
+
+    Attributes:
+        bound: C > 0, in units of the weights.
+        steps: D, how many steps C is, a power of two. It is the sensitivity of the sum.
+        scale: s, the standard deviation of the noise in steps; 0: there is none.
+
+    Guarantee: s² ≥ (z·D)² + 25, so that the release costs no more than that of a continuous Gaussian of multiplier z,
+        by any accountant and for sampled contributions too (`docs/privacy.md`, "Exact noise").
+    """
+
+    bound: float
+    steps: float
+    scale: int
+
+    @classmethod
+    def of(cls, bound: float, multiplier: float, count: int, widest: float = 0.0) -> "Grid":
+        """The grid of a release.
+
+        Args:
+            bound: C > 0, in units of the weights.
+            multiplier: z ≥ 0.
+            count: n, the most contributions that are added up.
+            widest: the largest z that the release could have had, where z follows from what nobody may know: the grid
+                then follows this one, as long as `multiplier` leaves 2^16 steps in a standard deviation.
+
+        Raises:
+            PrivacyError: a sum of so many could pass 2^53.
+        """
+        if not multiplier:
+            return cls(bound, math.ldexp(1.0, 52 - count.bit_length()), 0)
+        steps = _steps(widest) if multiplier < widest < math.inf else _steps(multiplier)
+        if multiplier * steps < DISTINCT:
+            steps = _steps(multiplier)
+        if count * steps + REACH >= MOST:
+            raise PrivacyError(f"{count} contributions are more than a sum of whole numbers has room for")
+        least = math.ceil(Fraction(multiplier * steps) ** 2) + SMOOTHING**2
+        return cls(bound, steps, max(SMALLEST, math.isqrt(least - 1) + 1))
+
+    @property
+    def step(self) -> float:
+        """The distance between the sums that may be released, in units of the weights."""
+        return self.bound / self.steps
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of the noise on a sum, in units of the weights."""
+        return self.scale * self.step
+
+    def shortened(self, weights: NDArray, squares: NDArray, share: float) -> NDArray[np.float64]:
+        """The weights, smaller for contributions that are not shown to be within the bound.
+
+        Args:
+            weights: that updates were multiplied with before they were truncated, shape (n,).
+            squares: of each contribution before it was truncated, as `Adder` gives them.
+            share: of the bound, that contributions are shortened to.
+        """
+        with np.errstate(invalid="ignore"):
+            smaller = np.nan_to_num(weights * (share * self.steps) / np.sqrt(squares))
+        return np.where(self.holds(squares), weights, smaller)
+
+    def holds(self, squares: NDArray) -> NDArray[np.bool_]:
+        """Which contributions have Σk² ≤ D².
+
+        Args:
+            squares: of each contribution before it was truncated, as `Adder` gives them.
+        """
+        return squares * (1 + SQUARES_ERROR) <= self.steps**2
+
+
+class Adder:
+    """Truncates updates to whole numbers and adds them up, on one thread.
+
+    Args:
+        cohort: of n updates.
+        grid: that they are counted on.
+        weights: what each is multiplied with before it is truncated, factors[i]/step, shape (n,); 0: it is left out.
+
+    Guarantee: the sum is exact if all contributions are within the bound, n·D < 2^53. It is the same in any order.
+    """
+
+    def __init__(self, cohort: Cohort, grid: Grid, weights: NDArray) -> None:
+        self._cohort, self._weights = cohort, weights.astype(cohort.layout.dtype)
+        whole = np.int32 if grid.steps <= 1 << FINEST else np.int64
+        # So many contributions are added up in integers of this width: the processor does more of them at a time.
+        self._room = int(np.iinfo(whole).max // max(1, grid.steps))
+        self._updates = np.empty(BLOCK, cohort.layout.dtype)
+        self._whole, self._part, self._sums = np.empty(BLOCK, whole), np.empty(BLOCK, whole), np.empty(BLOCK)
+
+    def add_up(self, span: Span, squares: NDArray) -> NDArray[np.float64]:
+        """Σ trunc(weights[i]·U[i]) over the columns in `span`.
+
+        Args:
+            span: the columns.
+            squares: takes Σ(weights[i]·U[i])² of each row over these columns, shape (n,), as `row_squares` has it.
+
+        Returns:
+            Whole numbers, in memory that the next call overwrites.
+        """
+        sums, part, added = self._sums[: len(span)], self._part[: len(span)], 0
+        sums[:] = part[:] = 0
+        for row in self._rows(span, squares):
+            if added == self._room:
+                sums += part
+                part[:] = added = 0
+            part += row
+            added += 1
+        sums += part
+        return sums
+
+    def _rows(self, span: Span, squares: NDArray) -> Iterator[NDArray]:
+        """The whole numbers of each contribution."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            for which, block in blocks(self._cohort, span, self._updates):
+                block *= self._weights[which, None]
+                block[self._weights[which] == 0] = 0
+                squares[which] = row_squares(block)
+                whole = self._whole[: block.size].reshape(block.shape)
+                np.copyto(whole, block, casting="unsafe")  # toward zero
+                yield from whole
+
+
+def _steps(multiplier: float) -> float:
+    """The largest power of two that leaves z·D below the largest scale, and is at most 2^`FINEST`."""
+    exponent = math.frexp(multiplier * (1 + 2.0**-20))[1]
+    return math.ldexp(1.0, min(FINEST, LARGEST.bit_length() - 1 - exponent))
