@@ -206,8 +206,7 @@ class GaussianMean(GaussianMechanism):
     placement = "update"
 
     def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
-        # An exact distance is private, and so is what it makes of z: the grid shall not follow it.
-        widest = self.multiplier * self.scale.factors(bounded.l2_bound, bounded.layout)[1]
+        widest = self.multiplier * self.scale.widest(bounded.l2_bound, bounded.layout)
         made = noisy_mean(bounded, multiplier, contributions.expected, contributions.noise, widest)
         return Released((made.model,), made.noise_std, made.sensitivity)
 

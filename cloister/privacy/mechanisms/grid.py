@@ -5,8 +5,8 @@ exactly in doubles, in any order, so that one client moves the sum by what it co
 sensitivity is D steps because Σk² ≤ D² is verified for the very numbers that are added.
 
 That is verified by a bound: Σk² ≤ Σx² over the numbers x that are truncated, those with |x| ≥ 1, and a sum of squares
-in single precision is below Σx² by less than `row_squares` says. The clip leaves more room than that. A contribution
-for which the bound does not show it is shortened until it does.
+in single precision is below Σx² by less than `row_squares` says. The clip leaves room for that. A contribution for
+which the bound does not show it is shortened.
 
 | edge case | what happens |
 |---|---|
@@ -30,10 +30,9 @@ from cloister.core.cohort import SQUARES_ERROR, Cohort, blocks, row_squares
 from cloister.core.errors import PrivacyError
 from cloister.core.threads import BLOCK, Span
 from cloister.privacy.mechanisms.discrete.sampler import MOST, REACH, SMOOTHING
-from cloister.privacy.mechanisms.discrete.tables import LARGEST, SMALLEST
 
 FINEST = 26
-"""The bound of a release with noise is at most 2 to this power of steps: 2^26 of them are added before a double ends."""
+"""The bound of a release with noise is at most 2 to this power of steps: a double has room for 2^26 of them."""
 DISTINCT = 1 << 16
 """Steps in a standard deviation from which on truncation does not show beside the noise."""
 SHORTER = 1 - 2.0**-12
@@ -46,7 +45,7 @@ class Grid:
 
     Attributes:
         bound: C > 0, in units of the weights.
-        steps: D, how many steps C is, a power of two. It is the sensitivity of the sum.
+        steps: D, how many steps C is; the sensitivity of the sum is at most that.
         scale: s, the standard deviation of the noise in steps; 0: there is none.
 
     Guarantee: s² ≥ (z·D)² + 25, so that the release costs no more than that of a continuous Gaussian of multiplier z,
@@ -65,31 +64,27 @@ class Grid:
             bound: C > 0, in units of the weights.
             multiplier: z ≥ 0.
             count: n, the most contributions that are added up.
-            widest: the largest z that the release could have had, where z follows from what nobody may know: the grid
-                then follows this one, as long as `multiplier` leaves 2^16 steps in a standard deviation.
+            widest: the largest z that the release could have had, where z follows from what nobody may know. The grid
+                then follows this one, if that leaves 2^16 steps in a standard deviation. 0: z is public.
 
         Raises:
             PrivacyError: a sum of so many could pass 2^53.
         """
         if not multiplier:
             return cls(bound, math.ldexp(1.0, 52 - count.bit_length()), 0)
-        steps = _steps(widest) if multiplier < widest < math.inf else _steps(multiplier)
-        if multiplier * steps < DISTINCT:
-            steps = _steps(multiplier)
+        steps, scale = _following(multiplier)
+        if multiplier < widest < math.inf:
+            wide, _ = _following(widest)
+            enough = _scale(multiplier, wide)
+            steps, scale = (wide, enough) if enough >= DISTINCT else (steps, scale)
         if count * steps + REACH >= MOST:
             raise PrivacyError(f"{count} contributions are more than a sum of whole numbers has room for")
-        least = math.ceil(Fraction(multiplier * steps) ** 2) + SMOOTHING**2
-        return cls(bound, steps, max(SMALLEST, math.isqrt(least - 1) + 1))
+        return cls(bound, steps, scale)
 
     @property
     def step(self) -> float:
         """The distance between the sums that may be released, in units of the weights."""
         return self.bound / self.steps
-
-    @property
-    def std(self) -> float:
-        """The standard deviation of the noise on a sum, in units of the weights."""
-        return self.scale * self.step
 
     def shortened(self, weights: NDArray, squares: NDArray, share: float) -> NDArray[np.float64]:
         """The weights, smaller for contributions that are not shown to be within the bound.
@@ -127,9 +122,11 @@ class Adder:
         self._cohort, self._weights = cohort, weights.astype(cohort.layout.dtype)
         whole = np.int32 if grid.steps <= 1 << FINEST else np.int64
         # So many contributions are added up in integers of this width: the processor does more of them at a time.
-        self._room = int(np.iinfo(whole).max // max(1, grid.steps))
+        self._room = np.iinfo(whole).max // max(1, math.floor(grid.steps))
         self._updates = np.empty(BLOCK, cohort.layout.dtype)
-        self._whole, self._part, self._sums = np.empty(BLOCK, whole), np.empty(BLOCK, whole), np.empty(BLOCK)
+        self._whole: NDArray[np.signedinteger] = np.empty(BLOCK, whole)
+        self._part: NDArray[np.signedinteger] = np.empty(BLOCK, whole)
+        self._sums = np.empty(BLOCK)
 
     def add_up(self, span: Span, squares: NDArray) -> NDArray[np.float64]:
         """Σ trunc(weights[i]·U[i]) over the columns in `span`.
@@ -152,7 +149,7 @@ class Adder:
         sums += part
         return sums
 
-    def _rows(self, span: Span, squares: NDArray) -> Iterator[NDArray]:
+    def _rows(self, span: Span, squares: NDArray) -> Iterator[NDArray[np.signedinteger]]:
         """The whole numbers of each contribution."""
         with np.errstate(over="ignore", invalid="ignore"):
             for which, block in blocks(self._cohort, span, self._updates):
@@ -164,7 +161,15 @@ class Adder:
                 yield from whole
 
 
-def _steps(multiplier: float) -> float:
-    """The largest power of two that leaves z·D below the largest scale, and is at most 2^`FINEST`."""
-    exponent = math.frexp(multiplier * (1 + 2.0**-20))[1]
-    return math.ldexp(1.0, min(FINEST, LARGEST.bit_length() - 1 - exponent))
+def _following(multiplier: float) -> tuple[float, int]:
+    """D and s for a public z: s is a power of two, so that few tables serve all releases."""
+    _, exponent = math.frexp(multiplier)
+    scale = 1 << min(24, max(8, FINEST - 1 + exponent))
+    # A little less than it may be: what these three operations round.
+    return min(float(1 << FINEST), math.sqrt(scale**2 - SMOOTHING**2) / multiplier * (1 - 2.0**-50)), scale
+
+
+def _scale(multiplier: float, steps: float) -> int:
+    """The least s with s² ≥ (z·D)² + 25."""
+    least = math.ceil((Fraction(multiplier) * Fraction(steps)) ** 2) + SMOOTHING**2
+    return math.isqrt(least - 1) + 1

@@ -29,7 +29,7 @@ class Keystream:
     """
 
     def __init__(self, seed: "int | Keystream | None", purpose: str, block: int, counters: int) -> None:
-        self.seeded = seed.seeded if isinstance(seed, Keystream) else seed is not None
+        self.seeded: bool = seed.seeded if isinstance(seed, Keystream) else seed is not None
         secret = _secret(seed, purpose)
         self._key, self._nonce, self._counters = secret[:16], int.from_bytes(secret[16:]), counters
         # No number is ever given out twice, to no thread: a block that repeats is noise that can be subtracted.

@@ -22,7 +22,7 @@ class Release:
 
     Attributes:
         model: sent + noisy mean, p parameters.
-        noise_std: standard deviation of the noise on one parameter of `model`.
+        noise_std: standard deviation that the noise on one parameter of `model` has at least, to a step of its grid.
         sensitivity: L2 distance by which one client's joining or leaving moves `model` without noise.
     """
 
@@ -31,9 +31,7 @@ class Release:
     sensitivity: float
 
 
-def noisy_mean(
-    cohort: Cohort, multiplier: float, size: float, noise: GaussianNoise, widest: float = 0.0
-) -> Release:
+def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNoise, widest: float = 0.0) -> Release:
     """sent + (Σ factors[i]·U[i] + noise of standard deviation z·C) / size, in whole numbers up to the division.
 
     Contributions are truncated toward zero onto a public grid, added up, and noised by the discrete Gaussian, all of it
@@ -63,7 +61,7 @@ def noisy_mean(
         >>> release = noisy_mean(cohort, multiplier=0.0, size=2, noise=GaussianNoise())
         >>> release.model[0].round(3).tolist(), release.sensitivity
         ([0.45, 0.6], 0.5)
-        >>> round(noisy_mean(cohort, multiplier=3.0, size=2, noise=GaussianNoise()).noise_std, 6)
+        >>> noisy_mean(cohort, multiplier=3.0, size=2, noise=GaussianNoise()).noise_std
         1.5
 
     Raises:
@@ -83,7 +81,7 @@ def noisy_mean(
         if not grid.holds(squares).all():
             weights = grid.shortened(weights, squares, share)
             squares = mean.write(weights)
-    return Release(mean.model, grid.std / size, cohort.l2_bound / size)
+    return Release(mean.model, multiplier * cohort.l2_bound / size, cohort.l2_bound / size)
 
 
 class _Mean:
