@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from cloister.core.cohort import updates
+from cloister.privacy.mechanisms.grid import Adder
+
 
 @pytest.fixture
 def poisoned_memory(monkeypatch):
@@ -15,3 +18,15 @@ def poisoned_memory(monkeypatch):
         return memory
 
     monkeypatch.setattr(np, "empty", poisoned)
+
+
+@pytest.fixture
+def unverified(monkeypatch):
+    """A release that believes what a cohort says of its bound: what is broken before it then shows."""
+
+    def add_up(self, span, squares):
+        cohort = self._cohort
+        rows = updates(cohort.rows, cohort.sent, span, np.zeros(len(cohort) * len(span)))
+        return np.trunc(rows * self._weights[:, None].astype(np.float64)).sum(axis=0)
+
+    monkeypatch.setattr(Adder, "add_up", add_up)
