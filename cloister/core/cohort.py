@@ -34,7 +34,7 @@ class Cohort:
     Attributes:
         layout: of the model's p parameters.
         sent: the global model of this round.
-        rows: each client's trained model.
+        rows: each client's trained model; none of them where they were added up and dropped.
         norms: ‖U[i]‖₂ of each update as it arrived, shape (n,).
         factors: what each update counts with, shape (n,); 1 until a stage bounds it.
         l2_bound: largest L2 norm of one client's contribution `factors[i] * U[i]`; infinite until a stage bounds it.
@@ -60,7 +60,7 @@ class Cohort:
         return replace(empty, norms=np.sqrt(_squared_norms(empty)))
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.norms)
 
     def take(self, indices: NDArray[np.intp]) -> "Cohort":
         """The cohort of some of the replies."""

@@ -48,6 +48,11 @@ class Constant:
         """A draw amplifies the one release of a round."""
         return True
 
+    @property
+    def compares_clients(self) -> bool:
+        """Whether it has to see the updates of a round together."""
+        return False
+
     def refuse_with(self, clip: FixedClip) -> None:
         """Every clip will do."""
 
@@ -162,6 +167,11 @@ class DistanceScaled(Constant):
     def skips_empty_rounds(self) -> bool:
         """An exact distance makes no promise that a round without replies would have to keep."""
         return self.is_exact
+
+    @property
+    def compares_clients(self) -> bool:
+        """A distance is one of two clients."""
+        return True
 
     @property
     def amplified(self) -> bool:

@@ -4,16 +4,15 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import Row
 from cloister.core.cohort import Cohort, scratch_for, weighted_sum
 from cloister.core.errors import UnboundedSensitivity
-from cloister.core.threads import Span, for_each_span, spans
-from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian, Maker
-from cloister.privacy.mechanisms.grid import SHORTER, Adder, Grid
+from cloister.core.threads import spans
+from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.privacy.mechanisms.total import Total
 
 
 @dataclass(frozen=True)
@@ -71,63 +70,22 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
         raise UnboundedSensitivity("noise was asked for before anything bounded a contribution; clip first")
     check.positive(cohort_size=size)
     check.non_negative(noise_multiplier=multiplier)
-    grid = Grid.of(cohort.l2_bound, multiplier, len(cohort), widest)
-    source = DiscreteGaussian(grid.scale, noise) if grid.scale else None
-    mean = _Mean(cohort, grid, size, source)
-    weights = cohort.factors / grid.step
-    squares = mean.write(weights)
-    # Nothing of what was written has left: it is written anew, with the same noise.
-    for share in (SHORTER, 0.0):
-        if not grid.holds(squares).all():
-            weights = grid.shortened(weights, squares, share)
-            squares = mean.write(weights)
-    return Release(mean.model, multiplier * cohort.l2_bound / size, cohort.l2_bound / size)
+    total = Total(Grid.of(cohort.l2_bound, multiplier, len(cohort), widest), cohort.layout, cohort.sent)
+    total.add(cohort)
+    return noisy_total(total, multiplier, size, noise)
 
 
-class _Mean:
-    """The model of a release, written in one pass over the replies.
+def noisy_total(total: Total, multiplier: float, size: float, noise: GaussianNoise) -> Release:
+    """The release of a sum that is made already: see `noisy_mean`.
 
     Args:
-        cohort: of n bounded updates.
-        grid: of the release.
-        size: that the sum is divided by.
-        source: of the noise; None: there is none.
-
-    Attributes:
-        model: what was written last.
+        total: of contributions that are bounded by the C of its grid.
+        multiplier: z ≥ 0, that the grid was made for.
+        size: public number of contributions the mean is taken over, > 0.
+        noise: where the key of the noise comes from.
     """
-
-    def __init__(self, cohort: Cohort, grid: Grid, size: float, source: DiscreteGaussian | None) -> None:
-        self._cohort, self._grid, self._source, self._unit = cohort, grid, source, grid.step / size
-        self._spans = spans(cohort.layout.sizes)
-        self._places = source.places(self._spans) if source else {}
-        self.model = tuple(np.empty(piece.size, cohort.layout.dtype) for piece in cohort.sent)
-
-    def write(self, weights: NDArray) -> NDArray[np.float64]:
-        """Write the model.
-
-        Args:
-            weights: that updates are multiplied with before they are truncated, shape (n,).
-
-        Returns:
-            The squares of each contribution before it was truncated, shape (n,).
-        """
-        rows = {span: number for number, span in enumerate(self._spans)}
-        squares = np.zeros((len(rows), len(self._cohort)))
-
-        def write(span: Span, workspace: tuple[Adder, Maker | None]) -> None:
-            adder, maker = workspace
-            total = adder.add_up(span, squares[rows[span]])
-            if maker:
-                maker.add(total, self._places[span])
-            total *= self._unit
-            np.add(total, span.of(self._cohort.sent), out=span.of(self.model), casting="same_kind")
-
-        def workspace() -> tuple[Adder, Maker | None]:
-            return Adder(self._cohort, self._grid, weights), self._source.maker() if self._source else None
-
-        for_each_span(self._spans, write, workspace, cost=len(self._cohort))
-        return squares.sum(axis=0)
+    bound = total.grid.bound
+    return Release(total.mean(size, noise), multiplier * bound / size, bound / size)
 
 
 def bounded_sum(cohort: Cohort) -> Row:
