@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TypeVar
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 
 from cloister.core.arrays import Layout, Row, view
@@ -23,7 +23,7 @@ from cloister.privacy.mechanisms.total import Intake
 
 MAX_EXAMPLES = 10**9
 """A count above this is taken for an error or an attack: it would silence every other client."""
-NUMBERS_AT_ONCE, FEWEST_AT_ONCE = 1 << 23, 4
+NUMBERS_AT_ONCE, FEWEST_AT_ONCE = 1 << 24, 4
 """Replies are added up at once that have so many numbers together, or so many replies: fewer keep threads waiting, and
 each time the whole sum is gone over."""
 REASON_LENGTH = 300
@@ -34,6 +34,7 @@ UNREACHABLE = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABL
 
 
 T = TypeVar("T")
+R = TypeVar("R", ArrayRecord, MetricRecord)
 
 
 @dataclass(frozen=True)
@@ -186,9 +187,14 @@ def _content_key(reply: _Reply) -> bytes:
     return b"".join(piece[:16].tobytes() + piece[-16:].tobytes() for piece in reply.row)
 
 
+def _records(message: Message, kind: type[R]) -> dict[str, R]:
+    """The records of a kind. Flower's own views of them would keep the reply until garbage is collected."""
+    return {name: record for name, record in message.content.items() if isinstance(record, kind)}
+
+
 def _row(message: Message, layout: Layout) -> Row:
     """The trained model of a reply, flat, if it has exactly the arrays that were sent out."""
-    records = message.content.array_records
+    records = _records(message, ArrayRecord)
     if list(records) != [ARRAYS]:
         raise _Unfit("record", f"expected one array record named {ARRAYS!r}, found {len(records)}")
     record = records[ARRAYS]
@@ -212,7 +218,7 @@ def _row(message: Message, layout: Layout) -> Row:
 
 def _count(message: Message) -> float:
     """The example count of a reply; 1 where the reply carries none, as private clients' replies do not."""
-    records = [record for record in message.content.metric_records.values() if EXAMPLES in record]
+    records = [record for record in _records(message, MetricRecord).values() if EXAMPLES in record]
     if not records:
         return 1.0
     if len(records) > 1 or not is_count(records[0][EXAMPLES]):

@@ -24,9 +24,8 @@ def poisoned_memory(monkeypatch):
 def unverified(monkeypatch):
     """A release that believes what a cohort says of its bound: what is broken before it then shows."""
 
-    def add_up(self, span, squares):
-        cohort = self._cohort
+    def add_up(self, cohort, span, weights, squares, start=0.0):
         rows = updates(cohort.rows, cohort.sent, span, np.zeros(len(cohort) * len(span)))
-        return np.trunc(rows * self._weights[:, None].astype(np.float64)).sum(axis=0)
+        return start + np.trunc(rows * weights[:, None]).sum(axis=0)
 
     monkeypatch.setattr(Adder, "add_up", add_up)

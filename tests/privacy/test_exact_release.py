@@ -35,8 +35,8 @@ def sums(monkeypatch):
     """What was added up, span by span, when a release was written for the last time; noise is added afterwards."""
     found, right = {}, Adder.add_up
 
-    def add_up(self, span, squares):
-        made = right(self, span, squares)
+    def add_up(self, cohort, span, *given):
+        made = right(self, cohort, span, *given)
         found[span.layer, span.start] = made.copy()
         return made
 
@@ -213,9 +213,9 @@ class TestWhatIsBroken:
         right = added_by_one(sums, np.zeros_like(update), update, 0, 2.0**18)
         assert sum(step**2 for step in right) == 0
 
-        def rounded(self, span, squares):
-            for which, block in grids.blocks(self._cohort, span, self._updates):
-                block *= self._weights[which, None]
+        def rounded(self, cohort, span, weights, squares):
+            for which, block in grids.blocks(cohort, span, self._updates):
+                block *= weights[which, None]
                 squares[which] = grids.row_squares(block)
                 yield from np.rint(block).astype(self._whole.dtype)
 

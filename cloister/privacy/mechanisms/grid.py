@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from cloister.core.cohort import SQUARES_ERROR, Cohort, blocks, row_squares
 from cloister.core.errors import PrivacyError
@@ -108,39 +108,42 @@ class Grid:
 
 
 class Adder:
-    """Truncates updates to whole numbers and adds them up, on one thread.
+    """Truncates updates to whole numbers and adds them up, on one thread, in memory of its own.
 
     Args:
-        cohort: of n updates.
-        grid: that they are counted on.
-        weights: what each is multiplied with before it is truncated, factors[i]/step, shape (n,); 0: it is left out.
+        grid: that updates are counted on.
+        dtype: that updates are computed in.
 
     Guarantee: the sum is exact if all contributions are within the bound, n·D < 2^53. It is the same in any order.
     """
 
-    def __init__(self, cohort: Cohort, grid: Grid, weights: NDArray) -> None:
-        self._cohort, self._weights = cohort, weights.astype(cohort.layout.dtype)
+    def __init__(self, grid: Grid, dtype: DTypeLike) -> None:
         whole = np.int32 if grid.steps <= 1 << FINEST else np.int64
         # So many contributions are added up in integers of this width: the processor does more of them at a time.
         self._room = np.iinfo(whole).max // max(1, math.floor(grid.steps))
-        self._updates = np.empty(BLOCK, cohort.layout.dtype)
+        self._updates = np.empty(BLOCK, dtype)
         self._whole: NDArray[np.signedinteger] = np.empty(BLOCK, whole)
         self._part: NDArray[np.signedinteger] = np.empty(BLOCK, whole)
         self._sums = np.empty(BLOCK)
 
-    def add_up(self, span: Span, squares: NDArray) -> NDArray[np.float64]:
-        """Σ trunc(weights[i]·U[i]) over the columns in `span`.
+    def add_up(
+        self, cohort: Cohort, span: Span, weights: NDArray, squares: NDArray, start: NDArray | float = 0.0
+    ) -> NDArray[np.float64]:
+        """start + Σ trunc(weights[i]·U[i]) over the columns in `span`.
 
         Args:
+            cohort: of n updates.
             span: the columns.
+            weights: what each update is multiplied with, factors[i]/step, shape (n,); 0: it is left out.
             squares: takes Σ(weights[i]·U[i])² of each row over these columns, shape (n,), as `row_squares` has it.
+            start: whole numbers.
 
         Returns:
             Whole numbers, in memory that the next call overwrites.
         """
         sums, part, added = self._sums[: len(span)], self._part[: len(span)], 0
-        sums[:] = part[:] = 0
-        for row in self._rows(span, squares):
+        sums[:], part[:] = start, 0
+        for row in self._rows(cohort, span, weights.astype(self._updates.dtype), squares):
             if added == self._room:
                 sums += part
                 part[:] = added = 0
@@ -149,12 +152,14 @@ class Adder:
         sums += part
         return sums
 
-    def _rows(self, span: Span, squares: NDArray) -> Iterator[NDArray[np.signedinteger]]:
+    def _rows(
+        self, cohort: Cohort, span: Span, weights: NDArray, squares: NDArray
+    ) -> Iterator[NDArray[np.signedinteger]]:
         """The whole numbers of each contribution."""
         with np.errstate(over="ignore", invalid="ignore"):
-            for which, block in blocks(self._cohort, span, self._updates):
-                block *= self._weights[which, None]
-                block[self._weights[which] == 0] = 0
+            for which, block in blocks(cohort, span, self._updates):
+                block *= weights[which, None]
+                block[weights[which] == 0] = 0
                 squares[which] = row_squares(block)
                 whole = self._whole[: block.size].reshape(block.shape)
                 np.copyto(whole, block, casting="unsafe")  # toward zero

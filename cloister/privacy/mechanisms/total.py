@@ -1,6 +1,6 @@
 """The sum of a round in whole numbers: contributions are added a few at a time and need not be kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,7 @@ class Total:
         # What was added before, and where the next sum is made: an addition can be taken back until it is verified.
         self._sums: Row | None = None
         self._next: Row | None = None
+        self._made: list[Adder] = []
 
     def add(self, cohort: Cohort) -> None:
         """Add contributions.
@@ -70,6 +71,13 @@ class Total:
         self._write(write, source)
         return model
 
+    def _adders(self) -> Iterator[Adder]:
+        """Those there are, and then new ones: memory that was used before is faster than new memory."""
+        yield from self._made
+        while True:
+            self._made.append(Adder(self.grid, self._last.layout.dtype))
+            yield self._made[-1]
+
     def _new(self, dtype: np.typing.DTypeLike) -> Row:
         return tuple(np.empty(piece.size, dtype) for piece in self._last.sent)
 
@@ -96,13 +104,13 @@ class Total:
 
         def add(span: Span, workspace: tuple[Adder, Maker | None]) -> None:
             adder, maker = workspace
-            sums = adder.add_up(span, squares[rows[span]])
-            if self._sums is not None:
-                sums += span.of(self._sums)
-            keep(span, sums, maker)
+            start = 0.0 if self._sums is None else span.of(self._sums)
+            keep(span, adder.add_up(self._last, span, weights, squares[rows[span]], start), maker)
+
+        adders = self._adders()
 
         def workspace() -> tuple[Adder, Maker | None]:
-            return Adder(self._last, self.grid, weights), source.maker() if source else None
+            return next(adders), source.maker() if source else None
 
         for_each_span(self._spans, add, workspace, cost=len(self._last))
         return squares.sum(axis=0)
