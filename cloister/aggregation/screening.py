@@ -94,12 +94,11 @@ def screen(
             rows, and no reply is among those accepted. None: all are kept, in an order that follows from their content.
     """
     rejected: list[Rejection] = []
-    read = lambda message: _Reply(message, _row(message, layout), _count(message))  # noqa: E731
-    fit = _fit(replies, asked, read, rejected)
+    fit = _fit(replies, asked, lambda message: _Reply(message, _row(message, layout), _count(message)), rejected)
     if intake is None:
         return _screening([_finite(sorted(fit, key=_content_key), rejected, layout, sent)], rejected)
     parts = [_finite([], rejected, layout, sent)]
-    at_once = max(FEWEST_AT_ONCE, NUMBERS_AT_ONCE // layout.size)
+    at_once = max(FEWEST_AT_ONCE, NUMBERS_AT_ONCE // max(1, layout.size))
     while few := list(islice(fit, at_once)):
         part = _finite(few, rejected, layout, sent)
         intake.take(part.cohort, part.examples)

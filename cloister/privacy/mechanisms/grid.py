@@ -15,7 +15,7 @@ which the bound does not show it is shortened.
 | an update with NaN, infinity, or squares that overflow | it counts as 0 |
 | no noise | a finer grid, by as much as the sum has room for |
 | noise below 2^8 steps of the finest grid, z < 2^-18 | there is more of it, 2^8 steps |
-| noise of more than 2^25·C | the step is longer than C, and all updates count as 0 |
+| noise of more than 2^24·C | the step is longer than C, and all updates count as 0 |
 """
 
 import math

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from cloister.core.arrays import Layout, Row
 from cloister.core.cohort import Cohort
@@ -78,7 +78,7 @@ class Total:
             self._made.append(Adder(self.grid, self._last.layout.dtype))
             yield self._made[-1]
 
-    def _new(self, dtype: np.typing.DTypeLike) -> Row:
+    def _new(self, dtype: DTypeLike) -> Row:
         return tuple(np.empty(piece.size, dtype) for piece in self._last.sent)
 
     def _write(self, keep: Keep, source: DiscreteGaussian | None = None) -> None:
