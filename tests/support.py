@@ -7,6 +7,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
+from cloister.aggregation.decorator import Decorator
 from cloister.core.arrays import from_record, to_record
 from cloister.local.grid import LocalGrid
 from cloister.strategies.averaging import FedAvg
@@ -53,7 +54,8 @@ def one_round(
     """A training round as the round loop runs it."""
     messages = strategy.configure_train(server_round, to_record(sent), ConfigRecord(), grid)
     replies: Iterable[Message] = grid.send_and_receive(messages)
-    return strategy.aggregate_train(server_round, replies)
+    # Some of Flower's own strategies go over the replies twice; ours are given them as they come.
+    return strategy.aggregate_train(server_round, replies if isinstance(strategy, Decorator) else list(replies))
 
 
 def flat(record: ArrayRecord) -> np.ndarray:

@@ -152,12 +152,35 @@ class Decorator(Strategy):
         self._expected = float(self._draw.expected if self._draw else len(messages))
         return messages
 
-    def aggregate_train(self, server_round: int, replies: Messages) -> Aggregated:
+    def receive(self, replies: Messages) -> Screening:
+        """Screen the replies of a training round while they come.
+
+        Args:
+            replies: in any order, errors among them; each is looked at once, and kept only if it has to be.
+
+        Raises:
+            FederationError: nothing was sent before.
+        """
+        expected = self.expected_reply(from_record(self.sent))
+        layout = Layout.of(expected)
+        return self.screened(replies, layout, layout.rows(expected))
+
+    def screened(self, replies: Messages, layout: Layout, sent: Row) -> Screening:
+        """The replies, screened.
+
+        Args:
+            replies: as in `receive`.
+            layout: of what a reply has to be like.
+            sent: from which updates are counted.
+        """
+        return screen(replies, self._asked, layout, sent)
+
+    def aggregate_train(self, server_round: int, replies: Messages | Screening) -> Aggregated:
         """Screen the replies and aggregate those that count.
 
         Args:
             server_round: from 1 on.
-            replies: in any order, errors among them.
+            replies: in any order, errors among them; or what `receive` has made of them.
 
         Returns:
             The new model, None if the round is abandoned; and the training metrics.
@@ -165,16 +188,13 @@ class Decorator(Strategy):
         Raises:
             FederationError: nothing was sent before, or the wrapped strategy returned other arrays than it was given.
         """
-        sent = from_record(self.sent)
-        expected = self.expected_reply(sent)
-        layout = Layout.of(expected)
-        screening = screen(replies, self._asked, layout, layout.rows(expected))
-        if len(screening.accepted) < self.min_replies:
-            accepted = len(screening.accepted)
+        screening = replies if isinstance(replies, Screening) else self.receive(replies)
+        accepted = len(screening.cohort)
+        if accepted < self.min_replies:
             self.measured = Measurements(len(self._asked), accepted, screening.rejected, abandoned=True)
             return None, None
         arrays, metrics = self.aggregate(server_round, screening)
-        return (None if arrays is None else _in_layout(arrays, Layout.of(sent))), metrics
+        return (None if arrays is None else _in_layout(arrays, Layout.of(from_record(self.sent)))), metrics
 
     @property
     def sent(self) -> ArrayRecord:

@@ -23,8 +23,8 @@ from flwr.serverapp.strategy import Strategy
 from cloister.aggregation.canaries import NO_CANARIES, Canaries
 from cloister.aggregation.capabilities import capabilities_of
 from cloister.aggregation.decorator import Decorator, Measurements, virtual_reply
-from cloister.aggregation.screening import Screening
-from cloister.core.arrays import Layout, from_record, to_record
+from cloister.aggregation.screening import Screening, screen
+from cloister.core.arrays import Layout, Row, from_record, to_record
 from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.core.state import State, declares_state, joined, part
@@ -121,6 +121,16 @@ class PrivateStrategy(Decorator):
             self.budget.require(self.events(layout))
         return messages
 
+    def screened(self, replies: Messages, layout: Layout, sent: Row) -> Screening:
+        """The replies, screened; their sum alone is kept where the mechanism needs no more.
+
+        Args:
+            replies, layout, sent: as in `Decorator.screened`.
+        """
+        # Canaries are measured beside the clients.
+        intake = None if len(self.canaries) else self.mechanism.intake(layout, sent, len(self._asked))
+        return screen(replies, self._asked, layout, sent, intake)
+
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
         """Record what the round costs, let the mechanism release, and the wrapped strategy aggregate that.
 
@@ -132,7 +142,8 @@ class PrivateStrategy(Decorator):
         if self.mechanism.skips_empty_rounds and not self.is_accounted and not len(cohort):
             self.measured = Measurements(len(self._asked), 0, screening.rejected)
             return None, None
-        given = Contributions(cohort, screening.examples, len(self._asked), self._expected, self.noise, server_round)
+        asked, examples = len(self._asked), screening.examples
+        given = Contributions(cohort, examples, asked, self._expected, self.noise, server_round, screening.intake)
         given = self.canaries.joined(given, self.mechanism.clipping_norm)
         with self.recorded(cohort.layout, server_round):
             released = self.mechanism.release(given)

@@ -7,20 +7,25 @@ name arrays and shapes, never values.
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 
 from cloister.core.arrays import Layout, Row, view
 from cloister.core.cohort import Cohort
 from cloister.core.wire import ARRAYS, EXAMPLES, number
+from cloister.privacy.mechanisms.total import Intake
 
 MAX_EXAMPLES = 10**9
 """A count above this is taken for an error or an attack: it would silence every other client."""
+NUMBERS_AT_ONCE, FEWEST_AT_ONCE = 1 << 24, 4
+"""Replies are added up at once that have so many numbers together, or so many replies: fewer keep threads waiting, and
+each time the whole sum is gone over."""
 REASON_LENGTH = 300
 METRIC_NAME = re.compile(r"[A-Za-z0-9][\w .()-]{0,39}")
 """What a metric may be called: names come from clients and end up on screens."""
@@ -29,6 +34,7 @@ UNREACHABLE = {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABL
 
 
 T = TypeVar("T")
+R = TypeVar("R", ArrayRecord, MetricRecord)
 
 
 @dataclass(frozen=True)
@@ -55,12 +61,21 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Screening:
-    """The replies of one round that count, in an order that does not depend on the runtime, and those that do not."""
+    """The replies of one round that count, and those that do not.
+
+    Attributes:
+        cohort: of those that count.
+        accepted: these replies, in an order that does not depend on the runtime; none where they were not kept.
+        examples: the example count of each.
+        rejected: the others.
+        intake: has added up those that count, where they were not kept.
+    """
 
     cohort: Cohort
     accepted: tuple[Message, ...]
     examples: tuple[float, ...]
     rejected: tuple[Rejection, ...]
+    intake: Intake | None = None
 
 
 class _Unfit(Exception):
@@ -78,7 +93,9 @@ class _Reply:
     examples: float
 
 
-def screen(replies: Iterable[Message], asked: Sequence[Message], layout: Layout, sent: Row) -> Screening:
+def screen(
+    replies: Iterable[Message], asked: Sequence[Message], layout: Layout, sent: Row, intake: Intake | None = None
+) -> Screening:
     """Sort the replies of a training round into those that count and those that do not.
 
     Args:
@@ -86,20 +103,45 @@ def screen(replies: Iterable[Message], asked: Sequence[Message], layout: Layout,
         asked: the messages of this round; a node that does not answer its one is rejected as `missing`.
         layout: of the model that was sent.
         sent: that model.
+        intake: takes the replies that count as they come, a few at a time. They are not kept then: the cohort has no
+            rows, and no reply is among those accepted. None: all are kept, in an order that follows from their content.
     """
-    fit, rejected = _sorted_out(replies, asked, lambda message: _Reply(message, _row(message, layout), _count(message)))
-    return _finite(sorted(fit, key=_content_key), rejected, layout, sent)
+    rejected: list[Rejection] = []
+    fit = _fit(replies, asked, lambda message: _Reply(message, _row(message, layout), _count(message)), rejected)
+    if intake is None:
+        return _screening([_finite(sorted(fit, key=_content_key), rejected, layout, sent)], rejected)
+    parts = [_finite([], rejected, layout, sent)]
+    at_once = max(FEWEST_AT_ONCE, NUMBERS_AT_ONCE // max(1, layout.size))
+    while few := list(islice(fit, at_once)):
+        part = _finite(few, rejected, layout, sent)
+        intake.take(part.cohort, part.examples)
+        parts.append(replace(part, cohort=replace(part.cohort, rows=()), accepted=()))
+    return replace(_screening(parts, rejected), intake=intake)
 
 
-def _sorted_out(
-    replies: Iterable[Message], asked: Sequence[Message], read: Callable[[Message], T]
-) -> tuple[list[T], list[Rejection]]:
-    """What could be read, one reply a node, and why the rest could not."""
+def _screening(parts: Sequence[Screening], rejected: list[Rejection]) -> Screening:
+    """All that was screened."""
+    cohorts = [part.cohort for part in parts]
+    together = replace(
+        cohorts[0],
+        norms=np.concatenate([cohort.norms for cohort in cohorts]),
+        factors=np.concatenate([cohort.factors for cohort in cohorts]),
+    )
+    return Screening(
+        together,
+        parts[0].accepted,
+        tuple(count for part in parts for count in part.examples),
+        tuple(sorted(rejected, key=lambda rejection: rejection.node_id)),
+    )
+
+
+def _fit(
+    replies: Iterable[Message], asked: Sequence[Message], read: Callable[[Message], T], rejected: list[Rejection]
+) -> Iterator[T]:
+    """What could be read, one reply a node, as replies come; `rejected` takes why the rest could not."""
     expected = {message.metadata.dst_node_id for message in asked}
     addressee = {message.metadata.message_id: message.metadata.dst_node_id for message in asked}
     addressee.pop("", None)
-    fit: list[T] = []
-    rejected: list[Rejection] = []
     heard = set()
     for message in replies:
         node = message.metadata.src_node_id
@@ -116,11 +158,13 @@ def _sorted_out(
                 raise _Unfit("duplicate", "this node has already replied in this round")
             heard.add(node)
             _refuse_error(message)
-            fit.append(read(message))
+            found = read(message)
         except _Unfit as unfit:
             rejected.append(Rejection(node, unfit.code, unfit.detail))
+        else:
+            yield found
     missing = [node for node in expected if node not in heard]
-    return fit, rejected + [Rejection(node, "missing", "no reply came before the deadline") for node in missing]
+    rejected += [Rejection(node, "missing", "no reply came before the deadline") for node in missing]
 
 
 def _refuse_error(message: Message) -> None:
@@ -142,19 +186,14 @@ def _finite(replies: list[_Reply], rejected: list[Rejection], layout: Layout, se
     cohort = Cohort.of(layout, sent, tuple(reply.row for reply in replies))
     finite = np.isfinite(cohort.norms)
     for reply in (reply for reply, good in zip(replies, finite, strict=True) if not good):
-        rejected.append(
-            Rejection(
-                reply.message.metadata.src_node_id,
-                "non-finite",
-                "the update holds NaN or Inf, or is too large to measure",
-            )
-        )
+        node, why = reply.message.metadata.src_node_id, "the update holds NaN or Inf, or is too large to measure"
+        rejected.append(Rejection(node, "non-finite", why))
     kept = [reply for reply, good in zip(replies, finite, strict=True) if good]
     return Screening(
         cohort if finite.all() else cohort.take(np.flatnonzero(finite)),
         tuple(reply.message for reply in kept),
         tuple(reply.examples for reply in kept),
-        tuple(sorted(rejected, key=lambda rejection: rejection.node_id)),
+        (),
     )
 
 
@@ -163,9 +202,14 @@ def _content_key(reply: _Reply) -> bytes:
     return b"".join(piece[:16].tobytes() + piece[-16:].tobytes() for piece in reply.row)
 
 
+def _records(message: Message, kind: type[R]) -> dict[str, R]:
+    """The records of a kind. Flower's own views of them would keep the reply until garbage is collected."""
+    return {name: record for name, record in message.content.items() if isinstance(record, kind)}
+
+
 def _row(message: Message, layout: Layout) -> Row:
     """The trained model of a reply, flat, if it has exactly the arrays that were sent out."""
-    records = message.content.array_records
+    records = _records(message, ArrayRecord)
     if list(records) != [ARRAYS]:
         raise _Unfit("record", f"expected one array record named {ARRAYS!r}, found {len(records)}")
     record = records[ARRAYS]
@@ -189,7 +233,7 @@ def _row(message: Message, layout: Layout) -> Row:
 
 def _count(message: Message) -> float:
     """The example count of a reply; 1 where the reply carries none, as private clients' replies do not."""
-    records = [record for record in message.content.metric_records.values() if EXAMPLES in record]
+    records = [record for record in _records(message, MetricRecord).values() if EXAMPLES in record]
     if not records:
         return 1.0
     if len(records) > 1 or not is_count(records[0][EXAMPLES]):
@@ -217,7 +261,8 @@ def average_metrics(
     Returns:
         The means by name, and the replies that did not count.
     """
-    scores, rejected = _sorted_out(replies, asked, _scores)
+    rejected: list[Rejection] = []
+    scores = list(_fit(replies, asked, _scores, rejected))
     names = Counter(name for _, metrics in scores for name in metrics)
     usual = sorted(name for name, count in names.items() if 2 * count > len(scores))
     means = {}

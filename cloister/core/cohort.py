@@ -23,6 +23,8 @@ NORM_ERROR = 2.0**-14
 Each subtraction, square and addition errs by at most 2⁻²⁴ of its result; a sum of 2¹⁰ squares so by less than 2⁻¹³·⁹ of
 its own, all terms being positive, and its root by half of that (Higham, 2002, §3.1).
 """
+SQUARES_ERROR = 2.0**-13.9
+"""Bound on the relative error of a sum of squares alone, as a share of the sum that was computed."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Cohort:
     Attributes:
         layout: of the model's p parameters.
         sent: the global model of this round.
-        rows: each client's trained model.
+        rows: each client's trained model; none of them where they were added up and dropped.
         norms: ‖U[i]‖₂ of each update as it arrived, shape (n,).
         factors: what each update counts with, shape (n,); 1 until a stage bounds it.
         l2_bound: largest L2 norm of one client's contribution `factors[i] * U[i]`; infinite until a stage bounds it.
@@ -58,7 +60,7 @@ class Cohort:
         return replace(empty, norms=np.sqrt(_squared_norms(empty)))
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.norms)
 
     def take(self, indices: NDArray[np.intp]) -> "Cohort":
         """The cohort of some of the replies."""
@@ -142,15 +144,21 @@ def _squared_norms(cohort: Cohort) -> NDArray[np.float64]:
     def measure(span: Span, scratch: NDArray) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
             for which, block in blocks(cohort, span, scratch):
-                squares[places[span], which] = _row_squares(block)
+                squares[places[span], which] = row_squares(block)
 
     for_each_span(list(places), measure, lambda: scratch_for(cohort.layout), cost=len(cohort))
     # Added up in the order of the spans, not in the order in which threads were done with them.
     return squares.sum(axis=0)
 
 
-def _row_squares(block: NDArray) -> NDArray[np.float64]:
-    """Σ_j block[i, j]² for each row i: float32 adds at most `DOT` terms, float64 the rest."""
+def row_squares(block: NDArray) -> NDArray[np.float64]:
+    """Σ_j block[i, j]² for each row i, to `SQUARES_ERROR`: float32 adds at most `DOT` terms, float64 the rest.
+
+    Squares of numbers below 1e-19 may vanish in float32: the bound is about the others.
+
+    Args:
+        block: n rows of float32 or float64 numbers.
+    """
     rows, width = block.shape
     whole = width - width % DOT
     body = block[:, :whole].reshape(rows, whole // DOT, DOT)

@@ -36,7 +36,7 @@ class LocalGrid(WatchedGrid):
             for node_id, node in enumerate(nodes, start=1)
         }
         self._run = Run.create_empty(LOCAL_RUN)
-        self._replies: dict[str, Message] = {}
+        self._waiting: dict[str, Message] = {}
         assume_run()
 
     @classmethod
@@ -73,22 +73,26 @@ class LocalGrid(WatchedGrid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Have every message answered; the replies wait for `pull_messages`."""
+        """Keep the messages; they are answered when their replies are pulled."""
         ids, messages = [], list(messages)
         for message in messages:
             self.watch(message.metadata.dst_node_id, "waiting")
         for message in messages:
             message.metadata.__dict__["_message_id"] = str(uuid4())
-            self._replies[message.metadata.message_id] = self._watched(message)
+            self._waiting[message.metadata.message_id] = message
             ids.append(message.metadata.message_id)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies to these messages that have not been pulled yet."""
-        return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
+        """The replies to these messages that have not been pulled yet, each made when it is its turn."""
+        waiting = (self._waiting.pop(message_id, None) for message_id in message_ids)
+        return (self._watched(message) for message in waiting if message is not None)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """The replies to these messages. A call cannot be interrupted, so the timeout has nothing to bite on."""
+        """The replies to these messages, each made when it is its turn: to be gone over once.
+
+        A call cannot be interrupted, so the timeout has nothing to bite on.
+        """
         return self.pull_messages(self.push_messages(messages))
 
     def memories(self) -> dict[str, Any]:

@@ -196,10 +196,10 @@ class RoundLoop:
             if not self.strategy.has_secret_cohorts:
                 self.sites.learn(self.grid)
             self.asked = number
-            replies = self._replies(number, messages)
+            received = self.strategy.receive(self._replies(number, messages))
         self.answered()
         clock.lap("train")
-        aggregated, train = self.strategy.aggregate_train(number, replies)
+        aggregated, train = self.strategy.aggregate_train(number, received)
         self.aggregated = number
         self.model = self.model if aggregated is None else aggregated
         clock.lap("aggregate")
@@ -224,18 +224,18 @@ class RoundLoop:
                 messages = list(self.strategy.configure_evaluate(number, arrays, config, self.grid))
                 if not messages:
                     return {}
-                replies = self._replies(number, messages)
+                replies = list(self._replies(number, messages))
         except StopAsked:
             return {}  # The model of this round is there: it is kept, without scores, and the next round is not begun.
         return dict(self.strategy.aggregate_evaluate(number, replies) or {})  # type: ignore[arg-type]
 
-    def _replies(self, number: int, messages: Iterable[Message]) -> list[Message]:
+    def _replies(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:
         """Send, and wait as long as a round may take; a message nobody has fetched by then is void."""
         messages = list(messages)
         for message in messages:
             message.metadata.ttl = self.timeout
             message.metadata.group_id = str(number)  # nodes show it in their logs
-        return list(self.grid.send_and_receive(messages, timeout=self.timeout))
+        return self.grid.send_and_receive(messages, timeout=self.timeout)
 
     def _score(self, arrays: ArrayRecord) -> Mapping[str, float]:
         return self.score(arrays) if self.score else {}

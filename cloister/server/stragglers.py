@@ -1,7 +1,7 @@
 """Waiting for replies: often enough that rounds are short, and never twice for a node that keeps everybody waiting."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
@@ -13,6 +13,8 @@ from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
 
 POLL_SECONDS = 0.1
 """Flower's own grid looks every three seconds."""
+AT_ONCE = 32
+"""Replies that are pulled together."""
 GRACE_SECONDS = 5.0
 """The shortest time that a node which missed its last deadline has, however quick the others are."""
 
@@ -39,17 +41,16 @@ class PatientGrid(WatchedGrid):
         self.late: set[int] = set()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """The replies that came before the deadline, in the order of their arrival."""
+        """The replies that came before the deadline, in the order of their arrival, each as soon as it is there."""
         messages = list(messages)
         for message in messages:
             self.watch(message.metadata.dst_node_id, asked_to(message))
         ids = list(self._inner.push_messages(messages))
         # A message that could not be pushed has no id; its node is one that did not reply.
         asked = {found: message.metadata.dst_node_id for found, message in zip(ids, messages, strict=False) if found}
-        replies: list[Message] = []
-        started, deadline, waited = time.monotonic(), timeout, 0.0
+        heard, started, deadline, waited = False, time.monotonic(), timeout, 0.0
         while asked:
-            for reply in self._inner.pull_messages(list(asked)):
+            for reply in self._pulled(list(asked)):
                 node = asked.pop(reply.metadata.reply_to_message_id, 0)
                 # By when it was looked for, and not by how long the replies before it took to pull.
                 if self._is_too_late(node, waited):
@@ -57,15 +58,20 @@ class PatientGrid(WatchedGrid):
                     continue
                 self.watch(node, answered(reply))
                 self._note(reply, node)
-                replies.append(reply)
+                heard = True
+                yield reply
             waited = time.monotonic() - started
             if deadline == timeout and self.late.issuperset(asked.values()):
-                deadline = self._deadline(bool(replies), waited, timeout)
+                deadline = self._deadline(heard, waited, timeout)
             if not asked or (deadline is not None and waited >= deadline):
                 break
             time.sleep(POLL_SECONDS)
         self.late.update(asked.values())
-        return replies
+
+    def _pulled(self, ids: list[str]) -> Iterator[Message]:
+        """The replies that are there, a few at a time: a thousand large ones would fill the memory."""
+        for start in range(0, len(ids), AT_ONCE):
+            yield from self._inner.pull_messages(ids[start : start + AT_ONCE])
 
     def _is_too_late(self, node: int, waited: float) -> bool:
         return self._late_timeout is not None and node in self.late and waited > self._late_timeout

@@ -30,6 +30,7 @@ from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.mechanisms import gaussian
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
+from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian
 from cloister.privacy.mechanisms.noise_scale import DistanceScaled
 from cloister.strategies.robust import FedMedian
 
@@ -164,6 +165,7 @@ def node_rounds(folder: Path, run: str, point: Callable = lambda *_: None) -> No
 
 def main(folder: Path, mechanism: str) -> None:
     fatal, killed = 0, True
+    DiscreteGaussian().integers(1)  # its tables and its kernel: once, like imports
     while killed:
         fatal += 1
         mine = folder / str(fatal)

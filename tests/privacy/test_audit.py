@@ -312,18 +312,22 @@ class TestBrokenOnes:
     def test_no_noise(self):
         assert caught(global_dp(z=0), self.claim)
 
-    def test_no_clip(self, monkeypatch):
+    def test_no_clip(self, monkeypatch, unverified):
         monkeypatch.setattr(gaussian, "clip", lambda cohort, bound: replace(cohort, l2_bound=bound))
         assert caught(broken(), self.claim)
 
+    def test_without_a_clip_the_release_bounds_by_itself(self, monkeypatch):
+        monkeypatch.setattr(gaussian, "clip", lambda cohort, bound: replace(cohort, l2_bound=bound))
+        assert not caught(broken(), self.claim)
+
     @pytest.mark.slow
-    def test_a_clip_array_by_array(self, monkeypatch):
+    def test_a_clip_array_by_array(self, monkeypatch, unverified):
         """Four arrays of norm C are 2C together."""
         right = gaussian.clip
         monkeypatch.setattr(gaussian, "clip", lambda cohort, bound: replace(right(cohort, 2 * bound), l2_bound=bound))
         assert attack(broken()).shift(CONFIDENCE) > 1 / Z_BROKEN
 
-    def test_weights_that_nobody_bounds(self, monkeypatch):
+    def test_weights_that_nobody_bounds(self, monkeypatch, unverified):
         monkeypatch.setattr(
             gaussian,
             "capped_weights",
@@ -333,7 +337,8 @@ class TestBrokenOnes:
 
     def test_noise_divided_by_the_cohort_twice(self, monkeypatch):
         right = gaussian.noisy_mean
-        monkeypatch.setattr(gaussian, "noisy_mean", lambda cohort, z, size, noise: right(cohort, z / size, size, noise))
+        twice = lambda cohort, z, size, noise, widest: right(cohort, z / size, size, noise, widest)  # noqa: E731
+        monkeypatch.setattr(gaussian, "noisy_mean", twice)
         assert caught(broken(), self.claim)
 
     @pytest.mark.slow

@@ -416,7 +416,7 @@ class TestBrokenOnes:
     def test_without_a_distribution_too(self):
         assert verdict(measured(twin(Twin, share=0.1), 1), RIGHT, 1, confidence=0.95) == (True, True)
 
-    def test_a_clip_that_is_left_out(self, monkeypatch):
+    def test_a_clip_that_is_left_out(self, monkeypatch, unverified):
         monkeypatch.setattr(gaussian, "clip", lambda cohort, bound: replace(cohort, l2_bound=bound))
         assert verdict(measured(RIGHT, 1), RIGHT, 1, confidence=0.95) == (True, True)
 

@@ -56,15 +56,6 @@ def test_sums_land_on_the_grid_whatever_they_were(dtype):
     assert not std_is(difference, 0.5 * 2 / 3) and not std_is(difference, 0.5 * 3 / 2)
 
 
-def test_a_release_is_on_the_grid_of_its_sum():
-    """With a cohort of 1 and a model of zeros the release is the noised sum itself."""
-    bounded = clip(cohort_of(random_models(1, 0.1, like=zeros(50_000))), 1.0)
-    released = noisy_mean(bounded, 2.0, 1, GaussianNoise(1))
-    assert {piece.dtype for piece in released.model} == {np.dtype(np.float32)}, "as the clients' own models"
-    # float32 holds multiples of the step exactly up to 2^24 steps, 16 standard deviations.
-    assert on_grid(np.concatenate(released.model), grid_step(2.0))
-
-
 @pytest.mark.parametrize("width", [3, 70_000])
 def test_every_number_of_a_mean_is_written_from_the_updates_and_the_noise(width):
     """In poisoned memory; what is left of the sum without its noise is the sum of the clipped updates."""
@@ -103,20 +94,6 @@ def noise_of(seed, sizes, std):
 
 def rounded(values, step):
     return np.rint(values / step) * step
-
-
-@pytest.mark.parametrize("size", [1, 2.5, 7])
-def test_a_mean_by_hand(size):
-    sent, *models = random_models(4, 0.5)
-    cohort = clip(cohort_of(models, sent), 0.75)
-    release = noisy_mean(cohort, 2.0, size, GaussianNoise(5))
-    assert (release.noise_std, release.sensitivity) == (2.0 * 0.75 / size, 0.75 / size)
-    noise = noise_of(5, [piece.size for piece in cohort.sent], 1.5)
-    for layer, (piece, normals) in enumerate(zip(release.model, noise, strict=True)):
-        total = sum(f * (row[layer] - cohort.sent[layer]) for f, row in zip(cohort.factors, cohort.rows, strict=True))
-        expected = cohort.sent[layer] + rounded(total + normals, grid_step(1.5)) / size
-        np.testing.assert_allclose(piece, expected, atol=1e-5)
-        assert piece.dtype == np.float32
 
 
 @pytest.mark.parametrize(("asked", "trimmed"), [(3, 1), (4, 1), (5, 2), (6, 2), (3, 0), (9, 0), (8, 3)])

@@ -74,7 +74,7 @@ def test_the_calibration_is_reached():
     assert finding.moved == pytest.approx(finding.calibrated, rel=1e-3)
 
 
-def test_weights_that_nobody_caps_are_found_out(monkeypatch):
+def test_weights_that_nobody_caps_are_found_out(monkeypatch, unverified):
     """The control: n/cap as it is."""
     monkeypatch.setattr(
         gaussian,

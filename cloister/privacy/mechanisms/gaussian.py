@@ -23,7 +23,7 @@ from typing import Literal, Self
 import numpy as np
 
 from cloister.core import check
-from cloister.core.arrays import Layout
+from cloister.core.arrays import Layout, Row
 from cloister.core.capabilities import Capabilities
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError
@@ -32,6 +32,7 @@ from cloister.privacy.accounting.events import Event, Gaussian
 from cloister.privacy.accounting.filters import minimum_multiplier
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, UNSAMPLED, Sampling
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip, capped_weights, clip, clipped_fraction
+from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.mechanism import (
     Contributions,
     Mechanism,
@@ -40,7 +41,8 @@ from cloister.privacy.mechanisms.mechanism import (
     refuse_unless_meaningful_on_one_reply,
 )
 from cloister.privacy.mechanisms.noise_scale import CONSTANT, Constant
-from cloister.privacy.mechanisms.release import bounded_models, noisy_mean
+from cloister.privacy.mechanisms.release import bounded_models, noisy_mean, noisy_total
+from cloister.privacy.mechanisms.total import Intake, Total
 from cloister.privacy.mechanisms.trimmed_mean import noisy_trimmed_mean
 
 AUTO = "auto"
@@ -131,9 +133,7 @@ class GaussianMechanism(Mechanism):
             contributions: of the round.
         """
         raw = contributions.cohort
-        clipped = bounded = clip(raw, self.clip.bound)
-        if self.examples_cap:
-            bounded = capped_weights(clipped, contributions.examples, self.examples_cap)
+        bounded = self.bounded(raw, contributions.examples)
         scaling = self.scale.of(contributions, bounded)
         z = self.multiplier * scaling.factor
         return replace(
@@ -141,9 +141,19 @@ class GaussianMechanism(Mechanism):
             noise_multiplier=z,
             clipping_norm=self.clip.bound,
             released_distance=scaling.released,
-            diagnostics=replace(scaling.diagnostics, clipped_fraction=clipped_fraction(clipped)),
+            diagnostics=replace(scaling.diagnostics, clipped_fraction=clipped_fraction(clip(raw, self.clip.bound))),
             following=replace(self, clip=self.clip.followed(raw, contributions.expected, contributions.noise)),
         )
+
+    def bounded(self, cohort: Cohort, examples: tuple[float, ...]) -> Cohort:
+        """The same contributions, clipped to C and weighed. No contribution looks at another.
+
+        Args:
+            cohort: that nothing has bounded.
+            examples: the example count that each client reports, shape (n,).
+        """
+        clipped = clip(cohort, self.clip.bound)
+        return capped_weights(clipped, examples, self.examples_cap) if self.examples_cap else clipped
 
     @abstractmethod
     def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
@@ -217,8 +227,23 @@ class GaussianMean(GaussianMechanism):
 
     placement = "update"
 
+    def intake(self, layout: Layout, sent: Row, most: int) -> Intake | None:
+        """As in `Mechanism`: a mean takes replies as they come, unless they have to be compared.
+
+        Args:
+            layout, sent, most: as in `Mechanism.intake`.
+        """
+        if self.scale.compares_clients:
+            return None
+        return Intake(Total(Grid.of(self.clip.bound, self.multiplier, most), layout, sent), self.bounded)
+
     def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
-        made = noisy_mean(bounded, multiplier, contributions.expected, contributions.noise)
+        size, noise = contributions.expected, contributions.noise
+        if contributions.taken:
+            made = noisy_total(contributions.taken.total, multiplier, size, noise)
+        else:
+            widest = self.multiplier * self.scale.widest(bounded.l2_bound, bounded.layout)
+            made = noisy_mean(bounded, multiplier, size, noise, widest)
         return Released((made.model,), made.noise_std, made.sensitivity)
 
     def refuse_canaries(self) -> None:

@@ -8,6 +8,8 @@ import os
 from collections.abc import Sequence
 from itertools import count
 
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
 from cloister.core.errors import PrivacyError
 from cloister.core.threads import Span
 
@@ -19,15 +21,17 @@ class Keystream:
     """A key of AES-128 in counter mode, where the counter starts, and the next free place.
 
     Args:
-        seed: None draws the key from the operating system. A number gives the same key every time.
+        seed: None draws the key from the operating system. A number gives the same key every time. Another stream sets
+            its next place aside: the keystream there is the key, and this stream is seeded if that one is.
         purpose: what the noise is; sources of two purposes share no key under the same seed.
         block: numbers of noise that a place is for.
+        counters: values of the counter that a place has, 16 bytes of keystream each.
     """
 
-    def __init__(self, seed: int | None, purpose: str, block: int) -> None:
-        self.seeded = seed is not None
-        secret = os.urandom(32) if seed is None else hashlib.sha256(f"{purpose} {seed}".encode()).digest()
-        self._key, self._nonce = secret[:16], int.from_bytes(secret[16:])
+    def __init__(self, seed: "int | Keystream | None", purpose: str, block: int, counters: int) -> None:
+        self.seeded: bool = seed.seeded if isinstance(seed, Keystream) else seed is not None
+        secret = _secret(seed, purpose)
+        self._key, self._nonce, self._counters = secret[:16], int.from_bytes(secret[16:]), counters
         # No number is ever given out twice, to no thread: a block that repeats is noise that can be subtracted.
         self._numbers = count()
         self._process = os.getpid()
@@ -44,3 +48,26 @@ class Keystream:
         if os.getpid() != self._process:
             raise PrivacyError("noise cannot be shared with a forked process: both would add the same; make another")
         return {span: tuple(next(self._numbers) for _ in range(0, len(span), self._block)) for span in stretches}
+
+    def secret(self) -> bytes:
+        """The first 32 bytes of the next place in the stream, which is set aside: the key of another stream."""
+        ((number,),) = self.places([Span(0, 0, 1)]).values()
+        start = counter(self._nonce, number, self._counters)
+        return Cipher(algorithms.AES(self._key), modes.CTR(start)).encryptor().update(bytes(32))
+
+
+def counter(nonce: int, number: int, counters: int) -> bytes:
+    """Where a place in a keystream starts.
+
+    Args:
+        nonce: where the stream starts.
+        number: of the place.
+        counters: values of the counter that a place has.
+    """
+    return ((nonce + number * counters) % 2**128).to_bytes(16)
+
+
+def _secret(seed: int | Keystream | None, purpose: str) -> bytes:
+    if isinstance(seed, Keystream):
+        return seed.secret()
+    return os.urandom(32) if seed is None else hashlib.sha256(f"{purpose} {seed}".encode()).digest()

@@ -18,6 +18,7 @@ from cloister.core.state import State
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.privacy.mechanisms.total import Intake
 
 Parameter = str | int | float | bool
 
@@ -33,6 +34,7 @@ class Contributions:
         expected: the public size that a mean is taken over: what was asked, or for a Poisson draw what was expected.
         noise: where random numbers come from.
         server_round: counted from 1.
+        taken: has added the cohort's updates up, whose rows are dropped then; None: the cohort has its rows.
     """
 
     cohort: Cohort
@@ -41,6 +43,7 @@ class Contributions:
     expected: float
     noise: GaussianNoise
     server_round: int
+    taken: Intake | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,18 @@ class Mechanism(ABC):
         Args:
             contributions: of the round; there may be none.
         """
+
+    def intake(self, layout: Layout, sent: Row, most: int) -> "Intake | None":
+        """What takes the replies of a round a few at a time; None: `release` has to see all of them.
+
+        A mechanism that returns one is given contributions without rows, which `Contributions.taken` has added up.
+
+        Args:
+            layout: of the model.
+            sent: the global model of the round.
+            most: how many clients can reply.
+        """
+        return None
 
     @abstractmethod
     def parameters(self) -> dict[str, Parameter]:

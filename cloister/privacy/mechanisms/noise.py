@@ -28,7 +28,7 @@ from cloister.core import check, threads
 from cloister.core.arrays import Row
 from cloister.core.errors import PrivacyError
 from cloister.core.threads import Span, for_each_span, spans
-from cloister.privacy.mechanisms.keystream import Keystream, Places
+from cloister.privacy.mechanisms.keystream import Keystream, Places, counter
 
 BLOCK = threads.BLOCK // 2
 """Normal numbers made at a time."""
@@ -63,7 +63,7 @@ class GaussianNoise(Keystream):
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        super().__init__(seed, "cloister noise", BLOCK)
+        super().__init__(seed, "cloister noise", BLOCK, HALF)
 
     def add(self, target: NDArray, std: float) -> None:
         """Add `std` · N(0, 1) to every number of a flat float32 or float64 array, in place and on no grid.
@@ -202,7 +202,7 @@ class Maker:
 
     def _draw(self, number: int, out: NDArray) -> None:
         """Bytes from the block's own place in the keystream: 16 for each pair that it may have."""
-        self._keystream.reset_nonce(((self._nonce + number * HALF) % 2**128).to_bytes(16))
+        self._keystream.reset_nonce(counter(self._nonce, number, HALF))
         self._keystream.update_into(memoryview(ZEROS)[: len(out)], out.data)
 
 

@@ -48,6 +48,11 @@ class Constant:
         """A draw amplifies the one release of a round."""
         return True
 
+    @property
+    def compares_clients(self) -> bool:
+        """Whether it has to see the updates of a round together."""
+        return False
+
     def refuse_with(self, clip: FixedClip) -> None:
         """Every clip will do."""
 
@@ -75,6 +80,14 @@ class Constant:
             layout: of the model.
         """
         return 1.0, 1.0
+
+    def widest(self, bound: float, layout: Layout) -> float:
+        """The largest factor that a round can have, where the factor is private; 0: it is public.
+
+        Args:
+            bound, layout: as in `factors`.
+        """
+        return 0.0
 
     def of(self, contributions: Contributions, bounded: Cohort) -> Scaling:
         """The factor of a round.
@@ -156,6 +169,11 @@ class DistanceScaled(Constant):
         return self.is_exact
 
     @property
+    def compares_clients(self) -> bool:
+        """A distance is one of two clients."""
+        return True
+
+    @property
     def amplified(self) -> bool:
         """The draw of a round serves two releases, the second of which depends on the first: it amplifies neither."""
         return False
@@ -200,6 +218,14 @@ class DistanceScaled(Constant):
         """
         low, high = self.min_distance, self._maximum(bound, layout)
         return (1 / high, 1 / low) if self.direction == "divide" else (low, high)
+
+    def widest(self, bound: float, layout: Layout) -> float:
+        """As in `Constant`: an exact distance is private, and so is the factor that it makes.
+
+        Args:
+            bound, layout: as in `Constant.factors`.
+        """
+        return self.factors(bound, layout)[1] if self.is_exact else 0.0
 
     def of(self, contributions: Contributions, bounded: Cohort) -> Scaling:
         """1/d or d, with d held between its limits, and released first if it is to be private.

@@ -4,14 +4,15 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cloister.core import check
 from cloister.core.arrays import Row
 from cloister.core.cohort import Cohort, scratch_for, weighted_sum
 from cloister.core.errors import UnboundedSensitivity
-from cloister.core.threads import BLOCK, Span, for_each_span, spans
-from cloister.privacy.mechanisms.noise import GaussianNoise, Maker
+from cloister.core.threads import spans
+from cloister.privacy.mechanisms.grid import Grid
+from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.privacy.mechanisms.total import Total
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Release:
 
     Attributes:
         model: sent + noisy mean, p parameters.
-        noise_std: standard deviation of the noise on one parameter of `model`.
+        noise_std: standard deviation that the noise on one parameter of `model` has at least, to a step of its grid.
         sensitivity: L2 distance by which one client's joining or leaving moves `model` without noise.
     """
 
@@ -29,20 +30,24 @@ class Release:
     sensitivity: float
 
 
-def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNoise) -> Release:
-    """sent + (Σ factors[i]·U[i] + N(0, (z·C)²)) / size, in one pass over the replies, added up in double precision.
+def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNoise, widest: float = 0.0) -> Release:
+    """sent + (Σ factors[i]·U[i] + noise of standard deviation z·C) / size, in whole numbers up to the division.
 
-    The noise is on the sum and depends on the bound C alone, so it is right whoever drops out, and when everybody
-    does; the division by a number that does not depend on the data is post-processing.
+    Contributions are truncated toward zero onto a public grid, added up, and noised by the discrete Gaussian, all of it
+    exactly: no rounding and no order of replies shows in the sum, and the law of the noise is the one that is claimed.
+    The noise depends on the bound C alone, so it is right whoever drops out, and when everybody does. The way back to
+    floating point and the division by a number that does not depend on the data are post-processing.
 
     Args:
         cohort: bounded: C is its `l2_bound`.
         multiplier: z ≥ 0.
         size: public number of contributions the mean is taken over.
-        noise: where the normal numbers come from.
+        noise: where the key of the noise comes from.
+        widest: the largest z that the release could have had, where z follows from what nobody may know: see `Grid.of`.
 
     Guarantee: one client's joining or leaving moves the un-noised sum by at most C in L2, so a round is a Gaussian
-        mechanism of noise multiplier z (add-or-remove). `sensitivity` is C/size.
+        mechanism of noise multiplier z (add-or-remove). `sensitivity` is C/size. A contribution that is longer than
+        the cohort says is made shorter.
 
     Examples:
         Two clients, one of them clipped to C = 1:
@@ -65,21 +70,22 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
         raise UnboundedSensitivity("noise was asked for before anything bounded a contribution; clip first")
     check.positive(cohort_size=size)
     check.non_negative(noise_multiplier=multiplier)
-    std, factors = multiplier * cohort.l2_bound, cohort.factors.astype(cohort.layout.dtype)
-    model = tuple(np.empty(piece.size, cohort.layout.dtype) for piece in cohort.sent)
-    places = noise.places(spans(cohort.layout.sizes))
+    total = Total(Grid.of(cohort.l2_bound, multiplier, len(cohort), widest), cohort.layout, cohort.sent)
+    total.add(cohort)
+    return noisy_total(total, multiplier, size, noise)
 
-    def write(span: Span, workspace: tuple[Maker, NDArray]) -> None:
-        maker, sums = workspace
-        # The same memory holds the updates of a span and then its noise.
-        scratch = maker.workspace.view(factors.dtype)[:BLOCK]
-        total = weighted_sum(cohort, span, factors, scratch, out=sums[: len(span)])
-        maker.add_on_grid(total, std, places[span])
-        total /= size
-        np.add(total, span.of(cohort.sent), out=span.of(model), casting="same_kind")
 
-    for_each_span(list(places), write, lambda: (noise.maker(), np.empty(BLOCK)), cost=len(cohort))
-    return Release(model, std / size, cohort.l2_bound / size)
+def noisy_total(total: Total, multiplier: float, size: float, noise: GaussianNoise) -> Release:
+    """The release of a sum that is made already: see `noisy_mean`.
+
+    Args:
+        total: of contributions that are bounded by the C of its grid.
+        multiplier: z ≥ 0, that the grid was made for.
+        size: public number of contributions the mean is taken over, > 0.
+        noise: where the key of the noise comes from.
+    """
+    bound = total.grid.bound
+    return Release(total.mean(size, noise), multiplier * bound / size, bound / size)
 
 
 def bounded_sum(cohort: Cohort) -> Row:

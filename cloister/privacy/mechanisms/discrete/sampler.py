@@ -28,7 +28,7 @@ from cloister.privacy.mechanisms.discrete import numpy_kernel
 from cloister.privacy.mechanisms.discrete.decision import number_of
 from cloister.privacy.mechanisms.discrete.numpy_kernel import OPEN, REFUSED, TAKEN
 from cloister.privacy.mechanisms.discrete.tables import LOW_BITS, Tables, tables_of
-from cloister.privacy.mechanisms.keystream import Keystream, Places
+from cloister.privacy.mechanisms.keystream import Keystream, Places, counter
 
 BYTES = 6
 """Of keystream, for a candidate: 16 bits of index and a word of 32."""
@@ -99,7 +99,8 @@ class DiscreteGaussian(Keystream):
             of another deviation σ is the same noise on another grid: its step is σ/s. Where σ is secret, so would that
             step be: keep a public step, and give each σ a source of its own, of scale σ/step.
         seed: None draws the key from the operating system. A number gives the same stream every time, for tests and
-            for papers; whatever is released with it is not private, and says `seeded`.
+            for papers; whatever is released with it is not private, and says `seeded`. Another source of noise gives a
+            key from its next place: a new one for each release.
 
     Guarantee: a sum of integers whose L2 sensitivity is Δ steps is released with ½(Δ/s)²-concentrated differential
         privacy, RDP(α) = αΔ²/2s² (Canonne, Kamath, Steinke, 2020, Theorem 14), up to a total variation of 2^-2900 a
@@ -123,8 +124,8 @@ class DiscreteGaussian(Keystream):
         True
     """
 
-    def __init__(self, scale: Fraction | int = 1 << 24, seed: int | None = None) -> None:
-        super().__init__(seed, "cloister discrete noise", BLOCK)
+    def __init__(self, scale: Fraction | int = 1 << 24, seed: int | Keystream | None = None) -> None:
+        super().__init__(seed, "cloister discrete noise", BLOCK, COUNTERS)
         self._tables = tables_of(Fraction(scale))
 
     @property
@@ -224,7 +225,7 @@ class Maker:
         """
         if count > self._numbers:
             raise PrivacyError(f"a block of {count} numbers was asked of a maker of {self._numbers}")
-        self._keystream.reset_nonce(((self._nonce + number * COUNTERS) % 2**128).to_bytes(16))
+        self._keystream.reset_nonce(counter(self._nonce, number, COUNTERS))
         self._left = PLACE
         made, refused = self._candidates(self._memory, count + spares(count))
         holes = refused[refused < count]

@@ -1,0 +1,180 @@
+"""Updates as whole numbers: a public grid, truncation toward zero, and sums in which nothing is rounded.
+
+An update that is bounded by C is written as whole multiples of a public step, C/D. Whole numbers below 2^53 are added
+exactly in doubles, in any order, so that one client moves the sum by what it contributes and by nothing else. The
+sensitivity is D steps because Σk² ≤ D² is verified for the very numbers that are added.
+
+That is verified by a bound: Σk² ≤ Σx² over the numbers x that are truncated, those with |x| ≥ 1, and a sum of squares
+in single precision is below Σx² by less than `row_squares` says. The clip leaves room for that. A contribution for
+which the bound does not show it is shortened.
+
+| edge case | what happens |
+|---|---|
+| a number smaller than a step, a subnormal one, -0 | it counts as 0 |
+| an update whose whole numbers are, or could be, longer than D | it is shortened |
+| an update with NaN, infinity, or squares that overflow | it counts as 0 |
+| no noise | a finer grid, by as much as the sum has room for |
+| noise below 2^8 steps of the finest grid, z < 2^-18 | there is more of it, 2^8 steps |
+| noise of more than 2^24·C | the step is longer than C, and all updates count as 0 |
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from cloister.core.cohort import SQUARES_ERROR, Cohort, blocks, row_squares
+from cloister.core.errors import PrivacyError
+from cloister.core.threads import BLOCK, Span
+from cloister.privacy.mechanisms.discrete.sampler import MOST, REACH, SMOOTHING
+
+FINEST = 26
+"""The bound of a release with noise is at most 2 to this power of steps: a double has room for 2^26 of them."""
+DISTINCT = 1 << 16
+"""Steps in a standard deviation from which on truncation does not show beside the noise."""
+SHORTER = 1 - 2.0**-12
+"""What a contribution is shortened to, as a share of the bound: far enough below it to show, whatever is rounded."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a release counts in: whole multiples of a public step.
+
+    Attributes:
+        bound: C > 0, in units of the weights.
+        steps: D, how many steps C is; the sensitivity of the sum is at most that.
+        scale: s, the standard deviation of the noise in steps; 0: there is none.
+
+    Guarantee: s² ≥ (z·D)² + 25, so that the release costs no more than that of a continuous Gaussian of multiplier z,
+        by any accountant and for sampled contributions too (`docs/privacy.md`, "Exact noise").
+    """
+
+    bound: float
+    steps: float
+    scale: int
+
+    @classmethod
+    def of(cls, bound: float, multiplier: float, count: int, widest: float = 0.0) -> "Grid":
+        """The grid of a release.
+
+        Args:
+            bound: C > 0, in units of the weights.
+            multiplier: z ≥ 0.
+            count: n, the most contributions that are added up.
+            widest: the largest z that the release could have had, where z follows from what nobody may know. The grid
+                then follows this one, if that leaves 2^16 steps in a standard deviation. 0: z is public.
+
+        Raises:
+            PrivacyError: a sum of so many could pass 2^53.
+        """
+        if not multiplier:
+            return cls(bound, math.ldexp(1.0, 52 - count.bit_length()), 0)
+        steps, scale = _following(multiplier)
+        if multiplier < widest < math.inf:
+            wide, _ = _following(widest)
+            enough = _scale(multiplier, wide)
+            steps, scale = (wide, enough) if enough >= DISTINCT else (steps, scale)
+        if count * steps + REACH >= MOST:
+            raise PrivacyError(f"{count} contributions are more than a sum of whole numbers has room for")
+        return cls(bound, steps, scale)
+
+    @property
+    def step(self) -> float:
+        """The distance between the sums that may be released, in units of the weights."""
+        return self.bound / self.steps
+
+    def shortened(self, weights: NDArray, squares: NDArray, share: float) -> NDArray[np.float64]:
+        """The weights, smaller for contributions that are not shown to be within the bound.
+
+        Args:
+            weights: that updates were multiplied with before they were truncated, shape (n,).
+            squares: of each contribution before it was truncated, as `Adder` gives them.
+            share: of the bound, that contributions are shortened to.
+        """
+        with np.errstate(invalid="ignore"):
+            smaller = np.nan_to_num(weights * (share * self.steps) / np.sqrt(squares))
+        return np.where(self.holds(squares), weights, smaller)
+
+    def holds(self, squares: NDArray) -> NDArray[np.bool_]:
+        """Which contributions have Σk² ≤ D².
+
+        Args:
+            squares: of each contribution before it was truncated, as `Adder` gives them.
+        """
+        return squares * (1 + SQUARES_ERROR) <= self.steps**2
+
+
+class Adder:
+    """Truncates updates to whole numbers and adds them up, on one thread, in memory of its own.
+
+    Args:
+        grid: that updates are counted on.
+        dtype: that updates are computed in.
+
+    Guarantee: the sum is exact if all contributions are within the bound, n·D < 2^53. It is the same in any order.
+    """
+
+    def __init__(self, grid: Grid, dtype: DTypeLike) -> None:
+        whole = np.int32 if grid.steps <= 1 << FINEST else np.int64
+        # So many contributions are added up in integers of this width: the processor does more of them at a time.
+        self._room = np.iinfo(whole).max // max(1, math.floor(grid.steps))
+        self._updates = np.empty(BLOCK, dtype)
+        self._whole: NDArray[np.signedinteger] = np.empty(BLOCK, whole)
+        self._part: NDArray[np.signedinteger] = np.empty(BLOCK, whole)
+        self._sums = np.empty(BLOCK)
+
+    def add_up(
+        self, cohort: Cohort, span: Span, weights: NDArray, squares: NDArray, start: NDArray | float = 0.0
+    ) -> NDArray[np.float64]:
+        """start + Σ trunc(weights[i]·U[i]) over the columns in `span`.
+
+        Args:
+            cohort: of n updates.
+            span: the columns.
+            weights: what each update is multiplied with, factors[i]/step, shape (n,); 0: it is left out.
+            squares: takes Σ(weights[i]·U[i])² of each row over these columns, shape (n,), as `row_squares` has it.
+            start: whole numbers.
+
+        Returns:
+            Whole numbers, in memory that the next call overwrites.
+        """
+        sums, part, added = self._sums[: len(span)], self._part[: len(span)], 0
+        sums[:], part[:] = start, 0
+        for row in self._rows(cohort, span, weights.astype(self._updates.dtype), squares):
+            if added == self._room:
+                sums += part
+                part[:] = added = 0
+            part += row
+            added += 1
+        sums += part
+        return sums
+
+    def _rows(
+        self, cohort: Cohort, span: Span, weights: NDArray, squares: NDArray
+    ) -> Iterator[NDArray[np.signedinteger]]:
+        """The whole numbers of each contribution."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            for which, block in blocks(cohort, span, self._updates):
+                block *= weights[which, None]
+                block[weights[which] == 0] = 0
+                squares[which] = row_squares(block)
+                whole = self._whole[: block.size].reshape(block.shape)
+                np.copyto(whole, block, casting="unsafe")  # toward zero
+                yield from whole
+
+
+def _following(multiplier: float) -> tuple[float, int]:
+    """D and s for a public z: s is a power of two, so that few tables serve all releases."""
+    _, exponent = math.frexp(multiplier)
+    scale = 1 << min(24, max(8, FINEST - 1 + exponent))
+    # A little less than it may be: what these three operations round.
+    return min(float(1 << FINEST), math.sqrt(scale**2 - SMOOTHING**2) / multiplier * (1 - 2.0**-50)), scale
+
+
+def _scale(multiplier: float, steps: float) -> int:
+    """The least s with s² ≥ (z·D)² + 25."""
+    least = math.ceil((Fraction(multiplier) * Fraction(steps)) ** 2) + SMOOTHING**2
+    return math.isqrt(least - 1) + 1

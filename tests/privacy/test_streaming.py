@@ -1,0 +1,189 @@
+"""Replies that are added up as they come: the same model, bit for bit, the same verdicts, and nothing that is kept."""
+
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Error, Message
+from flwr.common.constant import ErrorCode
+from support import all_nodes, content, flat, grid_of, one_round, random_models
+from test_clipping import cohort_of
+
+from cloister.aggregation import GlobalDP, MetricDP, PrivateStrategy, screening
+from cloister.aggregation.canaries import Canaries
+from cloister.core.arrays import to_record
+from cloister.privacy.mechanisms.clipping import AdaptiveClip, clip
+from cloister.privacy.mechanisms.gaussian import GaussianMean
+from cloister.privacy.mechanisms.grid import Grid
+from cloister.privacy.mechanisms.named import global_dp
+from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.privacy.mechanisms.release import noisy_mean, noisy_total
+from cloister.privacy.mechanisms.total import Total
+from cloister.strategies.robust import FedMedian
+
+SENT, *MODELS = random_models(24, 0.1)
+
+
+def strategy(**options):
+    return GlobalDP(all_nodes(), **{"noise_multiplier": 0.7, "clipping_norm": 0.5, "noise": GaussianNoise(3)} | options)
+
+
+OPTIONS = {
+    "fixed": dict,
+    "adaptive": lambda: {"clipping_norm": AdaptiveClip(0.5)},
+    "weighted": lambda: {"examples_cap": 12.0},
+    "much noise": lambda: {"noise_multiplier": 1e5},
+    "little noise": lambda: {"noise_multiplier": 1e-4},
+}
+
+
+@pytest.fixture(params=[1, 5])
+def few(request, monkeypatch):
+    """How many replies are added up at once."""
+    monkeypatch.setattr(screening, "NUMBERS_AT_ONCE", 1)
+    monkeypatch.setattr(screening, "FEWEST_AT_ONCE", request.param)
+    return request.param
+
+
+def played(made, order=None):
+    """Three rounds, in which replies come in some order."""
+    arrays = SENT
+    for number in (1, 2, 3):
+        models = MODELS if order is None else [MODELS[i] for i in order]
+        counts = range(1, 24) if order is None else [i + 1 for i in order]
+        grid = grid_of(lambda node, _: content(models[node - 1], counts[node - 1]), len(models))  # noqa: B023
+        arrays = one_round(made, grid, arrays, number)[0]
+        arrays = {name: array.numpy() for name, array in arrays.items()}
+    return np.concatenate([array.ravel() for array in arrays.values()]), made
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_model_is_that_of_all_replies_together(options, few, monkeypatch):
+    streamed, made = played(strategy(**options()))
+    turned, _ = played(strategy(**options()), np.random.default_rng(1).permutation(23).tolist())
+    monkeypatch.setattr(GaussianMean, "intake", lambda *_: None)
+    together, other = played(strategy(**options()))
+    np.testing.assert_array_equal(streamed, together)
+    np.testing.assert_array_equal(turned, together)
+    assert made.measured == other.measured and made.mechanism == other.mechanism
+
+
+def odd_replies(messages):
+    """What a round can get: an error, NaN, one node twice, a stranger, other shapes, no count, and silence."""
+
+    def reply(message, model=MODELS[0], count=3):
+        return Message(content(model, count), reply_to=message)
+
+    stranger = reply(messages[0])
+    stranger.metadata.__dict__["_src_node_id"] = 77
+    return [
+        reply(messages[0]),
+        Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "no"), reply_to=messages[1]),
+        reply(messages[2], {**MODELS[1], "bias": np.full(3, np.nan, np.float32)}),
+        reply(messages[3], MODELS[2]),
+        reply(messages[3], MODELS[3]),
+        stranger,
+        reply(messages[4], {**MODELS[1], "bias": np.zeros(4, np.float32)}),
+        reply(messages[5], count=-1),
+        reply(messages[6], {**MODELS[1], "bias": np.full(3, 1e30, np.float32)}),
+        reply(messages[8], MODELS[4], 7),
+    ]
+
+
+def test_the_same_replies_are_rejected_for_the_same_reasons(few, monkeypatch):
+    def judged():
+        made = strategy()
+        messages = list(made.configure_train(1, to_record(SENT), ConfigRecord(), grid_of(None, 9)))
+        messages.sort(key=lambda message: message.metadata.dst_node_id)
+        arrays, _ = made.aggregate_train(1, iter(odd_replies(messages)))
+        return made.measured, flat(arrays)
+
+    streamed, model = judged()
+    monkeypatch.setattr(GaussianMean, "intake", lambda *_: None)
+    together, other = judged()
+    codes = ["error", "non-finite", "duplicate", "shape", "weight", "non-finite", "missing", "missing", "unsolicited"]
+    assert streamed == together and streamed.accepted == 3
+    assert sorted(each.code for each in streamed.rejected) == sorted(codes[:7] + codes[8:])
+    np.testing.assert_array_equal(model, other)
+
+
+def test_replies_are_not_kept(few):
+    made, seen, most = strategy(), [], 0
+    grid = grid_of(lambda node, _: content({name: array + node for name, array in SENT.items()}), 60)
+    messages = list(made.configure_train(1, to_record(SENT), ConfigRecord(), grid))
+
+    def watched():
+        nonlocal most
+        for reply in grid.send_and_receive(messages):
+            seen.append(weakref.ref(reply.content["arrays"]["kernel"].numpy().base))
+            most = max(most, sum(each() is not None for each in seen))
+            yield reply
+
+    received = made.receive(watched())
+    assert len(received.cohort) == 60 and not received.cohort.rows and not received.accepted
+    assert most <= 3 * few + 3
+    assert made.aggregate_train(1, received)[0] is not None
+
+
+MECHANISM = global_dp(noise_multiplier=1.0, clipping_norm=1.0)
+KEPT = {
+    "a distance": lambda: MetricDP(all_nodes(), noise_multiplier=1.0, clipping_norm=1.0),
+    "a median": lambda: GlobalDP(all_nodes(FedMedian), noise_multiplier=1.0, clipping_norm=1.0, placement="rule"),
+    "what a strategy makes of all": lambda: strategy(placement="model"),
+    "canaries": lambda: PrivateStrategy(all_nodes(), MECHANISM, canaries=Canaries.drawn(4, seed=1)),
+}
+
+
+@pytest.mark.parametrize("make", KEPT.values(), ids=KEPT)
+def test_what_has_to_see_all_replies_does(make):
+    made = make()
+    grid = grid_of(lambda node, _: content(MODELS[node]), 5)
+    messages = list(made.configure_train(1, to_record(SENT), ConfigRecord(), grid))
+    received = made.receive(grid.send_and_receive(messages))
+    assert received.intake is None and len(received.cohort.rows) == len(received.accepted) == 5
+
+
+def test_no_reply_at_all_is_noise(few):
+    made = strategy(noise_multiplier=2.0)
+    grid = grid_of(lambda node, _: content({**SENT, "bias": np.full(3, np.nan, np.float32)}), 4)
+    arrays, _ = one_round(made, grid, SENT)
+    assert made.measured.accepted == 0 and (flat(arrays) != np.concatenate([a.ravel() for a in SENT.values()])).all()
+
+
+class TestTotal:
+    """A sum in parts."""
+
+    def cohort(self):
+        return clip(cohort_of(MODELS, SENT), 0.5)
+
+    def parts(self, cohort, size):
+        grid = Grid.of(0.5, 0.7, len(cohort))
+        total = Total(grid, cohort.layout, cohort.sent)
+        for start in range(0, len(cohort), size):
+            total.add(cohort.take(np.arange(start, min(start + size, len(cohort)))))
+        return np.concatenate(noisy_total(total, 0.7, 9, GaussianNoise(1)).model)
+
+    @pytest.mark.parametrize("size", [1, 2, 7, 22, 23])
+    @pytest.mark.usefixtures("poisoned_memory")
+    def test_is_that_of_the_whole(self, size):
+        cohort = self.cohort()
+        whole = np.concatenate(noisy_mean(cohort, 0.7, 9, GaussianNoise(1)).model)
+        np.testing.assert_array_equal(self.parts(cohort, size), whole)
+
+    @pytest.mark.parametrize("size", [1, 4, 23])
+    def test_a_part_with_a_contribution_that_is_too_long_is_added_once(self, size):
+        """It is taken back, and added with that contribution shortened."""
+        factors = np.ones(23)
+        factors[[3, 11, 22]] = 40.0
+        cohort = self.cohort()
+        long = replace(cohort, factors=cohort.factors * factors)
+        whole = np.concatenate(noisy_mean(long, 0.7, 9, GaussianNoise(1)).model)
+        np.testing.assert_array_equal(self.parts(long, size), whole)
+        far = np.linalg.norm(whole - self.parts(cohort, size))
+        assert far < 3 * 2 * 0.5 / 9
+
+    def test_a_part_that_is_lost_shows(self, monkeypatch):
+        right = self.parts(self.cohort(), 7)
+        monkeypatch.setattr(Total, "add", lambda total, cohort: setattr(total, "_last", cohort))
+        assert (self.parts(self.cohort(), 7) != right).any()
