@@ -2,7 +2,7 @@
 
 | finding | level | when |
 |---|---|---|
-| `unreadable` | critical | the SuperLink does not answer, or a ledger is broken |
+| `unreadable` | critical | the SuperLink does not answer, or a ledger, a run or the database cannot be read |
 | `run-dead` | critical | the newest run recorded no end, and no process of this machine is at it |
 | `run-failed` | critical | it ended by an error, a full disk, too few nodes or no replies |
 | `budget-spent` | critical | it ended before its last round for want of budget, or 99 % of a ledger's budget is spent |
