@@ -11,7 +11,7 @@ from cloister.server.reports.compare.comparison import Comparison, Group, compar
 from cloister.server.reports.compare.figures import pictures, write_png
 from cloister.server.reports.compare.page import write_page
 from cloister.server.reports.compare.record import record
-from cloister.server.reports.compare.runs import SMALLER, Ran, read_runs
+from cloister.server.reports.compare.runs import SMALLER, RunSummary, read_runs
 from cloister.server.reports.compare.table import markdown
 from cloister.sweep.cells import Cell
 from cloister.sweep.description import Sweep
@@ -42,7 +42,7 @@ def _compared(groups: Sequence[Group], select: str) -> Comparison:
     return compared(groups, select if select in scores else "")
 
 
-def _groups(cells: Sequence[Cell], runs: dict[str, Ran]) -> list[Group]:
+def _groups(cells: Sequence[Cell], runs: dict[str, RunSummary]) -> list[Group]:
     """Cells with the same values of the grid, numbered."""
     together: dict[str, list[Cell]] = {}
     for cell in cells:

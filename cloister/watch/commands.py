@@ -22,7 +22,7 @@ def check_once(connection: str, runs: Path) -> int:
     """
     from cloister.core.text import clean
     from cloister.watch.findings import findings
-    from cloister.watch.sight import Places, look
+    from cloister.watch.snapshot import Places, look
 
     # As in `cloister status`: an operator's machine may have no runs, and asks the SuperLink alone.
     places = Places(connection, runs if runs.is_dir() or not connection else None)
@@ -51,7 +51,7 @@ def watch(
     every: Annotated[float, typer.Option(min=1.0, help="Seconds between two looks.")] = 60.0,
 ) -> None:
     """Look at a federation again and again: serve metrics for Prometheus, call a webhook when something is wrong."""
-    from cloister.watch.sight import Places
+    from cloister.watch.snapshot import Places
     from cloister.watch.watching import Watch
 
     host, _, port = listen.rpartition(":")

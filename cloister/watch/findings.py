@@ -2,7 +2,7 @@
 
 | finding | level | when |
 |---|---|---|
-| `unreadable` | critical | the SuperLink does not answer, or a ledger is broken |
+| `unreadable` | critical | the SuperLink does not answer, or a ledger, a run or the database cannot be read |
 | `run-dead` | critical | the newest run recorded no end, and no process of this machine is at it |
 | `run-failed` | critical | it ended by an error, a full disk, too few nodes or no replies |
 | `budget-spent` | critical | it ended before its last round for want of budget, or 99 % of a ledger's budget is spent |
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cloister.server.reports.status import RunState
-from cloister.watch.sight import Sight
+from cloister.watch.snapshot import Snapshot
 
 Level = Literal["warning", "critical"]
 FAILURES = ("error", "disk", "no-replies", "too-few-nodes")
@@ -45,20 +45,20 @@ class Finding:
     about: str = ""
 
 
-def findings(sight: Sight, now: float) -> list[Finding]:
+def findings(snapshot: Snapshot, now: float) -> list[Finding]:
     """Everything that is wrong, the critical first.
 
     Args:
-        sight: of the federation.
+        snapshot: of the federation.
         now: in seconds since 1970.
     """
     found = [
-        *(Finding("unreadable", "critical", text, text) for text in sight.unreadable),
-        *(_of_run(sight.run, now) if sight.run else ()),
-        *_of_nodes(sight),
-        *_of_budgets(sight.spent),
+        *(Finding("unreadable", "critical", text, text) for text in snapshot.unreadable),
+        *(_of_run(snapshot.run, now) if snapshot.run else ()),
+        *_of_nodes(snapshot),
+        *_of_budgets(snapshot.spent),
         # A clock that is 3 s wrong now and 4 s at the next look is wrong once.
-        *(Finding("warning", "warning", text, re.sub(r"\d+", "", text)) for text in sight.warnings),
+        *(Finding("warning", "warning", text, re.sub(r"\d+", "", text)) for text in snapshot.warnings),
     ]
     return sorted(found, key=lambda finding: finding.level != "critical")
 
@@ -79,14 +79,14 @@ def _of_run(run: RunState, now: float) -> Iterator[Finding]:
         yield Finding("rejected", "warning", f"{where}: {len(run.rejected)} replies did not count", run.path)
 
 
-def _of_nodes(sight: Sight) -> Iterator[Finding]:
-    if sight.nodes is None:
+def _of_nodes(snapshot: Snapshot) -> Iterator[Finding]:
+    if snapshot.nodes is None:
         return
-    online = sum(node["status"] == "online" for node in sight.nodes)
-    if sight.run and sight.run.state == "running" and online < sight.run.quorum:
-        text = f"{online} nodes are online, and a round needs {sight.run.quorum}"
-        yield Finding("quorum-lost", "critical", text, sight.run.path)
-    for node in sight.nodes:
+    online = sum(node["status"] == "online" for node in snapshot.nodes)
+    if snapshot.run and snapshot.run.state == "running" and online < snapshot.run.quorum:
+        text = f"{online} nodes are online, and a round needs {snapshot.run.quorum}"
+        yield Finding("quorum-lost", "critical", text, snapshot.run.path)
+    for node in snapshot.nodes:
         if node["status"] == "offline":
             who = node["name"] or f"node {node['node-id']}"
             yield Finding("site-offline", "warning", f"{who} is offline since {node['since']}", who)

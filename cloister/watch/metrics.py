@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from cloister.core.text import clean
 from cloister.server.reports.status import RunState
 from cloister.watch.findings import Finding
-from cloister.watch.sight import Sight
+from cloister.watch.snapshot import Snapshot
 
 STATES = ("running", "ended", "dead")
 
@@ -23,21 +23,21 @@ class Latest(Collector):
     """Hands out the metrics of the last look.
 
     Attributes:
-        sight: what was seen.
+        snapshot: what was seen.
         found: what is wrong.
         when: of the look, in seconds since 1970.
     """
 
     def __init__(self) -> None:
-        self.sight, self.found, self.when = Sight(), list[Finding](), 0.0
+        self.snapshot, self.found, self.when = Snapshot(), list[Finding](), 0.0
 
     def collect(self) -> Iterator[Metric]:
         """The metrics, one family after the other."""
         yield _one("cloister_last_look_seconds", "When the federation was looked at, in seconds since 1970.", self.when)
         yield _by("cloister_findings", "What is wrong now.", ("kind", "level"), _kinds(self.found))
-        if self.sight.run:
-            yield from _of_run(self.sight.run, self.when)
-        yield from _of_federation(self.sight)
+        if self.snapshot.run:
+            yield from _of_run(self.snapshot.run, self.when)
+        yield from _of_federation(self.snapshot)
 
 
 def registry(latest: Latest) -> CollectorRegistry:
@@ -71,20 +71,20 @@ def _by_round(run: RunState) -> Iterator[Metric]:
         yield _one("cloister_epsilon_left", "What is left of privacy.max-epsilon.", run.budget_left)
 
 
-def _of_federation(sight: Sight) -> Iterator[Metric]:
-    if sight.nodes is not None:
+def _of_federation(snapshot: Snapshot) -> Iterator[Metric]:
+    if snapshot.nodes is not None:
         online: dict[str, float] = {}
-        for node in sight.nodes:  # while a site gets a new key, two nodes have its name
+        for node in snapshot.nodes:  # while a site gets a new key, two nodes have its name
             name = clean(node["name"] or node["node-id"])
             online[name] = max(online.get(name, 0.0), float(node["status"] == "online"))
         names = [((name,), value) for name, value in online.items()]
         yield _by("cloister_site_online", "Whether a registered site is online.", ("site",), names)
-    if sight.spent and not (sight.run and sight.run.hides_progress):
-        shares = [((clean(ledger), unit), share) for (ledger, unit), share in sight.spent.items()]
+    if snapshot.spent and not (snapshot.run and snapshot.run.hides_progress):
+        shares = [((clean(ledger), unit), share) for (ledger, unit), share in snapshot.spent.items()]
         yield _by("cloister_budget_spent", "Share of a budget that is spent.", ("ledger", "unit"), shares)
     # The database holds a message for each client that was drawn.
-    if sight.database_bytes is not None and not (sight.run and sight.run.hides_times):
-        yield _one("cloister_database_bytes", "Size of the SuperLink's state.", sight.database_bytes)
+    if snapshot.database_bytes is not None and not (snapshot.run and snapshot.run.hides_times):
+        yield _one("cloister_database_bytes", "Size of the SuperLink's state.", snapshot.database_bytes)
 
 
 def _kinds(found: Iterable[Finding]) -> list[tuple[tuple[str, ...], float]]:

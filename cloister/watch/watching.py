@@ -13,7 +13,7 @@ from cloister.core.posting import post
 from cloister.core.text import clean
 from cloister.watch.findings import Finding, findings
 from cloister.watch.metrics import Latest, registry
-from cloister.watch.sight import Places, look
+from cloister.watch.snapshot import Places, look
 
 logger = logging.getLogger("cloister.watch")
 
@@ -72,9 +72,9 @@ class Watch:
     def look(self) -> None:
         """Look once. A change that the webhook did not take is told again after the next look."""
         now = time.time()
-        sight = look(self._places)
-        found = findings(sight, now)
-        self.latest.sight, self.latest.found, self.latest.when = sight, found, now
+        snapshot = look(self._places)
+        found = findings(snapshot, now)
+        self.latest.snapshot, self.latest.found, self.latest.when = snapshot, found, now
         changed = change(self._known, found)
         if changed is None or self._called(changed):
             self._known = found

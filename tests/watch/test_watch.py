@@ -22,10 +22,10 @@ from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.status import RunState, run_state
-from cloister.watch import sight as sights
+from cloister.watch import snapshot as snapshots
 from cloister.watch.findings import findings
 from cloister.watch.metrics import Latest, registry
-from cloister.watch.sight import Places, Sight, look
+from cloister.watch.snapshot import Places, Snapshot, look
 from cloister.watch.watching import Watch, change
 
 NOW = 1_800_000_007.0
@@ -45,37 +45,37 @@ MIDNIGHT = NOW - NOW % 86400
 
 
 @pytest.mark.parametrize(
-    ("sight", "kinds"),
+    ("snapshot", "kinds"),
     [
-        (Sight(), []),
-        (Sight(QUIET, NODES), []),
-        (Sight(RUN, NODES), ["rejected"]),
-        (Sight(replace(QUIET, state="dead"), NODES), ["run-dead"]),
-        (Sight(replace(QUIET, written=NOW - 1199)), []),
-        (Sight(replace(QUIET, written=NOW - 1201)), ["stalled"]),
-        (Sight(replace(QUIET, written=NOW - 1201, state="ended")), []),
-        (Sight(replace(QUIET, written=MIDNIGHT - 5 * 86400)), []),
-        (Sight(QUIET, OFFLINE), ["quorum-lost", "site-offline"]),
-        (Sight(replace(QUIET, quorum=1), OFFLINE), ["site-offline"]),
-        (Sight(replace(QUIET, state="ended"), OFFLINE), ["site-offline"]),
-        (Sight(replace(QUIET, state="ended", how="too-few-nodes")), ["run-failed"]),
-        (Sight(replace(QUIET, state="ended", how="budget")), ["budget-spent"]),
-        (Sight(replace(QUIET, state="ended", how="operator")), []),
-        (Sight(spent={("a", "client"): 0.89}), []),
-        (Sight(spent={("a", "client"): 0.9}), ["budget-low"]),
-        (Sight(spent={("a", "client"): 0.99}), ["budget-spent"]),
-        (Sight(warnings=("a certificate ends",), unreadable=("no answer",)), ["unreadable", "warning"]),
+        (Snapshot(), []),
+        (Snapshot(QUIET, NODES), []),
+        (Snapshot(RUN, NODES), ["rejected"]),
+        (Snapshot(replace(QUIET, state="dead"), NODES), ["run-dead"]),
+        (Snapshot(replace(QUIET, written=NOW - 1199)), []),
+        (Snapshot(replace(QUIET, written=NOW - 1201)), ["stalled"]),
+        (Snapshot(replace(QUIET, written=NOW - 1201, state="ended")), []),
+        (Snapshot(replace(QUIET, written=MIDNIGHT - 5 * 86400)), []),
+        (Snapshot(QUIET, OFFLINE), ["quorum-lost", "site-offline"]),
+        (Snapshot(replace(QUIET, quorum=1), OFFLINE), ["site-offline"]),
+        (Snapshot(replace(QUIET, state="ended"), OFFLINE), ["site-offline"]),
+        (Snapshot(replace(QUIET, state="ended", how="too-few-nodes")), ["run-failed"]),
+        (Snapshot(replace(QUIET, state="ended", how="budget")), ["budget-spent"]),
+        (Snapshot(replace(QUIET, state="ended", how="operator")), []),
+        (Snapshot(spent={("a", "client"): 0.89}), []),
+        (Snapshot(spent={("a", "client"): 0.9}), ["budget-low"]),
+        (Snapshot(spent={("a", "client"): 0.99}), ["budget-spent"]),
+        (Snapshot(warnings=("a certificate ends",), unreadable=("no answer",)), ["unreadable", "warning"]),
     ],
 )
-def test_the_rules(sight, kinds):
-    assert [item.kind for item in findings(sight, NOW)] == kinds
+def test_the_rules(snapshot, kinds):
+    assert [item.kind for item in findings(snapshot, NOW)] == kinds
 
 
 def test_every_rule_is_in_the_table_with_its_level():
     from cloister.watch import findings as module
 
     listed = dict(re.findall(r"^\| `([\w-]+)` \| (\w+) \|", module.__doc__, flags=re.MULTILINE))
-    worst = Sight(
+    worst = Snapshot(
         replace(RUN, state="dead", how="error"),
         OFFLINE,
         ("soon",),
@@ -83,18 +83,18 @@ def test_every_rule_is_in_the_table_with_its_level():
         1,
         ("x",),
     )
-    found = findings(worst, NOW) + findings(Sight(replace(QUIET, written=NOW - 9999), OFFLINE), NOW)
+    found = findings(worst, NOW) + findings(Snapshot(replace(QUIET, written=NOW - 9999), OFFLINE), NOW)
     assert {item.kind: item.level for item in found} == listed
 
 
-def metrics(sight):
+def metrics(snapshot):
     latest = Latest()
-    latest.sight, latest.found, latest.when = sight, findings(sight, NOW), NOW
+    latest.snapshot, latest.found, latest.when = snapshot, findings(snapshot, NOW), NOW
     return generate_latest(registry(latest)).decode()
 
 
 def test_metrics_of_a_run():
-    shown = metrics(Sight(RUN, OFFLINE, (), {("ledger", "client"): 0.25}, 4096))
+    shown = metrics(Snapshot(RUN, OFFLINE, (), {("ledger", "client"): 0.25}, 4096))
     for line in (
         "cloister_round 3.0",
         "cloister_rounds 10.0",
@@ -143,27 +143,27 @@ def test_the_moment_of_a_change_is_no_metric_where_times_are_hidden():
 
     def differing(before, after):
         """The metrics that change when a round is finished."""
-        seen = [metrics(Sight(each, NODES, (), spent, size)).splitlines() for each, size in (before, after)]
+        seen = [metrics(Snapshot(each, NODES, (), spent, size)).splitlines() for each, size in (before, after)]
         return {each.partition(" ")[0] for each in set(seen[0]) ^ set(seen[1])}
 
     later = replace(RUN, written=MIDNIGHT, seconds=None, round=4, replies=(2, 4), epsilon=1.8, budget_left=0.2)
     assert differing((run, 4096), (later, 8192)) == set()
-    shown = metrics(Sight(run, NODES, (), spent, 4096))
+    shown = metrics(Snapshot(run, NODES, (), spent, 4096))
     assert not {f"cloister_{name}" for name in BY_ROUND} & names(shown) and 'state="running"} 1.0' in shown
-    assert "cloister_round 4.0" in metrics(Sight(replace(later, state="ended")))
+    assert "cloister_round 4.0" in metrics(Snapshot(replace(later, state="ended")))
 
 
 def test_two_nodes_of_a_site_are_one_metric():
-    shown = metrics(Sight(nodes=(NODES[0], NODES[0] | {"node-id": "9", "status": "offline"})))
+    shown = metrics(Snapshot(nodes=(NODES[0], NODES[0] | {"node-id": "9", "status": "offline"})))
     assert shown.count("cloister_site_online{") == 1 and 'cloister_site_online{site="berlin"} 1.0' in shown
 
 
 def test_what_stands_in_a_name_breaks_neither_metrics_nor_a_terminal(monkeypatch):
     name = 'a"\\\n\x1b[2J\udc80'
     node = NODES[0] | {"name": name, "status": "offline"}
-    assert metrics(Sight(nodes=(node,))).count("cloister_site_online{") == 1
-    monkeypatch.setattr(sights, "warnings_of", lambda connection: [])
-    monkeypatch.setattr(sights, "living_nodes", lambda connection: (node,))
+    assert metrics(Snapshot(nodes=(node,))).count("cloister_site_online{") == 1
+    monkeypatch.setattr(snapshots, "warnings_of", lambda connection: [])
+    monkeypatch.setattr(snapshots, "living_nodes", lambda connection: (node,))
     for arguments in (
         ["status", "hospital", "--runs", "absent", "--check"],
         ["status", "hospital", "--runs", "absent"],
@@ -174,14 +174,14 @@ def test_what_stands_in_a_name_breaks_neither_metrics_nor_a_terminal(monkeypatch
         said = CliRunner().invoke(cli.app, arguments).output
         assert "offline" in said and "\x1b" not in said and len(said.splitlines()) == 1
     told = []
-    monkeypatch.setattr("cloister.watch.watching.look", lambda places: Sight(nodes=(node,)))
+    monkeypatch.setattr("cloister.watch.watching.look", lambda places: Snapshot(nodes=(node,)))
     Watch(Places(), told=told.append).look()
     assert told and "\x1b" not in "".join(told)
 
 
 def test_what_cannot_be_read_is_a_finding_and_never_the_end(tmp_path):
     (tmp_path / "runs" / "broken").mkdir(parents=True)
-    assert look(Places(runs=tmp_path / "runs")) == Sight()
+    assert look(Places(runs=tmp_path / "runs")) == Snapshot()
     (tmp_path / "runs" / "broken" / "config.json").write_text("[]")
     places = Places("", tmp_path / "runs", (tmp_path,), tmp_path / "state.db")
     broken, ledger, database = look(places).unreadable
@@ -200,7 +200,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are():
     text = (Path(__file__).parents[2] / "docs" / "grafana.json").read_text()
     board = json.loads(text)
     asked = {name for panel in board["panels"] for target in panel["targets"] for name in names(target["expr"])}
-    full = Sight(RUN, OFFLINE, (), {("ledger", "client"): 0.25}, 4096)
+    full = Snapshot(RUN, OFFLINE, (), {("ledger", "client"): 0.25}, 4096)
     assert asked and asked <= names(metrics(full))
 
 
@@ -226,14 +226,14 @@ def test_a_superlink_that_does_not_answer_is_a_finding(monkeypatch):
     def refuse(connection):
         raise FederationError("SuperLink connection 'hospital': no answer")
 
-    monkeypatch.setattr(sights, "living_nodes", refuse)
+    monkeypatch.setattr(snapshots, "living_nodes", refuse)
     (item,) = findings(look(Places("hospital")), NOW)
     assert (item.kind, item.level) == ("unreadable", "critical") and "no answer" in item.text
 
 
 def test_a_change_is_what_begins_and_what_ends():
-    one, two = findings(Sight(RUN, OFFLINE), NOW), findings(Sight(QUIET, NODES), NOW)
-    later = findings(Sight(RUN, OFFLINE), NOW + 60)
+    one, two = findings(Snapshot(RUN, OFFLINE), NOW), findings(Snapshot(QUIET, NODES), NOW)
+    later = findings(Snapshot(RUN, OFFLINE), NOW + 60)
     assert change(one, later) is None and change([], []) is None
     assert [item.kind for item in change(two, one).begun] == ["quorum-lost", "rejected", "site-offline"]
     over = change(one, two)
@@ -241,7 +241,7 @@ def test_a_change_is_what_begins_and_what_ends():
 
 
 def test_a_warning_with_another_number_is_the_same():
-    seen = [findings(Sight(warnings=(f"the clock is {late} s ahead", "it ends in 9 days")), NOW) for late in (3, 14)]
+    seen = [findings(Snapshot(warnings=(f"the clock is {late} s ahead", "it ends in 9 days")), NOW) for late in (3, 14)]
     assert len(seen[0]) == 2 and change(*seen) is None
 
 
@@ -275,7 +275,13 @@ def hook():
 def test_a_webhook_is_called_once_for_each_change_and_again_if_it_refused(hook, monkeypatch, caplog):
     url, calls, refusals = hook
     seen = iter(
-        [Sight(QUIET, NODES), Sight(QUIET, OFFLINE), Sight(QUIET, OFFLINE), Sight(QUIET, OFFLINE), Sight(QUIET, NODES)]
+        [
+            Snapshot(QUIET, NODES),
+            Snapshot(QUIET, OFFLINE),
+            Snapshot(QUIET, OFFLINE),
+            Snapshot(QUIET, OFFLINE),
+            Snapshot(QUIET, NODES),
+        ]
     )
     monkeypatch.setattr("cloister.watch.watching.look", lambda places: next(seen))
     monkeypatch.setattr(time, "time", lambda: NOW)
@@ -318,13 +324,13 @@ def test_the_check_for_monitors(tmp_path, monkeypatch):
         done = CliRunner().invoke(cli.app, ["status", "hospital", "--runs", str(tmp_path), "--check"])
         return done.exit_code, done.output
 
-    monkeypatch.setattr(sights, "warnings_of", lambda connection: [])
-    monkeypatch.setattr(sights, "living_nodes", lambda connection: NODES)
+    monkeypatch.setattr(snapshots, "warnings_of", lambda connection: [])
+    monkeypatch.setattr(snapshots, "living_nodes", lambda connection: NODES)
     assert checked() == (0, "ok\n")
-    monkeypatch.setattr(sights, "living_nodes", lambda connection: OFFLINE)
+    monkeypatch.setattr(snapshots, "living_nodes", lambda connection: OFFLINE)
     assert checked() == (1, "warning: site-offline: lyon is offline since 2026-01-01T10:00:00Z\n")
-    monkeypatch.setattr(sights, "run_state", lambda path: replace(QUIET, state="dead"))
-    monkeypatch.setattr(sights, "newest_run", lambda path: path)
+    monkeypatch.setattr(snapshots, "run_state", lambda path: replace(QUIET, state="dead"))
+    monkeypatch.setattr(snapshots, "newest_run", lambda path: path)
     code, said = checked()
     assert code == 2 and said.startswith("critical: run-dead: run /runs/a, round 3 of 10")
 

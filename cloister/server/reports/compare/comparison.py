@@ -9,7 +9,7 @@ from functools import cached_property
 from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError
 from cloister.core.text import clean
-from cloister.server.reports.compare.runs import AS_ASKED, Cost, Kind, Ran, better, scores_of
+from cloister.server.reports.compare.runs import AS_ASKED, Cost, Kind, RunSummary, better, scores_of
 from cloister.server.reports.compare.together import told_together
 
 PLACES = ("run-name", "output-dir")
@@ -65,19 +65,19 @@ class Group:
 
     name: str
     settings: Mapping[str, Scalar]
-    runs: tuple[Ran, ...]
+    runs: tuple[RunSummary, ...]
 
     def final(self, score: str, on_clients: bool) -> Spread | None:
         """A score after the last round that has it, over the runs that have not diverged.
 
-        Args: as `Ran.curve`.
+        Args: as `RunSummary.curve`.
         """
         return Spread.of(run.final(score, on_clients) for run in self.runs)
 
     def best(self, score: str, on_clients: bool) -> Spread | None:
         """The best that a score was after any round.
 
-        Args: as `Ran.curve`.
+        Args: as `RunSummary.curve`.
         """
         curves = [run.curve(score, on_clients) for run in self.runs]
         return Spread.of(better(score, list(curve.values())) for curve in curves if curve)
@@ -85,7 +85,7 @@ class Group:
     def curve(self, score: str, on_clients: bool) -> dict[int, Spread]:
         """A score by round, over the runs that have it.
 
-        Args: as `Ran.curve`.
+        Args: as `RunSummary.curve`.
         """
         curves = [run.curve(score, on_clients) for run in self.runs]
         found = {
@@ -103,10 +103,10 @@ class Group:
     @property
     def costs(self) -> tuple[Cost, ...]:
         """What is claimed of each mechanism, by the run of which the least is."""
-        return max((run.costs for run in self.runs), key=_dearness)
+        return max((run.costs for run in self.runs), key=_how_little_is_claimed)
 
 
-def _dearness(costs: Sequence[Cost]) -> tuple[bool, float]:
+def _how_little_is_claimed(costs: Sequence[Cost]) -> tuple[bool, float]:
     """Larger where less is claimed."""
     return any(cost.epsilon is None for cost in costs), sum(cost.epsilon or 0.0 for cost in costs)
 
@@ -130,7 +130,7 @@ class Comparison:
     remarks: tuple[str, ...] = ()
 
     @cached_property
-    def runs(self) -> tuple[Ran, ...]:
+    def runs(self) -> tuple[RunSummary, ...]:
         """Of all groups."""
         return tuple(run for group in self.groups for run in group.runs)
 
@@ -198,7 +198,7 @@ def compared(groups: Sequence[Group], score: str = "") -> Comparison:
     return Comparison(tuple(groups), "", False)
 
 
-def each_alone(runs: Sequence[Ran]) -> tuple[Group, ...]:
+def each_alone(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
     """A group for each run, with the settings in which they differ.
 
     Args:

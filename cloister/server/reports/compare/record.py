@@ -1,7 +1,7 @@
 """A comparison for programs."""
 
 from cloister.server.reports.compare.comparison import Comparison, Group, Spread
-from cloister.server.reports.compare.runs import Cost, Ran
+from cloister.server.reports.compare.runs import Cost, RunSummary
 
 
 def record(comparison: Comparison) -> dict[str, object]:
@@ -27,7 +27,7 @@ def _group(comparison: Comparison, group: Group) -> dict[str, object]:
     }
 
 
-def _run(comparison: Comparison, run: Ran) -> dict[str, object]:
+def _run(comparison: Comparison, run: RunSummary) -> dict[str, object]:
     return {
         "name": run.name,
         "directory": str(run.directory.resolve()),

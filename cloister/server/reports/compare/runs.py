@@ -59,7 +59,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Ran:
+class RunSummary:
     """One run, finished or not.
 
     Attributes:
@@ -130,7 +130,7 @@ def better(score: str, values: Sequence[float]) -> float:
     return min(values) if score in SMALLER else max(values)
 
 
-def read_runs(directories: Sequence[Path]) -> tuple[Ran, ...]:
+def read_runs(directories: Sequence[Path]) -> tuple[RunSummary, ...]:
     """Read run directories, in their order.
 
     Args:
@@ -158,10 +158,10 @@ def _names(directories: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(directory.resolve()) for directory in directories]
 
 
-def _read(directory: Path, name: str) -> Ran:
+def _read(directory: Path, name: str) -> RunSummary:
     state, facts = run_state(directory), Facts.read(directory)
     ended = (state.how or AS_ASKED) if state.state == "ended" else state.state
-    return Ran(name, directory, facts, ended, costs_of(facts), _seconds(directory))
+    return RunSummary(name, directory, facts, ended, costs_of(facts), _seconds(directory))
 
 
 def costs_of(facts: Facts) -> tuple[Cost, ...]:

@@ -7,7 +7,7 @@ from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Relation
 from cloister.privacy.claims.server import ALL_RUNS
-from cloister.server.reports.compare.runs import Kind, Ran
+from cloister.server.reports.compare.runs import Kind, RunSummary
 
 LEDGER = "ledger.jsonl"
 DATA = ("task.name", "task.data-path", "privacy.data-identity")
@@ -15,7 +15,7 @@ DATA = ("task.name", "task.data-path", "privacy.data-identity")
 EACH = "Whoever chooses one of the runs by what they released has released all of them: their costs add up."
 
 
-def told_together(runs: Sequence[Ran], kinds: Sequence[Kind]) -> str:
+def told_together(runs: Sequence[RunSummary], kinds: Sequence[Kind]) -> str:
     """What runs with an ε come to together, in a sentence.
 
     Args:
@@ -35,7 +35,7 @@ def told_together(runs: Sequence[Ran], kinds: Sequence[Kind]) -> str:
     )
 
 
-def epsilon_together(runs: Sequence[Ran], kinds: Sequence[Kind]) -> float | None:
+def epsilon_together(runs: Sequence[RunSummary], kinds: Sequence[Kind]) -> float | None:
     """ε of everything in the ledgers of runs: ∞ where there is no bound, None where it cannot be told.
 
     Args:
@@ -53,20 +53,20 @@ def epsilon_together(runs: Sequence[Ran], kinds: Sequence[Kind]) -> float | None
     return best_epsilon(account, kinds[0].delta)[0]
 
 
-def _budget(runs: Sequence[Ran]) -> float:
+def _budget(runs: Sequence[RunSummary]) -> float:
     """The budget that was kept over all of them, whatever they were set up by; 0 where there is none."""
     kept = [_kept(run) for run in runs]
     return max(kept) if all(kept) and _share_a_ledger(runs) else 0.0
 
 
-def _kept(run: Ran) -> float:
+def _kept(run: RunSummary) -> float:
     """The budget of a run; 0 without one, and where it may have been set because of what had been released."""
     claimed = run.facts.statement.claim.figures if run.facts.statement is not None else ()
     everything = (figure for figure in claimed if figure.budget and figure.scope == ALL_RUNS and not figure.condition)
     return next((figure.epsilon or 0.0 for figure in everything), 0.0)
 
 
-def _share_a_ledger(runs: Sequence[Ran]) -> bool:
+def _share_a_ledger(runs: Sequence[RunSummary]) -> bool:
     """Whether the ledgers of all runs are one, as it was at the end of each: the longest has the heads of all others.
 
     Each of two ledgers has a budget of its own, and both may be spent.

@@ -35,7 +35,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Sight:
+class Snapshot:
     """What was seen.
 
     Attributes:
@@ -55,7 +55,7 @@ class Sight:
     unreadable: tuple[str, ...] = ()
 
 
-def look(places: Places) -> Sight:
+def look(places: Places) -> Snapshot:
     """Look once. What cannot be read is one sentence in `unreadable`, and the rest is seen."""
     unreadable: list[str] = []
     nodes, warnings = _superlink(places.connection, unreadable)
@@ -67,7 +67,7 @@ def look(places: Places) -> Sight:
             spent |= _spent(path)
     with _noted(unreadable):
         size = _bytes(places.database)
-    return Sight(run, nodes, warnings, spent, size, tuple(unreadable))
+    return Snapshot(run, nodes, warnings, spent, size, tuple(unreadable))
 
 
 @contextmanager
