@@ -9,7 +9,7 @@ from cloister.core import threads
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
 from cloister.core.threads import Span, for_each_span, spans
-from cloister.privacy.mechanisms import local_update, noise, release
+from cloister.privacy.mechanisms import local_update, noise, total
 from cloister.privacy.mechanisms.clipping import clip
 from cloister.privacy.mechanisms.laplace import LaplaceNoise
 from cloister.privacy.mechanisms.local import LocalGaussian
@@ -109,7 +109,7 @@ def test_noise_is_the_same_to_the_bit_however_threads_come_to_the_spans(name, mo
     monkeypatch.setattr(threads, "THREADS", 1)
     alone = flat()
     monkeypatch.setattr(threads, "THREADS", 3)
-    for module in (noise, local_update, release):
+    for module in (noise, local_update, total):
         monkeypatch.setattr(module, "for_each_span", from_behind)
     np.testing.assert_array_equal(alone, flat())
     assert len(np.unique(alone)) > 1000

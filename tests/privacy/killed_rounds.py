@@ -114,6 +114,7 @@ def instrument(point: Points, noised: Path) -> None:
 
     Ledger._append, Ledger.open, Ledger.done, os.fsync = appended, opened, finished, synced
     gaussian.noisy_mean = watched(gaussian.noisy_mean)
+    gaussian.noisy_total = watched(gaussian.noisy_total)
     gaussian.noisy_trimmed_mean = watched(gaussian.noisy_trimmed_mean)
     DistanceScaled.noised = watched(DistanceScaled.noised)
 

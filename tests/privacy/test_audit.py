@@ -336,9 +336,8 @@ class TestBrokenOnes:
         assert caught(broken(examples_cap=10), self.claim, counts=[1e9, 1.0, 30.0])
 
     def test_noise_divided_by_the_cohort_twice(self, monkeypatch):
-        right = gaussian.noisy_mean
-        twice = lambda cohort, z, size, noise, widest: right(cohort, z / size, size, noise, widest)  # noqa: E731
-        monkeypatch.setattr(gaussian, "noisy_mean", twice)
+        right = gaussian.Grid.of
+        monkeypatch.setattr(gaussian.Grid, "of", lambda bound, z, count: right(bound, z / count, count))
         assert caught(broken(), self.claim)
 
     @pytest.mark.slow
