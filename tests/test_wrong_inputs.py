@@ -273,7 +273,7 @@ DATA = [
     site("y of float64 (30,)", x=X, y=Y.astype(float)),
     site("inputs that are NaN or infinite", x=X * np.nan, y=Y),
     site("x of <U", x=X.astype(str), y=Y),
-    site("as many targets y as inputs x; found (7,) and (30, 30)", x=X, y=Y[:7]),
+    site("a.npz holds 30 inputs but 7 targets; each input needs one", x=X, y=Y[:7]),
     site("no examples; at least one is needed", x=X[:0], y=Y[:0]),
     wrong("run -c \"task.name='mnist' task.data-path='nowhere'\"", "task.data-path = 'nowhere': no file at nowhere"),
     wrong("run -c \"task.name='mnist' task.data-path='~no/a'\"", "no file at ~no/a"),
