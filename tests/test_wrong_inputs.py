@@ -129,6 +129,13 @@ FLAGS = [
     wrong("ledger verify run/ledger.jsonl --head abc", "--head 'abc' is not valid", "64 hexadecimal digits"),
     wrong(f"ledger verify run/ledger.jsonl --head {'1' * 64}", "no line has the hash 1111", "lines were cut off"),
     wrong("warm-node --fastest-poll 9 --slowest-poll 1", "--fastest-poll = 9", "--slowest-poll = 1"),
+    wrong("warm-node --insecure --node-config data-path", "--node-config: 'data-path' does not begin with key=value"),
+    wrong(
+        """warm-node --insecure --node-config 'policy "p.toml" data-path="x"'""", "--node-config", '\'policy "p.toml"'
+    ),
+    wrong("""warm-node --insecure --node-config 'data-pth="x"'""", "unknown key 'data-pth'", "'data-path'"),
+    wrong("""warm-node --insecure --node-config 'policy="p.toml"'""", "policy of this node cannot be read"),
+    wrong("warm-node --insecure --isolation process", "--isolation = 'process'", "leave it out"),
     wrong("warm-node --nosuch", "cloister warm-node", "--nosuch"),
     wrong("superlink", "Missing option '--operators'"),
 ]
