@@ -235,6 +235,16 @@ KITS = [
     federation("authority.certificate", "c.pem: No such file", text=EXTERNAL),
     federation("--remake 'nosuch' is none of server, operator, sites/a", options="--remake nosuch"),
     federation("/proc/kits: No such file", "the kits are not complete", options="--output /proc/kits"),
+    wrong("provision a.toml", "kits/issued.json is no record", a_toml=FEDERATION, kits__issued_json="x"),
+    wrong(
+        "provision a.toml",
+        "kits/server/server.key is no private EC key",
+        a_toml=FEDERATION,
+        kits__server__server_key="x",
+    ),
+    wrong(
+        "provision a.toml", "kits/authority/ca.crt is no certificate", a_toml=FEDERATION, kits__authority__ca_crt="x"
+    ),
     wrong("superlink --operators nowhere", "operators nowhere: No such file"),
     wrong("superlink --operators o", "operators o must hold the SHA-256", o="x"),
 ]
