@@ -129,6 +129,13 @@ FLAGS = [
     wrong("ledger verify run/ledger.jsonl --head abc", "--head 'abc' is not valid", "64 hexadecimal digits"),
     wrong(f"ledger verify run/ledger.jsonl --head {'1' * 64}", "no line has the hash 1111", "lines were cut off"),
     wrong("warm-node --fastest-poll 9 --slowest-poll 1", "--fastest-poll = 9", "--slowest-poll = 1"),
+    wrong("warm-node --insecure --node-config data-path", "--node-config: 'data-path' does not begin with key=value"),
+    wrong(
+        """warm-node --insecure --node-config 'policy "p.toml" data-path="x"'""", "--node-config", '\'policy "p.toml"'
+    ),
+    wrong("""warm-node --insecure --node-config 'data-pth="x"'""", "unknown key 'data-pth'", "'data-path'"),
+    wrong("""warm-node --insecure --node-config 'policy="p.toml"'""", "policy of this node cannot be read"),
+    wrong("warm-node --insecure --isolation process", "--isolation = 'process'", "leave it out"),
     wrong("warm-node --nosuch", "cloister warm-node", "--nosuch"),
     wrong("superlink", "Missing option '--operators'"),
 ]
@@ -228,6 +235,16 @@ KITS = [
     federation("authority.certificate", "c.pem: No such file", text=EXTERNAL),
     federation("--remake 'nosuch' is none of server, operator, sites/a", options="--remake nosuch"),
     federation("/proc/kits: No such file", "the kits are not complete", options="--output /proc/kits"),
+    wrong("provision a.toml", "kits/issued.json is no record", a_toml=FEDERATION, kits__issued_json="x"),
+    wrong(
+        "provision a.toml",
+        "kits/server/server.key is no private EC key",
+        a_toml=FEDERATION,
+        kits__server__server_key="x",
+    ),
+    wrong(
+        "provision a.toml", "kits/authority/ca.crt is no certificate", a_toml=FEDERATION, kits__authority__ca_crt="x"
+    ),
     wrong("superlink --operators nowhere", "operators nowhere: No such file"),
     wrong("superlink --operators o", "operators o must hold the SHA-256", o="x"),
 ]
@@ -273,7 +290,7 @@ DATA = [
     site("y of float64 (30,)", x=X, y=Y.astype(float)),
     site("inputs that are NaN or infinite", x=X * np.nan, y=Y),
     site("x of <U", x=X.astype(str), y=Y),
-    site("as many targets y as inputs x; found (7,) and (30, 30)", x=X, y=Y[:7]),
+    site("a.npz holds 30 inputs but 7 targets; each input needs one", x=X, y=Y[:7]),
     site("no examples; at least one is needed", x=X[:0], y=Y[:0]),
     wrong("run -c \"task.name='mnist' task.data-path='nowhere'\"", "task.data-path = 'nowhere': no file at nowhere"),
     wrong("run -c \"task.name='mnist' task.data-path='~no/a'\"", "no file at ~no/a"),

@@ -192,6 +192,24 @@ def expiry_of(certificate: bytes) -> datetime:
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
 
 
+def refuse_broken(content: bytes, path: Path) -> None:
+    """Refuse what is no TLS key, or no certificate, where one is expected.
+
+    Args:
+        content: of the file.
+        path: of the file; a key ends in `.key`.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    kind = "private EC key" if path.suffix == ".key" else "certificate"
+    try:
+        _loaded(content) if path.suffix == ".key" else x509.load_pem_x509_certificate(content)
+    except (ValueError, TypeError, AssertionError, UnsupportedAlgorithm):
+        # Not chained: the frames of the cause hold the key.
+        raise ConfigError(f"{path} is no {kind} in PEM; put the right one back, or move it away") from None
+
+
 def _loaded(key: bytes) -> ec.EllipticCurvePrivateKey:
     private = load_pem_private_key(key, password=None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)

@@ -156,6 +156,7 @@ def provision(
     kits = _Kits(folder.resolve())
     refuse_in_bundle(kits.folder, BUNDLED_KINDS)
     members = ["server", "operator", *(f"sites/{site.name}" for site in federation.sites)]
+    _refuse_broken_files(kits)
     kits.issued = _issued(kits, members)
     _forget(kits, members, remake)
     kits.add(".gitignore", "*\n", PUBLIC)
@@ -228,6 +229,13 @@ def _refuse_absent_certificates(federation: Federation) -> None:
     for key in ("certificate", "ca_certificate"):
         if path := getattr(federation.authority, key):
             _file(path, kebab(key))
+
+
+def _refuse_broken_files(kits: _Kits) -> None:
+    """Look at the keys and certificates that are there before anything is written."""
+    for name in ("authority/ca.key", "authority/ca.crt", "server/server.key", "server/server.crt"):
+        if kits.has(name):
+            certificates.refuse_broken(kits.read(name), kits.path(name))
 
 
 def _write_authority(kits: _Kits, federation: Federation, renew: bool) -> None:

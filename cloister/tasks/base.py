@@ -449,8 +449,9 @@ def read_npz(path: Path, classes: int, names: tuple[str, ...] = (), group: str =
         raise DataError(f"data-path: {path} must be {expected}; found x of {x.dtype} and y of {y.dtype} {y.shape}")
     if groups is not None and (groups.dtype.kind not in "iuU" or groups.shape != y.shape[:1]):
         raise DataError(f"data-path: {path} must be {expected}; found {group} of {groups.dtype} {groups.shape}")
-    if x.ndim == 0 or len(x) != len(y):
-        raise DataError(f"data-path: {path} must hold as many targets y as inputs x; found {y.shape} and {x.shape}")
+    inputs = len(x) if x.ndim else 0
+    if inputs != len(y):
+        raise DataError(f"data-path: {path} holds {inputs} inputs but {len(y)} targets; each input needs one")
     return Examples(x, classes_of(y, classes, names) if classes else y, groups)
 
 

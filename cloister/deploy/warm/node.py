@@ -14,8 +14,9 @@ from flwr.supercore import log
 from flwr.supercore.auth import load_superexec_auth_secret
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-from cloister.client.node import node_of
+from cloister.client.node import NodeConfig, node_of
 from cloister.client.policy import policy_of
+from cloister.config.settings import read_options
 from cloister.core.errors import ConfigError, FederationError, PolicyError
 from cloister.core.files import expanded
 from cloister.deploy.warm.executor import TESTED_WITH, Executor, Link, is_tested, warm_up
@@ -48,7 +49,7 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
     ours = _read(options)
     if not 0 < polls[0] <= polls[1]:
         raise ConfigError(f"--fastest-poll = {polls[0]:g} must be above 0 and at most --slowest-poll = {polls[1]:g}")
-    node = node_of(parse_config_args([ours.node_config] if ours.node_config else None))
+    node = _configured(ours.node_config or "")
     policy = policy_of(node.policy)
     _look_at_superlink(ours)
     if not is_tested():
@@ -72,6 +73,23 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
         # A SuperNode that is refused ends as if it had been asked to.
         raise FederationError(_why_refused(ours))
     return status
+
+
+def _configured(text: str) -> NodeConfig:
+    """The node configuration, all of which is pairs: Flower passes over what is none, were it the site's policy.
+
+    Args:
+        text: pairs, or the path of a TOML file.
+
+    Raises:
+        ConfigError: part of it is no pair, or a key is not valid.
+    """
+    try:
+        if not text.endswith(".toml"):
+            read_options("--node-config", text)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return node_of(parse_config_args([text] if text else None))
 
 
 def _ended_by_signals(supernode: "subprocess.Popen[bytes]") -> list[int]:
