@@ -18,9 +18,11 @@ def main(grid: Grid, context: Context) -> None:
         FederationError: it ended early for want of nodes or room on the disk. Everything is saved by then; Flower
             counts the run as failed.
     """
+    from cloister.server import malformed
     from cloister.server.run import run
     from cloister.server.stragglers import PatientGrid
 
+    malformed.install()
     with one_line():
         config = parse(context.run_config)
         outcome = run(PatientGrid(grid, config.late_timeout if config.is_private else None), config)

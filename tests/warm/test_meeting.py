@@ -109,6 +109,14 @@ class TestCertificate:
             (tmp_path / "config.toml").write_text(f"[superlink.hospital]\n{link}")
             assert len(meeting.warnings_of("hospital")) == said
 
+    @pytest.mark.parametrize(("ahead", "said"), [(10.0, ["10 s ahead of"]), (-400.0, ["400 s behind"]), (0.0, [])])
+    def test_an_operator_hears_of_a_clock_that_would_keep_a_node_out(self, tmp_path, monkeypatch, ahead, said):
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+        (tmp_path / "config.toml").write_text('[superlink.hospital]\naddress = "localhost:1"\ninsecure = true\n')
+        monkeypatch.setattr(meeting, "meet", lambda *_: meeting.Meeting(ahead))
+        found = meeting.warnings_of("hospital")
+        assert len(found) == len(said) and all(words in line for words, line in zip(said, found, strict=True))
+
     def test_one_of_another_authority_tells_nothing(self, signed):
         tls, _ = signed(60)
         with superlink(tls=tls) as address:

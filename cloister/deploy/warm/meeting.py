@@ -85,7 +85,7 @@ def warnings_of(connection: str) -> list[str]:
     """What will be a trouble soon with the SuperLink of a connection in Flower's `config.toml`."""
     link = read_superlink_connection(connection)
     found = meet(link.address or "", link.root_certificates, link.insecure)
-    return found.warnings if found else []
+    return [*filter(None, [found.refusal]), *found.warnings] if found else []
 
 
 def _asked(host: str, port: int, context: ssl.SSLContext | None) -> Meeting:

@@ -1,0 +1,99 @@
+"""A reply that cannot be put together costs this reply, and not the round."""
+
+import pytest
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.run import Run
+from flwr.superlink.grid import http_grid
+from flwr.superlink.grid.http_grid import HttpGrid
+from support import content, zeros
+
+from cloister.aggregation.screening import screen
+from cloister.core.arrays import Layout, from_record
+from cloister.core.identity import assume_run
+from cloister.server import malformed
+
+MALFORMED = {
+    "no head": b"no object at all",
+    "an unknown class": b"Unknown  2\x00{}",
+    "no children": b"Message " + b"0" * 64 + b" 2\x00{}",
+    "a body that is none": b"Message  3\x00{[}",
+    "another class": b"RecordDict  2\x00{}",
+}
+
+
+@pytest.fixture(autouse=True)
+def flower_as_it_was(monkeypatch):
+    monkeypatch.setattr(http_grid, malformed.NAME, getattr(http_grid, malformed.NAME))
+
+
+class Runtime:
+    """What a SuperLink answers: some replies, the first of them with another root object."""
+
+    def __init__(self, replies, broken):
+        self.replies, self.contents = replies, {}
+        for reply in replies:
+            self.contents |= {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+        self.contents[replies[0].object_id] = broken
+
+    def PullMessages(self, request):
+        found = PullAppMessagesResponse(message_object_trees=[get_object_tree(reply) for reply in self.replies])
+        for reply in self.replies:
+            announced = message_to_proto(remove_content_from_message(reply))
+            announced.metadata.message_id = reply.object_id
+            found.messages_list.append(announced)
+        return found
+
+    def PullObject(self, request):
+        content = self.contents[request.object_id]
+        return PullObjectResponse(object_found=True, object_available=True, object_content=content)
+
+    def ConfirmMessageReceived(self, request):
+        pass
+
+
+def round_with(broken):
+    """Messages to two nodes, and a grid with their replies, that of the first broken."""
+    assume_run()
+    asked = [Message(RecordDict({"arrays": ArrayRecord()}), node, "train", ttl=60.0) for node in (1, 2)]
+    for number, message in enumerate(asked):
+        message.metadata.__dict__["_message_id"] = f"message {number}"
+    grid = HttpGrid(token="token")
+    grid._client = Runtime([Message(content(zeros()), reply_to=message) for message in asked], broken)
+    grid.set_run(Run.create_empty(1))
+    return asked, grid
+
+
+@pytest.mark.parametrize("broken", MALFORMED.values(), ids=MALFORMED)
+def test_the_other_replies_of_the_round_count(broken):
+    asked, grid = round_with(broken)
+    with pytest.raises(Exception):  # noqa: B017 - what this is about: Flower passes on whatever happens
+        grid.pull_messages(["message 0", "message 1"])
+    malformed.install()
+    malformed.install()
+    replies = grid.pull_messages(["message 0", "message 1"])
+    layout = Layout.of(zeros())
+    screening = screen(replies, asked, layout, layout.rows(zeros()))
+    assert [reply.metadata.src_node_id for reply in screening.accepted] == [2]
+    assert (1, "missing") in [(item.node_id, item.code) for item in screening.rejected]
+
+
+def test_a_reply_that_is_whole_is_the_same():
+    _, grid = round_with(b"")
+    whole = grid._client
+    whole.contents |= {name: part.deflate() for name, part in get_all_nested_objects(whole.replies[0]).items()}
+    malformed.install()
+    first, _ = grid.pull_messages(["message 0", "message 1"])
+    assert first.metadata.reply_to_message_id == "message 0"
+    assert from_record(next(iter(first.content.array_records.values()))).keys() == zeros().keys()
+
+
+def test_what_a_client_wrote_is_in_no_error():
+    _, grid = round_with(b"Message  9\x00{secret: 1.25}")
+    malformed.install()
+    unreadable, _ = grid.pull_messages(["message 0", "message 1"])
+    assert unreadable.has_error() and "secret" not in str(unreadable.error.reason)
