@@ -11,7 +11,7 @@ from cloister.audits.table import AUDITS, Audit, Effort
 
 
 def audit(path: Path, effort: Effort, only: Sequence[str] = ()) -> Audited:
-    """Attack a run by every audit that fits it, and write `audit.json` into its directory.
+    """Attack a run by every audit that fits it, and write `audit.json` into its directory after each of them.
 
     Args:
         path: of the run directory.
@@ -34,6 +34,7 @@ def audit(path: Path, effort: Effort, only: Sequence[str] = ()) -> Audited:
             continue
         effort.told(f"{one.name} ...")
         findings.append(one.conduct(run, effort))
+        Audited(run.path, run.privacy, tuple(findings), tuple(skipped)).write()
     found = Audited(run.path, run.privacy, tuple(findings), tuple(skipped))
     found.write()
     return found

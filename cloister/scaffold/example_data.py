@@ -8,21 +8,23 @@ from numpy.random import Generator
 
 ENDINGS = {"csv": ".csv", "npz": ".npz", "images": ""}
 """What a task may read -> how the name of a site's data ends."""
-PARTS = {"train": 400, "test": 100, "site-a": 200, "site-b": 200}
-"""What is written, and how many examples each part has."""
+PUBLIC, SITES = {"train": 400, "test": 100}, {"site-a": 200, "site-b": 200}
+"""What is written for everybody, and for one site alone, and how many examples each part has."""
 
 
-def write_examples(source: str, folder: Path) -> None:
+def write_examples(source: str, package: Path, sites: Path) -> None:
     """Write the parts of a benchmark, and the data of two sites.
 
     Args:
         source: csv, npz or images.
-        folder: to write them to; made if absent.
+        package: folder of the benchmark, which is installed with the package; made if absent.
+        sites: folder of the sites' data, which is not: what lies in a package goes wherever that is installed.
     """
     rng = np.random.default_rng(0)
-    folder.mkdir(parents=True, exist_ok=True)
-    for part, count in PARTS.items():
-        WRITERS[source](folder / f"{part}{ENDINGS[source]}", count, rng)
+    package.mkdir(parents=True, exist_ok=True)
+    for folder, parts in ((package, PUBLIC), (sites, SITES)):
+        for part, count in parts.items():
+            WRITERS[source](folder / f"{part}{ENDINGS[source]}", count, rng)
 
 
 def _write_csv(path: Path, count: int, rng: Generator) -> None:

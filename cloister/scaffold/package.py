@@ -54,7 +54,7 @@ def write_package(kind: str, name: str, source: str, folder: Path) -> Path:
         for part in ("common", kind, *([source] if kind == "task" else [])):
             _render(part, facts, folder)
         if kind == "task":
-            write_examples(source, folder / module / "data")
+            write_examples(source, folder / module / "data", folder)
     except OSError as error:
         rmtree(folder, ignore_errors=True)  # half a package is of no use
         raise ConfigError(f"{error.filename or folder}: {error.strerror}") from None

@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from cloister import cli
+from cloister.audits.conduct import audit
 from cloister.audits.finding import Control, Finding, Measured, strongest
 from cloister.audits.report import Audited, claimed, measured
-from cloister.audits.table import AUDITS
+from cloister.audits.table import AUDITS, Effort
 
 SOUND = {"epsilon": 0.01, "delta": 1e-5, "unit": "client", "relation": "add-or-remove", "scope": "this run"}
 
@@ -61,6 +62,22 @@ class TestCommand:
         assert told.exit_code == 0, told.output
         assert "not run: gradient-inversion: examples of task 'linear' are no images" in told.output
         assert len(list(tmp_path.glob("*/audit.json"))) == 1
+
+    def test_what_is_found_is_written_before_the_next_attack(self, copied, few_resamples, monkeypatch):
+        class Breaking:
+            name = "client-inference"
+            misfit = staticmethod(lambda run: "")
+
+            def conduct(self, run, effort):
+                raise KeyboardInterrupt
+
+        load = AUDITS.load
+        monkeypatch.setattr(AUDITS, "load", lambda name: Breaking() if name == Breaking.name else load(name))
+        only = ("membership-inference", Breaking.name)
+        with pytest.raises(KeyboardInterrupt):
+            audit(copied, Effort(shadows=4), only)
+        facts = json.loads((copied / "audit.json").read_text())
+        assert [finding["name"] for finding in facts["findings"]] == ["membership-inference"]
 
     @pytest.mark.parametrize(
         "spoil,said",

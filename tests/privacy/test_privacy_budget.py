@@ -238,6 +238,7 @@ class TestABudgetToTheLetter:
         with pytest.raises(BudgetExhausted) as refused:
             budget.require([Unaccounted("x")])
         assert str(refused.value) == (
-            f"{path} holds, or would hold, releases for which nothing can be claimed: no ε up to 2 covers them; if "
-            "this is other data, give it another data-identity"
+            f"{path} holds, or would hold, releases for which nothing can be claimed: no ε up to 2 covers them. "
+            "Runs without privacy.max-epsilon go on, and their own claims hold; if this is other data, set "
+            "privacy.data-identity to another name"
         )

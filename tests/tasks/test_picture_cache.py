@@ -195,3 +195,13 @@ def test_images_stay_on_the_disk(tmp_path):
         assert all(mapped(part.x) for part in (data.train, data.validation, data.test))
         assert peak < whole / 3
     assert not mapped(data.train.take(np.arange(3)).x)
+
+
+def test_folders_of_other_names_are_named_in_place_of_those_that_were_expected(tmp_path):
+    for name in ("ring", "square", *(f"more-{number}" for number in range(4))):
+        (tmp_path / name).mkdir()
+    with pytest.raises(DataError) as refused:
+        find_pictures(tmp_path, ("Mild", "Moderate"))
+    expected = "folders of images named Mild, Moderate, which may lie below train and test, or parquet files"
+    there = "there are folders named more-0, more-1, more-2, more-3, ring and 1 more"
+    assert str(refused.value) == f"no images at {tmp_path}; expected {expected}; {there}"

@@ -8,6 +8,9 @@ from cloister.tasks.pictures.folders import FolderPerClass, folders_in
 from cloister.tasks.pictures.parquet import ParquetFiles
 from cloister.tasks.pictures.picture import Source
 
+NAMED = 5
+"""Folders that an error names."""
+
 
 def find_pictures(path: Path, classes: Sequence[str], tolerant: bool = False) -> Source:
     """The images at a path: a folder with a folder per class, a folder of parquet files, or one parquet file.
@@ -30,9 +33,16 @@ def find_pictures(path: Path, classes: Sequence[str], tolerant: bool = False) ->
     if not found:
         raise DataError(
             f"no images at {path}; expected folders of images named {', '.join(classes)}, which may lie below train "
-            "and test, or parquet files"
+            f"and test, or parquet files{_instead(path)}"
         )
     return found[0]
+
+
+def _instead(path: Path) -> str:
+    """Which folders there are in place of those that were expected."""
+    there = [folder.name for folder in folders_in(path)] if path.is_dir() else []
+    others = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
+    return f"; there are folders named {', '.join(there[:NAMED])}{others}" if there else ""
 
 
 def _at(path: Path, classes: Sequence[str], tolerant: bool) -> list[Source]:
