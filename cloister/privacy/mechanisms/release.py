@@ -68,7 +68,6 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
     """
     if math.isinf(cohort.l2_bound):
         raise UnboundedSensitivity("noise was asked for before anything bounded a contribution; clip first")
-    check.positive(cohort_size=size)
     check.non_negative(noise_multiplier=multiplier)
     total = Total(Grid.of(cohort.l2_bound, multiplier, len(cohort), widest), cohort.layout, cohort.sent)
     total.add(cohort)
@@ -81,9 +80,13 @@ def noisy_total(total: Total, multiplier: float, size: float, noise: GaussianNoi
     Args:
         total: of contributions that are bounded by the C of its grid.
         multiplier: z ≥ 0, that the grid was made for.
-        size: public number of contributions the mean is taken over, > 0.
+        size: public number of contributions the mean is taken over.
         noise: where the key of the noise comes from.
+
+    Raises:
+        ConfigError: the size is not above 0.
     """
+    check.positive(cohort_size=size)
     bound = total.grid.bound
     return Release(total.mean(size, noise), multiplier * bound / size, bound / size)
 
