@@ -71,6 +71,12 @@ class TestTheGrid:
         found = Grid.of(1.0, multiplier, 1)
         assert DiscreteGaussian(found.scale).noise_multiplier(int(found.steps)) >= multiplier * (1 - 2.0**-40)
 
+    @pytest.mark.parametrize("multiplier", MULTIPLIERS)
+    def test_it_knows_what_it_covers(self, multiplier):
+        found = Grid.of(0.7, multiplier, 1000)
+        assert found.covers(multiplier) and found.covers(0.9 * multiplier) and found.covers(0.0)
+        assert not found.covers(max(1.001 * multiplier, 2.0**-17.9)) and not Grid.of(0.7, 0.0, 1000).covers(multiplier)
+
     def test_the_step_is_far_below_the_noise(self):
         for multiplier in (0.01, 0.5, 1.0, 3.3, 1e4):
             assert Grid.of(1.0, multiplier, 1).scale >= 2**19
@@ -344,6 +350,7 @@ def test_a_scale_that_is_off_shows(monkeypatch):
     for share in (2 / 3, 3 / 2):
         wrong = lambda *given, share=share: replace(right(*given), scale=round(right(*given).scale * share))  # noqa: E731
         monkeypatch.setattr(releases.Grid, "of", wrong)
+        monkeypatch.setattr(releases.Grid, "covers", lambda self, multiplier: True)
         assert not std_is(released_noise(1.3), 1.3 * 0.8)
 
 

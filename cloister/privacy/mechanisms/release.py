@@ -8,7 +8,7 @@ import numpy as np
 from cloister.core import check
 from cloister.core.arrays import Row
 from cloister.core.cohort import Cohort, scratch_for, weighted_sum
-from cloister.core.errors import UnboundedSensitivity
+from cloister.core.errors import PrivacyError, UnboundedSensitivity
 from cloister.core.threads import spans
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -79,14 +79,17 @@ def noisy_total(total: Total, multiplier: float, size: float, noise: GaussianNoi
 
     Args:
         total: of contributions that are bounded by the C of its grid.
-        multiplier: z ≥ 0, that the grid was made for.
+        multiplier: z ≥ 0; the grid was made for it.
         size: public number of contributions the mean is taken over.
         noise: where the key of the noise comes from.
 
     Raises:
         ConfigError: the size is not above 0.
+        PrivacyError: the grid was made for less noise.
     """
     check.positive(cohort_size=size)
+    if not total.grid.covers(multiplier):
+        raise PrivacyError("more noise was asked for than the sum was made for: its grid has less")
     bound = total.grid.bound
     return Release(total.mean(size, noise), multiplier * bound / size, bound / size)
 
