@@ -140,10 +140,11 @@ def _fit(
 ) -> Iterator[T]:
     """What could be read, one reply a node, as replies come; `rejected` takes why the rest could not."""
     expected = {message.metadata.dst_node_id for message in asked}
-    addressee = {message.metadata.message_id: message.metadata.dst_node_id for message in asked}
-    addressee.pop("", None)
+    addressee: dict[str, int] = {}
     heard = set()
     for message in replies:
+        # A grid may send messages, and number them, when it is asked for the first reply.
+        addressee = addressee or _addressees(asked)
         node = message.metadata.src_node_id
         try:
             if message.has_error() and node == SUPERLINK_NODE_ID:
@@ -165,6 +166,13 @@ def _fit(
             yield found
     missing = [node for node in expected if node not in heard]
     rejected += [Rejection(node, "missing", "no reply came before the deadline") for node in missing]
+
+
+def _addressees(asked: Sequence[Message]) -> dict[str, int]:
+    """Which node was sent which message; nothing of messages that nobody has numbered."""
+    return {
+        message.metadata.message_id: message.metadata.dst_node_id for message in asked if message.metadata.message_id
+    }
 
 
 def _refuse_error(message: Message) -> None:

@@ -9,6 +9,7 @@ Failing proves that a claim is false.
 import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,7 +166,18 @@ def _released(mechanism: Mechanism, models: Sequence[Model], heavy: bool = False
     rows: tuple[Row, ...] = tuple(LAYOUT.rows(model) for model in models)
     cohort = Cohort.of(LAYOUT, LAYOUT.rows(SENT), rows)
     examples = tuple(HEAVY if heavy and not number else 1.0 for number in range(len(rows)))
-    return mechanism.release(Contributions(cohort, examples, ASKED, float(ASKED), GaussianNoise(), server_round=1))
+    given = Contributions(cohort, examples, ASKED, float(ASKED), GaussianNoise(), server_round=1)
+    return mechanism.release(_as_in_a_run(mechanism, given))
+
+
+def _as_in_a_run(mechanism: Mechanism, given: Contributions) -> Contributions:
+    """What a run hands on: the replies' sum, where the mechanism takes replies as they come."""
+    intake = mechanism.intake(LAYOUT, given.cohort.sent, ASKED)
+    if intake is None:
+        return given
+    for few in np.array_split(np.arange(len(given.cohort)), 2):
+        intake.take(given.cohort.take(few), tuple(given.examples[one] for one in few))
+    return replace(given, cohort=replace(given.cohort, rows=()), taken=intake)
 
 
 def _flat(mechanism: Mechanism, released: Released) -> NDArray:

@@ -148,7 +148,22 @@ def _squared_norms(cohort: Cohort) -> NDArray[np.float64]:
 
     for_each_span(list(places), measure, lambda: scratch_for(cohort.layout), cost=len(cohort))
     # Added up in the order of the spans, not in the order in which threads were done with them.
-    return squares.sum(axis=0)
+    return added_up(squares)
+
+
+def added_up(squares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The sum of each column, row after row whatever the number of columns.
+
+    NumPy's own sum adds up a single column in another order than several. One client's norm, and with it what that
+    client contributes, would depend on whether there is another.
+
+    Args:
+        squares: a row for each span and a column for each client.
+    """
+    total = np.zeros(squares.shape[1])
+    for row in squares:
+        total += row
+    return total
 
 
 def row_squares(block: NDArray) -> NDArray[np.float64]:

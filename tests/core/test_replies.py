@@ -16,6 +16,7 @@ from cloister.aggregation.screening import MAX_EXAMPLES
 from cloister.core.arrays import to_record
 from cloister.local.grid import LocalGrid
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.server.stragglers import PatientGrid
 from cloister.strategies.sampling import Sampling
 
 GOOD = random_models(3, 0.1, seed=5)
@@ -160,6 +161,41 @@ def test_a_reply_in_the_name_of_another_node_leaves_that_one_its_own(decorator, 
     strategy = DECORATORS[decorator]()
     one_round(strategy, Misdelivering(pose), zeros())
     assert {(r.node_id, r.code) for r in strategy.measured.rejected} == {(1, "missing"), (2, "sender")}
+    assert strategy.measured.accepted == 2
+
+
+class Posing(LocalGrid):
+    """Its second node replies in the name of the third."""
+
+    def pull_messages(self, message_ids):
+        for reply in super().pull_messages(message_ids):
+            yield self.posed(reply) if reply.metadata.src_node_id == 2 else reply
+
+    def posed(self, reply):
+        reply.metadata.__dict__["_src_node_id"] = 3
+        return reply
+
+
+class Gone(Posing):
+    """Its second node has gone, and Flower replies for it."""
+
+    def posed(self, reply):
+        expired = Message(Error(ErrorCode.MESSAGE_UNAVAILABLE), reply_to=reply)
+        own = {"_src_node_id": SUPERLINK_NODE_ID, "_reply_to_message_id": reply.metadata.reply_to_message_id}
+        expired.metadata.__dict__.update(own)
+        return expired
+
+
+@every_decorator
+@pytest.mark.parametrize(
+    ("grid", "verdicts"), [(Posing, {(2, "missing"), (3, "sender")}), (Gone, {(2, "unavailable")})]
+)
+def test_senders_are_known_on_a_grid_that_sends_when_it_is_asked_for_replies(decorator, grid, verdicts):
+    """As the server's own does: messages have no number before."""
+    strategy = DECORATORS[decorator]()
+    good = grid_of(lambda node, _: content(GOOD[node - 1]), 3)
+    one_round(strategy, PatientGrid(grid(good._client_app, {}, [{}] * 3)), zeros())
+    assert {(r.node_id, r.code) for r in strategy.measured.rejected} == verdicts
     assert strategy.measured.accepted == 2
 
 

@@ -11,7 +11,7 @@ from support import random_models, zeros
 from test_clipping import cohort_of
 
 from cloister import DiscreteGaussian
-from cloister.core.cohort import Cohort
+from cloister.core.cohort import Cohort, row_squares
 from cloister.core.errors import PrivacyError
 from cloister.core.threads import BLOCK
 from cloister.privacy.mechanisms import grid as grids
@@ -70,6 +70,12 @@ class TestTheGrid:
     def test_the_claim_is_below_what_the_noise_covers(self, multiplier):
         found = Grid.of(1.0, multiplier, 1)
         assert DiscreteGaussian(found.scale).noise_multiplier(int(found.steps)) >= multiplier * (1 - 2.0**-40)
+
+    @pytest.mark.parametrize("multiplier", MULTIPLIERS)
+    def test_it_knows_what_it_covers(self, multiplier):
+        found = Grid.of(0.7, multiplier, 1000)
+        assert found.covers(multiplier) and found.covers(0.9 * multiplier) and found.covers(0.0)
+        assert not found.covers(max(1.001 * multiplier, 2.0**-17.9)) and not Grid.of(0.7, 0.0, 1000).covers(multiplier)
 
     def test_the_step_is_far_below_the_noise(self):
         for multiplier in (0.01, 0.5, 1.0, 3.3, 1e4):
@@ -238,6 +244,44 @@ class TestWhatIsBroken:
         assert whole(cohort, 0.3, sums) != [count * one, 0]
 
 
+def straddling(arrays=20, width=50):
+    """An update of many arrays most of whose numbers are, on the grid, a whole number to the last bit."""
+    like = {f"{number}": np.zeros(width) for number in range(arrays)}
+    for seed in range(40):
+        rng, update = np.random.default_rng(seed), {name: np.ones(width) for name in like}
+        for array in update.values():
+            array[0] = rng.uniform(1, 9)
+        rest = sum(float(array @ array) for array in update.values()) - update["0"][0] ** 2
+        for _ in range(4):
+            cohort = clip(cohort_of([update], like), 1.0)
+            weight = cohort.factors[0] / Grid.of(1.0, 1.0, 1).step
+            update["0"][0] = math.sqrt((rest + update["0"][0] ** 2) * (weight / round(weight)) ** 2 - rest)
+        yield like, update
+
+
+def test_a_client_adds_the_same_beside_another(sums):
+    """Its norm must not depend on how many are measured together, not in its last bit: all numbers would move."""
+    for like, update in straddling():
+        alone, beside = (clip(cohort_of(models, like), 1.0) for models in ([update], [update, like]))
+        assert alone.norms[0] == beside.norms[0]
+        assert whole(alone, 1.0, sums) == whole(beside, 1.0, sums)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_squares_are_the_same_wherever_a_row_lies(dtype):
+    """As `docs/privacy.md` takes it of the linear algebra that NumPy comes with."""
+    rng = np.random.default_rng(2)
+    for width in (3, 1000, 1025, 5000):
+        row, found = rng.standard_normal(width).astype(dtype), set()
+        for offset in range(20):
+            for count in (1, 2, 5):
+                memory = np.full(offset + count * width, 0.5, dtype)
+                block = memory[offset:].reshape(count, width)
+                block[-1] = row
+                found.add(float(row_squares(block)[-1]))
+        assert len(found) == 1, width
+
+
 # --- the sum ---
 
 
@@ -306,6 +350,7 @@ def test_a_scale_that_is_off_shows(monkeypatch):
     for share in (2 / 3, 3 / 2):
         wrong = lambda *given, share=share: replace(right(*given), scale=round(right(*given).scale * share))  # noqa: E731
         monkeypatch.setattr(releases.Grid, "of", wrong)
+        monkeypatch.setattr(releases.Grid, "covers", lambda self, multiplier: True)
         assert not std_is(released_noise(1.3), 1.3 * 0.8)
 
 

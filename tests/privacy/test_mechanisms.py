@@ -16,6 +16,7 @@ from cloister.privacy.mechanisms import MECHANISMS
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
 from cloister.privacy.mechanisms.gaussian import GaussianMean
 from cloister.privacy.mechanisms.mechanism import Mechanism, Released
+from cloister.privacy.mechanisms.total import Intake
 
 LAYOUT = Layout.of({"kernel": np.zeros(3)})
 SOUND = {
@@ -51,7 +52,10 @@ def test_it_is_what_it_says(name, options, capabilities):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Twin(GaussianMean):
-    """What a right mechanism makes, changed on the way out."""
+    """What a right mechanism makes of all replies together, changed on the way out."""
+
+    def intake(self, layout, sent, most):
+        return None
 
     def release(self, contributions):
         return dataclasses.replace(super().release(contributions), **self.changed(contributions))
@@ -71,6 +75,19 @@ class NoClip(Twin):
         wide = dataclasses.replace(self.clip, bound=4 * self.clip.bound)
         calm = dataclasses.replace(self, clip=wide, noise_multiplier=self.multiplier / 4)
         return dataclasses.replace(GaussianMean.release(calm, contributions), following=None)
+
+
+class Repeating(Intake):
+    def take(self, cohort, examples):
+        for _ in range(4):
+            super().take(cohort, examples)
+
+
+class AddsRepeatedly(Twin):
+    """Replies that come a few at a time."""
+
+    def intake(self, layout, sent, most):
+        return Repeating(**vars(GaussianMean.intake(self, layout, sent, most)))
 
 
 class NothingWhenEmpty(Twin):
@@ -167,6 +184,7 @@ class Thawed(Mechanism):
 BROKEN = {
     AThirdOfTheNoise: "an attack shows",
     NoClip: "an attack shows",
+    AddsRepeatedly: "an attack shows",
     NothingWhenEmpty: "shown 0 models",
     OneParameterBare: "without noise",
     ABareBias: "an attack shows",

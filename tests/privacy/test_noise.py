@@ -1,9 +1,11 @@
 """The noise source: normal, independent, never repeated, from entropy unless asked otherwise."""
 
+import copy
 import hashlib
 import math
 import multiprocessing
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 from statistics_of_noise import FALSE_ALARM, is_normal, std_is
 
+from cloister import DiscreteGaussian
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.core.threads import spans
 from cloister.privacy.mechanisms import noise
@@ -97,6 +100,15 @@ INHERITED = GaussianNoise()
 
 def _drawn_from():
     return INHERITED.standard_normal(4)
+
+
+@pytest.mark.parametrize("source", [GaussianNoise, DiscreteGaussian])
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_cannot_repeat_the_noise(source, how):
+    """As whoever copies a strategy for a second run would have it."""
+    with pytest.raises(PrivacyError) as refused:
+        how(source())
+    assert str(refused.value) == "noise cannot be copied or pickled: both copies would add the same; make another"
 
 
 def test_noise_is_added_to_what_is_there():

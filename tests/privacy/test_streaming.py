@@ -13,6 +13,7 @@ from test_clipping import cohort_of
 from cloister.aggregation import GlobalDP, MetricDP, PrivateStrategy, screening
 from cloister.aggregation.canaries import Canaries
 from cloister.core.arrays import to_record
+from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, clip
 from cloister.privacy.mechanisms.gaussian import GaussianMean
 from cloister.privacy.mechanisms.grid import Grid
@@ -182,6 +183,17 @@ class TestTotal:
         np.testing.assert_array_equal(self.parts(long, size), whole)
         far = np.linalg.norm(whole - self.parts(cohort, size))
         assert far < 3 * 2 * 0.5 / 9
+
+    def test_less_noise_than_is_asked_for_is_refused(self):
+        """As of a mechanism that decides in its release how much noise there is, when the sum is made already."""
+        cohort = self.cohort()
+        total = Total(Grid.of(0.5, 0.7, 23), cohort.layout, cohort.sent)
+        with pytest.raises(PrivacyError) as refused:
+            noisy_total(total, 0.8, 9, GaussianNoise(1))
+        assert str(refused.value) == "more noise was asked for than the sum was made for: its grid has less"
+        with pytest.raises(ConfigError) as refused:
+            noisy_total(total, 0.7, 0, GaussianNoise(1))
+        assert str(refused.value) == "cohort_size must be > 0, got 0"
 
     def test_a_part_that_is_lost_shows(self, monkeypatch):
         right = self.parts(self.cohort(), 7)

@@ -86,6 +86,14 @@ class Grid:
         """The distance between the sums that may be released, in units of the weights."""
         return self.bound / self.steps
 
+    def covers(self, multiplier: float) -> bool:
+        """Whether its noise is that of a multiplier, or more.
+
+        Args:
+            multiplier: z ≥ 0.
+        """
+        return not multiplier or self.scale >= _scale(multiplier, self.steps)
+
     def shortened(self, weights: NDArray, squares: NDArray, share: float) -> NDArray[np.float64]:
         """The weights, smaller for contributions that are not shown to be within the bound.
 

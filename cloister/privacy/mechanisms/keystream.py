@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from itertools import count
+from typing import NoReturn
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
@@ -48,6 +49,14 @@ class Keystream:
         if os.getpid() != self._process:
             raise PrivacyError("noise cannot be shared with a forked process: both would add the same; make another")
         return {span: tuple(next(self._numbers) for _ in range(0, len(span), self._block)) for span in stretches}
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse copies, and pickles, which are copies in another process: each would add the same noise.
+
+        Raises:
+            PrivacyError: always.
+        """
+        raise PrivacyError("noise cannot be copied or pickled: both copies would add the same; make another")
 
     def secret(self) -> bytes:
         """The first 32 bytes of the next place in the stream, which is set aside: the key of another stream."""

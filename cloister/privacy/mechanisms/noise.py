@@ -14,7 +14,7 @@ millions of coordinates is not negligible beside the δ of a guarantee. What rem
 | negative, NaN or infinite deviation | refused (`add`, `add_on_grid`) |
 | an array without numbers | nothing; no place of the stream is used |
 | NaN or infinite numbers in the target | they stay what they are: whoever calls keeps them out |
-| a forked process | refused: both processes would add the same noise |
+| a forked process, a copy, a pickle | refused: both would add the same noise |
 """
 
 import math

@@ -8,7 +8,7 @@ import numpy as np
 from cloister.core import check
 from cloister.core.arrays import Row
 from cloister.core.cohort import Cohort, scratch_for, weighted_sum
-from cloister.core.errors import UnboundedSensitivity
+from cloister.core.errors import PrivacyError, UnboundedSensitivity
 from cloister.core.threads import spans
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -68,7 +68,6 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
     """
     if math.isinf(cohort.l2_bound):
         raise UnboundedSensitivity("noise was asked for before anything bounded a contribution; clip first")
-    check.positive(cohort_size=size)
     check.non_negative(noise_multiplier=multiplier)
     total = Total(Grid.of(cohort.l2_bound, multiplier, len(cohort), widest), cohort.layout, cohort.sent)
     total.add(cohort)
@@ -80,10 +79,17 @@ def noisy_total(total: Total, multiplier: float, size: float, noise: GaussianNoi
 
     Args:
         total: of contributions that are bounded by the C of its grid.
-        multiplier: z ≥ 0, that the grid was made for.
-        size: public number of contributions the mean is taken over, > 0.
+        multiplier: z ≥ 0; the grid was made for it.
+        size: public number of contributions the mean is taken over.
         noise: where the key of the noise comes from.
+
+    Raises:
+        ConfigError: the size is not above 0.
+        PrivacyError: the grid was made for less noise.
     """
+    check.positive(cohort_size=size)
+    if not total.grid.covers(multiplier):
+        raise PrivacyError("more noise was asked for than the sum was made for: its grid has less")
     bound = total.grid.bound
     return Release(total.mean(size, noise), multiplier * bound / size, bound / size)
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from cloister.core.arrays import Layout, Row
-from cloister.core.cohort import Cohort
+from cloister.core.cohort import Cohort, added_up
 from cloister.core.threads import Span, for_each_span, spans
 from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian, Maker
 from cloister.privacy.mechanisms.grid import SHORTER, Adder, Grid
@@ -113,7 +113,7 @@ class Total:
             return next(adders), source.maker() if source else None
 
         for_each_span(self._spans, add, workspace, cost=len(self._last))
-        return squares.sum(axis=0)
+        return added_up(squares)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ Refused candidates are replaced by spare ones. NumPy and numba make the same num
 | numbers further than 63 deviations from zero | never drawn: all are below 2^31; 2^-2900 of the law lies there |
 | a bit string that leaves a comparison open | further bits are drawn until it is decided |
 | a block that has used up its place in the stream | refused; that takes ten times the bits that a block reads |
-| a forked process | refused: both processes would add the same noise |
+| a forked process, a copy, a pickle | refused: both would add the same noise |
 """
 
 import math
