@@ -35,7 +35,7 @@ from cloister.server.quorum import Quorum
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
 from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory
-from cloister.server.resume import NODES, Earlier, Remembering, earlier_run
+from cloister.server.resume import NODES, Earlier, Remembering, earlier_run, remember
 from cloister.server.sites import Sites
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
@@ -196,8 +196,7 @@ def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:
     if progress is not None:
         progress.restore(keepers_of(plan, scene.stopping))
     earlier.refuse_more_rounds(plan.config, plan.claim.status == "sound" or plan.config.privacy.client.is_on)
-    if isinstance(grid, Remembering):
-        grid.remember(directory.read_json(NODES))
+    remember(grid, directory)
     scene.rounds.extend(map(Round.of_line, directory.cut(earlier.last_round)))
     after = (*earlier.resumed_after, *([] if progress is None else [progress.round]))
     directory.go_on(plan, after, grid.run.fab_hash)
@@ -206,7 +205,7 @@ def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:
 def _open(scene: _Scene) -> None:
     """Begin the budget, and say what is about to happen."""
     plan, directory = scene.plan, scene.directory
-    plan.budget.begin(directory.path.name)
+    plan.budget.begin(directory.name)
     for reason in plan.unprotected_releases:
         plan.budget.record_unprotected(reason)
     scene.narrator.opening(plan, directory, plan.maximum_epsilon(scene.layout))
@@ -265,7 +264,11 @@ def _save(scene: _Scene, loop: RoundLoop) -> tuple[Statement, Ending]:
         ending = _tried(what, write, ending)
     said = _statement(scene.plan, scene.layout, loop)
     privacy = record(said) | ending.facts()
-    return said, _tried("privacy.json", lambda: scene.directory.write_json("privacy.json", privacy), ending)
+    ending = _tried("privacy.json", lambda: scene.directory.write_json("privacy.json", privacy), ending)
+    if ending.how == "as-asked" and scene.plan.strategy.has_secret_cohorts:
+        # Nothing is left to resume, and how often each client was drawn is no part of what the run leaves behind.
+        (scene.directory.path / NODES).unlink(missing_ok=True)
+    return said, ending
 
 
 def _tried(what: str, write: Callable[[], None], ending: Ending) -> Ending:
