@@ -86,6 +86,8 @@ class Progress:
                     "the Cloister that began it"
                 )
             number = int(facts["round"])
+            if number < 0:
+                raise ValueError(f"round {number}")
             model = _read(directory.checkpoint_path(number))
             return cls(number, model, _read(_arrays_path(directory, number)) if facts["arrays"] else {})
         except FileNotFoundError as error:

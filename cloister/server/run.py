@@ -22,7 +22,7 @@ from cloister.core.hypotheses import unstacked
 from cloister.core.wire import ROUND, SEED
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.record import record, running
-from cloister.privacy.claims.server import statement
+from cloister.privacy.claims.server import IF_NOT_BROKEN, statement
 from cloister.server.build import Plan
 from cloister.server.clients import client_claim, personalise
 from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
@@ -352,9 +352,11 @@ def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> Statement:
     # what is claimed is what could have been released in all. A budget ends a run by what is known before it.
     ended_by_choice = loop.ending.how != "budget" and loop.aggregated < plan.config.num_rounds
     asked = plan.config.num_rounds if ended_by_choice else loop.asked
-    clients = client_claim(plan, layout, asked + plan.resumes)
-    planned = partial(plan.planned, layout) if ended_by_choice else None
     sampling, resumed = render_sampling(plan), plan.resumes > 0
+    clients = client_claim(plan, layout, asked + plan.resumes)
+    if clients is not None and resumed:
+        clients = clients.on_condition(IF_NOT_BROKEN)
+    planned = partial(plan.planned, layout) if ended_by_choice else None
     return statement(plan.claim, plan.budget, loop.aggregated, sampling, clients, planned, resumed)
 
 

@@ -27,6 +27,7 @@ from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.meaning import meanings
 from cloister.privacy.claims.record import statement_of
+from cloister.privacy.claims.words import render_clients
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.rundir import RunDirectory
 from cloister.server.resume import settings_of
@@ -374,6 +375,16 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="what was saved of the run's strategy does not fit: ValueError"):
             resume(tmp_path)
 
+    def test_of_noise_that_is_not_its_own(self, stopped, tmp_path):
+        """What is claimed of planned rounds would be that of more noise than there was."""
+        shutil.copytree(stopped / "r", tmp_path / "r")
+        path = tmp_path / "r" / "state-00001.npz"
+        with np.load(path) as saved:
+            arrays = dict(saved)
+        np.savez(path, **arrays | {"strategy/mechanism/noise-multiplier": np.array(100.0)})
+        with pytest.raises(ConfigError, match="what was saved of the run's strategy does not fit: ValueError"):
+            resume(tmp_path)
+
     def test_of_noise_that_would_repeat(self, tmp_path):
         stopped_after(tmp_path, PRIVATE | {"privacy.noise-seed": 7}, 1)
         with pytest.raises(ConfigError, match=r"privacy\.noise-seed = 7 would add the noise of the first rounds"):
@@ -477,6 +488,20 @@ class TestClaimsOfADirectoryThatWasMoved:
         planned = outcome.plan.planned(layout_of(outcome))
         claimed = claims(tmp_path)["claims"][0]["epsilon"]
         assert claimed == best_epsilon(recorded, 1e-5)[0] > best_epsilon(planned, 1e-5)[0]
+
+    @pytest.mark.parametrize("client", ["gaussian", "laplace"])
+    def test_what_clients_are_told_rests_on_the_same_condition(self, tmp_path, client):
+        """The server decides how often it resumes, and clients' claims are about the server."""
+        bound = "privacy.client-clipping-norm" if client == "gaussian" else "privacy.radius"
+        noise = {"privacy.client": client, "privacy.client-noise-multiplier": 50.0, bound: 1.0}
+        stopped_after(tmp_path, LINEAR | noise, 1)
+        assert not any("condition" in figure for figure in claims(tmp_path)["clients"]["claims"])
+        outcome = resume(tmp_path)
+        found = claims(tmp_path)["clients"]["claims"]
+        assert found and all("break off" in figure["condition"] for figure in found)
+        said = statement_of(outcome.privacy)
+        assert "break off" in render_clients(said.clients)[-2]
+        assert any("break off" in meaning.how_much for meaning in meanings(said))
 
     def test_releases_of_other_runs_cannot_be_called_its_own(self, tmp_path):
         """A state that names them would have what all runs have released counted without them."""
