@@ -209,9 +209,16 @@ class Canaries:
         return {"key": key, "coins": self.coins, **seen}
 
     def restored(self, state: State) -> Self:
-        """These canaries as they were saved."""
+        """These canaries as they were saved.
+
+        Raises:
+            ValueError: there were others.
+        """
         if not state:
             return self
+        shapes = state["key"].shape, state["coins"].shape, state["scores"].shape
+        if shapes != ((KEY,), self.coins.shape, self.scores.shape) or state["coins"].dtype != bool:
+            raise ValueError("the state of other canaries")
         rounds, size = int(state["rounds"]), int(state["size"])
         directions = Directions(state["key"].tobytes())
         return replace(

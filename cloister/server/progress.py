@@ -9,7 +9,6 @@ dies at any instant leaves one round complete. Arrays are read without pickle.
 """
 
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,13 +86,17 @@ class Progress:
                     "the Cloister that began it"
                 )
             number = int(facts["round"])
+            if number < 0:
+                raise ValueError(f"round {number}")
             model = _read(directory.checkpoint_path(number))
             return cls(number, model, _read(_arrays_path(directory, number)) if facts["arrays"] else {})
         except FileNotFoundError as error:
             if error.filename != str(path):
                 raise ConfigError(f"resume: {error.filename} is missing, and {path} goes with it") from None
             return None
-        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        except ConfigError:
+            raise
+        except Exception as error:  # what readers of archives raise has no common name
             raise ConfigError(f"resume: {path} and its checkpoint cannot be read: {type(error).__name__}") from None
 
     def restore(self, keepers: Mapping[str, Stateful]) -> None:
@@ -109,7 +112,7 @@ class Progress:
         for name, keeper in keepers.items():
             try:
                 keeper.load_state_dict(part(self.state, name))
-            except (KeyError, ValueError, TypeError) as error:
+            except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
                 raise ConfigError(
                     f"resume: what was saved of the run's {name} does not fit: {type(error).__name__}"
                 ) from None

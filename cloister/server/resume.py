@@ -15,7 +15,7 @@ from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
 from cloister.server.lasting import is_simulated
 from cloister.server.progress import Progress
-from cloister.server.reports.rundir import RESUMED, SIMULATION, RunDirectory
+from cloister.server.reports.rundir import NAME, RESUMED, SIMULATION, RunDirectory
 
 MAY_CHANGE = frozenset(
     {
@@ -113,16 +113,35 @@ def earlier_run(config: RunConfig, grid: Grid, clients: int = 0) -> Iterator[Ear
         ConfigError: there is no such run, it has ended, a process is at it, or it cannot go on with this configuration.
     """
     path = Path(config.resume).expanduser().resolve()
-    facts = _read(path / "config.json", path)
+    _read(path / "config.json", path)  # before anything is made there
     with RunDirectory(path).held() as directory:
-        before = parse(facts["config"])
+        # Again: whoever held it until now may have resumed the run.
+        before, seed, resumed_after = _facts(directory)
         _refuse_changes(before, config)
         _refuse_other_clients(path, clients)
         _refuse_seeded(config)
         _refuse_forgetful(grid, config)
         progress = Progress.load(directory)
         _refuse_ended(path, config, progress)
-        yield Earlier(directory, before, facts["seed"], tuple(facts.get(RESUMED, ())), progress)
+        yield Earlier(directory, before, seed, resumed_after, progress)
+
+
+def remember(grid: Grid, directory: RunDirectory) -> None:
+    """Let the nodes of this process remember what they did in the part of the run that there was.
+
+    Args:
+        grid: to them; another one has nodes that remember by themselves.
+        directory: of the run.
+
+    Raises:
+        ConfigError: what was written of it is of another kind.
+    """
+    if not isinstance(grid, Remembering):
+        return
+    try:
+        grid.remember(directory.read_json(NODES))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _foreign(directory.path / NODES, error) from None
 
 
 def settings_of(directory: Path) -> dict[str, Scalar]:
@@ -135,7 +154,8 @@ def settings_of(directory: Path) -> dict[str, Scalar]:
         ConfigError: it is no run directory.
     """
     path = directory.expanduser().resolve()
-    return _read(path / "config.json", path)["config"] | {"resume": str(path)}
+    config, _, _ = _facts(RunDirectory(path))
+    return config.flat() | {"resume": str(path)}
 
 
 def clients_of(directory: Path) -> int:
@@ -145,13 +165,31 @@ def clients_of(directory: Path) -> int:
         directory: of the run.
     """
     path = directory.expanduser().resolve() / SIMULATION
-    return int(_read(path, path.parent)["clients"]) if path.is_file() else 0
+    try:
+        return int(_read(path, path.parent)["clients"]) if path.is_file() else 0
+    except (ValueError, KeyError, TypeError) as error:
+        raise _foreign(path, error) from None
+
+
+def _facts(directory: RunDirectory) -> tuple[RunConfig, int, tuple[int, ...]]:
+    """The configuration of a run, its seed, and after which rounds it was resumed; the directory learns its name."""
+    path = directory.path / "config.json"
+    facts = _read(path, directory.path)
+    try:
+        directory.name = str(facts.get(NAME, directory.name))
+        return parse(facts["config"]), int(facts["seed"]), tuple(map(int, facts.get(RESUMED, ())))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise _foreign(path, error) from None
+
+
+def _foreign(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"resume: {path} is not what a run writes: {type(error).__name__}")
 
 
 def _read(file: Path, directory: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"resume = {str(directory)!r} is no run directory: {file.name}: {type(error).__name__}"
         ) from None
@@ -204,11 +242,12 @@ def _refuse_ended(path: Path, config: RunConfig, progress: Progress | None) -> N
     """Refuse a run that has nothing left to do: its rounds are over and so are its last words, or it stopped itself."""
     try:
         ended = json.loads((path / "privacy.json").read_text())["ended"]
-    except (OSError, ValueError, KeyError):
+        how, why = ended["how"], ended["why"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
     finished = progress is not None and progress.round >= config.num_rounds
-    if ended["how"] == "as-asked" and (finished or ended["why"]):
+    if how == "as-asked" and (finished or why):
         raise ConfigError(
             f"resume = {config.resume!r} has nothing to resume: the run ended in order "
-            f"({ended['why'] or f'after all {config.num_rounds} rounds'})"
+            f"({why or f'after all {config.num_rounds} rounds'})"
         )

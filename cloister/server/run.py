@@ -22,7 +22,7 @@ from cloister.core.hypotheses import unstacked
 from cloister.core.wire import ROUND, SEED
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.record import record, running
-from cloister.privacy.claims.server import statement
+from cloister.privacy.claims.server import IF_NOT_BROKEN, statement
 from cloister.server.build import Plan
 from cloister.server.clients import client_claim, personalise
 from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
@@ -35,7 +35,7 @@ from cloister.server.quorum import Quorum
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
 from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory
-from cloister.server.resume import NODES, Earlier, Remembering, earlier_run
+from cloister.server.resume import NODES, Earlier, Remembering, earlier_run, remember
 from cloister.server.sites import Sites
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
@@ -196,8 +196,7 @@ def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:
     if progress is not None:
         progress.restore(keepers_of(plan, scene.stopping))
     earlier.refuse_more_rounds(plan.config, plan.claim.status == "sound" or plan.config.privacy.client.is_on)
-    if isinstance(grid, Remembering):
-        grid.remember(directory.read_json(NODES))
+    remember(grid, directory)
     scene.rounds.extend(map(Round.of_line, directory.cut(earlier.last_round)))
     after = (*earlier.resumed_after, *([] if progress is None else [progress.round]))
     directory.go_on(plan, after, grid.run.fab_hash)
@@ -206,7 +205,7 @@ def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:
 def _open(scene: _Scene) -> None:
     """Begin the budget, and say what is about to happen."""
     plan, directory = scene.plan, scene.directory
-    plan.budget.begin(directory.path.name)
+    plan.budget.begin(directory.name)
     for reason in plan.unprotected_releases:
         plan.budget.record_unprotected(reason)
     scene.narrator.opening(plan, directory, plan.maximum_epsilon(scene.layout))
@@ -265,7 +264,11 @@ def _save(scene: _Scene, loop: RoundLoop) -> tuple[Statement, Ending]:
         ending = _tried(what, write, ending)
     said = _statement(scene.plan, scene.layout, loop)
     privacy = record(said) | ending.facts()
-    return said, _tried("privacy.json", lambda: scene.directory.write_json("privacy.json", privacy), ending)
+    ending = _tried("privacy.json", lambda: scene.directory.write_json("privacy.json", privacy), ending)
+    if ending.how == "as-asked" and scene.plan.strategy.has_secret_cohorts:
+        # Nothing is left to resume, and how often each client was drawn is no part of what the run leaves behind.
+        (scene.directory.path / NODES).unlink(missing_ok=True)
+    return said, ending
 
 
 def _tried(what: str, write: Callable[[], None], ending: Ending) -> Ending:
@@ -349,9 +352,11 @@ def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> Statement:
     # what is claimed is what could have been released in all. A budget ends a run by what is known before it.
     ended_by_choice = loop.ending.how != "budget" and loop.aggregated < plan.config.num_rounds
     asked = plan.config.num_rounds if ended_by_choice else loop.asked
-    clients = client_claim(plan, layout, asked + plan.resumes)
-    planned = partial(plan.planned, layout) if ended_by_choice else None
     sampling, resumed = render_sampling(plan), plan.resumes > 0
+    clients = client_claim(plan, layout, asked + plan.resumes)
+    if clients is not None and resumed:
+        clients = clients.on_condition(IF_NOT_BROKEN)
+    planned = partial(plan.planned, layout) if ended_by_choice else None
     return statement(plan.claim, plan.budget, loop.aggregated, sampling, clients, planned, resumed)
 
 

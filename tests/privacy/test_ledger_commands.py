@@ -113,7 +113,7 @@ class TestTheCommand:
             assert f"{unit}, add-or-remove, δ = 1e-05: ε = " in shown
             budget = f"{unit}, add-or-remove: ε ≤ 5 at δ = 1e-05, also if later runs were chosen by what earlier ones"
             assert f"{budget} released; {share:.3g} %" in shown
-        assert shown.count("it holds if no run was chosen, or ended early, by what had been released") == 3
+        assert shown.count("it holds if no run was chosen, ended early or resumed by what had been released") == 3
         assert shown.count("kept by Rényi DP of order") == 2 and "kept by Gaussian DP" in shown
 
     def test_show_does_not_claim_a_budget_that_was_passed_before_it_was_set(self, path):

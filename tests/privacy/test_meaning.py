@@ -12,6 +12,7 @@ from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState
 from cloister.privacy.claims.meaning import best_guess, best_guess_of_a_part, meanings, percent
 from cloister.privacy.claims.record import record, statement_of
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
+from cloister.privacy.claims.words import render_clients
 
 LEDGER = LedgerState("ledger.jsonl", "0" * 64, 3, False)
 OF_RUN = Figure("client", "add-or-remove", None, OUTSIDERS, RUN, 1.0, 1e-5, "pld", {"pld": 1.0, "rdp": 1.2})
@@ -104,6 +105,13 @@ class TestSentences:
         )
         (told,) = meanings(stated(mechanism="none", clients=DpSgdClaim("dp-sgd", unit="example", sizes=sizes)))
         assert "single example" in told.who and "ε = 3," in told.how_much and "64, 65, 640 examples" in told.how_much
+
+    def test_dp_sgd_tells_of_a_condition(self):
+        sizes = (OfSize(64, 3, (Figure("example", "add-or-remove", "n", "all", epsilon=2.0, delta=1e-5),)),)
+        claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes).on_condition("it holds if nobody broke it off")
+        (told,) = meanings(stated(mechanism="none", clients=claim))
+        assert ", if nobody broke it off; computed for clients" in told.how_much
+        assert any(line.endswith("against all; it holds if nobody broke it off") for line in render_clients(claim))
 
     def test_the_guarantee_comes_first(self):
         local = LocalClaim("gaussian", figures=(Figure("client", "replace-one", "n", "all", "s", 2.0, 1e-5),))

@@ -122,7 +122,7 @@ def test_a_budget_below_what_was_spent_before_is_not_claimed(tmp_path):
     go(tmp_path, num_rounds=2)
     facts = go(tmp_path, privacy__max_epsilon=0.5).privacy
     (_, everything) = facts["claims"]
-    assert everything["epsilon"] > 0.5 and "if no run was chosen, or ended early, by" in everything["condition"]
+    assert everything["epsilon"] > 0.5 and "if no run was chosen, ended early or resumed by" in everything["condition"]
 
 
 @pytest.mark.parametrize(

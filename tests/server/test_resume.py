@@ -21,11 +21,13 @@ from cloister.config.run import parse
 from cloister.core.errors import ConfigError, LedgerError
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
-from cloister.privacy.accounting.account import best_epsilon
+from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.meaning import meanings
 from cloister.privacy.claims.record import statement_of
+from cloister.privacy.claims.words import render_clients
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.rundir import RunDirectory
 from cloister.server.resume import settings_of
@@ -335,6 +337,54 @@ class TestRefusals:
         with pytest.raises(LedgerError, match="holds 0 of the 1 releases that this run has made"):
             simulate({"resume": str(tmp_path / "copy" / "r")} | moved, None, Narrator(3, Console(quiet=True)))
 
+    FILES = ("config.json", "simulation.json", "state.json", "state-00001.npz", "checkpoints/round-00001.npz")
+
+    @pytest.mark.parametrize("name", [*FILES, "rounds.jsonl", "nodes.json"])
+    @pytest.mark.parametrize(
+        "content", ["[1]\n", '{"round": []}\n', "PK\x03\x04\n", "[" * 200_000 + "\n"], ids=range(4)
+    )
+    def test_of_files_that_no_run_wrote(self, stopped, tmp_path, name, content):
+        shutil.copytree(stopped / "r", tmp_path / "r")
+        (tmp_path / "r" / name).write_text(content)
+        with pytest.raises(ConfigError, match=r"^resume"):
+            resume(tmp_path)
+
+    def test_of_a_checkpoint_without_anything(self, stopped, tmp_path):
+        shutil.copytree(stopped / "r", tmp_path / "r")
+        (tmp_path / "r" / "checkpoints" / "round-00001.npz").write_bytes(b"")
+        with pytest.raises(ConfigError, match=r"state\.json and its checkpoint cannot be read: EOFError"):
+            resume(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("key", "value"), [("config", None), ("config", [1]), ("seed", "x"), ("seed", 1e999), ("resumed-after", 3)]
+    )
+    def test_of_facts_that_no_run_wrote(self, stopped, tmp_path, key, value):
+        shutil.copytree(stopped / "r", tmp_path / "r")
+        path = tmp_path / "r" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+        with pytest.raises(ConfigError, match=r"config\.json is not what a run writes"):
+            resume(tmp_path)
+
+    def test_of_canaries_that_are_not_its_own(self, tmp_path):
+        """A state with others, or with some for a run without any, which its draws may not go with."""
+        stopped_after(tmp_path, PRIVATE | {"privacy.canaries": 20}, 1)
+        path = tmp_path / "r" / "state-00001.npz"
+        with np.load(path) as saved:
+            arrays = dict(saved)
+        np.savez(path, **arrays | {"strategy/canaries/coins": np.ones(9, bool)})
+        with pytest.raises(ConfigError, match="what was saved of the run's strategy does not fit: ValueError"):
+            resume(tmp_path)
+
+    def test_of_noise_that_is_not_its_own(self, stopped, tmp_path):
+        """What is claimed of planned rounds would be that of more noise than there was."""
+        shutil.copytree(stopped / "r", tmp_path / "r")
+        path = tmp_path / "r" / "state-00001.npz"
+        with np.load(path) as saved:
+            arrays = dict(saved)
+        np.savez(path, **arrays | {"strategy/mechanism/noise-multiplier": np.array(100.0)})
+        with pytest.raises(ConfigError, match="what was saved of the run's strategy does not fit: ValueError"):
+            resume(tmp_path)
+
     def test_of_noise_that_would_repeat(self, tmp_path):
         stopped_after(tmp_path, PRIVATE | {"privacy.noise-seed": 7}, 1)
         with pytest.raises(ConfigError, match=r"privacy\.noise-seed = 7 would add the noise of the first rounds"):
@@ -369,6 +419,99 @@ class TestRefusals:
         assert resume(tmp_path).ended == "as-asked"
         with pytest.raises(ConfigError, match="after all 3 rounds"):
             resume(tmp_path)
+
+
+class TestTheLock:
+    def test_one_whose_file_was_taken_away_in_the_meantime_is_none(self, tmp_path, monkeypatch):
+        """The process before ends between the moments in which this one opens the file and locks it."""
+        import fcntl
+
+        flock = fcntl.flock
+
+        def late(lock, how):
+            (tmp_path / "running").unlink()
+            flock(lock, how)
+
+        monkeypatch.setattr(fcntl, "flock", late)
+        with pytest.raises(ConfigError, match="a process of this machine is at"), RunDirectory(tmp_path).held():
+            pytest.fail("another process could lock a file of the same name")
+
+    @pytest.mark.parametrize("name", ["running", ".reserve"])
+    def test_no_file_is_cut_off_through_a_link(self, tmp_path, name):
+        (tmp_path / "mine").write_text("keep")
+        (tmp_path / "r").mkdir()
+        (tmp_path / "r" / name).symlink_to(tmp_path / "mine")
+        directory = RunDirectory(tmp_path / "r")
+        if name == "running":
+            with pytest.raises(OSError, match="symbolic links"), directory.held():
+                pytest.fail("the link was followed")
+        else:
+            directory.reserve(0)
+        assert (tmp_path / "mine").read_text() == "keep"
+
+    def test_what_was_resumed_before_is_read_with_the_lock_held(self, tmp_path, monkeypatch):
+        stopped_after(tmp_path, PRIVATE, 1)
+        held = RunDirectory.held
+
+        @contextmanager
+        def after_another(directory):
+            monkeypatch.setattr(RunDirectory, "held", held)
+            stopped_after(tmp_path, {"resume": str(tmp_path / "r")}, 1)
+            with held(directory) as found:
+                yield found
+
+        monkeypatch.setattr(RunDirectory, "held", after_another)
+        assert resume(tmp_path).plan.resumes == 2
+
+
+class TestClaimsOfADirectoryThatWasMoved:
+    """What a run is said to have released does not depend on where its directory is, or what was in it before."""
+
+    def test_a_new_name_leaves_nothing_out(self, tmp_path):
+        go(tmp_path / "whole", PRIVATE)
+        stopped_after(tmp_path / "parts", PRIVATE, 2)
+        (tmp_path / "parts" / "r").rename(tmp_path / "parts" / "renamed")
+        simulate({"resume": str(tmp_path / "parts" / "renamed")}, None, Narrator(3, Console(quiet=True)))
+        (tmp_path / "parts" / "renamed").rename(tmp_path / "parts" / "r")
+        assert claims(tmp_path / "parts")["claims"][0]["epsilon"] == claims(tmp_path / "whole")["claims"][0]["epsilon"]
+        assert {entry.run for entry in Ledger(tmp_path / "parts" / "r" / "ledger.jsonl").entries} == {"r"}
+
+    def test_an_earlier_copy_leaves_nothing_out(self, tmp_path):
+        lasting = PRIVATE | {"privacy.data-identity": "d"}
+        stopped_after(tmp_path, lasting, 1)
+        shutil.copytree(tmp_path / "r", tmp_path / "copy")
+        for _ in range(4):
+            shutil.rmtree(tmp_path / "r")
+            shutil.copytree(tmp_path / "copy", tmp_path / "r")
+            outcome = stopped_after(tmp_path, {"resume": str(tmp_path / "r")}, 1)
+        recorded = PrivacyBudget(Ledger(tmp_path / "ledgers" / "d.jsonl"), "r").account_of_run()
+        planned = outcome.plan.planned(layout_of(outcome))
+        claimed = claims(tmp_path)["claims"][0]["epsilon"]
+        assert claimed == best_epsilon(recorded, 1e-5)[0] > best_epsilon(planned, 1e-5)[0]
+
+    @pytest.mark.parametrize("client", ["gaussian", "laplace"])
+    def test_what_clients_are_told_rests_on_the_same_condition(self, tmp_path, client):
+        """The server decides how often it resumes, and clients' claims are about the server."""
+        bound = "privacy.client-clipping-norm" if client == "gaussian" else "privacy.radius"
+        noise = {"privacy.client": client, "privacy.client-noise-multiplier": 50.0, bound: 1.0}
+        stopped_after(tmp_path, LINEAR | noise, 1)
+        assert not any("condition" in figure for figure in claims(tmp_path)["clients"]["claims"])
+        outcome = resume(tmp_path)
+        found = claims(tmp_path)["clients"]["claims"]
+        assert found and all("break off" in figure["condition"] for figure in found)
+        said = statement_of(outcome.privacy)
+        assert "break off" in render_clients(said.clients)[-2]
+        assert any("break off" in meaning.how_much for meaning in meanings(said))
+
+    def test_releases_of_other_runs_cannot_be_called_its_own(self, tmp_path):
+        """A state that names them would have what all runs have released counted without them."""
+        ledger = Ledger(tmp_path / "ledger.jsonl")
+        other = PrivacyBudget(ledger, "other")
+        ids = [other.spend(Gaussian(1.0), number) for number in (1, 2)]
+        own = PrivacyBudget(ledger, "own")
+        own.load_state_dict({"opened": np.array([list(bytes.fromhex(release)) for release in ids], np.uint8)})
+        nothing = Account((), "add-or-remove", insiders=True)
+        assert own.account_with(nothing).epsilon(1e-5, "pld") == other.account().epsilon(1e-5, "pld")
 
 
 class Remembering(FedYogi):
@@ -459,6 +602,16 @@ class TestWhatGoesOn:
         resume(tmp_path / "parts")
         found = [json.loads((tmp_path / part / "r" / "leakage.json").read_text()) for part in ("whole", "parts")]
         assert found[0] == found[1]
+
+    def test_not_how_often_clients_were_drawn_where_that_is_secret(self, tmp_path):
+        settings = PRIVATE | {"privacy.client": "laplace", "privacy.client-noise-multiplier": 5.0}
+        go(tmp_path / "public", settings)
+        assert (tmp_path / "public" / "r" / "nodes.json").exists()
+        secret = settings | {"strategy.sampling": "poisson", "strategy.fraction-train": 0.9}
+        stopped_after(tmp_path / "secret", secret, 2)
+        assert (tmp_path / "secret" / "r" / "nodes.json").exists(), "what nodes have released goes on"
+        resume(tmp_path / "secret")
+        assert not (tmp_path / "secret" / "r" / "nodes.json").exists()
 
     def test_more_rounds_where_nothing_is_claimed(self, tmp_path):
         go(tmp_path / "parts", LINEAR | {"strategy.name": "fedyogi"})

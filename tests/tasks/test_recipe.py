@@ -78,6 +78,7 @@ def test_an_empty_text_says_none():
             {"client__augmentation": "flip"},
             "client.augmentation = 'flip' is no transform of task 'digits', which has n",
         ),
+        ({"client__augmentation": "jitter,jitter"}, "client.augmentation names a transform more than once"),
         ({"privacy__client": "dp-sgd"}, "privacy.client = 'dp-sgd' refuses the Keras callbacks of this task"),
         ({"privacy__client": "gaussian"}, "privacy.client = 'gaussian' refuses the Keras callbacks"),
         ({"privacy__client": "laplace"}, "privacy.client = 'laplace' refuses the Keras callbacks"),

@@ -183,8 +183,9 @@ class PrivacyBudget(Generic[AnyStore]):
         return self.ledger.account(self.unit, self.relation, insiders=True)
 
     def account_of_run(self: "PrivacyBudget[Ledger]", insiders: bool = True) -> Account:
-        """What this run alone has released."""
-        own = (entry.event for entry in self.ledger.entries if entry.run == self.run and entry.unit == self.unit)
+        """What this run alone has released: under its name, or through this under another."""
+        about = (entry for entry in self.ledger.entries if entry.unit == self.unit)
+        own = (entry.event for entry in about if entry.run == self.run or entry.release in self._opened)
         return Account(own, self.relation, insiders)
 
     def account_with(self: "PrivacyBudget[Ledger]", planned: Account) -> Account:
@@ -193,7 +194,8 @@ class PrivacyBudget(Generic[AnyStore]):
         Runs may share a name. Only what was opened here is left out.
         """
         for entry in self.ledger.entries:
-            if entry.release not in self._opened and entry.unit == self.unit:
+            own = entry.release in self._opened and entry.run == self.run
+            if not own and entry.unit == self.unit:
                 planned = planned.plus(entry.event)
         return planned
 

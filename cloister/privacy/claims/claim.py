@@ -123,6 +123,10 @@ class LocalClaim(Claim):
         found = tuple(reasons)
         return replace(self, reasons=(*self.reasons, *found), figures=()) if found else self
 
+    def on_condition(self, condition: str) -> "LocalClaim":
+        """The claim, whose figures rest on this."""
+        return replace(self, figures=tuple(replace(figure, condition=condition) for figure in self.figures))
+
 
 @dataclass(frozen=True)
 class OfSize:
@@ -156,6 +160,14 @@ class DpSgdClaim(Claim):
         found = tuple(reasons)
         sizes = tuple(replace(size, figures=()) for size in self.sizes)
         return replace(self, reasons=(*self.reasons, *found), sizes=sizes) if found else self
+
+    def on_condition(self, condition: str) -> "DpSgdClaim":
+        """The claim, whose figures rest on this."""
+        sizes = tuple(
+            replace(size, figures=tuple(replace(figure, condition=condition) for figure in size.figures))
+            for size in self.sizes
+        )
+        return replace(self, sizes=sizes)
 
 
 ClientClaim = LocalClaim | DpSgdClaim

@@ -120,9 +120,12 @@ def _of_server(statement: Statement) -> Meaning:
     if figure is None:
         return _without_guarantee(about, claim)
     against = f"It is protected against {figure.adversary}, and not against the server, which sees every update before "
-    condition = f", if {figure.condition.removeprefix('it holds if ')}" if figure.condition else ""
-    how_much = _how_much(figure) + condition + _over_all_runs(statement)
+    how_much = _how_much(figure) + _condition(figure) + _over_all_runs(statement)
     return Meaning(about, True, _who(figure), against + "it is noised.", how_much)
+
+
+def _condition(figure: Figure) -> str:
+    return f", if {figure.condition.removeprefix('it holds if ')}" if figure.condition else ""
 
 
 def _over_all_runs(statement: Statement) -> str:
@@ -144,9 +147,8 @@ def _of_clients(claim: ClientClaim) -> Meaning:
     if figure is None:
         return _without_guarantee(about, claim)
     sizes = _sizes(claim) if isinstance(claim, DpSgdClaim) else ""
-    return Meaning(
-        about, True, _who(figure), f"It is protected against {figure.adversary}.", _how_much(figure) + sizes + "."
-    )
+    how_much = _how_much(figure) + _condition(figure) + sizes + "."
+    return Meaning(about, True, _who(figure), f"It is protected against {figure.adversary}.", how_much)
 
 
 def weakest(claim: ClientClaim) -> Figure | None:

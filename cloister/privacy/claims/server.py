@@ -11,7 +11,7 @@ from cloister.privacy.claims.claim import Claim, ClientClaim, Figure, LedgerStat
 
 RUN = "this run"
 ALL_RUNS = "all runs in the ledger"
-IF_FIXED = "it holds if no run was chosen, or ended early, by what had been released"
+IF_FIXED = "it holds if no run was chosen, ended early or resumed by what had been released"
 IF_NOT_BROKEN = "it holds if the run did not break off, to be resumed, because of what had been released"
 IF_BUDGET_FIXED = "and if no budget was set or changed because of what had been released"
 ALL_PLANNED = "counted for all rounds that were planned: what was released may have decided when the run ended"
@@ -62,11 +62,20 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
     base = Figure(claim.unit, claim.relation, delta=budget.delta, counts=ALL_PLANNED if planned else None)
     of_run = planned or budget.account_of_run
     own = replace(base, scope=RUN, condition=IF_NOT_BROKEN if resumed else None)
-    run = replace(own, adversary=OUTSIDERS).counted(of_run(True), budget.delta)
+
+    def counted(adversary: str, insiders: bool) -> Figure:
+        figure = replace(own, adversary=adversary).counted(of_run(insiders), budget.delta)
+        if not (planned and resumed):
+            return figure
+        # A directory that was put back to an earlier state does not know how often the run was resumed.
+        recorded = figure.counted(budget.account_of_run(insiders), budget.delta)
+        return max(figure, recorded, key=lambda counted: counted.epsilon or 0.0)
+
+    run = counted(OUTSIDERS, True)
     figures = [run]
     if math.isfinite(budget.epsilon()):
         figures.append(_everything(replace(base, adversary=OUTSIDERS, scope=ALL_RUNS), budget, planned))
-    strangers = replace(own, adversary=STRANGERS).counted(of_run(False), budget.delta)
+    strangers = counted(STRANGERS, False)
     if (strangers.epsilon or 0.0) < (run.epsilon or 0.0):
         figures.append(strangers)
     return tuple(figures)

@@ -66,7 +66,7 @@ def _reasons(claim: Claim) -> list[str]:
 def _render_figure(figure: Figure) -> str:
     """One figure about the server's mechanism as a line of plain text."""
     about = f"{figure.scope}: against {figure.adversary}; unit {figure.unit}, {figure.relation}"
-    condition = f"; {figure.condition}" if figure.condition else ""
+    condition = _condition(figure)
     if figure.budget:
         return (
             f"  ε ≤ {figure.epsilon:.4g} at δ = {figure.delta:g}, {about}; "
@@ -75,6 +75,10 @@ def _render_figure(figure: Figure) -> str:
         )
     counts = f"; {figure.counts}" if figure.counts else ""
     return f"  ε = {figure.epsilon:.4g} at δ = {figure.delta:g}, {about}; by {figure.accountant}{condition}{counts}"
+
+
+def _condition(figure: Figure) -> str:
+    return f"; {figure.condition}" if figure.condition else ""
 
 
 def render_clients(claim: ClientClaim) -> list[str]:
@@ -89,7 +93,7 @@ def render_clients(claim: ClientClaim) -> list[str]:
 def _render_size(unit: str, size: OfSize) -> list[str]:
     return [
         f"  ε = {figure.epsilon:.4g} at δ = {figure.delta:g} for one {unit} of a client with {size.size} {unit}s that "
-        f"trained in {size.rounds} rounds: against {figure.adversary}"
+        f"trained in {size.rounds} rounds: against {figure.adversary}{_condition(figure)}"
         for figure in size.figures
         if figure.unit == unit
     ]
@@ -99,7 +103,9 @@ def _render_local(claim: LocalClaim) -> list[str]:
     lines = []
     if claim.leakage_of_a_release is not None:
         lines.append(f"  one release leaks {claim.leakage_of_a_release:.4g} within its neighbourhood")
-    lines += [f"  {_render_local_figure(figure)}: against {figure.adversary}" for figure in claim.figures]
+    lines += [
+        f"  {_render_local_figure(figure)}: against {figure.adversary}{_condition(figure)}" for figure in claim.figures
+    ]
     return lines + [f"  leaves without noise: {item}" for item in claim.unprotected]
 
 

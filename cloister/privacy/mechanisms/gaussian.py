@@ -187,8 +187,10 @@ class GaussianMechanism(Mechanism):
 
     def restored(self, state: State) -> Self:
         """As in `Mechanism`."""
-        clip = self.clip.restored(part(state, "clip"))
-        return replace(self, noise_multiplier=float(state["noise-multiplier"]), clip=clip)
+        z, clip = float(state["noise-multiplier"]), self.clip.restored(part(state, "clip"))
+        if self.is_calibrated and z != self.multiplier:
+            raise ValueError(f"{self.multiplier} was asked for, and {z} was saved")
+        return replace(self, noise_multiplier=z, clip=clip)
 
     def calibrated(self, spent: Callable[[Mechanism], float], limit: float, budget: str) -> Self:
         """This mechanism with the smallest z, to one part in a thousand, that stays within the budget.

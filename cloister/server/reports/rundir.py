@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from flwr.app import ArrayRecord
 
@@ -24,6 +24,8 @@ from cloister.server.times import settle
 RUNNING = "running"
 """A file that the process of a run holds a lock on for as long as it lives, whatever ends it."""
 RESERVE = ".reserve"
+NAME = "run"
+"""In `config.json`: the name of the run in the ledger, which it keeps if its directory is moved."""
 ROUNDS = "rounds.jsonl"
 SIMULATION = "simulation.json"
 RESUMED = "resumed-after"
@@ -46,10 +48,14 @@ class RunDirectory:
     Args:
         path: absolute.
         coarse: whether the times of its files are to tell no more than the day.
+
+    Attributes:
+        name: of the run in the ledger: that of the directory when it was made.
     """
 
     def __init__(self, path: Path, coarse: bool = False) -> None:
         self.path = path
+        self.name = path.name
         self.checkpoints = path / "checkpoints"
         self.coarse = coarse
 
@@ -80,7 +86,7 @@ class RunDirectory:
             if clients:
                 # For whoever audits the run, or resumes it: with the seed, this says which examples were whose.
                 directory.write_json(SIMULATION, {"clients": clients})
-            directory.write_json("config.json", _facts(plan, bundle))
+            directory.write_json("config.json", directory._facts(plan, bundle))
         return directory
 
     @contextmanager
@@ -107,11 +113,10 @@ class RunDirectory:
             ConfigError: another process runs.
         """
         running = self.path / RUNNING
-        with running.open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(f"resume: a process of this machine is at the run in {self.path}") from None
+        # Not through a link, nor what is in it cut off: somebody else may have made the directory.
+        with os.fdopen(os.open(running, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b") as lock:
+            if not _is_locked(lock, running):
+                raise ConfigError(f"resume: a process of this machine is at the run in {self.path}")
             try:
                 yield self
             finally:
@@ -129,8 +134,9 @@ class RunDirectory:
             ConfigError: there is no such room.
         """
         room += SPARE_BYTES
+        self.make_room()
         try:
-            with (self.path / RESERVE).open("wb") as file:
+            with (self.path / RESERVE).open("xb") as file:
                 os.posix_fallocate(file.fileno(), 0, room)
         except OSError as error:
             raise ConfigError(
@@ -196,14 +202,21 @@ class RunDirectory:
 
         Returns:
             The lines of `rounds.jsonl` that are left.
+
+        Raises:
+            ConfigError: the file holds something else; nothing was taken away.
         """
         path = self.path / ROUNDS
-        whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
-        kept = [line for line in map(json.loads, whole) if line["round"] <= server_round]
+        try:
+            whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+            kept = [line for line in map(json.loads, whole) if line["round"] <= server_round]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigError(f"resume: {path} is not what a run writes: {type(error).__name__}") from None
         with atomic_path(path) as partial:
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
         for later in (*self.checkpoints.glob("round-*.npz"), *self.path.glob("state-*.npz")):
-            if int(later.stem.rpartition("-")[2]) > server_round:
+            number = later.stem.rpartition("-")[2]
+            if number.isdecimal() and int(number) > server_round:
                 later.unlink()
         return kept
 
@@ -216,7 +229,18 @@ class RunDirectory:
             bundle: as in `create`.
         """
         self.coarse = plan.hides_times
-        self.write_json("config.json", _facts(plan, bundle) | {RESUMED: list(after)})
+        self.write_json("config.json", self._facts(plan, bundle) | {RESUMED: list(after)})
+
+    def _facts(self, plan: Plan, bundle: str) -> dict[str, object]:
+        config = plan.config.model_copy(update={"resume": ""})
+        return {
+            NAME: self.name,
+            "config": config.flat(),
+            "config-sha256": config.digest(),
+            "seed": plan.seed,
+            "versions": {name: found for name in PACKAGES if (found := _version(name))},
+            **({"bundle-sha256": bundle} if bundle else {}),
+        }
 
     def copy_ledger(self, ledger: Path) -> None:
         """Keep a copy of the ledger as it is at the end of the run: earlier runs on the same data included."""
@@ -249,15 +273,14 @@ def _unnamed(root: Path, config: RunConfig) -> Path:
     raise ConfigError(f"output-dir = {config.output_dir!r} holds too many runs of this second")
 
 
-def _facts(plan: Plan, bundle: str) -> dict[str, object]:
-    config = plan.config.model_copy(update={"resume": ""})
-    return {
-        "config": config.flat(),
-        "config-sha256": config.digest(),
-        "seed": plan.seed,
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
-        **({"bundle-sha256": bundle} if bundle else {}),
-    }
+def _is_locked(lock: IO[bytes], path: Path) -> bool:
+    """Whether this process has got the lock on a file, and the file is still there for others to find it locked."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever held it takes the file away, maybe since it was opened here; then another process may have a new one.
+        return os.path.samestat(os.fstat(lock.fileno()), os.stat(path, follow_symlinks=False))
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
 def _version(package: str) -> str:

@@ -39,6 +39,9 @@ def misfits(task: Task, recipe: Recipe) -> Iterator[str]:
     if weights and len(weights) != task.classes:
         needed = f"one for each of its {task.classes} classes" if task.classes else "none, as it has no classes"
         yield f"client.class-weights has {len(weights)} numbers, and task {name!r} takes {needed}"
+    if len(set(recipe.augmentation)) < len(recipe.augmentation):
+        # A server could have each example take as long as it likes, and learn from the time how many there are.
+        yield "client.augmentation names a transform more than once"
     known = transforms_of(task)
     for transform in recipe.augmentation:
         if transform not in known:
