@@ -26,7 +26,7 @@ def settle(path: Path) -> None:
     """
     inside = sorted(path.rglob("*"), reverse=True) if path.is_dir() else []
     for found in (*inside, path):
-        os.utime(found, (today(), today()))
+        os.utime(found, (today(), today()), follow_symlinks=False)
 
 
 def settle_archive(path: Path) -> None:

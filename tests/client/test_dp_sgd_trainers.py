@@ -251,6 +251,20 @@ class TestRecipe:
             return PrivateKerasTrainer(KerasModel(linear), recipe, privacy(sigma, clip, **settings))
         return PrivateNumpyTrainer(SoftmaxRegression(6, 3), recipe, privacy(sigma, clip, **settings))
 
+    @pytest.mark.parametrize(
+        "weights", [{"class_weights": (1.0, 1e-60, 1e-60)}, {"loss_scale": 1e-60}, {"loss_scale": 1e38}], ids=range(3)
+    )
+    def test_no_weights_make_a_model_pass_that_couples_examples(self, weights):
+        """Those of the made-up examples' labels could be nothing: gradients of 0 depend on nobody."""
+        import keras
+
+        class Centred(keras.layers.Layer):
+            def call(self, inputs):
+                return inputs - keras.ops.mean(inputs, axis=0, keepdims=True)
+
+        with pytest.raises(UnsupportedModel, match="changes with the other examples of its batch"):
+            PrivateKerasTrainer(KerasModel(lambda: linear(Centred())), replace(SGD, **weights), privacy())
+
     @pytest.mark.parametrize("kind", ["keras", "numpy"])
     def test_weights_scale_gradients_before_they_are_clipped(self, kind):
         trainer = self.make(kind, self.WEIGHTS)

@@ -476,6 +476,12 @@ class TestClaimsOfADirectoryThatWasMoved:
         assert claims(tmp_path / "parts")["claims"][0]["epsilon"] == claims(tmp_path / "whole")["claims"][0]["epsilon"]
         assert {entry.run for entry in Ledger(tmp_path / "parts" / "r" / "ledger.jsonl").entries} == {"r"}
 
+    def test_a_page_with_an_earlier_claim_does_not_stay(self, tmp_path):
+        stopped_after(tmp_path, PRIVATE, 1)
+        (tmp_path / "r" / "report.html").write_text("ε of what was released until then")
+        resume(tmp_path)
+        assert not (tmp_path / "r" / "report.html").exists()
+
     def test_an_earlier_copy_leaves_nothing_out(self, tmp_path):
         lasting = PRIVATE | {"privacy.data-identity": "d"}
         stopped_after(tmp_path, lasting, 1)

@@ -19,7 +19,7 @@ from cloister.local.grid import LocalGrid
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
 from cloister.server.run import run
-from cloister.server.times import settle_archive
+from cloister.server.times import settle, settle_archive
 
 ROUNDS = 8
 POISSON = {
@@ -156,3 +156,14 @@ def test_a_saved_keras_model_forgets_when(tmp_path):
         assert ":" not in json.loads(archive.read("metadata.json"))["date_saved"]
         assert json.loads(archive.read("metadata.json"))["keras_version"] == "3"
         assert {entry.date_time[3:] for entry in archive.infolist()} == {(0, 0, 0)}
+
+
+def test_links_are_settled_and_not_what_they_lead_to(tmp_path):
+    (tmp_path / "mine").write_text("")
+    os.utime(tmp_path / "mine", (12345, 12345))
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "link").symlink_to(tmp_path / "mine")
+    (tmp_path / "r" / "nowhere").symlink_to(tmp_path / "none")
+    settle(tmp_path / "r")
+    assert (tmp_path / "mine").stat().st_mtime == 12345
+    assert (tmp_path / "r" / "link").lstat().st_mtime % DAY == 0

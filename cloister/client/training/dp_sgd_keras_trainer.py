@@ -2,7 +2,6 @@
 
 import math
 
-import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
@@ -11,11 +10,9 @@ from cloister.client.training.dp_sgd_trainer import PrivateTrainer
 from cloister.client.units import Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError
-from cloister.core.tensors import Tensor
-from cloister.privacy.dpsgd.checks import made_up
+from cloister.privacy.dpsgd.gradients import Weights
 from cloister.privacy.dpsgd.rounding import DEFAULT_OVERSTATEMENT, Batching, largest_microbatch
 from cloister.privacy.dpsgd.step import DpSgd
-from cloister.privacy.dpsgd.vectorised import Loss
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.base import Recipe
 from cloister.tasks.keras_model import KerasModel
@@ -53,8 +50,7 @@ class PrivateKerasTrainer(PrivateTrainer):
             noise_multiplier=privacy.dp_sgd.noise_multiplier,
             clipping_norm=privacy.dp_sgd.clipping_norm,
             optimizer=self._optimizer,
-            loss=_weighted_loss(recipe),
-            probe=made_up(model.keras),
+            weights=_weights(recipe),
         )
         self._initial = [np.array(variable.numpy()) for variable in self._optimizer.variables]
 
@@ -82,18 +78,13 @@ class PrivateKerasTrainer(PrivateTrainer):
         self._dp_sgd.step(chosen.x, chosen.y, bound, chosen.groups)
 
 
-def _weighted_loss(recipe: Recipe) -> Loss:
-    """The loss of a classifier. Weights multiply an example's own loss, and so its gradient before that is clipped."""
-    plain: Loss = keras.losses.sparse_categorical_crossentropy
-    if recipe.weights(np.zeros(0, np.int64)) is None:
-        return plain
-    weights = tf.constant(recipe.weights(np.arange(len(recipe.class_weights) or 1)))
-
-    def weighted(labels: Tensor, outputs: Tensor) -> Tensor:
-        own = tf.gather(weights, labels) if recipe.class_weights else weights[0]
-        return plain(labels, outputs) * tf.cast(own, outputs.dtype)
-
-    return weighted
+def _weights(recipe: Recipe) -> Weights | None:
+    """What multiplies an example's own loss, and so its gradient before that is clipped; None: nothing does."""
+    found = recipe.weights(np.arange(len(recipe.class_weights) or 1))
+    if found is None:
+        return None
+    weights = tf.constant(found)
+    return lambda labels: tf.gather(weights, labels) if recipe.class_weights else weights[0]
 
 
 def _microbatch_size(batch_size: int, privacy: PrivacyConfig) -> int:

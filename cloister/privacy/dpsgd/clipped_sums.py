@@ -20,7 +20,7 @@ from cloister.core.errors import ConfigError, UnsupportedModel
 from cloister.core.tensors import Compiled, Network
 from cloister.privacy.dpsgd.batches import Members, pieces
 from cloister.privacy.dpsgd.checks import Probe, moved
-from cloister.privacy.dpsgd.gradients import Gradients
+from cloister.privacy.dpsgd.gradients import Gradients, Weights
 from cloister.privacy.dpsgd.precision import refuse_coarse_precision
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm, examples_at_once
 from cloister.privacy.dpsgd.vectorised import is_seed
@@ -76,6 +76,15 @@ class ClippedSums:
             self.same_at_every_place = places == 1 or self._is_same_at_every_place()
             if self.same_at_every_place:
                 break
+
+    def weigh(self, weights: Weights) -> None:
+        """Multiply each example's loss with a number from here on.
+
+        Args:
+            weights: of examples, from their labels.
+        """
+        self._gradients.weigh(weights)
+        self._compiled = self._compile()
 
     def of(self, x: NDArray, y: NDArray, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
         """Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.

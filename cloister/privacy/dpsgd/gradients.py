@@ -14,6 +14,8 @@ from cloister.privacy.dpsgd.parts import Part, Rows
 from cloister.privacy.dpsgd.rounding import SMALLEST_FACTOR
 from cloister.privacy.dpsgd.vectorised import Loss
 
+Weights = Callable[[Tensor], Tensor]
+"""What losses are multiplied with, from labels: a number for each, or one for all."""
 ROOT = 1 + 2.0**-40
 """Makes up for roundings of a root, and of the sum of a few squares under it, in double precision."""
 
@@ -51,6 +53,19 @@ class Gradients:
         if losses.shape != x.shape[:1]:
             raise ConfigError(f"loss must give one number per example, shape {tuple(x.shape[:1])}; got {losses.shape}")
         return losses
+
+    def weigh(self, weights: Weights) -> None:
+        """Multiply each example's loss with a number from here on. It follows from the label: nobody else's matters.
+
+        Args:
+            weights: of examples, from their labels.
+        """
+        plain = self._loss
+
+        def weighted(labels: Tensor, outputs: Tensor) -> Tensor:
+            return plain(labels, outputs) * tf.cast(weights(labels), outputs.dtype)
+
+        self._loss = weighted
 
     def parts(self, x: Tensor, y: Tensor, rows: Rows, shares: Tensor = None) -> list[tuple[tuple[Variable, ...], Part]]:
         """Variables and their per-unit gradients; variables that the loss does not need are left out.

@@ -15,6 +15,7 @@ from cloister.core.errors import ConfigError
 from cloister.core.tensors import Network, Optimizer, Tensor
 from cloister.privacy.dpsgd.checks import Probe, checked, made_up
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
+from cloister.privacy.dpsgd.gradients import Weights
 from cloister.privacy.dpsgd.precision import use_single_precision
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm
 from cloister.privacy.dpsgd.vectorised import Loss, is_seed
@@ -52,6 +53,8 @@ class DpSgd:
         loss: (labels, outputs) -> (batch,), each of its own example alone.
         noise: where normal numbers come from; the operating system by default.
         probe: x and y of three made-up examples, to check the model with. Needed where the loss is not a classifier's.
+        weights: what the loss of an example is multiplied with, from its label; None: nothing. The model is checked
+            without them: who chooses them could have the made-up examples count for nothing, and any model pass.
 
     Attributes:
         method: `layers`, or `model` where the layers of this model cannot be looked at one by one.
@@ -81,6 +84,7 @@ class DpSgd:
         loss: Loss = keras.losses.sparse_categorical_crossentropy,
         noise: GaussianNoise | None = None,
         probe: Probe | None = None,
+        weights: Weights | None = None,
     ) -> None:
         check_clipping_norm(clipping_norm)
         check.non_negative(noise_multiplier=noise_multiplier)
@@ -98,6 +102,8 @@ class DpSgd:
         probe = made_up(model) if probe is None else probe
         self._gradients = checked(model, loss, probe)
         self._clipped_sums = ClippedSums(self._gradients, probe, batching)
+        if weights is not None:
+            self._clipped_sums.weigh(weights)
         self._descend = tf.function(self._apply, autograph=False)
         self._outs = tuple(_aligned(variable.shape, variable.dtype) for variable in model.trainable_variables)
         self.reseed()

@@ -221,7 +221,7 @@ class RunDirectory:
         return kept
 
     def go_on(self, plan: Plan, after: Sequence[int], bundle: str = "") -> None:
-        """Say in `config.json` that the run was resumed.
+        """Say in `config.json` that the run was resumed, and take away the page that claims what it came to before.
 
         Args:
             plan: of the run from here on.
@@ -229,6 +229,7 @@ class RunDirectory:
             bundle: as in `create`.
         """
         self.coarse = plan.hides_times
+        (self.path / REPORT).unlink(missing_ok=True)
         self.write_json("config.json", self._facts(plan, bundle) | {RESUMED: list(after)})
 
     def _facts(self, plan: Plan, bundle: str) -> dict[str, object]:
