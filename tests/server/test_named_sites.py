@@ -59,7 +59,9 @@ def test_a_line_names_the_site_and_a_nameless_node_by_its_number(said):
 def test_the_record_and_the_status_have_both(said):
     *_, last = (json.loads(line) for line in (said[1] / "rounds.jsonl").read_text().splitlines())
     assert [(item["node_id"], item["site"]) for item in last["measured"]["rejected"]] == [(2, "lyon"), (3, "")]
-    assert [reason.partition(",")[0] for reason in status.run_state(said[1]).rejected] == ["lyon", "node 3"]
+    found = status.run_state(said[1])
+    assert [reason.partition(",")[0] for reason in found.rejected] == ["lyon", "node 3"]
+    assert json.loads(status.as_json(found, None))["run"]["codes"] == {"error": 2}
 
 
 def test_the_report_names_sites_where_all_have_a_name(said, tmp_path):

@@ -128,7 +128,7 @@ def _read(directory: Path) -> RunState:
         written=changed,
         replies=(measured["accepted"], measured["asked"]) if "accepted" in measured else None,
         rejected=tuple(_reason(item) for item in measured.get("rejected", ())),
-        codes=Counter(item["code"] for item in measured.get("rejected", ())),
+        codes=dict(Counter(item["code"] for item in measured.get("rejected", ()))),
         seconds=last.get("seconds", {}).get("total"),
         timeout=config["round-timeout"],
         quorum=config["strategy.min-nodes" if config["strategy.quorum"] == "auto" else "strategy.quorum"],
