@@ -7,10 +7,12 @@ Policy, budget, noise and handlers get that value; none of them sees the message
 A refusal depends on the message and the run configuration alone, never on the node's data.
 """
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from logging import WARNING
 from typing import TypeVar
 
 import numpy as np
@@ -26,6 +28,7 @@ from cloister.core.wire import ARRAYS, CONFIG, FROZEN, HYPOTHESES, METRICS, PROM
 from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.accounting.promises import from_wire
 
+logger = logging.getLogger("cloister.client")
 NamedArrays = Mapping[str, NDArray]
 MAXIMUM_WHOLE = 2**31 - 1
 """Largest round and seed: what a run configuration can hold."""
@@ -184,12 +187,14 @@ def refuse_other_frozen(request: Request, own: str) -> None:
         own: SHA-256 of the frozen weights of this node's model, which follow from the task's code and its files alone.
 
     Raises:
-        FederationError: the digests differ. The text depends on them alone.
+        FederationError: the digests differ. The text depends on the server's alone: this node's own stays in its log,
+            as a task that makes frozen weights of data would send bits of that with it.
     """
     if request.frozen != own:
         theirs, ours = (f"SHA-256 {digest[:12]}…" if digest else "none" for digest in (request.frozen, own))
+        logger.log(WARNING, "the frozen weights of the model differ: the server has %s, this node has %s", theirs, ours)
         raise FederationError(
-            f"the frozen weights of the model differ: the server has {theirs}, this node has {ours}; install the same "
+            f"the frozen weights of the model are not those of the server, which has {theirs}; install the same "
             "version of the task and of its files"
         )
 

@@ -167,20 +167,21 @@ class TestNode:
         assert all(not np.array_equal(found[name], arrays[name]) for name in HEAD)
 
     @pytest.mark.parametrize("kind", ["train", "evaluate"])
-    def test_another_backbone_is_refused(self, task, kind):
+    def test_another_backbone_is_refused(self, task, kind, caplog):
         arrays, digest = sent()
         told = "0" * 64
         settings = settings_of(OPEN, **{"task.test-fraction": 0.2})
         reply = answer(settings, None, message_of(arrays, kind, **{FROZEN: told}))
         assert reply.error.reason == (
-            f"FederationError: the frozen weights of the model differ: the server has SHA-256 {told[:12]}…, this node "
-            f"has SHA-256 {digest[:12]}…; install the same version of the task and of its files"
+            f"FederationError: the frozen weights of the model are not those of the server, which has SHA-256 "
+            f"{told[:12]}…; install the same version of the task and of its files"
         )
-        assert "the server has none" in answer(settings, None, message_of(arrays, kind)).error.reason
+        assert digest[:12] not in reply.error.reason and digest[:12] in caplog.text, "it is for this node's own log"
+        assert "the server, which has none" in answer(settings, None, message_of(arrays, kind)).error.reason
 
     def test_a_server_with_frozen_weights_and_a_node_without(self):
         reply = answer(OPEN, None, message_of(**{FROZEN: "1" * 64}))
-        assert "the server has SHA-256 111111111111…, this node has none" in reply.error.reason
+        assert "the server, which has SHA-256 111111111111…;" in reply.error.reason
 
     @pytest.mark.parametrize("value", ["", "abc", "G" * 64, 5, 2.0])
     def test_what_is_no_digest_is_refused(self, value):
