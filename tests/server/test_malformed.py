@@ -6,6 +6,7 @@ from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.run import Run
 from flwr.superlink.grid import http_grid
@@ -27,8 +28,9 @@ MALFORMED = {
 
 
 @pytest.fixture(autouse=True)
-def flower_as_it_was(monkeypatch):
-    monkeypatch.setattr(http_grid, malformed.NAME, getattr(http_grid, malformed.NAME))
+def flowers_own_function(monkeypatch):
+    # Not what the module has now: a run in this process, of whatever test, has installed ours.
+    monkeypatch.setattr(http_grid, malformed.NAME, getattr(inflatable_utils, malformed.NAME))
 
 
 class Runtime:
