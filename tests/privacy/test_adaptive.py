@@ -1,6 +1,7 @@
 """The clip that follows a quantile: it gets there, its bits cost what the ledger says, no round mixes two bounds."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from statistics_of_noise import is_normal, std_is
 from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
 from test_clipping import cohort_of
 
+from cloister import DiscreteGaussian
 from cloister.aggregation import GlobalDP
 from cloister.audits.sensitivity import Rehearsal
 from cloister.core.errors import ConfigError
@@ -17,11 +19,18 @@ from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
+from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 CLIENTS = 200
 NORMS = np.linspace(0.5, 1.5, CLIENTS)
 """Their quantile γ is 0.5 + γ."""
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """No noise on the bits."""
+    monkeypatch.setattr(Grid, "noised", lambda grid, whole, noise: whole * grid.step)
 
 
 def with_norms(norms):
@@ -72,24 +81,27 @@ def test_it_is_the_share_below_the_bound_that_counts():
     assert followed(AdaptiveClip(0.2), NORMS, 1)[0] > 0.2 * math.exp(0.2 * 0.4)
 
 
+@pytest.mark.usefixtures("silent")
 def test_one_step_is_the_published_rule():
     """Andrew et al. (2021), Algorithm 1: C ← C·exp(-η(b - γ)), b the share of norms of at most C."""
     clip = AdaptiveClip(1.0, quantile=0.3, rate=0.7)
-    clip = clip.followed(with_norms([0.2, 0.9, 1.0, 1.1, 5.0]), 5, Silent())
+    clip = clip.followed(with_norms([0.2, 0.9, 1.0, 1.1, 5.0]), 5, GaussianNoise(1))
     assert clip.bound == pytest.approx(math.exp(-0.7 * (3 / 5 - 0.3)))
 
 
+@pytest.mark.usefixtures("silent")
 def test_a_round_without_replies_moves_the_bound_nowhere():
     clip = AdaptiveClip(1.0, quantile=0.9)
-    clip = clip.followed(with_norms([1.0, 2.0]).take(np.arange(0)), 10, Silent())
+    clip = clip.followed(with_norms([1.0, 2.0]).take(np.arange(0)), 10, GaussianNoise(1))
     assert clip.bound == 1.0
 
 
+@pytest.mark.usefixtures("silent")
 def test_the_clip_of_the_next_round_remembers_that_of_the_first():
     """The parameters of a claim are those that the run was started with."""
     clip = AdaptiveClip(2.0)
     for _ in range(3):
-        clip = clip.followed(with_norms([1.0]), 1, Silent())
+        clip = clip.followed(with_norms([1.0]), 1, GaussianNoise(1))
     assert clip.bound != 2.0 and clip.parameters() == AdaptiveClip(2.0).parameters()
 
 
@@ -156,15 +168,6 @@ def test_the_next_round_clips_and_noises_with_the_next_bound():
 # --- what the bits cost ---
 
 
-class Silent(GaussianNoise):
-    """Adds nothing."""
-
-    def maker(self):
-        made = super().maker()
-        made.normals = lambda number, count, std: np.zeros(count)
-        return made
-
-
 @pytest.mark.parametrize("quantile", [0.5, 0.8])
 def test_the_noise_on_the_bits(quantile):
     """Read from the bound, as an adversary would."""
@@ -186,14 +189,15 @@ UNFIT = {
 
 
 def silent_round(models, absent=None, quantile=0.5):
-    """The sum of bits and the sum of updates of a round without noise, in which one client may be absent."""
+    """The sum of bits, without noise, and the sum of updates, always with the same, of a round that one may miss."""
     clip = AdaptiveClip(1.0, bits_multiplier=3.0, quantile=quantile)
-    strategy = GlobalDP(all_nodes(), noise_multiplier=2.0, clipping_norm=clip, noise=Silent(1))
+    strategy = GlobalDP(all_nodes(), noise_multiplier=2.0, clipping_norm=clip, noise=GaussianNoise(1))
     rehearsal = Rehearsal({"kernel": np.zeros(3, np.float32)}, models, [1.0] * len(models))
     mean = rehearsal.flat(rehearsal.run(strategy, absent))
     return -len(models) * math.log(strategy.mechanism.clip.bound) / clip.rate, len(models) * mean
 
 
+@pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("quantile", [0.5, 0.2, 0.9])
 def test_one_client_moves_the_bits_by_what_their_noise_is_for(quantile):
     """For the median by one half, whoever it is; elsewhere by γ or 1 - γ, as it lies outside the bound or within."""
@@ -206,6 +210,7 @@ def test_one_client_moves_the_bits_by_what_their_noise_is_for(quantile):
     assert moved == {round(quantile, 5), round(1 - quantile, 5)}
 
 
+@pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("unfit", UNFIT)
 def test_a_reply_that_is_rejected_is_none(unfit):
     models = [UNFIT[unfit], {"kernel": np.ones(3, np.float32)}, {"kernel": np.zeros(3, np.float32)}]
@@ -213,6 +218,7 @@ def test_a_reply_that_is_rejected_is_none(unfit):
     assert bits == pytest.approx(fewer, abs=1e-9) and (total == rest).all()
 
 
+@pytest.mark.usefixtures("silent")
 def test_sum_and_bits_are_one_release_of_the_joint_multiplier():
     """In units of their noise, one client moves the pair (sum, bits) by at most 1/z_joint, a far one by all of it."""
     z, z_b, rng, farthest = 2.0, 3.0, np.random.default_rng(1), 0.0
@@ -224,6 +230,57 @@ def test_sum_and_bits_are_one_release_of_the_joint_multiplier():
         assert moved <= 1 / joint * (1 + 1e-6)
         farthest = max(farthest, moved)
     assert farthest > 0.999 / joint
+
+
+# --- in whole numbers ---
+
+
+def counted(monkeypatch, clip, norms):
+    """The whole number that noise is added to, and its grid."""
+    seen = []
+    monkeypatch.setattr(Grid, "noised", lambda grid, whole, noise: seen.append((whole, grid)) or 0.0)
+    clip.followed(with_norms(norms), 10, GaussianNoise(1))
+    return seen[0]
+
+
+SHARES = [0.5, 0.3, 0.1, 1 / 3, 1e-9, 1 - 1e-9, 0.9999]
+MULTIPLIERS = [1e-6, 0.1, 3.0, 10.0, 1e6, 1e9]
+
+
+@pytest.mark.parametrize("quantile", SHARES)
+@pytest.mark.parametrize("z_b", MULTIPLIERS)
+def test_no_client_moves_the_count_by_more_steps_than_its_noise_is_for(monkeypatch, quantile, z_b):
+    """In integers, and for any norms: what one client adds is the same beside any others."""
+    clip, rng = AdaptiveClip(1.0, quantile=quantile, bits_multiplier=z_b), np.random.default_rng(0)
+    for _ in range(5):
+        others = rng.exponential(1.0, rng.integers(1, 50))
+        (fewer, grid), *more = (counted(monkeypatch, clip, [*others, *own]) for own in ([], [0.0], [1.0], [1.1], [1e9]))
+        moved = [whole - fewer for whole, _ in more]
+        assert all(type(steps) is int and abs(steps) <= grid.steps for steps in moved)
+        assert max(moved) - min(moved) <= 2 * grid.steps
+        assert max(map(abs, moved)) > grid.steps - 1
+        assert [steps * grid.step for steps in moved] == pytest.approx(
+            [1 - quantile] * 2 + [-quantile] * 2, abs=grid.step
+        )
+        assert grid.scale**2 >= (Fraction(z_b) * Fraction(grid.steps)) ** 2 + 25
+
+
+def test_a_count_of_shares_that_are_rounded_up_is_found_out(monkeypatch):
+    """The broken twin: its steps pass D."""
+    clip = AdaptiveClip(1.0, quantile=0.5, bits_multiplier=3.0)
+    monkeypatch.setattr(Grid, "whole", lambda grid, share: math.copysign(math.ceil(abs(share) * grid.steps), share))
+    (one, grid), (two, _) = (counted(monkeypatch, clip, norms) for norms in ([0.5], [0.5, 0.5]))
+    assert two - one > grid.steps
+
+
+def test_the_count_is_released_with_exact_noise():
+    """By hand: the next key of the noise, and one number of it."""
+    clip, cohort = AdaptiveClip(1.0, quantile=0.3, bits_multiplier=3.0), with_norms([0.5, 2.0, 3.0])
+    following = clip.followed(cohort, 1000, GaussianNoise(5))
+    grid = Grid.of(0.7, 3.0, 3)
+    whole = int(grid.steps) - 2 * int(0.3 / 0.7 * grid.steps)
+    noisy = (whole + int(DiscreteGaussian(grid.scale, GaussianNoise(5)).integers(1)[0])) * grid.step
+    assert following.bound == math.exp(-clip.rate * (noisy / 1000))
 
 
 def test_the_joint_multiplier_is_that_of_two_releases():

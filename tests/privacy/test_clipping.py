@@ -19,6 +19,7 @@ from cloister.privacy.mechanisms.clipping import (
     clip,
     clipped_fraction,
 )
+from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.privacy.mechanisms.release import bounded_models
 
@@ -167,11 +168,11 @@ def test_a_step_of_the_bound_by_hand(monkeypatch, norms, noise, size, share):
     """γ = 0.3: the excess is the number within the bound less 0.3 for each reply; a step is held within [-γ, 1 - γ]."""
     asked = []
 
-    def noised(model, std, source):
-        asked.append((std, source))
-        return (model[0] + noise,)
+    def noised(grid, whole, source):
+        asked.append((grid.scale * grid.step, source))
+        return whole * grid.step + noise
 
-    monkeypatch.setattr("cloister.privacy.mechanisms.clipping.noised", noised)
+    monkeypatch.setattr(Grid, "noised", noised)
     moving = AdaptiveClip(1.0, quantile=0.3, rate=0.7, bits_multiplier=3.0)
     moved = moving.followed(cohort_of([{"a": np.array([norm])} for norm in norms]), size, "source")
     assert asked == [(pytest.approx(3.0 * 0.7), "source")]

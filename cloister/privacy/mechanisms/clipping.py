@@ -18,7 +18,8 @@ from cloister.core import check
 from cloister.core.cohort import NORM_ERROR, Cohort
 from cloister.core.errors import ConfigError
 from cloister.core.state import State
-from cloister.privacy.mechanisms.noise import GaussianNoise, noised
+from cloister.privacy.mechanisms.grid import Grid
+from cloister.privacy.mechanisms.noise import GaussianNoise
 
 MIN_BOUND = 1e-12
 """Squares of numbers below 1e-19 vanish in float32; no model has so many parameters that they add up to this."""
@@ -145,7 +146,7 @@ class AdaptiveClip(FixedClip):
         initial: C of the first round; 0 in the first round itself.
 
     Guarantee: both sums of a round, of updates and of this, are one Gaussian release with multiplier
-        (z⁻² + z_b⁻²)^(-½).
+        (z⁻² + z_b⁻²)^(-½). Both are sums of whole numbers with exact noise (`cloister.privacy.mechanisms.grid`).
 
     Source: Andrew et al. (2021), arXiv:1905.03871, Algorithm 1 and Theorem 1, whose bits are centred at ½ for every γ.
     """
@@ -192,11 +193,14 @@ class AdaptiveClip(FixedClip):
             size: the public number of clients the share is taken over.
             noise: for the share.
         """
+        largest = max(self.quantile, 1 - self.quantile)
+        grid = Grid.of(largest, self.bits_multiplier, len(cohort))
         within = int(np.sum(cohort.norms <= self.bound))
-        excess = np.array([within - self.quantile * len(cohort)])
-        (noisy,) = noised((excess,), self.bits_multiplier * max(self.quantile, 1 - self.quantile), noise)
+        # What one client adds is one of two public whole numbers: their sum is exact.
+        inside, outside = grid.whole((1 - self.quantile) / largest), grid.whole(-self.quantile / largest)
+        noisy = grid.noised(within * inside + (len(cohort) - within) * outside, noise)
         # No share lies outside of these: the noise alone shall not take the bound further.
-        step = min(1 - self.quantile, max(-self.quantile, float(noisy[0]) / size))
+        step = min(1 - self.quantile, max(-self.quantile, noisy / size))
         moved = max(MIN_BOUND, self.bound * math.exp(-self.rate * step))
         return replace(self, bound=moved, initial=self.initial or self.bound)
 

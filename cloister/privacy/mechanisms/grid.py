@@ -19,7 +19,7 @@ which the bound does not show it is shortened.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -29,7 +29,8 @@ from numpy.typing import DTypeLike, NDArray
 from cloister.core.cohort import SQUARES_ERROR, Cohort, blocks, row_squares
 from cloister.core.errors import PrivacyError
 from cloister.core.threads import BLOCK, Span
-from cloister.privacy.mechanisms.discrete.sampler import MOST, REACH, SMOOTHING
+from cloister.privacy.mechanisms.discrete.sampler import MOST, REACH, SMOOTHING, DiscreteGaussian
+from cloister.privacy.mechanisms.keystream import Keystream
 
 FINEST = 26
 """The bound of a release with noise is at most 2 to this power of steps: a double has room for 2^26 of them."""
@@ -94,6 +95,47 @@ class Grid:
         """
         return not multiplier or self.scale >= _scale(multiplier, self.steps)
 
+    def whole(self, share: float) -> int:
+        """The whole number of steps that a share of the bound has, toward zero: at most D, whatever is rounded.
+
+        Args:
+            share: from -1 to 1.
+        """
+        # Rounding is monotone, and D steps are a double: the product never passes it.
+        return math.trunc(share * self.steps)
+
+    def noised(self, whole: int, noise: Keystream) -> float:
+        """A single whole number with noise, in units of the weights.
+
+        Args:
+            whole: of steps.
+            noise: where the key of the noise comes from.
+        """
+        total = np.array([whole], np.int64)
+        DiscreteGaussian(self.scale, noise).add(total)
+        return float(total[0]) * self.step
+
+    @property
+    def dtype(self) -> type[np.signedinteger]:
+        """Of integers that hold any contribution; the processor does more of the narrow ones at a time."""
+        return np.int32 if self.steps <= 1 << FINEST else np.int64
+
+    def settle(self, weights: NDArray, write: Callable[[NDArray], NDArray]) -> None:
+        """Write a release, and write it anew while a contribution is not shown to be within the bound.
+
+        Nothing of what is written over has left; its noise is the same.
+
+        Args:
+            weights: what updates are multiplied with before they are truncated, shape (n,).
+            write: given weights, writes what is released, and returns the squares of each contribution before it was
+                truncated, shape (n,), as `row_squares` has them.
+        """
+        squares = write(weights)
+        for share in (SHORTER, 0.0):
+            if not self.holds(squares).all():
+                weights = self.shortened(weights, squares, share)
+                squares = write(weights)
+
     def shortened(self, weights: NDArray, squares: NDArray, share: float) -> NDArray[np.float64]:
         """The weights, smaller for contributions that are not shown to be within the bound.
 
@@ -102,7 +144,7 @@ class Grid:
             squares: of each contribution before it was truncated, as `Adder` gives them.
             share: of the bound, that contributions are shortened to.
         """
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore"):
             smaller = np.nan_to_num(weights * (share * self.steps) / np.sqrt(squares))
         return np.where(self.holds(squares), weights, smaller)
 
@@ -126,8 +168,8 @@ class Adder:
     """
 
     def __init__(self, grid: Grid, dtype: DTypeLike) -> None:
-        whole = np.int32 if grid.steps <= 1 << FINEST else np.int64
-        # So many contributions are added up in integers of this width: the processor does more of them at a time.
+        whole = grid.dtype
+        # So many contributions are added up in integers of this width.
         self._room = np.iinfo(whole).max // max(1, math.floor(grid.steps))
         self._updates = np.empty(BLOCK, dtype)
         self._whole: NDArray[np.signedinteger] = np.empty(BLOCK, whole)

@@ -10,7 +10,7 @@ from cloister.core.arrays import Layout, Row
 from cloister.core.cohort import Cohort, added_up
 from cloister.core.threads import Span, for_each_span, spans
 from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian, Maker
-from cloister.privacy.mechanisms.grid import SHORTER, Adder, Grid
+from cloister.privacy.mechanisms.grid import Adder, Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 Keep = Callable[[Span, NDArray[np.float64], Maker | None], None]
@@ -82,16 +82,9 @@ class Total:
         return tuple(np.empty(piece.size, dtype) for piece in self._last.sent)
 
     def _write(self, keep: Keep, source: DiscreteGaussian | None = None) -> None:
-        """Make the sums, and make them anew where a contribution is not shown to be within the bound.
-
-        Nothing of what was written before has left; noise is the same.
-        """
+        """Make the sums, of contributions that are within the bound."""
         weights = self._last.factors / self.grid.step
-        squares = self._sum(weights, keep, source)
-        for share in (SHORTER, 0.0):
-            if not self.grid.holds(squares).all():
-                weights = self.grid.shortened(weights, squares, share)
-                squares = self._sum(weights, keep, source)
+        self.grid.settle(weights, lambda weights: self._sum(weights, keep, source))
 
     def _sum(self, weights: NDArray, keep: Keep, source: DiscreteGaussian | None) -> NDArray[np.float64]:
         """Hand on the sums of every span.
