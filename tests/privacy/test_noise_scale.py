@@ -1,6 +1,7 @@
 """What scales the noise of a round, by hand, and what a round costs at worst."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -8,12 +9,14 @@ from private_strategies import LAYOUT, globally, metrically, privately
 from support import random_models
 from test_clipping import cohort_of
 
+from cloister import DiscreteGaussian
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.mechanisms import noise_scale
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, clip
 from cloister.privacy.mechanisms.gaussian import GaussianTrimmedMean
+from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.privacy.mechanisms.noise_scale import CONSTANT, DistanceScaled, Scaling
@@ -76,20 +79,50 @@ def test_the_events_of_a_private_distance_and_the_sum_at_its_limit(options, leas
 )
 def test_a_multiplier_by_hand(monkeypatch, options, distance, expected):
     monkeypatch.setattr(noise_scale, "largest_distance", lambda *_: distance)
-    monkeypatch.setattr(noise_scale, "noised", lambda row, *_: row)
+    monkeypatch.setattr(Grid, "noised", lambda grid, whole, noise: whole * grid.step)
     mechanism = metrically(**options).mechanism
     scaling = mechanism.scale.of(given(), BOUNDED)
     assert 2.0 * scaling.factor == pytest.approx(expected)
-    assert scaling.released == (min(distance, LIMIT) if "release" in options else None)
+    assert scaling.released == (pytest.approx(min(distance, LIMIT)) if "release" in options else None)
     assert mechanism.release(given()).noise_multiplier == pytest.approx(expected)
 
 
 def test_the_noise_on_a_distance_by_hand():
     scale = DistanceScaled(release="private", distance_multiplier=0.7)
-    expected = np.array([0.4])
-    GaussianNoise(5).add(expected, 0.7 * LIMIT)
+    grid = Grid.of(scale._limit(1.5, BOUNDED.layout), 0.7, 1)
+    whole = math.ceil(0.4 / grid.bound * grid.steps) + int(DiscreteGaussian(2**24, GaussianNoise(5)).integers(1)[0])
     found = scale.noised(0.4, BOUNDED, GaussianNoise(5))
-    assert type(found) is float and found == pytest.approx(expected[0], abs=1e-5)
+    assert type(found) is float and found == whole * grid.step and grid.bound == pytest.approx(LIMIT)
+
+
+ODD = [0.0, -0.0, -1.0, 5e-324, 1e-30, 0.4, math.nextafter(LIMIT, 0), LIMIT, 1e300, math.inf, -math.inf, math.nan]
+"""Distances that another package might compute."""
+
+
+@pytest.mark.parametrize("z_d", [1e-6, 0.7, 3.0, 1e6, 1e9])
+def test_no_distance_moves_it_by_more_steps_than_its_noise_is_for(monkeypatch, z_d):
+    """In integers, from 0 to D, and up to the next step."""
+    seen = []
+    monkeypatch.setattr(Grid, "noised", lambda grid, whole, noise: seen.append((whole, grid)) or 0.0)
+    scale = DistanceScaled(release="private", distance_multiplier=z_d)
+    for distance in [*ODD, *np.random.default_rng(1).uniform(0, LIMIT, 100)]:
+        scale.noised(distance, BOUNDED, GaussianNoise(1))
+        whole, grid = seen[-1]
+        assert type(whole) is int and 0 <= whole <= grid.steps
+        if 0 <= distance <= grid.bound * (1 - 1 / grid.steps):
+            assert -1e-9 * LIMIT <= whole * grid.step - distance <= grid.step * (1 + 1e-9)
+    assert {whole for whole, _ in seen} >= {0, int(grid.steps)}
+    assert grid.scale**2 >= (Fraction(z_d) * Fraction(grid.steps)) ** 2 + 25
+
+
+def test_a_distance_that_is_rounded_past_its_limit_is_found_out(monkeypatch):
+    """The broken twin of the last check: D is no whole number, and the next one is more."""
+    seen = []
+    monkeypatch.setattr(Grid, "noised", lambda grid, whole, noise: seen.append((whole, grid)) or 0.0)
+    monkeypatch.setattr(Grid, "whole", lambda grid, share: math.ceil(share * grid.steps))
+    DistanceScaled(release="private", distance_multiplier=0.7).noised(LIMIT, BOUNDED, GaussianNoise(1))
+    ((whole, grid),) = seen
+    assert whole > grid.steps
 
 
 @pytest.mark.parametrize("measure", ["before", "after"])

@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from cloister.core import check
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
@@ -13,8 +11,9 @@ from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Event, Gaussian
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
 from cloister.privacy.mechanisms.distance import DISTANCES, L2, Distance, largest_distance
+from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions, Diagnostics, Parameter
-from cloister.privacy.mechanisms.noise import GaussianNoise, noised
+from cloister.privacy.mechanisms.noise import GaussianNoise
 
 
 @dataclass(frozen=True)
@@ -245,18 +244,21 @@ class DistanceScaled(Constant):
         return Scaling(factor, released, Diagnostics(clip_calibration=hint, distance=distance))
 
     def noised(self, distance: float, bounded: Cohort, noise: GaussianNoise) -> float:
-        """d + N(0, (z_d·Δ)²): Δ is the largest that the distance of two clients can be.
+        """d, rounded up to a public grid, + noise of deviation z_d·Δ: Δ is the largest that the distance can be.
 
         Args:
             distance: d.
             bounded: the cohort that it is of.
-            noise: where the noise comes from.
+            noise: where the key of the noise comes from.
+
+        Guarantee: the noise is added to a whole number from 0 to D, D steps being Δ, and its law is exact: whatever
+            was rounded while d was computed, nobody moves that number by more than D.
         """
         limit = self._limit(bounded.l2_bound, bounded.layout)
-        # The limit is the sensitivity: a distance of another package that passes its own is held to it.
-        held = min(max(distance, 0.0), limit)
-        ((noisy,),) = noised((np.array([held]),), self.distance_multiplier * limit, noise)
-        return float(noisy)
+        grid = Grid.of(limit, self.distance_multiplier, 1)
+        # The limit is the sensitivity: a distance of another package that passes its own is held to it; NaN is 0.
+        held = min(max(0.0, distance), limit)
+        return grid.noised(min(math.ceil(held / limit * grid.steps), grid.whole(1)), noise)
 
     @property
     def _distance(self) -> Distance:
@@ -265,7 +267,7 @@ class DistanceScaled(Constant):
     def _limit(self, bound: float, layout: Layout) -> float:
         """The largest distance of two clients clipped to `bound`, for this model."""
         limit = self._distance.largest(bound, len(layout.names))
-        if not math.isfinite(limit):
+        if not 0 < limit < math.inf:
             raise PrivacyError(
                 f"privacy.distance = {self.distance!r} has no bound after clipping, so no noise covers its release"
             )
