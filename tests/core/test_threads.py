@@ -9,12 +9,13 @@ from cloister.core import threads
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
 from cloister.core.threads import Span, for_each_span, spans
-from cloister.privacy.mechanisms import local_update, noise, total
+from cloister.privacy.mechanisms import local_update, noise, total, trimmed_mean
 from cloister.privacy.mechanisms.clipping import clip
 from cloister.privacy.mechanisms.laplace import LaplaceNoise
 from cloister.privacy.mechanisms.local import LocalGaussian
 from cloister.privacy.mechanisms.noise import GaussianNoise, noised
 from cloister.privacy.mechanisms.release import noisy_mean
+from cloister.privacy.mechanisms.trimmed_mean import noisy_trimmed_mean
 
 
 @pytest.fixture
@@ -81,14 +82,15 @@ def laplace():
 START = {"a": np.zeros(100_000), "b": np.ones(70_000)}
 
 
-def mean():
+def cohort():
     layout = Layout.of(START)
     rows = tuple(layout.rows({name: array + step for name, array in START.items()}) for step in (0.1, -0.3, 2.0))
-    return noisy_mean(clip(Cohort.of(layout, layout.rows(START), rows), 1.0), 1.0, 3, GaussianNoise(1)).model
+    return clip(Cohort.of(layout, layout.rows(START), rows), 1.0)
 
 
 MADE = {
-    "mean": mean,
+    "mean": lambda: noisy_mean(cohort(), 1.0, 3, GaussianNoise(1)).model,
+    "trimmed-mean": lambda: noisy_trimmed_mean(cohort(), 1.0, 3, 1, GaussianNoise(1)).model,
     "laplace": laplace,
     "local": lambda: LocalGaussian(1.0, 1.0).release({"a": START["a"] + 1, "b": START["b"]}, START, GaussianNoise(1)),
     "noised": lambda: noised(tuple(START.values()), 1.0, GaussianNoise(1)),
@@ -109,7 +111,7 @@ def test_noise_is_the_same_to_the_bit_however_threads_come_to_the_spans(name, mo
     monkeypatch.setattr(threads, "THREADS", 1)
     alone = flat()
     monkeypatch.setattr(threads, "THREADS", 3)
-    for module in (noise, local_update, total):
+    for module in (noise, local_update, total, trimmed_mean):
         monkeypatch.setattr(module, "for_each_span", from_behind)
     np.testing.assert_array_equal(alone, flat())
     assert len(np.unique(alone)) > 1000

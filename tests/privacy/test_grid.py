@@ -9,8 +9,10 @@ from statistics_of_noise import is_normal, std_is
 from support import random_models, zeros
 from test_clipping import cohort_of
 
+from cloister import DiscreteGaussian
 from cloister.core.errors import ConfigError, PrivacyError, UnboundedSensitivity
 from cloister.privacy.mechanisms.clipping import clip
+from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import (
     BLOCK,
     GRID_BITS,
@@ -103,12 +105,15 @@ def test_a_trimmed_mean_by_hand(asked, trimmed):
     release = noisy_trimmed_mean(cohort, 2.0, asked, trimmed, GaussianNoise(5))
     kept = asked - 2 * trimmed
     assert (release.noise_std, release.sensitivity) == (2.0 * (0.75 / kept), 0.75 / kept)
-    noise = noise_of(5, [piece.size for piece in cohort.sent], 1.5 / kept)
-    for layer, (piece, normals) in enumerate(zip(release.model, noise, strict=True)):
-        rows = [f * (row[layer] - cohort.sent[layer]) for f, row in zip(cohort.factors, cohort.rows, strict=True)]
+    step, source = Grid.of(0.75, 2.0, kept).step, DiscreteGaussian(2**24, GaussianNoise(5))
+    for layer, piece in enumerate(release.model):
+        rows = [
+            np.trunc((row[layer] - cohort.sent[layer]) * np.float32(f / step)).astype(int)
+            for f, row in zip(cohort.factors, cohort.rows, strict=True)
+        ]
         filled = np.sort([*rows, *[np.zeros_like(rows[0])] * (asked - 3)], axis=0)[trimmed : asked - trimmed]
-        expected = cohort.sent[layer] + rounded(filled.mean(axis=0) + normals, grid_step(1.5 / kept))
-        np.testing.assert_allclose(piece, expected, atol=1e-5)
+        noisy = filled.sum(axis=0) + source.integers(piece.size)
+        np.testing.assert_array_equal(piece, (cohort.sent[layer] + noisy * (step / kept)).astype(np.float32))
         assert piece.dtype == np.float32
 
 

@@ -12,6 +12,7 @@ from scipy import stats
 from statistics_of_noise import is_normal, std_is
 from support import random_models, zeros
 from test_clipping import cohort_of
+from test_exact_release import vectors
 from test_private_distance import climb
 
 from cloister.core.arrays import Layout
@@ -20,8 +21,9 @@ from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, PrivacyError, UnboundedSensitivity
 from cloister.privacy.mechanisms import trimmed_mean as median
 from cloister.privacy.mechanisms.clipping import clip
+from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
-from cloister.privacy.mechanisms.trimmed_mean import noisy_trimmed_mean
+from cloister.privacy.mechanisms.trimmed_mean import _Ranked, noisy_trimmed_mean
 
 CLIP = 0.5
 NOISE = GaussianNoise(1)
@@ -217,9 +219,116 @@ def test_a_multiplier_out_of_range(z):
         noisy_median(clip(cohort_of(random_models(2)), CLIP), z, 3, NOISE)
 
 
-def test_a_bound_that_is_not_kept_is_found_out():
-    """The control: updates that were never clipped, under a bound that says they were."""
-    points = np.array([[9.0, 0], [9, 0], [0, 0]])
-    free = replace(bounded(points), factors=np.ones(3))
-    fewer = replace(bounded(points[1:]), factors=np.ones(2))
-    assert np.linalg.norm(released(free, 3) - released(fewer, 3)) > CLIP
+def test_a_bound_that_is_not_kept_is_found_out(monkeypatch):
+    """Updates that were never clipped, under a bound that says they were, are made shorter; the control does not."""
+
+    def apart():
+        points = np.array([[9.0, 0], [9, 0], [0, 0]])
+        free = replace(bounded(points), factors=np.ones(3))
+        fewer = replace(bounded(points[1:]), factors=np.ones(2))
+        return np.linalg.norm(released(free, 3) - released(fewer, 3))
+
+    assert 0.99 * CLIP < apart() <= CLIP
+    monkeypatch.setattr(Grid, "holds", lambda grid, squares: np.ones(len(squares), bool))
+    assert apart() > CLIP
+
+
+# --- in whole numbers ---
+
+
+@pytest.fixture
+def ranked(monkeypatch):
+    """The sums of the values kept, in steps, before noise, of the release that was written last."""
+    found, right = {}, _Ranked._sum
+
+    def watched(self, weights, keep, source):
+        def kept(span, sums, maker):
+            found[span.layer, span.start] = sums.copy()
+            keep(span, sums, maker)
+
+        found.clear()
+        return right(self, weights, kept, source)
+
+    monkeypatch.setattr(_Ranked, "_sum", watched)
+    return lambda: [int(step) for place in sorted(found) for step in found[place]]
+
+
+def whole_sums(ranked, rows, asked, trimmed, z=1.0):
+    """By integers alone: rows that are not there reply nothing."""
+    layout = Layout.of({"w": rows[0]})
+    cohort = clip(Cohort.of(layout, (np.zeros_like(rows[0]),), tuple((row,) for row in rows)), 1.0)
+    noisy_trimmed_mean(cohort, z, asked, trimmed, GaussianNoise(1))
+    return np.array(ranked(), object)
+
+
+@pytest.mark.parametrize(("asked", "trimmed"), [(1, 0), (3, 1), (4, 1), (5, 1), (6, 0)])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("z", [0.3, 1.0, 2.0**18])
+def test_no_client_moves_it_by_more_steps_than_the_sensitivity(ranked, asked, trimmed, dtype, z):
+    most, rng, reached = int(Grid.of(1.0, z, asked).steps) ** 2, np.random.default_rng(asked), []
+    for name, _, update in vectors(dtype, width=300):
+        if name == "cancelled against the model":
+            continue
+        halves = [sign * (np.abs(update) > 0) for sign in (1.0, -1.0, 1.0, -1.0, 0.0)]
+        crowds = [halves[: asked - 1], [row.astype(dtype) for row in rng.standard_normal((asked - 1, 300))]]
+        for crowd in crowds:
+            others = [row.astype(dtype) for row in crowd]
+            beside, alone, against = (
+                whole_sums(ranked, [*others, own], asked, trimmed, z)
+                for own in (update, np.zeros_like(update), -update)
+            )
+            assert sum((beside - alone) ** 2) <= most and sum((beside - against) ** 2) <= 4 * most, name
+            reached.append(sum((beside - alone) ** 2) / most)
+    assert z > 1 or max(reached) > 0.99
+
+
+def test_it_is_the_sum_of_the_whole_numbers_in_the_middle(ranked):
+    """By hand, with Python's integers."""
+    rng, step = np.random.default_rng(2), Grid.of(1.0, 1.0, 3).step
+    rows = [row / np.linalg.norm(row) / 2 for row in rng.standard_normal((5, 40))]
+    numbers = [[int(value * (1 / step)) for value in row] for row in [*rows, np.zeros(40)]]
+    for trimmed in (0, 1, 2):
+        expected = [sum(sorted(values)[trimmed : 6 - trimmed]) for values in zip(*numbers, strict=True)]
+        assert whole_sums(ranked, rows, 6, trimmed).tolist() == expected
+
+
+def test_values_that_are_rounded_to_the_nearest_step_are_found_out(ranked, monkeypatch):
+    """The broken twin: an update of nearly C, all of it little more than half steps, counts twice."""
+    steps = Grid.of(1.0, 2.0**18, 2).steps
+    own = np.full(int((steps / 0.52) ** 2), 0.51 / steps)
+
+    def moved():
+        sums = [whole_sums(ranked, [row], 2, 0, 2.0**18) for row in (own, np.zeros_like(own))]
+        return sum((sums[0] - sums[1]) ** 2)
+
+    assert moved() == 0
+
+    def nearest(self, columns, span, weights, squares, scratch):
+        columns[:] = 0
+        columns[:1] = np.rint(median.updates(self.cohort.rows, self.cohort.sent, span, scratch) * weights[:, None])
+
+    monkeypatch.setattr(_Ranked, "_fill", nearest)
+    assert moved() > 1.9**2 * steps**2
+
+
+def test_what_cannot_be_measured_counts_as_zero(ranked):
+    good = np.array([0.25, 0.25, 0.25], np.float32)
+    for odd in (np.nan, np.inf, 3e38):
+        layout = Layout.of({"w": good})
+        bad = np.array([0.1, odd, 0.1], np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            cohort = Cohort.of(layout, (np.zeros(3, np.float32),), ((bad,), (good,)))
+            noisy_trimmed_mean(replace(cohort, l2_bound=1.0), 1.0, 2, 0, GaussianNoise(1))
+        assert ranked() == [2**22] * 3
+
+
+def test_a_private_multiplier_does_not_move_the_grid():
+    zero = {"w": np.zeros(1000)}
+    cohort, step = clip(cohort_of([zero, zero], zero), CLIP), Grid.of(CLIP, 10.0, 1).step
+    for z in (0.1, 1.0, 7.0):
+        made = noisy_trimmed_mean(cohort, z, 3, 1, GaussianNoise(1), widest=10.0)
+        assert made.noise_std == z * CLIP
+        on_the_widest = made.model[0] / step
+        assert np.abs(on_the_widest - np.rint(on_the_widest)).max() < 1e-6
+        own = noisy_trimmed_mean(cohort, z, 3, 1, GaussianNoise(1)).model[0] / step
+        assert np.abs(own - np.rint(own)).max() > 0.1

@@ -312,7 +312,8 @@ class GaussianTrimmedMean(GaussianMechanism):
         asked = contributions.asked
         if self.cuts is None:
             raise ConfigError("privacy.placement = 'rule' releases what a strategy stands for, and has none yet")
-        made = noisy_trimmed_mean(bounded, multiplier, asked, self.cuts(asked), contributions.noise)
+        widest = self.multiplier * self.scale.widest(bounded.l2_bound, bounded.layout)
+        made = noisy_trimmed_mean(bounded, multiplier, asked, self.cuts(asked), contributions.noise, widest)
         return Released((made.model,), made.noise_std, made.sensitivity)
 
 

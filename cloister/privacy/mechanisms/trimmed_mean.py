@@ -1,16 +1,22 @@
 """Robust rules with a proved sensitivity: the coordinate-wise median and trimmed mean of bounded updates, noised.
 
 **Sensitivity.** n clients are asked, and one that does not reply counts with a zero update. So n is public, and joining
-or leaving exchanges one update u, ‖u‖₂ ≤ C, for zero. Look at one coordinate, the n - 1 values of the others fixed, as
-the value x of this client grows. While x is among the t smallest or the t largest it is cut off, and the mean of the
-n - 2t values that are kept does not change. While it is kept, so are the same others, and the mean grows by 1/(n - 2t)
-as fast as x. In between nothing jumps: x takes the place of a value that it equals. So
+or leaving exchanges one update for zero. An update of at most C is truncated to whole steps of a public grid before
+anything is ranked: k with Σk² ≤ D² (`cloister.privacy.mechanisms.grid`). Look at one coordinate. Let y₁ ≤ … ≤ yₙ₋₁ be
+the whole numbers of the others, y₀ = -∞, yₙ = ∞, and x that of this client. Without the t smallest and the t largest of
+all n, the sum is
 
-    |f(x) - f(x')| ≤ |x - x'| / (n - 2t)  in every coordinate, and  ‖f(u) - f(u')‖₂ ≤ ‖u - u'‖₂ / (n - 2t)  over all.
+    f(x) = yₜ₊₁ + … + yₙ₋ₜ₋₁ + min(max(x, yₜ), yₙ₋ₜ),
 
-Joining or leaving moves the release by at most C/(n - 2t), replacing one client by 2C/(n - 2t). Both are reached: when
-half of the others lie at u and half at 0, one client decides. The median keeps one value where n is odd, two where it
-is even. It does not profit from a larger n, but it does not lose either.
+since x is kept where it lies between yₜ and yₙ₋ₜ, and one of these two is where it does not. So, in integers,
+
+    |f(x) - f(x')| ≤ |x - x'|  in every coordinate, and  ‖f(k) - f(k')‖₂ ≤ ‖k - k'‖₂  over all.
+
+Joining or leaving moves the sum of the n - 2t values kept by at most D steps, replacing one client by 2D. The noise on
+it is exact; the division by n - 2t, which is public, follows. In units of the weights the release moves by at most
+C/(n - 2t), or by 2C/(n - 2t). Both are reached, to a step of the grid: when half of the others lie at u and half at 0,
+one client decides. The median keeps one value where n is odd, two where it is even. It does not profit from a larger n,
+but it does not lose either.
 
 Without the zero updates n itself would change with a client, and with it which values are in the middle.
 
@@ -25,33 +31,44 @@ Without the zero updates n itself would change with a client, and with it which 
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core import check
-from cloister.core.cohort import Cohort, updates
+from cloister.core.arrays import Row
+from cloister.core.cohort import Cohort, added_up, row_squares, updates
 from cloister.core.errors import PrivacyError, UnboundedSensitivity
 from cloister.core.threads import Span, for_each_span, spans
-from cloister.privacy.mechanisms.noise import GaussianNoise, Maker
+from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian, Maker
+from cloister.privacy.mechanisms.grid import Grid
+from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.privacy.mechanisms.release import Release
 
 COLUMNS = 1 << 10
 """Parameters whose values are sorted together."""
 
 
-def noisy_trimmed_mean(cohort: Cohort, multiplier: float, asked: int, trimmed: int, noise: GaussianNoise) -> Release:
-    """sent + mean of the updates without the largest and the smallest, coordinate by coordinate, + N(0, (z·C/(n-2t))²).
+def noisy_trimmed_mean(
+    cohort: Cohort, multiplier: float, asked: int, trimmed: int, noise: GaussianNoise, widest: float = 0.0
+) -> Release:
+    """sent + mean of the updates without the largest and the smallest, by coordinate, + noise of std z·C/(n - 2t).
+
+    Values are whole numbers of steps when they are sorted, and the noise on the sum of those kept is exact.
 
     Args:
         cohort: bounded: C is its `l2_bound`.
         multiplier: z ≥ 0.
         asked: n, how many clients were asked. It has to be public: not the size of a Poisson cohort.
         trimmed: t, how many values are cut off at each end; ⌈n/2⌉ - 1 is the median.
-        noise: where the normal numbers come from.
+        noise: where the key of the noise comes from.
+        widest: the largest z that the release could have had, where z follows from what nobody may know: see `Grid.of`.
 
     Guarantee: one client's joining or leaving moves the release without noise by at most C/(n - 2t) in L2, so that a
-        round is a Gaussian mechanism of noise multiplier z (add-or-remove), and of z/2 for replacing one.
+        round is a Gaussian mechanism with noise multiplier z (add-or-remove), and of z/2 for replacing one. A
+        contribution that is longer than the cohort says is made shorter.
 
     Raises:
         UnboundedSensitivity: no stage has bounded the cohort.
@@ -64,30 +81,79 @@ def noisy_trimmed_mean(cohort: Cohort, multiplier: float, asked: int, trimmed: i
         raise UnboundedSensitivity("noise was asked for before anything bounded a contribution; clip first")
     if len(cohort) > asked:
         raise PrivacyError(f"{len(cohort)} clients replied and {asked} were asked: that number is not public")
-    check.positive(values_kept=asked - 2 * trimmed)
+    kept = asked - 2 * trimmed
+    check.positive(values_kept=kept)
     check.non_negative(noise_multiplier=multiplier, trimmed=trimmed)
-    sensitivity = cohort.l2_bound / (asked - 2 * trimmed)
-    model = tuple(np.zeros(piece.size, cohort.layout.dtype) for piece in cohort.sent)
-    places = noise.places(spans(cohort.layout.sizes, COLUMNS))
-
-    def write(span: Span, workspace: tuple[Maker, NDArray]) -> None:
-        maker, scratch = workspace
-        columns = _columns(cohort, span, asked, scratch)
-        columns.sort(axis=0)
-        # In float32 the sum of thousands would round by more than its noise is calibrated for.
-        mean = columns[trimmed : asked - trimmed].mean(axis=0, dtype=np.float64)
-        maker.add_on_grid(mean, multiplier * sensitivity, places[span])
-        np.add(mean, span.of(cohort.sent), out=span.of(model), casting="same_kind")
-
-    scratch = (asked * COLUMNS, cohort.layout.dtype)
-    for_each_span(list(places), write, lambda: (noise.maker(), np.empty(*scratch)), cost=asked)
-    return Release(model, multiplier * sensitivity, sensitivity)
+    grid, sensitivity = Grid.of(cohort.l2_bound, multiplier, kept, widest), cohort.l2_bound / kept
+    return Release(_Ranked(cohort, grid, asked, trimmed).mean(noise), multiplier * sensitivity, sensitivity)
 
 
-def _columns(cohort: Cohort, span: Span, asked: int, scratch: NDArray) -> NDArray:
-    """The bounded updates over the columns in `span`, and zeros for those who did not reply: shape (asked, span)."""
-    columns = scratch[: asked * len(span)].reshape(asked, len(span))
-    replied = updates(cohort.rows, cohort.sent, span, scratch)
-    replied *= cohort.factors.astype(scratch.dtype)[:, None]
-    columns[len(cohort) :] = 0
-    return columns
+@dataclass(frozen=True)
+class _Ranked:
+    """The values of a cohort in whole numbers, sorted by coordinate, without the largest and the smallest.
+
+    Attributes:
+        cohort: bounded by that of the grid.
+        grid: what is counted in.
+        asked: how many values there are; those of clients who did not reply are 0.
+        trimmed: how many are cut off at each end.
+    """
+
+    cohort: Cohort
+    grid: Grid
+    asked: int
+    trimmed: int
+
+    def mean(self, noise: GaussianNoise) -> Row:
+        """sent + (sum of the values kept + noise)·step/(n - 2t)."""
+        cohort, grid = self.cohort, self.grid
+        source = DiscreteGaussian(grid.scale, noise) if grid.scale else None
+        places = source.places(self._spans) if source else {}
+        model = tuple(np.empty(piece.size, cohort.layout.dtype) for piece in cohort.sent)
+        unit = grid.step / (self.asked - 2 * self.trimmed)
+
+        def write(span: Span, sums: NDArray, maker: Maker | None) -> None:
+            if maker:
+                maker.add(sums, places[span])
+            sums *= unit
+            np.add(sums, span.of(cohort.sent), out=span.of(model), casting="same_kind")
+
+        grid.settle(cohort.factors / grid.step, lambda weights: self._sum(weights, write, source))
+        return model
+
+    @property
+    def _spans(self) -> list[Span]:
+        return spans(self.cohort.layout.sizes, COLUMNS)
+
+    def _sum(
+        self, weights: NDArray, keep: Callable[[Span, NDArray, Maker | None], None], source: DiscreteGaussian | None
+    ) -> NDArray[np.float64]:
+        """Hand on the sum of the values kept, for every span; return the squares of each contribution."""
+        rows = {span: number for number, span in enumerate(self._spans)}
+        squares = np.zeros((len(rows), len(self.cohort)))
+        weights = weights.astype(self.cohort.layout.dtype)
+
+        def add(span: Span, workspace: tuple[NDArray, NDArray, Maker | None]) -> None:
+            scratch, whole, maker = workspace
+            columns = whole[: self.asked * len(span)].reshape(self.asked, len(span))
+            self._fill(columns, span, weights, squares[rows[span]], scratch)
+            columns.sort(axis=0)
+            keep(span, columns[self.trimmed : self.asked - self.trimmed].sum(axis=0, dtype=np.float64), maker)
+
+        def workspace() -> tuple[NDArray, NDArray, Maker | None]:
+            size = self.asked * COLUMNS
+            maker = source.maker() if source else None
+            return np.empty(size, self.cohort.layout.dtype), np.empty(size, self.grid.dtype), maker
+
+        for_each_span(list(rows), add, workspace, cost=self.asked)
+        return added_up(squares)
+
+    def _fill(self, columns: NDArray, span: Span, weights: NDArray, squares: NDArray, scratch: NDArray) -> None:
+        """Truncate the updates over the columns in `span`, below them zeros for those who did not reply."""
+        replied = updates(self.cohort.rows, self.cohort.sent, span, scratch)
+        with np.errstate(over="ignore", invalid="ignore"):
+            replied *= weights[:, None]
+            replied[weights == 0] = 0
+            squares[:] = row_squares(replied)
+            np.copyto(columns[: len(replied)], replied, casting="unsafe")  # toward zero
+        columns[len(replied) :] = 0
