@@ -23,6 +23,7 @@ from cloister.core.identity import assume_run
 from cloister.privacy.accounting.events import to_json
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.dpsgd import local_steps, one_by_one
+from cloister.privacy.mechanisms.discrete import sampler
 from cloister.privacy.mechanisms.noise import Maker
 from cloister.privacy.mechanisms.selection import PrivateChoice
 
@@ -94,6 +95,11 @@ class Coupling:
     def add_on_grid(self, target, std):
         target[:] = self.release(target, std, lambda: target + std * self.noise(len(target)))
 
+    def add_whole(self, maker, target, places):
+        scale = float(maker._tables.scale)
+        noise = lambda: target + np.rint(scale * self.noise(len(target)))  # noqa: E731
+        target[:] = self.release(target, scale, noise)
+
     def choose(self, mechanism, losses, groups=None, **_):
         self.scores[self.replaying].append([mechanism._score(each, groups) for each in losses])
         return self.message % len(losses)
@@ -105,6 +111,7 @@ def coupled(coupling):
         mock.patch.object(local_steps, "poisson", coupling.poisson),
         mock.patch.object(one_by_one, "noised", coupling.noised_sum),
         mock.patch.object(Maker, "add_on_grid", lambda maker, target, std, *_: coupling.add_on_grid(target, std)),
+        mock.patch.object(sampler.Maker, "add", lambda *given: coupling.add_whole(*given)),
         mock.patch.object(NoiseSource, "secret", lambda *_: str(coupling.message).encode()),
         mock.patch.object(PrivateChoice, "choose", lambda self, *args, **given: coupling.choose(self, *args, **given)),
     ):

@@ -2,7 +2,6 @@
 
 import math
 import os
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 
@@ -14,6 +13,8 @@ from statistics_of_noise import FALSE_ALARM, is_normal, std_is
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Unaccounted
 from cloister.privacy.mechanisms import local_update
+from cloister.privacy.mechanisms.discrete import sampler
+from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 from cloister.privacy.mechanisms.noise import BLOCK, GRID_BITS, GaussianNoise, Maker, grid_step
 
@@ -24,6 +25,8 @@ CASES = int(os.environ.get("CLOISTER_SENSITIVITY_CASES", "1000"))
 """Of the search over adversarial models."""
 MECHANISMS = [LocalLaplace(0.7, 5.0), LocalLaplace(0.7, 5.0, per_layer=True), LocalGaussian(0.7, 1.5)]
 BOTH = [LocalLaplace(0.7, 5.0), LocalGaussian(0.7, 1.5)]
+STEP = Grid.of(0.7, 1.5, 1).step
+"""Of the Gaussian among them."""
 
 
 def arrays(*values, dtype=np.float32):
@@ -38,23 +41,27 @@ def bound_of(mechanism):
     return getattr(mechanism, "radius", None) or mechanism.clipping_norm
 
 
-@dataclass
-class Overheard:
-    """What noise is added to, piece by piece, and the noise's deviation; none is added."""
-
-    pieces: list
-    stds: list
-
-
 @pytest.fixture
 def overheard(monkeypatch):
-    heard = Overheard([], [])
+    """What noise is added to, by its place: numbers and 1, or whole steps and the share of C that a step is."""
+    heard = {}
 
     def listen(maker, target, std, places, *_):
-        heard.pieces.append(target.copy())
-        heard.stds.append(std)
+        heard[places] = exact(target), 1
+
+    def count(maker, target, places):
+        # A release that is written anew adds the same noise at the same places.
+        heard[places] = exact(target), maker.share
+
+    make = local_update._write_whole
+
+    def counted(update, targets, factor, grid, source, places):
+        monkeypatch.setattr(sampler.Maker, "share", Fraction(grid.bound) / Fraction(grid.steps), raising=False)
+        return make(update, targets, factor, grid, source, places)
 
     monkeypatch.setattr(Maker, "add_on_grid", listen)
+    monkeypatch.setattr(sampler.Maker, "add", count)
+    monkeypatch.setattr(local_update, "_write_whole", counted)
     return heard
 
 
@@ -175,11 +182,11 @@ def squared(vector):
 
 
 def noised_vector(mechanism, trained, start, overheard):
-    """What noise is added to: one exact vector a part; and the deviations of the noise."""
-    overheard.pieces.clear(), overheard.stds.clear()
+    """What noise is added to: one exact vector a part, in units of the weights."""
+    overheard.clear()
     sent = mechanism.release(trained, start, GaussianNoise(1))
     assert all(np.isfinite(array).all() for array in sent.values())
-    pieces = [exact(piece) for piece in overheard.pieces]
+    pieces = [[number * unit for number in numbers] for numbers, unit in overheard.values()]
     return pieces if getattr(mechanism, "per_layer", False) else [list(chain(*pieces))]
 
 
@@ -215,14 +222,20 @@ def test_the_search_over_one_mechanism_of_each_kind(overheard):
 def test_the_ball_is_reached(overheard):
     for mechanism in MECHANISMS:
         (vector, *_) = noised_vector(mechanism, arrays([3e8, 4e8]), arrays([0.0, 0.0]), overheard)
-        assert math.isclose(math.sqrt(squared(vector)), 0.7, rel_tol=1e-8)
+        lost = 2 * STEP if isinstance(mechanism, LocalGaussian) else 0
+        assert 0.7 * (1 - 1e-8) - lost <= math.sqrt(squared(vector)) <= 0.7
 
 
-def test_a_small_update_is_not_changed_at_all(overheard):
+def test_a_small_update_is_not_changed_but_by_the_grid(overheard):
+    """Toward zero, by less than a step; under Laplace noise not at all."""
     for mechanism in MECHANISMS:
         start, trained = arrays([1.0, -2.0], [3.0]), arrays([1.25, -2.125], [3.0])
-        vectors = noised_vector(mechanism, trained, start, overheard)
-        assert list(chain(*vectors)) == [Fraction(1, 4), Fraction(-1, 8), 0]
+        one, other, zero = chain(*noised_vector(mechanism, trained, start, overheard))
+        if isinstance(mechanism, LocalGaussian):
+            assert 0 <= Fraction(1, 4) - one < STEP and 0 <= other + Fraction(1, 8) < STEP and zero == 0
+            assert one > 0.2499 and other < -0.1249
+        else:
+            assert [one, other, zero] == [Fraction(1, 4), Fraction(-1, 8), 0]
 
 
 @pytest.mark.parametrize("scale", [5e-324, 1e-310, 1e-200, 1e-150, 1.0, 1e150, 1e200, 8e307])
@@ -261,17 +274,29 @@ class Unprojected(LocalLaplace):
             return super().release(trained, start, noise, tell)
 
 
-class SquaredInSingle(LocalGaussian):
-    """The norm is that of float32."""
+class FewDigits(LocalGaussian):
+    """The norm is rounded to twelve bits."""
+
+    verified = True
 
     def release(self, trained, start, noise, tell=None):
+        right = local_update._norms
+
         def norms(after, before):
-            with np.errstate(all="ignore"):
-                return [float(np.linalg.norm((a - b).astype(np.float32))) for a, b in zip(after, before, strict=True)]
+            parts = [math.frexp(norm) for norm in right(after, before)]
+            return [math.ldexp(round(part * 2**12) / 2**12, power) for part, power in parts]
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(local_update, "_norms", norms)
+            if not self.verified:
+                patch.setattr(Grid, "contains", lambda grid, squares: True)
             return super().release(trained, start, noise, tell)
+
+
+class Unverified(FewDigits):
+    """And nobody looks at the whole numbers."""
+
+    verified = False
 
 
 class OnTheModel(LocalGaussian):
@@ -286,9 +311,52 @@ class OnTheModel(LocalGaussian):
         return moved
 
 
-@pytest.mark.parametrize("twin", [Unprojected(0.7, 5.0), SquaredInSingle(0.7, 1.5), OnTheModel(0.7, 1.5)])
+@pytest.mark.parametrize("twin", [Unprojected(0.7, 5.0), Unverified(0.7, 1.5), OnTheModel(0.7, 1.5)])
 def test_the_search_finds_the_hole_of_a_twin(twin, overheard):
     assert not stays_in_the_ball(twin, 100, overheard)
+
+
+def test_a_wrong_norm_is_found_out_in_whole_numbers(overheard):
+    """Whatever the factor is: the whole numbers are verified, and written anew."""
+    assert stays_in_the_ball(FewDigits(0.7, 1.5), 100, overheard)
+
+
+@pytest.mark.parametrize("longer", [1 + 2.0**-40, 1 + 2.0**-20, 1.5, 1e200])
+def test_a_factor_that_is_too_large(overheard, monkeypatch, longer):
+    """Shortened where a little is missing, and zero otherwise."""
+    monkeypatch.setattr(
+        "cloister.privacy.mechanisms.local_update.factor_for", lambda norm, bound: bound / norm * longer
+    )
+    start, trained = arrays(np.zeros(50), dtype=np.float64), arrays(np.linspace(-1, 1, 50), dtype=np.float64)
+    (vector,) = noised_vector(LocalGaussian(0.7, 1.5), trained, start, overheard)
+    length = math.sqrt(squared(vector))
+    assert length <= 0.7 and (length > 0.69) == (longer < 1.5)
+
+
+@pytest.mark.parametrize("z", [1e-6, 2.0**-18, 0.3, 1.5, 2.0**18, 1e6])
+def test_whole_numbers_are_verified_as_such(z):
+    """One more in one place and they are too long; sums that double precision does not hold are too long as well."""
+    grid = Grid.of(0.7, z, 1)
+    most = math.floor(Fraction(grid.steps) ** 2)
+    assert grid.contains(0.0) and grid.contains(float(most)) and most <= 2**52
+    assert not any(map(grid.contains, (float(most + 1), 2.0**53, math.inf, math.nan)))
+
+
+def test_rounding_to_the_nearest_step_is_found_out(overheard, monkeypatch):
+    """The broken twin: an update of nearly C, all of it little more than half steps."""
+    steps = Grid.of(1.0, 2.0**18, 1).steps
+    update = np.full(int((steps / 0.52) ** 2), 0.51 / steps)
+    start, trained = arrays(np.zeros(len(update)), dtype=np.float64), arrays(update, dtype=np.float64)
+
+    def length():
+        (vector,) = noised_vector(LocalGaussian(1.0, 2.0**18), trained, start, overheard)
+        return math.sqrt(squared(vector))
+
+    assert length() == 0
+    monkeypatch.setattr(np, "trunc", np.rint)
+    assert length() == 0, "it is verified"
+    monkeypatch.setattr(Grid, "contains", lambda grid, squares: True)
+    assert length() > 1.9
 
 
 def told_apart(mechanism, start, one, other, seen, count=400):
@@ -360,14 +428,14 @@ def test_a_multiplier_that_is_off_by_two_is_seen(wrong):
 @pytest.mark.parametrize("mechanism", BOTH)
 def test_the_noised_update_lies_on_the_public_grid_and_the_start_comes_after(mechanism):
     std = 1.05 if isinstance(mechanism, LocalGaussian) else math.sqrt(1001) * 5 * 0.7 / 1000
-    step = grid_step(std)
+    step = STEP if isinstance(mechanism, LocalGaussian) else grid_step(std)
     rng = np.random.default_rng(1)
     trained = arrays(rng.standard_normal(1000), dtype=np.float64)
     sent = flat(mechanism.release(trained, arrays(np.zeros(1000), dtype=np.float64), GaussianNoise(1)))
-    assert (sent / step == np.rint(sent / step)).all() and step < std / 2 ** (GRID_BITS - 1)
+    assert (sent == np.rint(sent / step) * step).all() and step < std / 2 ** (GRID_BITS - 1)
     start = arrays(rng.standard_normal(1000) / 1e3, dtype=np.float64)
     later = mechanism.release({"0": start["0"] + trained["0"]}, start, GaussianNoise(1))["0"]
-    assert not (later / step == np.rint(later / step)).all()
+    assert not (later == np.rint(later / step) * step).all()
 
 
 @pytest.mark.parametrize("mechanism", [*MECHANISMS, PublishedLaplace(5.0)])

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
+from cloister import DiscreteGaussian
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Unaccounted
 from cloister.privacy.mechanisms import local_update
+from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.laplace import deviation, public_step
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
-from cloister.privacy.mechanisms.noise import BLOCK, GaussianNoise, grid_step
+from cloister.privacy.mechanisms.noise import BLOCK, GaussianNoise
 
 in_poisoned_memory = pytest.mark.usefixtures("poisoned_memory")
 
@@ -46,7 +48,14 @@ TRAINED = arrays([[4.0, 2.0], [0.5, 8.0]], [3.0, -13.0, 7.0])
 @pytest.mark.parametrize(("clip", "factor"), [(20.0, 1.0), (13.1, 1.0), (2.6, 2.6 / (13.0 * (1 + 2.0**-30)))])
 def test_a_gaussian_release_by_hand(clip, factor):
     found = LocalGaussian(clip, 1.5).release(TRAINED, START, GaussianNoise(3))
-    same(found, expected_release(START, TRAINED, factor, 1.5 * clip, grid_step(1.5 * clip), 3))
+    grid, expected = Grid.of(clip, 1.5, 1), {}
+    source = DiscreteGaussian(2**24, GaussianNoise(3))
+    for name, array in START.items():
+        update = (TRAINED[name].astype(np.float64) - array).ravel()
+        steps = [int(number * factor * (grid.steps / clip)) for number in update]
+        noisy = (steps + source.integers(array.size).astype(int)).astype(float) * grid.step
+        expected[name] = (noisy + array.ravel()).astype(array.dtype).reshape(array.shape)
+    same(found, expected)
 
 
 @pytest.mark.parametrize(("radius", "factor"), [(20.0, 1.0), (2.6, 2.6 / (13.0 * (1 + 2.0**-30)))])

@@ -156,6 +156,17 @@ class Grid:
         """
         return squares * (1 + SQUARES_ERROR) <= self.steps**2
 
+    def contains(self, squares: float) -> bool:
+        """Whether whole numbers are within the bound, by the sum of their squares in double precision: exactly.
+
+        Rounding never makes a sum of positive numbers smaller than a part of it. So a sum of whole numbers that comes
+        to less than 2^53 was a whole number below 2^53 all along, and nothing was rounded.
+
+        Args:
+            squares: Σk², added up in any order.
+        """
+        return squares <= math.floor(Fraction(self.steps) ** 2)
+
 
 class Adder:
     """Truncates updates to whole numbers and adds them up, on one thread, in memory of its own.

@@ -5,10 +5,11 @@
 The server chooses the start, the data and the server together choose what was trained; the guarantee holds for every
 pair of them, since what the noise is added to lies in a ball fixed beforehand. Three points carry it:
 
-- Noise is added to the bounded update, in double precision, and the start only afterwards. A start of 10³⁸ has room for
+- Noise is added to the bounded update, on a public grid, and the start only afterwards. A start of 10³⁸ has room for
   steps of 10³¹ between its neighbours: added first, it would turn the smallest difference of two updates into one that
   no noise covers. Added last, it is post-processing, and so are the rounding to the model's dtype and its saturation.
-- The norm is that of the true update, overstated by its rounding, for every number that a double holds.
+- The norm is that of the true update, overstated by its rounding, for every number that a double holds. Gaussian noise
+  is exact and added to whole numbers, the norm of which is verified as such; Laplace noise is continuous.
 - An update that is none (NaN, infinite, of other arrays) counts as the zero update: it gets the same noise, and the
   answer looks like any other.
 
@@ -30,9 +31,10 @@ from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Event, Gaussian, Laplace, Pure, Unaccounted
 from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER
+from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.laplace import deviation, public_step
-from cloister.privacy.mechanisms.local_update import Arrays, Scale, Sent, Tell, factor_for, released
-from cloister.privacy.mechanisms.noise import GaussianNoise, grid_step, refuse_beyond
+from cloister.privacy.mechanisms.local_update import Arrays, Scale, Sent, Tell, factor_for, released, released_whole
+from cloister.privacy.mechanisms.noise import GaussianNoise, refuse_beyond
 
 NO_NOISE = "privacy.client-noise-multiplier is 0: there is no noise"
 
@@ -135,15 +137,16 @@ class LocalLaplace:
 
 @dataclass(frozen=True)
 class LocalGaussian:
-    """Clip the update to C and add N(0, (z·C)²) to every parameter.
+    """Clip the update to C, truncate it to whole steps of a public grid, and add exact noise of deviation z·C.
 
     Args:
         clipping_norm: C > 0, in units of the weights.
         noise_multiplier: z, 0 or from `MIN_MULTIPLIER` to 1/`MIN_MULTIPLIER`.
 
-    Guarantee: zeroing what the client contributes moves the clipped update by at most C: a Gaussian mechanism of
-        multiplier z. Exchanging it moves it by at most 2C: multiplier z/2. Releases compose as Gaussians do, with no
-        amplification by sampling: the server knows who was asked.
+    Guarantee: zeroing what the client contributes moves the whole numbers by at most the steps of C, which is verified
+        in whole numbers: a Gaussian mechanism of multiplier z. Exchanging it moves them by at most twice as much:
+        multiplier z/2. Releases compose as Gaussians do, with no amplification by sampling: the server knows who was
+        asked.
     """
 
     clipping_norm: float
@@ -160,10 +163,12 @@ class LocalGaussian:
         Args:
             trained, start, noise, tell: as in `LocalMechanism.release`.
         """
-        std = self._std()
+        if self._std():
+            grid = Grid.of(self.clipping_norm, self.noise_multiplier, 1)
+            return released_whole(trained, start, noise, grid, tell)
 
         def scale(size: int, norm: float) -> Scale:
-            return Scale(factor_for(norm, self.clipping_norm), std, grid_step(std))
+            return Scale(factor_for(norm, self.clipping_norm), 0.0, 1.0)
 
         return released(trained, start, noise, False, scale, tell)
 

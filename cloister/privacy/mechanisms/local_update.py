@@ -1,7 +1,8 @@
 """The update of a client, bounded, noised and put back on what the server sent, without a copy of it.
 
 Every number of the update is computed twice from the arrays that it is the difference of, block by block in the cache:
-for its norm, and to be noised.
+for its norm, and to be noised. Gaussian noise is exact, on whole numbers (`released_whole`); Laplace noise is
+continuous (`released`).
 """
 
 import math
@@ -14,6 +15,9 @@ from numpy.typing import NDArray
 from cloister.core.arrays import Row
 from cloister.core.errors import PrivacyError
 from cloister.core.threads import Span, for_each_span, spans
+from cloister.privacy.mechanisms.discrete import sampler
+from cloister.privacy.mechanisms.grid import SHORTER, Grid
+from cloister.privacy.mechanisms.keystream import Places
 from cloister.privacy.mechanisms.noise import BLOCK, GaussianNoise, Maker
 
 NORM_ERROR = 2.0**-30
@@ -34,7 +38,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Scale:
-    """How a part of an update is bounded and noised.
+    """How a part of an update is bounded, and noised by continuous noise or none.
 
     Attributes:
         factor: what the update is multiplied with, from 0 to 1.
@@ -73,10 +77,7 @@ def released(
         per_layer: whether every array is a part.
         scale: of a part, from its number of parameters, above 0, and the norm of its update.
     """
-    _refuse_unfit(start)
-    update = _Update.of(trained, start, tell)
-    sent = {name: np.empty(array.shape, array.dtype) for name, array in start.items()}
-    targets = [array.reshape(-1) for array in sent.values()]
+    update, sent, targets = _begun(trained, start, tell)
     layers = range(len(targets))
     for part in [[layer] for layer in layers] if per_layer else [list(layers)]:
         size = sum(targets[layer].size for layer in part)
@@ -84,6 +85,62 @@ def released(
             how = scale(size, math.hypot(*(update.norms[layer] for layer in part)))
             _write(update, {layer: targets[layer] for layer in part}, how, noise)
     return sent
+
+
+def released_whole(trained: Arrays, start: Arrays, noise: GaussianNoise, grid: Grid, tell: Tell | None) -> Sent:
+    """start + (factor·update, truncated toward zero to whole steps, + exact noise)·step, all arrays together.
+
+    Args:
+        trained, start, noise, tell: as in `LocalMechanism.release`.
+        grid: whose bound the update is clipped to, with noise.
+
+    Guarantee: noise is added to whole numbers of which Σk² ≤ D² was verified. Where they are more, the update is
+        shortened, and counts as zero if that does not help.
+    """
+    update, sent, targets = _begun(trained, start, tell)
+    source = sampler.DiscreteGaussian(grid.scale, noise)
+    places = source.places(spans([piece.size for piece in update.start], BLOCK))
+    factor = factor_for(math.hypot(*update.norms), grid.bound)
+    for share in (1.0, SHORTER, 0.0):
+        # What was written before has not left, and its noise is the same.
+        if grid.contains(_write_whole(update, targets, share * factor, grid, source, places)):
+            break
+    return sent
+
+
+def _write_whole(
+    update: "_Update",
+    targets: Sequence[NDArray],
+    factor: float,
+    grid: Grid,
+    source: sampler.DiscreteGaussian,
+    places: Mapping[Span, Places],
+) -> float:
+    """Write start + (whole steps of factor·update + noise)·step; return the sum of the squares of these steps."""
+    squares = dict.fromkeys(places, 0.0)
+
+    def write(span: Span, workspace: tuple[sampler.Maker, NDArray]) -> None:
+        maker, scratch = workspace
+        here = update.of_span(span, scratch)
+        with np.errstate(over="ignore"):
+            here *= factor
+            here *= grid.steps / grid.bound
+            np.trunc(here, out=here)
+            squares[span] = float(np.vdot(here, here))
+        maker.add(here, places[span])
+        here *= grid.step
+        update.put(here, span, targets[span.layer])
+
+    for_each_span(list(places), write, lambda: (source.maker(), np.empty(BLOCK)))
+    return sum(squares.values())
+
+
+def _begun(trained: Arrays, start: Arrays, tell: Tell | None) -> tuple["_Update", Sent, list[NDArray]]:
+    """The update, the arrays that leave in its place, and these once more, flat; nothing is in them yet."""
+    _refuse_unfit(start)
+    update = _Update.of(trained, start, tell)
+    sent = {name: np.empty(array.shape, array.dtype) for name, array in start.items()}
+    return update, sent, [array.reshape(-1) for array in sent.values()]
 
 
 def _refuse_unfit(start: Arrays) -> None:
@@ -140,6 +197,20 @@ class _Update:
         out = scratch[: len(span)]
         return np.subtract(span.of(self.trained), span.of(self.start), out=out, dtype=np.float64, casting="unsafe")
 
+    def put(self, noised: NDArray, span: Span, target: NDArray) -> None:
+        """Write start + what is noised and on the grid.
+
+        Args:
+            noised: the numbers of the span, in double precision; they are overwritten.
+            span: of the arrays.
+            target: the array that leaves, flat.
+        """
+        with np.errstate(over="ignore"):
+            noised += span.of(self.start)
+            # Saturated, not infinite: the server's screening would tell a client's overflow from its silence.
+            largest = float(np.finfo(target.dtype).max)
+            np.clip(noised, -largest, largest, out=target[span.start : span.stop], casting="same_kind")
+
 
 def _pieces(trained: Arrays, start: Arrays) -> Row | None:
     """The trained arrays in the start's order, flat; None if they are other arrays."""
@@ -188,14 +259,9 @@ def _write(update: _Update, targets: Mapping[int, NDArray], how: Scale, noise: G
 
     def write(span: Span, workspace: tuple[Maker, NDArray]) -> None:
         maker, scratch = workspace
-        with np.errstate(over="ignore"):
-            here = update.of_span(span, scratch)
-            here *= how.factor
-            maker.add_on_grid(here, how.std, places[span], how.step)
-            here += span.of(update.start)
-            out = targets[span.layer][span.start : span.stop]
-            # Saturated, not infinite: the server's screening would tell a client's overflow from its silence.
-            largest = float(np.finfo(out.dtype).max)
-            np.clip(here, -largest, largest, out=out, casting="same_kind")
+        here = update.of_span(span, scratch)
+        here *= how.factor
+        maker.add_on_grid(here, how.std, places[span], how.step)
+        update.put(here, span, targets[span.layer])
 
     for_each_span(list(places), write, lambda: (noise.maker(), np.empty(BLOCK)))

@@ -10,13 +10,17 @@ from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.statements import Statements
 
 SERVER_SUM = (
-    "Server: noise comes from AES-128 in counter mode under a key of the operating system, is added to a sum in double "
-    "precision, and the result is rounded to a public grid 20 bits below its standard deviation. Norms are overstated "
-    "by the bound of their own rounding error."
+    "Server: bounded updates are truncated to whole steps of a public grid, and their bound is verified. Sums, counts "
+    "and distances are whole numbers, and their noise has an exact discrete law, on AES-128 in counter mode under a "
+    "key of the operating system: rounding is no part of the claim."
+)
+CLIENT_WHOLE = (
+    "Clients: the bounded update is truncated to whole steps of a public grid, verified in whole numbers, and noised "
+    "by an exact discrete law before the model that the server sent is added."
 )
 CLIENT_SUM = (
     "Clients: the bounded update is noised in double precision on a public grid before the model that the server sent "
-    "is added."
+    "is added; the claim is about the continuous law and does not count its rounding."
 )
 BATCH_SUM = (
     "Clients: sums over a batch are made in single precision; contributions are clipped lower by the proved bound on "
@@ -25,7 +29,7 @@ BATCH_SUM = (
 FLOATS: Mapping[str, str] = {
     "global-dp": SERVER_SUM,
     "metric": SERVER_SUM,
-    "gaussian": CLIENT_SUM,
+    "gaussian": CLIENT_WHOLE,
     "laplace": CLIENT_SUM,
     "dp-sgd": BATCH_SUM,
 }
