@@ -199,7 +199,8 @@ class PrivateStrategy(Decorator):
             return arrays, metrics
         named = from_record(arrays)
         own = Layout.of(named)
-        return to_record(own.named(noised(own.rows(named), released.noise_std, self.noise))), metrics
+        made = noised(own.rows(named), released.noise_std, self.noise, released.widest_std)
+        return to_record(own.named(made)), metrics
 
     def _measurements(self, screening: Screening, released: Released) -> Measurements:
         # What comes from un-noised updates would be one more release wherever something is claimed.

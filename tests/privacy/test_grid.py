@@ -5,11 +5,13 @@ import math
 
 import numpy as np
 import pytest
+from flwr.serverapp.strategy import FedMedian
 from statistics_of_noise import is_normal, std_is
-from support import random_models, zeros
+from support import all_nodes, content, grid_of, one_round, random_models, zeros
 from test_clipping import cohort_of
 
 from cloister import DiscreteGaussian
+from cloister.aggregation import MetricDP
 from cloister.core.errors import ConfigError, PrivacyError, UnboundedSensitivity
 from cloister.privacy.mechanisms.clipping import clip
 from cloister.privacy.mechanisms.grid import Grid
@@ -125,6 +127,50 @@ def test_a_median_is_the_mean_of_the_one_or_the_two_in_the_middle(asked, bound):
     assert (release.sensitivity, release.noise_std) == (bound, 2.0 * bound)
     for piece, other in zip(release.model, twin.model, strict=True):
         np.testing.assert_array_equal(piece, other)
+
+
+def test_a_private_deviation_does_not_move_the_grid():
+    """It follows the largest there could have been, unless that leaves less than 2^12 steps in a deviation."""
+    step, model = grid_step(10.0), (np.zeros(1000),)
+    for std in (0.05, 0.3, 10.0):
+        assert on_grid(noised(model, std, GaussianNoise(1), widest=10.0)[0], step)
+        assert on_grid(noised(model, std, GaussianNoise(1))[0], step) == (std == 10.0)
+    for std, widest in ((0.03, 10.0), (0.05, math.inf), (0.05, 0.01)):
+        np.testing.assert_array_equal(
+            noised(model, std, GaussianNoise(1), widest)[0], noised(model, std, GaussianNoise(1))[0]
+        )
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Of the grids that releases were put on; None: of one that follows the deviation."""
+    found, add, of = [], GaussianNoise.add_on_grid, Grid.of
+
+    def listen(self, row, std, step=None):
+        found.append(step)
+        add(self, row, std, step)
+
+    def make(*given):
+        grid = of(*given)
+        found.append(grid.step)
+        return grid
+
+    monkeypatch.setattr(GaussianNoise, "add_on_grid", listen)
+    monkeypatch.setattr(Grid, "of", make)
+    return found
+
+
+@pytest.mark.parametrize("placement", ["update", "rule", "model"])
+def test_an_exact_distance_moves_no_grid(placement, steps):
+    """One that scales the noise is private: clients that lie further apart get less noise, on the same grid."""
+    inner, options = FedMedian() if placement == "rule" else all_nodes(), {"placement": placement, "max_distance": 3.0}
+    multipliers = set()
+    for spread in (0.05, 0.08, 0.2):
+        models = random_models(3, spread)
+        strategy = MetricDP(inner, noise_multiplier=1.0, clipping_norm=50.0, noise=GaussianNoise(1), **options)
+        one_round(strategy, grid_of(lambda node, _, models=models: content(models[node - 1]), 3), zeros())
+        multipliers.add(strategy.measured.noise_multiplier)
+    assert len(multipliers) == 3 == len(steps) and len(set(steps)) == 1 and None not in steps
 
 
 def test_what_cannot_be_a_mean_or_a_median():

@@ -357,7 +357,9 @@ class GaussianOutput(GaussianMechanism):
     def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
         # Fewer replies than were asked for mean more noise, not less protection for those who replied.
         sensitivity = bounded.l2_bound / max(1, len(bounded))
-        return Released(tuple(bounded_models(bounded)), multiplier * sensitivity, sensitivity)
+        widest = self.multiplier * self.scale.widest(bounded.l2_bound, bounded.layout)
+        models = tuple(bounded_models(bounded))
+        return Released(models, multiplier * sensitivity, sensitivity, widest * sensitivity)
 
     def caveats(self) -> tuple[str, ...]:
         """That the noise is calibrated for a mean of those who replied."""

@@ -72,6 +72,8 @@ class Released:
         models: what the wrapped strategy is shown: one released model, or none, or (heuristic) one for each reply.
         noise_std: standard deviation of the noise on one parameter of the model that results.
         sensitivity: the L2 distance that this noise was calibrated for, on the same scale.
+        widest_std: where the mechanism leaves the noise to the end and `noise_std` follows from what nobody may know:
+            the largest that it could have been. The grid of the noise follows this one. 0: `noise_std` is public.
         noise_multiplier: of this round, where noise is a multiple of the bound.
         clipping_norm: the bound that was in force.
         released_distance: the distance as it was released, where the noise follows a distance.
@@ -82,6 +84,7 @@ class Released:
     models: tuple[Row, ...]
     noise_std: float
     sensitivity: float
+    widest_std: float = 0.0
     noise_multiplier: float | None = None
     clipping_norm: float | None = None
     released_distance: float | None = None

@@ -41,6 +41,8 @@ ZEROS = bytes(max(BYTES_PER_PAIR.values()) * HALF)
 
 GRID_BITS = 20
 """Releases are multiples of the power of two this many bits below the standard deviation of their noise."""
+DISTINCT = 1 << 12
+"""Steps in a standard deviation from which on rounding to a grid does not show beside the noise."""
 HEADROOM = 64
 """Deviations of the noise that a number's dtype must hold."""
 
@@ -206,19 +208,22 @@ class Maker:
         self._keystream.update_into(memoryview(ZEROS)[: len(out)], out.data)
 
 
-def noised(model: Row, std: float, noise: GaussianNoise) -> Row:
+def noised(model: Row, std: float, noise: GaussianNoise, widest: float = 0.0) -> Row:
     """A copy of a model with N(0, std²) on every parameter, in double precision and on the grid.
 
     Args:
         model: p parameters, in flat arrays.
         std: ≥ 0.
         noise: where the normal numbers come from.
+        widest: the largest deviation that there could have been, where `std` follows from what nobody may know. The
+            grid then follows this one, if that leaves 2^12 steps in a deviation. 0: `std` is public.
 
     Returns:
         Arrays of float32, or of float64 where the model has it.
     """
     copies = tuple(piece.astype(np.result_type(piece, np.float32)) for piece in model)
-    noise.add_on_grid(copies, std)
+    step = grid_step(widest) if std < widest < math.inf else 0.0
+    noise.add_on_grid(copies, std, step if 0 < step <= std / DISTINCT else None)
     return copies
 
 
