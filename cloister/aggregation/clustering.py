@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Strategy
 from cloister.aggregation.decorator import Decorator, Measurements, NamedArrays, restore, state_of, virtual_reply
 from cloister.aggregation.screening import Screening
 from cloister.core import check
-from cloister.core.arrays import Layout, from_record, to_record
+from cloister.core.arrays import Layout, Row, from_record, to_record
 from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.errors import FederationError
 from cloister.core.hypotheses import stacked, unstacked
@@ -86,6 +86,14 @@ class LaplaceClustering(Decorator):
         """
         config[HYPOTHESES] = self.hypotheses
         return super().configure_evaluate(server_round, arrays, config, grid)
+
+    def keeper(self, layout: Layout, sent: Row) -> str:
+        """As in `Decorator`: replies are compared with each other.
+
+        Args:
+            layout, sent: as in `Decorator.screened`.
+        """
+        return "privacy.server = 'laplace-clustering'"
 
     def expected_reply(self, sent: NamedArrays) -> NamedArrays:
         """One model, whichever of those that were sent it started from."""

@@ -4,6 +4,7 @@ A decorator is itself a Flower strategy, so Flower's own `start` can drive it, a
 acts on the way in: the wrapped strategy sees screened (and, in `PrivateStrategy`, released) models and does the rest.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from cloister.aggregation.canaries import NO_CANARIES, Canaries
+from cloister.aggregation.room import require_room
 from cloister.aggregation.screening import Rejection, Screening, average_metrics, screen
 from cloister.core.arrays import Layout, Row, from_record, to_record
 from cloister.core.capabilities import Aggregated, Messages
@@ -142,15 +144,41 @@ class Decorator(Strategy):
 
         Raises:
             FederationError: the model has no arrays, or some that do not hold floats.
+            ConfigError: the replies of the first round have to be held together, and there is no memory for them.
         """
         Layout.of(from_record(arrays))  # a model that cannot be federated is refused before anybody trains it
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
-        self._sent = arrays
+        begins, self._sent = self._sent is None, arrays
         self._asked = tuple(messages)
         # A strategy that draws a random number of nodes says how many it expected: that number is public.
         self._draw = getattr(self.inner, "last_draw", None)
         self._expected = float(self._draw.expected if self._draw else len(messages))
+        if begins:
+            self._require_room()
         return messages
+
+    def keeper(self, layout: Layout, sent: Row) -> str:
+        """What has to see all replies of a round together, in words; empty where they are added up as they come.
+
+        Args:
+            layout, sent: as in `screened`.
+        """
+        return f"strategy {type(self.inner).__name__}"
+
+    def _require_room(self) -> None:
+        """Refuse a first round whose replies the memory has no room for.
+
+        A number of clients that is drawn in secret is at most the expected one and six deviations.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        expected = self.expected_reply(from_record(self.sent))
+        layout = Layout.of(expected)
+        secret = self._draw is not None and self._draw.kind == "poisson"
+        most = math.ceil(self._expected + 6 * math.sqrt(self._expected)) if secret else len(self._asked)
+        if keeper := self.keeper(layout, layout.rows(expected)):
+            require_room(keeper, layout, most)
 
     def receive(self, replies: Messages) -> Screening:
         """Screen the replies of a training round while they come.

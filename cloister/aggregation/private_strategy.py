@@ -121,6 +121,18 @@ class PrivateStrategy(Decorator):
             self.budget.require(self.events(layout))
         return messages
 
+    def keeper(self, layout: Layout, sent: Row) -> str:
+        """As in `Decorator`: the mechanism, or canaries, which are measured beside the clients.
+
+        Args:
+            layout, sent: as in `Decorator.screened`.
+        """
+        if len(self.canaries):
+            return f"privacy.canaries = {len(self.canaries)}"
+        if self.mechanism.intake(layout, sent, len(self._asked)) is not None:
+            return ""
+        return f"privacy.server = {self.mechanism.name!r} around {super().keeper(layout, sent)}"
+
     def screened(self, replies: Messages, layout: Layout, sent: Row) -> Screening:
         """The replies, screened; their sum alone is kept where the mechanism needs no more.
 

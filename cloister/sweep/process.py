@@ -91,10 +91,3 @@ def _value(value: Scalar) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)
-
-
-def free_memory() -> int:
-    """Bytes that a new process could take without others being swapped out; 0 where nobody tells."""
-    path = Path("/proc/meminfo")
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cloister.core.errors import ConfigError
+from cloister.core.memory import free_memory
 from cloister.core.text import clean
 from cloister.server.stop import Stop
 from cloister.server.times import settle
 from cloister.sweep.cells import Cell
-from cloister.sweep.process import Ended, Process, free_memory
+from cloister.sweep.process import Ended, Process
 
 MOST = 2
 """Cells at a time, unless more are asked for."""
@@ -121,7 +122,7 @@ def jobs_for(peak: int) -> int:
     Args:
         peak: bytes of memory that one of them held at most.
     """
-    fitting = int(free_memory() / (SPARE * peak)) if peak else 1
+    fitting = int((free_memory() or 0) / (SPARE * peak)) if peak else 1
     return max(1, min(MOST, os.cpu_count() or 1, fitting))
 
 
