@@ -261,7 +261,7 @@ def whole_sums(ranked, rows, asked, trimmed, z=1.0):
     return np.array(ranked(), object)
 
 
-@pytest.mark.parametrize(("asked", "trimmed"), [(1, 0), (3, 1), (4, 1), (5, 1), (6, 0)])
+@pytest.mark.parametrize(("asked", "trimmed"), [(1, 0), (4, 1), (5, 1)])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("z", [0.3, 1.0, 2.0**18])
 def test_no_client_moves_it_by_more_steps_than_the_sensitivity(ranked, asked, trimmed, dtype, z):

@@ -359,7 +359,7 @@ class GaussianOutput(GaussianMechanism):
         sensitivity = bounded.l2_bound / max(1, len(bounded))
         widest = self.multiplier * self.scale.widest(bounded.l2_bound, bounded.layout)
         models = tuple(bounded_models(bounded))
-        return Released(models, multiplier * sensitivity, sensitivity, widest * sensitivity)
+        return Released(models, multiplier * sensitivity, sensitivity, widest_std=widest * sensitivity)
 
     def caveats(self) -> tuple[str, ...]:
         """That the noise is calibrated for a mean of those who replied."""

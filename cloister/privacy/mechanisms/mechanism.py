@@ -72,24 +72,24 @@ class Released:
         models: what the wrapped strategy is shown: one released model, or none, or (heuristic) one for each reply.
         noise_std: standard deviation of the noise on one parameter of the model that results.
         sensitivity: the L2 distance that this noise was calibrated for, on the same scale.
-        widest_std: where the mechanism leaves the noise to the end and `noise_std` follows from what nobody may know:
-            the largest that it could have been. The grid of the noise follows this one. 0: `noise_std` is public.
         noise_multiplier: of this round, where noise is a multiple of the bound.
         clipping_norm: the bound that was in force.
         released_distance: the distance as it was released, where the noise follows a distance.
         diagnostics: what was seen on the way, un-noised.
         following: the mechanism of the next round; None: the same.
+        widest_std: where the mechanism leaves the noise to the end and `noise_std` follows from what nobody may know:
+            the largest that it could have been. The grid of the noise follows this one. 0: `noise_std` is public.
     """
 
     models: tuple[Row, ...]
     noise_std: float
     sensitivity: float
-    widest_std: float = 0.0
     noise_multiplier: float | None = None
     clipping_norm: float | None = None
     released_distance: float | None = None
     diagnostics: Diagnostics = NOTHING_SEEN
     following: "Mechanism | None" = None
+    widest_std: float = 0.0
 
 
 class Mechanism(ABC):

@@ -1,4 +1,4 @@
-"""The one source of noise: Gaussian numbers from the operating system's entropy, added on a public grid.
+"""Continuous Gaussian noise from the operating system's entropy, added on a public grid; `discrete` has exact noise.
 
 Box-Muller on the keystream of AES-128 in counter mode, a cryptographic generator and, with the processor's AES
 instructions, a faster one than NumPy's. Numbers are made block by block in the cache, on a few threads where there are

@@ -27,6 +27,7 @@ Without the zero updates n itself would change with a client, and with it which 
 | empty cohort | the model that was sent, and the noise |
 | one client asked | its bounded update is the median, with sensitivity C; nothing can be cut off |
 | more replies than clients asked | refused |
+| an update longer than the cohort says | it is made shorter before it is ranked |
 | an unbounded cohort, or t that leaves no value | refused |
 """
 
