@@ -87,10 +87,12 @@ class Coupling:
             drawn = np.random.default_rng([self.message, step]).random(4 * ROWS) < rate
             yield np.flatnonzero(drawn[:count])
 
-    def noised_sum(self, total, std, _):
-        flat = np.concatenate(total) if total else np.zeros(0)
+    def noised_sum(self, total, grid, _, out):
+        """What is noised is the sum on its grid: the noise covers how far that moves, too."""
+        flat, std = np.rint(np.concatenate(total) / grid.step) * grid.step, grid.scale * grid.step
         released = self.release(flat, std, lambda: flat + std * self.noise(len(flat)))
-        return tuple(np.split(released, np.cumsum([len(piece) for piece in total])[:-1]))
+        for piece, part in zip(out, np.split(released, np.cumsum([len(piece) for piece in total])[:-1]), strict=True):
+            piece[:] = part
 
     def add_on_grid(self, target, std):
         target[:] = self.release(target, std, lambda: target + std * self.noise(len(target)))
@@ -109,7 +111,7 @@ class Coupling:
 def coupled(coupling):
     with (
         mock.patch.object(local_steps, "poisson", coupling.poisson),
-        mock.patch.object(one_by_one, "noised", coupling.noised_sum),
+        mock.patch.object(one_by_one, "noised_sum", coupling.noised_sum),
         mock.patch.object(Maker, "add_on_grid", lambda maker, target, std, *_: coupling.add_on_grid(target, std)),
         mock.patch.object(sampler.Maker, "add", lambda *given: coupling.add_whole(*given)),
         mock.patch.object(NoiseSource, "secret", lambda *_: str(coupling.message).encode()),

@@ -12,6 +12,7 @@ from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import TaskConfig
 from cloister.core.wire import FROZEN
 from cloister.local.simulation import simulate
+from cloister.privacy.mechanisms.grid import Grid
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.page import write_report
 from cloister.tasks import TASKS
@@ -155,7 +156,8 @@ class TestTraining:
         trainer = self.make(backbone(0, after), private=True)
         self.trained(trainer)
         assert trainer._dp_sgd.kernels == {"net/head": "dense"}
-        assert [array.shape for array in trainer._dp_sgd._outs] == [(24, 10), (10,)]
+        means = trainer._dp_sgd._noised_mean([np.zeros((24, 10)), np.zeros(10)], Grid(1.0, 1.0, 256))
+        assert trainer._dp_sgd._parameters == 250 and [array.shape for array in means] == [(24, 10), (10,)]
 
 
 class TestNode:

@@ -13,6 +13,7 @@ from cloister.aggregation.canaries import Canaries
 from cloister.audits.dp_sgd import linear_loss, linear_network, on_linear_network, steps_with_canaries
 from cloister.audits.one_run import OneRun
 from cloister.privacy.accounting.account import Account
+from cloister.privacy.dpsgd.exact_noise import grid_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
 from cloister.privacy.dpsgd.rounding import Batching
@@ -90,14 +91,14 @@ class ClipSkipped(DpSgd):
 class NoisePerMicrobatch(DpSgd):
     """Each of eight microbatches carries an equal share of the noise: variances add up, deviations do not."""
 
-    def _noised(self, sums, std):
-        return super()._noised(sums, std / math.sqrt(8))
+    def _noised_mean(self, sums, grid):
+        return super()._noised_mean(sums, grid_of(CLIP, SIGMA / math.sqrt(8), self._parameters))
 
 
 class Stuck(DpSgd):
-    def _noised(self, sums, std):
+    def _noised_mean(self, sums, grid):
         self.noise = GaussianNoise(7)
-        return super()._noised(sums, std)
+        return super()._noised_mean(sums, grid)
 
 
 def keras_steps(kind=DpSgd, sigma=SIGMA):

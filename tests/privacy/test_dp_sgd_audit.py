@@ -16,6 +16,7 @@ from cloister.audits.epsilon import Trials
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum
+from cloister.privacy.dpsgd.exact_noise import grid_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
 from cloister.privacy.dpsgd.rounding import Batching
@@ -73,15 +74,15 @@ class NoisePerMicrobatch(Right):
         for start in range(0, OTHERS + 1):
             piece = slice(start, start + 1)
             sums = self.clipped_sum(x[piece], y[piece], self.clipping_norm).sums
-            noised = self._noised(sums, self.noise_multiplier * self.clipping_norm / (OTHERS + 1))
+            noised = self._noised_mean(sums, grid_of(CLIP, SIGMA / (OTHERS + 1), self._parameters))
             totals = [total + part for total, part in zip(totals, noised, strict=True)]
-        self._descend([tf.constant(total, tf.float32) for total in totals], tf.constant(OTHERS + 1.0))
+        self._descend([tf.constant(total, tf.float32) for total in totals])
 
 
 class DividedByTheActualSize(Right):
     def step(self, x, y, clipping_norm=None, groups=None):
-        noised = self._noised(self.clipped_sum(x, y, self.clipping_norm).sums, self.noise_multiplier * CLIP)
-        self._descend([tf.constant(total) for total in noised], tf.constant(float(len(x))))
+        self.batch_size = len(x)
+        super().step(x, y)
 
 
 def released(dp_sgd, x, y):

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from cloister.core import check
 from cloister.core.arrays import Row
+from cloister.privacy.dpsgd.exact_noise import grid_of, noised_sum
 from cloister.privacy.dpsgd.rounding import check_clipping_norm
-from cloister.privacy.mechanisms.noise import GaussianNoise, noised
+from cloister.privacy.mechanisms.noise import GaussianNoise
 
 SLACK = 2.0**-16
 """What roundings in double precision may add to S: enough for 2^17 units of 2^30 numbers each."""
@@ -22,7 +22,7 @@ def noisy_sum(
     noise_multiplier: float,
     noise: GaussianNoise,
 ) -> Row:
-    """Σ gradient·min(1, S/‖gradient‖) + N(0, σ²S²), in float64.
+    """Σ gradient·min(1, S/‖gradient‖) + exact noise of standard deviation σS, in float64.
 
     Args:
         gradients: one for each unit of the batch, possibly none; called once, it gives that unit's gradient. A unit is
@@ -30,11 +30,12 @@ def noisy_sum(
         like: flat arrays of the shapes of a gradient.
         clipping_norm: S, from `rounding.MINIMUM_CLIPPING_NORM` to `MAXIMUM_CLIPPING_NORM`.
         noise_multiplier: σ ≥ 0.
-        noise: where normal numbers come from.
+        noise: where the key of the noise comes from.
 
-    Guarantee: one unit's joining or leaving moves the un-noised sum by at most S in L2: a Gaussian mechanism of noise
-        multiplier σ. Contributions are clipped to S/(1 + `SLACK`), which makes up for roundings. A gradient that is not
-        finite, or whose computation raises an exception, contributes zero and changes nothing for the others.
+    Guarantee: one unit's joining or leaving moves the un-noised sum by at most S in L2, and noise is exact: see
+        `exact_noise`. It costs what a Gaussian mechanism of noise multiplier σ does. Contributions are clipped to
+        S/(1 + `SLACK`), which makes up for roundings. A gradient that is not finite, or whose computation raises an
+        exception, contributes zero and changes nothing for the others.
 
     Raises:
         ConfigError: a number is out of range.
@@ -42,12 +43,13 @@ def noisy_sum(
     Source: Abadi et al. (2016), arXiv:1607.00133, Algorithm 1.
     """
     check_clipping_norm(clipping_norm)
-    check.non_negative(noise_multiplier=noise_multiplier)
-    total = [np.zeros(piece.size) for piece in like]
+    total = tuple(np.zeros(piece.size) for piece in like)
+    grid = grid_of(clipping_norm, noise_multiplier, sum(piece.size for piece in like))
     for gradient in gradients:
         for piece, part in zip(total, _contribution(gradient, like, clipping_norm / (1 + SLACK)), strict=True):
             piece += part
-    return noised(tuple(total), noise_multiplier * clipping_norm, noise)
+    noised_sum(total, grid, noise, out=total)
+    return total
 
 
 def _contribution(gradient: Callable[[], Row], like: Row, bound: float) -> Row:

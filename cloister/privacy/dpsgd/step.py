@@ -10,15 +10,16 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from cloister.core import check
 from cloister.core.errors import ConfigError
 from cloister.core.tensors import Network, Optimizer, Tensor
 from cloister.privacy.dpsgd.checks import Probe, checked, made_up
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
+from cloister.privacy.dpsgd.exact_noise import grid_of, noised_sum
 from cloister.privacy.dpsgd.gradients import Weights
 from cloister.privacy.dpsgd.precision import use_single_precision
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm
 from cloister.privacy.dpsgd.vectorised import Loss, is_seed
+from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 ALIGNMENT = 64
@@ -51,7 +52,7 @@ class DpSgd:
             another.
         optimizer: any Keras optimizer; it sees the noised mean alone, so what it does is post-processing.
         loss: (labels, outputs) -> (batch,), each of its own example alone.
-        noise: where normal numbers come from; the operating system by default.
+        noise: where the keys of the noise come from; the operating system by default.
         probe: x and y of three made-up examples, to check the model with. Needed where the loss is not a classifier's.
         weights: what the loss of an example is multiplied with, from its label; None: nothing. The model is checked
             without them: who chooses them could have the made-up examples count for nothing, and any model pass.
@@ -62,9 +63,9 @@ class DpSgd:
         overstatement: η; contributions are clipped to S/(1 + η), see `rounding`.
 
     Guarantee: one unit's joining or leaving a batch moves the un-noised sum, as it is computed, by at most S in L2, for
-        any weights and inputs; and N(0, σ²S²) is added to it, in double precision on a public grid, once for a step: a
-        Gaussian mechanism of noise multiplier σ for add-or-remove of a unit. Amplification by sampling is for batches
-        from `batches.poisson` alone.
+        any weights and inputs. Exact noise of standard deviation σS, and a little more, is added to it on a public
+        grid, once for a step: it costs what a Gaussian mechanism of noise multiplier σ does, for add-or-remove of a
+        unit (`exact_noise`). Amplification by sampling is for batches from `batches.poisson` alone.
 
     Raises:
         UnsupportedModel: examples of this model have no gradients of their own, with the reason and the replacement.
@@ -87,7 +88,8 @@ class DpSgd:
         weights: Weights | None = None,
     ) -> None:
         check_clipping_norm(clipping_norm)
-        check.non_negative(noise_multiplier=noise_multiplier)
+        self._parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
+        grid_of(clipping_norm, noise_multiplier, self._parameters)  # refuses what a step would refuse
         if probe is None and loss is not keras.losses.sparse_categorical_crossentropy:
             raise ConfigError("probe must be given with a loss of your own: x and y of three made-up examples")
         use_single_precision()
@@ -105,7 +107,6 @@ class DpSgd:
         if weights is not None:
             self._clipped_sums.weigh(weights)
         self._descend = tf.function(self._apply, autograph=False)
-        self._outs = tuple(_aligned(variable.shape, variable.dtype) for variable in model.trainable_variables)
         self.reseed()
 
     @property
@@ -142,9 +143,9 @@ class DpSgd:
                 count. `batches.rows_of` gives them.
         """
         bound = self.clipping_norm if clipping_norm is None else clipping_norm
+        grid = grid_of(bound, self.noise_multiplier, self._parameters)
         found = self.clipped_sum(x, y, bound, groups)
-        noised = self._noised(found.sums, self.noise_multiplier * bound)
-        self._descend([_shared(total) for total in noised], tf.constant(self.batch_size, tf.float32))
+        self._descend([_shared(mean) for mean in self._noised_mean(found.sums, grid)])
         return StepCounts(found.examples, found.clipped, found.non_finite)
 
     def clipped_sum(self, x: NDArray, y: NDArray, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
@@ -163,22 +164,24 @@ class DpSgd:
         """
         return self._clipped_sums.of(x, y, clipping_norm, groups)
 
-    def _noised(self, sums: Sequence[NDArray], std: float) -> tuple[NDArray, ...]:
-        """The sums + N(0, std²), in memory that the next step uses again."""
-        flat = (tuple(array.reshape(-1) for array in arrays) for arrays in (sums, self._outs))
-        self.noise.add_on_grid(next(flat), std, out=next(flat))
-        return self._outs
+    def _noised_mean(self, sums: Sequence[NDArray], grid: Grid) -> list[NDArray]:
+        """(sums + noise)/B, in memory that the optimizer reads.
 
-    def _apply(self, noised: Sequence[Tensor], size: Tensor) -> None:
-        # Divided here, so that nothing the optimizer keeps lies in memory that the next step writes to.
-        means = [total / tf.cast(size, total.dtype) for total in noised]
+        It is new for each step: an optimizer may keep a gradient, and with it its memory.
+        """
+        means = [_aligned(variable.shape, variable.dtype) for variable in self.model.trainable_variables]
+        flat, out = (tuple(array.reshape(-1) for array in arrays) for arrays in (sums, means))
+        noised_sum(flat, grid, self.noise, out, self.batch_size)
+        return means
+
+    def _apply(self, means: Sequence[Tensor]) -> None:
         self._optimizer.apply(means, self.model.trainable_variables)
 
 
 def _aligned(shape: Sequence[int], dtype: str) -> NDArray:
-    """Zeros where TensorFlow can read them without a copy: it wants them at a multiple of 64 bytes."""
+    """Memory that TensorFlow can read without a copy: it wants it at a multiple of 64 bytes."""
     length = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.zeros(length + ALIGNMENT, np.uint8)
+    raw = np.empty(length + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + length].view(dtype).reshape(shape)
 

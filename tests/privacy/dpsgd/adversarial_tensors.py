@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cloister.privacy.dpsgd import convolution
+from cloister.privacy.dpsgd import convolution, exact_noise
 from cloister.privacy.dpsgd.capture import Call, Unit
 from cloister.privacy.dpsgd.dense import Gram, Outer, dense
 from cloister.privacy.dpsgd.gradients import Gradients, cleaner
@@ -20,6 +20,8 @@ from cloister.privacy.dpsgd.rounding import overstatement
 
 UNITS = 8
 BOUNDS = (1e-12, 1e-6, 1.0, 1e6)
+COARSE = 2.0**19
+"""A noise multiplier whose grid has 32 steps in D: its roundings show beside those of the kernels."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def compiled(name):
 
 
 def farthest(name, rng):
-    """How far, beside S, a unit of one drawn batch moves the sum: the largest distance of `UNITS` cases."""
+    """How far a unit of one drawn batch moves the sum, beside S, or whole numbers, beside D: the most of `UNITS`."""
     kind, bound = KINDS[name], BOUNDS[rng.integers(len(BOUNDS))]
     inputs, deltas = (drawn(rng, shape, UNITS * kind.each, kind.each) for shape in (kind.inputs, kind.deltas))
     if rng.random() < 0.4:
@@ -163,8 +165,11 @@ def farthest(name, rng):
     if kind.inputs and rng.random() < 0.3:
         cancel(rng, inputs, deltas)
     given = tf.constant(bound / (1 + overstatement(UNITS, UNITS)), tf.float64)
-    whole, *others = compiled(name)(inputs, deltas, given)
-    return max(distance(whole, some) for some in others) / bound
+    sums = [[np.asarray(total) for total in some] for some in compiled(name)(inputs, deltas, given)]
+    grid = exact_noise.grid_of(bound, COARSE, sum(total.size for total in sums[0]))
+    on_grid = [[np.rint(total * (1 / grid.step)) for total in some] for some in sums]
+    apart, steps = (max(distance(some[0], one) for one in some[1:]) for some in (sums, on_grid))
+    return max(apart / bound, steps / grid.steps)
 
 
 def distance(left, right):

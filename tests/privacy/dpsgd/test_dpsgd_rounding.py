@@ -10,7 +10,7 @@ from adversarial_tensors import KINDS, compiled, search
 from examples_of_dpsgd import LOSS, batch, dp_sgd, functional, head, norm
 
 from cloister.core.errors import ConfigError
-from cloister.privacy.dpsgd import clipped_sums, dense, one_by_one, parts, rounding
+from cloister.privacy.dpsgd import clipped_sums, dense, exact_noise, one_by_one, parts, rounding
 from cloister.privacy.dpsgd.clipped_sums import ClippedSums
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -74,6 +74,10 @@ class TestTheSearchCatches:
         monkeypatch.setattr(dense, "gram", gram)
         monkeypatch.setattr(dense, "gram_squares", squares)
         assert search("gram", CASES) > 1.1
+
+    def test_roundings_to_the_grid_that_are_not_charged(self, monkeypatch):
+        monkeypatch.setattr(exact_noise, "rounding_steps", lambda parameters: 0.0)
+        assert search("outer", CASES) > 1.002
 
     def test_examples_that_are_clipped_in_the_place_of_groups(self, monkeypatch):
         whole = parts.PerUnit.squared_norms

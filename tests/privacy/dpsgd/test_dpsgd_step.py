@@ -6,12 +6,14 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from examples_of_dpsgd import (
     batch,
     brute_force,
     dp_sgd,
     functional,
     head,
+    in_double_precision,
     made,
     norm,
     norms,
@@ -22,10 +24,12 @@ from examples_of_dpsgd import (
 from statistics_of_noise import is_normal, std_is
 
 from cloister.core.errors import ConfigError
+from cloister.privacy.dpsgd import step as steps
 from cloister.privacy.dpsgd.batches import pieces
 from cloister.privacy.dpsgd.central import train
+from cloister.privacy.dpsgd.exact_noise import grid_of
 from cloister.privacy.dpsgd.step import DpSgd
-from cloister.privacy.mechanisms.noise import GaussianNoise, grid_step
+from cloister.privacy.mechanisms.noise import GaussianNoise
 
 S, SIGMA, B = 0.5, 2.0, 8
 layers = keras.layers
@@ -136,10 +140,52 @@ def test_the_divisor_is_the_configured_batch_size(model):
 
 
 def test_what_is_released_lies_on_a_public_grid(model):
-    step = make(DpSgd, model, batch_size=B)
-    noised = step._noised(step.clipped_sum(*batch(model), S).sums, SIGMA * S)
-    cells = noised[0].astype(np.float64) / grid_step(SIGMA * S)
-    assert np.array_equal(cells, np.rint(cells)) and len(np.unique(cells)) > cells.size / 2
+    """In double precision: single precision has no room for 2²⁴ steps in a deviation."""
+    step = make(DpSgd, in_double_precision(lambda: functional((30,), head)), batch_size=B)
+    x, y = batch(step.model)
+    grid = grid_of(S, SIGMA, 155)
+    means = step._noised_mean(step.clipped_sum(x, y, S).sums, grid)
+    cells = np.concatenate([mean.ravel() for mean in means]) * (B / grid.step)
+    np.testing.assert_allclose(cells, np.rint(cells), rtol=2.0**-50)
+    assert means[0].dtype == np.float64 and len(np.unique(np.rint(cells))) == 155
+
+
+class Keeps(keras.optimizers.SGD):
+    """Keeps the gradients of its first step, as they are: the variable may share their memory."""
+
+    def apply(self, gradients, variables):
+        if not hasattr(self, "kept"):
+            self.kept = [tf.Variable(tf.zeros(gradient.shape), trainable=False) for gradient in gradients]
+        for kept, gradient in zip(self.kept, gradients, strict=True):
+            tf.cond(self.iterations == 0, lambda: kept.assign(gradient), lambda: kept.read_value())  # noqa: B023
+        return super().apply(gradients, variables)
+
+
+def test_a_gradient_that_an_optimizer_keeps_stays_what_it_is(model):
+    step = make(DpSgd, model, optimizer=Keeps(1.0))
+    first = moved(step, *batch(model, 0))
+    moved(step, *batch(model, 0))
+    assert relative_error([np.array(kept) for kept in step._optimizer.kept], [-piece for piece in first]) < 1e-5
+
+
+def test_the_optimizer_reads_what_the_noise_was_written_to(model, monkeypatch):
+    shared, seen = steps._shared, []
+    monkeypatch.setattr(steps, "_shared", lambda array: seen.append((array, shared(array))) or seen[-1][1])
+    make(DpSgd, model).step(*batch(model, 0))
+    assert len(seen) == len(model.trainable_variables)
+    for array, tensor in seen:
+        array[...] = 7
+        assert (tensor.numpy() == 7).all()
+
+
+def test_every_number_of_a_step_is_written(model, poisoned_memory):
+    """New memory holds 85 in each byte: a float of 2.5·10²⁴⁶, or of 1.4·10¹³."""
+    assert max(np.abs(piece).max() for piece in moved(make(DpSgd, model), *batch(model, 3))) < 10 * SIGMA * S / B
+
+
+def test_more_noise_than_a_grid_has_room_for_is_refused_before_anything_is_computed(model):
+    with pytest.raises(ConfigError, match=r"noise_multiplier must be <= \d+ for 72005 parameters, got 1e\+06"):
+        make(DpSgd, model, noise_multiplier=1e6)
 
 
 def test_a_step_may_have_its_own_bound(model):
