@@ -7,11 +7,13 @@
     ├── PluginError             a plugin name is unknown, claimed twice or does not load
     ├── DataError               a data file is absent or is not what its task reads
     ├── FederationError         nobody's reply counts, or arrays that do not belong to this run's model
-    │   └── TooFewNodes             fewer nodes are connected than a round needs
+    │   ├── TooFewNodes             fewer nodes are connected than a round needs
+    │   └── RoundAbandoned          fewer members than its threshold are left in a secure aggregation
     └── PrivacyError            a privacy guarantee would be broken
         ├── UnboundedSensitivity    noise was asked for before anything bounded a contribution
         ├── UnsupportedModel        a model's examples have no gradients of their own, or none that can be vouched for
         ├── PolicyError             a site's policy refuses what a run asks of it
+        ├── ProtocolError           a party of a secure aggregation asks for what the protocol does not allow
         ├── LedgerError             a ledger is broken, or could not be written
         └── BudgetExhausted         the next release would pass a budget; nothing of it has been made
 
@@ -52,6 +54,10 @@ class TooFewNodes(FederationError):
     """Fewer nodes are connected than a round needs: a public fact, which may end a run."""
 
 
+class RoundAbandoned(FederationError):
+    """Fewer members than its threshold are left in a secure aggregation: its sum stays unknown."""
+
+
 class PrivacyError(CloisterError):
     """A privacy guarantee would be broken."""
 
@@ -66,6 +72,10 @@ class UnsupportedModel(PrivacyError):
 
 class PolicyError(PrivacyError):
     """A site's policy refuses what a run asks of it."""
+
+
+class ProtocolError(PrivacyError):
+    """A party of a secure aggregation asks for what the protocol does not allow, or sends no message of it."""
 
 
 class LedgerError(PrivacyError):

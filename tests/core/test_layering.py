@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "core": {"core"},
     "config": {"core", "privacy", "config"},
     "privacy": {"core", "privacy"},
+    "secure_aggregation": {"core", "secure_aggregation"},
     "strategies": {"core", "strategies"},
     "tasks": {"core", "config", "tasks"},
     "aggregation": {"core", "privacy", "aggregation"},

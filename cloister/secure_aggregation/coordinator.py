@@ -1,0 +1,252 @@
+"""The server's side: it passes messages on, adds masked inputs up, and takes the masks off the sum."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloister.core.errors import ProtocolError, RoundAbandoned
+from cloister.secure_aggregation.keys import pair_key, private_key, public_key
+from cloister.secure_aggregation.masks import add_masks
+from cloister.secure_aggregation.messages import (
+    Advertisement,
+    Cohort,
+    Delivery,
+    MaskedInput,
+    SealedShares,
+    Signatures,
+    Survivors,
+    SurvivorSignature,
+    Unmasking,
+)
+from cloister.secure_aggregation.roster import Roster
+from cloister.secure_aggregation.sharing import combine
+from cloister.secure_aggregation.steps import Steps
+from cloister.secure_aggregation.terms import Terms
+
+
+@dataclass(frozen=True)
+class Total:
+    """What the server learns.
+
+    Args:
+        values: (p,) in the ring, the sum of the survivors' vectors.
+        survivors: their names.
+        revealed: survivor -> the link of its chain of seeds. Whoever has vanished in the last step is not there: the
+            surplus of its noise stays in the sum.
+    """
+
+    values: NDArray
+    survivors: tuple[str, ...]
+    revealed: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class _Advertising:
+    """Keys come in."""
+
+
+@dataclass(frozen=True)
+class _Sharing:
+    """Shares come in."""
+
+    cohort: Cohort
+
+
+@dataclass
+class _Collecting:
+    """Masked inputs come in; each is added and dropped."""
+
+    cohort: Cohort
+    peers: Mapping[str, frozenset[str]]
+    total: NDArray
+    arrived: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Signing:
+    """Signatures come in."""
+
+    collected: _Collecting
+    survivors: Survivors
+
+
+@dataclass(frozen=True)
+class _Unmasking:
+    """Shares are shown."""
+
+    collected: _Collecting
+    survivors: Survivors
+
+
+class Coordinator:
+    """One attempt at one round on the server, for the members who answer in time.
+
+    Each step can be made once, in this order. Whose answer to a step is absent or malformed has dropped out. With fewer
+    members than the threshold the attempt is abandoned. The same attempt is never made again: members would refuse.
+    The caller takes care that a message comes from the member that it names.
+
+    Args:
+        roster: who may take part, as the members have it.
+        terms: of the attempt, as the members have them.
+        noise: terms of the noise, as the members have them.
+    """
+
+    def __init__(self, roster: Roster, terms: Terms, noise: bytes = b"") -> None:
+        self._roster, self._terms, self._noise = roster, terms, noise
+        self._steps = Steps(_Advertising())
+
+    def cohort(self, advertisements: Iterable[Advertisement]) -> Cohort:
+        """Decide who takes part.
+
+        Raises:
+            RoundAbandoned: too few or too many do, for the terms.
+        """
+        self._steps.take(_Advertising)
+        genuine = {one.name: one for one in advertisements if self._is_genuine(one)}
+        cohort = Cohort(tuple(genuine[name] for name in sorted(genuine)))
+        try:
+            self._terms.graph.require(len(cohort.names))
+        except ProtocolError as error:
+            raise RoundAbandoned(str(error)) from error
+        self._steps.leave(_Sharing(cohort))
+        return cohort
+
+    def deliveries(self, replies: Iterable[SealedShares]) -> dict[str, Delivery]:
+        """Sort the sealed shares by receiver.
+
+        Returns:
+            Name -> what goes to this member, for everybody who has sent shares.
+
+        Raises:
+            RoundAbandoned: fewer than the threshold have.
+        """
+        state = self._steps.take(_Sharing)
+        sent = {one.sender: one.sealed for one in replies if self._is_complete(one, state.cohort)}
+        self._require_enough(sent, "sent shares")
+        total = np.zeros(self._terms.length, self._terms.dtype)
+        peers = {name: frozenset(sealed) for name, sealed in sent.items()}
+        self._steps.leave(_Collecting(state.cohort, peers, total))
+        return {
+            name: Delivery(tuple(sorted(sent)), {sender: sent[sender][name] for sender in sent if name in sent[sender]})
+            for name in sent
+        }
+
+    def add(self, masked: MaskedInput) -> None:
+        """Add one masked input to the sum.
+
+        Raises:
+            ProtocolError: it is not of the length of the terms, or comes from somebody who is not expected, or twice.
+                The attempt goes on without it.
+        """
+        state = self._steps.take(_Collecting)
+        self._steps.leave(state)
+        if masked.sender in state.arrived or masked.sender not in state.peers:
+            raise ProtocolError(f"a masked input of {masked.sender!r} is not expected, or not any more")
+        if len(masked.payload) != state.total.nbytes:
+            raise ProtocolError(f"a masked input must have {state.total.nbytes} bytes, found {len(masked.payload)}")
+        state.arrived.add(masked.sender)
+        state.total += np.frombuffer(masked.payload, self._terms.dtype)
+
+    def survivors(self) -> Survivors:
+        """Close the list: masked inputs that come later are not taken.
+
+        Raises:
+            RoundAbandoned: fewer than the threshold have arrived.
+        """
+        state = self._steps.take(_Collecting)
+        self._require_enough(state.arrived, "sent a masked input")
+        survivors = Survivors(tuple(sorted(state.arrived)))
+        self._steps.leave(_Signing(state, survivors))
+        return survivors
+
+    def signatures(self, replies: Iterable[SurvivorSignature]) -> Signatures:
+        """Collect the signatures on the list of survivors.
+
+        Raises:
+            RoundAbandoned: fewer survivors than the threshold have signed.
+        """
+        state = self._steps.take(_Signing)
+        cohort, names = state.collected.cohort, state.survivors.names
+        signed = self._terms.survivors(self._terms.binding(cohort), len(cohort.names), self._noise, names)
+        valid = {
+            one.sender: one.signature
+            for one in replies
+            if one.sender in names and self._roster.has_signed(one.sender, one.signature, signed)
+        }
+        self._require_enough(valid, "signed the list of survivors")
+        self._steps.leave(_Unmasking(state.collected, state.survivors))
+        return Signatures(valid)
+
+    def total(self, replies: Iterable[Unmasking]) -> Total:
+        """Take the masks off the sum.
+
+        Raises:
+            RoundAbandoned: the shares do not give all secrets back that are needed for it.
+        """
+        state = self._steps.take(_Unmasking)
+        names, values = state.survivors.names, state.collected.total
+        answers = {one.sender: one for one in replies if one.sender in names}
+        secrets = {name: self._recovered(name, state.collected, answers) for name in state.collected.peers}
+        plus, minus = _Masks(self._terms, state.collected, secrets).leftover(names)
+        add_masks(values, plus, minus)
+        revealed = {name: one.revealed for name, one in sorted(answers.items()) if one.revealed}
+        return Total(values, names, revealed)
+
+    def _is_genuine(self, one: Advertisement) -> bool:
+        signed = self._terms.advertisement(one.name, one.mask_key, one.seal_key)
+        return self._roster.has_signed(one.name, one.signature, signed)
+
+    def _is_complete(self, one: SealedShares, cohort: Cohort) -> bool:
+        others = set(cohort.names) - {one.sender}
+        expected = self._terms.graph.degree(len(cohort.names))
+        return one.sender in cohort.names and set(one.sealed) <= others and len(one.sealed) == expected
+
+    def _require_enough(self, names: Iterable[str], what: str) -> None:
+        found, threshold = len(set(names)), self._terms.graph.threshold
+        if found < threshold:
+            raise RoundAbandoned(f"{found} members have {what}; the threshold is {threshold}")
+
+    def _recovered(self, name: str, collected: _Collecting, answers: Mapping[str, Unmasking]) -> bytes:
+        """The secret of a member that its peers have shown shares of: its own mask's seed, or its key's."""
+        holders, needed = {name, *collected.peers[name]}, self._terms.graph.needed
+        shares = {one: answers[one].shares[name] for one in holders & set(answers) if name in answers[one].shares}
+        if len(shares) < needed:
+            raise RoundAbandoned(f"{len(shares)} shares of a member's secret were shown; it takes {needed}")
+        return combine(shares, holders, needed)
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """The masks that are left in a sum of masked inputs."""
+
+    terms: Terms
+    collected: _Collecting
+    secrets: Mapping[str, bytes]
+
+    def leftover(self, survivors: tuple[str, ...]) -> tuple[list[bytes], list[bytes]]:
+        """The keys of masks to add and to subtract, so that none is left: the survivors' own, and those in common with
+        members who dropped out.
+
+        Raises:
+            RoundAbandoned: the shares of a member who dropped out give another key than the one it advertised.
+        """
+        plus: list[bytes] = []
+        minus = [self.secrets[name] for name in survivors]
+        for gone in sorted(set(self.collected.peers) - set(survivors)):
+            for name, key in self._common(gone, survivors):
+                # The survivor has added it if its own name comes first.
+                (minus if name < gone else plus).append(key)
+        return plus, minus
+
+    def _common(self, gone: str, survivors: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+        """The survivors who have a mask in common with somebody who dropped out, and its key."""
+        known = {one.name: one for one in self.collected.cohort.advertisements}
+        private, peers = private_key(self.secrets[gone]), self.collected.peers
+        if public_key(self.secrets[gone]) != known[gone].mask_key:
+            raise RoundAbandoned("the shares of a member's key that were shown do not give its key")
+        binding = self.terms.binding(self.collected.cohort)
+        for name in survivors:
+            if name in peers[gone] or gone in peers[name]:
+                yield name, pair_key(private, known[name].mask_key, binding, name, gone)

@@ -1,0 +1,36 @@
+"""Masks: keystreams of AES-128 in counter mode, added to a vector in the ring."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+BLOCK = 1 << 16
+"""Bytes of a vector that are masked at a time: they, a keystream and the zeros it is made from fit a core's cache."""
+
+
+def add_masks(values: NDArray, plus: Sequence[bytes], minus: Sequence[bytes]) -> None:
+    """Add and subtract masks, in place and in one pass over the vector.
+
+    Args:
+        values: (p,) unsigned and contiguous.
+        plus: keys of 16 bytes, each of which has been used for no other vector, whose masks are added.
+        minus: keys whose masks are subtracted.
+
+    Guarantee:
+        The mask of a key is the same wherever it is made: the same key in `plus` and in `minus` cancels exactly.
+    """
+    raw = values.view(np.uint8)
+    zeros, keystream = bytes(BLOCK), bytearray(BLOCK)
+    # A key makes one mask in its life. So every keystream may start at zero.
+    streams = [(_stream(key), np.add) for key in plus] + [(_stream(key), np.subtract) for key in minus]
+    for start in range(0, raw.size, BLOCK):
+        block = raw[start : start + BLOCK].view(values.dtype)
+        for stream, combine in streams:
+            stream.update_into(memoryview(zeros)[: block.nbytes], keystream)
+            combine(block, np.frombuffer(keystream, values.dtype, block.size), out=block)
+
+
+def _stream(key: bytes):  # type: ignore[no-untyped-def]
+    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()

@@ -1,0 +1,264 @@
+"""A member of the protocol: a client that trusts neither the server nor the other members."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from os import urandom
+from typing import NamedTuple
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from cloister.core.errors import ProtocolError
+from cloister.secure_aggregation.canonical import text
+from cloister.secure_aggregation.chain import SeedChain
+from cloister.secure_aggregation.keys import KEY, agreed, pair_key, private_key, public_key, seal, unseal
+from cloister.secure_aggregation.masks import add_masks
+from cloister.secure_aggregation.messages import (
+    Advertisement,
+    Cohort,
+    Delivery,
+    MaskedInput,
+    SealedShares,
+    Signatures,
+    Survivors,
+    SurvivorSignature,
+    Unmasking,
+)
+from cloister.secure_aggregation.roster import Roster
+from cloister.secure_aggregation.sharing import SECRET, split
+from cloister.secure_aggregation.steps import Steps
+from cloister.secure_aggregation.terms import Terms
+
+
+class Shares(NamedTuple):
+    """What a member holds of one peer. One of the two may be shown, never both."""
+
+    of_key: bytes
+    of_mask: bytes
+
+
+@dataclass(frozen=True)
+class _New:
+    """Before the first step."""
+
+
+@dataclass(frozen=True, repr=False)
+class _Advertised:
+    """Keys are out."""
+
+    mask_seed: bytes
+    seal_seed: bytes
+    advertisement: Advertisement
+
+
+@dataclass(frozen=True, repr=False)
+class _Shared:
+    """Shares are out."""
+
+    keys: _Advertised
+    own_mask: bytes
+    own: Shares
+    peers: frozenset[str]
+    cohort: Cohort
+    binding: bytes
+
+
+@dataclass(frozen=True, repr=False)
+class _Masked:
+    """The masked input is out. No key is left, only shares of others' secrets."""
+
+    held: Mapping[str, Shares]
+    sharers: frozenset[str]
+    members: int
+    binding: bytes
+    noise: bytes
+    chain: SeedChain | None = field(default=None)
+
+
+@dataclass(frozen=True, repr=False)
+class _Signed:
+    """The one list of survivors is signed."""
+
+    masked: _Masked
+    survivors: frozenset[str]
+    signed: bytes
+
+
+class Member:
+    """One member in one attempt at one round: advertise, share, mask, sign, unmask.
+
+    Each step can be made once, in this order. A step that refuses ends the attempt, and drops what the member knew.
+    The two first steps of the next round may be made while this round goes on, by another `Member`: its keys may travel
+    with this one's signature, its shares with this one's shares.
+
+    Args:
+        name: of the member, as it is on the roster.
+        key: its long-term key.
+        roster: who may take part; not from the server, or signed by somebody else.
+        terms: of the attempt, from the member's own configuration.
+    """
+
+    def __init__(self, name: str, key: Ed25519PrivateKey, roster: Roster, terms: Terms) -> None:
+        self.name, self._key, self._roster, self._terms = name, key, roster, terms
+        self._steps = Steps(_New())
+
+    def advertise(self) -> Advertisement:
+        """Make the keys of this attempt and sign them.
+
+        Raises:
+            ProtocolError: this step was made before.
+        """
+        self._steps.take(_New)
+        mask_seed, seal_seed = urandom(KEY), urandom(KEY)
+        mask_key, seal_key = public_key(mask_seed), public_key(seal_seed)
+        signature = self._key.sign(self._terms.advertisement(self.name, mask_key, seal_key))
+        advertisement = Advertisement(self.name, mask_key, seal_key, signature)
+        self._steps.leave(_Advertised(mask_seed, seal_seed, advertisement))
+        return advertisement
+
+    def share(self, cohort: Cohort) -> SealedShares:
+        """Cut this member's secrets into shares, one for each of its peers.
+
+        Args:
+            cohort: everybody's keys, from the server.
+
+        Raises:
+            ProtocolError: the cohort is too small or too large for the terms; it lacks this member or has other keys
+                for it; somebody is not on the roster, has not signed for this attempt, or has somebody else's key.
+        """
+        state = self._steps.take(_Advertised)
+        self._require_genuine(cohort, state.advertisement)
+        binding, graph = self._terms.binding(cohort), self._terms.graph
+        peers, own_mask = graph.choose(self.name, cohort.names), urandom(KEY)
+        of_key = split(state.mask_seed, {self.name, *peers}, graph.needed)
+        of_mask = split(own_mask, {self.name, *peers}, graph.needed)
+        own = Shares(of_key[self.name], of_mask[self.name])
+        shared = _Shared(state, own_mask, own, peers, cohort, binding)
+        sealed = {
+            one.name: seal(*self._seal_key(shared, one, mine=True), of_key[one.name] + of_mask[one.name])
+            for one in cohort.advertisements
+            if one.name in peers
+        }
+        self._steps.leave(shared)
+        return SealedShares(self.name, sealed)
+
+    def mask(
+        self, delivery: Delivery, values: NDArray, noise: bytes = b"", chain: SeedChain | None = None
+    ) -> MaskedInput:
+        """Mask this member's vector.
+
+        Args:
+            delivery: who takes part still, and the peers' shares, from the server.
+            values: (p,) in the ring: the input with its noise. It is left as it is.
+            noise: terms of the noise in it, which all survivors must have in common.
+            chain: seeds of the components of this noise that may be taken off again.
+
+        Raises:
+            ProtocolError: fewer members than the threshold are left, some are not of the cohort, shares cannot be
+                opened, or the vector is not one of the terms.
+        """
+        state = self._steps.take(_Shared)
+        sharers = frozenset(delivery.sharers)
+        self._require_enough(sharers, state.cohort.names, "members left")
+        senders = frozenset(delivery.sealed)
+        if not senders <= sharers - {self.name}:
+            raise ProtocolError("shares have come from somebody who is not among those who have sent some")
+        if values.shape != (self._terms.length,) or values.dtype != self._terms.dtype:
+            raise ProtocolError(
+                f"the vector must be {self._terms.length} numbers of {self._terms.dtype}, found {values.shape} of"
+                f" {values.dtype}"
+            )
+        held = self._opened(state, delivery) | {self.name: state.own}
+        masked = self._masked(state, values, state.peers & sharers | senders)
+        self._steps.leave(_Masked(held, sharers, len(state.cohort.names), state.binding, noise, chain))
+        return MaskedInput(self.name, masked.tobytes())
+
+    def sign(self, survivors: Survivors) -> SurvivorSignature:
+        """Sign the list of survivors, together with all terms.
+
+        Args:
+            survivors: whose masked inputs have arrived, from the server.
+
+        Raises:
+            ProtocolError: the survivors are fewer than the threshold, lack this member, or were not there before.
+        """
+        state = self._steps.take(_Masked)
+        names = frozenset(survivors.names)
+        self._require_enough(names, state.sharers, "survivors")
+        signed = self._terms.survivors(state.binding, state.members, state.noise, survivors.names)
+        self._steps.leave(_Signed(state, names, signed))
+        return SurvivorSignature(self.name, self._key.sign(signed))
+
+    def unmask(self, signatures: Signatures) -> Unmasking:
+        """Show one share of each peer: of its mask if it survived, of its key if not. Nothing is left afterwards.
+
+        Args:
+            signatures: of the survivors on the text that this member has signed, from the server.
+
+        Raises:
+            ProtocolError: fewer than the threshold have signed the identical text.
+        """
+        state = self._steps.take(_Signed)
+        named = [(name, one) for name, one in signatures.signatures.items() if name in state.survivors]
+        signers = sum(self._roster.has_signed(name, one, state.signed) for name, one in named)
+        if signers < self._terms.graph.threshold:
+            raise ProtocolError(
+                f"{signers} survivors have signed what this member has signed; the threshold is"
+                f" {self._terms.graph.threshold}"
+            )
+        held, chain = state.masked.held, state.masked.chain
+        shares = {name: one.of_mask if name in state.survivors else one.of_key for name, one in held.items()}
+        return Unmasking(self.name, shares, chain.reveal(len(state.survivors)) if chain else b"")
+
+    def abandon(self) -> None:
+        """End the attempt: what this member knew of it is dropped."""
+        self._steps.end()
+
+    def _require_genuine(self, cohort: Cohort, own: Advertisement) -> None:
+        """Refuse a cohort with a key that is not its owner's, of this attempt and new."""
+        self._terms.graph.require(len(cohort.names))
+        if own not in cohort.advertisements:
+            raise ProtocolError("the cohort lacks this member, or has other keys for it")
+        for one in cohort.advertisements:
+            signed = self._terms.advertisement(one.name, one.mask_key, one.seal_key)
+            if not self._roster.has_signed(one.name, one.signature, signed):
+                raise ProtocolError(f"{one.name!r} is not on the roster, or has not signed its keys for this attempt")
+        keys = {key for one in cohort.advertisements for key in (one.mask_key, one.seal_key)}
+        if len(keys) < 2 * len(cohort.names):
+            raise ProtocolError("two members of the cohort have the same key")
+
+    def _require_enough(self, names: frozenset[str], known: Iterable[str], what: str) -> None:
+        """Refuse a list with fewer than the threshold, with strangers, or without this member."""
+        if len(names) < self._terms.graph.threshold:
+            raise ProtocolError(f"{len(names)} {what}; the threshold is {self._terms.graph.threshold}")
+        if self.name not in names or not names <= frozenset(known):
+            raise ProtocolError(f"the list of {what} lacks this member, or has somebody who was not there before")
+
+    def _seal_key(self, state: _Shared, peer: Advertisement, mine: bool) -> tuple[bytes, bytes]:
+        """The key and the context of shares that this member sends to a peer, or gets from it."""
+        way = (self.name, peer.name) if mine else (peer.name, self.name)
+        context = text("sealed shares", state.binding, *way)
+        return agreed(private_key(state.keys.seal_seed), peer.seal_key, context), context
+
+    def _opened(self, state: _Shared, delivery: Delivery) -> dict[str, Shares]:
+        """The shares that peers have sent to this member."""
+        known = {one.name: one for one in state.cohort.advertisements}
+        plain = {
+            name: unseal(*self._seal_key(state, known[name], mine=False), sealed)
+            for name, sealed in delivery.sealed.items()
+        }
+        return {name: Shares(both[:SECRET], both[SECRET:]) for name, both in plain.items()}
+
+    def _masked(self, state: _Shared, values: NDArray, partners: frozenset[str]) -> NDArray:
+        """The vector with this member's own mask and those that it has in common with partners."""
+        private = private_key(state.keys.mask_seed)
+        keys = {
+            one.name: pair_key(private, one.mask_key, state.binding, self.name, one.name)
+            for one in state.cohort.advertisements
+            if one.name in partners
+        }
+        above = [key for name, key in keys.items() if name > self.name]
+        below = [key for name, key in keys.items() if name < self.name]
+        masked = values.copy()
+        add_masks(masked, [state.own_mask, *above], below)
+        return masked

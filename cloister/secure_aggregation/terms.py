@@ -1,0 +1,75 @@
+"""The terms of one attempt: one text that all parties have before anything is unmasked."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cloister.core import check
+from cloister.secure_aggregation.canonical import text
+from cloister.secure_aggregation.graph import Graph
+from cloister.secure_aggregation.messages import Cohort
+from cloister.secure_aggregation.ring import RINGS
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is fixed before an attempt at a round begins.
+
+    Each party has its own terms from its own configuration. Members with different terms do not accept each other's
+    keys.
+
+    Args:
+        run: of which run.
+        round: number of the round.
+        attempt: number of the attempt at it. No attempt is made twice.
+        graph: who shares with whom; threshold and collusion.
+        length: p, numbers in a vector.
+        bits: of the ring, 32 or 64. No sum may leave it: the caller sees to that.
+    """
+
+    run: str
+    round: int
+    attempt: int
+    graph: Graph
+    length: int
+    bits: int = 32
+
+    def __post_init__(self) -> None:
+        check.positive(length=self.length)
+        check.one_of({"32", "64"}, bits=str(self.bits))
+
+    @property
+    def dtype(self) -> np.dtype:
+        """How a number in the ring is kept."""
+        return RINGS[self.bits]
+
+    def encode(self) -> bytes:
+        """The terms as bytes."""
+        return text("terms", self.run, self.round, self.attempt, self.graph.items(), self.length, self.bits)
+
+    def advertisement(self, name: str, mask_key: bytes, seal_key: bytes) -> bytes:
+        """The text that a member signs with its keys for this attempt.
+
+        Args:
+            name: of the member.
+            mask_key: its public key for masks.
+            seal_key: its public key for sealed shares.
+        """
+        return text("advertisement", self.encode(), name, mask_key, seal_key)
+
+    def binding(self, cohort: Cohort) -> bytes:
+        """The hash, 32 bytes, of the terms and everybody's keys: every key that is derived depends on it."""
+        return hashlib.sha256(text("binding", self.encode(), cohort.encode())).digest()
+
+    def survivors(self, binding: bytes, members: int, noise: bytes, names: Sequence[str]) -> bytes:
+        """The text that survivors sign: terms, keys, what is guaranteed, the noise, and the list of survivors.
+
+        Args:
+            binding: of the cohort.
+            members: in the cohort.
+            noise: terms of the noise, which mean nothing here but must be the same for all.
+            names: of the survivors.
+        """
+        return text("survivors", self.encode(), binding, self.graph.honest(members), noise, tuple(names))

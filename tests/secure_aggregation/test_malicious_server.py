@@ -1,0 +1,511 @@
+"""A server that does not keep to the protocol: what it gets from a member, and from a twin that lacks one check.
+
+The victim is `site-000`. The server has the last site on its side, and always wants the victim's vector. Each attack is
+a function that gives the vector back that the server has found, and is run against members and against broken twins.
+"""
+
+import hashlib
+
+import numpy as np
+import pytest
+from secure_rounds import (
+    Round,
+    names_of,
+    next_round,
+    roster_of,
+    sent,
+    signing_key,
+    sum_of,
+    terms_for,
+    vectors,
+)
+from secure_twins import Repeating, Unpaired, key_of, stripped
+
+from cloister.core.errors import ProtocolError, RoundAbandoned
+from cloister.core.keys import fingerprint
+from cloister.secure_aggregation.graph import Complete
+from cloister.secure_aggregation.keys import private_key
+from cloister.secure_aggregation.member import Member
+from cloister.secure_aggregation.messages import Cohort, Delivery, Signatures, Survivors
+from cloister.secure_aggregation.ring import into_ring
+from cloister.secure_aggregation.roster import Roster, public_bytes, read_roster, sign_roster
+from cloister.secure_aggregation.sharing import combine
+from cloister.secure_aggregation.terms import Terms
+
+NAMES = names_of(4)
+VICTIM, *OTHERS = NAMES
+COLLUDER = NAMES[-1]
+TERMS = terms_for(4, threshold=3, colluding=1)
+INPUTS = vectors(NAMES, TERMS)
+SECRET = INPUTS[VICTIM]
+
+
+# Keys that are not their owners'.
+
+
+class Believer(Roster):
+    """A roster that takes every signature of anybody for genuine."""
+
+    def has_signed(self, name, signature, signed):
+        return True
+
+
+class Open(Roster):
+    """A roster that lets strangers in."""
+
+    def has_signed(self, name, signature, signed):
+        return name not in self.keys or super().has_signed(name, signature, signed)
+
+
+class Roundless(Terms):
+    """Terms whose signed keys are good for every round."""
+
+    def advertisement(self, name, mask_key, seal_key):
+        return Terms.advertisement(terms_for(4, 3, 1), name, mask_key, seal_key)
+
+
+def attack_by_keys(victim, spies, terms):
+    """Tell the victim keys whose secrets the server knows; open the shares that the victim sends to their owners."""
+    told = sorted([victim.advertise(), *(advertisement for _, advertisement in spies)], key=lambda one: one.name)
+    cohort = Cohort(tuple(told))
+    sealed = sent(victim.share(sent(cohort))).sealed
+    shares, keys = {}, {}
+    for spy, _ in spies:
+        spy._terms, spy._roster = terms, Believer({})
+        spy.share(cohort)
+        state = spy._steps.take(object)
+        shares[spy.name] = spy._opened(state, Delivery((), {VICTIM: sealed[spy.name]}))[VICTIM].of_mask
+        keys[spy.name] = state.keys.mask_seed
+    masked = sent(victim.mask(Delivery(cohort.names, {}), into_ring(SECRET, 32)))
+    own_mask = combine(shares, cohort.names, terms.graph.needed)
+    return stripped(masked, terms, cohort, VICTIM, own_mask, keys)
+
+
+def spies_named(names, key_of, terms=TERMS):
+    """Parties whose state the server knows, and their keys."""
+    spies = [Member(name, key_of(name), roster_of(NAMES), terms) for name in names]
+    return [(spy, spy.advertise()) for spy in spies]
+
+
+def of_the_server(name):
+    return signing_key("server")
+
+
+KEYS = {
+    "swapped": (OTHERS, of_the_server, TERMS, Believer, Terms),
+    # Genuine keys of an earlier round, whose secrets have leaked since.
+    "replayed": (OTHERS, signing_key, TERMS, Roster, Roundless),
+    "of strangers": (["x-1", "x-2", "x-3"], of_the_server, next_round(TERMS), Open, Terms),
+}
+
+
+@pytest.mark.parametrize("attack", KEYS)
+def test_keys_are_refused_that_are(attack):
+    names, key_of, made_for, _, _ = KEYS[attack]
+    terms = next_round(TERMS)
+    victim = Member(VICTIM, signing_key(VICTIM), roster_of(NAMES), terms)
+    with pytest.raises(ProtocolError, match="not on the roster, or has not signed its keys for this attempt"):
+        attack_by_keys(victim, spies_named(names, key_of, made_for), terms)
+    assert_nothing_is_left(victim)
+
+
+@pytest.mark.parametrize("attack", KEYS)
+def test_a_twin_leaks_to_keys_that_are(attack):
+    names, key_of, made_for, roster, kind = KEYS[attack]
+    terms = kind("run-1", 2, 1, TERMS.graph, TERMS.length)
+    twin = Member(VICTIM, signing_key(VICTIM), roster(roster_of(NAMES).keys), terms)
+    assert np.array_equal(attack_by_keys(twin, spies_named(names, key_of, made_for), terms), SECRET)
+
+
+def assert_nothing_is_left(member):
+    assert member._steps._state is None
+
+
+# Survivors.
+
+
+class OtherKind(Repeating):
+    """A twin that shows the other share of each survivor when it is asked again."""
+
+    asked = 0
+
+    def unmask(self, signatures):
+        shown = super().unmask(signatures)
+        self.asked += 1
+        if self.asked == 1:
+            return shown
+        held = next(state for state in self._steps.states.values() if hasattr(state, "survivors")).masked.held
+        return type(shown)(self.name, {name: one.of_key for name, one in held.items()})
+
+
+class Careless(Complete):
+    """A graph that takes any threshold."""
+
+    def require(self, members):
+        pass
+
+
+class Standing:
+    """A round in which all masked inputs have arrived, as the server sees it, with what it has been shown since."""
+
+    def __init__(self, kind=Member, terms=TERMS, names=NAMES):
+        self.round, self.terms = Round(names, terms, kind), terms
+        # Whoever colludes does as often as the server likes what it likes.
+        colluder = kind if issubclass(kind, Repeating) else type("Colluder", (Repeating, kind), {})
+        self.round.members[COLLUDER] = colluder(COLLUDER, signing_key(COLLUDER), self.round.roster, terms)
+        self.members, server = self.round.members, self.round.coordinator
+        self.cohort = server.cohort([self.members[name].advertise() for name in names])
+        self.sealed = {name: self.members[name].share(self.cohort) for name in names}
+        self.deliveries = server.deliveries(self.sealed.values())
+        self.masked = {name: self.round.masked(name, self.deliveries[name], INPUTS[name]) for name in names}
+        self.masks, self.keys = {}, {}
+
+    def signed(self, told):
+        """Tell each member a list of survivors, and have it signed."""
+        return {name: self.members[name].sign(Survivors(tuple(list_))).signature for name, list_ in told.items()}
+
+    def show(self, asked, survivors, signatures):
+        """Ask members for their shares, and keep them by what they are said to be."""
+        for name in asked:
+            self.keep(name, survivors, self.members[name].unmask(Signatures(signatures)))
+
+    def keep(self, holder, survivors, shown):
+        for owner, share in shown.shares.items():
+            kept = self.masks if owner in survivors else self.keys
+            kept.setdefault(owner, {})[holder] = share
+
+    def found(self, kept, owner):
+        if len(kept.get(owner, {})) < self.terms.graph.needed:
+            return None
+        return combine(kept[owner], self.cohort.names, self.terms.graph.needed)
+
+    def leak(self):
+        """The victim's vector, as far as the shares that were shown give it away."""
+        own_mask = self.found(self.masks, VICTIM)
+        keys = {name: seed for name in self.cohort.names if (seed := self.found(self.keys, name))}
+        assert own_mask is not None
+        keys[COLLUDER] = key_of(self.members[COLLUDER])
+        return stripped(self.masked[VICTIM], self.terms, self.cohort, VICTIM, own_mask, keys)
+
+
+WITHOUT = [name for name in NAMES if name != VICTIM]
+
+
+def attack_by_a_second_list(kind):
+    """First the victim has survived; once that is unmasked it has not, so that its key is asked for."""
+    server = Standing(kind)
+    signatures = server.signed(dict.fromkeys(NAMES, NAMES))
+    server.show(NAMES, NAMES, signatures)
+    signatures = server.signed(dict.fromkeys(WITHOUT, WITHOUT))
+    server.show(WITHOUT, WITHOUT, signatures)
+    return server.leak()
+
+
+def attack_by_signing_twice(kind):
+    """Both lists are signed before either is unmasked."""
+    server = Standing(kind)
+    with_victim = server.signed(dict.fromkeys(NAMES, NAMES))
+    without = server.signed(dict.fromkeys(WITHOUT, WITHOUT))
+    server.show(WITHOUT, WITHOUT, without)
+    server.signed(dict.fromkeys(NAMES, NAMES))
+    server.show(NAMES, NAMES, with_victim)
+    return server.leak()
+
+
+def attack_by_a_second_unmasking(kind):
+    """The same list and the same signatures again, for the other kind of share."""
+    server = Standing(kind)
+    signatures = server.signed(dict.fromkeys(NAMES, NAMES))
+    server.show(NAMES, NAMES, signatures)
+    server.show(NAMES, WITHOUT, signatures)
+    return server.leak()
+
+
+REPEATED = {
+    "both kinds of share": (attack_by_a_second_list, Repeating),
+    "two survivor lists": (attack_by_signing_twice, Repeating),
+    "a second unmasking": (attack_by_a_second_unmasking, OtherKind),
+}
+
+
+@pytest.mark.parametrize("attack", REPEATED)
+def test_a_member_refuses_to_give(attack):
+    with pytest.raises(ProtocolError, match="out of turn"):
+        REPEATED[attack][0](Member)
+
+
+@pytest.mark.parametrize("attack", REPEATED)
+def test_a_twin_leaks_by_giving(attack):
+    run, twin = REPEATED[attack]
+    assert np.array_equal(run(twin), SECRET)
+
+
+def test_a_member_shows_one_share_of_each_peer_and_of_the_right_kind():
+    names = names_of(5)
+    terms = terms_for(5, threshold=3)
+    transcript = Round(names, terms).run(vectors(names, terms), {names[1]: "mask"})
+    assert all(set(shown.shares) == set(names) for shown in transcript.shown.values())
+    # A share of a key and one of a mask together with others of either kind give neither secret.
+    shares = {holder: shown.shares[names[1]] for holder, shown in transcript.shown.items()}
+    public = {one.name: one.mask_key for one in transcript.cohort.advertisements}
+    recovered = private_key(combine(shares, names, 3)).public_key().public_bytes_raw()
+    assert recovered == public[names[1]]
+
+
+def attack_by_two_lists_for_two_groups(graph):
+    """Some are told that the victim has survived, others that it has not."""
+    server = Standing(terms=terms_for(4, graph=graph))
+    told = server.signed({name: NAMES for name in NAMES if name != NAMES[2]})
+    without = server.signed(dict.fromkeys((NAMES[2], COLLUDER), WITHOUT))
+    server.show([NAMES[2], COLLUDER], WITHOUT, without)
+    server.signed({COLLUDER: NAMES})
+    server.show([VICTIM, NAMES[1]], NAMES, told)
+    return server.leak()
+
+
+def attack_by_few_survivors(graph):
+    """The victim is told that nobody but it and the colluder has survived."""
+    server = Standing(terms=terms_for(4, graph=graph))
+    pair = [VICTIM, COLLUDER]
+    signatures = server.signed(dict.fromkeys(pair, pair))
+    server.show(pair, pair, signatures)
+    return server.leak()
+
+
+def attack_by_a_small_cohort(graph):
+    """The victim is told that nobody but it and the colluder takes part."""
+    pair = [VICTIM, COLLUDER]
+    server = Standing(terms=terms_for(4, graph=graph), names=pair)
+    signatures = server.signed(dict.fromkeys(pair, pair))
+    server.show(pair, pair, signatures)
+    return server.leak()
+
+
+COUNTED = {
+    "two lists for two groups": (attack_by_two_lists_for_two_groups, "2 survivors have signed"),
+    "survivors below the threshold": (attack_by_few_survivors, "2 survivors; the threshold is 3"),
+    "a cohort below the threshold": (attack_by_a_small_cohort, "is none for a cohort of 2"),
+}
+
+
+@pytest.mark.parametrize("attack", COUNTED)
+def test_a_member_refuses(attack):
+    run, reason = COUNTED[attack]
+    with pytest.raises((ProtocolError, RoundAbandoned), match=reason):
+        run(Complete(3, 1))
+
+
+@pytest.mark.parametrize("attack", COUNTED)
+def test_a_threshold_that_is_too_low_leaks_by(attack):
+    assert np.array_equal(COUNTED[attack][0](Careless(2, 1)), SECRET)
+
+
+@pytest.mark.parametrize("threshold,colluding", [(2, 0), (2, 1), (3, 2), (4, 4), (5, 0)])
+def test_a_threshold_that_allows_two_lists_is_refused(threshold, colluding):
+    with pytest.raises(ProtocolError, match=f"a threshold of {threshold} with {colluding} colluding"):
+        Complete(threshold, colluding).require(4)
+
+
+# Another round's messages.
+
+
+class Static(Member):
+    """A twin that seals shares under keys that last, without saying which round they are of."""
+
+    def _seal_key(self, state, peer, mine):
+        return hashlib.sha256("".join(sorted((self.name, peer.name))).encode()).digest()[:16], b""
+
+
+def attack_by_shares_of_another_round(kind):
+    """Unmask a round; in the next, deliver its shares once more and say that the victim has dropped out."""
+    first = Standing(kind)
+    first.show(NAMES, NAMES, first.signed(dict.fromkeys(NAMES, NAMES)))
+    second = Round(NAMES, next_round(TERMS), kind)
+    cohort = second.coordinator.cohort([second.members[name].advertise() for name in NAMES])
+    deliveries = second.coordinator.deliveries([second.members[name].share(cohort) for name in NAMES])
+    for name in WITHOUT:
+        old = {**deliveries[name].sealed, VICTIM: first.sealed[VICTIM].sealed[name]}
+        second.masked(name, Delivery(deliveries[name].sharers, old), INPUTS[name])
+    signatures = {name: second.members[name].sign(Survivors(tuple(WITHOUT))).signature for name in WITHOUT}
+    for name in WITHOUT:
+        first.keep(name, WITHOUT, second.members[name].unmask(Signatures(signatures)))
+    return first.leak()
+
+
+def test_a_member_refuses_shares_of_another_round():
+    with pytest.raises(ProtocolError, match="not of this sender, this receiver and this attempt"):
+        attack_by_shares_of_another_round(Member)
+
+
+def test_a_twin_leaks_by_shares_of_another_round():
+    assert np.array_equal(attack_by_shares_of_another_round(Static), SECRET)
+
+
+def test_shares_for_another_receiver_are_refused():
+    server = Round(NAMES, TERMS)
+    cohort = server.coordinator.cohort([server.members[name].advertise() for name in NAMES])
+    deliveries = server.coordinator.deliveries([server.members[name].share(cohort) for name in NAMES])
+    swapped = {**deliveries[VICTIM].sealed, NAMES[1]: deliveries[NAMES[2]].sealed[NAMES[1]]}
+    with pytest.raises(ProtocolError, match="not of this sender"):
+        server.masked(VICTIM, Delivery(deliveries[VICTIM].sharers, swapped), SECRET)
+
+
+def test_members_who_were_told_different_keys_do_not_open_each_others_shares():
+    server = Round(NAMES, TERMS)
+    told = {name: server.members[name].advertise() for name in NAMES}
+    other = Member(COLLUDER, signing_key(COLLUDER), server.roster, TERMS).advertise()
+    cohorts = {name: Cohort(tuple(told.values())) for name in NAMES}
+    cohorts[NAMES[1]] = Cohort((*list(told.values())[:-1], other))
+    sealed = {name: server.members[name].share(cohorts[name]) for name in NAMES[:-1]}
+    got = {NAMES[1]: sealed[NAMES[1]].sealed[VICTIM]}
+    with pytest.raises(ProtocolError, match="not of this sender"):
+        server.masked(VICTIM, Delivery(tuple(NAMES), got), SECRET)
+
+
+# What else is refused.
+
+
+def told_cohort(change):
+    """Tell the victim a cohort that is not what it should be."""
+    server = Round(NAMES, TERMS)
+    told = {name: server.members[name].advertise() for name in NAMES}
+    server.members[VICTIM].share(Cohort(tuple(one for _, one in sorted(change(told, server).items()))))
+
+
+def with_old_keys_of_the_victim(told, server):
+    return {**told, VICTIM: Member(VICTIM, signing_key(VICTIM), server.roster, TERMS).advertise()}
+
+
+def with_one_key_twice(told, server):
+    mask_key, seal_key = told[NAMES[1]].mask_key, told[COLLUDER].seal_key
+    signature = signing_key(COLLUDER).sign(TERMS.advertisement(COLLUDER, mask_key, seal_key))
+    return {**told, COLLUDER: type(told[VICTIM])(COLLUDER, mask_key, seal_key, signature)}
+
+
+def with_a_key_of_low_order(told, server):
+    mask_key, seal_key = told[COLLUDER].mask_key, bytes(32)
+    signature = signing_key(COLLUDER).sign(TERMS.advertisement(COLLUDER, mask_key, seal_key))
+    return {**told, COLLUDER: type(told[VICTIM])(COLLUDER, mask_key, seal_key, signature)}
+
+
+COHORTS = {
+    "other keys for the member itself": (with_old_keys_of_the_victim, "has other keys for it"),
+    "one key twice": (with_one_key_twice, "have the same key"),
+    "a key of low order": (with_a_key_of_low_order, "no key to agree with"),
+    "without the member": (lambda told, _: {n: told[n] for n in WITHOUT}, "lacks this member"),
+}
+
+
+@pytest.mark.parametrize("case", COHORTS)
+def test_a_cohort_is_refused_with(case):
+    change, reason = COHORTS[case]
+    with pytest.raises(ProtocolError, match=reason):
+        told_cohort(change)
+
+
+@pytest.mark.parametrize(
+    "survivors",
+    [WITHOUT, [*WITHOUT, "site-999"], [*NAMES, "site-999"]],
+    ids=["without the member", "a stranger in its place", "a stranger"],
+)
+def test_survivors_are_refused_with(survivors):
+    server = Standing()
+    with pytest.raises(ProtocolError, match="lacks this member, or has somebody who was not there before"):
+        server.signed({VICTIM: survivors})
+
+
+def test_signatures_of_others_than_the_survivors_do_not_count():
+    server = Standing()
+    told = NAMES[:3]
+    signatures = server.signed(dict.fromkeys(told[:2], told))
+    signatures[COLLUDER] = signing_key(COLLUDER).sign(server.members[VICTIM]._steps._state.signed)
+    with pytest.raises(ProtocolError, match="2 survivors have signed"):
+        server.show([VICTIM], told, dict(sorted(signatures.items())))
+
+
+def test_shares_from_nobody_in_particular_are_refused():
+    server = Round(NAMES, TERMS)
+    cohort = server.coordinator.cohort([server.members[name].advertise() for name in NAMES])
+    deliveries = server.coordinator.deliveries([server.members[name].share(cohort) for name in NAMES])
+    with pytest.raises(ProtocolError, match="not among those who have sent some"):
+        server.masked(VICTIM, Delivery(tuple(NAMES[:3]), deliveries[VICTIM].sealed), SECRET)
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(4, "<u4"), np.zeros(5, "<u8"), np.zeros(5, "<i4")])
+def test_a_vector_must_be_as_the_terms_say(wrong):
+    server = Round(NAMES, TERMS)
+    cohort = server.coordinator.cohort([server.members[name].advertise() for name in NAMES])
+    deliveries = server.coordinator.deliveries([server.members[name].share(cohort) for name in NAMES])
+    with pytest.raises(ProtocolError, match="the vector must be 5 numbers of uint32"):
+        server.members[VICTIM].mask(deliveries[VICTIM], wrong)
+
+
+# The roster.
+
+
+AUTHORITY = signing_key("authority")
+
+
+def test_a_roster_that_was_cut_is_refused():
+    signed = sign_roster(roster_of(NAMES), 7, AUTHORITY)
+    assert read_roster(signed, AUTHORITY.public_key(), oldest=7) == roster_of(NAMES)
+    cut = sign_roster(roster_of(NAMES[:2]), 7, signing_key("server"))
+    with pytest.raises(ProtocolError, match="signature of the authority"):
+        read_roster(cut, AUTHORITY.public_key())
+    for place in (len(signed) - 1, len(signed) // 2):
+        changed = signed[:place] + bytes([signed[place] ^ 1]) + signed[place + 1 :]
+        with pytest.raises(ProtocolError, match=r"no signed roster|signature of the authority"):
+            read_roster(changed, AUTHORITY.public_key())
+    with pytest.raises(ProtocolError, match="no signed roster"):
+        read_roster(signed[:-1], AUTHORITY.public_key())
+
+
+def test_an_old_roster_is_refused():
+    signed = sign_roster(roster_of(NAMES), 7, AUTHORITY)
+    with pytest.raises(ProtocolError, match="serial number 7; the oldest that is taken is 8"):
+        read_roster(signed, AUTHORITY.public_key(), oldest=8)
+
+
+def test_a_pinned_roster_has_the_pinned_keys_only():
+    keys = roster_of(NAMES).keys
+    pins = {name: fingerprint(signing_key(name).public_key()) for name in NAMES}
+    assert Roster.pinned(keys, pins) == roster_of(NAMES)
+    with pytest.raises(ProtocolError, match="'site-001'"):
+        Roster.pinned({**keys, NAMES[1]: public_bytes(signing_key("server"))}, pins)
+    with pytest.raises(ProtocolError, match="'stranger'"):
+        Roster.pinned({**keys, "stranger": public_bytes(signing_key("server"))}, pins)
+
+
+# Zeros.
+
+
+def attack_by_zeros(kind):
+    """All others give zeros. What is left of two honest vectors once all is taken off that the server can take off?"""
+    terms = terms_for(4, threshold=3, colluding=1, length=4000)
+    names = NAMES
+    round_ = Round(names, terms, kind)
+    colluder = Repeating(COLLUDER, signing_key(COLLUDER), round_.roster, terms)
+    round_.members[COLLUDER] = colluder
+    inputs = dict.fromkeys(names, np.zeros(4000, np.int64)) | {VICTIM: np.arange(4000)}
+    transcript = round_.run(inputs)
+    left = []
+    for name in (VICTIM, NAMES[1]):
+        shares = {holder: shown.shares[name] for holder, shown in transcript.shown.items()}
+        own_mask = combine(shares, names, 3)
+        masked, keys = transcript.masked[name], {COLLUDER: key_of(colluder)} if kind is Member else {}
+        left.append(stripped(masked, terms, transcript.cohort, name, own_mask, keys))
+    return inputs[VICTIM], transcript, left
+
+
+def test_zeros_of_all_others_show_the_sum_and_nothing_else():
+    secret, transcript, (victim, other) = attack_by_zeros(Member)
+    # The sum is the victim's vector: against this, nothing but noise helps.
+    assert np.array_equal(sum_of(transcript), secret)
+    for left in (victim, other):
+        high = np.mean(left > 0)
+        assert abs(high - 0.5) < 6 * 0.5 / np.sqrt(left.size)
+
+
+def test_a_twin_leaks_vectors_where_all_others_are_zero():
+    secret, _, (victim, other) = attack_by_zeros(Unpaired)
+    assert np.array_equal(victim, secret) and not other.any()

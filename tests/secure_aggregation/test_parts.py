@@ -1,0 +1,335 @@
+"""The parts of the protocol: masks, shares, graphs, messages, steps, and what is left in memory."""
+
+import gc
+import pickle
+from fractions import Fraction
+from itertools import product
+from math import comb
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from secure_rounds import Round, names_of, next_round, roster_of, signing_key, terms_for, vectors
+
+from cloister.core.errors import ConfigError, ProtocolError, RoundAbandoned
+from cloister.secure_aggregation import member as member_module
+from cloister.secure_aggregation.canonical import read, text
+from cloister.secure_aggregation.graph import MAX_FAILURE, Complete, Sparse, _failures, graph_for
+from cloister.secure_aggregation.masks import BLOCK, add_masks
+from cloister.secure_aggregation.member import Member
+from cloister.secure_aggregation.messages import (
+    Advertisement,
+    Cohort,
+    Delivery,
+    MaskedInput,
+    SealedShares,
+    Signatures,
+    Survivors,
+    SurvivorSignature,
+    Unmasking,
+)
+from cloister.secure_aggregation.ring import into_ring, out_of_ring
+from cloister.secure_aggregation.roster import Roster
+from cloister.secure_aggregation.sharing import combine, split
+
+# Masks.
+
+
+@pytest.mark.parametrize("bits,length", [(32, 1), (32, BLOCK // 4 + 3), (64, 7), (64, BLOCK // 4 + 1)])
+def test_a_mask_is_the_keystream_of_its_key(bits, length):
+    keys = [bytes([number] * 16) for number in range(3)]
+    values = into_ring(np.arange(length), bits)
+    expected = values.copy()
+    for key, sign in zip(keys, (1, 1, -1)):
+        stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(values.nbytes))
+        expected += np.frombuffer(stream, values.dtype) * values.dtype.type(sign % 2**bits)
+    add_masks(values, keys[:2], keys[2:])
+    assert np.array_equal(values, expected)
+    add_masks(values, keys[2:], keys[:2])
+    assert np.array_equal(out_of_ring(values), np.arange(length))
+
+
+def test_a_ring_has_32_or_64_bits():
+    with pytest.raises(ConfigError, match="bits must be one of 32, 64"):
+        terms_for(3, bits=16)
+
+
+# Shares.
+
+
+def test_as_many_shares_as_needed_give_the_secret_back_whoever_holds_them():
+    secret, holders = bytes(range(16)), names_of(6)
+    shares = split(secret, holders, 4)
+    for chosen in (holders[:4], holders[2:], holders):
+        assert combine({name: shares[name] for name in chosen}, holders, 4) == secret
+    assert combine({name: shares[name] for name in holders[:3]}, holders, 3) != secret
+
+
+# Graphs.
+
+
+def exact_failure(members, colluding, peers, shares):
+    """The bound in whole numbers."""
+    honest, total = members - colluding, Fraction(0)
+    for size in range(1, honest // 2 + 1):
+        inside = size - 1 + colluding
+        drawn = range(max(shares - 1, 0), peers + 1)
+        ways = sum(comb(inside, one) * comb(members - 1 - inside, peers - one) for one in drawn)
+        total += comb(honest, size) * Fraction(ways, comb(members - 1, peers)) ** size
+    return float(min(total, Fraction(1)))
+
+
+@pytest.mark.parametrize("members,colluding,peers", [(12, 2, 5), (30, 0, 8), (60, 6, 20)])
+def test_the_failure_probability_of_a_graph_is_exact(members, colluding, peers):
+    found = _failures(members, colluding, peers)
+    exact = [exact_failure(members, colluding, peers, shares) for shares in range(1, peers + 2)]
+    np.testing.assert_allclose(found[1:], exact, rtol=1e-8, atol=1e-300)
+
+
+def test_the_graph_fails_no_oftener_than_its_bound_says():
+    """Every draw of a small graph, by hand: who could recover all secrets of a small group?"""
+    members, colluding, peers, shares = 5, 1, 2, 3
+    honest = range(members - colluding)
+    draws = [[{a, b} for a in range(members) for b in range(a) if one not in (a, b)] for one in honest]
+    groups = [set(group) for group in ({0}, {1}, {2}, {3}, {0, 1}, {0, 2}, {0, 3}, {1, 2}, {1, 3}, {2, 3})]
+    outside = {members - 1}
+    fails = sum(
+        any(all(len(drawn[one] & (group | outside)) >= shares - 1 for one in group) for group in groups)
+        for drawn in product(*draws)
+    )
+    assert 0 < fails / np.prod([len(one) for one in draws]) <= exact_failure(members, colluding, peers, shares)
+
+
+def test_the_graph_for_a_cohort():
+    assert graph_for(100, 67, 10, 90) == Complete(67, 10)
+    graph = graph_for(200, 134, 20, 180)
+    assert isinstance(graph, Sparse) and graph.peers < 60
+    assert graph.failure(200) <= MAX_FAILURE and graph.loss(200, 180) <= 1e-3
+    assert (graph.honest(200), graph.degree(200), graph.needed) == (91, graph.peers, graph.shares)
+    assert (Complete(67, 10).honest(100), Complete(67, 10).failure(100)) == (57, 0.0)
+    graph.require(200)
+    with pytest.raises(ProtocolError, match="do not protect 200 members"):
+        Sparse(134, 20, graph.peers, graph.shares // 2).require(200)
+    with pytest.raises(ProtocolError, match="is none for a cohort of 200"):
+        graph_for(200, 105, 10, 190)
+
+
+def test_peers_are_others_and_drawn_anew():
+    graph, names = Sparse(134, 20, 30, 20), names_of(200)
+    drawn = [graph.choose(names[0], names) for _ in range(3)]
+    assert all(len(peers) == 30 and names[0] not in peers and peers <= set(names) for peers in drawn)
+    assert len(set(drawn)) == 3
+    assert Complete(2, 0).choose("b", ("a", "b", "c")) == {"a", "c"}
+
+
+# What is written down.
+
+NAME = st.text(min_size=1, max_size=20)
+NAMES = st.lists(NAME, max_size=5, unique=True).map(lambda names: tuple(sorted(names)))
+
+
+def by_name(size):
+    return st.dictionaries(NAME, st.binary(min_size=size, max_size=size), max_size=4)
+
+
+KEY = st.binary(min_size=32, max_size=32)
+SIGNATURE = st.binary(min_size=64, max_size=64)
+ADVERTISEMENT = st.builds(Advertisement, NAME, KEY, KEY, SIGNATURE)
+MESSAGES = st.one_of(
+    ADVERTISEMENT,
+    st.lists(ADVERTISEMENT, max_size=3, unique_by=lambda one: one.name).map(
+        lambda ones: Cohort(tuple(sorted(ones, key=lambda one: one.name)))
+    ),
+    st.builds(SealedShares, NAME, by_name(60)),
+    st.builds(Delivery, NAMES, by_name(60)),
+    st.builds(MaskedInput, NAME, st.binary(max_size=40)),
+    st.builds(Survivors, NAMES),
+    st.builds(SurvivorSignature, NAME, SIGNATURE),
+    st.builds(Signatures, by_name(64)),
+    st.builds(Unmasking, NAME, by_name(16), KEY | st.just(b"")),
+)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(MESSAGES, st.data())
+def test_a_message_has_one_encoding_and_everything_else_is_refused(message, data):
+    written = message.encode()
+    assert type(message).decode(written) == message
+    place = data.draw(st.integers(0, len(written) - 1))
+    for other in (
+        written[:place],
+        written + b"b",
+        written[:place] + bytes([written[place] ^ data.draw(st.integers(1, 255))]) + written[place + 1 :],
+    ):
+        try:
+            found = type(message).decode(other)
+        except ProtocolError:
+            continue
+        assert found.encode() == other and found != message
+
+
+WRONG = {
+    "a name twice": lambda: Survivors(("a", "a")),
+    "names out of order": lambda: Survivors(("b", "a")),
+    "an empty name": lambda: Survivors(("",)),
+    "a long name": lambda: Survivors(("a" * 201,)),
+    "too many names": lambda: Survivors(tuple(f"{number:05}" for number in range(10_001))),
+    "a list": lambda: Survivors(["a"]),
+    "a short key": lambda: Advertisement("a", bytes(31), bytes(32), bytes(64)),
+    "a long share": lambda: Unmasking("a", {"b": bytes(17)}),
+    "text for bytes": lambda: MaskedInput("a", "text"),
+    "half a link": lambda: Unmasking("a", {}, bytes(16)),
+    "no mapping": lambda: Signatures(("a", bytes(64))),
+    "another message": lambda: Survivors.decode(Signatures({}).encode()),
+    "no advertisement": lambda: Cohort((b"nothing",)),
+    "a key of another size on a roster": lambda: Roster({"a": bytes(31)}),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_message_is_refused_with(case):
+    with pytest.raises(ProtocolError):
+        WRONG[case]()
+
+
+def test_different_items_never_have_the_same_text():
+    several = [
+        (b"ab", b"c"),
+        (b"a", b"bc"),
+        (b"abc",),
+        ("ab", "c"),
+        (b"ab", "c"),
+        ((b"ab",), b"c"),
+        ((b"ab", b"c"),),
+        (1, 2),
+        (12,),
+    ]
+    assert len({text("label", *items) for items in several}) == len(several)
+    assert text("one", 1) != text("other", 1)
+    assert [read("label", text("label", *items)) for items in several] == several
+
+
+# Steps, and what is left.
+
+
+def test_a_coordinator_takes_no_masked_input_that_it_does_not_expect():
+    names = names_of(3)
+    terms = terms_for(3)
+    round_ = Round(names, terms)
+    cohort = round_.coordinator.cohort([round_.members[name].advertise() for name in names])
+    round_.coordinator.deliveries([round_.members[name].share(cohort) for name in names])
+    round_.coordinator.add(MaskedInput(names[0], bytes(20)))
+    for wrong, reason in (
+        (MaskedInput(names[0], bytes(20)), "not expected, or not any more"),
+        (MaskedInput("stranger", bytes(20)), "not expected"),
+        (MaskedInput(names[1], bytes(19)), "must have 20 bytes, found 19"),
+    ):
+        with pytest.raises(ProtocolError, match=reason):
+            round_.coordinator.add(wrong)
+    round_.coordinator.add(MaskedInput(names[1], bytes(20)))
+    assert round_.coordinator.survivors() == Survivors(tuple(names[:2]))
+
+
+def test_a_coordinator_leaves_out_who_is_not_genuine():
+    names = names_of(4)
+    terms = terms_for(4, 3)
+    round_ = Round(names, terms)
+    advertised = [round_.members[name].advertise() for name in names[:3]]
+    replayed = Member(names[3], signing_key(names[3]), roster_of(names), next_round(terms)).advertise()
+    assert round_.coordinator.cohort([*advertised, replayed]).names == tuple(names[:3])
+    shares = [round_.members[name].share(Cohort(tuple(advertised))) for name in names[:3]]
+    few = SealedShares(names[0], dict(list(shares[0].sealed.items())[:1]))
+    with pytest.raises(RoundAbandoned, match="2 members have sent shares"):
+        round_.coordinator.deliveries([few, *shares[1:]])
+
+
+def test_a_wrong_share_of_a_key_does_not_pass_for_the_sum():
+    names = names_of(4)
+    terms = terms_for(4, 3)
+    round_ = Round(names, terms)
+
+    class Lying(Member):
+        def unmask(self, signatures):
+            shown = super().unmask(signatures)
+            return Unmasking(self.name, {**shown.shares, names[3]: bytes(16)})
+
+    round_.members[names[0]] = Lying(names[0], signing_key(names[0]), round_.roster, terms)
+    with pytest.raises(RoundAbandoned, match="do not give its key"):
+        round_.run(vectors(names, terms), {names[3]: "mask"})
+
+
+def reachable(thing):
+    """All bytes that an object holds on to, by whatever way."""
+    seen, waiting, found = set(), [thing], set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, type) or callable(one) or type(one).__name__ == "module":
+            continue
+        seen.add(id(one))
+        if isinstance(one, bytes):
+            found.add(one)
+        waiting += gc.get_referents(one)
+    return found
+
+
+@pytest.fixture
+def secrets(monkeypatch):
+    """Whatever members draw from the operating system."""
+    drawn, real = [], member_module.urandom
+    monkeypatch.setattr(member_module, "urandom", lambda size: drawn.append(real(size)) or drawn[-1])
+    return drawn
+
+
+@pytest.mark.parametrize("ending", ["unmasked", "refused", "abandoned"])
+def test_nothing_of_an_attempt_is_left_in_a_member(secrets, ending):
+    names = names_of(3)
+    terms = terms_for(3)
+    round_ = Round(names, terms)
+    one = round_.members[names[0]]
+    cohort = round_.coordinator.cohort([round_.members[name].advertise() for name in names])
+    drawn = secrets[:2]
+    assert set(drawn) <= reachable(one._steps._state)
+    if ending == "abandoned":
+        one.abandon()
+    elif ending == "refused":
+        with pytest.raises(ProtocolError):
+            one.share(Cohort(cohort.advertisements[:1]))
+    else:
+        shares = {name: round_.members[name].share(cohort) for name in names}
+        deliveries = round_.coordinator.deliveries(shares.values())
+        for name in names:
+            round_.coordinator.add(round_.masked(name, deliveries[name], np.zeros(5, np.int64)))
+        assert not set(drawn) & reachable(one._steps._state)
+        survivors = round_.coordinator.survivors()
+        signatures = round_.coordinator.signatures([round_.members[name].sign(survivors) for name in names])
+        one.unmask(signatures)
+    assert one._steps._state is None
+    assert not set(secrets) & reachable(vars(one))
+
+
+def test_a_member_can_be_neither_copied_nor_saved():
+    one = Member("a", signing_key("a"), roster_of(["a"]), terms_for(3))
+    with pytest.raises(ProtocolError, match="could be used twice"):
+        pickle.dumps(one._steps)
+    with pytest.raises((ProtocolError, TypeError)):
+        pickle.dumps(one)
+
+
+STEPS = {
+    "advertise": lambda one: one.advertise(),
+    "share": lambda one: one.share(Cohort(())),
+    "mask": lambda one: one.mask(Delivery((), {}), np.zeros(5, "<u4")),
+    "sign": lambda one: one.sign(Survivors(())),
+    "unmask": lambda one: one.unmask(Signatures({})),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_out_of_turn_is_refused(step):
+    one = Member("a", signing_key("a"), roster_of(["a"]), terms_for(3))
+    if step == "advertise":
+        one.advertise()
+    with pytest.raises(ProtocolError, match="out of turn"):
+        STEPS[step](one)

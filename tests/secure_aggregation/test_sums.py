@@ -1,0 +1,180 @@
+"""The unmasked sum is the sum of the survivors' inputs, exactly, whoever drops out when."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from secure_rounds import PHASES, Round, names_of, next_round, sent, sum_of, terms_for, vectors
+
+from cloister.core.errors import ProtocolError, RoundAbandoned
+from cloister.secure_aggregation.chain import SeedChain, seeds
+from cloister.secure_aggregation.graph import Sparse, graph_for
+from cloister.secure_aggregation.ring import into_ring, out_of_ring
+
+
+@st.composite
+def schedules(draw, largest):
+    """A cohort, a threshold, and who drops out before which phase."""
+    members = draw(st.integers(3, largest))
+    threshold = draw(st.integers(members // 2 + 1, members))
+    gone = draw(st.dictionaries(st.sampled_from(names_of(members)), st.sampled_from(PHASES), max_size=members // 2))
+    return members, threshold, gone
+
+
+def left(names, gone, phase):
+    return [name for name in names if name not in gone or PHASES.index(gone[name]) > PHASES.index(phase)]
+
+
+def check(schedule):
+    members, threshold, gone = schedule
+    names = names_of(members)
+    terms = terms_for(members, threshold)
+    inputs = vectors(names, terms, seed=members)
+    if len(left(names, gone, "unmask")) < threshold:
+        with pytest.raises(RoundAbandoned):
+            Round(names, terms).run(inputs, gone)
+        return
+    transcript = Round(names, terms).run(inputs, gone)
+    survivors = left(names, gone, "mask")
+    assert list(transcript.total.survivors) == survivors
+    assert np.array_equal(sum_of(transcript), sum(inputs[name] for name in survivors))
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(schedules(6))
+def test_the_sum_is_exact_for_any_dropouts(schedule):
+    check(schedule)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(schedules(7))
+def test_the_sum_is_exact_for_a_thousand_schedules(schedule):
+    check(schedule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("members", [40, 100, 101, 200])
+def test_the_sum_is_exact_for_many_members(members):
+    graph = graph_for(members, threshold=(2 * members) // 3 + 1, colluding=members // 20, answering=members * 9 // 10)
+    assert isinstance(graph, Sparse) == (members > 100)
+    names, rng = names_of(members), np.random.default_rng(members)
+    terms = terms_for(members, graph=graph)
+    inputs = vectors(names, terms)
+    # One in a hundred, at least, in each phase.
+    gone = dict(zip(rng.permutation(names).tolist(), list(PHASES) * (1 + members // 100)))
+    transcript = Round(names, terms).run(inputs, gone)
+    assert np.array_equal(sum_of(transcript), sum(inputs[name] for name in left(names, gone, "mask")))
+
+
+class Loose(Sparse):
+    """A sparse graph for a cohort that is too small for one."""
+
+    def failure(self, members):
+        return 0.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_sum_is_exact_on_a_sparse_graph(seed):
+    names = names_of(8)
+    terms = terms_for(8, graph=Loose(threshold=5, colluding=0, peers=4, shares=2))
+    inputs, phases = vectors(names, terms, seed), np.random.default_rng(seed).permutation(["mask", "unmask"])
+    gone = {names[seed]: phases[0], names[5]: phases[1]}
+    transcript = Round(names, terms).run(inputs, gone)
+    assert np.array_equal(sum_of(transcript), sum(inputs[name] for name in left(names, gone, "mask")))
+    assert {len(one.sealed) for one in transcript.shares.values()} == {4}
+    # Each shows shares of those who chose it, and of itself.
+    assert {len(one.shares) for one in transcript.shown.values()} != {8}
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_a_sum_may_reach_the_ends_of_the_ring(bits):
+    names, edge = names_of(3), 2 ** (bits - 1)
+    terms = terms_for(3, length=2, bits=bits)
+    inputs = {
+        names[0]: np.array([edge - 5, 6 - edge]),
+        names[1]: np.array([3, -4]),
+        names[2]: np.array([1, -2]),
+    }
+    assert sum_of(Round(names, terms).run(inputs)).tolist() == [edge - 1, -edge]
+
+
+def test_an_attempt_below_the_threshold_ends_and_is_not_made_again():
+    names = names_of(4)
+    terms = terms_for(4, 3)
+    round_ = Round(names, terms)
+    with pytest.raises(RoundAbandoned, match="2 members have sent a masked input; the threshold is 3"):
+        round_.run(vectors(names, terms), {names[0]: "mask", names[1]: "mask"})
+    with pytest.raises(ProtocolError, match="out of turn"):
+        round_.coordinator.survivors()
+    with pytest.raises(ProtocolError, match="out of turn"):
+        round_.members[names[3]].advertise()
+
+
+def test_the_next_rounds_keys_and_shares_may_ride_on_this_rounds_last_messages():
+    names = names_of(3)
+    first, second = terms_for(3), next_round(terms_for(3))
+    now, then = Round(names, first), Round(names, second)
+    inputs = vectors(names, first)
+    advertised = [sent(then.members[name].advertise()) for name in names]
+    cohort = then.coordinator.cohort(advertised)
+    shares = [sent(then.members[name].share(cohort)) for name in names]
+    assert np.array_equal(sum_of(now.run(inputs)), sum(inputs.values()))
+    deliveries = then.coordinator.deliveries(shares)
+    for name in names:
+        then.coordinator.add(then.masked(name, deliveries[name], inputs[name]))
+    survivors = then.coordinator.survivors()
+    signatures = then.coordinator.signatures([then.members[name].sign(survivors) for name in names])
+    total = then.coordinator.total([then.members[name].unmask(signatures) for name in names])
+    assert np.array_equal(out_of_ring(total.values), sum(inputs.values()))
+
+
+def test_survivors_reveal_the_seeds_of_their_surplus_and_no_other():
+    names, gone = names_of(5), {"site-001": "mask", "site-002": "unmask"}
+    chains = {name: SeedChain(name.encode().rjust(32), lowest=4, highest=5) for name in names}
+    terms = terms_for(5, 3)
+    total = Round(names, terms, chains=chains).run(vectors(names, terms), gone).total
+    # Four survive; the one who vanishes in the last phase leaves its surplus in.
+    assert total.survivors == ("site-000", "site-002", "site-003", "site-004")
+    assert set(total.revealed) == {"site-000", "site-003", "site-004"}
+    for name, link in total.revealed.items():
+        assert seeds(link, 4, 4) == {4: chains[name].seeds()[4]}
+        assert chains[name].seeds()[5] not in seeds(link, 4, 5).values()
+
+
+def test_a_chain_gives_all_seeds_below_what_is_revealed():
+    chain = SeedChain(bytes(32), lowest=3, highest=9)
+    for survivors in range(3, 10):
+        below = {number: seed for number, seed in chain.seeds().items() if number <= survivors}
+        assert seeds(chain.reveal(survivors), 3, survivors) == below
+    assert len(set(chain.seeds().values())) == 7
+    assert chain.reveal(2) == b"" and seeds(b"", 3, 2) == {}
+    with pytest.raises(ProtocolError, match="10 survivors"):
+        chain.reveal(10)
+
+
+def test_members_with_different_terms_of_the_noise_do_not_unmask():
+    names = names_of(4)
+    terms = terms_for(4, 3)
+    round_ = Round(names, terms, noise=b"sigma 1")
+    inputs = vectors(names, terms)
+
+    def told_otherwise(name, delivery, numbers, masked=round_.masked):
+        round_.noise = b"sigma 1" if name in names[:2] else b"sigma 0"
+        return masked(name, delivery, numbers)
+
+    round_.masked = told_otherwise
+    with pytest.raises(RoundAbandoned, match="2 members have signed"):
+        round_.run(inputs)
+
+
+def test_the_input_is_left_as_it_is():
+    names = names_of(3)
+    terms = terms_for(3)
+    inputs = vectors(names, terms)
+    ring = {name: into_ring(numbers, 32) for name, numbers in inputs.items()}
+    round_ = Round(names, terms)
+    round_.masked = lambda name, delivery, _: round_.members[name].mask(delivery, ring[name])
+    transcript = round_.run(inputs)
+    assert all(np.array_equal(out_of_ring(ring[name]), inputs[name]) for name in names)
+    assert all(transcript.masked[name].payload != ring[name].tobytes() for name in names)

@@ -1,0 +1,83 @@
+"""What a server and a colluder receive does not tell which of two inputs with the same sum an honest client had."""
+
+import numpy as np
+import pytest
+from secure_rounds import Round, names_of, signing_key, terms_for
+from secure_twins import Repeating, Unpaired, key_of, stripped
+
+from cloister.secure_aggregation.member import Member
+from cloister.secure_aggregation.sharing import combine
+
+NAMES = names_of(4)
+VICTIM, HONEST, DROPPED, COLLUDER = NAMES
+TERMS = terms_for(4, threshold=3, colluding=1, length=4)
+WORLDS = ({VICTIM: 900, HONEST: 100}, {VICTIM: 100, HONEST: 900})
+"""Two inputs of the victim; another honest client makes the sum the same."""
+
+
+class HalfMasked(Member):
+    """A twin whose masks end in the middle of the vector."""
+
+    def _masked(self, state, values, partners):
+        return np.concatenate([super()._masked(state, values, partners)[:2], values[2:]])
+
+
+class PairedWithOne(Member):
+    """A twin that has a mask in common with one peer only, who colludes."""
+
+    def _masked(self, state, values, partners):
+        return super()._masked(state, values, frozenset({COLLUDER}))
+
+
+def view(kind, world):
+    """The numbers in what the server gets, once everything that it can take off is off, beside the messages' bytes.
+
+    One member drops out with its masked input on the way, so that its key is recovered.
+    """
+    round_ = Round(NAMES, TERMS, kind)
+    colluder = type("Colluder", (Repeating, kind), {})(COLLUDER, signing_key(COLLUDER), round_.roster, TERMS)
+    round_.members[COLLUDER] = colluder
+    inputs = {name: np.full(4, WORLDS[world].get(name, 0)) for name in NAMES}
+    transcript = round_.run(inputs, {DROPPED: "mask"})
+    assert set(transcript.total.values.tolist()) == {1000} or kind is not Member
+    shares = {name: {holder: one.shares[name] for holder, one in transcript.shown.items()} for name in NAMES}
+    recovered = {name: combine(held, NAMES, 3) for name, held in shares.items()}
+    keys = {DROPPED: recovered[DROPPED], COLLUDER: key_of(colluder)}
+    left = [
+        stripped(transcript.masked[name], TERMS, transcript.cohort, name, recovered[name], chosen)
+        for name in (VICTIM, HONEST)
+        for chosen in (keys, {COLLUDER: keys[COLLUDER]}, {})
+    ]
+    sealed = b"".join(one for name in (VICTIM, HONEST) for one in transcript.shares[name].sealed.values())
+    raw = np.frombuffer(b"".join(transcript.masked[name].payload for name in (VICTIM, HONEST)) + sealed, np.uint8)
+    return np.concatenate([np.concatenate(left) / 2.0**31, raw / 256])
+
+
+def features(views):
+    """Linear, and by size: a number that is small where its mask is missing stands out."""
+    return np.hstack([views, np.log2(np.abs(views) + 2.0**-40)])
+
+
+def right_answers(kind, train, test):
+    """How often a distinguisher that was trained on transcripts is right on new ones."""
+    worlds = np.arange(train + test) % 2
+    known = features(np.array([view(kind, world) for world in worlds]))
+    centre, scale = known[:train].mean(axis=0), known[:train].std(axis=0) + 1e-12
+    known = (known - centre) / scale
+    # Ridge regression: there are about as many features as transcripts.
+    gram = known[:train].T @ known[:train] + 10 * np.eye(known.shape[1])
+    weights = np.linalg.solve(gram, known[:train].T @ (2.0 * worlds[:train] - 1))
+    return float(np.mean((known[train:] @ weights > 0) == worlds[train:]))
+
+
+@pytest.mark.slow
+def test_a_distinguisher_stays_at_chance():
+    test = 300
+    # Six standard deviations of a fair coin: fewer than one false alarm in 10⁸.
+    assert abs(right_answers(Member, 300, test) - 0.5) < 6 * 0.5 / np.sqrt(test)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("twin", [Unpaired, HalfMasked, PairedWithOne])
+def test_the_distinguisher_wins_against_a_twin(twin):
+    assert right_answers(twin, 60, 40) > 0.9

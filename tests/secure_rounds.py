@@ -1,0 +1,106 @@
+"""A secure aggregation from both ends: members, a coordinator, and who drops out when."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from cloister.secure_aggregation.coordinator import Coordinator
+from cloister.secure_aggregation.graph import Complete
+from cloister.secure_aggregation.member import Member
+from cloister.secure_aggregation.ring import into_ring, out_of_ring
+from cloister.secure_aggregation.roster import Roster, public_bytes
+from cloister.secure_aggregation.terms import Terms
+
+PHASES = ("advertise", "share", "mask", "sign", "unmask")
+
+
+@lru_cache(maxsize=1024)
+def signing_key(name):
+    """The long-term key of a name, the same in every round."""
+    return Ed25519PrivateKey.from_private_bytes(name.encode().rjust(32, b"."))
+
+
+def names_of(members):
+    return [f"site-{number:03}" for number in range(members)]
+
+
+def roster_of(names):
+    return Roster({name: public_bytes(signing_key(name)) for name in names})
+
+
+def terms_for(members, threshold=None, colluding=0, length=5, graph=None, **other):
+    graph = graph or Complete(threshold or members // 2 + 1, colluding)
+    return Terms("run-1", other.pop("round", 1), other.pop("attempt", 1), graph, length, **other)
+
+
+def vectors(names, terms, seed=0):
+    """A vector of whole numbers for each name, small enough for their sum."""
+    rng = np.random.default_rng(seed)
+    return {name: rng.integers(-1000, 1000, terms.length) for name in names}
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """All that the server has sent and received, and what it made of it."""
+
+    cohort: object
+    shares: dict
+    deliveries: dict
+    masked: dict
+    survivors: object
+    signatures: object
+    shown: dict
+    total: object
+
+
+class Round:
+    """One attempt with honest parties, as far as they answer: `gone` names who drops out before which phase.
+
+    Every message goes through its bytes, as it would over a network.
+    """
+
+    def __init__(self, names, terms, kind=Member, noise=b"", chains=None):
+        self.names, self.terms, self.noise, self.chains = names, terms, noise, chains or {}
+        self.roster = roster_of(names)
+        self.members = {n: kind(n, signing_key(n), self.roster, terms) for n in names}
+        self.coordinator = Coordinator(self.roster, terms, noise)
+
+    def run(self, inputs, gone=None):
+        members, server = self.members, self.coordinator
+        last = {name: PHASES.index(phase) for name, phase in (gone or {}).items()}
+
+        def there(phase, among):
+            return [name for name in among if last.get(name, len(PHASES)) > PHASES.index(phase)]
+
+        cohort = server.cohort([sent(members[n].advertise()) for n in there("advertise", self.names)])
+        shares = {n: sent(members[n].share(sent(cohort))) for n in there("share", cohort.names)}
+        deliveries = server.deliveries(shares.values())
+        masked = {n: sent(self.masked(n, deliveries[n], inputs[n])) for n in there("mask", deliveries)}
+        for one in masked.values():
+            server.add(one)
+        survivors = server.survivors()
+        signed = [sent(members[n].sign(sent(survivors))) for n in there("sign", survivors.names)]
+        signatures = server.signatures(signed)
+        shown = {n: sent(members[n].unmask(sent(signatures))) for n in there("unmask", signatures.signatures)}
+        total = server.total(shown.values())
+        return Transcript(cohort, shares, deliveries, masked, survivors, signatures, shown, total)
+
+    def masked(self, name, delivery, numbers):
+        values = into_ring(numbers, self.terms.bits)
+        return self.members[name].mask(sent(delivery), values, self.noise, self.chains.get(name))
+
+
+def sent(message):
+    """A message as it arrives."""
+    return type(message).decode(message.encode())
+
+
+def next_round(terms):
+    return replace(terms, round=terms.round + 1)
+
+
+def sum_of(transcript):
+    """What the server has learned, as whole numbers."""
+    return out_of_ring(transcript.total.values)

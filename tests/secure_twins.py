@@ -1,0 +1,63 @@
+"""What a server that knows more than it should can take off a masked vector, and members that lack a check."""
+
+import numpy as np
+
+from cloister.secure_aggregation.keys import pair_key, private_key
+from cloister.secure_aggregation.masks import add_masks
+from cloister.secure_aggregation.member import Member
+from cloister.secure_aggregation.ring import out_of_ring
+from cloister.secure_aggregation.steps import Steps
+
+
+def stripped(masked, terms, cohort, owner, own_mask, keys):
+    """A masked vector without its owner's mask and without those in common with members whose keys are known.
+
+    Args:
+        keys: name -> seed of the key for masks; or the owner's own seed, under its name, which gives all of them.
+    """
+    values = np.frombuffer(masked.payload, terms.dtype).copy()
+    public = {one.name: one.mask_key for one in cohort.advertisements}
+    others = [name for name in cohort.names if name != owner and (name in keys or owner in keys)]
+    common = {
+        name: pair_key(private_key(keys[owner]), public[name], terms.binding(cohort), owner, name)
+        if owner in keys
+        else pair_key(private_key(keys[name]), public[owner], terms.binding(cohort), owner, name)
+        for name in others
+    }
+    above = [key for name, key in common.items() if name > owner]
+    below = [key for name, key in common.items() if name < owner]
+    add_masks(values, below, [own_mask, *above])
+    return out_of_ring(values)
+
+
+class Unforgetting(Steps):
+    """Steps that can be made as often as one likes."""
+
+    def __init__(self, first):
+        self.states = {type(first): first}
+
+    def leave(self, state):
+        self.states[type(state)] = state
+
+    def take(self, kind):
+        return self.states[kind]
+
+
+class Repeating(Member):
+    """A twin that makes each step as often as it is asked to."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self._steps = Unforgetting(self._steps.take(object))
+
+
+def key_of(colluder):
+    """The seed of a colluder's key, as it has told the server."""
+    return next(state.mask_seed for state in colluder._steps.states.values() if hasattr(state, "mask_seed"))
+
+
+class Unpaired(Member):
+    """A twin without masks that peers have in common."""
+
+    def _masked(self, state, values, partners):
+        return super()._masked(state, values, frozenset())
