@@ -36,6 +36,7 @@ ANNOUNCED = "CLOISTER_RUN_FILE"
 EVALUATION = "evaluation.json"
 PARAMETERS = "parameters.json"
 REPORT = "report.html"
+LEDGER = "ledger.jsonl"
 PRIVACY = "privacy.json"
 """Written first when a run begins, and last when it ends."""
 SPARE_BYTES = 4 << 20
@@ -247,7 +248,7 @@ class RunDirectory:
     def copy_ledger(self, ledger: Path) -> None:
         """Keep a copy of the ledger as it is at the end of the run: earlier runs on the same data included."""
         if ledger.exists():
-            with atomic_path(self.path / "ledger.jsonl") as partial:
+            with atomic_path(self.path / LEDGER) as partial:
                 shutil.copyfile(ledger, partial)
             self.settle()
 
