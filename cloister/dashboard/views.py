@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
@@ -87,9 +87,7 @@ def _seen(places: Places, now: float) -> View:
     snapshot = look(places)
     directories = _named(places.runs) if places.runs else {}
     runs = tuple(Run(name, path, _state(path)) for name, path in list(directories.items())[:LISTED])
-    view = View(snapshot, tuple(findings(snapshot, now)), runs, max(len(directories) - LISTED, 0), now)
-    # What is spent of a ledger changes when a round ends.
-    return replace(view, snapshot=replace(snapshot, spent={})) if view.hides_progress else view
+    return View(snapshot, tuple(findings(snapshot, now)), runs, max(len(directories) - LISTED, 0), now)
 
 
 def _named(output: Path) -> dict[str, Path]:
