@@ -138,5 +138,5 @@ def _drawn(text: str) -> tuple[tuple[RoundFacts, ...], tuple[Picture, ...]]:
     try:
         rounds = rounds_in(text)
         return rounds, curves(rounds)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return (), ()

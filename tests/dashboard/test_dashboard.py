@@ -274,6 +274,8 @@ def test_broken_runs_are_told_and_break_nothing(tmp_path, client):
         (tmp_path / name / "rounds.jsonl").write_bytes(b'\xff\xfe{"round": []}\n')
     assert page(client, "/").count("its files are not what a run writes") == 3
     assert "The files of this run are not what a run writes." in page(client, "/runs/a")
+    (tmp_path / "a" / "rounds.jsonl").write_text("[" * 100_000 + "\n")
+    assert "No number was written down by round." in page(client, "/runs/a")
 
 
 def test_a_name_from_elsewhere_that_leads_here_is_refused(client):
