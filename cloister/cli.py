@@ -12,6 +12,7 @@ import cloister
 from cloister.config.settings import read_settings
 from cloister.core.crash import Crash, one_line
 from cloister.core.errors import BudgetExhausted, ConfigError, SettingsError
+from cloister.dashboard.commands import dashboard
 from cloister.deploy.commands import site
 from cloister.privacy.commands import ledger
 from cloister.watch.commands import check_once, watch
@@ -349,6 +350,7 @@ def sweep(
 app.add_typer(ledger, name="ledger")
 app.add_typer(site, name="site")
 app.command()(watch)
+app.command()(dashboard)
 
 
 @app.command(name="provision")

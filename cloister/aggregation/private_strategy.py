@@ -28,7 +28,7 @@ from cloister.core.arrays import Layout, Row, from_record, to_record
 from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.core.state import State, declares_state, joined, part
-from cloister.core.wire import PROMISE
+from cloister.core.wire import LEDGER_HEAD, PROMISE
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.accounting.promises import to_wire, undrawn
@@ -107,6 +107,9 @@ class PrivateStrategy(Decorator):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """As the wrapped strategy, with what the round promises, unless it would pass the budget: then nothing is sent.
 
+        Nodes are told the head of the ledger, to keep it. It tells them nothing: they know of the rounds before this
+        one, and the lines of a round hold a random id, which nobody can guess a line around.
+
         Args:
             server_round, arrays, config, grid: as in Flower's `Strategy`.
 
@@ -116,6 +119,8 @@ class PrivateStrategy(Decorator):
         layout = Layout.of(from_record(arrays))
         if self.is_accounted:
             config[PROMISE] = to_wire(self.events(layout))
+            if self.budget is not None:
+                config[LEDGER_HEAD] = self.budget.ledger.head
         messages = super().configure_train(server_round, arrays, config, grid)
         if self.budget is not None:
             self.budget.require(self.events(layout))

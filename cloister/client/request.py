@@ -24,7 +24,18 @@ from cloister.config.section import Scalar
 from cloister.core.arrays import from_record, to_record
 from cloister.core.errors import FederationError, PrivacyError
 from cloister.core.hypotheses import unstacked
-from cloister.core.wire import ARRAYS, CONFIG, FROZEN, HYPOTHESES, METRICS, PROMISE, PROXIMAL_MU, ROUND, SEED
+from cloister.core.wire import (
+    ARRAYS,
+    CONFIG,
+    FROZEN,
+    HYPOTHESES,
+    LEDGER_HEAD,
+    METRICS,
+    PROMISE,
+    PROXIMAL_MU,
+    ROUND,
+    SEED,
+)
 from cloister.privacy.accounting.events import Event, Unaccounted
 from cloister.privacy.accounting.promises import from_wire
 
@@ -66,10 +77,12 @@ class TrainRequest(Request):
     Attributes:
         proximal_mu: FedProx's μ; 0: no penalty.
         promise: the releases that the reply will go into, as the server says.
+        ledger_head: hash of the last line of the server's ledger; empty: the server told none.
     """
 
     proximal_mu: float = 0.0
     promise: tuple[Event, ...] = ()
+    ledger_head: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,7 +120,7 @@ class Reply:
 
 
 SPECIFIC: dict[type[Request], tuple[str, ...]] = {
-    TrainRequest: (PROXIMAL_MU, PROMISE),
+    TrainRequest: (PROXIMAL_MU, PROMISE, LEDGER_HEAD),
     EvaluateRequest: (),
     KeepRequest: (),
 }
@@ -133,14 +146,15 @@ def request_of(kind: type[AnyRequest], message: Message, context: Context) -> An
     special = {}
     if kind is TrainRequest:
         mu = _number(fields, PROXIMAL_MU, MAXIMUM_PENALTY, default=0.0)
-        special = {"proximal_mu": float(mu), "promise": promised(fields)}
+        head = _digest(fields, LEDGER_HEAD)
+        special = {"proximal_mu": float(mu), "promise": promised(fields), "ledger_head": head}
     return kind(
         config,
         str(message.metadata.run_id),
         _whole(fields, ROUND),
         _whole(fields, SEED),
         _models(message, fields, config),
-        frozen=_digest(fields),
+        frozen=_digest(fields, FROZEN),
         **special,
     )
 
@@ -258,12 +272,12 @@ def _models(message: Message, fields: ConfigRecord, config: RunConfig) -> tuple[
     return tuple(models)
 
 
-def _digest(fields: ConfigRecord) -> str:
-    """The digest of the server's frozen weights; empty where it tells none."""
-    found = fields.get(FROZEN, "")
-    if isinstance(found, str) and (FROZEN not in fields or re.fullmatch("[0-9a-f]{64}", found)):
+def _digest(fields: ConfigRecord, name: str) -> str:
+    """A digest that the server tells; empty where it tells none."""
+    found = fields.get(name, "")
+    if isinstance(found, str) and (name not in fields or re.fullmatch("[0-9a-f]{64}", found)):
         return found
-    raise FederationError(f"the server's message must carry {FROZEN!r} as a SHA-256 digest, or not at all")
+    raise FederationError(f"the server's message must carry {name!r} as a SHA-256 digest, or not at all")
 
 
 def _whole(fields: ConfigRecord, name: str) -> int:

@@ -18,6 +18,8 @@ HYPOTHESES = "hypotheses"
 """How many models the record of arrays holds, one after the other; absent: one, under its own names."""
 PROMISE = "privacy-events"
 """The releases that a client's update will go into, as events; absent: nothing is claimed."""
+LEDGER_HEAD = "ledger-head"
+"""The hash of the last line of the server's ledger; absent: the server keeps none of this run."""
 
 FROZEN = "frozen-sha256"
 """The digest of the weights that are not sent, as the server has them; absent: its model has none."""

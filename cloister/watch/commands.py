@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cloister.core.errors import ConfigError
+from cloister.core.address import host_and_port
 
 
 def check_once(connection: str, runs: Path) -> int:
@@ -54,8 +54,6 @@ def watch(
     from cloister.watch.snapshot import Places
     from cloister.watch.watching import Watch
 
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise ConfigError(f"--listen {listen!r} must be an address and a port, as 127.0.0.1:9464")
+    address = host_and_port(listen, least=1)
     watching = Watch(Places(connection, runs, tuple(ledger or ()), database), webhook, typer.echo)
-    watching.serve((host.strip("[]"), int(port)), every, Event())
+    watching.serve(address, every, Event())

@@ -9,6 +9,7 @@
 | `stalled` | critical | it runs, and nothing was written for longer than two rounds may take |
 | `quorum-lost` | critical | it runs, and fewer nodes are online than a round needs |
 | `budget-low` | warning | 90 % of a budget is spent |
+| `no-ledger` | warning | a ledger is not there: nothing was recorded yet, or it was lost |
 | `site-offline` | warning | a site that was online before is not |
 | `rejected` | warning | replies of the last round did not count |
 | `warning` | warning | a certificate ends within a month, or a clock is wrong |
@@ -57,6 +58,7 @@ def findings(snapshot: Snapshot, now: float) -> list[Finding]:
         *(_of_run(snapshot.run, now) if snapshot.run else ()),
         *_of_nodes(snapshot),
         *_of_budgets(snapshot.spent),
+        *(Finding("no-ledger", "warning", f"there is no ledger {path}", path) for path in snapshot.missing),
         # A clock that is 3 s wrong now and 4 s at the next look is wrong once.
         *(Finding("warning", "warning", text, re.sub(r"\d+", "", text)) for text in snapshot.warnings),
     ]

@@ -14,6 +14,7 @@ from cloister.deploy.control import living_nodes
 from cloister.deploy.warm.meeting import warnings_of
 from cloister.privacy.accounting.filters import share
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.server.reports.rundir import LEDGER
 from cloister.server.reports.status import RunState, newest_run, run_state
 
 
@@ -45,6 +46,7 @@ class Snapshot:
         spent: ledger and unit -> share of the budget that is spent.
         database_bytes: of the state database with its log; None: it is not measured.
         unreadable: what could not be looked at, a sentence each.
+        missing: ledgers that are not there: of those that were named, and the copy in a run that has ended.
     """
 
     run: RunState | None = None
@@ -53,6 +55,7 @@ class Snapshot:
     spent: Mapping[tuple[str, str], float] = field(default_factory=dict)
     database_bytes: int | None = None
     unreadable: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 def look(places: Places) -> Snapshot:
@@ -67,7 +70,7 @@ def look(places: Places) -> Snapshot:
             spent |= _spent(path)
     with _noted(unreadable):
         size = _bytes(places.database)
-    return Snapshot(run, nodes, warnings, spent, size, tuple(unreadable))
+    return Snapshot(run, nodes, warnings, spent, size, tuple(unreadable), _missing(places.ledgers, run))
 
 
 @contextmanager
@@ -117,6 +120,12 @@ def _spent(path: Path) -> dict[tuple[str, str], float]:
             spent = ledger.spent(budget.unit, budget.filter, relation)
             found[str(path), budget.unit] = share(spent, budget.filter.limit(budget.epsilon, budget.delta))
     return found
+
+
+def _missing(ledgers: tuple[Path, ...], run: RunState | None) -> tuple[str, ...]:
+    # A run that has counted an ε keeps a copy of its ledger when it ends.
+    copies = [Path(run.path) / LEDGER] if run and run.state == "ended" and run.epsilon is not None else []
+    return tuple(str(path) for path in (*ledgers, *copies) if not path.exists())
 
 
 def _bytes(database: Path | None) -> int | None:

@@ -312,7 +312,7 @@ def test_what_a_training_message_need_not_say():
     found = parsed(message_of())
     assert (found.proximal_mu, found.promise) == (0.0, (Unaccounted("the server claims nothing for this round"),))
     bare = TrainRequest(found.config, "1", 1, 3, found.models)
-    assert (bare.proximal_mu, bare.promise) == (0.0, ())
+    assert (bare.proximal_mu, bare.promise, bare.ledger_head) == (0.0, (), "")
 
 
 FIELDS = "known: server-round, seed, hypotheses, frozen-sha256"
@@ -321,7 +321,7 @@ EXACTLY = [
         "train",
         {"much": 1, "more": 1},
         {},
-        f"unknown field 'more' in the server's message; {FIELDS}, proximal-mu, privacy-events",
+        f"unknown field 'more' in the server's message; {FIELDS}, proximal-mu, privacy-events, ledger-head",
     ),
     ("evaluate", {"proximal_mu": 0.1}, {}, f"unknown field 'proximal-mu' in the server's message; {FIELDS}"),
     ("query", {"proximal_mu": 0.1}, {}, f"unknown field 'proximal-mu' in the server's message; {FIELDS}"),

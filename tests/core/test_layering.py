@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "scaffold": {"core", "scaffold"},
     "plan": {"core", "config", "client", "server", "local", "privacy", "plan"},
     "watch": {"core", "privacy", "server", "deploy", "watch"},
+    "dashboard": {"core", "server", "deploy", "watch", "dashboard"},
     "predict": {"core", "config", "tasks", "predict"},
     "sweep": {"core", "config", "server", "local", "sweep"},
     "cli": {
@@ -50,6 +51,7 @@ MAY_IMPORT = {
         "deploy",
         "scaffold",
         "watch",
+        "dashboard",
     },
 }
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""

@@ -1,14 +1,10 @@
 """The page in a real browser: four pages of A4, light and dark, with the network off."""
 
-import importlib.util
-import re
-import shutil
-import subprocess
 import unicodedata
-from pathlib import Path
 
 import pypdf
 import pytest
+from browser import audited, chromium
 from reported import CLAIMS, evaluation, line, write_run
 
 from cloister.server.reports.compare.comparison import compared, each_alone
@@ -18,21 +14,8 @@ from cloister.server.reports.html.page import write_report
 from cloister.server.reports.html.statements import LONGEST, Statements
 
 pytestmark = pytest.mark.slow
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 A4 = (595, 842)
 """Points."""
-
-
-def chromium(place, page, *options):
-    """Whatever the browser prints; it has a home of its own and reaches no host."""
-    if not CHROMIUM:
-        pytest.skip("there is no chromium on this machine (apt-get install chromium)")
-    fixed = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={place / 'home'}"]
-    offline = ["--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking"]
-    command = [CHROMIUM, *fixed, *offline, *options, page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=place, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
 
 
 def full():
@@ -85,12 +68,6 @@ def test_it_is_light_or_dark_as_asked(tmp_path, scheme):
     assert sum(shown[:64] if scheme == "dark" else shown[192:]) > 0.8 * sum(shown)
 
 
-AUDIT = """<script>{axe}</script><script>axe.run(document).then(found => {{
-const told = found.violations.map(one => one.id + ': ' + one.nodes[0].failureSummary);
-document.body.textContent = 'violations ' + told.length + ' of ' + found.passes.length + ' rules; ' + told.join(); }});
-</script></body>"""
-
-
 @pytest.mark.parametrize("scheme", [[], ["--blink-settings=preferredColorScheme=0"]], ids=["light", "dark"])
 @pytest.mark.parametrize("kind", ["sound", "none"])
 def test_a_screen_reader_can_read_it(tmp_path, kind, scheme):
@@ -104,20 +81,6 @@ def test_a_screen_reader_can_read_a_comparison(tmp_path, scheme):
     places = [write_run(tmp_path / f"run-{number}", settings=each) for number, each in enumerate(settings)]
     write_page(compared(each_alone(read_runs(places))), tmp_path / "page.html")
     audited(tmp_path, tmp_path / "page.html", scheme)
-
-
-def audited(place, page, scheme):
-    """Nothing is found on the page, and what is broken on purpose is."""
-    text = re.sub(r"<meta http-equiv=.*?>", "", page.read_text())
-    (spec,) = importlib.util.find_spec("axe_core_python").submodule_search_locations
-    audit = AUDIT.format(axe=(Path(spec) / "axe.min.js").read_text())
-    probe = place / "probe.html"
-    for broken, expected in ((text, 0), (text.replace('lang="en"', "").replace("<main", "<div"), 2)):
-        probe.write_text(broken.replace("</body>", audit))
-        told = chromium(place, probe, "--virtual-time-budget=20000", "--window-size=1200,1000", *scheme, "--dump-dom")
-        violations, passes = map(int, re.search(r"violations (\d+) of (\d+) rules", told).groups())
-        assert violations >= expected if expected else violations == 0, told[-2000:]
-        assert passes >= 20
 
 
 def test_its_own_policy_stops_scripts(tmp_path):

@@ -11,6 +11,7 @@ from threading import Event, Thread
 
 import pytest
 from prometheus_client import generate_latest
+from reported import write_run
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -64,6 +65,7 @@ MIDNIGHT = NOW - NOW % 86400
         (Snapshot(spent={("a", "client"): 0.89}), []),
         (Snapshot(spent={("a", "client"): 0.9}), ["budget-low"]),
         (Snapshot(spent={("a", "client"): 0.99}), ["budget-spent"]),
+        (Snapshot(missing=("a",)), ["no-ledger"]),
         (Snapshot(warnings=("a certificate ends",), unreadable=("no answer",)), ["unreadable", "warning"]),
     ],
 )
@@ -82,6 +84,7 @@ def test_every_rule_is_in_the_table_with_its_level():
         {("a", "client"): 0.9, ("b", "client"): 1.0},
         1,
         ("x",),
+        ("c",),
     )
     found = findings(worst, NOW) + findings(Snapshot(replace(QUIET, written=NOW - 9999), OFFLINE), NOW)
     assert {item.kind: item.level for item in found} == listed
@@ -220,6 +223,19 @@ def test_the_share_of_a_ledgers_budget(tmp_path):
     (tmp_path / "none.jsonl").write_text("{}\n")
     (said,) = look(Places(ledgers=(tmp_path / "none.jsonl",))).unreadable
     assert "none.jsonl" in said and "\n" not in said
+
+
+def test_a_ledger_that_is_not_there(tmp_path):
+    """One that is named, and the copy in a run that has ended; a run under way may keep its own elsewhere."""
+    place = write_run(tmp_path / "runs" / "a")
+    kept, lost = tmp_path / "kept.jsonl", tmp_path / "lost.jsonl"
+    kept.write_text("")
+    places = Places(runs=place, ledgers=(kept, lost))
+    assert look(places).missing == (str(lost), str(place / "ledger.jsonl"))
+    (place / "ledger.jsonl").write_text("")
+    assert look(places).missing == (str(lost),)
+    write_run(tmp_path / "runs" / "b", privacy={"status": "running"})
+    assert look(Places(runs=tmp_path / "runs" / "b")).missing == ()
 
 
 def test_a_superlink_that_does_not_answer_is_a_finding(monkeypatch):

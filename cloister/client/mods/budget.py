@@ -13,6 +13,7 @@ from functools import partial
 from logging import INFO
 
 from cloister.client.charges import FURTHER, PROMISED, SCORES, Charge, charges_of
+from cloister.client.heads import keep_head
 from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of
 from cloister.client.mods.enforce import Handler
 from cloister.client.mods.roles import refuse_other_role
@@ -60,8 +61,10 @@ def keep_budget(request: Request, node: Node, call_next: Handler) -> Reply:
             logger.log(INFO, "abstaining: %s", error)
             raise BudgetExhausted("the budget of this node is spent, or cannot cover this run") from None
         if keeps_ledger(node.config) and isinstance(request, TrainRequest):
+            ledger = ledger_of(node.config, request.config.task.name)
+            keep_head(ledger.path, request)
             # Once more with this one counted: others may have come at the same time.
-            _refuse_beyond_today(ledger_of(node.config, request.config.task.name), node.policy, counted=1)
+            _refuse_beyond_today(ledger, node.policy, counted=1)
         return call_next(request, node)
 
 

@@ -24,6 +24,7 @@ from cloister.server.times import settle
 RUNNING = "running"
 """A file that the process of a run holds a lock on for as long as it lives, whatever ends it."""
 RESERVE = ".reserve"
+RUN_NAME = re.compile(r"[\w.-]{1,200}")
 NAME = "run"
 """In `config.json`: the name of the run in the ledger, which it keeps if its directory is moved."""
 ROUNDS = "rounds.jsonl"
@@ -35,6 +36,7 @@ ANNOUNCED = "CLOISTER_RUN_FILE"
 EVALUATION = "evaluation.json"
 PARAMETERS = "parameters.json"
 REPORT = "report.html"
+LEDGER = "ledger.jsonl"
 PRIVACY = "privacy.json"
 """Written first when a run begins, and last when it ends."""
 SPARE_BYTES = 4 << 20
@@ -246,13 +248,13 @@ class RunDirectory:
     def copy_ledger(self, ledger: Path) -> None:
         """Keep a copy of the ledger as it is at the end of the run: earlier runs on the same data included."""
         if ledger.exists():
-            with atomic_path(self.path / "ledger.jsonl") as partial:
+            with atomic_path(self.path / LEDGER) as partial:
                 shutil.copyfile(ledger, partial)
             self.settle()
 
 
 def _named(root: Path, config: RunConfig) -> Path:
-    if not re.fullmatch(r"[\w.-]{1,200}", config.run_name) or config.run_name in (".", ".."):
+    if not RUN_NAME.fullmatch(config.run_name) or config.run_name in (".", ".."):
         raise ConfigError(f"run-name = {config.run_name!r} must be at most 200 letters, digits, '.', '_' and '-'")
     path = root / config.run_name
     if path.exists():

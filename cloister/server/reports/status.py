@@ -76,6 +76,13 @@ class RunState:
         """Whether it goes on, and the moment at which a round ends would tell of a draw."""
         return self.hides_times and self.state == "running"
 
+    @property
+    def seconds_left(self) -> float | None:
+        """About how long the rest takes, if rounds take what the last one took; None where that is not known."""
+        if self.state != "running" or self.seconds is None:
+            return None
+        return self.seconds * (self.rounds - self.round)
+
 
 def newest_run(output: Path) -> Path:
     """The run directory in `output-dir` that was begun last, or `output` itself if it is one.
@@ -83,15 +90,20 @@ def newest_run(output: Path) -> Path:
     Raises:
         ConfigError: there is none.
     """
+    if found := run_directories(output):
+        return found[0]
+    raise ConfigError(f"no run directory in {output}")
+
+
+def run_directories(output: Path) -> list[Path]:
+    """The run directories in `output-dir`, those begun last first; `output` alone if it is one."""
     if (output / "config.json").is_file():
-        return output
+        return [output]
     found: list[tuple[float, Path]] = []
     for path in output.glob("*/config.json"):
         with suppress(FileNotFoundError):  # a run that fails before it has begun takes its directory away
             found.append((path.stat().st_mtime, path.parent))
-    if found:
-        return max(found)[1]
-    raise ConfigError(f"no run directory in {output}")
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def run_state(directory: Path) -> RunState:
@@ -210,7 +222,9 @@ def told(run: RunState | None, superlink: Mapping[str, Any] | None) -> list[str]
 
 
 def _run_told(run: RunState) -> list[str]:
-    lines = [f"{run.path}  {run.task}, {run.strategy}, {run.privacy}  round {run.round}/{run.rounds}  {_state(run)}"]
+    lines = [
+        f"{run.path}  {run.task}, {run.strategy}, {run.privacy}  round {run.round}/{run.rounds}  {state_told(run)}"
+    ]
     if run.why:
         lines.append(f"  {run.why}")
     if run.replies:
@@ -222,7 +236,8 @@ def _run_told(run: RunState) -> list[str]:
     return lines
 
 
-def _state(run: RunState) -> str:
+def state_told(run: RunState) -> str:
+    """Whether a run goes on, how it ended, and when something was last written, as far as that may be told."""
     if run.state == "ended":
         return f"ended: {run.how}" if run.how else "ended"
     if run.hides_times:

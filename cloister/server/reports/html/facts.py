@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,7 +130,7 @@ class Facts:
             statement = None if privacy["status"] == "running" else statement_of(privacy)
             ending = Ending(**privacy.get("ended", {"how": "error", "why": "privacy.json has no ending"}))
         with _named(directory / "rounds.jsonl"):
-            rounds = _rounds(directory / "rounds.jsonl")
+            rounds = rounds_in(_text(directory / "rounds.jsonl"))
         with _named(directory / EVALUATION):
             evaluation = _evaluation(_json(directory / EVALUATION))
         with _named(directory / "config.json"):
@@ -153,9 +153,7 @@ class Facts:
     @property
     def secret_cohorts(self) -> bool:
         """Whether it was not written down how many replied, as privacy rests on that."""
-        return any(done.number and done.measured for done in self.rounds) and not any(
-            done.replies for done in self.rounds
-        )
+        return cohorts_are_secret(self.rounds)
 
 
 @contextmanager
@@ -176,10 +174,18 @@ def _parameters(content: Mapping[str, Any] | None) -> Parameters | None:
     return Parameters(**content) if content else None
 
 
-def _rounds(path: Path) -> tuple[RoundFacts, ...]:
-    """The whole lines: the last one of a run that was killed may be half written."""
-    lines = path.read_text().rpartition("\n")[0].splitlines() if path.is_file() else []
-    return tuple(RoundFacts.of(json.loads(line)) for line in lines)
+def rounds_in(text: str) -> tuple[RoundFacts, ...]:
+    """The whole lines of a `rounds.jsonl`: the last one of a run that was killed may be half written."""
+    return tuple(RoundFacts.of(json.loads(line)) for line in text.rpartition("\n")[0].splitlines())
+
+
+def cohorts_are_secret(rounds: Sequence[RoundFacts]) -> bool:
+    """Whether it was not written down how many replied in these rounds, as privacy rests on that."""
+    return any(done.number and done.measured for done in rounds) and not any(done.replies for done in rounds)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
 
 
 def _evaluation(content: Mapping[str, Any] | None) -> Evaluation | None:

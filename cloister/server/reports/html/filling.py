@@ -6,12 +6,13 @@ from cloister.core.text import clean
 from cloister.server.reports.html.template import FRAME, MACROS, STYLE
 
 
-def filled(page: str, context: Mapping[str, object]) -> str:
+def filled(page: str, context: Mapping[str, object], frame: str = FRAME) -> str:
     """A page, with everything that comes from elsewhere escaped.
 
     Args:
-        page: the blocks that it puts into `FRAME`.
+        page: the blocks that it puts into the frame.
         context: what its expressions name.
+        frame: what every page of its kind has.
     """
     from jinja2 import DictLoader, Environment, StrictUndefined
 
@@ -21,7 +22,7 @@ def filled(page: str, context: Mapping[str, object]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=_finalized,
-        loader=DictLoader({"frame": FRAME, "page": PARTS + page, "macros": MACROS}),
+        loader=DictLoader({"frame": frame, "page": PARTS + page, "macros": MACROS}),
     )
     return environment.get_template("page").render({"style": STYLE, **context})
 

@@ -1,0 +1,33 @@
+"""The command `cloister dashboard`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cloister.core.address import host_and_port
+
+
+def dashboard(
+    connection: Annotated[
+        str, typer.Argument(help="A SuperLink connection of Flower's config.toml; without it, no nodes are shown.")
+    ] = "",
+    runs: Annotated[Path, typer.Option(help="An output-dir, on the machine of the ServerApp.")] = Path("runs"),
+    ledger: Annotated[
+        list[Path] | None, typer.Option(help="A ledger whose budget is shown; may be given again.")
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(help="Address and port; port 0: one that is free. Off this machine it needs the rest.")
+    ] = "127.0.0.1:0",
+    operators: Annotated[
+        Path | None, typer.Option(help="File of SHA-256 digests of operators' tokens: one of them is asked for.")
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(help="The server's certificate, PEM.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The key of the certificate, PEM.")] = None,
+) -> None:
+    """Serve a page about nodes, runs, budgets and events, to be read in a browser."""
+    from cloister.dashboard.serving import Entrance, serve
+    from cloister.watch.snapshot import Places
+
+    entrance = Entrance(host_and_port(listen), operators, certificate, key)
+    serve(Places(connection, runs, tuple(ledger or ())), entrance, typer.echo)

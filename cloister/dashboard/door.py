@@ -1,0 +1,84 @@
+"""Who gets an answer from the dashboard, and what stands on every answer."""
+
+from base64 import b64decode
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cloister.deploy.credentials import is_known
+
+LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
+"""Names of this machine: a page from elsewhere whose name was made to lead here asks by its own name."""
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+SEALED = "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'none'"
+"""Of the report, whose content comes from a run: nothing is loaded, no script runs, and it is of no origin."""
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""What every answer has, unless it has a stricter one of its own."""
+
+
+class Door:
+    """ASGI middleware in front of the dashboard.
+
+    Args:
+        app: the dashboard.
+        hosts: names by which it may be asked for; empty: any.
+        digests: of operators' tokens, of which one must be the password; empty: nobody is asked for one.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str] = LOOPBACK, digests: tuple[str, ...] = ()) -> None:
+        self.app, self.hosts, self.digests = app, hosts, digests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse who may not ask; pass on the rest, and close the answer to everybody else."""
+
+        async def closed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        if scope["type"] == "http":
+            await (self._refusal(scope) or self.app)(scope, receive, closed)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if self.hosts and _host(headers) not in self.hosts:
+            return PlainTextResponse("the dashboard is not known by this name", 421)
+        if self.digests and not is_known(_token(headers), self.digests):
+            asked = {"WWW-Authenticate": 'Basic realm="Cloister", charset="UTF-8"'}
+            return PlainTextResponse("the password is an operator's token", 401, asked)
+        if scope["method"] not in ("GET", "HEAD"):
+            return PlainTextResponse("the dashboard can be read, and nothing else", 405, {"Allow": "GET, HEAD"})
+        return None
+
+
+def _host(headers: Headers) -> str:
+    """The name that was asked for, without its port; empty where there are several, or none."""
+    try:
+        (host,) = headers.getlist("host")
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _token(headers: Headers) -> str:
+    """The password of HTTP's Basic authentication; any name goes with it."""
+    try:
+        (given,) = headers.getlist("authorization")
+        scheme, _, encoded = given.partition(" ")
+        return b64decode(encoded, validate=True).decode().partition(":")[2] if scheme.lower() == "basic" else ""
+    except ValueError:
+        return ""

@@ -1,0 +1,409 @@
+"""The dashboard: what each page shows, to whom, and what no page does."""
+
+import asyncio
+import fcntl
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import urllib.request
+from base64 import b64encode
+
+import html5lib
+import httpx
+import pytest
+from reported import line, write_run
+from typer.testing import CliRunner
+
+from cloister import cli
+from cloister.core.errors import ConfigError, FederationError
+from cloister.core.files import coarse_mtime
+from cloister.dashboard.app import application
+from cloister.dashboard.door import HEADERS, SEALED, Door
+from cloister.dashboard.serving import Entrance
+from cloister.dashboard.views import KEPT, Lookout
+from cloister.deploy import certificates, credentials
+from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.accounting.ledger import Ledger
+from cloister.watch import snapshot as snapshots
+from cloister.watch.snapshot import Places
+
+NODES = [
+    {"node-id": "1", "name": "berlin", "status": "online", "since": "2026-01-01T10:00:00Z"},
+    {"node-id": "2", "name": "lyon", "status": "offline", "since": "2026-01-02T10:00:00Z"},
+    {"node-id": "3", "name": "", "status": "registered", "since": ""},
+]
+RUNNING = {"privacy": {"status": "running"}}
+"""What `privacy.json` holds before a run has ended."""
+REJECTED = [{"node_id": 2, "site": "lyon", "code": "non-finite", "detail": "holds NaN"}]
+
+
+class Asking:
+    """Asks an application, without a server.
+
+    Args:
+        app: to be asked.
+        base_url: by which it is asked.
+    """
+
+    def __init__(self, app, base_url="http://127.0.0.1:8000"):
+        self.app, self.base_url = app, base_url
+
+    def request(self, method, address, headers=()):
+        async def ask():
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url=self.base_url) as opened:
+                return await opened.request(method, address, headers=headers)
+
+        return asyncio.run(ask())
+
+    def get(self, address, headers=()):
+        return self.request("GET", address, headers)
+
+
+@pytest.fixture
+def client(tmp_path, monkeypatch):
+    """Of a dashboard of the runs in `tmp_path`, on a SuperLink with three nodes."""
+    monkeypatch.setattr(snapshots, "warnings_of", lambda connection: [])
+    monkeypatch.setattr(snapshots, "living_nodes", lambda connection: NODES)
+    return Asking(Door(application(Places("hospital", tmp_path))))
+
+
+def page(client, address):
+    """The text of a page, which is HTML without a fault."""
+    answer = client.get(address)
+    assert answer.status_code == 200
+    parser = html5lib.HTMLParser(strict=True)
+    words = " ".join(" ".join(parser.parse(answer.text).itertext()).split())
+    return re.sub(r" ([:.,;])", r"\1", words)
+
+
+def with_report(place):
+    """A run with a page of its own."""
+    (place / "report.html").write_text(f"<!DOCTYPE html><title>{place.name}</title>")
+    return place
+
+
+def spend_some(path):
+    """A ledger with a budget, of which a little is spent."""
+    budget = PrivacyBudget(Ledger(path), "a", max_epsilon=8.0)
+    budget.begin("a")
+    with budget.release(Gaussian(4.0), 1):
+        pass
+
+
+def lines(count=3, **of_the_last):
+    return [line(number, **(of_the_last if number == count else {})) for number in range(count + 1)]
+
+
+def held(place):
+    """The lock of a run whose process lives."""
+    file = (place / "running").open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def test_the_overview(tmp_path, client):
+    ended, begun = write_run(tmp_path / "ended"), tmp_path / "begun"
+    write_run(begun, rounds=[*lines(1), line(2, rejected=REJECTED, seconds={"total": 90.0})], **RUNNING)
+    os.utime(ended / "config.json", (1000, 1000))
+    with held(begun):
+        shown = page(client, "/")
+    assert "berlin online 2026-01-01T10:00:00Z" in shown and "lyon offline 2026-01-02T10:00:00Z" in shown
+    assert "node 3 registered never seen" in shown
+    assert "1 of 3 online" in shown
+    assert "warning: site-offline: lyon is offline since 2026-01-02" in shown
+    assert "critical: quorum-lost: 1 nodes are online, and a round needs 2" in shown
+    assert "lyon, non-finite: holds NaN" in shown
+    assert re.search(r"begun digits global-dp 2/3 running, last written \d+ s ago about 2 min 0\.6", shown)
+    assert re.search(r"ended digits global-dp 3/3 ended: as-asked 0\.9", shown)
+    assert shown.index("begun digits") < shown.index("ended digits")
+
+
+def test_a_run(tmp_path, client):
+    write_run(tmp_path / "a", rounds=lines(3, rejected=REJECTED), settings={"privacy.max-epsilon": 2.0})
+    shown = page(client, "/runs/a")
+    assert f"Directory {tmp_path / 'a'}" in shown
+    assert "Round 3 of 3" in shown and "State ended: as-asked" in shown and "Replies that counted 3 of 4" in shown
+    assert "ε of the ledger 0.9" in shown and "Left of the budget 1.1" in shown
+    assert "ε of the ledger by round" in shown and "Accuracy by round" in shown
+    assert "non-finite holds NaN 1 lyon 3" in shown
+    assert client.get("/runs/a").text.count("<svg") == 5
+    assert "Time left" not in shown and "Privacy report" not in shown
+
+
+def test_budgets(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    spend_some(path)
+    client = Asking(application(Places(ledgers=(path,))))
+    assert re.search(rf"{path} client \d[\d.]* %", page(client, "/"))
+
+
+def test_nothing_to_look_at(tmp_path):
+    client = Asking(application(Places(runs=tmp_path)))
+    shown = page(client, "/")
+    for told in ("No SuperLink was asked", "There is no run yet", "No ledger with a budget", "Nothing is wrong."):
+        assert told in shown
+
+
+def test_a_superlink_that_does_not_answer(tmp_path, client, monkeypatch):
+    def silent(_):
+        raise FederationError("it does not answer")
+
+    monkeypatch.setattr(snapshots, "living_nodes", silent)
+    shown = page(client, "/")
+    assert "critical: unreadable: it does not answer" in shown and "it gave no answer" in shown
+
+
+def test_the_report_is_sealed(tmp_path, client):
+    with_report(write_run(tmp_path / "a"))
+    assert "Privacy report" in page(client, "/runs/a")
+    answer = client.get("/runs/a/report.html")
+    assert answer.content == (tmp_path / "a" / "report.html").read_bytes()
+    assert answer.headers["content-security-policy"] == SEALED
+
+
+def test_a_report_that_is_a_link_is_none(tmp_path, client):
+    (tmp_path / "secret").write_text("a key")
+    (write_run(tmp_path / "a") / "report.html").symlink_to(tmp_path / "secret")
+    assert client.get("/runs/a/report.html").status_code == 404
+
+
+# What a claim keeps secret.
+
+
+def secret_run(place, **more):
+    """A run under way whose cohorts and times are secret: files know the day alone, and no line has counts."""
+    write_run(place, rounds=[line(number, secret=True) for number in range(3)], **RUNNING, **more)
+    for path in place.iterdir():
+        coarse_mtime(path)
+    return place
+
+
+def test_secret_cohorts_and_times_stay_secret(tmp_path, client):
+    place = secret_run(tmp_path / "a")
+    with held(place):
+        shown = page(client, "/runs/a") + page(client, "/")
+        raw = client.get("/runs/a").text + client.get("/").text
+    assert "Cohorts are drawn in secret" in shown and "last written on 20" in shown
+    for told in ("Replies that counted", "s ago", "Time left about", "of 4"):
+        assert told not in shown
+    # The moment at which a page changes is not to be noted by a browser or by what is between.
+    assert "live.js" not in raw and 'data-live="no"' in raw and "live=on" not in raw
+    assert "It is not renewed by itself, so that nothing notes when a round ends" in shown
+
+
+def test_ledgers_are_hidden_with_the_rounds(tmp_path):
+    path, runs = tmp_path / "ledger.jsonl", tmp_path / "runs"
+    spend_some(path)
+    client = Asking(application(Places(runs=runs, ledgers=(path,))))
+    with held(secret_run(runs / "a")):
+        shown = page(client, "/")
+    assert "ledgers are not shown" in shown and str(path) not in shown
+
+
+def test_what_was_measured_of_raw_updates_is_on_no_page(tmp_path, client):
+    """As in the report: the clipped fraction and the exact distance are of un-noised updates."""
+    write_run(tmp_path / "a")
+    shown = page(client, "/runs/a")
+    assert "0.4321" not in shown and "0.8765" not in shown
+
+
+# Who is let in.
+
+
+@pytest.mark.parametrize(("method", "status"), [("GET", 200), ("HEAD", 200), ("POST", 405), ("DELETE", 405)])
+def test_every_answer_is_closed(tmp_path, client, method, status):
+    with_report(write_run(tmp_path / "a"))
+    for address in ("/", "/runs/a", "/runs/a/report.html", "/live.js", "/nothing", "/runs/b"):
+        answer = client.request(method, address)
+        assert answer.status_code == (404 if status == 200 and address in ("/nothing", "/runs/b") else status)
+        sealed = {"Content-Security-Policy": SEALED} if status == 200 and "report" in address else {}
+        for name, value in (HEADERS | sealed).items():
+            assert answer.headers.get_list(name) == [value]
+
+
+def test_what_the_headers_say():
+    policy = HEADERS["Content-Security-Policy"]
+    assert "script-src 'self';" in policy and "default-src 'none';" in policy and "frame-ancestors 'none'" in policy
+    assert "sandbox" in SEALED and "script-src" not in SEALED and "allow-" not in SEALED
+
+
+def test_no_page_has_a_script_of_its_own(tmp_path, client):
+    write_run(tmp_path / "a")
+    for address in ("/", "/runs/a"):
+        text = client.get(address).text
+        assert re.findall(r"<script.*?</script>", text, re.DOTALL) == ['<script src="/live.js" defer></script>']
+        assert not re.search(r"\son\w+=|javascript:", text)
+    assert "<script" not in client.get("/runs/a?live=off").text
+    assert client.get("/live.js").headers["content-type"] == "text/javascript; charset=utf-8"
+
+
+def test_hostile_names_of_runs(tmp_path):
+    for name in ("runs/a", "secret"):
+        with_report(write_run(tmp_path / name))
+    client = Asking(Door(application(Places(runs=tmp_path / "runs"))), "http://localhost")
+    assert client.get("/runs/a/report.html").status_code == 200
+    up = ("%2e%2e", "%2e%2e%2fsecret", "a%2f..%2f..%2fsecret", "..%2f..%2fetc%2fpasswd", "%5c..%5csecret", "%2e")
+    for name in (*up, "", "A", "%00", "a%00", "a%0a", "%ff%fe", "\u202e", "<script>", "a/../../secret"):
+        for behind in ("", "/", "/report.html"):
+            assert client.get(f"/runs/{name}{behind}").status_code == 404
+
+
+def test_hostile_folders_and_words(tmp_path, monkeypatch):
+    """Names of folders that no run has are left out; words of a run are escaped."""
+    for name in ("<img src=x>", "b c", "d\nSet-Cookie: e", "ok"):
+        write_run(tmp_path / name, rounds=lines(3, rejected=[REJECTED[0] | {"detail": "<script>1</script>\x1b[2J"}]))
+    evil = [NODES[0] | {"name": "<script>alert(1)</script>", "status": "<b>"}]
+    monkeypatch.setattr(snapshots, "warnings_of", lambda connection: ["<script>2</script>"])
+    monkeypatch.setattr(snapshots, "living_nodes", lambda connection: evil)
+    client = Asking(application(Places("<i>", tmp_path)))
+    text = client.get("/").text + client.get("/runs/ok").text
+    assert text.count("<script") == 2 and "\x1b" not in text and "<b>" not in text and "<i>" not in text
+    assert "<img" not in text and "b c" not in text and "Set-Cookie" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+
+
+def test_broken_runs_are_told_and_break_nothing(tmp_path, client):
+    for name, content in {"a": "{}", "b": "nonsense", "c": '{"config": 3}'}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+        (tmp_path / name / "rounds.jsonl").write_bytes(b'\xff\xfe{"round": []}\n')
+    assert page(client, "/").count("its files are not what a run writes") == 3
+    assert "The files of this run are not what a run writes." in page(client, "/runs/a")
+    (tmp_path / "a" / "rounds.jsonl").write_text("[" * 100_000 + "\n")
+    assert "No number was written down by round." in page(client, "/runs/a")
+
+
+def test_a_name_from_elsewhere_that_leads_here_is_refused(client):
+    for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil", "", "[::1", "a:b:c"):
+        assert client.get("/", {"Host": host}).status_code == 421
+    for host in ("localhost", "localhost:9", "127.0.0.1:1234", "[::1]:80", "LOCALHOST"):
+        assert client.get("/live.js", {"Host": host}).status_code == 200
+
+
+TOKEN = credentials.new_token()
+
+
+def basic(password, name="anybody"):
+    return "Basic " + b64encode(f"{name}:{password}".encode()).decode()
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", "Basic", "Basic ###", "Basic " + b64encode(b"\xff\xfe").decode(), basic(""), basic(TOKEN[:-1]), TOKEN,
+     f"Bearer {TOKEN}", basic("x", TOKEN), basic(credentials.digest_of(TOKEN))],
+)  # fmt: skip
+def test_without_an_operators_token_nothing_is_shown(tmp_path, given):
+    client = Asking(Door(application(Places(runs=tmp_path)), frozenset(), (credentials.digest_of(TOKEN),)))
+    for address in ("/", "/live.js", "/nothing"):
+        answer = client.get(address, headers={"Authorization": given} if given else {})
+        assert answer.status_code == 401 and answer.headers["www-authenticate"].startswith("Basic ")
+        assert answer.headers["cache-control"] == "no-store"
+    assert client.get("/", headers={"Authorization": basic(TOKEN)}).status_code == 200
+    twice = [("Authorization", basic(TOKEN)), ("Authorization", basic("x"))]
+    assert client.get("/", headers=twice).status_code == 401
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A certificate for this machine and its key, and a file with an operator's digest."""
+    place = tmp_path_factory.mktemp("tls")
+    authority_key, key = certificates.new_tls_key(), certificates.new_tls_key()
+    authority = certificates.self_signed(authority_key, "test", 2)
+    (place / "server.pem").write_bytes(certificates.server_certificate(key, ["127.0.0.1"], 1, authority, authority_key))
+    (place / "server.key").write_bytes(key)
+    (place / "ca.pem").write_bytes(authority)
+    (place / "operators").write_text(credentials.digest_of(TOKEN) + "  night shift\n")
+    return place
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "server.example", "localhost.example"])
+def test_off_this_machine_it_needs_operators_and_tls(pair, host):
+    files = {"operators": pair / "operators", "certificate": pair / "server.pem", "key": pair / "server.key"}
+    assert Entrance((host, 0), **files).guarded(lambda *_: None).digests
+    for missing in ({"operators"}, {"certificate", "key"}, set(files)):
+        with pytest.raises(ConfigError, match="is reached from other machines: give --operators"):
+            Entrance((host, 0), **{name: file for name, file in files.items() if name not in missing})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
+def test_on_this_machine_it_needs_neither(host):
+    door = Entrance((host, 0)).guarded(lambda *_: None)
+    assert host in door.hosts and not door.digests
+
+
+def test_files_that_are_not_what_they_should_be(pair, tmp_path):
+    with pytest.raises(ConfigError, match="come together"):
+        Entrance(("127.0.0.1", 0), certificate=pair / "server.pem")
+    with pytest.raises(ConfigError, match="No such file"):
+        Entrance(("127.0.0.1", 0), certificate=pair / "server.pem", key=tmp_path / "none")
+    with pytest.raises(ConfigError, match="it is not a pair in PEM"):
+        Entrance(("127.0.0.1", 0), certificate=pair / "ca.pem", key=pair / "server.key")
+    (tmp_path / "operators").write_text("secret\n")
+    with pytest.raises(ConfigError, match="must hold the SHA-256"):
+        Entrance(("127.0.0.1", 0), tmp_path / "operators").guarded(lambda *_: None)
+
+
+def test_a_port_that_is_taken(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(cli.app, ["dashboard", "--runs", str(tmp_path), "--listen", f"127.0.0.1:{port}"])
+    assert done.exit_code == 1 and f"--listen 127.0.0.1:{port}: Address already in use" in done.output
+
+
+@pytest.mark.parametrize("listen", ["8000", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:x", f"127.0.0.1:{'9' * 5000}"])
+def test_an_address_that_is_none(listen):
+    done = CliRunner().invoke(cli.app, ["dashboard", "--listen", listen])
+    assert done.exit_code and "must be an address and a port" in done.output
+
+
+def test_a_look_is_kept_for_some_seconds(tmp_path, monkeypatch):
+    """However many pages ask, the SuperLink is not asked more often."""
+    asked, now = [], [100.0]
+    monkeypatch.setattr(snapshots, "warnings_of", lambda connection: [])
+    monkeypatch.setattr(snapshots, "living_nodes", lambda connection: asked.append(now[0]) or NODES)
+    lookout = Lookout(Places("hospital", tmp_path), lambda: now[0])
+    first = lookout.view()
+    now[0] += KEPT - 0.1
+    assert lookout.view() is first
+    now[0] += 0.2
+    assert lookout.view() is not first and asked == [100.0, now[0]]
+
+
+# As a process.
+
+
+@pytest.fixture
+def served(tmp_path):
+    """Starts the command, gives its address, and ends it."""
+    children = []
+
+    def start(*options):
+        command = [sys.executable, "-c", "from cloister.cli import app; app()", "dashboard", *options]
+        child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        children.append(child)
+        return re.search(r"https?://\S+", child.stdout.readline()).group()
+
+    yield start
+    for child in children:
+        child.terminate()
+        child.communicate(timeout=60)
+
+
+@pytest.mark.slow
+def test_it_is_served_encrypted_to_operators(tmp_path, pair, served):
+    write_run(tmp_path / "runs" / "a")
+    files = ["--operators", pair / "operators", "--certificate", pair / "server.pem", "--key", pair / "server.key"]
+    address = served("--listen", "127.0.0.1:0", *map(str, files))
+    assert address.startswith("https://127.0.0.1:")
+    trusted = ssl.create_default_context(cafile=pair / "ca.pem")
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(address, context=trusted, timeout=60)
+    asked = urllib.request.Request(address + "runs/a", headers={"Authorization": basic(TOKEN)})
+    with urllib.request.urlopen(asked, context=trusted, timeout=60) as answer:
+        assert "<h1>Run a</h1>" in answer.read().decode()
+        assert answer.headers.get_all("cache-control") == ["no-store"] and "server" not in answer.headers
