@@ -11,6 +11,7 @@ from flwr.supercore.run import Run
 from cloister.config.section import Scalar
 from cloister.core.identity import LOCAL_RUN, assume_run
 from cloister.core.wire import LEAKAGE, number
+from cloister.local.allocator import keep_memory
 from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
 
 
@@ -38,6 +39,7 @@ class LocalGrid(WatchedGrid):
         self._run = Run.create_empty(LOCAL_RUN)
         self._waiting: dict[str, Message] = {}
         assume_run()
+        keep_memory()
 
     @classmethod
     def simulated(
