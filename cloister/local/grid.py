@@ -18,6 +18,8 @@ from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
 class LocalGrid(WatchedGrid):
     """Calls a ClientApp once per message, node after node, and keeps each node's context between calls.
 
+    The process keeps the memory of a round's models for the next round (`keep_memory`).
+
     Args:
         client_app: what every node runs.
         run_config: what every node finds in its context.
