@@ -13,6 +13,7 @@ from cloister.config.section import Scalar
 from cloister.core import check
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
+from cloister.local.checking import quiet
 from cloister.local.simulation import refuse_too_few
 from cloister.server.build import Plan, build
 from cloister.tasks.making import model_of
@@ -130,15 +131,19 @@ def bench(settings: Mapping[str, Scalar], options: Options) -> Bench:
     model.initialise(0)
     arrays, machine = model.arrays(), Machine.now()
     sizes = _sizes(plan, arrays, options)
-    found = {
-        "training": rows.training(plan, rows.TRAINING * options.seconds),
-        "aggregation": rows.aggregation(
-            plan, arrays, options.clients, sizes.cohort, rows.AGGREGATION * options.seconds
-        ),
-        **dict(rows.messages(plan, arrays, rows.MESSAGE * options.seconds)),
-        "number": rows.number(rows.NUMBER * options.seconds),
-    }
+    with quiet("flwr"):  # Flower's strategies write a line for each round
+        found = _rows(plan, arrays, sizes.cohort, options)
     return Bench(config, options, machine, Machine.now().load, sizes, found)
+
+
+def _rows(plan: Plan, arrays: Arrays, cohort: int, options: Options) -> dict[str, Row]:
+    seconds = options.seconds
+    return {
+        "training": rows.training(plan, rows.TRAINING * seconds),
+        "aggregation": rows.aggregation(plan, arrays, options.clients, cohort, rows.AGGREGATION * seconds),
+        **dict(rows.messages(plan, arrays, rows.MESSAGE * seconds)),
+        "number": rows.number(rows.NUMBER * seconds),
+    }
 
 
 def _check(config: RunConfig, options: Options) -> None:

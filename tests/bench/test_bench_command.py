@@ -1,6 +1,7 @@
 """`cloister bench`: what it measures, what it refuses, and that it reads no data and leaves nothing behind."""
 
 import json
+import logging
 import time
 from functools import partial
 from pathlib import Path
@@ -134,6 +135,13 @@ def test_what_cannot_be_done_says_why():
     (line,) = (line for line in render(found) if "cannot be done" in line)
     assert "aggregation, global-dp: cannot be done: privacy.placement = 'update'" in line
     assert found.configured is not None and found.rows["aggregation"].private is None
+
+
+def test_strategies_that_write_about_their_rounds_are_quiet(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [caplog.handler])
+    with caplog.at_level(logging.INFO, "flwr"):
+        measured({"strategy.name": "fedmedian", "privacy.server": "none"})
+    assert not caplog.records
 
 
 @pytest.mark.slow
