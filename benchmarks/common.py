@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from machine import load
+from machine import machine as machine
 from numpy.typing import DTypeLike, NDArray
 
 from cloister.core.wire import ARRAYS, EXAMPLES, METRICS
@@ -142,7 +143,8 @@ def _status(field: str) -> int:
 
 def in_subprocess(code: str, *arguments: str) -> Any:
     """What `code` prints last, as JSON, in a fresh interpreter that finds these benchmarks."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "FLWR_TELEMETRY_ENABLED": "0"}
+    path = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    environment = {**os.environ, "PYTHONPATH": path, "FLWR_TELEMETRY_ENABLED": "0"}
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, check=False
     )
@@ -151,24 +153,12 @@ def in_subprocess(code: str, *arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def machine() -> None:
-    """Print what the numbers were measured on, and how busy it was."""
-    processor = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    packages = ["flwr", "numpy", "cryptography"]
-    print(
-        f"{processor.split(':')[1].strip()}, {os.cpu_count()} cores, {memory:.0f} GiB; Python "
-        f"{sys.version.split()[0]}, {', '.join(f'{name} {version(name)}' for name in packages)}; "
-        f"load {os.getloadavg()[0]:.1f} at the start\n"
-    )
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a Markdown table."""
+    """Print a Markdown table, and how busy the machine was in the end."""
     cells = [[str(cell) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
     ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    print("\n".join(lines) + "\n")
+    print("\n".join(lines) + f"\n\nload {load()} at the end\n", flush=True)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from machine import load, machine
 
 CASES = {
     "MLP, B 100": ("mlp", 100),
@@ -29,7 +30,8 @@ CASES = {
     "MNIST CNN, B 100": ("cnn", 100),
     "MRI CNN, B 32": ("mri", 32),
 }
-TARGETS = dict(zip(CASES, (1.8, 1.35, 1.6, 1.2), strict=True))
+TARGETS = dict(zip(CASES, (2.0, 1.5, 1.9, 1.25), strict=True))
+"""Of the plain step, on an idle machine with numba."""
 SHAPES = {"mlp": (28, 28, 1), "cnn": (28, 28, 1), "mri": (128, 128, 1)}
 CLASSES = {"mlp": 10, "cnn": 10, "mri": 4}
 RATE, CLIP, MULTIPLIER = 0.02, 1.0, 1.0
@@ -74,7 +76,8 @@ def report(case: str, taken: Mapping[str, list[tuple[float, float]]], target: fl
         print(
             f"{case:17} {name:24} {1e3 * statistics.median(times[0] for times in own):8.2f} ms; median round "
             f"{ratios[0]:.2f}x, medians {ratios[1]:.2f}x, fastest {ratios[2]:.2f}x; processor time: "
-            f"medians {ratios[3]:.2f}x, least {ratios[4]:.2f}x{wanted}"
+            f"{1e3 * statistics.median(times[1] for times in own):.2f} ms, medians {ratios[3]:.2f}x, least "
+            f"{ratios[4]:.2f}x; load {load()}{wanted}"
         )
     sys.stdout.flush()
 
@@ -317,7 +320,10 @@ def compare(case: str, kind: str, batch: int, baseline: Path, repeats: int) -> N
         worker.stop()
     mean, error = statistics.mean(logs), 1.96 * statistics.stdev(logs) / math.sqrt(repeats)
     low, middle, high = (math.exp(value) for value in (mean - error, mean, mean + error))
-    print(f"{case:17} processor time beside the baseline: {middle:.3f} ({low:.3f} to {high:.3f})", flush=True)
+    print(
+        f"{case:17} processor time beside the baseline: {middle:.3f} ({low:.3f} to {high:.3f}); load {load()}",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -331,6 +337,7 @@ def main() -> None:
     parser.add_argument("--baseline", type=Path, metavar="PATH", help="another checkout, to compare with")
     parser.add_argument("--as-opacus", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    machine()
     for case, (kind, batch) in CASES.items():
         if options.only in case:
             repeats = options.repeats if kind == "mlp" else max(5, options.repeats // 4)

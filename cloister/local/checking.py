@@ -174,7 +174,7 @@ def _round(config: RunConfig, data: Path | None) -> Iterator[Line]:
     """One round of two clients, in a folder that goes away."""
     with tempfile.TemporaryDirectory() as folder:
         settings = config.flat() | {"output-dir": folder}
-        with _quiet("cloister.client"):  # what a client logs of its failure is told here in a line
+        with quiet("cloister.client"):  # what a client logs of its failure is told here in a line
             outcome, problem = tried(lambda: _outcome(settings, data, folder))
     if outcome is None:
         yield Line("fault", f"one round of {CLIENTS} clients: {problem}")
@@ -187,7 +187,7 @@ def _round(config: RunConfig, data: Path | None) -> Iterator[Line]:
 
 
 @contextmanager
-def _quiet(name: str) -> Iterator[None]:
+def quiet(name: str) -> Iterator[None]:
     """The block, in which this logger says nothing."""
     logger = logging.getLogger(name)
     before, logger.disabled = logger.disabled, True

@@ -11,11 +11,14 @@ from flwr.supercore.run import Run
 from cloister.config.section import Scalar
 from cloister.core.identity import LOCAL_RUN, assume_run
 from cloister.core.wire import LEAKAGE, number
+from cloister.local.allocator import keep_memory
 from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
 
 
 class LocalGrid(WatchedGrid):
     """Calls a ClientApp once per message, node after node, and keeps each node's context between calls.
+
+    The process keeps the memory of a round's models for the next round (`keep_memory`).
 
     Args:
         client_app: what every node runs.
@@ -38,6 +41,7 @@ class LocalGrid(WatchedGrid):
         self._run = Run.create_empty(LOCAL_RUN)
         self._waiting: dict[str, Message] = {}
         assume_run()
+        keep_memory()
 
     @classmethod
     def simulated(

@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "local": {"core", "config", "tasks", "client", "server", "privacy", "local"},
     "scaffold": {"core", "scaffold"},
     "plan": {"core", "config", "client", "server", "local", "privacy", "plan"},
+    "bench": {"core", "config", "tasks", "client", "server", "local", "privacy", "aggregation", "bench"},
     "watch": {"core", "privacy", "server", "deploy", "watch"},
     "dashboard": {"core", "server", "deploy", "watch", "dashboard"},
     "predict": {"core", "config", "tasks", "predict"},
@@ -45,6 +46,7 @@ MAY_IMPORT = {
         "server",
         "local",
         "plan",
+        "bench",
         "predict",
         "sweep",
         "audits",
@@ -147,9 +149,9 @@ def test_clients_know_nothing_of_aggregation():
     assert not {module for module in importers_of("cloister.aggregation") if layer_of(module) == "client"}
 
 
-def test_only_local_runs_their_plans_and_the_command_join_client_and_server():
+def test_only_local_runs_their_plans_their_costs_and_the_command_join_client_and_server():
     both = importers_of("cloister.client", "cloister.server") - FACE
-    assert {layer_of(module) for module in both} <= {"local", "plan", "cli"}
+    assert {layer_of(module) for module in both} <= {"local", "plan", "bench", "cli"}
     assert "cloister.local.simulation" in both
 
 

@@ -1,0 +1,103 @@
+"""What the server makes of a round's replies, with its noise and without: replies of the model's size, at random."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle, islice
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from cloister.aggregation import PrivateStrategy
+from cloister.bench.clock import Action
+from cloister.config.privacy import PrivacyConfig
+from cloister.config.run import RunConfig, parse
+from cloister.core.arrays import to_record
+from cloister.core.wire import ARRAYS, EXAMPLES, METRICS
+from cloister.local.grid import LocalGrid
+from cloister.server.build import build
+
+POOL = 1 << 28
+"""Bytes of replies that differ, more than a cache holds: in a round of more they come again."""
+MOVED = 0.01
+"""Standard deviation of an update on one parameter."""
+Arrays = Mapping[str, NDArray]
+
+
+def with_noise(config: RunConfig) -> RunConfig:
+    """The run whose server adds noise, `global-dp` where it adds none; it has no budget, and draws a fixed cohort.
+
+    Args:
+        config: of the run.
+    """
+    chosen = config.privacy.server
+    server = chosen if chosen.is_noised else parse({"privacy.server": "global-dp"}).privacy.server
+    free: dict[str, object] = {"max_epsilon": 0.0}
+    if server.is_calibrated:
+        free["noise_multiplier"] = 1.0  # which one it is changes no time
+    return _with(config, config.privacy.model_copy(update={"server": server.model_copy(update=free)}))
+
+
+def without_noise(config: RunConfig) -> RunConfig:
+    """The same run without any privacy.
+
+    Args:
+        config: of the run.
+    """
+    return _with(config, parse({"privacy.server": "none"}).privacy)
+
+
+def _with(config: RunConfig, privacy: PrivacyConfig) -> RunConfig:
+    fixed = config.strategy.model_copy(update={"sampling": "fixed"})
+    return config.model_copy(update={"strategy": fixed, "privacy": privacy})
+
+
+def rounds(config: RunConfig, arrays: Arrays, trained: Sequence[Arrays], clients: int) -> Action:
+    """Rounds on the server, from the replies to the new model. Nothing is recorded.
+
+    Args:
+        config: of the run.
+        arrays: of the model that was sent.
+        trained: models that replies hold, one after the other.
+        clients: how many are connected.
+    """
+    strategy, sent = build(config).strategy, to_record(arrays)
+    if isinstance(strategy, PrivateStrategy):
+        strategy.budget = None
+    grid = LocalGrid(_never_called, {}, [{}] * clients)
+
+    def prepare() -> Callable[[], object]:
+        asked = strategy.configure_train(1, sent, ConfigRecord(), grid)
+        replies = [_reply(message, model) for message, model in zip(asked, cycle(trained), strict=False)]
+        return lambda: strategy.aggregate_train(1, replies)
+
+    return prepare
+
+
+def random_models(arrays: Arrays, count: int) -> list[Arrays]:
+    """The model with random updates: as many as are needed, or as the pool has room for.
+
+    Args:
+        arrays: of the model.
+        count: how many are needed.
+    """
+    size = sum(array.nbytes for array in arrays.values())
+    return list(islice(_random_models(arrays), max(1, min(count, POOL // max(1, size)))))
+
+
+def _random_models(arrays: Arrays) -> Iterator[Arrays]:
+    rng = np.random.default_rng(0)
+    while True:
+        yield {name: array + _random(rng, array) for name, array in arrays.items()}
+
+
+def _random(rng: np.random.Generator, array: NDArray) -> NDArray:
+    return (MOVED * rng.standard_normal(array.shape, np.float32)).astype(array.dtype)
+
+
+def _reply(message: Message, model: Arrays) -> Message:
+    content = RecordDict({ARRAYS: to_record(model), METRICS: MetricRecord({EXAMPLES: 1})})
+    return Message(content, reply_to=message)
+
+
+def _never_called(message: Message, context: Context) -> Message:
+    raise NotImplementedError("the nodes of a benchmark of the server are asked nothing")

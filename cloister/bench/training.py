@@ -1,0 +1,66 @@
+"""A step of plain training and a step of DP-SGD, of the task's model and on random examples."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from cloister.bench.clock import Action
+from cloister.client.workbench import Workbench
+from cloister.config.privacy import PrivacyConfig
+from cloister.config.run import RunConfig, parse
+from cloister.tasks.base import Examples, Recipe, Task
+from cloister.tasks.training.augmentation import Augmentation
+from cloister.tasks.training.plan import TrainingPlan
+from cloister.tasks.training.recipe import recipe_of
+
+STEPS = 8
+"""In a turn: what a trainer does once in a round is shared among them."""
+
+
+def plain_steps(config: RunConfig, task: Task) -> Action:
+    """Steps without privacy.
+
+    Args:
+        config: of the run.
+        task: of the run.
+    """
+    return _steps(config, task, parse({"privacy.server": "none"}).privacy)
+
+
+def private_steps(config: RunConfig, task: Task) -> Action:
+    """Steps of DP-SGD: with the run's settings where its clients use it, and with the defaults otherwise.
+
+    Args:
+        config: of the run.
+        task: of the run.
+
+    Raises:
+        ConfigError: the task cannot be trained so.
+        UnsupportedModel: the model's examples have no gradients of their own.
+    """
+    default = parse({"privacy.server": "none", "privacy.client": "dp-sgd"}).privacy
+    return _steps(config, task, config.privacy if config.privacy.client.clips_gradients else default)
+
+
+def _steps(config: RunConfig, task: Task, privacy: PrivacyConfig) -> Action:
+    """One epoch of a client with so many batches, without callbacks, which DP-SGD does not have."""
+    client = config.client.model_copy(update={"callbacks": False})
+    recipe = replace(recipe_of(task, client, privacy), local_epochs=1)
+    trainer = Workbench(config.task, client, privacy).trainer
+    examples = random_examples(config, task, recipe)
+    plan = TrainingPlan.of(recipe, (0, 1, 0), augmentation=Augmentation.of(task, recipe))
+    return lambda: lambda: trainer.fit(examples, plan)
+
+
+def random_examples(config: RunConfig, task: Task, recipe: Recipe) -> Examples:
+    """Inputs from 0 to 1 and targets at random, each example a unit of its own.
+
+    Args:
+        config: of the run.
+        task: whose shapes they have.
+        recipe: says how large a batch is.
+    """
+    rng, count = np.random.default_rng(0), STEPS * recipe.batch_size
+    x = rng.random((count, *task.input_shape), np.float32)
+    y = rng.integers(0, task.classes, count) if task.classes else rng.random(count, np.float32)
+    return Examples(x, y, np.arange(count) if config.task.group else None)
