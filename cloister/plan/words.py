@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from cloister.config.run import changed
+from cloister.config.run import changed, shown
 from cloister.plan.allowance import Allowance
 from cloister.plan.estimate import Timing, Traffic
 from cloister.plan.preview import Preview
@@ -20,7 +20,7 @@ AT_MOST = "at most, if all rounds run and a client trains in all of them; nothin
 def render(preview: Preview) -> list[str]:
     """Everything that is known of a run before it, as lines of plain text."""
     config, forecast = preview.config, preview.forecast
-    settings = " ".join(f"{key}={value!r}" for key, value in changed(config.flat()).items())
+    settings = " ".join(f"{key}={value!r}" for key, value in changed(shown(config.flat())).items())
     lines = [
         f"plan       {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds, "
         f"{preview.options.clients} clients",

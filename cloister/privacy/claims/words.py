@@ -81,12 +81,30 @@ def _condition(figure: Figure) -> str:
     return f"; {figure.condition}" if figure.condition else ""
 
 
+def dearest(claim: DpSgdClaim) -> str:
+    """Whose ε the largest one is, and how small that of clients of other sizes is; empty where there is none.
+
+    Args:
+        claim: of clients of several sizes.
+    """
+    found = claim.by_size
+    if not found:
+        return ""
+    high, low = (choose(found, key=lambda size: found[size].epsilon or 0.0) for choose in (max, min))
+    fewest = ", the fewest that figures are given for" if high == min(found) and found.keys() - {high} else ""
+    whose = f"that of a client with {high} {claim.unit}s{fewest}"
+    if high == low:
+        return whose
+    return f"{whose}; other sizes go down to ε = {found[low].epsilon:.4g} with {low} {claim.unit}s"
+
+
 def render_clients(claim: ClientClaim) -> list[str]:
     """What may be said about the clients' own mechanism as lines of plain text."""
     if isinstance(claim, DpSgdClaim):
         first = f"clients: dp-sgd, {claim.status}; what each has spent stands in its own ledger"
         sizes = [line for size in claim.sizes for line in _render_size(claim.unit, size)]
-        return [first, *_reasons(claim), *sizes]
+        largest = [f"  the largest ε is {told}"] if (told := dearest(claim)) and sizes[1:] else []
+        return [first, *_reasons(claim), *largest, *sizes]
     return [f"clients: {claim.mechanism}, {claim.status}", *_reasons(claim), *_render_local(claim)]
 
 

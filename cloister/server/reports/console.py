@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cloister.config.privacy import PrivacyConfig
-from cloister.config.run import changed
+from cloister.config.run import changed, shown
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.words import contract, render, summary
 from cloister.server.build import Plan
@@ -61,7 +61,7 @@ class Narrator:
         self.begin(plan)
         self.console.print(f"Cloister  {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds")
         self.console.print(f"run directory  {directory.path}")
-        settings = " ".join(f"{key}={value!r}" for key, value in changed(config.flat()).items())
+        settings = " ".join(f"{key}={value!r}" for key, value in changed(shown(config.flat())).items())
         self.console.print(f"settings       {settings or 'the defaults'}")
         self.console.print(f"privacy        {contract(plan.claim, epsilon)}")
         if config.privacy.client.is_on:
