@@ -185,15 +185,18 @@ def check_task(
     data: Annotated[
         Path | None, typer.Option(help="A site's own file or folder; without it, the task's benchmark data is tried.")
     ] = None,
+    settings: Settings = None,
 ) -> None:
     """Check a task's data and model, and run one round of two clients; a line a fault, with the remedy.
+
+    Of -c the keys of task and client count, such as task.image-size=64.
 
     Exit code 0: nothing is wrong; 1: there are faults.
     """
     from cloister.local import checking
 
     kinds = set()
-    for line in checking.check_task(name, data):
+    for line in checking.check_task(name, data, read_settings(settings or [])):
         typer.echo(str(line))
         kinds.add(line.kind)
     if "fault" in kinds:
