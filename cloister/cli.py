@@ -121,18 +121,20 @@ def plan(
 ) -> None:
     """Say what a run would cost before it runs: noise, ε by round, budgets, time and bytes.
 
-    Nothing is sent, nothing is spent, and no run directory is made.
+    Nothing is sent, nothing is spent, and no run directory is made. Exit code 1: not one round fits a budget.
     """
     from cloister.plan.figure import draw
     from cloister.plan.preview import Options, preview
     from cloister.plan.record import record
-    from cloister.plan.words import render
+    from cloister.plan.words import render, render_nothing
 
     options = Options(clients, epsilon, policy, tuple(public_size or ()), timing)
     found = preview(read_settings(settings or []), options)
     if png is not None:
         draw(found, png)
     typer.echo(jsonlib.dumps(record(found), indent=2) if json else "\n".join(render(found)))
+    if nothing := render_nothing(found):
+        raise ConfigError(nothing)
 
 
 @app.command("warm-node", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
