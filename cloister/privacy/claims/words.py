@@ -31,6 +31,24 @@ def contract(claim: Claim, epsilon: float | None = None) -> str:
     return f"{claim.mechanism} ({settings}); {strength(epsilon)}; unit: {claim.unit}, {claim.relation}{at_most}"
 
 
+def render_resumed(epsilon: float | None, budget: float) -> list[str]:
+    """What each ε is that a resumed run shows, in one line each; none where nothing is promised.
+
+    Args:
+        epsilon: that the whole run comes to at most.
+        budget: that is kept over all runs; 0: none.
+    """
+    if epsilon is None:
+        return []
+    everything = f"≤ {budget:g}, at the end: the budget, of all runs in the ledger" if budget else ""
+    return [
+        f"  ε at most {epsilon:.4g}: of all planned rounds, and of one more for each time that the run was resumed",
+        "  ε of a round: of everything in the ledger up to this round, earlier runs included",
+        "  ε of this run, at the end: of what it has released",
+        f"  ε {everything or 'of all runs, at the end: of what is in the ledger then'}",
+    ]
+
+
 def summary(claim: Claim) -> str:
     """The mechanism on the server, and how much its claim is worth, in a few words."""
     if claim.status == "none":

@@ -10,7 +10,7 @@ from rich.table import Table
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import changed, shown
 from cloister.privacy.claims.claim import Statement
-from cloister.privacy.claims.words import contract, render, summary
+from cloister.privacy.claims.words import contract, render, render_resumed, summary
 from cloister.server.build import Plan
 from cloister.server.ending import Ending
 from cloister.server.lasting import render_ledger
@@ -93,10 +93,18 @@ class Narrator:
         finally:
             grid.watch, self.screen = nobody, None
 
-    def resuming(self, last: Round) -> None:
-        """Say after which round the run goes on."""
+    def resuming(self, last: Round, plan: Plan, epsilon: float | None) -> None:
+        """Say after which round the run goes on, and what each ε is that it shows.
+
+        Args:
+            last: that round.
+            plan: of the run.
+            epsilon: as in `opening`.
+        """
         self.last = last
         self.note(f"resumed after round {last.number}")
+        for line in render_resumed(epsilon, plan.budget.max_epsilon):
+            self.note(line)
 
     def note(self, text: str) -> None:
         """Say what happens between rounds."""
