@@ -275,6 +275,7 @@ def audit(
     from rich.console import Console
 
     from cloister.audits.conduct import audit as attacked
+    from cloister.audits.progress import Progress
     from cloister.audits.table import Effort
     from cloister.local.simulation import simulate
 
@@ -282,7 +283,7 @@ def audit(
         raise ConfigError("give either a run directory or settings with -c; one of them is audited")
     path = run_directory or simulate(read_settings(settings or []), clients).directory.path
     console = Console(width=WIDTH, highlight=False, soft_wrap=True, markup=False)
-    found = attacked(path, Effort(shadows, told=console.print), only or ())
+    found = attacked(path, Effort(shadows, progress=Progress(console)), only or ())
     found.show(console)
     if found.contradicted:
         raise typer.Exit(FAILED)

@@ -9,13 +9,14 @@ from rich.table import Table
 
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import changed, shown
+from cloister.core.terminal import can_show
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.words import contract, render, render_resumed, summary
 from cloister.server.build import Plan
 from cloister.server.ending import Ending
 from cloister.server.lasting import render_ledger
 from cloister.server.loop import Round
-from cloister.server.reports.progress import Screen, can_show
+from cloister.server.reports.progress import Screen
 from cloister.server.reports.rundir import REPORT, RunDirectory
 from cloister.server.sites import Sites
 from cloister.server.watching import WatchedGrid, nobody
