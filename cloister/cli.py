@@ -122,18 +122,20 @@ def plan(
 ) -> None:
     """Say what a run would cost before it runs: noise, ε by round, budgets, time and bytes.
 
-    Nothing is sent, nothing is spent, and no run directory is made.
+    Nothing is sent, nothing is spent, and no run directory is made. Exit code 1: not one round fits a budget.
     """
     from cloister.plan.figure import draw
     from cloister.plan.preview import Options, preview
     from cloister.plan.record import record
-    from cloister.plan.words import render
+    from cloister.plan.words import render, render_nothing
 
     options = Options(clients, epsilon, policy, tuple(public_size or ()), timing)
     found = preview(read_settings(settings or []), options)
     if png is not None:
         draw(found, png)
     typer.echo(jsonlib.dumps(record(found), indent=2) if json else "\n".join(render(found)))
+    if nothing := render_nothing(found):
+        raise ConfigError(nothing)
 
 
 @app.command()
@@ -207,15 +209,18 @@ def check_task(
     data: Annotated[
         Path | None, typer.Option(help="A site's own file or folder; without it, the task's benchmark data is tried.")
     ] = None,
+    settings: Settings = None,
 ) -> None:
     """Check a task's data and model, and run one round of two clients; a line a fault, with the remedy.
+
+    Of -c the keys of task and client count, such as task.image-size=64.
 
     Exit code 0: nothing is wrong; 1: there are faults.
     """
     from cloister.local import checking
 
     kinds = set()
-    for line in checking.check_task(name, data):
+    for line in checking.check_task(name, data, read_settings(settings or [])):
         typer.echo(str(line))
         kinds.add(line.kind)
     if "fault" in kinds:
@@ -292,6 +297,7 @@ def audit(
     from rich.console import Console
 
     from cloister.audits.conduct import audit as attacked
+    from cloister.audits.progress import Progress
     from cloister.audits.table import Effort
     from cloister.local.simulation import simulate
 
@@ -299,7 +305,7 @@ def audit(
         raise ConfigError("give either a run directory or settings with -c; one of them is audited")
     path = run_directory or simulate(read_settings(settings or []), clients).directory.path
     console = Console(width=WIDTH, highlight=False, soft_wrap=True, markup=False)
-    found = attacked(path, Effort(shadows, told=console.print), only or ())
+    found = attacked(path, Effort(shadows, progress=Progress(console)), only or ())
     found.show(console)
     if found.contradicted:
         raise typer.Exit(FAILED)

@@ -48,6 +48,7 @@ class Predictions:
         outputs: class probabilities of shape (n, classes), or numbers of shape (n,).
         metrics: named figures of merit, where there were labels.
         hypothesis, hypotheses: which model of how many.
+        class_names: what the task calls its classes; empty where it does not.
     """
 
     names: tuple[str, ...]
@@ -55,14 +56,25 @@ class Predictions:
     metrics: dict[str, float]
     hypothesis: int = 0
     hypotheses: int = 1
+    class_names: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
-        """CSV with a header: example and prediction, and of a class its probability."""
-        classes = self.outputs.ndim == 2
-        yield "example,prediction,probability" if classes else "example,prediction"
+        """CSV with a header: example and prediction; of a class, its probability, and its name where it has one."""
+        columns = ["example", "prediction"]
+        columns += ["probability", *(["class"] if self.class_names else [])] if self.outputs.ndim == 2 else []
+        yield ",".join(columns)
         for name, output in zip(self.names, self.outputs, strict=True):
-            said = f"{output.argmax()},{output.max():.6g}" if classes else f"{output:.9g}"
-            yield f"{_quoted(name)},{said}"
+            yield ",".join((_quoted(name), *self._said(output)))
+
+    def _said(self, output: NDArray) -> Iterator[str]:
+        """The cells about one example."""
+        if not output.ndim:
+            yield f"{output:.9g}"
+            return
+        number = int(output.argmax())
+        yield from (str(number), f"{output[number]:.6g}")
+        if self.class_names:
+            yield _quoted(self.class_names[number])
 
     def write(self, path: Path) -> None:
         """Write the CSV, whole.
@@ -162,7 +174,8 @@ def _predictions(task: Task, model: Model, file: Path, scored: Scored) -> Predic
         raise DataError(f"{file} is not of the kind of the task's model, {model.suffix}")
     model.load(file)
     outputs = model.predict(scored.x)
-    return Predictions(scored.names, outputs, {} if scored.y is None else task.metrics(scored.y, outputs))
+    metrics = {} if scored.y is None else task.metrics(scored.y, outputs)
+    return Predictions(scored.names, outputs, metrics, class_names=tuple(task.class_names))
 
 
 def _loss(found: Predictions) -> float:

@@ -155,6 +155,7 @@ class TestData:
         raw = [[low for low, _ in RANGES.values()] + [1]]
         found = predict(run, table(tmp_path / "x.csv", raw, ",".join([*RANGES, "target"])))
         np.testing.assert_allclose(found.outputs, [[0.5, 0.5]])
+        assert list(found.lines()) == ["example,prediction,probability,class", f"0,0,0.5,{task.class_names[0]}"]
         with pytest.raises(DataError, match="lacks the columns"):
             predict(run, table(tmp_path / "x.csv", [[0.0] * 30], ",".join(map(str, range(30)))))
 
@@ -272,6 +273,12 @@ class TestCommand:
         head, *lines = (tmp_path / "out.csv").read_text().splitlines()
         assert head == "example,prediction,probability" and len(lines) == 3
         assert all(0 <= int(line.split(",")[1]) <= 9 and 0.1 <= float(line.split(",")[2]) <= 1 for line in lines)
+
+    def test_a_class_that_has_a_name_is_called_by_it(self):
+        scores, named = np.array([[0.25, 0.75], [1.0, 0.0]]), ("healthy", 'ill, "mild"')
+        head, *lines = Predictions(("a", "b"), scores, {}, class_names=named).lines()
+        assert head == "example,prediction,probability,class"
+        assert lines == ['a,1,0.75,"ill, ""mild"""', "b,0,1,healthy"]
 
     def test_an_error_is_one_line(self, tmp_path):
         result = self.run(linear(tmp_path / "run", *OPTIMA), table(tmp_path / "x.csv", [(1, 2)]))

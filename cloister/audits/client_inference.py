@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cloister.audits.client_game import Game
+from cloister.audits.client_game import Arrays, Game
 from cloister.audits.epsilon import Trials
 from cloister.audits.finding import Control, Finding, Measured
 from cloister.audits.likelihood import cross_fitted
 from cloister.audits.scores import Evidence, Scores
 from cloister.audits.subject import FinishedRun
-from cloister.audits.table import Effort
+from cloister.audits.table import OF_SHADOWS, Effort
 from cloister.local.shadow import Shadow, without_privacy
 
 SINGLE, SEVERAL, RATIO = "single shot, as published", "multi-round, as published", "likelihood ratio, round 1"
@@ -64,13 +64,26 @@ def play(game: Game, inside: bool, effort: Effort) -> Played:
         effort: how often.
     """
     seeds = np.random.SeedSequence([effort.seed, inside]).generate_state(REPEATS * effort.shadows) >> 1
-    first = [game.released(inside, int(seed), rounds=1)[0] for seed in seeds]
-    whole = [game.released(inside, int(seed), rounds=0) for seed in seeds[: max(2, effort.shadows // PAIRS)]]
+    first = [_released(game, inside, int(seed), effort, 1)[0] for seed in seeds]
+    whole = [_released(game, inside, int(seed), effort, 0) for seed in seeds[: max(2, effort.shadows // PAIRS)]]
     return Played(
         np.array([game.published(arrays, inside) for arrays in first]),
         np.array([game.projection(arrays) for arrays in first]),
         np.array([[game.confidence(arrays) for arrays in run] for run in whole]),
     )
+
+
+def _released(game: Game, inside: bool, seed: int, effort: Effort, rounds: int) -> list[Arrays]:
+    """As `Game.released`, and its rounds count as done."""
+    models = game.released(inside, seed, rounds)
+    effort.progress.step(len(models))
+    return models
+
+
+def _rounds(run: FinishedRun, effort: Effort) -> int:
+    """How many rounds the audit runs: with the target and without, and for the controls that have to succeed too."""
+    each = REPEATS * effort.shadows + max(2, effort.shadows // PAIRS) * run.config.num_rounds
+    return (4 if run.config.is_private else 2) * each
 
 
 def evidence(present: Played, absent: Played, seed: int) -> Iterator[Evidence]:
@@ -108,6 +121,7 @@ class ClientInference:
             effort: how often the federation is run again.
         """
         game = Game.of(run, effort.seed)
+        effort.progress.expect(_rounds(run, effort), OF_SHADOWS, run.seconds_a_round)
         present, absent = (play(game, inside, effort) for inside in (True, False))
         attacks = list(evidence(present, absent, effort.seed))
         bound = Trials(present.projections, absent.projections).epsilon(run.delta, CONFIDENCE)

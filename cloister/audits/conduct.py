@@ -1,6 +1,7 @@
 """Auditing a run: every audit that fits it, one after the other."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -32,9 +33,10 @@ def audit(path: Path, effort: Effort, only: Sequence[str] = ()) -> Audited:
         if why := one.misfit(run):
             skipped.append(Skipped(one.name, why))
             continue
-        effort.told(f"{one.name} ...")
-        findings.append(one.conduct(run, effort))
+        with effort.progress.audit(one.name):
+            found = one.conduct(run, effort)
+        findings.append(replace(found, seconds=effort.progress.seconds))
         Audited(run.path, run.privacy, tuple(findings), tuple(skipped)).write()
-    found = Audited(run.path, run.privacy, tuple(findings), tuple(skipped))
-    found.write()
-    return found
+    audited = Audited(run.path, run.privacy, tuple(findings), tuple(skipped))
+    audited.write()
+    return audited

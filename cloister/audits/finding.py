@@ -84,6 +84,7 @@ class Finding:
         controls: one that has to succeed and one that has to fail, at the least.
         pictures: names of files in the run directory.
         details: whatever else belongs into `audit.json`, such as points of a ROC curve: plain JSON values.
+        seconds: that the audit took; None: nobody looked at the clock.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Finding:
     controls: tuple[Control, ...] = ()
     pictures: tuple[str, ...] = ()
     details: Mapping[str, object] = field(default_factory=dict)
+    seconds: float | None = None
 
     def bears_out(self, item: Measured) -> bool:
         """Whether all controls of this figure's attack did as expected; if not, the figure shows nothing.
@@ -118,6 +120,7 @@ class Finding:
             "controls": [item.facts() for item in self.controls],
             "pictures": list(self.pictures),
             "details": dict(self.details),
+            "seconds": None if self.seconds is None else round(self.seconds, 1),
         }
 
 

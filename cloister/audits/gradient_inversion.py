@@ -88,12 +88,14 @@ def attacked(victim: "Victim", steps: Sequence[Step], channels: Mapping[str, Cha
     """
     attacks = {LEAKAGE: victim.deep_leakage, INVERTING: victim.inverting}
     found: Results = {attack: {name: [] for name in channels} for attack in attacks}
+    effort.progress.expect(len(attacks) * len(channels) * len(steps), "searches for an image")
     for name, channel in channels.items():
         for step in steps:
             seen = channel(step)
             for attack, recover in attacks.items():
                 image = recover(seen, effort.seed).image
                 found[attack][name].append((ssim(step.image, image), image))
+                effort.progress.step()
     return found
 
 

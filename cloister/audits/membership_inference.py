@@ -17,7 +17,7 @@ from cloister.audits.pictures import roc_picture
 from cloister.audits.scores import Evidence
 from cloister.audits.shadow_sets import SHARE
 from cloister.audits.subject import FinishedRun
-from cloister.audits.table import Effort
+from cloister.audits.table import OF_SHADOWS, Effort
 from cloister.local.shadow import Shadow
 
 LOSS, ONLINE, OFFLINE, ROBUST = "loss threshold", "LiRA, online", "LiRA, offline", "RMIA"
@@ -77,7 +77,9 @@ class MembershipInference:
         pool, shadow = Pool.of(run, effort.seed), Shadow(run.config)
         target = run.model().arrays()
         start = run.released().get(0) or shadow.initial(run.seed)
-        seen = pool.seen(target, shadow, start, effort.shadows, effort.seed)
+        # A model that learns by heart takes one round, and there are as many of them.
+        effort.progress.expect(effort.shadows * (run.config.num_rounds + 1), OF_SHADOWS, run.seconds_a_round)
+        seen = pool.seen(target, shadow, start, effort.shadows, effort.seed, effort.progress)
         attacks = list(evidence(pool, seen, effort.seed))
         measured = [figure for each in attacks for figure in each.figures()]
         controls = (*_that_succeed(run, pool, effort), *_that_fail(pool, seen, effort))
@@ -92,7 +94,7 @@ def _that_succeed(run: FinishedRun, pool: Pool, effort: Effort) -> list[Control]
     """The same attacks on a model that learnt a few examples by heart."""
     few, shadow = Pool.small(pool, effort.seed), by_heart(run)
     target = few.trained(shadow, few.member, effort.seed, None)
-    seen = few.seen(target, shadow, None, effort.shadows, effort.seed + 1)
+    seen = few.seen(target, shadow, None, effort.shadows, effort.seed + 1, effort.progress)
     return [each.has_to_succeed("a model that learnt by heart") for each in evidence(few, seen, effort.seed)]
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.audits.membership import Inside, Seen, confidences, drawn
+from cloister.audits.progress import Progress
 from cloister.audits.scores import Scores
 from cloister.audits.subject import FinishedRun
 from cloister.core.errors import DataError
@@ -82,7 +83,9 @@ class Pool:
         clients = range(int(self.owners.max()) + 1)
         return [self.examples.take(np.flatnonzero(inside & (self.owners == number))) for number in clients]
 
-    def seen(self, target: Arrays, shadow: Shadow, start: Arrays | None, shadows: int, seed: int) -> Seen:
+    def seen(
+        self, target: Arrays, shadow: Shadow, start: Arrays | None, shadows: int, seed: int, progress: Progress
+    ) -> Seen:
         """What the target and shadow models say of the examples.
 
         Args:
@@ -91,10 +94,14 @@ class Pool:
             start: the model that it begins with; None: one of its own.
             shadows: how many models to train.
             seed: of who is in which model, and of shuffles.
+            progress: takes note of each round.
         """
         inside = drawn(int(self.member.sum()), len(self.examples), shadows, seed)
         seeds = np.random.SeedSequence(seed).generate_state(shadows) >> 1
-        models = [self.trained(shadow, chosen, int(own), start) for chosen, own in zip(inside, seeds, strict=True)]
+        models = []
+        for chosen, own in zip(inside, seeds, strict=True):
+            models.append(self.trained(shadow, chosen, int(own), start))
+            progress.step(shadow.config.num_rounds)
         return Seen(self.judged(shadow, target), np.stack([self.judged(shadow, model) for model in models]), inside)
 
     def trained(self, shadow: Shadow, inside: Inside, seed: int, start: Arrays | None) -> Arrays:

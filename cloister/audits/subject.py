@@ -1,10 +1,12 @@
 """The run that is audited: what its directory says about it."""
 
+import json
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -83,6 +85,17 @@ class FinishedRun:
         if self.config.evaluation.held_out_clients:
             return "some of its clients train nothing, and which ones was drawn at random"
         return ""
+
+    @property
+    def seconds_a_round(self) -> float | None:
+        """What a round of the run took on average; None where that was not written down, as it would tell of a draw."""
+        path = self.path / "rounds.jsonl"
+        lines = path.read_text().splitlines() if path.is_file() else []
+        try:
+            rounds = [line for line in map(json.loads, lines) if line["round"]]
+            return fmean(line["seconds"]["total"] for line in rounds)
+        except (ValueError, KeyError, TypeError):
+            return None
 
     def model(self) -> Model:
         """The model that the run kept.

@@ -1,20 +1,18 @@
 """The audits that `cloister audit` knows, by name."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from cloister.audits.finding import Finding
+from cloister.audits.progress import Progress
 from cloister.audits.subject import FinishedRun
 from cloister.core.errors import ConfigError
 from cloister.core.registry import Registry
 
+OF_SHADOWS = "rounds of the attacker's own federations"
+"""What those audits count that run federations."""
 FEWEST = 4
 """Runs of its own from which an attack can learn anything."""
-
-
-def _silent(_: str) -> None:
-    """Say nothing."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +22,12 @@ class Effort:
     Attributes:
         shadows: how many runs of the attacker's own an attack learns from.
         seed: of the attacker's draws: whom a shadow run leaves out, where an optimisation begins. Never of noise.
-        told: is given a sentence on what is being done.
+        progress: takes note of how far the audit is; audits say what they are going to do, and what of it is done.
     """
 
     shadows: int = 16
     seed: int = 0
-    told: Callable[[str], None] = field(default=_silent, compare=False)
+    progress: Progress = field(default_factory=Progress, compare=False)
 
     def __post_init__(self) -> None:
         if self.shadows < FEWEST:

@@ -404,6 +404,23 @@ def _refuse_unknown(flat: Mapping[str, Scalar]) -> None:
         raise ConfigError("\n".join(f"unknown key {key!r}; {nearest(key, meant)}" for key in unknown))
 
 
+NOISE_SEED = "privacy.noise-seed"
+NOT_SHOWN = {NOISE_SEED: "seeded", "tracking-uri": "given"}
+"""Keys whose values nothing shows but `config.json`, and the word in the place of a value that was given: whoever knows
+the first can remove the noise, and the second says where an operator keeps his records."""
+
+
+def shown(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The settings as anybody may see them: with a word in the place of each value that is not to be shown.
+
+    Args:
+        settings: dotted keys of a run.
+    """
+    defaults = RunConfig().flat()
+    hidden = {key for key in NOT_SHOWN if settings.get(key, defaults[key]) != defaults[key]}
+    return {key: NOT_SHOWN[key] if key in hidden else value for key, value in settings.items()}
+
+
 def changed(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """The keys that are not at their defaults.
 

@@ -2,7 +2,7 @@
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from cloister.client.data import task_of
 from cloister.client.workbench import workbench_of
 from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
+from cloister.core.errors import ConfigError
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.server.reports.console import Narrator
@@ -34,8 +35,12 @@ from cloister.tasks.frozen import Parameters
 from cloister.tasks.making import dataset_of, model_of
 
 CLIENTS = 2
+ONE_ROUND: Mapping[str, Scalar] = {"num-rounds": 1, "privacy.server": "none", "tensorboard": False}
+NOTHING: Mapping[str, Scalar] = {}
 RARE = 0.02
 """Share of the examples below which a class is named."""
+LARGE = 10.0
+"""An input beyond this, on either side of 0, looks as if it had not been scaled."""
 
 
 @dataclass(frozen=True)
@@ -54,27 +59,49 @@ class Line:
         return f"{self.kind:5}  {self.text}"
 
 
-def check_task(name: str, data: Path | None = None) -> Iterator[Line]:
+def check_task(name: str, data: Path | None = None, given: Mapping[str, Scalar] = NOTHING) -> Iterator[Line]:
     """Try a task out; nothing is left behind.
 
     Args:
         name: of the task.
         data: a site's own file or folder, and the task's `task.data-path`; None: the task's benchmark data.
+        given: settings of a run, of which those of the task and of training count.
 
     Yields:
         What was found, as it is found. After a fault, what rests on it is not tried.
     """
-    settings: dict[str, Scalar] = {"task.name": name, "num-rounds": 1, "privacy.server": "none", "tensorboard": False}
-    config, problem = tried(lambda: _checked(parse(settings | _place(name, data))))
+    config, problem = tried(lambda: _checked(parse(_settings(name, data, given))))
     if config is None:
         yield Line("fault", problem)
         return
+    if unused := ", ".join(key for key in given if not _counts(key) and key != "task.name"):
+        yield Line("note", f"one round without noise on the server is tried, whatever these settings say: {unused}")
     faults = []
     for line in _lines(config, data):
         yield line
         faults += [line] if line.kind == "fault" else []
     if not faults:
         yield from _round(config, data)
+
+
+def _settings(name: str, data: Path | None, given: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The settings of the round that is tried.
+
+    Raises:
+        ConfigError: the settings that were given contradict each other, or are about another task.
+    """
+    if given.get("task.name", name) != name:
+        raise ConfigError(f"task.name = {given['task.name']!r} contradicts the task that is to be checked, {name!r}")
+    parse({**given, "task.name": name})
+    own = {key: value for key, value in given.items() if _counts(key)}
+    # Groups are whom DP-SGD clips: without it they are refused.
+    grouped: dict[str, Scalar] = {"privacy.client": "dp-sgd"} if own.get("task.group") else {}
+    return {**ONE_ROUND, **grouped, **_place(name, data), **own, "task.name": name}
+
+
+def _counts(key: str) -> bool:
+    """Whether a setting is about the task or training; a warm-up is longer than the one round that is tried."""
+    return key.startswith(("task.", "client.")) and key not in ("task.name", "client.warmup-rounds")
 
 
 def _place(name: str, data: Path | None) -> dict[str, Scalar]:
@@ -89,12 +116,16 @@ def _checked(config: RunConfig) -> RunConfig:
 
 
 def _lines(config: RunConfig, data: Path | None) -> Iterator[Line]:
-    """What data and model are like."""
-    task, found = task_of(config.task), []
+    """What data and model are like; where the task states what cannot be, only what is wrong with them beside."""
+    task = task_of(config.task)
     attributes = list(faults_of_attributes(task))
     yield from (Line("fault", str(fault)) for fault in attributes)
-    if attributes:
-        return
+    if all(fault.where == "recipe" for fault in attributes):
+        yield from (line for line in _data_and_model(config, task, data) if not attributes or line.kind == "fault")
+
+
+def _data_and_model(config: RunConfig, task: Task, data: Path | None) -> Iterator[Line]:
+    found = []
     for where, read in _sources(task, data):
         examples, problem = tried(read)
         if examples is None:
@@ -104,8 +135,8 @@ def _lines(config: RunConfig, data: Path | None) -> Iterator[Line]:
         yield from about
         if all(line.kind != "fault" for line in about):
             found.append(examples)
-    if found:
-        yield from _about_model(config, task, found[0])
+    about_model = _about_model(config, task, found[0] if found else None)
+    yield from (line for line in about_model if found or line.kind == "fault")
 
 
 def _sources(task: Task, data: Path | None) -> Iterator[tuple[str, Callable[[], Examples]]]:
@@ -129,6 +160,8 @@ def _about(task: Task, examples: Examples, where: str) -> Iterator[Line]:
             f"{where}: inputs of {examples.x.dtype} are used as float32, with the same values; scale them in the task"
         )
         yield Line("note", note)
+    elif np.abs(sample(task, examples)).max() > LARGE:
+        yield Line("note", f"{where}: inputs beyond {LARGE:g}, on which networks train badly; scale them in the task")
     if task.classes:
         yield from _about_balance(task, examples, where)
 
@@ -144,7 +177,7 @@ def _about_balance(task: Task, examples: Examples, where: str) -> Iterator[Line]
         yield Line("note", f"{where}: fewer than {RARE:.0%} of the examples are of {', '.join(rare)}")
 
 
-def _about_model(config: RunConfig, task: Task, examples: Examples) -> Iterator[Line]:
+def _about_model(config: RunConfig, task: Task, examples: Examples | None) -> Iterator[Line]:
     model, problem = tried(lambda: model_of(task))
     if model is None:
         yield Line("fault", f"build(): {problem}")

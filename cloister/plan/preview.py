@@ -61,7 +61,7 @@ class Preview:
         series: ε by round.
         allowances: what budgets have room for.
         refusal: why the policy refuses the run; empty if it does not.
-        within: what the budget that was asked for allows.
+        within: what the budget that was asked for allows; without one, what that of the run would, if no round fits.
         traffic: what messages weigh.
         timing: how long they take; None: nobody was timed.
     """
@@ -79,6 +79,11 @@ class Preview:
     within: tuple[Within, ...]
     traffic: Traffic
     timing: Timing | None
+
+    @property
+    def epsilon(self) -> float:
+        """Of the budget that `within` is about."""
+        return _epsilon(self.options, self.forecast)
 
 
 def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
@@ -173,7 +178,7 @@ def _worked_out(
         (*series_of_server(expected.statements), *series_of_clients(claim, reached)),
         (*allowance.of_server(expected), *_allowances(named, expected.rounds, refusal)),
         refusal,
-        tuple(_within(settings, prepared, named, options.epsilon)) if options.epsilon else (),
+        tuple(_within(settings, prepared, named, _epsilon(options, expected))),
         traffic(prepared, options.clients),
         timed(prepared, messages[0], options.clients) if options.timing and messages else None,
     )
@@ -200,9 +205,17 @@ def _allowances(named: Mapping[str, Asked], rounds: int, refusal: str) -> list[A
     return [found for whose, node in named.items() for found in allowance.of_node(node, whose, rounds)]
 
 
+def _epsilon(options: Options, expected: Forecast) -> float:
+    """The budget that was asked about, or the run's own where no round fits it; 0: neither."""
+    own = expected.prepared.plan.budget.max_epsilon if expected.stopped and not expected.rounds else 0.0
+    return options.epsilon or own
+
+
 def _within(
     settings: Mapping[str, Scalar], prepared: Prepared, named: Mapping[str, Asked], epsilon: float
 ) -> list[Within]:
+    if not epsilon:
+        return []
     found = list(within.of_server(settings, prepared, epsilon))
     for whose, node in named.items():
         found += within.of_node(settings, node, whose, epsilon)

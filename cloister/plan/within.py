@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 from flwr.app import RecordDict
@@ -22,6 +23,10 @@ from cloister.server.build import build
 from cloister.server.prepare import Prepared
 
 CLIENT_NOISE = "privacy.client-noise-multiplier"
+LARGEST = 1e4
+"""ε of a budget, beyond which none is looked for: it would bound nothing."""
+CLOSE = 1e-4
+"""Relative difference to the smallest budget."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,8 @@ class Within:
         noise: the smallest, rounded up, with which all rounds fit; None: none does, and `why` says why.
         why: empty if there is such a noise.
         rounds: that fit with the configured noise; None: the noise is not configured, or any number does.
+        smallest: where no round fits, the smallest ε of a budget that all rounds fit with the configured noise, rounded
+            up; None: there is none up to `LARGEST`, or rounds fit.
     """
 
     unit: Unit
@@ -43,6 +50,12 @@ class Within:
     noise: float | None
     why: str
     rounds: int | None
+    smallest: float | None = None
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether the budget has room for nothing that is configured."""
+        return self.rounds == 0 or (self.rounds is None and self.noise is None)
 
 
 def of_server(settings: Mapping[str, Scalar], prepared: Prepared, epsilon: float) -> Iterator[Within]:
@@ -60,18 +73,54 @@ def of_server(settings: Mapping[str, Scalar], prepared: Prepared, epsilon: float
     if not server.is_noised:
         return
     limited = {**settings, "privacy.max-epsilon": epsilon}
-    rounds = None if server.is_calibrated else _rounds(parse(limited), prepared)
+    rounds, smallest = (None, None) if server.is_calibrated else _rounds(parse(limited), prepared)
     if isinstance(server, PluginPrivacy):
-        yield Within("client", "the server's", "", None, "a mechanism of another package sets its own noise", rounds)
+        why = "a mechanism of another package sets its own noise"
+        yield Within("client", "the server's", "", None, why, rounds, smallest)
         return
     key = "privacy.noise-multiplier"
     noise, why = _found(lambda: _calibrated(parse({**limited, key: "auto"}), prepared))
-    yield Within("client", "the server's", key, noise, why, rounds)
+    yield Within("client", "the server's", key, noise, why, rounds, smallest)
 
 
-def _rounds(config: RunConfig, prepared: Prepared) -> int | None:
+def _rounds(config: RunConfig, prepared: Prepared) -> tuple[int | None, float | None]:
+    """How many rounds fit, and if none does, the smallest budget that all of them fit."""
     plan = build(config)
-    return plan.budget.fits(plan.strategy.events(prepared.layout))
+    return _room(plan.budget, plan.strategy.events(prepared.layout), config.num_rounds)
+
+
+def _room(budget: PrivacyBudget, events: Sequence[Event], rounds: int) -> tuple[int | None, float | None]:
+    fits = budget.fits(events)
+    return fits, smallest_budget(budget, events, rounds) if fits == 0 else None
+
+
+def smallest_budget(budget: PrivacyBudget, events: Sequence[Event], rounds: int) -> float | None:
+    """The smallest ε with which a budget has room for so many rounds, rounded up to four digits.
+
+    Args:
+        budget: that is to be larger.
+        events: of a round.
+        rounds: how many.
+
+    Returns:
+        None if there is none up to `LARGEST`.
+    """
+
+    def has_room(epsilon: float) -> bool:
+        larger = copy(budget)
+        larger.max_epsilon = epsilon
+        fits = larger.fits(events)
+        return fits is None or fits >= rounds
+
+    low, high = budget.max_epsilon, 2 * budget.max_epsilon
+    while not has_room(high):
+        low, high = high, 2 * high
+        if high > LARGEST:
+            return None
+    while high > low * (1 + CLOSE):
+        middle = (low + high) / 2
+        low, high = (low, middle) if has_room(middle) else (middle, high)
+    return rounded_up(high)
 
 
 def _calibrated(config: RunConfig, prepared: Prepared) -> float:
@@ -101,7 +150,7 @@ def of_node(settings: Mapping[str, Scalar], node: Asked, whose: str, epsilon: fl
         return config.num_rounds * sum(map(budget.cost, _events(changed, node)))
 
     noise, why = _found(lambda: minimum_multiplier(cost, budget.limit, f"a budget of {epsilon:g}"))
-    yield Within(budget.unit, whose, CLIENT_NOISE, noise, why, budget.fits(configured))
+    yield Within(budget.unit, whose, CLIENT_NOISE, noise, why, *_room(budget, configured, config.num_rounds))
 
 
 def _budget(config: RunConfig, node: Asked, epsilon: float) -> PrivacyBudget:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from cloister.config.run import changed
+from cloister.config.run import changed, shown
 from cloister.plan.allowance import Allowance
 from cloister.plan.estimate import Timing, Traffic
 from cloister.plan.preview import Preview
@@ -20,7 +20,7 @@ AT_MOST = "at most, if all rounds run and a client trains in all of them; nothin
 def render(preview: Preview) -> list[str]:
     """Everything that is known of a run before it, as lines of plain text."""
     config, forecast = preview.config, preview.forecast
-    settings = " ".join(f"{key}={value!r}" for key, value in changed(config.flat()).items())
+    settings = " ".join(f"{key}={value!r}" for key, value in changed(shown(config.flat())).items())
     lines = [
         f"plan       {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds, "
         f"{preview.options.clients} clients",
@@ -37,7 +37,7 @@ def render(preview: Preview) -> list[str]:
         ("clients as large as these", _sizes(preview)),
         ("by round", _curves(preview)),
         ("budgets", map(_allowance, preview.allowances)),
-        (f"within ε = {preview.options.epsilon:g}", map(_within, preview.within)),
+        (f"within ε = {preview.epsilon:g}", map(_within, preview.within)),
         ("time and bytes of training messages", _estimate(preview.traffic, preview.timing)),
     ):
         found = [f"  {line}" for line in part]
@@ -108,8 +108,28 @@ def _allowance(found: Allowance) -> str:
 
 def _within(found: Within) -> str:
     noise = f"{found.key}={found.noise:.4g} for all rounds" if found.noise else found.why
-    rounds = "" if found.rounds is None else f"; num-rounds={found.rounds} with the noise that is set"
-    return f"{found.whose}, one {found.unit}: {noise}{rounds}"
+    rounds = f"num-rounds={found.rounds}" if found.rounds else "not one round"
+    return f"{found.whose}, one {found.unit}: {noise}" + (
+        "" if found.rounds is None else f"; {rounds} with the noise that is set"
+    )
+
+
+def render_nothing(preview: Preview) -> str:
+    """Why not one round of what was planned fits a budget, and what would; empty if rounds fit."""
+    wanted = [item for item in preview.within if item.is_nothing]
+    told = [f"{item.whose} of {preview.epsilon:g} for one {item.unit}: {_remedy(item)}" for item in wanted]
+    if preview.forecast.rounds and not preview.within:
+        told += [
+            f"{item.whose} of {item.limit:g} for one {item.unit}: add --epsilon {item.limit:g} to see which noise fits"
+            for item in preview.allowances
+            if item.rounds == 0
+        ]
+    return f"not one round fits the budget: {'; '.join(told)}" if told else ""
+
+
+def _remedy(found: Within) -> str:
+    noise = f"set {found.key}={found.noise:.4g}" if found.noise else found.why
+    return noise + (f", or a budget of ε = {found.smallest:.4g}, for all rounds" if found.smallest else "")
 
 
 def _estimate(traffic: Traffic, timing: Timing | None) -> Iterator[str]:

@@ -208,13 +208,14 @@ def _open(scene: _Scene) -> None:
     plan.budget.begin(directory.name)
     for reason in plan.unprotected_releases:
         plan.budget.record_unprotected(reason)
-    scene.narrator.opening(plan, directory, plan.maximum_epsilon(scene.layout))
+    epsilon = plan.maximum_epsilon(scene.layout)
+    scene.narrator.opening(plan, directory, epsilon)
     parameters = Parameters.of(scene.model)
     directory.write_json(PARAMETERS, asdict(parameters))
     if parameters.frozen:
         scene.narrator.note(f"model          {parameters}")
     if scene.rounds:
-        scene.narrator.resuming(scene.rounds[-1])
+        scene.narrator.resuming(scene.rounds[-1], plan, epsilon)
     directory.write_json("privacy.json", running(plan.claim))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cloister.config.run import RunConfig, parse
+from cloister.config.run import RunConfig, parse, shown
 from cloister.config.section import Scalar
 from cloister.core.errors import BudgetExhausted, CloisterError, ConfigError
 from cloister.core.files import expanded
@@ -67,7 +67,9 @@ class Cell:
         return bool(content.get(BUDGET) == self.config.flat()[BUDGET])
 
     def __str__(self) -> str:
-        return " ".join([*(f"{key}={value!r}" for key, value in self.settings.items()), f"seed={self.config.seed}"])
+        return " ".join(
+            [*(f"{key}={value!r}" for key, value in shown(self.settings).items()), f"seed={self.config.seed}"]
+        )
 
 
 def cells_of(sweep: Sweep) -> tuple[Cell, ...]:

@@ -1,17 +1,19 @@
 """What a sweep came to: its cells beside each other, by the code that compares runs."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from cloister.config.run import shown
 from cloister.core.errors import ConfigError
 from cloister.core.files import atomic_path
 from cloister.server.reports.compare.comparison import Comparison, Group, compared, differing
 from cloister.server.reports.compare.figures import pictures, write_png
 from cloister.server.reports.compare.page import write_page
 from cloister.server.reports.compare.record import record
-from cloister.server.reports.compare.runs import SMALLER, RunSummary, read_runs
+from cloister.server.reports.compare.runs import RunSummary, better, read_runs
 from cloister.server.reports.compare.table import markdown
 from cloister.sweep.cells import Cell
 from cloister.sweep.description import Sweep
@@ -50,7 +52,7 @@ def _groups(cells: Sequence[Cell], runs: dict[str, RunSummary]) -> list[Group]:
     varied = differing([cell.settings for cell in cells])
     groups = []
     for number, same in enumerate(together.values(), 1):
-        settings = {key: same[0].settings[key] for key in varied}
+        settings = shown({key: same[0].settings[key] for key in varied})
         if those := tuple(runs[cell.name] for cell in same if cell.name in runs):
             groups.append(Group(str(number), settings, those))
     return groups
@@ -59,18 +61,31 @@ def _groups(cells: Sequence[Cell], runs: dict[str, RunSummary]) -> list[Group]:
 def best_of(comparison: Comparison, select: str) -> Group | None:
     """The group with the best final score on the server's own examples; None where there is none.
 
-    One of which a run has diverged is not chosen: the mean over its other runs is that of the lucky ones.
+    Of equally good ones it is the one of the smallest ε, where their ε are about the same thing; then the first. One of
+    which a run has diverged is not chosen: the mean over its other runs is that of the lucky ones.
 
     Args:
         comparison: of the cells.
         select: the score; empty: none is wanted.
     """
+    tied = _tied(comparison, select)
+    by_epsilon = len(comparison.kinds) == 1
+    return min(tied, key=lambda group: _epsilon(group) if by_epsilon else 0.0, default=None)
+
+
+def _tied(comparison: Comparison, select: str) -> list[Group]:
+    """The groups with the best final score, in their order."""
     if not select or comparison.on_clients or select != comparison.score:
-        return None
+        return []
     finals = [(group.final(select, False), group) for group in comparison.groups]
     scored = [(final.mean, group) for final, group in finals if final and final.count == len(group.runs)]
-    sign = -1 if select in SMALLER else 1
-    return max(scored, key=lambda pair: sign * pair[0])[1] if scored else None
+    best = better(select, [mean for mean, _ in scored]) if scored else None
+    return [group for mean, group in scored if mean == best]
+
+
+def _epsilon(group: Group) -> float:
+    """What is claimed of a group; ∞ where something of it is not bounded."""
+    return sum(math.inf if cost.epsilon is None else cost.epsilon for cost in group.costs)
 
 
 def _chosen(comparison: Comparison, select: str) -> str:
@@ -79,9 +94,11 @@ def _chosen(comparison: Comparison, select: str) -> str:
         return f"No cell is chosen: no run has a score {select!r} on the server's own examples."
     if best is None:
         return f"No cell is chosen: of each, a run has no final {select}."
-    return (
+    chosen = (
         f"Chosen by the final {select} on the server's own examples: cell {best.name}, {comparison.labels[best.name]}."
     )
+    tied = ", ".join(group.name for group in _tied(comparison, select) if group is not best)
+    return f"{chosen} Equally good: {tied}; of these the smallest ε decides, then the order." if tied else chosen
 
 
 def write_results(sweep: Sweep, comparison: Comparison, folder: Path) -> None:

@@ -148,11 +148,13 @@ def faults_of_model(task: Task, model: Model, x: NDArray) -> Iterator[Fault]:
             )
     outputs, problem = tried(lambda: model.predict(x))
     if problem:
-        yield Fault(
-            "build()", f"the model cannot predict: {problem}", f"it must take inputs of shape {task.input_shape}"
-        )
+        told = f"the model cannot predict: {problem}"
+        faults = [Fault("build()", told, f"it must take inputs of shape {task.input_shape}")]
     else:
-        yield from _faults_of_outputs(task, outputs, len(x))
+        faults = list(_faults_of_outputs(task, outputs, len(x)))
+    yield from faults
+    # The task's own scores are tried whatever the model is like, so that their faults are told with its own.
+    yield from _faults_of_scores(task, _made_up_outputs(task, len(x)) if faults else outputs)
 
 
 def faults_of_naming(task: Task, model: Model) -> Iterator[Fault]:
@@ -162,7 +164,10 @@ def faults_of_naming(task: Task, model: Model) -> Iterator[Fault]:
         task: that built it.
         model: one that it built.
     """
-    again = task.build()
+    again, problem = tried(task.build)
+    if problem:
+        yield Fault("build()", f"an error when it is called again: {problem}", "let it leave nothing behind")
+        return
     one, other = ({name: array.shape for name, array in each.arrays().items()} for each in (model, again))
     if one != other:
         remedy = "give every layer a name and a fixed shape, so that server and clients agree"
@@ -182,19 +187,26 @@ def _faults_of_outputs(task: Task, outputs: NDArray, count: int) -> Iterator[Fau
     elif task.classes and (outputs.min() < 0 or np.abs(outputs.sum(axis=1) - 1).max() > SUM):
         remedy = "end the model with activation='softmax', as it is trained on probabilities"
         yield Fault("build()", "outputs that are no probabilities, such as logits", remedy)
-    else:
-        yield from _faults_of_metrics(task, outputs)
 
 
-def _faults_of_metrics(task: Task, outputs: NDArray) -> Iterator[Fault]:
+def _made_up_outputs(task: Task, count: int) -> NDArray[np.float32]:
+    """What a model might predict."""
+    if not task.classes:
+        return np.zeros(count, np.float32)
+    return np.full((count, task.classes), 1 / task.classes, np.float32)
+
+
+def _faults_of_scores(task: Task, outputs: NDArray) -> Iterator[Fault]:
+    """What is wrong with `metrics` and with `losses`."""
     labels = np.arange(len(outputs)) % task.classes if task.classes else np.zeros(len(outputs), np.float32)
     found, problem = tried(lambda: task.metrics(labels, outputs))
     if problem:
         yield Fault("metrics()", problem, "it takes y of shape (n,) and scores as the model predicts them")
-    elif not isinstance(found, Mapping) or not all(_is_number(value) for value in found.values()):
-        yield Fault("metrics()", "values that are no finite numbers", "return a dict of names and floats")
-    elif "loss" not in found:
-        yield Fault("metrics()", "no 'loss'", "add it, as super().metrics(y, scores) does: early stopping reads it")
+    else:
+        if not isinstance(found, Mapping) or not all(_is_number(value) for value in found.values()):
+            yield Fault("metrics()", "values that are no finite numbers", "return a dict of names and floats")
+        if isinstance(found, Mapping) and "loss" not in found:
+            yield Fault("metrics()", "no 'loss'", "add it, as super().metrics(y, scores) does: early stopping reads it")
     losses, problem = tried(lambda: task.losses(labels, outputs))
     if problem or np.shape(losses) != (len(outputs),):
         yield Fault("losses()", problem or f"shape {np.shape(losses)}", f"return shape (n,), here ({len(outputs)},)")

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from cloister import cli
 from cloister.audits.conduct import audit
 from cloister.audits.finding import Control, Finding, Measured, strongest
+from cloister.audits.progress import Progress
 from cloister.audits.report import Audited, claimed, measured
 from cloister.audits.table import AUDITS, Effort
 
@@ -32,8 +33,27 @@ def copied(plain_run, tmp_path):
     return shutil.copytree(plain_run, tmp_path / "run")
 
 
+@pytest.fixture
+def counted(monkeypatch):
+    """What audits say that they are going to do, and what they do."""
+    found = {"expected": 0.0, "done": 0.0}
+    expect, step = Progress.expect, Progress.step
+
+    def expected(self, amount, *more):
+        found["expected"] += amount
+        expect(self, amount, *more)
+
+    def done(self, amount=1.0):
+        found["done"] += amount
+        step(self, amount)
+
+    monkeypatch.setattr(Progress, "expect", expected)
+    monkeypatch.setattr(Progress, "step", done)
+    return found
+
+
 class TestCommand:
-    def test_a_small_run(self, copied, few_resamples):
+    def test_a_small_run(self, copied, few_resamples, counted):
         told = invoke("audit", copied, "--only", "membership-inference", "--shadows", "4")
         assert told.exit_code == 0, told.output
         facts = json.loads((copied / "audit.json").read_text())
@@ -47,14 +67,18 @@ class TestCommand:
         assert facts["lines"][0] == "claimed: no ε (none, none)" and facts["lines"][1].startswith("measured: ")
         assert all((copied / picture).stat().st_size > 1000 for picture in finding["pictures"])
         assert all(line in told.output for line in facts["lines"]) and finding["meaning"] in told.output
+        assert counted["done"] == counted["expected"] == 4 * 3 and finding["seconds"] > 0
+        assert "membership-inference: 12 rounds of the attacker's own federations, about 0:" in told.output
+        assert "membership-inference: 8 of 12, about 0:" in told.output and "\x1b" not in told.output
 
-    def test_a_claim_that_an_attack_contradicts_is_called_false(self, copied, few_resamples):
+    def test_a_claim_that_an_attack_contradicts_is_called_false(self, copied, few_resamples, counted):
         privacy = json.loads((copied / "privacy.json").read_text())
         pretended = privacy | {"status": "sound", "mechanism": "global-dp", "claims": [SOUND]}
         (copied / "privacy.json").write_text(json.dumps(pretended))
         told = invoke("audit", copied, "--only", "client-inference", "--shadows", "8")
         assert told.exit_code == 1 and "the claim is contradicted, 95% sure" in told.output
         assert json.loads((copied / "audit.json").read_text())["contradicted"]
+        assert counted["done"] == counted["expected"] == 2 * (3 * 8 + 2 * 2)
 
     def test_settings_are_run_first(self, tmp_path):
         settings = f"task.name='linear' num-rounds=1 tensorboard=false output-dir='{tmp_path}' seed=1"

@@ -86,7 +86,7 @@ def test_it_leaves_nothing_behind(tmp_path, monkeypatch, settings, policy):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "policy.toml").write_text(POLICY)
     before = tree(tmp_path)
-    printed("-c", settings, *(["--policy", policy] if policy else []), "--epsilon", 2)
+    printed("-c", settings, *(["--policy", policy] if policy else []), "--epsilon", 4)
     assert tree(tmp_path) == before and {path.name for path in tmp_path.iterdir()} == {"policy.toml"}
 
 
@@ -131,6 +131,32 @@ def test_json_for_machines():
     assert (estimate["down"], estimate["up"], estimate["cohort"], estimate["total-bytes"]) == (2600, 2600, 4, 41600)
     assert estimate["one-by-one-seconds"] >= estimate["side-by-side-seconds"] >= estimate["first-seconds"] > 0
     assert "first-seconds" not in json.loads(printed("-c", GLOBALLY, "--json", "--no-timing"))["estimate"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "says"),
+    [
+        (
+            GLOBALLY + " privacy.max-epsilon=0.5",
+            (),
+            "the server's of 0.5 for one client: set privacy.noise-multiplier=",
+        ),
+        (GLOBALLY, ("--epsilon", 0.5), "the server's of 0.5 for one client: set privacy.noise-multiplier="),
+        (GAUSSIANLY, ("--epsilon", 0.5), "each client's of 0.5 for one client: set privacy.client-noise-multiplier="),
+        (f"{GAUSSIANLY} privacy.client-max-epsilon=0.5", (), "add --epsilon 0.5 to see which noise fits"),
+    ],
+)
+def test_a_budget_that_not_one_round_fits_is_one_error_with_the_remedy(settings, arguments, says):
+    result = invoke("-c", settings, *arguments, "--no-timing", "--json")
+    assert result.exit_code == 1 and "num-rounds=0" not in result.output
+    assert json.loads(result.stdout)["clients"] == 4, "the plan itself is still printed"
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("ConfigError: not one round fits the budget: ") and says in line
+    if "set privacy" in says:
+        noise, budget = re.search(r"multiplier=(\S+), or a budget of ε = (\S+), for all rounds", line).groups()
+        more = settings.replace("multiplier=2.0", f"multiplier={noise}")
+        assert invoke("-c", more, *arguments, "--no-timing").exit_code == 0
+        assert invoke("-c", settings.replace("=0.5", f"={budget}"), "--no-timing").exit_code == 0
 
 
 def test_models_side_by_side_are_sent_all_and_come_back_one_by_one():

@@ -74,6 +74,19 @@ def test_what_cannot_be_is_named(tmp_path, changes, error, says):
         found(tmp_path, 1.0, **changes)
 
 
+@pytest.mark.parametrize("q", [1.0, 0.02])
+def test_where_no_round_fits_the_smallest_budget_for_all_is_named(tmp_path, q):
+    answer = found(tmp_path, 0.01, q=q, noise_multiplier=0.8)
+    assert answer.rounds == 0 and answer.is_nothing
+    assert found(tmp_path, answer.smallest, q=q, noise_multiplier=0.8).rounds >= 30
+    assert found(tmp_path, 0.999 * answer.smallest, q=q, noise_multiplier=0.8).rounds < 30
+    assert not found(tmp_path, answer.smallest, q=q).is_nothing and found(tmp_path, 8.0, q=q).smallest is None
+
+
+def test_no_budget_is_named_that_bounds_nothing(tmp_path):
+    assert found(tmp_path, 0.01, noise_multiplier=1e-3).smallest is None
+
+
 def test_without_noise_no_round_fits(tmp_path):
     with pytest.raises((ConfigError, PrivacyError), match=r"privacy\.max-epsilon"):
         found(tmp_path, 1.0, noise_multiplier=0.0)

@@ -12,7 +12,7 @@ from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState
 from cloister.privacy.claims.meaning import best_guess, best_guess_of_a_part, meanings, percent
 from cloister.privacy.claims.record import record, statement_of
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
-from cloister.privacy.claims.words import render_clients
+from cloister.privacy.claims.words import dearest, render_clients
 
 LEDGER = LedgerState("ledger.jsonl", "0" * 64, 3, False)
 OF_RUN = Figure("client", "add-or-remove", None, OUTSIDERS, RUN, 1.0, 1e-5, "pld", {"pld": 1.0, "rdp": 1.2})
@@ -104,13 +104,37 @@ class TestSentences:
             for size, epsilon in ((64, 2.0), (65, 3.0), (640, 1.0))
         )
         (told,) = meanings(stated(mechanism="none", clients=DpSgdClaim("dp-sgd", unit="example", sizes=sizes)))
-        assert "single example" in told.who and "ε = 3," in told.how_much and "64, 65, 640 examples" in told.how_much
+        assert "single example" in told.who and "ε = 3," in told.how_much
+        whose = "that of a client with 65 examples; other sizes go down to ε = 1 with 640 examples"
+        assert f"; this ε is {whose}." in told.how_much
+
+    @pytest.mark.parametrize(
+        ("epsilons", "whose"),
+        [
+            (
+                {64: 3.0, 640: 1.0, 65: 2.0},
+                "that of a client with 64 examples, the fewest that figures are given for; other sizes go down to "
+                "ε = 1 with 640 examples",
+            ),
+            ({64: 3.0}, "that of a client with 64 examples"),
+        ],
+    )
+    def test_the_largest_of_several_sizes_is_said_before_all_of_them(self, epsilons, whose):
+        sizes = tuple(
+            OfSize(size, 3, (Figure("example", "add-or-remove", "n", "all", epsilon=epsilon, delta=1e-5),))
+            for size, epsilon in epsilons.items()
+        )
+        claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes)
+        assert dearest(claim) == whose and dearest(DpSgdClaim("dp-sgd")) == ""
+        _, *lines = render_clients(claim)
+        assert lines[: len(epsilons) > 1] == [f"  the largest ε is {whose}"][: len(epsilons) > 1]
+        assert len(lines) == len(epsilons) + (len(epsilons) > 1)
 
     def test_dp_sgd_tells_of_a_condition(self):
         sizes = (OfSize(64, 3, (Figure("example", "add-or-remove", "n", "all", epsilon=2.0, delta=1e-5),)),)
         claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes).on_condition("it holds if nobody broke it off")
         (told,) = meanings(stated(mechanism="none", clients=claim))
-        assert ", if nobody broke it off; computed for clients" in told.how_much
+        assert ", if nobody broke it off; this ε is that of a client with 64 examples." in told.how_much
         assert any(line.endswith("against all; it holds if nobody broke it off") for line in render_clients(claim))
 
     def test_the_guarantee_comes_first(self):

@@ -22,6 +22,7 @@ from cloister.privacy.claims.record import record
 from cloister.server.reports.compare.comparison import Group, compared, differing, each_alone
 from cloister.server.reports.compare.figures import pictures
 from cloister.server.reports.compare.page import rendered, write_page
+from cloister.server.reports.compare.record import record as compare_record
 from cloister.server.reports.compare.runs import read_runs
 from cloister.server.reports.compare.table import lines, markdown, table_of
 from cloister.server.reports.compare.together import epsilon_together
@@ -52,12 +53,14 @@ def two(tmp_path):
 
 
 TABLE = """
-╭─────┬──────────────────┬────────┬────────────────┬───────────────┬───┬─────────╮
-│ run │ noise-multiplier │ rounds │ final accuracy │ best accuracy │ ε │ seconds │
-├─────┼──────────────────┼────────┼────────────────┼───────────────┼───┼─────────┤
-│ a   │ 1.5              │      3 │         0.8000 │        0.9000 │ 1 │     4.5 │
-│ b   │ 3.0              │      3 │         0.7000 │        0.7000 │ 1 │     4.5 │
-╰─────┴──────────────────┴────────┴────────────────┴───────────────┴───┴─────────╯
+╭─────┬──────────────────┬────────┬────────────────┬───────────────┬──────────┬───────────┬───┬─────────╮
+│ run │ noise-multiplier │ rounds │ final accuracy │ best accuracy │ macro F1 │ macro AUC │ ε │ seconds │
+├─────┼──────────────────┼────────┼────────────────┼───────────────┼──────────┼───────────┼───┼─────────┤
+│ a   │ 1.5              │      3 │         0.8000 │        0.9000 │   0.9100 │    0.9900 │ 1 │     4.5 │
+│ b   │ 3.0              │      3 │         0.7000 │        0.7000 │   0.9100 │    0.9900 │ 1 │     4.5 │
+╰─────┴──────────────────┴────────┴────────────────┴───────────────┴──────────┴───────────┴───┴─────────╯
+Macro F1 is the mean F1 of the classes that have examples, macro AUC the mean area under the ROC curve of each \
+class against the others: of the model that a run kept, on the server's own test data.
 ε of a run by itself, the largest in its claim: for one client, add-or-remove, δ = 1e-05, by the server's mechanism.
 Whoever chooses one of the runs by what they released has released all of them: their costs add up.
 """
@@ -70,8 +73,9 @@ class TestTable:
 
     def test_as_markdown(self, two):
         first, rule, *_ = markdown(comparison(*two)).splitlines()
-        assert first == "| run | noise-multiplier | rounds | final accuracy | best accuracy | ε | seconds |"
-        assert rule == "| --- | --- | ---: | ---: | ---: | ---: | ---: |"
+        scores = "final accuracy | best accuracy | macro F1 | macro AUC"
+        assert first == f"| run | noise-multiplier | rounds | {scores} | ε | seconds |"
+        assert rule == f"| --- | --- |{' ---: |' * 7}"
 
     def test_as_json(self, two):
         found = json.loads(invoke(*two, "--json").output)
@@ -80,6 +84,18 @@ class TestTable:
         assert group["final"] == {"mean": 0.7, "std": None, "runs": 1} and group["runs"][0]["ended"] == "as-asked"
         claimed = {"epsilon": 1.0, "delta": 1e-5, "unit": "client", "relation": "add-or-remove", "side": "server"}
         assert group["claims"] == [{"status": "sound", **claimed}]
+
+    def test_figures_over_classes_where_runs_have_them(self, two, tmp_path):
+        regression = {"examples": 5, "metrics": {"loss": 0.25, "rmse": 0.5}}
+        third = write_run(tmp_path / "c", evaluation=regression)
+        (first, *_, last) = comparison(*two, third).groups
+        assert first.over_classes("macro AUC").mean == 0.99 and last.over_classes("macro F1") is None
+        assert table_of(comparison(*two, third)).rows[-1].count("–") >= 2
+        assert "macro F1" not in table_of(comparison(third)).columns and not any(
+            "Macro" in note for note in comparison(third).notes
+        )
+        group = json.loads(invoke(*two, "--json").output)["groups"][0]
+        assert group["over-classes"]["macro F1"] == {"mean": 0.91, "std": None, "runs": 1}
 
     def test_what_a_run_is_called_is_no_setting(self):
         configs = [{"run-name": name, "output-dir": name, "seed": 1, "x": 1 if name == "a" else True} for name in "ab"]
@@ -186,6 +202,13 @@ class TestSecrets:
         told = "\n".join([*lines(found), rendered(found), invoke(place, "--json").output])
         assert "0.4321" not in told and "0.8765" not in told and "accepted" not in told
         assert dict(zip(table_of(found).columns, table_of(found).rows[0], strict=True))["seconds"] == "–"
+
+    def test_a_seed_of_the_noise_is_a_word(self, tmp_path):
+        places = [write_run(tmp_path / "a"), write_run(tmp_path / "b", settings={"privacy.noise-seed": 7_654_321})]
+        found = comparison(*places)
+        assert found.groups[1].settings["privacy.noise-seed"] == "seeded"
+        for told in (rendered(found), markdown(found), json.dumps(compare_record(found))):
+            assert "seeded" in told and "7654321" not in told
 
     def test_one_hidden_time_hides_that_of_the_group(self, tmp_path):
         known = write_run(tmp_path / "a", rounds=rounds(0.5, seconds={"total": 2.0}))

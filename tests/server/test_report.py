@@ -28,6 +28,7 @@ from cloister.local.simulation import simulate
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.html.audit import audit_of
 from cloister.server.reports.html.facts import Facts
+from cloister.server.reports.html.figures import NAME_WIDTH
 from cloister.server.reports.html.page import write_report
 from cloister.server.reports.html.statements import LONGEST, Statements
 
@@ -88,6 +89,23 @@ class TestWhatItSays:
         rows = texts(tree_of(page), ".//section[@id='results']//tbody/tr")
         assert rows[0] == "0 0.900 0.800 0.850 10 1 (2)" and len(rows) == 3
         assert "macro F1 0.91" in " ".join(texts(tree_of(page), ".//section[@id='results']/p"))
+
+    def test_long_names_of_classes_are_wrapped_and_not_cut(self, tmp_path):
+        names = ["moderately differentiated adenocarcinoma", "benign", "healthy tissue beside a tumour"]
+        text = page_of(tmp_path, evaluation=evaluation(names))
+        tree = tree_of(text)
+        labels = texts(tree, ".//svg//text")
+        assert {"moderately", "differentiated", "adenocarcinoma"} <= set(labels)
+        assert not any("…" in label for label in labels) and "ellipsis" not in text
+        rows = texts(tree, ".//section[@id='results']//tbody/tr")
+        assert rows[0].startswith(names[0]) and rows[0].endswith("benign (2)")
+
+    @pytest.mark.parametrize(("classes", "lines"), [(6, 4), (12, 2), (20, 1)])
+    def test_a_name_has_as_many_lines_as_there_is_room_for(self, tmp_path, classes, lines):
+        found = evaluation([f"{number} " + "very " * 40 for number in range(classes)])
+        tree = tree_of(page_of(tmp_path, evaluation=found))
+        labels = [label for label in texts(tree, ".//svg//text") if "very" in label]
+        assert len(labels) == 2 * classes * lines and max(map(len, labels)) <= NAME_WIDTH
 
     def test_many_classes_and_rounds_stay_a_small_page(self, tmp_path):
         rounds = [line(number) for number in range(3000)]
@@ -166,6 +184,13 @@ class TestWhatItMustNotSay:
 
     def test_who_was_rejected_stays_with_the_operator(self, page):
         assert str(REJECTED["node_id"]) not in page
+
+    def test_the_seed_of_the_noise_is_a_word(self, tmp_path):
+        place = write_run(tmp_path, settings={"privacy.noise-seed": 7_654_321})
+        digest = json.loads((place / "config.json").read_text())["config-sha256"]
+        text = write_report(place).read_text()
+        assert "seeded" in text and "7654321" not in text
+        assert digest not in text, "whoever tries seeds finds the one that fits it"
 
     def test_it_has_no_time(self, page):
         assert not re.search(r"\d\d:\d\d|\b20\d\d-\d\d|\b1\d{9}\b", page)

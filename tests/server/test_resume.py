@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.meaning import meanings
 from cloister.privacy.claims.record import statement_of
-from cloister.privacy.claims.words import render_clients
+from cloister.privacy.claims.words import render, render_clients
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.rundir import RunDirectory
 from cloister.server.resume import settings_of
@@ -634,7 +635,20 @@ class TestWhatGoesOn:
         resumed = resume(tmp_path, narrator=Narrator(3, Console(file=said, width=200)))
         assert [done.number for done in resumed.rounds] == [0, 1, 2, 3]
         assert resumed.rounds[1].central == stopped.rounds[1].central
-        assert "resumed after round 1" in said.getvalue()
+        assert "resumed after round 1\nround   2/3" in said.getvalue(), "nothing is promised, and no ε explained"
+
+    @pytest.mark.parametrize("budget", [0.0, 9.0])
+    def test_each_epsilon_is_said_to_be_what_it_is(self, tmp_path, budget):
+        stopped_after(tmp_path, PRIVATE | {"privacy.max-epsilon": budget}, 1)
+        said = io.StringIO()
+        outcome = resume(tmp_path, narrator=Narrator(3, Console(file=said, width=10**6, soft_wrap=True)))
+        before, after = said.getvalue().split("resumed after round 1\n")
+        told = after.split("round   2/3")[0].splitlines()
+        assert len(told) == 4 and all(line.startswith("  ε ") for line in told)
+        (promised,) = re.findall(r"ε at most \S+", before)
+        assert told[0].startswith(f"  {promised}: of all planned rounds, and of one more")
+        shown = [line.split(" at δ")[0].strip() for line in render(outcome.statement) if line.startswith("  ε")]
+        assert ("ε ≤ 9" in shown) == told[3].startswith("  ε ≤ 9,") == bool(budget)
 
     @pytest.mark.parametrize("sampling", [pytest.param("fixed", marks=pytest.mark.slow), "poisson"])
     def test_the_curves(self, died, sampling):

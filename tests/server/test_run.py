@@ -153,6 +153,18 @@ class TestOneClearError:
     def test_one_client_will_do_when_asked_for(self, tmp_path):
         assert go(tmp_path, {"strategy.min-nodes": 1}, clients=1).rounds[-1].measured.accepted == 1
 
+    @pytest.mark.parametrize(
+        ("settings", "ending"),
+        [
+            ({"privacy.server": "none"}, "none"),
+            ({"privacy.server": "none", "privacy.client": "dp-sgd"}, "dp-sgd"),
+            ({"privacy.server": "global-dp", "privacy.client": "gaussian"}, "global-dp-gaussian"),
+        ],
+    )
+    def test_a_directory_is_called_by_its_mechanisms(self, tmp_path, settings, ending):
+        plan = build(parse(FAST | {"output-dir": str(tmp_path), "run-name": ""} | settings))
+        assert RunDirectory.create(plan).name.endswith(f"-digits-fedavg-{ending}")
+
     def test_of_a_run_name_that_is_taken(self, tmp_path):
         go(tmp_path, {"run-name": "mine"})
         with pytest.raises(ConfigError, match="run-name = 'mine' is taken"):

@@ -40,6 +40,14 @@ def test_a_log_for_machines_has_them_too(tmp_path):
     assert end["ended"] == "as-asked" and end["kept"] == 2 and end["scores"]["accuracy"] > 0
 
 
+@pytest.mark.parametrize("kind", [Narrator, JsonNarrator])
+def test_a_seed_of_the_noise_is_told_to_nobody(tmp_path, kind):
+    seeded = {"tensorboard": False, "report": False, "num-rounds": 1, "privacy.noise-seed": 7_654_321}
+    outcome, said = told(tmp_path, SOUND | seeded, kind)
+    assert "seeded" in said and "7654321" not in said
+    assert "7654321" in (outcome.directory.path / "config.json").read_text(), "a run must be repeatable"
+
+
 @pytest.mark.parametrize(("multiplier", "weak"), [(2.0, False), (0.1, True)])
 def test_a_sound_claim_that_is_worth_nothing_says_so_at_the_start_and_at_the_end(tmp_path, multiplier, weak):
     _, said = told(tmp_path, SOUND | {"tensorboard": False, "privacy.noise-multiplier": multiplier})

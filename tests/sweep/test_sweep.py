@@ -206,15 +206,16 @@ class TestBudget:
         assert "select = 'accuracy' needs evaluation.central" in refused(written(text))
 
 
-def finished(cell, accuracy=0.5, how="as-asked", **settings):
+def finished(cell, accuracy=0.5, how="as-asked", epsilon=1.0, **settings):
     """What a run of a cell leaves behind."""
     rounds = [line(number, central={"loss": 1 - accuracy, "accuracy": accuracy}) for number in range(3)]
-    path = write_run(cell.directory, rounds=rounds)
+    path = write_run(cell.directory, rounds=rounds, evaluation=None)
     config = parse(cell.config.flat() | settings)
     facts = {"config": config.flat(), "config-sha256": config.digest(), "seed": cell.config.seed, "versions": {}}
     (path / "config.json").write_text(json.dumps(facts))
     privacy = json.loads((path / "privacy.json").read_text())
-    (path / "privacy.json").write_text(json.dumps(privacy | {"ended": {"how": how, "why": ""}}))
+    claims = [claim | {"epsilon": epsilon * claim["epsilon"]} for claim in privacy["claims"]]
+    (path / "privacy.json").write_text(json.dumps(privacy | {"claims": claims, "ended": {"how": how, "why": ""}}))
 
 
 class FakeProcess:
@@ -223,6 +224,7 @@ class FakeProcess:
     started: ClassVar = []
     over: ClassVar = []
     accuracies: ClassVar = {2.0: 0.9, 4.0: 0.6}
+    epsilons: ClassVar = {}
     codes: ClassVar = {}
     peak = 1
 
@@ -239,7 +241,8 @@ class FakeProcess:
         code = 130 if self.asked else self.codes.get(self.number, 0)
         noise, seed = self.cell.settings["privacy.noise-multiplier"], self.cell.config.seed
         if code in (0, 3):
-            finished(self.cell, self.accuracies[noise] + seed / 100, {0: "as-asked", 3: "budget"}[code])
+            ended, epsilon = {0: "as-asked", 3: "budget"}[code], self.epsilons.get(noise, 1.0)
+            finished(self.cell, self.accuracies[noise] + seed / 100, ended, epsilon)
         return Ended(self.cell, code, 10.0, self.peak, "ValueError: it is broken")
 
     def stop(self):
@@ -300,6 +303,16 @@ class TestRuns:
         monkeypatch.setattr(fake, "accuracies", {2.0: 0.6, 4.0: 0.9})
         _, told = conducted(written(NOISY.replace('"accuracy"', '"loss"')))
         assert "Chosen by the final loss on the server's own examples: cell 2," in told
+
+    @pytest.mark.parametrize(("epsilons", "best"), [({2.0: 1.0, 4.0: 0.5}, 2), ({2.0: 1.0, 4.0: 1.0}, 1)])
+    def test_of_equally_good_cells_the_cheaper_one_is_chosen_and_then_the_first(
+        self, written, fake, monkeypatch, epsilons, best
+    ):
+        monkeypatch.setattr(fake, "accuracies", {2.0: 0.9, 4.0: 0.9})
+        monkeypatch.setattr(fake, "epsilons", epsilons)
+        _, told = conducted(written(NOISY))
+        assert f"examples: cell {best}," in told
+        assert f"Equally good: {3 - best}; of these the smallest ε decides, then the order." in told
 
     def test_a_score_that_no_run_has_chooses_none(self, written, fake):
         _, told = conducted(written(NOISY.replace('"accuracy"', '"rmse"')))

@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 from cloister.cli import app
 from cloister.client.data import benchmark_of, task_of
 from cloister.client.workbench import _made
-from cloister.local.checking import check_task
+from cloister.config.run import parse
+from cloister.local.checking import _settings, check_task
+from cloister.tasks.base import Dataset, Examples
 from cloister.tasks.breast_cancer import RANGES, BreastCancer
 
 
@@ -93,6 +95,55 @@ def test_what_a_model_fails_at_is_told_and_nothing_after_it(monkeypatch):
     lines = found("breast-cancer")
     assert [kind for kind, _ in lines] == ["ok", "ok", "fault"]
     assert "metrics(): no 'loss'" in lines[-1][1]
+
+
+def test_faults_of_data_recipe_and_model_are_told_at_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(BreastCancer, "metrics", lambda self, y, scores: {"accuracy": 1.0})
+    monkeypatch.setattr(BreastCancer, "recipe", replace(BreastCancer.recipe, class_weights=(1.0, 2.0, 3.0)))
+    lines = found("breast-cancer", table(tmp_path, target="2"))
+    assert {kind for kind, _ in lines} == {"fault"}
+    assert [text.split(":")[0] for _, text in lines] == ["recipe", "read()", "metrics()"]
+
+
+def test_inputs_that_were_not_scaled_are_noted(monkeypatch):
+    load = BreastCancer.load
+
+    def raw(self):
+        whole = load(self)
+        return Dataset(Examples(whole.train.x * 255, whole.train.y), whole.test)
+
+    monkeypatch.setattr(BreastCancer, "load", raw)
+    note = "load(), train: inputs beyond 10, on which networks train badly; scale them in the task"
+    assert [text for kind, text in found("breast-cancer") if kind == "note"] == [note]
+
+
+class TestSettings:
+    def test_those_of_the_task_and_of_training_are_tried(self):
+        own = {"task.partition": "dirichlet", "task.alpha": 0.4, "client.local-epochs": 2, "num-rounds": 30}
+        note, *rest = found("breast-cancer", None, own | {"client.warmup-rounds": 5, "privacy.server": "global-dp"})
+        assert note[0] == "note" and note[1].endswith(": num-rounds, client.warmup-rounds, privacy.server")
+        assert [kind for kind, _ in rest] == ["ok"] * 5
+
+    def test_they_change_what_is_found(self):
+        (*_, last) = found("breast-cancer", None, {"client.class-weights": "1.0,2.0,3.0"})
+        assert last[0] == "fault" and "client.class-weights has 3 numbers" in last[1]
+
+    @pytest.mark.parametrize(
+        ("given", "says"),
+        [
+            ("task.alhpa=0.4", "unknown key 'task.alhpa'"),
+            ("task.name='digits'", "task.name = 'digits' contradicts the task that is to be checked, 'breast-cancer'"),
+            ("num-rounds=0", "num-rounds"),
+        ],
+    )
+    def test_the_command_refuses_what_a_run_would(self, given, says):
+        done = CliRunner().invoke(app, ["check", "task", "breast-cancer", "-c", given])
+        assert done.exit_code == 1 and len(done.output.splitlines()) == 1 and says in done.output
+
+    def test_groups_are_tried_with_their_mechanism(self):
+        given = {"task.group": "patient", "privacy.client": "dp-sgd", "num-rounds": 9}
+        config = parse(_settings("breast-cancer", None, given))
+        assert config.privacy.client.name == "dp-sgd" and config.num_rounds == 1
 
 
 def test_an_error_of_the_user_s_code_is_one_line(monkeypatch):

@@ -138,6 +138,18 @@ def test_models_that_cannot_be_scored(change, says):
     assert says in one(faults_of_model(made(), Outputs(change), X))
 
 
+@pytest.mark.parametrize("change", [lambda out: out[:, :2], lambda out: out * np.nan, lambda out: out / np.zeros(7)])
+def test_a_faulty_model_does_not_hide_faulty_scores(change):
+    task = made(metrics=lambda self, y, scores: {"accuracy": np.nan}, losses=lambda self, y, scores: 0.5)
+    of_model, *of_scores = texts(faults_of_model(task, Outputs(change), X))
+    assert of_model.startswith("build(): ")
+    assert [text.split(";")[0] for text in of_scores] == [
+        "metrics(): values that are no finite numbers",
+        "metrics(): no 'loss'",
+        "losses(): shape ()",
+    ]
+
+
 def test_a_regression_ends_with_one_number():
     assert "outputs of shape (20, 3), expected (20,); end it with one unit" in one(
         faults_of_model(made(Numbers), SoftmaxRegression(features=4, classes=3), X)
@@ -172,6 +184,13 @@ def test_names_that_change():
 
     task = made(build=lambda self: Renamed())
     assert "arrays of other names or shapes when it is called again" in one(faults_of_naming(task, task.build()))
+
+
+def test_a_model_that_can_be_built_only_once():
+    rest = [SoftmaxRegression(features=4, classes=3)]
+    task = made(build=lambda self: rest.pop())
+    text = one(faults_of_naming(task, task.build()))
+    assert f"an error when it is called again: IndexError at {__file__}:" in text
 
 
 @pytest.mark.parametrize(

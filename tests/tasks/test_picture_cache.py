@@ -128,6 +128,15 @@ def test_data_that_cannot_be_written_has_its_cache_elsewhere(images, caches, cou
     assert len(list(caches.rglob("*.npy"))) == 2, "other data of the same names"
 
 
+def test_it_is_never_taken_for_a_class_nor_for_images(images):
+    before = find_pictures(images, CLASSES).pictures
+    pixels(images)
+    put(images / FOLDER / "scan.jpg", jpeg(scan(0, 0)))
+    assert find_pictures(images, CLASSES).pictures == before, "a folder beside those of classes would be refused"
+    named = find_pictures(images, (*CLASSES, "cloister cache")).pictures
+    assert {picture.label for picture in named} == set(range(len(CLASSES)))
+
+
 def test_no_place_for_a_cache_is_one_clear_error(images, caches):
     (images / FOLDER).write_text("")
     caches.write_text("")

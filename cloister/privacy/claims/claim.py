@@ -155,6 +155,17 @@ class DpSgdClaim(Claim):
 
     sizes: tuple[OfSize, ...] = ()
 
+    @property
+    def by_size(self) -> dict[int, Figure]:
+        """The figure about one unit with the largest ε, by the size of the client, in the order of sizes."""
+        found = [
+            (size.size, figure)
+            for size in self.sizes
+            for figure in size.figures
+            if figure.unit == self.unit and figure.epsilon is not None
+        ]
+        return dict(sorted(found, key=lambda each: (each[0], each[1].epsilon)))
+
     def without_guarantee(self, reasons: Iterable[str]) -> "DpSgdClaim":
         """The claim where there are these reasons against it too."""
         found = tuple(reasons)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cloister.privacy.claims.claim import Claim, ClientClaim, DpSgdClaim, Figure, LocalClaim, Statement
 from cloister.privacy.claims.server import ALL_RUNS, RUN
-from cloister.privacy.claims.words import WEAK
+from cloister.privacy.claims.words import WEAK, dearest
 
 NO_BOUND = (
     "No number bounds how much a guess about one client or one person can improve: treat the models as if they had "
@@ -153,20 +153,15 @@ def _of_clients(claim: ClientClaim) -> Meaning:
 
 def weakest(claim: ClientClaim) -> Figure | None:
     """The figure about the unit with the largest ε; under local noise the one for exchanging all data is the widest."""
-    figures: Iterable[Figure] = claim.figures
-    if isinstance(claim, DpSgdClaim):
-        figures = (figure for size in claim.sizes for figure in size.figures)
+    figures: Iterable[Figure] = claim.by_size.values() if isinstance(claim, DpSgdClaim) else claim.figures
     unit = "client" if isinstance(claim, LocalClaim) else claim.unit
     found = [figure for figure in figures if figure.unit == unit and figure.epsilon is not None]
     return max(found, key=lambda figure: figure.epsilon or 0.0, default=None) if claim.status == "sound" else None
 
 
 def _sizes(claim: DpSgdClaim) -> str:
-    sizes = [size.size for size in claim.sizes]
-    return (
-        f"; computed for clients of {', '.join(map(str, sizes))} {claim.unit}s, of which this is the largest: what a "
-        "client has spent stands in its own ledger, and a client as a whole is hardly protected"
-    )
+    beside = "What a client has spent stands in its own ledger, and a client as a whole is hardly protected"
+    return f"; this ε is {dearest(claim)}. {beside}"
 
 
 def _without_guarantee(about: str, claim: Claim) -> Meaning:

@@ -31,6 +31,24 @@ def contract(claim: Claim, epsilon: float | None = None) -> str:
     return f"{claim.mechanism} ({settings}); {strength(epsilon)}; unit: {claim.unit}, {claim.relation}{at_most}"
 
 
+def render_resumed(epsilon: float | None, budget: float) -> list[str]:
+    """What each ε is that a resumed run shows, in one line each; none where nothing is promised.
+
+    Args:
+        epsilon: that the whole run comes to at most.
+        budget: that is kept over all runs; 0: none.
+    """
+    if epsilon is None:
+        return []
+    everything = f"≤ {budget:g}, at the end: the budget, of all runs in the ledger" if budget else ""
+    return [
+        f"  ε at most {epsilon:.4g}: of all planned rounds, and of one more for each time that the run was resumed",
+        "  ε of a round: of everything in the ledger up to this round, earlier runs included",
+        "  ε of this run, at the end: of what it has released",
+        f"  ε {everything or 'of all runs, at the end: of what is in the ledger then'}",
+    ]
+
+
 def summary(claim: Claim) -> str:
     """The mechanism on the server, and how much its claim is worth, in a few words."""
     if claim.status == "none":
@@ -81,12 +99,30 @@ def _condition(figure: Figure) -> str:
     return f"; {figure.condition}" if figure.condition else ""
 
 
+def dearest(claim: DpSgdClaim) -> str:
+    """Whose ε the largest one is, and how small that of clients of other sizes is; empty where there is none.
+
+    Args:
+        claim: of clients of several sizes.
+    """
+    found = claim.by_size
+    if not found:
+        return ""
+    high, low = (choose(found, key=lambda size: found[size].epsilon or 0.0) for choose in (max, min))
+    fewest = ", the fewest that figures are given for" if high == min(found) and found.keys() - {high} else ""
+    whose = f"that of a client with {high} {claim.unit}s{fewest}"
+    if high == low:
+        return whose
+    return f"{whose}; other sizes go down to ε = {found[low].epsilon:.4g} with {low} {claim.unit}s"
+
+
 def render_clients(claim: ClientClaim) -> list[str]:
     """What may be said about the clients' own mechanism as lines of plain text."""
     if isinstance(claim, DpSgdClaim):
         first = f"clients: dp-sgd, {claim.status}; what each has spent stands in its own ledger"
         sizes = [line for size in claim.sizes for line in _render_size(claim.unit, size)]
-        return [first, *_reasons(claim), *sizes]
+        largest = [f"  the largest ε is {told}"] if (told := dearest(claim)) and sizes[1:] else []
+        return [first, *_reasons(claim), *largest, *sizes]
     return [f"clients: {claim.mechanism}, {claim.status}", *_reasons(claim), *_render_local(claim)]
 
 

@@ -8,14 +8,15 @@ from rich.console import Console
 from rich.table import Table
 
 from cloister.config.privacy import PrivacyConfig
-from cloister.config.run import changed
+from cloister.config.run import changed, shown
+from cloister.core.terminal import can_show
 from cloister.privacy.claims.claim import Statement
-from cloister.privacy.claims.words import contract, render, summary
+from cloister.privacy.claims.words import contract, render, render_resumed, summary
 from cloister.server.build import Plan
 from cloister.server.ending import Ending
 from cloister.server.lasting import render_ledger
 from cloister.server.loop import Round
-from cloister.server.reports.progress import Screen, can_show
+from cloister.server.reports.progress import Screen
 from cloister.server.reports.rundir import REPORT, RunDirectory
 from cloister.server.sites import Sites
 from cloister.server.watching import WatchedGrid, nobody
@@ -61,7 +62,7 @@ class Narrator:
         self.begin(plan)
         self.console.print(f"Cloister  {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds")
         self.console.print(f"run directory  {directory.path}")
-        settings = " ".join(f"{key}={value!r}" for key, value in changed(config.flat()).items())
+        settings = " ".join(f"{key}={value!r}" for key, value in changed(shown(config.flat())).items())
         self.console.print(f"settings       {settings or 'the defaults'}")
         self.console.print(f"privacy        {contract(plan.claim, epsilon)}")
         if config.privacy.client.is_on:
@@ -93,10 +94,18 @@ class Narrator:
         finally:
             grid.watch, self.screen = nobody, None
 
-    def resuming(self, last: Round) -> None:
-        """Say after which round the run goes on."""
+    def resuming(self, last: Round, plan: Plan, epsilon: float | None) -> None:
+        """Say after which round the run goes on, and what each ε is that it shows.
+
+        Args:
+            last: that round.
+            plan: of the run.
+            epsilon: as in `opening`.
+        """
         self.last = last
         self.note(f"resumed after round {last.number}")
+        for line in render_resumed(epsilon, plan.budget.max_epsilon):
+            self.note(line)
 
     def note(self, text: str) -> None:
         """Say what happens between rounds."""

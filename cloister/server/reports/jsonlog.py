@@ -2,7 +2,7 @@
 
 import json
 
-from cloister.config.run import changed
+from cloister.config.run import changed, shown
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.record import record
 from cloister.server.build import Plan
@@ -32,9 +32,8 @@ class JsonNarrator(Narrator):
         self.begin(plan)
         self.run = directory.path.name
         facts = {"privacy": plan.claim.mechanism, "status": plan.claim.status, "epsilon": epsilon}
-        self._say(
-            "start", directory=str(directory.path), rounds=self.rounds, settings=changed(plan.config.flat()), **facts
-        )
+        settings = changed(shown(plan.config.flat()))
+        self._say("start", directory=str(directory.path), rounds=self.rounds, settings=settings, **facts)
 
     def note(self, text: str) -> None:
         """The event `note`."""

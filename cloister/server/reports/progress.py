@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from cloister.core.terminal import spoken
 from cloister.server.loop import Round
 from cloister.server.sites import Sites
 from cloister.server.watching import Standing
@@ -135,15 +136,4 @@ class Screen:
 
     def _left(self, board: Board) -> str:
         left = board.left(self._clock() - self._begun)
-        return "" if left is None else f"about {_spoken(left)} left"
-
-
-def _spoken(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def can_show(console: Console) -> bool:
-    """Whether a console is a terminal that lines can be drawn anew on."""
-    return console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter and not console.quiet
+        return "" if left is None else f"about {spoken(left)} left"

@@ -266,7 +266,9 @@ def _named(root: Path, config: RunConfig) -> Path:
 def _unnamed(root: Path, config: RunConfig) -> Path:
     """A directory named for the moment and the run; a number is added until it is new."""
     root.mkdir(parents=True, exist_ok=True)
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.task.name}-{config.strategy.name}-{config.privacy.server.name}"
+    mechanisms = [side.name for side in (config.privacy.server, config.privacy.client) if side.name != "none"]
+    parts = (config.task.name, config.strategy.name, *(mechanisms or ["none"]))
+    name = "-".join((time.strftime("%Y%m%d-%H%M%S"), *parts))
     for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
         try:
             (root / (name + suffix)).mkdir()

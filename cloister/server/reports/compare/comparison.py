@@ -9,7 +9,7 @@ from functools import cached_property
 from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError
 from cloister.core.text import clean
-from cloister.server.reports.compare.runs import AS_ASKED, Cost, Kind, RunSummary, better, scores_of
+from cloister.server.reports.compare.runs import AS_ASKED, OVER_CLASSES, Cost, Kind, RunSummary, better, scores_of
 from cloister.server.reports.compare.together import told_together
 
 PLACES = ("run-name", "output-dir")
@@ -17,6 +17,10 @@ PLACES = ("run-name", "output-dir")
 LOSS = "loss"
 LABEL = 48
 """Characters of a name in a figure."""
+OF_KEPT = (
+    "Macro F1 is the mean F1 of the classes that have examples, macro AUC the mean area under the ROC curve of each "
+    "class against the others: of the model that a run kept, on the server's own test data."
+)
 VAGUE = ("name", "server", "client", "options")
 """Last parts of keys that say nothing without the first."""
 COLUMNS = ("run", "cell", "rounds", "ended", "seconds")
@@ -82,6 +86,13 @@ class Group:
         curves = [run.curve(score, on_clients) for run in self.runs]
         return Spread.of(better(score, list(curve.values())) for curve in curves if curve)
 
+    def over_classes(self, name: str) -> Spread | None:
+        """A figure of the kept models, over the runs that have it.
+
+        Args: as `RunSummary.over_classes`.
+        """
+        return Spread.of(run.over_classes(name) for run in self.runs)
+
     def curve(self, score: str, on_clients: bool) -> dict[int, Spread]:
         """A score by round, over the runs that have it.
 
@@ -138,6 +149,11 @@ class Comparison:
     def keys(self) -> tuple[str, ...]:
         """In which groups differ."""
         return tuple(dict.fromkeys(key for group in self.groups for key in group.settings))
+
+    @cached_property
+    def over_classes(self) -> tuple[str, ...]:
+        """The figures over classes that any run has."""
+        return tuple(name for name in OVER_CLASSES if any(group.over_classes(name) for group in self.groups))
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
@@ -234,6 +250,8 @@ def _about_scores(comparison: Comparison) -> Iterable[str]:
         yield "No run has a score."
     elif comparison.on_clients:
         yield f"The {comparison.score} is that on the clients' own examples: no run has one on the server's."
+    if comparison.over_classes:
+        yield OF_KEPT
     for run in comparison.runs:
         if comparison.score and run.has_diverged(comparison.score, comparison.on_clients):
             yield f"{run.name} has diverged: its last {comparison.score} is no finite number, and it has no final one."

@@ -21,6 +21,7 @@ def _group(comparison: Comparison, group: Group) -> dict[str, object]:
         "settings": dict(group.settings),
         "final": _spread(group.final(score, on_clients)),
         "best": _spread(group.best(score, on_clients)),
+        "over-classes": {name: _spread(group.over_classes(name)) for name in comparison.over_classes},
         "claims": [_cost(cost) for cost in group.costs],
         "seconds": _spread(group.seconds),
         "runs": [_run(comparison, run) for run in group.runs],

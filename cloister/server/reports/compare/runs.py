@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,18 @@ from cloister.privacy.claims.server import RUN
 from cloister.server.reports.html.facts import Facts, RoundFacts
 from cloister.server.reports.html.officer import claims_of
 from cloister.server.reports.status import run_state
+from cloister.tasks.scores import Classification
 
 AS_ASKED = "as-asked"
 NOT_ENDED = "not ended"
 SMALLER = ("loss", "rmse", "mse", "mae", "error")
 """Scores that are better when they are less; every other is better when it is more."""
+
+OVER_CLASSES: Mapping[str, Callable[[Classification], float | None]] = {
+    "macro F1": lambda found: found.macro_f1,
+    "macro AUC": lambda found: found.auc,
+}
+"""Figures of the kept model on the server's test data, by the names of their columns."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,16 @@ class RunSummary:
         """
         curve = self.curve(score, on_clients)
         return curve[max(curve)] if curve and not self.has_diverged(score, on_clients) else None
+
+    def over_classes(self, name: str) -> float | None:
+        """A figure of the kept model; None where there are no classes, or no test data on the server.
+
+        Args:
+            name: in `OVER_CLASSES`.
+        """
+        evaluation = self.facts.evaluation
+        found = None if evaluation is None else evaluation.classification
+        return None if found is None else OVER_CLASSES[name](found)
 
     def has_diverged(self, score: str, on_clients: bool) -> bool:
         """Whether a score is no finite number in the last round in which it was taken. That of clients always is one.

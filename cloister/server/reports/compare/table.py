@@ -50,6 +50,7 @@ def _cells(comparison: Comparison, group: Group, settings: Mapping[str, str]) ->
     if score:
         cells[f"final {score}"] = _spread(group.final(score, on_clients))
         cells[f"best {score}"] = _spread(group.best(score, on_clients))
+    cells |= {name: _spread(group.over_classes(name)) for name in comparison.over_classes}
     cells["ε"] = "; ".join(_epsilon(cost, len(comparison.kinds) > 1) for cost in group.costs)
     cells["seconds"] = _spread(group.seconds, ".1f")
     if any(run.ended != AS_ASKED for run in comparison.runs):

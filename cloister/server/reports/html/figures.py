@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 from cloister.core.text import clean
@@ -20,6 +21,12 @@ DARKEST = 0.5
 """Opacity of a cell that holds its whole row: a number on it keeps a contrast of 4.5 to 1, light or dark."""
 COUNTED = 12
 """Classes up to which the cells of the matrix are large enough for a number."""
+NAME_WIDTH = 14
+"""Characters of a class's name in one line beside the matrix."""
+NAME_LINES = {6: 4, 12: 2}
+"""Lines that a name has room for, by the number of classes up to which it has; among more classes, one."""
+SIDE = 48
+"""Characters that have room below the matrix, side by side."""
 FROM_ZERO = ("epsilon", "noise", "clip")
 """Figures whose axis begins at 0, where a constant is to look like one."""
 SETTINGS = {
@@ -210,8 +217,11 @@ def _cells(axes: Any, found: Classification) -> None:
                 axes.text(column, row, str(count) if count else "·", ha="center", va="center", fontsize=7.5)
     axes.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5), xlabel="predicted", ylabel="true", aspect="equal")
     step = max(1, -(-size // 20))
-    axes.set_xticks(range(0, size, step), [_short(name) for name in names[::step]], rotation=90 if size > 6 else 0)
-    axes.set_yticks(range(0, size, step), [_short(name) for name in names[::step]])
+    lines = next((room for most, room in NAME_LINES.items() if size <= most), 1)
+    labels = [_wrapped(name, lines) for name in names[::step]]
+    widest = max(len(line) for label in labels for line in label.split("\n"))
+    axes.set_xticks(range(0, size, step), labels, rotation=90 if widest * len(labels) > SIDE else 0)
+    axes.set_yticks(range(0, size, step), labels)
     axes.tick_params(labelsize=7.5, length=2)
 
 
@@ -241,9 +251,9 @@ def _worst(found: Classification) -> str:
     return f"Most often class {found.classes[row].name} was taken for {found.classes[column].name}: {count} times."
 
 
-def _short(name: str) -> str:
-    cleaned = clean(name)
-    return cleaned if len(cleaned) <= 14 else f"{cleaned[:13]}…"
+def _wrapped(name: str, lines: int) -> str:
+    """A name in at most so many lines; what has no room there is cut off."""
+    return "\n".join(wrap(clean(name), NAME_WIDTH, max_lines=lines, placeholder="…"))
 
 
 def pictured(

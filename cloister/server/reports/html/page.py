@@ -17,6 +17,7 @@ from cloister.server.reports.html.tables import (
     figure_rows,
     first,
     hashes_of,
+    readable,
     rejected_rows,
     short,
 )
@@ -141,7 +142,8 @@ def _ending(facts: Facts) -> str:
 
 
 def _results(facts: Facts) -> dict[str, object]:
-    found = facts.evaluation.classification if facts.evaluation is not None else None
+    whole = facts.evaluation.classification if facts.evaluation is not None else None
+    found = readable(whole) if whole is not None else None
     shown = class_rows(found) if found is not None else []
     more = found is not None and len(found.classes) > len(shown)
     return {

@@ -1,7 +1,7 @@
 """What of a run stands in tables: rows in words, and no more of them than a page has room for."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cloister.aggregation.screening import Rejection
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
@@ -15,6 +15,8 @@ CLASSES = 12
 """Rows of the table by class; of more classes, those with the lowest recall."""
 ROUNDS = 200
 """Rows of the table by round."""
+CLASS_NAME = 48
+"""Characters of a class's name, which is wrapped."""
 NAMES = 5
 """Sites that are named in one row."""
 WORDS = 140
@@ -130,6 +132,11 @@ def hashes_of(facts: Facts) -> list[tuple[str, str]]:
     if facts.statement is not None:
         found.append(("last line of the ledger", facts.statement.ledger.head))
     return [*found, *facts.models.items()]
+
+
+def readable(found: Classification) -> Classification:
+    """The same with names that have room on a page: a name may be of any length."""
+    return replace(found, classes=tuple(replace(each, name=short(each.name, CLASS_NAME)) for each in found.classes))
 
 
 def class_rows(found: Classification) -> list[tuple[ClassScores, str]]:

@@ -50,8 +50,9 @@ start; }
 .two > figure { max-width: 34rem; }
 .columns { columns: 2; column-gap: 2rem; }
 .columns p { margin: 0 0 .15rem; overflow-wrap: anywhere; break-inside: avoid; }
-#claim th[scope=row], .classes th, .classes td { white-space: nowrap; }
-.classes th[scope=row], .classes td:last-child { max-width: 9rem; overflow: hidden; text-overflow: ellipsis; }
+#claim th[scope=row], .classes thead th { white-space: nowrap; }
+.classes th[scope=row], .classes td:last-child { max-width: 9rem; overflow-wrap: anywhere; }
+.classes th[scope=row] { min-width: 7rem; }
 ul { margin: 0 0 .6rem; padding-left: 1.2rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: 0 0 .6rem; font-size: .9rem; }
 dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
@@ -91,7 +92,9 @@ font: 8pt sans-serif; } }
   .question { grid-template-columns: 37mm 1fr; padding: 1.1mm 0; }
   .question p { font-size: 8pt; margin-bottom: .5mm; }
   .wide { overflow: visible; }
-  .classes th[scope=row], .classes td:last-child { max-width: 25mm; }
+  table.classes { font-size: 7pt; line-height: 1.15; }
+  .by-class { grid-template-columns: 3fr 2fr; }
+  .classes th[scope=row] { width: 36mm; max-width: 36mm; }
   .figures-of tr:nth-child(n+4) { display: none; }
   .sign { margin-top: 7mm; }
 }
@@ -194,7 +197,7 @@ RESULTS = """
 As the task has it, none of them is trained on.</p>
 {% else %}<p>Nothing was measured on test data of the server.</p>{% endif %}
 {% if classification %}
-<div class="two"><div class="wide" tabindex="0"><table class="classes">
+<div class="two by-class"><div class="wide" tabindex="0"><table class="classes">
 <caption>By class{{ classes_left_out }}; beside it, what a class is most often taken for</caption>
 <thead><tr><th scope="col">Class</th><th scope="col" class="n">Precision</th><th scope="col" class="n">Recall</th>
 <th scope="col" class="n">F1</th><th scope="col" class="n">Examples</th><th scope="col">Taken for</th>
