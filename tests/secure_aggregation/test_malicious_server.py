@@ -5,6 +5,7 @@ a function that gives the vector back that the server has found, and is run agai
 """
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -119,6 +120,18 @@ def test_a_twin_leaks_to_keys_that_are(attack):
 
 def assert_nothing_is_left(member):
     assert member._steps._state is None
+
+
+OTHER = [{"run": "run-2"}, {"attempt": 2}, {"length": 6}, {"bits": 64}]
+OTHER += [{"graph": Complete(4, 1)}, {"graph": Complete(3, 0)}]
+
+
+@pytest.mark.parametrize("change", OTHER, ids=lambda change: next(iter(change)))
+def test_keys_for_other_terms_are_refused(change):
+    victim = Member(VICTIM, signing_key(VICTIM), roster_of(NAMES), TERMS)
+    others = spies_named(OTHERS, signing_key, replace(TERMS, **change))
+    with pytest.raises(ProtocolError, match="has not signed its keys for this attempt"):
+        attack_by_keys(victim, others, TERMS)
 
 
 # Survivors.
