@@ -61,9 +61,9 @@ class Round:
     Every message goes through its bytes, as it would over a network.
     """
 
-    def __init__(self, names, terms, kind=Member, noise=b"", chains=None):
+    def __init__(self, names, terms, kind=Member, noise=b"", chains=None, roster=None):
         self.names, self.terms, self.noise, self.chains = names, terms, noise, chains or {}
-        self.roster = roster_of(names)
+        self.roster, self.send = roster or roster_of(names), sent
         self.members = {n: kind(n, signing_key(n), self.roster, terms) for n in names}
         self.coordinator = Coordinator(self.roster, terms, noise)
 
@@ -74,22 +74,22 @@ class Round:
         def there(phase, among):
             return [name for name in among if last.get(name, len(PHASES)) > PHASES.index(phase)]
 
-        cohort = server.cohort([sent(members[n].advertise()) for n in there("advertise", self.names)])
-        shares = {n: sent(members[n].share(sent(cohort))) for n in there("share", cohort.names)}
+        cohort = server.cohort([self.send(members[n].advertise()) for n in there("advertise", self.names)])
+        shares = {n: self.send(members[n].share(self.send(cohort))) for n in there("share", cohort.names)}
         deliveries = server.deliveries(shares.values())
-        masked = {n: sent(self.masked(n, deliveries[n], inputs[n])) for n in there("mask", deliveries)}
+        masked = {n: self.send(self.masked(n, deliveries[n], inputs[n])) for n in there("mask", deliveries)}
         for one in masked.values():
             server.add(one)
         survivors = server.survivors()
-        signed = [sent(members[n].sign(sent(survivors))) for n in there("sign", survivors.names)]
+        signed = [self.send(members[n].sign(self.send(survivors))) for n in there("sign", survivors.names)]
         signatures = server.signatures(signed)
-        shown = {n: sent(members[n].unmask(sent(signatures))) for n in there("unmask", signatures.signatures)}
+        shown = {n: self.send(members[n].unmask(self.send(signatures))) for n in there("unmask", signatures.signatures)}
         total = server.total(shown.values())
         return Transcript(cohort, shares, deliveries, masked, survivors, signatures, shown, total)
 
     def masked(self, name, delivery, numbers):
         values = into_ring(numbers, self.terms.bits)
-        return self.members[name].mask(sent(delivery), values, self.noise, self.chains.get(name))
+        return self.members[name].mask(self.send(delivery), values, self.noise, self.chains.get(name))
 
 
 def sent(message):

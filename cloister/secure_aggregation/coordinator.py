@@ -59,6 +59,7 @@ class _Collecting:
     """Masked inputs come in; each is added and dropped."""
 
     cohort: Cohort
+    binding: bytes
     peers: Mapping[str, frozenset[str]]
     total: NDArray
     arrived: set[str] = field(default_factory=set)
@@ -127,7 +128,7 @@ class Coordinator:
         self._require_enough(sent, "sent shares")
         total = np.zeros(self._terms.length, self._terms.dtype)
         peers = {name: frozenset(sealed) for name, sealed in sent.items()}
-        self._steps.leave(_Collecting(state.cohort, peers, total))
+        self._steps.leave(_Collecting(state.cohort, self._terms.binding(state.cohort), peers, total))
         return {
             name: Delivery(tuple(sorted(sent)), {sender: sent[sender][name] for sender in sent if name in sent[sender]})
             for name in sent
@@ -168,15 +169,15 @@ class Coordinator:
             RoundAbandoned: fewer survivors than the threshold have signed.
         """
         state = self._steps.take(_Signing)
-        cohort, names = state.collected.cohort, state.survivors.names
-        signed = self._terms.survivors(self._terms.binding(cohort), len(cohort.names), self._noise, names)
+        collected, names = state.collected, state.survivors.names
+        signed = self._terms.survivors(collected.binding, len(collected.cohort.names), self._noise, names)
         valid = {
             one.sender: one.signature
             for one in replies
             if one.sender in names and self._roster.has_signed(one.sender, one.signature, signed)
         }
         self._require_enough(valid, "signed the list of survivors")
-        self._steps.leave(_Unmasking(state.collected, state.survivors))
+        self._steps.leave(_Unmasking(collected, state.survivors))
         return Signatures(valid)
 
     def total(self, replies: Iterable[Unmasking]) -> Total:
@@ -189,7 +190,7 @@ class Coordinator:
         names, values = state.survivors.names, state.collected.total
         answers = {one.sender: one for one in replies if one.sender in names}
         secrets = {name: self._recovered(name, state.collected, answers) for name in state.collected.peers}
-        plus, minus = _Masks(self._terms, state.collected, secrets).leftover(names)
+        plus, minus = _Masks(state.collected, secrets).leftover(names)
         add_masks(values, plus, minus)
         revealed = {name: one.revealed for name, one in sorted(answers.items()) if one.revealed}
         return Total(values, names, revealed)
@@ -221,7 +222,6 @@ class Coordinator:
 class _Masks:
     """The masks that are left in a sum of masked inputs."""
 
-    terms: Terms
     collected: _Collecting
     secrets: Mapping[str, bytes]
 
@@ -246,7 +246,6 @@ class _Masks:
         private, peers = private_key(self.secrets[gone]), self.collected.peers
         if public_key(self.secrets[gone]) != known[gone].mask_key:
             raise RoundAbandoned("the shares of a member's key that were shown do not give its key")
-        binding = self.terms.binding(self.collected.cohort)
         for name in survivors:
             if name in peers[gone] or gone in peers[name]:
-                yield name, pair_key(private, known[name].mask_key, binding, name, gone)
+                yield name, pair_key(private, known[name].mask_key, self.collected.binding, name, gone)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
 BLOCK = 1 << 16
@@ -32,5 +32,5 @@ def add_masks(values: NDArray, plus: Sequence[bytes], minus: Sequence[bytes]) ->
             combine(block, np.frombuffer(keystream, values.dtype, block.size), out=block)
 
 
-def _stream(key: bytes):  # type: ignore[no-untyped-def]
+def _stream(key: bytes) -> CipherContext:
     return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()

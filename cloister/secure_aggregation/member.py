@@ -6,12 +6,13 @@ from os import urandom
 from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from cloister.core.errors import ProtocolError
 from cloister.secure_aggregation.canonical import text
 from cloister.secure_aggregation.chain import SeedChain
-from cloister.secure_aggregation.keys import KEY, agreed, pair_key, private_key, public_key, seal, unseal
+from cloister.secure_aggregation.keys import KEY, agreed, pair_key, private_key, seal, unseal
 from cloister.secure_aggregation.masks import add_masks
 from cloister.secure_aggregation.messages import (
     Advertisement,
@@ -47,7 +48,8 @@ class _Advertised:
     """Keys are out."""
 
     mask_seed: bytes
-    seal_seed: bytes
+    mask_key: X25519PrivateKey
+    seal_key: X25519PrivateKey
     advertisement: Advertisement
 
 
@@ -109,11 +111,12 @@ class Member:
             ProtocolError: this step was made before.
         """
         self._steps.take(_New)
-        mask_seed, seal_seed = urandom(KEY), urandom(KEY)
-        mask_key, seal_key = public_key(mask_seed), public_key(seal_seed)
+        mask_seed = urandom(KEY)
+        keys = private_key(mask_seed), private_key(urandom(KEY))
+        mask_key, seal_key = (key.public_key().public_bytes_raw() for key in keys)
         signature = self._key.sign(self._terms.advertisement(self.name, mask_key, seal_key))
         advertisement = Advertisement(self.name, mask_key, seal_key, signature)
-        self._steps.leave(_Advertised(mask_seed, seal_seed, advertisement))
+        self._steps.leave(_Advertised(mask_seed, *keys, advertisement))
         return advertisement
 
     def share(self, cohort: Cohort) -> SealedShares:
@@ -238,7 +241,7 @@ class Member:
         """The key and the context of shares that this member sends to a peer, or gets from it."""
         way = (self.name, peer.name) if mine else (peer.name, self.name)
         context = text("sealed shares", state.binding, *way)
-        return agreed(private_key(state.keys.seal_seed), peer.seal_key, context), context
+        return agreed(state.keys.seal_key, peer.seal_key, context), context
 
     def _opened(self, state: _Shared, delivery: Delivery) -> dict[str, Shares]:
         """The shares that peers have sent to this member."""
@@ -251,9 +254,8 @@ class Member:
 
     def _masked(self, state: _Shared, values: NDArray, partners: frozenset[str]) -> NDArray:
         """The vector with this member's own mask and those that it has in common with partners."""
-        private = private_key(state.keys.mask_seed)
         keys = {
-            one.name: pair_key(private, one.mask_key, state.binding, self.name, one.name)
+            one.name: pair_key(state.keys.mask_key, one.mask_key, state.binding, self.name, one.name)
             for one in state.cohort.advertisements
             if one.name in partners
         }

@@ -4,8 +4,8 @@ Every message is checked when it is made, so that none that is malformed or too 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Self
+from dataclasses import dataclass
+from typing import Self, cast
 
 from cloister.core.errors import ProtocolError
 from cloister.secure_aggregation.canonical import Item, read, text
@@ -31,8 +31,8 @@ class Message:
 
     def encode(self) -> bytes:
         """Write the message down: one way, whoever writes it."""
-        values = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
-        return text(type(self).__name__, *map(_item, values))
+        # The fields, in the order in which they are declared.
+        return text(type(self).__name__, *map(_item, vars(self).values()))
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
@@ -186,13 +186,13 @@ def _item(value: object) -> Item:
         return value.encode()
     if isinstance(value, Mapping):
         return ("", *sorted(value.items()))
-    return tuple(map(_item, value)) if isinstance(value, tuple) else value  # type: ignore[return-value]
+    return tuple(map(_item, value)) if isinstance(value, tuple) else cast(Item, value)
 
 
 def _value(item: Item) -> object:
     """What was written down, as a field's value: a mapping begins with an empty name."""
     if isinstance(item, tuple) and item[:1] == ("",):
-        return dict(item[1:])  # type: ignore[arg-type]
+        return dict(cast(tuple[tuple[str, bytes], ...], item[1:]))
     return item
 
 
@@ -203,10 +203,11 @@ def _advertisement(item: object) -> Advertisement:
 
 
 def _check_names(names: object) -> None:
-    fine = isinstance(names, tuple) and len(names) <= MAX_MEMBERS
-    if not fine or not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME for name in names):  # type: ignore
-        raise ProtocolError(f"names must be at most {MAX_MEMBERS}, of 1 to {MAX_NAME} characters each")
-    if list(names) != sorted(set(names)):  # type: ignore[call-overload]
+    if not isinstance(names, tuple) or len(names) > MAX_MEMBERS:
+        raise ProtocolError(f"names must be in a tuple of at most {MAX_MEMBERS}")
+    if not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME for name in names):
+        raise ProtocolError(f"a name must have 1 to {MAX_NAME} characters")
+    if list(names) != sorted(set(names)):
         raise ProtocolError("names must be in order, and each must be there once")
 
 

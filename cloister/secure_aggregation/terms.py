@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -45,7 +46,8 @@ class Terms:
         """How a number in the ring is kept."""
         return RINGS[self.bits]
 
-    def encode(self) -> bytes:
+    @cached_property
+    def encoded(self) -> bytes:
         """The terms as bytes."""
         return text("terms", self.run, self.round, self.attempt, self.graph.items(), self.length, self.bits)
 
@@ -57,11 +59,11 @@ class Terms:
             mask_key: its public key for masks.
             seal_key: its public key for sealed shares.
         """
-        return text("advertisement", self.encode(), name, mask_key, seal_key)
+        return text("advertisement", self.encoded, name, mask_key, seal_key)
 
     def binding(self, cohort: Cohort) -> bytes:
         """The hash, 32 bytes, of the terms and everybody's keys: every key that is derived depends on it."""
-        return hashlib.sha256(text("binding", self.encode(), cohort.encode())).digest()
+        return hashlib.sha256(text("binding", self.encoded, cohort.encode())).digest()
 
     def survivors(self, binding: bytes, members: int, noise: bytes, names: Sequence[str]) -> bytes:
         """The text that survivors sign: terms, keys, what is guaranteed, the noise, and the list of survivors.
@@ -72,4 +74,4 @@ class Terms:
             noise: terms of the noise, which mean nothing here but must be the same for all.
             names: of the survivors.
         """
-        return text("survivors", self.encode(), binding, self.graph.honest(members), noise, tuple(names))
+        return text("survivors", self.encoded, binding, self.graph.honest(members), noise, tuple(names))

@@ -5,6 +5,7 @@ a function that gives the vector back that the server has found, and is run agai
 """
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -119,6 +120,18 @@ def test_a_twin_leaks_to_keys_that_are(attack):
 
 def assert_nothing_is_left(member):
     assert member._steps._state is None
+
+
+OTHER = [{"run": "run-2"}, {"attempt": 2}, {"length": 6}, {"bits": 64}]
+OTHER += [{"graph": Complete(4, 1)}, {"graph": Complete(3, 0)}]
+
+
+@pytest.mark.parametrize("change", OTHER, ids=lambda change: next(iter(change)))
+def test_keys_for_other_terms_are_refused(change):
+    victim = Member(VICTIM, signing_key(VICTIM), roster_of(NAMES), TERMS)
+    others = spies_named(OTHERS, signing_key, replace(TERMS, **change))
+    with pytest.raises(ProtocolError, match="has not signed its keys for this attempt"):
+        attack_by_keys(victim, others, TERMS)
 
 
 # Survivors.
@@ -350,6 +363,15 @@ def test_shares_for_another_receiver_are_refused():
         server.masked(VICTIM, Delivery(deliveries[VICTIM].sharers, swapped), SECRET)
 
 
+def test_a_members_own_shares_do_not_come_back_as_those_of_a_peer():
+    """It would show a share of its own key when the peer drops out, and one of its own mask to its other peers."""
+    server = Round(NAMES, TERMS)
+    cohort = server.coordinator.cohort([server.members[name].advertise() for name in NAMES])
+    sealed = {name: server.members[name].share(cohort).sealed for name in NAMES}
+    with pytest.raises(ProtocolError, match="not of this sender"):
+        server.masked(VICTIM, Delivery(tuple(NAMES), {NAMES[1]: sealed[VICTIM][NAMES[1]]}), SECRET)
+
+
 def test_members_who_were_told_different_keys_do_not_open_each_others_shares():
     server = Round(NAMES, TERMS)
     told = {name: server.members[name].advertise() for name in NAMES}
@@ -393,6 +415,7 @@ COHORTS = {
     "one key twice": (with_one_key_twice, "have the same key"),
     "a key of low order": (with_a_key_of_low_order, "no key to agree with"),
     "without the member": (lambda told, _: {n: told[n] for n in WITHOUT}, "lacks this member"),
+    "too few members": (lambda told, _: {n: told[n] for n in (VICTIM, COLLUDER)}, "is none for a cohort of 2"),
 }
 
 
@@ -401,6 +424,14 @@ def test_a_cohort_is_refused_with(case):
     change, reason = COHORTS[case]
     with pytest.raises(ProtocolError, match=reason):
         told_cohort(change)
+
+
+def test_a_cohort_is_refused_that_leaves_room_for_two_lists():
+    names = names_of(5)
+    members = {name: Member(name, signing_key(name), roster_of(names), TERMS) for name in names}
+    cohort = Cohort(tuple(member.advertise() for member in members.values()))
+    with pytest.raises(ProtocolError, match="is none for a cohort of 5"):
+        members[VICTIM].share(cohort)
 
 
 @pytest.mark.parametrize(
