@@ -25,6 +25,8 @@ MAY_CHANGE = frozenset(
 )
 """Keys that a run may go on with at other values; more rounds are a matter of `Earlier.refuse_more_rounds`."""
 NODES = "nodes.json"
+LEDGER = "ledger.json"
+"""Says where the ledger of a run is: relative paths among the settings would lead elsewhere from another folder."""
 
 
 @runtime_checkable
@@ -142,6 +144,32 @@ def remember(grid: Grid, directory: RunDirectory) -> None:
         grid.remember(directory.read_json(NODES))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _foreign(directory.path / NODES, error) from None
+
+
+def keep_ledger(directory: RunDirectory, ledger: Path) -> None:
+    """Note which ledger a run has, before anything is released; a run that is resumed must have the same.
+
+    Args:
+        directory: of the run.
+        ledger: absolute path of the ledger.
+
+    Raises:
+        ConfigError: it is another one, which holds neither the run's releases nor its budget.
+    """
+    # A ledger in the directory itself moves with it.
+    inside = ledger.is_relative_to(directory.path)
+    place = str(ledger.relative_to(directory.path) if inside else ledger)
+    try:
+        noted = directory.read_json(LEDGER)
+        before = noted["path"] if noted else place
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _foreign(directory.path / LEDGER, error) from None
+    if before != place:
+        raise ConfigError(
+            f"resume: the ledger would be {place}, and was {before} when the run began in {directory.path}; resume it "
+            "from the working directory in which it began, with its ledger where it was"
+        )
+    directory.write_json(LEDGER, {"path": place})
 
 
 def settings_of(directory: Path) -> dict[str, Scalar]:

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ from cloister.server.quorum import Quorum
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
 from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory
-from cloister.server.resume import NODES, Earlier, Remembering, earlier_run, remember
+from cloister.server.resume import NODES, Earlier, Remembering, earlier_run, keep_ledger, remember
 from cloister.server.sites import Sites
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
@@ -126,9 +126,10 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
             directory = stack.enter_context(RunDirectory.create(plan, grid.run.fab_hash, clients).begun())
         else:
             directory = earlier.directory
-        tracker = _tracker(plan, directory)
-        scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier, tracker)
+        scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier)
         _enter(scene, grid)
+        scene = replace(scene, tracker=_tracker(scene, stack))
+        _open(scene)
         with Stop().listening() as stop, _observers(scene, grid) as observers:
             loop = _loop(scene, grid, observers, stop)
             with narrator.live(grid, scene.sites):
@@ -168,26 +169,28 @@ def _central(plan: Plan, model: Model) -> CentralEvaluation | None:
         return None
 
 
-def _tracker(plan: Plan, directory: RunDirectory) -> "MlflowTracker | None":
-    """What tells another system of the run; None where none is asked for."""
-    if plan.config.tracking == "none":
+def _tracker(scene: _Scene, stack: ExitStack) -> "MlflowTracker | None":
+    """What tells another system of the run, whatever ends it; None where none is asked for."""
+    if scene.plan.config.tracking == "none":
         return None
     from cloister.server.reports.tracking import MlflowTracker
 
-    return MlflowTracker(plan, directory)
+    tracker = MlflowTracker(scene.plan, scene.directory)
+    stack.callback(tracker.close)
+    return tracker
 
 
 def _enter(scene: _Scene, grid: Grid) -> None:
-    """Take possession of the run directory, go on from what is there, and say what is about to happen."""
+    """Take possession of the run directory, and go on from what is there."""
     directory, layout = scene.directory, scene.layout
     directory.announce()
     # Room for the model twice: an archive is made beside what it replaces.
     directory.reserve(2 * layout.size * np.dtype(layout.dtype).itemsize)
     write_traces_to(directory.path, scene.plan.hides_times)
     confine_ledger(scene.plan, grid, directory.path)
+    keep_ledger(directory, scene.plan.budget.ledger.path)
     if scene.earlier is not None:
         _go_on(scene, scene.earlier, grid)
-    _open(scene)
 
 
 def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:

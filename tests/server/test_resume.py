@@ -337,9 +337,33 @@ class TestRefusals:
         with pytest.raises(LedgerError, match="holds 0 of the 1 releases that this run has made"):
             simulate({"resume": str(tmp_path / "copy" / "r")} | moved, None, Narrator(3, Console(quiet=True)))
 
+    def test_of_another_ledger_though_no_release_was_published(self, tmp_path, monkeypatch):
+        """A relative output-dir leads elsewhere from another folder, where the budget would begin at zero."""
+        for name in ("here", "there"):
+            (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        checkpoint = RunDirectory.checkpoint
+
+        def dying(directory, number, arrays):
+            if number:
+                raise RuntimeError("killed")
+            checkpoint(directory, number, arrays)
+
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+            patch.setattr(RunDirectory, "checkpoint", dying)
+            go("runs", PRIVATE | {"privacy.max-epsilon": 9.0})
+        monkeypatch.chdir(tmp_path / "there")
+        with pytest.raises(ConfigError, match=r"ledger would be .*/there/runs/ledgers/.*, and was .*/here/runs/l"):
+            resume(tmp_path / "here" / "runs")
+        assert not list((tmp_path / "there").iterdir())
+        monkeypatch.chdir(tmp_path / "here")
+        resume(tmp_path / "here" / "runs")
+        (ledger,) = Path("runs/ledgers").iterdir()
+        assert len(Ledger(ledger).entries) == 4, "the release that was never published, and one for each round"
+
     FILES = ("config.json", "simulation.json", "state.json", "state-00001.npz", "checkpoints/round-00001.npz")
 
-    @pytest.mark.parametrize("name", [*FILES, "rounds.jsonl", "nodes.json"])
+    @pytest.mark.parametrize("name", [*FILES, "rounds.jsonl", "nodes.json", "ledger.json"])
     @pytest.mark.parametrize(
         "content", ["[1]\n", '{"round": []}\n', "PK\x03\x04\n", "[" * 200_000 + "\n"], ids=range(4)
     )
