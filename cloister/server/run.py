@@ -35,7 +35,15 @@ from cloister.server.quorum import Quorum
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
 from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory
-from cloister.server.resume import NODES, Earlier, Remembering, earlier_run, keep_ledger, remember
+from cloister.server.resume import (
+    NODES,
+    Earlier,
+    Remembering,
+    earlier_run,
+    note_ledger,
+    refuse_other_ledger,
+    remember,
+)
 from cloister.server.sites import Sites
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
@@ -188,7 +196,7 @@ def _enter(scene: _Scene, grid: Grid) -> None:
     directory.reserve(2 * layout.size * np.dtype(layout.dtype).itemsize)
     write_traces_to(directory.path, scene.plan.hides_times)
     confine_ledger(scene.plan, grid, directory.path)
-    keep_ledger(directory, scene.plan.budget.ledger.path)
+    refuse_other_ledger(directory, scene.plan.budget.ledger)
     if scene.earlier is not None:
         _go_on(scene, scene.earlier, grid)
 
@@ -211,6 +219,7 @@ def _open(scene: _Scene) -> None:
     plan.budget.begin(directory.name)
     for reason in plan.unprotected_releases:
         plan.budget.record_unprotected(reason)
+    note_ledger(directory, plan.budget.ledger)
     scene.narrator.opening(plan, directory, plan.maximum_epsilon(scene.layout))
     parameters = Parameters.of(scene.model)
     directory.write_json(PARAMETERS, asdict(parameters))

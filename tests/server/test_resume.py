@@ -357,8 +357,12 @@ class TestRefusals:
             resume(tmp_path / "here" / "runs")
         assert not list((tmp_path / "there").iterdir())
         monkeypatch.chdir(tmp_path / "here")
-        resume(tmp_path / "here" / "runs")
         (ledger,) = Path("runs/ledgers").iterdir()
+        ledger.rename("kept")
+        with pytest.raises(ConfigError, match="lacks lines that were in it when the run began"):
+            resume(tmp_path / "here" / "runs")
+        Path("kept").rename(ledger)
+        resume(tmp_path / "here" / "runs")
         assert len(Ledger(ledger).entries) == 4, "the release that was never published, and one for each round"
 
     FILES = ("config.json", "simulation.json", "state.json", "state-00001.npz", "checkpoints/round-00001.npz")

@@ -116,7 +116,7 @@ def test_a_store_that_cannot_be_used_ends_the_run_before_it_begins(tmp_path, mon
 def test_a_run_that_is_not_resumed_leaves_no_second_one_behind(folder):
     outcome = ran(folder, {"run-name": "broken-off", "num-rounds": 1})
     (outcome.directory.path / "privacy.json").unlink()
-    (outcome.directory.path / "ledger.json").write_text('{"path": "elsewhere"}')
+    (outcome.directory.path / "ledger.json").write_text('{"path": "elsewhere", "head": ""}')
     with pytest.raises(ConfigError, match="and was elsewhere"):
         simulate({"resume": str(outcome.directory.path)}, None, Narrator(1, Console(quiet=True)))
     tracked(outcome)  # it is one run
