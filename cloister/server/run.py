@@ -136,8 +136,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
             directory = earlier.directory
         scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier)
         _enter(scene, grid)
-        scene = replace(scene, tracker=_tracker(scene, stack))
-        _open(scene)
+        scene = _open(scene, stack)
         with Stop().listening() as stop, _observers(scene, grid) as observers:
             loop = _loop(scene, grid, observers, stop)
             with narrator.live(grid, scene.sites):
@@ -213,8 +212,9 @@ def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:
     directory.go_on(plan, after, grid.run.fab_hash)
 
 
-def _open(scene: _Scene) -> None:
-    """Begin the budget, and say what is about to happen."""
+def _open(scene: _Scene, stack: ExitStack) -> _Scene:
+    """Begin the budget, and say what is about to happen, also to another system."""
+    scene = replace(scene, tracker=_tracker(scene, stack))
     plan, directory = scene.plan, scene.directory
     plan.budget.begin(directory.name)
     for reason in plan.unprotected_releases:
@@ -228,6 +228,7 @@ def _open(scene: _Scene) -> None:
     if scene.rounds:
         scene.narrator.resuming(scene.rounds[-1])
     directory.write_json("privacy.json", running(plan.claim))
+    return scene
 
 
 def _loop(scene: _Scene, grid: Grid, observers: list[Observer], stop: Stop) -> RoundLoop:

@@ -155,10 +155,13 @@ def test_without_mlflow_one_line_says_how_to_get_it(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*/*"))
 
 
+@pytest.mark.usefixtures("runs_end_with_a_page")
 def test_who_knows_the_store_cannot_take_the_noise_away(folder):
     outcome = ran(folder, SOUND | {"run-name": "seeded", "num-rounds": 1, "privacy.noise-seed": 7_654_321})
     _, run = tracked(outcome)
     assert "7654321" not in run.data.params.values() and "privacy.noise-seed" not in run.data.params
+    page = (outcome.directory.path / "report.html").read_text()  # is among the artifacts
+    assert "privacy.noise-seed" in page and "set, and not told" in page and "7654321" not in page
 
 
 def test_mlflow_reports_nothing_to_its_makers_even_if_it_was_there_before(folder, monkeypatch):

@@ -14,6 +14,7 @@ from cloister.privacy.accounting.ledger import today
 from cloister.server.build import Plan
 from cloister.server.ending import Ending
 from cloister.server.loop import Round
+from cloister.server.reports.html.facts import UNTOLD
 from cloister.server.reports.rundir import PRIVACY, REPORT, RunDirectory
 from cloister.server.reports.scalars import scalars
 from cloister.server.times import settle
@@ -28,8 +29,6 @@ NO_TELEMETRY = {"MLFLOW_DISABLE_TELEMETRY": "true"}
 """MLflow would report to its makers how it is used."""
 ENVIRONMENT = {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 """It would talk, and wait for minutes for a server that is not there."""
-LEFT_OUT = ("privacy.noise-seed", "tracking-uri")
-"""Settings that are not told: who knows the first can take the noise away."""
 BATCH, LONGEST = 100, 6000
 """Parameters that MLflow takes at once, and characters of one."""
 STATUS = {"as-asked": "FINISHED", "budget": "FINISHED", "operator": "KILLED"}
@@ -70,7 +69,7 @@ class MlflowTracker:
         run = self._client.create_run(
             self._experiment(), start_time=self._now(), run_name=self._directory.name
         ).info.run_id
-        settings = {key: value for key, value in plan.config.flat().items() if key not in LEFT_OUT}
+        settings = {key: value for key, value in plan.config.flat().items() if key not in UNTOLD}
         pairs = (settings | {"seed": plan.seed}).items()
         params = [self._mlflow.entities.Param(key, str(value)[:LONGEST]) for key, value in pairs]
         for start in range(0, len(params), BATCH):

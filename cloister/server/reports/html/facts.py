@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cloister.aggregation.screening import Rejection
+from cloister.config.run import changed
 from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError
 from cloister.core.files import read_json, read_text
@@ -25,6 +26,9 @@ MODELS = ("model.*", "hypothesis-*")
 SHOWN = ("noise_std", "noise_multiplier", "clipping_norm", "released_distance", "epsilon")
 """Measurements that a page may show. What comes from un-noised updates (the clipped fraction, an exact distance) is for
 the server's own eyes."""
+UNTOLD = ("privacy.noise-seed", "tracking-uri")
+"""Settings that leave with no page and no tracker: who knows the first can take the noise away, the other may hold a
+password."""
 Scores = Mapping[str, float]
 
 
@@ -149,6 +153,12 @@ class Facts:
                 models=_hashes(directory),
                 parameters=_parameters(_json(directory / PARAMETERS)),
             )
+
+    @property
+    def told(self) -> dict[str, Scalar]:
+        """The configuration, without what may not leave; where that is not at its default, the page says so."""
+        hidden = {key: "set, and not told" for key in changed(self.config) if key in UNTOLD}
+        return {**self.config, **hidden}
 
     @property
     def secret_cohorts(self) -> bool:

@@ -126,10 +126,10 @@ def _course(facts: Facts) -> dict[str, object]:
         "columns": columns,
         "by_round": by_round(facts.rounds, columns),
         "hashes": first(hashes, HASHES),
-        "changed": first([(key, str(value)) for key, value in changed(facts.config).items()], SETTINGS),
+        "changed": first([(key, str(value)) for key, value in changed(facts.told).items()], SETTINGS),
         "versions": ", ".join(f"{name} {version}" for name, version in facts.versions.items()),
         "parameters": str(facts.parameters or ""),
-        "settings": [*sorted((key, str(value)) for key, value in facts.config.items()), *hashes],
+        "settings": [*sorted((key, str(value)) for key, value in facts.told.items()), *hashes],
     }
 
 
