@@ -252,7 +252,9 @@ class TestModels:
         """Numbers that are all the same take no room in a file, and any room in memory."""
         model = TASKS.load("digits")(parse({}).task).build()
         with h5py.File(tmp_path / "weights", "w") as weights:
-            weights.create_dataset("layers/dense/vars/0", (1 << 22,), "f4", chunks=True, compression="gzip", fillvalue=0.0)
+            weights.create_dataset(
+                "layers/dense/vars/0", (1 << 22,), "f4", chunks=True, compression="gzip", fillvalue=0.0
+            )
         with zipfile.ZipFile(tmp_path / "model.keras", "w") as archive:
             archive.write(tmp_path / "weights", "model.weights.h5")
         assert (tmp_path / "model.keras").stat().st_size < 1 << 18

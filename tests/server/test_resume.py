@@ -444,7 +444,10 @@ class TestRefusals:
         stopped_after(tmp_path, PRIVATE, 1)
         with pytest.raises(ConfigError):
             resume(tmp_path, {"seed": 9})
+        begun = json.loads((tmp_path / "r" / "config.json").read_text())["begun"]
         assert resume(tmp_path).ended == "as-asked"
+        found = json.loads((tmp_path / "r" / "config.json").read_text())
+        assert found["begun"] == begun and found["resumed-after"] == [1]
         with pytest.raises(ConfigError, match="after all 3 rounds"):
             resume(tmp_path)
 

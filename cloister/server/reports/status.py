@@ -16,7 +16,7 @@ from typing import Any, Literal
 from cloister.core.errors import ConfigError, FederationError
 from cloister.core.files import DAY, read_json, read_text
 from cloister.core.text import clean
-from cloister.server.reports.rundir import RUNNING
+from cloister.server.reports.rundir import BEGUN, RUNNING
 
 STOPPED_AFTER = 60
 """Seconds for an answer of Flower's command line."""
@@ -88,10 +88,21 @@ def newest_run(output: Path) -> Path:
     found: list[tuple[float, Path]] = []
     for path in output.glob("*/config.json"):
         with suppress(FileNotFoundError):  # a run that fails before it has begun takes its directory away
-            found.append((path.stat().st_mtime, path.parent))
+            found.append((_begun(path), path.parent))
     if found:
         return max(found)[1]
     raise ConfigError(f"no run directory in {output}")
+
+
+def _begun(path: Path) -> float:
+    """When the run of a `config.json` began; of several that know the day alone the file says it."""
+    changed = path.stat().st_mtime
+    if changed % DAY:
+        return changed
+    try:
+        return float(json.loads(read_text(path))[BEGUN])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return changed
 
 
 def run_state(directory: Path) -> RunState:
