@@ -98,9 +98,7 @@ def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
     examples = _read(config, expanded(path), tolerant)
     if config.group and examples.groups is None:
         # Whoever wrote the task may not have thought of groups: each row by itself is not what the run promises.
-        raise DataError(
-            f"task.group = {config.group!r}: task {config.name!r} does not read from {path} whose each row is"
-        )
+        raise DataError(f"task.group = {config.group!r}: task {config.name!r} reads no groups from {path}")
     return examples
 
 
