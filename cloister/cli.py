@@ -12,6 +12,7 @@ import cloister
 from cloister.config.settings import read_settings
 from cloister.core.crash import Crash, one_line
 from cloister.core.errors import BudgetExhausted, ConfigError, SettingsError
+from cloister.core.text import clean
 from cloister.dashboard.commands import dashboard
 from cloister.deploy.commands import site
 from cloister.privacy.commands import ledger
@@ -36,7 +37,8 @@ class Commands(TyperGroup):
             with one_line(unchanged=_OF_THE_COMMAND_LINE):
                 return super().invoke(context)
         except Crash as crash:
-            typer.secho(str(crash), fg=typer.colors.RED, err=True)
+            said = "\n".join(map(clean, str(crash).splitlines()))
+            typer.secho(said, fg=typer.colors.RED, err=True)
             raise typer.Exit(_code_of(crash.cause)) from None
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)

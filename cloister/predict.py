@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cloister.config.run import parse
 from cloister.core.errors import ConfigError, DataError
-from cloister.core.files import atomic_path
+from cloister.core.files import atomic_path, read_text
 from cloister.tasks.base import Examples, Model, Task, are_targets, expected_targets
 from cloister.tasks.labels import classes_of
 from cloister.tasks.making import model_of, named_task
@@ -142,9 +142,9 @@ def read(task: Task, data: Path) -> Scored:
 
 def _task(folder: Path) -> Task:
     try:
-        content = json.loads((folder / "config.json").read_text())
+        content = json.loads(read_text(folder / "config.json"))
         settings = dict(content["config"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise DataError(
             f"{folder} is no run directory and no model-dir of a client: it has no config.json of one"
         ) from None

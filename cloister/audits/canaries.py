@@ -8,6 +8,7 @@ import numpy as np
 
 from cloister.audits.one_run import CONFIDENCE, OneRun
 from cloister.core.errors import ConfigError
+from cloister.core.files import read_text
 from cloister.privacy.claims.server import RUN
 
 NAME = "canaries.json"
@@ -77,9 +78,9 @@ def canary_bounds(run: Path, confidence: float = CONFIDENCE) -> CanaryBounds:
     """
     told = one_run_of(run)
     try:
-        claims = json.loads((run / "privacy.json").read_text())["claims"]
-        rounds = int(json.loads((run / NAME).read_text())["rounds"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        claims = json.loads(read_text(run / "privacy.json"))["claims"]
+        rounds = int(json.loads(read_text(run / NAME))["rounds"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{run / NAME} cannot be read: {type(error).__name__}") from None
     figure: dict[str, float] = next((claim for claim in claims if claim["scope"] == RUN), {})
     delta = figure.get("delta", DELTA)
@@ -104,9 +105,9 @@ def one_run_of(run: Path) -> OneRun:
         ConfigError: the run had no canaries, or its file is none of a run.
     """
     try:
-        facts = json.loads((run / NAME).read_text())
+        facts = json.loads(read_text(run / NAME))
         return OneRun(np.array(facts["coins"], bool), np.array(facts["scores"], float), facts["guesses"])
     except FileNotFoundError:
         raise ConfigError(f"{run} is no finished run with canaries: it has no {NAME}; set privacy.canaries") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{run / NAME} cannot be read: {type(error).__name__}") from None

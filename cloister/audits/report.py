@@ -11,6 +11,7 @@ from rich.table import Table
 
 from cloister.audits.finding import Control, Finding, Measured, Skipped, strongest
 from cloister.core.files import atomic_path
+from cloister.core.text import clean
 from cloister.privacy.claims.server import RUN
 
 FILE = "audit.json"
@@ -84,7 +85,7 @@ class Audited:
         for bound in self.contradicted:
             console.print(f"the claim is contradicted, {bound.confidence or 0:.0%} sure: {in_words(bound)}")
         for line in self.lines:
-            console.print(line)
+            console.print(clean(line))  # what is claimed comes from the directory
 
 
 def claimed(privacy: Mapping[str, Any]) -> str:

@@ -9,16 +9,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from cloister.config.run import RunConfig, parse
 from cloister.core.errors import ConfigError, DataError
-from cloister.core.files import read_json
+from cloister.core.files import read_json, read_npz
 from cloister.tasks.base import Model, Task
 from cloister.tasks.making import model_of, named_task
 
 Arrays = Mapping[str, NDArray]
+MOST_CLIENTS = 10**6
+"""That a simulation is taken to have had: a directory of somebody else's may say any number."""
 
 
 @dataclass(frozen=True)
@@ -125,14 +126,13 @@ def _clients(path: Path) -> int:
     """How many clients were simulated; 0 where they were nodes."""
     file = path / "simulation.json"
     clients = read_json(file).get("clients") if file.is_file() else 0
-    if type(clients) is not int or clients < 0:
-        raise ConfigError(f"{file} is not what a run writes: clients is no whole number")
+    if type(clients) is not int or not 0 <= clients <= MOST_CLIENTS:
+        raise ConfigError(f"{file} is not what a run writes: clients must be a whole number up to {MOST_CLIENTS}")
     return clients
 
 
 def _arrays(path: Path) -> Arrays:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive.items())
+        return read_npz(path)
     except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile):
         raise DataError(f"{path} holds no model: an .npz file of its weights was expected") from None

@@ -95,7 +95,15 @@ def _own_data(config: TaskConfig, path: str, folder: Path, tolerant: bool) -> Lo
 
 @lru_cache(maxsize=2)
 def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
-    task, place = task_of(config), expanded(path)
+    examples = _read(config, expanded(path), tolerant)
+    if config.group and examples.groups is None:
+        # Whoever wrote the task may not have thought of groups: each row by itself is not what the run promises.
+        raise DataError(f"task.group = {config.group!r}: task {config.name!r} reads no groups from {path}")
+    return examples
+
+
+def _read(config: TaskConfig, place: Path, tolerant: bool) -> Examples:
+    task = task_of(config)
     if not tolerant:
         return task.read(place)
     rows = task.rows(place)

@@ -45,6 +45,8 @@ MAXIMUM_WHOLE = 2**31 - 1
 """Largest round and seed: what a run configuration can hold."""
 MAXIMUM_LENGTH = 1 << 16
 """Characters of a run configuration."""
+DATA_PATH = "data-path"
+"""In a node's configuration: it has data of its own."""
 MAXIMUM_PENALTY = 1e6
 """Largest μ of FedProx."""
 
@@ -162,6 +164,9 @@ def request_of(kind: type[AnyRequest], message: Message, context: Context) -> An
 def run_config(context: Context) -> RunConfig:
     """The run configuration, parsed once per process.
 
+    A node that names data of its own has no use for the path that the server names: no code of a task sees it, as a
+    task that made its model of what lies there would answer questions about the node's files.
+
     Raises:
         ConfigError: it is none.
         FederationError: it is so long that a server could fill the node's memory with it.
@@ -169,13 +174,17 @@ def run_config(context: Context) -> RunConfig:
     length = sum(len(key) + len(str(value)) for key, value in context.run_config.items())
     if length > MAXIMUM_LENGTH:
         raise FederationError(f"the run configuration has {length} characters, at most {MAXIMUM_LENGTH} are read")
-    return _parsed(tuple(sorted((key, type(value).__name__, value) for key, value in context.run_config.items())))
+    items = tuple(sorted((key, type(value).__name__, value) for key, value in context.run_config.items()))
+    return _parsed(items, DATA_PATH in context.node_config)
 
 
 @lru_cache(maxsize=4)
-def _parsed(items: tuple[tuple[str, str, Scalar], ...]) -> RunConfig:
+def _parsed(items: tuple[tuple[str, str, Scalar], ...], has_own_data: bool) -> RunConfig:
     # Types are part of the key: True equals 1, and is another value of a configuration.
-    return parse({key: value for key, _, value in items})
+    config = parse({key: value for key, _, value in items})
+    if not has_own_data:
+        return config
+    return config.model_copy(update={"task": config.task.model_copy(update={"data_path": ""})})
 
 
 def promised(fields: Mapping[str, object]) -> tuple[Event, ...]:

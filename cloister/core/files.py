@@ -1,7 +1,10 @@
 """Files that are whole or absent, whatever happens while they are written."""
 
+import errno
 import json
 import os
+import stat
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +17,8 @@ from cloister.core.errors import ConfigError
 
 DAY = 86_400
 """Seconds."""
+LARGEST_TEXT = 1 << 28
+"""Bytes of a text file in a run directory."""
 
 
 @contextmanager
@@ -24,6 +29,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     before the name changes hands.
     """
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
+    partial.unlink(missing_ok=True)  # in a folder of somebody else's a link may wait there, and would be followed
     try:
         yield partial
         with partial.open("rb") as file:
@@ -40,6 +46,35 @@ def write_npz(path: Path, arrays: Mapping[str, NDArray]) -> None:
         np.savez(file, allow_pickle=True, **arrays)
 
 
+def read_npz(path: Path) -> dict[str, NDArray]:
+    """The arrays in an `.npz` file that `write_npz` wrote, without pickles and in no more memory than the file takes.
+
+    Raises:
+        OSError: the file cannot be read.
+        Exception: of many kinds, where it is another file: what reads archives has no kind of its own.
+    """
+    with zipfile.ZipFile(path) as archive:
+        if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
+            raise ValueError("the arrays are larger than the file, and no run compresses them")
+    with np.load(path, allow_pickle=False) as saved:
+        return dict(saved)
+
+
+def read_text(path: Path) -> str:
+    """The text in a file of a run directory, which somebody else may have made.
+
+    Raises:
+        OSError: it is no file (reading a pipe would not return, and a device may have no end), or a very large one.
+        ValueError: it holds no text.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if found.st_size > LARGEST_TEXT:
+        raise OSError(errno.EFBIG, f"it is larger than {LARGEST_TEXT >> 20} MB", str(path))
+    return path.read_text()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The table in a JSON file of a run directory.
 
@@ -47,7 +82,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ConfigError: there is no such file, or it holds something else.
     """
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_text(path))
     except FileNotFoundError:
         raise ConfigError(f"{path.parent} is no run directory: it has no {path.name}") from None
     except NotADirectoryError:

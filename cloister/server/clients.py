@@ -61,7 +61,9 @@ def client_claim(
     elif isinstance(mechanism, LocalLaplace | PublishedLaplace):
         # A client noises the one hypothesis that it sends: p is the size of that.
         parameters = layout.size // max(1, plan.hypotheses)
-        claim = laplace_claim(mechanism, parameters, rounds, circumstances, privacy.client.max_leakage)
+        # A node that keeps no ledger takes a resumed run for a new one, and lets the limit out once more.
+        counts = 1 + plan.resumes
+        claim = laplace_claim(mechanism, parameters, rounds, circumstances, privacy.client.max_leakage, counts)
     else:
         raise ConfigError(f"privacy.client = {privacy.client.name!r} has no claim")
     return claim.without_guarantee(_beside_the_noise(plan))

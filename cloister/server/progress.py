@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from cloister.core.arrays import from_record
 from cloister.core.errors import ConfigError
-from cloister.core.files import write_npz
+from cloister.core.files import read_npz, write_npz
 from cloister.core.state import State, Stateful, joined, part
 from cloister.server.build import Plan
 from cloister.server.reports.rundir import RunDirectory
@@ -88,8 +87,8 @@ class Progress:
             number = int(facts["round"])
             if number < 0:
                 raise ValueError(f"round {number}")
-            model = _read(directory.checkpoint_path(number))
-            return cls(number, model, _read(_arrays_path(directory, number)) if facts["arrays"] else {})
+            model = read_npz(directory.checkpoint_path(number))
+            return cls(number, model, read_npz(_arrays_path(directory, number)) if facts["arrays"] else {})
         except FileNotFoundError as error:
             if error.filename != str(path):
                 raise ConfigError(f"resume: {error.filename} is missing, and {path} goes with it") from None
@@ -131,8 +130,3 @@ def keepers_of(plan: Plan, stopping: EarlyStopping) -> dict[str, Stateful]:
 
 def _arrays_path(directory: RunDirectory, number: int) -> Path:
     return directory.path / f"state-{number:05d}.npz"
-
-
-def _read(path: Path) -> dict[str, NDArray]:
-    with np.load(path, allow_pickle=False) as saved:
-        return dict(saved)

@@ -13,6 +13,7 @@ from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
+from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.lasting import is_simulated
 from cloister.server.progress import Progress
 from cloister.server.reports.rundir import NAME, RESUMED, SIMULATION, RunDirectory
@@ -25,6 +26,8 @@ MAY_CHANGE = frozenset(
 )
 """Keys that a run may go on with at other values; more rounds are a matter of `Earlier.refuse_more_rounds`."""
 NODES = "nodes.json"
+LEDGER = "ledger.json"
+"""Says where the ledger of a run is: relative paths among the settings would lead elsewhere from another folder."""
 
 
 @runtime_checkable
@@ -142,6 +145,49 @@ def remember(grid: Grid, directory: RunDirectory) -> None:
         grid.remember(directory.read_json(NODES))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _foreign(directory.path / NODES, error) from None
+
+
+def refuse_other_ledger(directory: RunDirectory, ledger: Ledger) -> None:
+    """Refuse to go on with another ledger than the one that the run began with.
+
+    Args:
+        directory: of the run.
+        ledger: that the settings lead to.
+
+    Raises:
+        ConfigError: it is in another place, or lacks what was in it: neither budget nor releases would be counted.
+    """
+    try:
+        noted = directory.read_json(LEDGER)
+        place, head = (noted["path"], noted["head"]) if noted else (_place(directory, ledger), ledger.head)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _foreign(directory.path / LEDGER, error) from None
+    if (found := _place(directory, ledger)) != place:
+        raise ConfigError(
+            f"resume: the ledger would be {found}, and was {place} when the run began in {directory.path}; resume it "
+            "from the working directory in which it began, with its ledger where it was"
+        )
+    if head not in ledger.heads():
+        raise ConfigError(
+            f"resume: {ledger.path} lacks lines that were in it when the run began in {directory.path}; put that "
+            "ledger back, or begin a new run"
+        )
+
+
+def note_ledger(directory: RunDirectory, ledger: Ledger) -> None:
+    """Note which ledger a run has, before anything is released.
+
+    Args:
+        directory: of the run.
+        ledger: of the run, with its budget.
+    """
+    directory.write_json(LEDGER, {"path": _place(directory, ledger), "head": ledger.head})
+
+
+def _place(directory: RunDirectory, ledger: Ledger) -> str:
+    """The absolute path of a ledger; of one that moves with the directory, that within it."""
+    inside = ledger.path.is_relative_to(directory.path)
+    return str(ledger.path.relative_to(directory.path) if inside else ledger.path)
 
 
 def settings_of(directory: Path) -> dict[str, Scalar]:

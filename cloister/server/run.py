@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +35,15 @@ from cloister.server.quorum import Quorum
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
 from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory
-from cloister.server.resume import NODES, Earlier, Remembering, earlier_run, remember
+from cloister.server.resume import (
+    NODES,
+    Earlier,
+    Remembering,
+    earlier_run,
+    note_ledger,
+    refuse_other_ledger,
+    remember,
+)
 from cloister.server.sites import Sites
 from cloister.server.stop import Stop, StopAsked
 from cloister.server.stopping import EarlyStopping
@@ -126,9 +134,9 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
             directory = stack.enter_context(RunDirectory.create(plan, grid.run.fab_hash, clients).begun())
         else:
             directory = earlier.directory
-        tracker = _tracker(plan, directory)
-        scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier, tracker)
+        scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier)
         _enter(scene, grid)
+        scene = _open(scene, stack)
         with Stop().listening() as stop, _observers(scene, grid) as observers:
             loop = _loop(scene, grid, observers, stop)
             with narrator.live(grid, scene.sites):
@@ -168,26 +176,28 @@ def _central(plan: Plan, model: Model) -> CentralEvaluation | None:
         return None
 
 
-def _tracker(plan: Plan, directory: RunDirectory) -> "MlflowTracker | None":
-    """What tells another system of the run; None where none is asked for."""
-    if plan.config.tracking == "none":
+def _tracker(scene: _Scene, stack: ExitStack) -> "MlflowTracker | None":
+    """What tells another system of the run, whatever ends it; None where none is asked for."""
+    if scene.plan.config.tracking == "none":
         return None
     from cloister.server.reports.tracking import MlflowTracker
 
-    return MlflowTracker(plan, directory)
+    tracker = MlflowTracker(scene.plan, scene.directory)
+    stack.callback(tracker.close)
+    return tracker
 
 
 def _enter(scene: _Scene, grid: Grid) -> None:
-    """Take possession of the run directory, go on from what is there, and say what is about to happen."""
+    """Take possession of the run directory, and go on from what is there."""
     directory, layout = scene.directory, scene.layout
     directory.announce()
     # Room for the model twice: an archive is made beside what it replaces.
     directory.reserve(2 * layout.size * np.dtype(layout.dtype).itemsize)
     write_traces_to(directory.path, scene.plan.hides_times)
     confine_ledger(scene.plan, grid, directory.path)
+    refuse_other_ledger(directory, scene.plan.budget.ledger)
     if scene.earlier is not None:
         _go_on(scene, scene.earlier, grid)
-    _open(scene)
 
 
 def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:
@@ -202,12 +212,14 @@ def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:
     directory.go_on(plan, after, grid.run.fab_hash)
 
 
-def _open(scene: _Scene) -> None:
-    """Begin the budget, and say what is about to happen."""
+def _open(scene: _Scene, stack: ExitStack) -> _Scene:
+    """Begin the budget, and say what is about to happen, also to another system."""
+    scene = replace(scene, tracker=_tracker(scene, stack))
     plan, directory = scene.plan, scene.directory
     plan.budget.begin(directory.name)
     for reason in plan.unprotected_releases:
         plan.budget.record_unprotected(reason)
+    note_ledger(directory, plan.budget.ledger)
     epsilon = plan.maximum_epsilon(scene.layout)
     scene.narrator.opening(plan, directory, epsilon)
     parameters = Parameters.of(scene.model)
@@ -217,6 +229,7 @@ def _open(scene: _Scene) -> None:
     if scene.rounds:
         scene.narrator.resuming(scene.rounds[-1], plan, epsilon)
     directory.write_json("privacy.json", running(plan.claim))
+    return scene
 
 
 def _loop(scene: _Scene, grid: Grid, observers: list[Observer], stop: Stop) -> RoundLoop:

@@ -1,6 +1,7 @@
 """A Keras model as the federation sees it. Importing this module does not import Keras; making a model does."""
 
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from cloister.tasks.base import Loss, NamedArrays
 from cloister.tasks.numpy_model import check_same
 
 PREDICT_BATCH = 1024
+WEIGHTS = "model.weights.h5"
+"""The part of a `.keras` file that holds the weights."""
 
 
 class KerasModel:
@@ -131,12 +134,28 @@ class KerasModel:
         """Replace every weight by what `save` wrote. Only weights are read: nothing in the file is run.
 
         Raises:
-            DataError: the file holds no model of this architecture.
+            DataError: the file holds no model of this architecture, or weights that are larger than the file.
         """
         try:
+            _refuse_larger(path)
             self.keras.load_weights(path)
-        except (ValueError, TypeError, KeyError, OSError, zipfile.BadZipFile):
+        except (ValueError, TypeError, KeyError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error):
             raise DataError(f"{path} holds no model of this task: a .keras file of it was expected") from None
+
+
+def _refuse_larger(path: Path) -> None:
+    """Raises ValueError if weights are larger than their file: those that `save` wrote are not compressed."""
+    import h5py  # Keras' own reader
+
+    sizes = [0]
+
+    def note(_: str, item: h5py.Dataset | h5py.Group) -> None:
+        sizes.append(item.nbytes if isinstance(item, h5py.Dataset) else 0)
+
+    with zipfile.ZipFile(path) as archive, archive.open(WEIGHTS) as member, h5py.File(member, "r") as weights:
+        weights.visititems(note)
+    if max(sizes) > path.stat().st_size:
+        raise ValueError("the weights are larger than the file")
 
 
 def _fresh(build: Callable[[], Network]) -> Network:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.errors import DataError, FederationError
-from cloister.core.files import write_npz
+from cloister.core.files import read_npz, write_npz
 from cloister.tasks.base import NamedArrays
 
 
@@ -75,15 +75,14 @@ class NumpyModel(ABC):
         write_npz(path, self.weights)
 
     def load(self, path: Path) -> None:
-        """Replace every weight by what `save` wrote, without pickles.
+        """Replace every weight by what `save` wrote, without pickles, and in no more memory than the file takes.
 
         Raises:
             DataError: the file is no archive of arrays.
             FederationError: names or shapes are not this model's.
         """
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                arrays = dict(archive.items())
+            arrays = read_npz(path)
         except (ValueError, TypeError, AttributeError, EOFError, OSError, zipfile.BadZipFile):
             raise DataError(f"{path} holds no model: an .npz file of its weights was expected") from None
         try:

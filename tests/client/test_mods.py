@@ -60,6 +60,22 @@ def test_the_nodes_log_says_what_we_say(caplog):
     assert "own.npz holds inputs that are NaN" in caplog.text
 
 
+def test_a_server_writes_no_lines_of_its_own_into_the_nodes_log(caplog):
+    forged = "1\nINFO: this node has trained\x1b[2J"
+
+    def fail(*_):
+        raise ConfigError(f"unknown key {forged}")
+
+    message = message_of()
+    message.metadata.group_id = forged
+    with caplog.at_level(logging.ERROR, "cloister.client"):
+        contain_errors(message, context_of(OPEN, node_id=7), fail)
+    (record,) = [record for record in caplog.records if record.name == "cloister.client"]
+    first, *traced = record.getMessage().splitlines()
+    assert "unknown key 1" in first and all(line.startswith("  ") for line in traced)
+    assert "\x1b" not in record.getMessage()
+
+
 def test_a_reply_passes():
     message = message_of()
     assert contain_errors(message, context_of(), lambda *_: message) is message

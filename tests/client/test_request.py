@@ -35,6 +35,8 @@ from cloister.core.arrays import to_record
 from cloister.core.errors import ConfigError, FederationError, PrivacyError
 from cloister.core.hypotheses import stacked
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
+from cloister.tasks import TASKS
+from cloister.tasks.digits import Digits
 
 TWO = stacked([SOFTMAX, {name: array + 1 for name, array in SOFTMAX.items()}])
 KINDS = {"train": TrainRequest, "evaluate": EvaluateRequest, "query": KeepRequest}
@@ -397,3 +399,26 @@ def test_a_configuration_is_parsed_once_and_by_type():
     one = run_config(context_of(OPEN | {"client.learning-rate": 1.0}))
     assert run_config(context_of(dict(reversed(list((OPEN | {"client.learning-rate": 1.0}).items()))))) is one
     assert one == parse(OPEN | {"client.learning-rate": 1.0})
+
+
+class Curious(Digits):
+    """Digits whose model is made of what lies at the path in its configuration."""
+
+    bundled = False
+    seen: list[str] = []  # noqa: RUF012
+
+    def build(self):
+        self.seen.append(self.config.data_path)
+        return super().build()
+
+
+def test_no_code_of_a_task_sees_the_path_that_a_server_names_beside_data_of_the_nodes_own(tmp_path, monkeypatch):
+    """A task that made its model of the file there would tell in refusals, or in frozen weights, what it holds."""
+    monkeypatch.setattr(Curious, "seen", [])
+    monkeypatch.setitem(TASKS._table, "curious", f"{__name__}:Curious")
+    node = own_node(tmp_path)
+    settings = OPEN | {"task.name": "curious", "task.data-path": node["data-path"]}
+    arrays_of(answer(settings, node))
+    assert set(Curious.seen) == {""}
+    assert run_config(context_of(settings, node)).task == parse(OPEN | {"task.name": "curious"}).task
+    assert run_config(context_of(settings)).task.data_path == node["data-path"], "a simulated part is dealt from there"

@@ -1,5 +1,7 @@
 """How much data a node has is what its operator states: rate, steps and answers follow from that, not from rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from asking import (
@@ -16,15 +18,18 @@ from asking import (
 
 from cloister.client import units as subject
 from cloister.client.charges import plan_of, planned_steps
+from cloister.client.data import local_data
 from cloister.client.node import MAXIMUM_SIZE, node_of
 from cloister.client.units import Units, size_of
 from cloister.config.run import parse
-from cloister.core.errors import ConfigError, PrivacyError
+from cloister.core.errors import ConfigError, DataError, PrivacyError
 from cloister.privacy.accounting.events import Gaussian, Repeated
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.dpsgd import one_by_one
 from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.tasks import TASKS
 from cloister.tasks.base import Examples
+from cloister.tasks.digits import Digits
 from cloister.tasks.training.plan import TrainingPlan
 
 STATED = 40
@@ -272,3 +277,26 @@ class TestUnits:
     def test_steps_are_those_of_the_public_size(self, examples, public, size, sampling):
         privacy = parse(DP_SGD | {"privacy.batch-sampling": sampling}).privacy
         assert Units.of(examples, 9).steps(self.plan(public), privacy) == LocalSteps(size, 2, 3, sampling)
+
+
+class Ungrouped(Digits):
+    """Digits by somebody who did not think of groups, as in a table of their own."""
+
+    def rows(self, path):
+        return replace(super().rows(path), groups=None)
+
+    def read(self, path):
+        return self.checked(self.rows(path), path)
+
+
+def test_a_task_that_reads_no_groups_trains_on_nothing_where_groups_are_promised(tmp_path, monkeypatch):
+    """Each row was a unit, and a patient with all of them moved the sum by as many times S as there are."""
+    monkeypatch.setitem(TASKS._table, "ungrouped", f"{__name__}:Ungrouped")
+    settings = DP_SGD | {"task.name": "ungrouped", "task.group": "patient"}
+    node = own_node(tmp_path, write_data(tmp_path, 30, patient=np.zeros(30, int)))
+    taken = []
+    monkeypatch.setattr(Units, "examples_of", lambda units, number: taken.append(number))
+    arrays_of(answer(settings, node))
+    assert not taken
+    with pytest.raises(DataError, match="reads no groups from"):
+        local_data(parse(settings).task, node_of(node), seed=1)

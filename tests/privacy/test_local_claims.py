@@ -61,6 +61,9 @@ class TestLaplace:
 
     def test_a_limit_bounds_it(self):
         assert epsilons(laplace(radius=0.5, max_leakage=6.0)) == {"add-or-remove": 6, "replace-one": 12}
+        # A node without a ledger takes a run that is resumed for a new one.
+        twice = laplace_claim(LocalLaplace(0.5, 5.0), 20, 10, circumstances(1), 6.0, counts=2)
+        assert epsilons(record_clients(twice)) == {"add-or-remove": 12, "replace-one": 24}
         assert epsilons(laplace(radius=0.5, max_leakage=60.0)) == {"add-or-remove": 40, "replace-one": 80}
 
     def test_private_choices_add_up(self):

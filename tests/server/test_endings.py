@@ -194,7 +194,7 @@ def test_an_unexpected_error_leaves_the_last_model_and_a_claim(tmp_path):
     assert found["rounds"] == 2 and found["status"] == "sound" and found["claims"]
     assert found["ended"] == {"how": "error", "why": "stopped by an unexpected ZeroDivisionError"}
     assert sorted(path.name for path in (tmp_path / "r").iterdir()) == [
-        "checkpoints", "config.json", "evaluation.json", "ledger.jsonl", "model.npz", "parameters.json",
+        "checkpoints", "config.json", "evaluation.json", "ledger.json", "ledger.jsonl", "model.npz", "parameters.json",
         "privacy.json", "rounds.jsonl", "state-00002.npz", "state.json",
     ]  # fmt: skip
 

@@ -338,9 +338,37 @@ class TestRefusals:
         with pytest.raises(LedgerError, match="holds 0 of the 1 releases that this run has made"):
             simulate({"resume": str(tmp_path / "copy" / "r")} | moved, None, Narrator(3, Console(quiet=True)))
 
+    def test_of_another_ledger_though_no_release_was_published(self, tmp_path, monkeypatch):
+        """A relative output-dir leads elsewhere from another folder, where the budget would begin at zero."""
+        for name in ("here", "there"):
+            (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        checkpoint = RunDirectory.checkpoint
+
+        def dying(directory, number, arrays):
+            if number:
+                raise RuntimeError("killed")
+            checkpoint(directory, number, arrays)
+
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+            patch.setattr(RunDirectory, "checkpoint", dying)
+            go("runs", PRIVATE | {"privacy.max-epsilon": 9.0})
+        monkeypatch.chdir(tmp_path / "there")
+        with pytest.raises(ConfigError, match=r"ledger would be .*/there/runs/ledgers/.*, and was .*/here/runs/l"):
+            resume(tmp_path / "here" / "runs")
+        assert not list((tmp_path / "there").iterdir())
+        monkeypatch.chdir(tmp_path / "here")
+        (ledger,) = Path("runs/ledgers").iterdir()
+        ledger.rename("kept")
+        with pytest.raises(ConfigError, match="lacks lines that were in it when the run began"):
+            resume(tmp_path / "here" / "runs")
+        Path("kept").rename(ledger)
+        resume(tmp_path / "here" / "runs")
+        assert len(Ledger(ledger).entries) == 4, "the release that was never published, and one for each round"
+
     FILES = ("config.json", "simulation.json", "state.json", "state-00001.npz", "checkpoints/round-00001.npz")
 
-    @pytest.mark.parametrize("name", [*FILES, "rounds.jsonl", "nodes.json"])
+    @pytest.mark.parametrize("name", [*FILES, "rounds.jsonl", "nodes.json", "ledger.json"])
     @pytest.mark.parametrize(
         "content", ["[1]\n", '{"round": []}\n', "PK\x03\x04\n", "[" * 200_000 + "\n"], ids=range(4)
     )
@@ -353,7 +381,7 @@ class TestRefusals:
     def test_of_a_checkpoint_without_anything(self, stopped, tmp_path):
         shutil.copytree(stopped / "r", tmp_path / "r")
         (tmp_path / "r" / "checkpoints" / "round-00001.npz").write_bytes(b"")
-        with pytest.raises(ConfigError, match=r"state\.json and its checkpoint cannot be read: EOFError"):
+        with pytest.raises(ConfigError, match=r"state\.json and its checkpoint cannot be read: BadZipFile"):
             resume(tmp_path)
 
     @pytest.mark.parametrize(
@@ -417,7 +445,10 @@ class TestRefusals:
         stopped_after(tmp_path, PRIVATE, 1)
         with pytest.raises(ConfigError):
             resume(tmp_path, {"seed": 9})
+        begun = json.loads((tmp_path / "r" / "config.json").read_text())["begun"]
         assert resume(tmp_path).ended == "as-asked"
+        found = json.loads((tmp_path / "r" / "config.json").read_text())
+        assert found["begun"] == begun and found["resumed-after"] == [1]
         with pytest.raises(ConfigError, match="after all 3 rounds"):
             resume(tmp_path)
 

@@ -1,6 +1,7 @@
 """What `cloister status` reads from a run directory and from Flower's answers."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -52,6 +53,18 @@ def test_a_run_under_way_whose_last_line_is_not_whole(output, tmp_path):
     (tmp_path / "rounds.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
     state = status.run_state(status.newest_run(tmp_path))
     assert (state.round, state.ended, state.state) == (1, False, "dead")
+
+
+def test_a_run_that_hides_when_it_began_is_newer_than_one_of_the_same_morning(tmp_path):
+    day = 1_767_225_600
+    for name, begun, time in (("a", day + 90, day + 90), ("b", day + 99, day), ("c", day + 80, day)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"begun": begun}))
+        os.utime(tmp_path / name / "config.json", (time, time))
+    assert status.newest_run(tmp_path).name == "b"
+    (tmp_path / "b" / "config.json").write_text("[]")
+    os.utime(tmp_path / "b" / "config.json", (day, day))
+    assert status.newest_run(tmp_path).name == "a"
 
 
 def test_a_run_whose_cohorts_are_secret(tmp_path):

@@ -15,6 +15,7 @@ from cloister.config.run import parse
 from cloister.core.errors import ConfigError
 from cloister.core.files import DAY
 from cloister.local.simulation import simulate
+from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.tracking import _installed
 
@@ -112,6 +113,25 @@ def test_a_store_that_cannot_be_used_ends_the_run_before_it_begins(tmp_path, mon
     assert "password" not in str(refused.value) and not list((tmp_path / "runs").glob("*/*"))
 
 
+def test_a_run_that_is_not_resumed_leaves_no_second_one_behind(folder):
+    outcome = ran(folder, {"run-name": "broken-off", "num-rounds": 1})
+    (outcome.directory.path / "privacy.json").unlink()
+    (outcome.directory.path / "ledger.json").write_text('{"path": "elsewhere", "head": ""}')
+    with pytest.raises(ConfigError, match="and was elsewhere"):
+        simulate({"resume": str(outcome.directory.path)}, None, Narrator(1, Console(quiet=True)))
+    tracked(outcome)  # it is one run
+
+
+def test_a_run_that_fails_as_it_begins_is_told_as_failed(folder, monkeypatch):
+    monkeypatch.setattr(PrivacyBudget, "begin", lambda self, run: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ran(folder, {"run-name": "unlucky"})
+    client = mlflow().MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("cloister")
+    (run,) = client.search_runs([experiment.experiment_id], "attributes.run_name = 'unlucky'")
+    assert run.info.status == "FAILED" and run.info.end_time
+
+
 def test_a_store_that_breaks_costs_a_warning_and_not_the_run(folder, monkeypatch, caplog):
     calls = []
 
@@ -135,10 +155,13 @@ def test_without_mlflow_one_line_says_how_to_get_it(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*/*"))
 
 
+@pytest.mark.usefixtures("runs_end_with_a_page")
 def test_who_knows_the_store_cannot_take_the_noise_away(folder):
     outcome = ran(folder, SOUND | {"run-name": "seeded", "num-rounds": 1, "privacy.noise-seed": 7_654_321})
     _, run = tracked(outcome)
     assert "7654321" not in run.data.params.values() and "privacy.noise-seed" not in run.data.params
+    page = (outcome.directory.path / "report.html").read_text()  # is among the artifacts
+    assert "privacy.noise-seed" in page and "set, and not told" in page and "7654321" not in page
 
 
 def test_mlflow_reports_nothing_to_its_makers_even_if_it_was_there_before(folder, monkeypatch):

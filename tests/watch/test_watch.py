@@ -131,6 +131,9 @@ def test_what_a_claim_keeps_secret_is_no_metric(tmp_path):
     for name in ("replies", "round_seconds", "round_age_seconds"):
         assert f"cloister_{name}" not in shown
     assert run_state(tmp_path / "r").seconds is None
+    (tmp_path / "r" / "rounds.jsonl").touch()  # as it is for a moment, when a round was just written
+    state = run_state(tmp_path / "r")
+    assert state.hides_times and not state.written % 86400
 
 
 BY_ROUND = (
@@ -145,8 +148,10 @@ def test_the_moment_of_a_change_is_no_metric_where_times_are_hidden():
     spent = {("ledger", "client"): 0.25}
 
     def differing(before, after):
-        """The metrics that change when a round is finished."""
-        seen = [metrics(Snapshot(each, NODES, (), spent, size)).splitlines() for each, size in (before, after)]
+        """The metrics that change when a round is finished, after which 90 % of the budget is spent."""
+        low, high = ({("ledger", "client"): share} for share in (0.89, 0.91))
+        looks = ((*before, low), (*after, high))
+        seen = [metrics(Snapshot(each, NODES, (), share, size)).splitlines() for each, size, share in looks]
         return {each.partition(" ")[0] for each in set(seen[0]) ^ set(seen[1])}
 
     later = replace(RUN, written=MIDNIGHT, seconds=None, round=4, replies=(2, 4), epsilon=1.8, budget_left=0.2)

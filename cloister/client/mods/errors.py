@@ -9,6 +9,7 @@ from flwr.common.constant import ErrorCode
 
 from cloister.core.crash import trace_without_values
 from cloister.core.errors import CloisterError, DataError, NodeConfigError
+from cloister.core.text import clean
 
 logger = logging.getLogger("cloister.client")
 
@@ -23,10 +24,13 @@ def contain_errors(message: Message, context: Context, call_next: ClientAppCalla
     try:
         return call_next(message, context)
     except Exception as error:
-        place = f"run {message.metadata.run_id}, round {message.metadata.group_id}, node {context.node_id}"
+        # What the server wrote shall write no lines of its own into this node's log.
+        place = f"run {message.metadata.run_id}, round {clean(message.metadata.group_id)}, node {context.node_id}"
         # Where it happened, and of our own errors what: the text of any other may quote an example, in a log too.
-        told_here = f": {error}" if isinstance(error, CloisterError) else ""
-        logger.log(ERROR, "%s: this client failed%s\n%s", place, told_here, trace_without_values(error))
+        lines = map(clean, str(error).splitlines())
+        told_here = f": {'; '.join(lines)}" if isinstance(error, CloisterError) else ""
+        trace = "\n".join(f"  {clean(line)}" for line in trace_without_values(error).splitlines())
+        logger.log(ERROR, "%s: this client failed%s\n%s", place, told_here, trace)
         told = isinstance(error, CloisterError) and not isinstance(error, DataError | NodeConfigError)
         reason = f"{type(error).__name__}: {error if told else 'details are in the log of the node'}"
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -29,6 +29,7 @@ def laplace_claim(
     rounds: int,
     circumstances: Circumstances,
     max_leakage: float = 0.0,
+    counts: int = 1,
 ) -> LocalClaim:
     """The claim about one client under `privacy.client = 'laplace'`.
 
@@ -42,6 +43,7 @@ def laplace_claim(
         rounds: in which a client took part at most.
         circumstances: of the run.
         max_leakage: that a client lets out over all rounds; 0: no limit.
+        counts: how often a client without a ledger may have begun to count.
     """
     multiplier = mechanism.noise_multiplier
     claim = _claim("laplace", mechanism, circumstances, {"privacy.max-leakage": max_leakage})
@@ -50,7 +52,7 @@ def laplace_claim(
     if claim.reasons or not isinstance(mechanism, LocalLaplace):
         return claim
     maximum = rounds * parameters / multiplier
-    leakage = min(maximum, max_leakage) if max_leakage else maximum
+    leakage = min(maximum, counts * max_leakage) if max_leakage else maximum
     pure = leakage + circumstances.epsilon_of_choices(rounds)
     added, replaced = (
         _figure(relation, rounds, units_of(relation) * pure, 0.0, "pure") for relation in get_args(Relation)

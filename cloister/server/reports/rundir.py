@@ -29,6 +29,8 @@ NAME = "run"
 """In `config.json`: the name of the run in the ledger, which it keeps if its directory is moved."""
 ROUNDS = "rounds.jsonl"
 SIMULATION = "simulation.json"
+BEGUN = "begun"
+"""In `config.json`: when the run began, in seconds since 1970; the time of the file may be the day's."""
 RESUMED = "resumed-after"
 """In `config.json`: the rounds after which the run was resumed."""
 ANNOUNCED = "CLOISTER_RUN_FILE"
@@ -232,12 +234,15 @@ class RunDirectory:
         """
         self.coarse = plan.hides_times
         (self.path / REPORT).unlink(missing_ok=True)
-        self.write_json("config.json", self._facts(plan, bundle) | {RESUMED: list(after)})
+        # When it was resumed would tell how long the rounds until then took.
+        begun = self.read_json("config.json").get(BEGUN, 0)
+        self.write_json("config.json", self._facts(plan, bundle) | {BEGUN: begun, RESUMED: list(after)})
 
     def _facts(self, plan: Plan, bundle: str) -> dict[str, object]:
         config = plan.config.model_copy(update={"resume": ""})
         return {
             NAME: self.name,
+            BEGUN: int(time.time()),
             "config": config.flat(),
             "config-sha256": config.digest(),
             "seed": plan.seed,

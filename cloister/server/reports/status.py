@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cloister.core.errors import ConfigError, FederationError
-from cloister.core.files import DAY, read_json
+from cloister.core.files import DAY, read_json, read_text
 from cloister.core.text import clean
-from cloister.server.reports.rundir import RUNNING
+from cloister.server.reports.rundir import BEGUN, RUNNING
 
 STOPPED_AFTER = 60
 """Seconds for an answer of Flower's command line."""
@@ -102,8 +102,19 @@ def run_directories(output: Path) -> list[Path]:
     found: list[tuple[float, Path]] = []
     for path in output.glob("*/config.json"):
         with suppress(FileNotFoundError):  # a run that fails before it has begun takes its directory away
-            found.append((path.stat().st_mtime, path.parent))
+            found.append((_begun(path), path.parent))
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def _begun(path: Path) -> float:
+    """When the run of a `config.json` began; of several that know the day alone the file says it."""
+    changed = path.stat().st_mtime
+    if changed % DAY:
+        return changed
+    try:
+        return float(json.loads(read_text(path))[BEGUN])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return changed
 
 
 def run_state(directory: Path) -> RunState:
@@ -114,7 +125,7 @@ def run_state(directory: Path) -> RunState:
     """
     try:
         return _read(directory)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ConfigError(
             f"{directory} is no run directory: rounds.jsonl or config.json is not what a run writes"
         ) from None
@@ -124,26 +135,30 @@ def _read(directory: Path) -> RunState:
     config = read_json(directory / "config.json")["config"]
     written = directory / "rounds.jsonl"
     # The last line may be half written.
-    lines = written.read_text().rpartition("\n")[0].splitlines() if written.exists() else []
+    lines = read_text(written).rpartition("\n")[0].splitlines() if written.exists() else []
     last: dict[str, Any] = json.loads(lines[-1]) if lines else {"round": 0}
-    changed = (written if lines else directory / "config.json").stat().st_mtime
+    begun = (directory / "config.json").stat().st_mtime
+    changed = written.stat().st_mtime if lines else begun
     measured = last.get("measured") or {}
     ending = _ending(directory)
-    epsilon, budget = measured.get("epsilon"), config["privacy.max-epsilon"]
+    epsilon, budget = _number(measured.get("epsilon")), float(config["privacy.max-epsilon"])
+    rejected = [{name: str(value) for name, value in item.items()} for item in measured.get("rejected", ())]
+    # Numbers by their kind: whoever made the directory may have written anything, and a watch computes with them.
     return RunState(
         path=str(directory.resolve()),
         task=config["task.name"],
         strategy=config["strategy.name"],
         privacy=config["privacy.server"],
-        round=last["round"],
-        rounds=config["num-rounds"],
-        written=changed,
-        replies=(measured["accepted"], measured["asked"]) if "accepted" in measured else None,
-        rejected=tuple(_reason(item) for item in measured.get("rejected", ())),
-        codes=dict(Counter(item["code"] for item in measured.get("rejected", ()))),
-        seconds=last.get("seconds", {}).get("total"),
-        timeout=config["round-timeout"],
-        quorum=config["strategy.min-nodes" if config["strategy.quorum"] == "auto" else "strategy.quorum"],
+        round=int(last["round"]),
+        rounds=int(config["num-rounds"]),
+        # A file that was just written has its time for a moment; the one that nothing changes tells what is hidden.
+        written=changed if begun % DAY else changed // DAY * DAY,
+        replies=(int(measured["accepted"]), int(measured["asked"])) if "accepted" in measured else None,
+        rejected=tuple(map(_reason, rejected)),
+        codes=dict(Counter(item["code"] for item in rejected)),
+        seconds=_number(last.get("seconds", {}).get("total")),
+        timeout=float(config["round-timeout"]),
+        quorum=int(config["strategy.min-nodes" if config["strategy.quorum"] == "auto" else "strategy.quorum"]),
         epsilon=epsilon,
         budget_left=max(0.0, budget - epsilon) if budget and epsilon is not None else None,
         ended=ending is not None,
@@ -156,9 +171,11 @@ def _read(directory: Path) -> RunState:
 def _ending(directory: Path) -> dict[str, str] | None:
     """How the run ended; None where the statement about privacy is not the last one, as while a run is under way."""
     try:
-        facts = json.loads((directory / "privacy.json").read_text())
-        return None if facts["status"] == "running" else dict(facts.get("ended", {}))
-    except (OSError, ValueError, KeyError):
+        facts = json.loads(read_text(directory / "privacy.json"))
+        if facts["status"] == "running":
+            return None
+        return {name: str(value) for name, value in facts.get("ended", {}).items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -174,7 +191,11 @@ def _is_held(directory: Path) -> bool:
     return False
 
 
-def _reason(item: Mapping[str, object]) -> str:
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _reason(item: Mapping[str, str]) -> str:
     who = item.get("site") or f"node {item['node_id']}"
     return f"{who}, {item['code']}: {item['detail']}"
 

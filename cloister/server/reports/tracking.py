@@ -59,7 +59,7 @@ class MlflowTracker:
         self._mlflow: Any = _installed()
         try:
             self._client = self._mlflow.MlflowClient(self._store)
-            self._run = self._begun(plan)
+            self._run, self._is_open = self._begun(plan), True
         except Exception as error:  # of whatever lies behind the address; its text may hold a password
             raise ConfigError(f"{_named(plan)} cannot be used as a store of MLflow: {type(error).__name__}") from None
         self._settle()
@@ -94,7 +94,15 @@ class MlflowTracker:
         for name in (PRIVACY, REPORT):
             if (path := self._directory / name).is_file():
                 self._tried(name, lambda path=path: self._client.log_artifact(self._run, path))  # type: ignore[misc]
-        status = STATUS.get(ending.how, "FAILED")
+        self._end(STATUS.get(ending.how, "FAILED"))
+
+    def close(self) -> None:
+        """Say that the run failed, if nobody has said how it ended: one that could not begin is not left open."""
+        if self._is_open:
+            self._end("FAILED")
+
+    def _end(self, status: str) -> None:
+        self._is_open = False
         self._tried("the end", lambda: self._client.set_terminated(self._run, status, end_time=self._now()))
 
     def _tried(self, what: str, work: Callable[[], object]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloister.core.errors import ConfigError
+from cloister.core.files import read_text
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
 from cloister.privacy.claims.meaning import weakest
 from cloister.privacy.claims.server import RUN
@@ -205,9 +206,9 @@ def _of_run(claim: Claim) -> Figure | None:
 def _seconds(directory: Path) -> float | None:
     """Of all rounds; a run that hides how long they took has not written it down."""
     path = directory / "rounds.jsonl"
-    lines = path.read_text().rpartition("\n")[0].splitlines() if path.is_file() else []
+    lines = read_text(path).rpartition("\n")[0].splitlines() if path.is_file() else []
     try:
         found = [seconds["total"] for line in lines if (seconds := json.loads(line).get("seconds"))]
         return sum(found) if found else None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ConfigError(f"{path} is not what a run writes: the seconds of a round are no numbers") from None

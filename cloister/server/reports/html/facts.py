@@ -13,7 +13,7 @@ from cloister.aggregation.screening import Rejection
 from cloister.config.run import NOISE_SEED, NOT_SHOWN, shown
 from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError
-from cloister.core.files import read_json
+from cloister.core.files import read_json, read_text
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.record import statement_of
 from cloister.server.ending import Ending
@@ -58,11 +58,11 @@ class RoundFacts:
         """Read one line, which may lack anything."""
         measured, central = line.get("measured") or {}, line.get("central") or {}
         return cls(
-            line["round"],
+            int(line["round"]),
             _finite(central),
             _finite(line.get("federated") or {}),
             _finite({name: measured[name] for name in SHOWN if measured.get(name) is not None}),
-            (measured["accepted"], measured["asked"]) if "accepted" in measured else None,
+            (int(measured["accepted"]), int(measured["asked"])) if "accepted" in measured else None,
             tuple(Rejection(**item) for item in measured.get("rejected", ())),
             tuple(Rejection(**item) for item in line.get("unscored", ())),
             tuple(name for name, value in central.items() if not math.isfinite(value)),
@@ -163,7 +163,7 @@ def _named(path: Path) -> Iterator[None]:
     """The block, in which what does not fit is said to be wrong with this file."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ConfigError(f"{path} is not what a run writes: something in it is missing, or of another kind") from None
 
 
@@ -193,7 +193,7 @@ def cohorts_are_secret(rounds: Sequence[RoundFacts]) -> bool:
 
 
 def _text(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""
+    return read_text(path) if path.is_file() else ""
 
 
 def _evaluation(content: Mapping[str, Any] | None) -> Evaluation | None:
