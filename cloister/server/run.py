@@ -126,6 +126,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
             directory = stack.enter_context(RunDirectory.create(plan, grid.run.fab_hash, clients).begun())
         else:
             directory = earlier.directory
+        directory.announce()  # at once: who dies from here on is resumed, and does not find its own name taken
         tracker = _tracker(plan, directory)
         scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier, tracker)
         _enter(scene, grid)
@@ -180,7 +181,6 @@ def _tracker(plan: Plan, directory: RunDirectory) -> "MlflowTracker | None":
 def _enter(scene: _Scene, grid: Grid) -> None:
     """Take possession of the run directory, go on from what is there, and say what is about to happen."""
     directory, layout = scene.directory, scene.layout
-    directory.announce()
     # Room for the model twice: an archive is made beside what it replaces.
     directory.reserve(2 * layout.size * np.dtype(layout.dtype).itemsize)
     write_traces_to(directory.path, scene.plan.hides_times)

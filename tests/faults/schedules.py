@@ -1,5 +1,7 @@
 """Seeded schedules of faults for whole runs: `python tests/faults/schedules.py FIRST COUNT`.
 
+`python tests/faults/schedules.py everywhere KIND` lets each fault happen once at each effect of a run of a kind.
+
 The server is the real one, from `run` down to the ledger, the checkpoints and `resume`. Its grid, its clock and its
 disk are virtual. A run that dies is resumed, until it comes to its end; what must hold is checked whenever a model
 leaves, whenever noise is drawn, and after every death.
@@ -13,7 +15,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,6 +126,15 @@ class Schedule:
         return {rng.randint(1, EFFECTS): rng.choice(FAULTS) for _ in range(rng.choice((1, 1, 2)))}
 
 
+def everywhere(kind: str, faults: tuple[str, ...] = FAULTS) -> Iterator[Schedule]:
+    """A schedule for each fault at each effect of a run: one, and nothing else happens."""
+    with cheap(), tempfile.TemporaryDirectory(dir=memory()) as folder:
+        whole = Simulation(Path(folder), kind)
+        whole.live()
+    for effect in range(1, whole.disk.effects + 1):
+        yield from (Schedule(effect, kind, ("quick",), ({effect: fault},)) for fault in faults)
+
+
 class Silent(Narrator):
     """Says nothing, and costs nothing."""
 
@@ -208,6 +219,7 @@ class Simulation:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(stragglers, "time", clock)
             patch.setattr(sampling, "time", clock)
+            patch.setattr(Ledger, "open", self._noted(Ledger.open))
             patch.setattr(Decorator, "aggregate_train", self._counted(Decorator.aggregate_train))
             for name in ("noisy_mean", "noisy_total"):
                 patch.setattr(gaussian, name, self._watched(getattr(gaussian, name)))
@@ -222,6 +234,16 @@ class Simulation:
             return make(*arguments)
 
         return watched
+
+    def _noted(self, record):
+        """What is recorded once this returns; a line that was written and never synced is not."""
+
+        def noted(ledger, *arguments, **options):
+            release = record(ledger, *arguments, **options)
+            self.recorded.add(release)
+            return release
+
+        return noted
 
     def _counted(self, aggregate):
         """Which round is being aggregated, and how often it was."""
@@ -276,7 +298,8 @@ class Simulation:
         now = {entry["release"] for entry in self._entries()}
         if not self.recorded <= now:
             raise Broken("the ledger has lost a release")
-        self.recorded = now
+        for number, made in self.drawn.items():
+            self._demand_recorded(number, made, "drawn")
         for number, count in Counter(entry["round"] for entry in self._entries()).items():
             if count > self.tried[number]:
                 raise Broken(f"round {number} is {count} times in the ledger, and was tried {self.tried[number]} times")
@@ -374,20 +397,21 @@ def memory() -> str | None:
     return "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
-def many(seeds: range) -> Counter[str]:
-    """Let many schedules happen, and count what did.
+def happened(schedules: Iterable[Schedule]) -> Counter[str]:
+    """Let schedules happen, and count what did.
 
     Raises:
         Broken: something does not hold; the error's note says in which.
+        ForEver: somebody waits for ever.
     """
     counted: Counter[str] = Counter()
     with cheap(), tempfile.TemporaryDirectory(dir=memory()) as place:
-        for seed in seeds:
-            folder = Path(place) / str(seed)
+        for number, schedule in enumerate(schedules):
+            folder = Path(place) / str(number)
             try:
-                done = obey(Schedule.of(seed), folder)
+                done = obey(schedule, folder)
             except BaseException as error:
-                error.add_note(f"{Schedule.of(seed)}")
+                error.add_note(f"{schedule}")
                 raise
             counted.update(name.partition(" at ")[0] for name in done.disk.struck)
             counted.update({"schedules": 1, "processes": done.lives, done.ending: 1})
@@ -395,6 +419,14 @@ def many(seeds: range) -> Counter[str]:
     return counted
 
 
+def many(seeds: range) -> Counter[str]:
+    """As `happened`, of the schedules of these seeds."""
+    return happened(map(Schedule.of, seeds))
+
+
 if __name__ == "__main__":
-    first, count = map(int, sys.argv[1:])
-    print(dict(many(range(first, first + count))))
+    if sys.argv[1] == "everywhere":
+        print(dict(happened(everywhere(sys.argv[2]))))
+    else:
+        first, count = map(int, sys.argv[1:])
+        print(dict(many(range(first, first + count))))

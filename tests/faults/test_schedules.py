@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from schedules import KINDS, Broken, Simulation, cheap, many, memory, undisturbed
-from virtual_disk import ERRORS, FAULTS, KILL, POWER
+from schedules import KINDS, Broken, Simulation, cheap, everywhere, happened, many, memory, undisturbed
+from virtual_disk import ERRORS, FAULTS, KILL, POWER, Killed
 from virtual_grid import HARMFUL, HARMLESS, ForEver
 
 from cloister.aggregation import screening
@@ -16,11 +16,12 @@ from cloister.core import files
 from cloister.core.errors import CloisterError
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.server import run as running
 from cloister.server.progress import Progress
 from cloister.server.reports import rundir
 from cloister.server.stragglers import PatientGrid
 
-FEW, MANY = range(12), range(1000, 1500)
+FEW, MANY = range(12), range(1000, 1300)
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +47,31 @@ def test_many_schedules():
     assert many(MANY)["schedules"] == len(MANY)
 
 
+@pytest.mark.slow
+def test_killed_at_every_effect():
+    done = happened(everywhere("private", (KILL,)))
+    assert done["schedules"] == done[KILL] > 250 and done["processes"] > 1.9 * done["schedules"]
+
+
+def test_a_run_is_announced_before_anything_that_may_take_long(folder, monkeypatch):
+    """Whoever keeps it going would else begin it anew, under a name that is taken."""
+    monkeypatch.setenv(rundir.ANNOUNCED, str(folder / "announced"))
+    monkeypatch.setattr(running, "_tracker", _dies)
+    simulation = Simulation(folder / "of", "plain")
+    simulation.live()
+    assert (folder / "announced").read_text() == str(simulation.directory)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_undisturbed_run_records_each_release_once(folder, kind):
     simulation = Simulation(folder, kind)
     simulation.live()
     assert simulation.ending == "as-asked" and simulation.lives == 1
     assert [entry["round"] for entry in simulation._entries()] == ([] if kind == "plain" else [1, 2])
+
+
+def _dies(*_):
+    raise Killed
 
 
 class Faults(RuleBasedStateMachine):
