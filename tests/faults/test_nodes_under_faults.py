@@ -71,7 +71,7 @@ def site():
         yield lambda name: Site(Path(place) / str(name))
 
 
-FAST = ("power", "EIO")
+FAST = ("power",)
 AT_ANY = [pytest.param(fault, marks=() if fault in FAST else pytest.mark.slow) for fault in FAULTS]
 
 
