@@ -21,7 +21,7 @@ from cloister.server.progress import Progress
 from cloister.server.reports import rundir
 from cloister.server.stragglers import PatientGrid
 
-FEW, MANY = range(16, 24), range(1000, 1300)
+FEW, MANY = range(16, 24), range(1000, 1200)
 
 
 @pytest.fixture(autouse=True)
