@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 
+from cloister.core.files import read_text
 from cloister.dashboard.template import FRAME, OVERVIEW, RUN, STYLE
 from cloister.dashboard.views import Run, View
 from cloister.server.reports.html.facts import RoundFacts, cohorts_are_secret, rounds_in
@@ -122,7 +123,7 @@ def _left(seconds: float | None) -> str:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        return read_text(path)
     except (OSError, ValueError):
         return ""
 

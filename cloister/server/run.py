@@ -134,6 +134,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
             directory = stack.enter_context(RunDirectory.create(plan, grid.run.fab_hash, clients).begun())
         else:
             directory = earlier.directory
+        directory.announce()  # at once: who dies from here on is resumed, and does not find its own name taken
         scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier)
         _enter(scene, grid)
         scene = _open(scene, stack)
@@ -190,7 +191,6 @@ def _tracker(scene: _Scene, stack: ExitStack) -> "MlflowTracker | None":
 def _enter(scene: _Scene, grid: Grid) -> None:
     """Take possession of the run directory, and go on from what is there."""
     directory, layout = scene.directory, scene.layout
-    directory.announce()
     # Room for the model twice: an archive is made beside what it replaces.
     directory.reserve(2 * layout.size * np.dtype(layout.dtype).itemsize)
     write_traces_to(directory.path, scene.plan.hides_times)

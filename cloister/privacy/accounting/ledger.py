@@ -307,7 +307,16 @@ class Ledger:
         self._offset += len(data)
 
     def _write(self, file: IO[bytes], data: bytes) -> None:
-        """Write bytes and wait until the disk has them."""
+        """Write bytes at the end that was read, and wait until the disk has them.
+
+        Raises:
+            LedgerError: the end has moved; nothing was written.
+        """
+        if os.fstat(file.fileno()).st_size != self._offset:
+            raise LedgerError(
+                f"{self.path}: somebody else wrote to it while it was locked: locks of this folder do not reach other "
+                "machines; keep the ledger on a disk that one machine alone writes to"
+            )
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -1,0 +1,100 @@
+"""A node whose disk fails, or who dies, at any effect on its ledger: no reply leaves that is not recorded there."""
+
+import logging
+import random
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from flwr.app import Context, RecordDict
+from schedules import cheap, memory
+from virtual_disk import FAULTS, Disk, Killed
+
+from cloister.client import ledgers
+from cloister.client.mods.budget import keep_budget
+from cloister.client.node import Node
+from cloister.client.request import Reply, TrainRequest
+from cloister.config.run import parse
+from cloister.core.errors import PrivacyError
+from cloister.core.identity import LOCAL_RUN
+from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.accounting.ledger import Ledger
+
+ROUNDS, MAX_EPSILON = 2, 4.0
+PROMISED, CONFIG = Gaussian(1.7), parse({"privacy.server": "global-dp"})
+
+
+class Site:
+    """A node with a ledger, asked for one reply after the other by a run that the server resumes again and again."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.folder.mkdir()
+        self.disk = Disk(self.folder, random.Random(0))
+        self.left = self.trained = 0
+
+    def live(self, faults):
+        """One process of the node, from round 1 on."""
+        ledgers._ledger.cache_clear()
+        said = {"ledger-dir": str(self.folder), "data-identity": "d", "max-epsilon": MAX_EPSILON}
+        node = Node.of(Context(LOCAL_RUN, 1, said, RecordDict(), {}))
+        with self.disk.watched(faults), suppress(Killed, PrivacyError, OSError):
+            for number in range(1, ROUNDS + 1):
+                request = TrainRequest(CONFIG, "run", number, 0, (), promise=(PROMISED,))
+                keep_budget(request, node, self.train)
+                self.left += 1
+        self.disk.reboot()
+        self.check()
+
+    def train(self, *_):
+        self.trained += 1
+        assert len(self.entries) >= self.trained, "trained before it was recorded"
+        return Reply()
+
+    @property
+    def entries(self):
+        return [entry for entry in Ledger(self.folder / "d.jsonl").entries if entry.unit == "client"]
+
+    def check(self):
+        assert len(self.entries) >= self.left
+        budget = PrivacyBudget(Ledger(self.folder / "d.jsonl"), "", max_epsilon=MAX_EPSILON)
+        assert budget.epsilon() <= MAX_EPSILON
+
+
+@pytest.fixture
+def site():
+    """A function that makes a site, by its name."""
+    logging.getLogger("cloister.client").setLevel(logging.ERROR)
+    with cheap(), tempfile.TemporaryDirectory(dir=memory()) as place:
+        yield lambda name: Site(Path(place) / str(name))
+
+
+FAST = ("power",)
+AT_ANY = [pytest.param(fault, marks=() if fault in FAST else pytest.mark.slow) for fault in FAULTS]
+
+
+@pytest.mark.parametrize("fault", AT_ANY)
+def test_a_node_that_fails_at_any_effect(site, fault):
+    whole = site("whole")
+    whole.live({})
+    assert whole.left == whole.trained == len(whole.entries) == ROUNDS and whole.disk.effects > 10
+    for effect in range(1, whole.disk.effects + 1):
+        disturbed = site(effect)
+        disturbed.live({effect: fault})
+        assert disturbed.disk.struck, effect
+        for _ in range(2):
+            disturbed.live({})
+        assert disturbed.trained <= len(disturbed.entries) <= disturbed.trained + 1
+
+
+def test_a_node_that_trains_first_is_caught(site, monkeypatch):
+    @contextmanager
+    def release(self, event, server_round, mechanism="", clip=0.0):
+        yield
+        self.ledger.done(self.spend(event, server_round, mechanism, clip))
+
+    monkeypatch.setattr(PrivacyBudget, "release", release)
+    with pytest.raises(AssertionError, match="trained before it was recorded"):
+        site("broken").live({})
