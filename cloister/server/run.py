@@ -130,11 +130,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
         refuse_faulty(plan.task, model, score.examples if score else None)
         narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
         stopping = EarlyStopping(config.evaluation.patience)
-        if earlier is None:
-            directory = stack.enter_context(RunDirectory.create(plan, grid.run.fab_hash, clients).begun())
-        else:
-            directory = earlier.directory
-        directory.announce()  # at once: who dies from here on is resumed, and does not find its own name taken
+        directory = _directory(plan, grid, clients, earlier, stack)
         scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier)
         _enter(scene, grid)
         scene = _open(scene, stack)
@@ -157,6 +153,16 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
     if ending.how == "error":
         raise CloisterError(ending.why)
     return Outcome(loop.kept, scene.rounds, directory, plan, said, ending.why, ending.how)
+
+
+def _directory(plan: Plan, grid: Grid, clients: int, earlier: Earlier | None, stack: ExitStack) -> RunDirectory:
+    """The run directory: a new one, which is taken away again if the run does not begin, or the one resumed."""
+    if earlier is None:
+        directory = stack.enter_context(RunDirectory.create(plan, grid.run.fab_hash, clients).begun())
+    else:
+        directory = earlier.directory
+    directory.announce()  # at once: who dies from here on is resumed, and does not find its own name taken
+    return directory
 
 
 def _central(plan: Plan, model: Model) -> CentralEvaluation | None:
