@@ -160,7 +160,10 @@ def weakest(claim: ClientClaim) -> Figure | None:
 
 
 def _sizes(claim: DpSgdClaim) -> str:
-    beside = "What a client has spent stands in its own ledger, and a client as a whole is hardly protected"
+    beside = (
+        "The server does not know how large its clients are: what one of them has spent stands in its own ledger. A "
+        "client as a whole is hardly protected"
+    )
     return f"; this ε is {dearest(claim)}. {beside}"
 
 

@@ -119,7 +119,10 @@ def dearest(claim: DpSgdClaim) -> str:
 def render_clients(claim: ClientClaim) -> list[str]:
     """What may be said about the clients' own mechanism as lines of plain text."""
     if isinstance(claim, DpSgdClaim):
-        first = f"clients: dp-sgd, {claim.status}; what each has spent stands in its own ledger"
+        first = (
+            f"clients: dp-sgd, {claim.status}; how large they are is not known here, and what each has spent stands in "
+            "its own ledger"
+        )
         sizes = [line for size in claim.sizes for line in _render_size(claim.unit, size)]
         largest = [f"  the largest ε is {told}"] if (told := dearest(claim)) and sizes[1:] else []
         return [first, *_reasons(claim), *largest, *sizes]
