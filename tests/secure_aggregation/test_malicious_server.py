@@ -270,7 +270,8 @@ def attack_by_two_lists_for_two_groups(graph):
     server = Standing(terms=terms_for(4, graph=graph))
     told = server.signed({name: NAMES for name in NAMES if name != NAMES[2]})
     without = server.signed(dict.fromkeys((NAMES[2], COLLUDER), WITHOUT))
-    server.show([NAMES[2], COLLUDER], WITHOUT, without)
+    # Whoever has signed one list is said to have signed the other.
+    server.show([NAMES[2], COLLUDER], WITHOUT, {**told, **without})
     server.signed({COLLUDER: NAMES})
     server.show([VICTIM, NAMES[1]], NAMES, told)
     return server.leak()

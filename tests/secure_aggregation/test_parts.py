@@ -195,6 +195,14 @@ def test_a_message_is_refused_with(case):
         WRONG[case]()
 
 
+@pytest.mark.parametrize("names", ["ba", "aa"])
+def test_a_mapping_is_written_in_order_and_without_repetition(names):
+    pairs = [(name, bytes(64)) for name in names]
+    assert Signatures.decode(text("Signatures", ("", *sorted(set(pairs))))) == Signatures(dict(pairs))
+    with pytest.raises(ProtocolError, match="not the one way to write"):
+        Signatures.decode(text("Signatures", ("", *pairs)))
+
+
 def test_different_items_never_have_the_same_text():
     several = [
         (b"ab", b"c"),
@@ -210,6 +218,8 @@ def test_different_items_never_have_the_same_text():
     assert len({text("label", *items) for items in several}) == len(several)
     assert text("one", 1) != text("other", 1)
     assert [read("label", text("label", *items)) for items in several] == several
+    with pytest.raises(ValueError, match="no other"):
+        read("other", text("label", 1))
 
 
 # Steps, and what is left.
