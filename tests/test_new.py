@@ -74,6 +74,7 @@ def test_the_commands_of_its_readme_work(tmp_path, kind, source):
         assert done.returncode == 0, f"{arguments}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
 
 
+@pytest.mark.slow
 def test_a_new_task_has_nothing_wrong(tmp_path):
     made = installed(tmp_path, "task", "csv")
     done = cloister(made, "check", "task", "my-thing")

@@ -33,8 +33,8 @@ PLACES = {
 }
 
 
-FAST = ("metric", "node")
-"""A mechanism of two releases a round, and a node: the others are like them, and take as long."""
+FAST = ("node",)
+"""A node: mechanisms take longer, and `tests/faults` kills them too."""
 KILLED = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in sorted(RELEASES)]
 
 

@@ -160,7 +160,9 @@ def draws(strategy, count, models=OPPOSED):
     return multipliers, np.array([scaling.released for scaling in scalings]), scalings[0].diagnostics.distance
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", ["l2", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "l2")]
+)
 def test_the_noise_on_the_distance(name):
     strategy = private(distance=name)
     _, released, distance = draws(strategy, 8000)

@@ -29,7 +29,9 @@ def theta(outcome):
     return array.numpy()
 
 
-@pytest.mark.parametrize("privacy", [{"privacy.server": "none"}, GLOBAL_DP], ids=["none", "global-dp"])
+@pytest.mark.parametrize(
+    "privacy", [pytest.param({"privacy.server": "none"}, marks=pytest.mark.slow), GLOBAL_DP], ids=["none", "global-dp"]
+)
 def test_one_model_for_two_populations_ends_between_them(tmp_path, privacy):
     """Their mean has an RMSE of ½‖θ*₁ - θ*₂‖ = 5.27 from inputs of unit variance; each alone would have 0.29."""
     outcome = run(tmp_path, 100, {"task.name": "linear", "num-rounds": 25, "task.test-fraction": 0.0} | privacy)

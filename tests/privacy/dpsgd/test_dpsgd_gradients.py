@@ -179,7 +179,7 @@ def test_the_whole_model_at_once_is_the_same():
     assert int(clipped) == int(clipped_whole) > 0
 
 
-@pytest.mark.parametrize("microbatch_size", [3, 8])
+@pytest.mark.parametrize("microbatch_size", [3, pytest.param(8, marks=pytest.mark.slow)])
 def test_microbatches_and_padding_change_nothing(microbatch_size):
     model = smooth(perturbed(shared()))
     step = dp_sgd(model, microbatch_size=microbatch_size)

@@ -45,7 +45,7 @@ class TestTheSearchCatches:
         monkeypatch.setattr(parts, "squares", squares)
         assert search("outer", CASES) > 1.1
 
-    @pytest.mark.parametrize("name", ["gram", "conv gram"])
+    @pytest.mark.parametrize("name", ["gram", pytest.param("conv gram", marks=pytest.mark.slow)])
     def test_sums_in_single_precision_where_positions_cancel(self, name, monkeypatch):
         def squares(inputs, deltas):
             return tf.maximum(tf.reduce_sum(inputs * deltas, axis=(1, 2)), 0)
