@@ -22,7 +22,15 @@ from cloister.privacy.mechanisms.distributed.shares import Parties, Shares
 from cloister.privacy.mechanisms.distributed.whole import add_share, whole_update, without_surplus
 
 STEPS = 2**20
-COHORTS = [Parties(3, 2), Parties(3, 3, 1), Parties(6, 4, 1), Parties(20, 14, 3), Parties(100, 67, 33), Parties(41, 40)]
+COHORTS = [
+    Parties(1, 1),
+    Parties(3, 2),
+    Parties(3, 3, 1),
+    Parties(6, 4, 1),
+    Parties(20, 14, 3),
+    Parties(100, 67, 33),
+    Parties(41, 40),
+]
 VARIANCES = [1, 25 + 2**32, 25 + 2**40, 3 * 10**14 + 7]
 
 
@@ -146,6 +154,13 @@ class TestThePlan:
         assert plan(largest).bits == 32
         with pytest.raises(PrivacyError, match=f"a sum of {largest + 1} updates of 1048576 steps .* in 32 bits"):
             plan(largest + 1)
+
+    def test_the_room_is_for_the_noise_before_anything_is_taken_off(self):
+        """Shares with all of their components decide: √(1000/501) times what is left when everybody survives."""
+        parties = Parties(1000, 501)
+        assert Plan.of(1.0, 73.0, parties, 100).bits == 32
+        with pytest.raises(PrivacyError, match="has no room in 32 bits; take 64 bits"):
+            Plan.of(1.0, 76.0, parties, 100)
 
     def test_how_seldom_a_sum_is_misread(self):
         assert Plan.of(1.0, 1.0, Parties(6, 4, 1), 1_200_000).misread == pytest.approx(4.6e-16, rel=0.01)
