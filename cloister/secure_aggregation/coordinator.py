@@ -84,8 +84,9 @@ class _Unmasking:
 class Coordinator:
     """One attempt at one round on the server, for the members who answer in time.
 
-    Each step can be made once, in this order. A member whose answer to a step is absent or malformed has dropped out. With fewer
-    members than the threshold the attempt is abandoned. The same attempt is never made again: members would refuse.
+    Each step can be made once, in this order. A member whose answer to a step is absent or malformed has dropped out.
+    With fewer members than the threshold the attempt is abandoned. The same attempt is never made again: members would
+    refuse.
     The caller makes sure that a message comes from the member that it names.
 
     Args:

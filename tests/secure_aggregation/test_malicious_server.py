@@ -431,7 +431,7 @@ def test_a_cohort_is_refused_that_leaves_room_for_two_lists():
     names = names_of(5)
     members = {name: Member(name, signing_key(name), roster_of(names), TERMS) for name in names}
     cohort = Cohort(tuple(member.advertise() for member in members.values()))
-    with pytest.raises(ProtocolError, match="a cohort must have .* found 5"):
+    with pytest.raises(ProtocolError, match=r"a cohort must have .* found 5"):
         members[VICTIM].share(cohort)
 
 

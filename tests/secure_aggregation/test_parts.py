@@ -113,7 +113,7 @@ def test_the_graph_for_a_cohort():
     graph.require(200)
     with pytest.raises(ProtocolError, match="do not protect 200 members"):
         Sparse(134, 20, graph.peers, graph.shares // 2).require(200)
-    with pytest.raises(ProtocolError, match="must have 105 to 199 members, .* found 200"):
+    with pytest.raises(ProtocolError, match=r"must have 105 to 199 members, .* found 200"):
         graph_for(200, 105, 10, 190)
 
 
