@@ -47,7 +47,7 @@ def readers(run):
         "status": lambda: run_state(run),
         "report": lambda: write_report(run),
         "compare": lambda: read_runs([run]),
-        "audit": lambda: audit(run, Effort(told=lambda _: None)),
+        "audit": lambda: audit(run, Effort()),
         "predict": lambda: predict(run, data),
     }
 
