@@ -10,7 +10,8 @@ that there is no bound.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from importlib import import_module
 from types import ModuleType
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.errors import PrivacyError
+from cloister.privacy.accounting import distributed
 from cloister.privacy.accounting.vocabulary import (
     MIN_MULTIPLIER,
     UNSAMPLED,
@@ -397,6 +399,122 @@ class Laplace(Unbounded, Event, kind="laplace"):
 
     def __str__(self) -> str:
         return f"laplace, ε = {self.epsilon:.4g} per unit, leakage {self.leakage:.4g} within {self.radius:.4g}"
+
+
+MAX_STEPS = 2.0**53
+"""The largest sensitivity and deviation in steps of a grid that events take."""
+
+
+@dataclass(frozen=True)
+class DistributedGaussian(Event, kind="distributed-gaussian"):
+    """One release of a sum of integers to which every client has added a share of the noise.
+
+    Relative to adding or removing, a client's input is zeroed and its share of the noise stays: who takes part in such
+    a sum is public. `alone` counts without that share.
+
+    Attributes:
+        honest: h, clients who keep their share secret and are in every sum that is released; the one that the release
+            is about is one of them.
+        sensitivity: D, in steps: the L2 distance by which zeroing a client moves the sum.
+        scale: σ_c, in steps: the least deviation of a client's share. All shares together have a variance of h·σ_c².
+        parameters: p, the numbers of a release.
+        components: discrete Gaussians that a client's share is the sum of, at most, on average over h clients.
+        smallest: the least deviation of one of these, in steps; 0: there is one, of deviation σ_c.
+    """
+
+    honest: int
+    sensitivity: float
+    scale: float
+    parameters: int
+    components: int = 1
+    smallest: float = 0.0
+    leakage = math.inf
+
+    def __post_init__(self) -> None:
+        counts = (self.honest, self.parameters, self.components)
+        if any(type(count) is not int or not 0 < count <= MAX_COUNT for count in counts):
+            raise PrivacyError(f"honest, parameters and components must be whole numbers from 1 to {MAX_COUNT}")
+        lengths = (self.sensitivity, self.scale, self.smallest)
+        if any(isinstance(length, bool) or not isinstance(length, int | float) for length in lengths):
+            raise PrivacyError("sensitivity, scale and smallest must be numbers")
+        if not (0 < self.sensitivity <= MAX_STEPS and 0 < self.scale <= MAX_STEPS and self._smallest <= self.scale):
+            raise PrivacyError(
+                "sensitivity and scale must be above 0 and at most 2^53 steps, and smallest at most scale"
+            )
+        if self._smallest < 0.5 or not distributed.is_negligible(
+            self.honest * self.components, self._smallest, self.parameters
+        ):
+            raise PrivacyError(
+                f"shares of noise of {self._smallest:g} steps are too small: the sum of {self.honest * self.components}"
+                f" over {self.parameters} parameters could be told from a discrete Gaussian; take a finer grid"
+            )
+        if not (self._variance > distributed.SMOOTHED and MIN_MULTIPLIER <= self._multiplier <= 1 / MIN_MULTIPLIER):
+            raise PrivacyError(
+                f"the noise of {self.honest} shares of {self.scale:g} steps for a sensitivity of {self.sensitivity:g}"
+                f" must be a multiplier between {MIN_MULTIPLIER:g} and {1 / MIN_MULTIPLIER:g}"
+            )
+
+    @property
+    def _smallest(self) -> float:
+        return self.smallest or self.scale
+
+    @property
+    def _variance(self) -> Fraction:
+        return self.honest * Fraction(self.scale) ** 2
+
+    @property
+    def _multiplier(self) -> float:
+        return distributed.smoothed_multiplier(self._variance, self.sensitivity)
+
+    def multiplier(self, relation: Relation, insiders: bool) -> float | None:
+        """√(h·σ_c² - 25)/D: the sum's law is a Gaussian's, rounded at random, up to (p + 1)·2^-700.
+
+        Args: as `Event.multiplier`.
+        """
+        return self._multiplier
+
+    def renyi(self, orders: Orders, relation: Relation) -> NDArray[np.float64]:
+        """As `distributed.distributed_curve`; a replacement moves the sum by 2D.
+
+        Args: as `Event.renyi`.
+        """
+        tau = math.exp(distributed.log_tau(self.honest * self.components, self._smallest))
+        moved = self.sensitivity * units_of(relation)
+        return distributed.distributed_curve(orders, moved, float(self._variance), tau, self.parameters)
+
+    def mu_squared(self, relation: Relation) -> float:
+        """1/z² of the multiplier z, four times that for a replacement."""
+        return units_of(relation) ** 2 / self._multiplier**2
+
+    def has_losses(self, relation: Relation) -> bool:
+        """Those of a Gaussian."""
+        return True
+
+    def losses(self, relation: Relation, step: float) -> Losses:
+        """Of the Gaussian with the same multiplier.
+
+        Args: as `Event.losses`.
+        """
+        return accountants().gaussian_losses(self._multiplier, 1.0, relation, step)
+
+    def pure(self, relation: Relation) -> float:
+        """None."""
+        return math.inf
+
+    def replaced(self) -> "DistributedGaussian":
+        """Twice the sensitivity."""
+        return replace(self, sensitivity=2 * self.sensitivity)
+
+    def alone(self) -> "DistributedGaussian":
+        """The release without the share of the client that it is about: h - 1 shares cover it.
+
+        Raises:
+            PrivacyError: it has the only share.
+        """
+        return replace(self, honest=self.honest - 1)
+
+    def __str__(self) -> str:
+        return f"distributed gaussian, {self.honest} shares, z = {self._multiplier:.4g}"
 
 
 def accountants() -> ModuleType:

@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cloister.core.errors import PrivacyError
 from cloister.core.threads import Span
 
+SECRET = 16
+"""Bytes that a secret has at least: as many as the key has."""
 Places = tuple[int, ...]
 """Where in the stream the noise of a span lies: the numbers of its blocks."""
 
@@ -23,14 +25,15 @@ class Keystream:
 
     Args:
         seed: None draws the key from the operating system. A number gives the same key every time. Another stream sets
-            its next place aside: the keystream there is the key, and this stream is seeded if that one is.
+            its next place aside: the keystream there is the key, and this stream is seeded if that one is. Bytes are a
+            secret that the caller has drawn: whoever is shown it can make the same noise.
         purpose: what the noise is; sources of two purposes share no key under the same seed.
         block: numbers of noise that a place is for.
         counters: values of the counter that a place has, 16 bytes of keystream each.
     """
 
-    def __init__(self, seed: "int | Keystream | None", purpose: str, block: int, counters: int) -> None:
-        self.seeded: bool = seed.seeded if isinstance(seed, Keystream) else seed is not None
+    def __init__(self, seed: "int | bytes | Keystream | None", purpose: str, block: int, counters: int) -> None:
+        self.seeded: bool = seed.seeded if isinstance(seed, Keystream) else not isinstance(seed, bytes | None)
         secret = _secret(seed, purpose)
         self._key, self._nonce, self._counters = secret[:16], int.from_bytes(secret[16:]), counters
         # No number is ever given out twice, to no thread: a block that repeats is noise that can be subtracted.
@@ -76,7 +79,11 @@ def counter(nonce: int, number: int, counters: int) -> bytes:
     return ((nonce + number * counters) % 2**128).to_bytes(16)
 
 
-def _secret(seed: int | Keystream | None, purpose: str) -> bytes:
+def _secret(seed: int | bytes | Keystream | None, purpose: str) -> bytes:
     if isinstance(seed, Keystream):
         return seed.secret()
+    if isinstance(seed, bytes):
+        if len(seed) < SECRET:
+            raise PrivacyError(f"a secret that noise is made from must have at least {SECRET} bytes, found {len(seed)}")
+        return hashlib.sha256(f"{purpose} from a secret ".encode() + seed).digest()
     return os.urandom(32) if seed is None else hashlib.sha256(f"{purpose} {seed}".encode()).digest()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -50,6 +51,14 @@ class Total:
             self._write(lambda span, sums, _: np.copyto(span.of(made), sums))
             self._sums, self._next = made, self._sums
         self._last = cohort
+
+    def whole(self) -> NDArray[np.int64]:
+        """The sum itself, without noise: whole numbers of steps, all arrays after one another, shape (p,)."""
+        offsets = self._last.layout.offsets
+        flat = np.empty(offsets[-1], np.int64)
+        row = tuple(flat[start:end] for start, end in pairwise(offsets))
+        self._write(lambda span, sums, _: np.copyto(span.of(row), sums, casting="unsafe"))
+        return flat
 
     def mean(self, size: float, noise: GaussianNoise) -> Row:
         """sent + (sum + noise)·step/size: the model of the release.

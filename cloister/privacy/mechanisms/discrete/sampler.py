@@ -100,7 +100,8 @@ class DiscreteGaussian(Keystream):
             step be: keep a public step, and give each σ a source of its own, of scale σ/step.
         seed: None draws the key from the operating system. A number gives the same stream every time, for tests and
             for papers; whatever is released with it is not private, and says `seeded`. Another source of noise gives a
-            key from its next place: a new one for each release.
+            key from its next place: a new one for each release. Bytes are a secret from which somebody else, to whom it
+            is shown, can make the same numbers.
 
     Guarantee: a sum of integers whose L2 sensitivity is Δ steps is released with ½(Δ/s)²-concentrated differential
         privacy, RDP(α) = αΔ²/2s² (Canonne, Kamath, Steinke, 2020, Theorem 14), up to a total variation of 2^-2900 a
@@ -124,7 +125,7 @@ class DiscreteGaussian(Keystream):
         True
     """
 
-    def __init__(self, scale: Fraction | int = 1 << 24, seed: int | Keystream | None = None) -> None:
+    def __init__(self, scale: Fraction | int = 1 << 24, seed: int | bytes | Keystream | None = None) -> None:
         super().__init__(seed, "cloister discrete noise", BLOCK, COUNTERS)
         self._tables = tables_of(Fraction(scale))
 
