@@ -285,7 +285,7 @@ def test_a_name_from_elsewhere_that_leads_here_is_refused(client):
         assert client.get("/live.js", {"Host": host}).status_code == 200
 
 
-TOKEN = credentials.new_token()
+TOKEN = "n" * 43  # fixed: workers of pytest have to collect the same tests
 
 
 def basic(password, name="anybody"):
