@@ -168,7 +168,8 @@ class Decorator(Strategy):
     def _require_room(self) -> None:
         """Refuse a first round whose replies the memory has no room for.
 
-        A number of clients that is drawn in secret is at most the expected one and six deviations.
+        A number of clients that is drawn in secret is taken as the expected one and six deviations: the real one must
+        not show in a refusal.
 
         Raises:
             ConfigError: it has none.
@@ -176,9 +177,9 @@ class Decorator(Strategy):
         expected = self.expected_reply(from_record(self.sent))
         layout = Layout.of(expected)
         secret = self._draw is not None and self._draw.kind == "poisson"
-        most = math.ceil(self._expected + 6 * math.sqrt(self._expected)) if secret else len(self._asked)
+        maximum = math.ceil(self._expected + 6 * math.sqrt(self._expected)) if secret else len(self._asked)
         if keeper := self.keeper(layout, layout.rows(expected)):
-            require_room(keeper, layout, most)
+            require_room(keeper, layout, maximum)
 
     def receive(self, replies: Messages) -> Screening:
         """Screen the replies of a training round while they come.

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from cloister.config.run import RunConfig, parse
 from cloister.core.errors import ConfigError, DataError
-from cloister.core.files import read_json, read_npz
+from cloister.core.files import read_json, read_npz, read_text
 from cloister.tasks.base import Model, Task
 from cloister.tasks.making import model_of, named_task
 
 Arrays = Mapping[str, NDArray]
-MOST_CLIENTS = 10**6
-"""That a simulation is taken to have had: a directory of somebody else's may say any number."""
+MAX_CLIENTS = 10**6
+"""Clients that a simulation may have had: somebody else may have written any number into the directory."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,10 @@ class FinishedRun:
     def seconds_a_round(self) -> float | None:
         """What a round of the run took on average; None where that was not written down, as it would tell of a draw."""
         path = self.path / "rounds.jsonl"
-        lines = path.read_text().splitlines() if path.is_file() else []
         try:
-            rounds = [line for line in map(json.loads, lines) if line["round"]]
+            rounds = [line for line in map(json.loads, read_text(path).splitlines()) if line["round"]]
             return fmean(line["seconds"]["total"] for line in rounds)
-        except (ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
     def model(self) -> Model:
@@ -126,8 +125,8 @@ def _clients(path: Path) -> int:
     """How many clients were simulated; 0 where they were nodes."""
     file = path / "simulation.json"
     clients = read_json(file).get("clients") if file.is_file() else 0
-    if type(clients) is not int or not 0 <= clients <= MOST_CLIENTS:
-        raise ConfigError(f"{file} is not what a run writes: clients must be a whole number up to {MOST_CLIENTS}")
+    if type(clients) is not int or not 0 <= clients <= MAX_CLIENTS:
+        raise ConfigError(f"{file} is not what a run writes: clients must be a whole number up to {MAX_CLIENTS}")
     return clients
 
 

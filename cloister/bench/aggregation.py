@@ -1,4 +1,4 @@
-"""What the server makes of a round's replies, with its noise and without: replies of the model's size, at random."""
+"""Rounds of aggregation on the server, with its noise and without, on random replies of the model's size."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
@@ -17,14 +17,14 @@ from cloister.local.grid import LocalGrid
 from cloister.server.build import build
 
 POOL = 1 << 28
-"""Bytes of replies that differ, more than a cache holds: in a round of more they come again."""
+"""Bytes of replies that differ: more than a cache holds. In a round that needs more, they are used again."""
 MOVED = 0.01
 """Standard deviation of an update on one parameter."""
 Arrays = Mapping[str, NDArray]
 
 
 def with_noise(config: RunConfig) -> RunConfig:
-    """The run whose server adds noise, `global-dp` where it adds none; it has no budget, and draws a fixed cohort.
+    """Change a run so that its server adds noise, its own or `global-dp`, without a budget, to a fixed cohort.
 
     Args:
         config: of the run.
@@ -38,7 +38,7 @@ def with_noise(config: RunConfig) -> RunConfig:
 
 
 def without_noise(config: RunConfig) -> RunConfig:
-    """The same run without any privacy.
+    """Change a run so that it has no privacy, and a fixed cohort.
 
     Args:
         config: of the run.

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-MOST_TURNS = 200
+MAX_TURNS = 200
 Action = Callable[[], Callable[[], object]]
-"""Gets ready, and returns what is timed."""
+"""Prepares a turn, outside of the time, and returns what is timed."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def in_turns(actions: Mapping[str, Action], seconds: float) -> dict[str, Times]:
         prepare()()
     taken: dict[str, list[float]] = {name: [] for name in actions}
     end = time.perf_counter() + seconds
-    for turn in range(MOST_TURNS):
+    for turn in range(MAX_TURNS):
         if turn and time.perf_counter() >= end:
             break
         for name, prepare in actions.items():

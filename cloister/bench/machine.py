@@ -1,4 +1,4 @@
-"""What the times were measured on, and how busy it was."""
+"""The machine that times were measured on, and how busy it was."""
 
 import os
 import platform

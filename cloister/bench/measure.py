@@ -12,9 +12,8 @@ from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
 from cloister.core import check
 from cloister.core.arrays import Layout
-from cloister.core.errors import ConfigError
 from cloister.local.checking import quiet
-from cloister.local.simulation import refuse_too_few
+from cloister.local.simulation import refuse_other_population, refuse_too_few
 from cloister.server.build import Plan, build
 from cloister.tasks.making import model_of
 
@@ -154,12 +153,7 @@ def _check(config: RunConfig, options: Options) -> None:
     """
     check.positive(**{"--seconds": options.seconds, "--examples": options.examples})
     refuse_too_few(config, options.clients)
-    population = config.privacy.server.population
-    if population and population != options.clients:
-        raise ConfigError(
-            f"privacy.population = {population} registers the nodes of a run, and there are --clients "
-            f"{options.clients}; make them the same"
-        )
+    refuse_other_population(config, options.clients)
 
 
 def _sizes(plan: Plan, arrays: Arrays, options: Options) -> Sizes:

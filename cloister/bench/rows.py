@@ -1,4 +1,4 @@
-"""The rows of the table: what is timed with privacy and, where that is something, without."""
+"""The rows of the table: what is timed with privacy, and without it where there is something to time."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class Row:
 
     Attributes:
         what: in words.
-        plain: without privacy; None: it is nothing then.
+        plain: without privacy; None: there is nothing to time.
         private: with privacy; None: it cannot be done.
-        why: it cannot be done; empty if it can.
+        why: the reason that it cannot be done; empty if it can.
     """
 
     what: str
@@ -91,7 +91,7 @@ def number(seconds: float) -> Row:
 def _row(
     what: str, plain: Callable[[], Action] | None, private: Callable[[], Action], seconds: float, parts: int = 1
 ) -> Row:
-    """What takes `parts` steps in a turn, timed for one of them."""
+    """Time actions that make `parts` steps in a turn; the times are those of one step."""
     actions = {} if plain is None else {"plain": plain()}
     why = ""
     try:

@@ -22,7 +22,7 @@ def render(found: Bench) -> list[str]:
         f"bench      {config.task.name}, {config.strategy.name}; {sizes.parameters:,} parameters, batches of "
         f"{sizes.batch_size}, {sizes.cohort} of {found.options.clients} clients a round",
         f"machine    {_machine(found.machine)}",
-        f"load       {_load(found.machine.load)} before, {_load(found.load)} after, of programs that want a core",
+        f"load       {_load(found.machine.load)} before, {_load(found.load)} after, programs that run or wait",
         f"versions   {', '.join(f'{name} {version}' for name, version in found.machine.versions.items())}",
         f"inputs     {INPUTS}",
         "",

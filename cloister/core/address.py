@@ -7,17 +7,17 @@ from cloister.core.errors import ConfigError
 PORT = re.compile(r"[0-9]{1,5}")
 
 
-def host_and_port(listen: str, least: int = 0) -> tuple[str, int]:
-    """What `--listen` names.
+def host_and_port(listen: str, minimum: int = 0) -> tuple[str, int]:
+    """Split the value of `--listen` into its address and its port.
 
     Args:
         listen: as 127.0.0.1:9464, or [::1]:9464.
-        least: port that may be asked for; 0 stands for any that is free.
+        minimum: smallest port that is taken; port 0 stands for any that is free.
 
     Raises:
         ConfigError: it is no address and port.
     """
     host, _, port = listen.rpartition(":")
-    if not host or not PORT.fullmatch(port) or not least <= int(port) < 2**16:
+    if not host or not PORT.fullmatch(port) or not minimum <= int(port) < 2**16:
         raise ConfigError(f"--listen {listen!r} must be an address and a port, as 127.0.0.1:9464")
     return host.strip("[]"), int(port)

@@ -14,7 +14,7 @@ usage, and what of the usage is cache that the kernel takes back first. The empt
 def free_memory(root: Path = Path("/")) -> int | None:
     """Bytes that could be taken without others being swapped out and this process being ended.
 
-    That is the least of what the machine has available and what each control group leaves.
+    That is the smallest of what the machine has available and what each control group leaves.
 
     Args:
         root: where `proc` and `sys` lie.
@@ -36,8 +36,8 @@ def _left_in_groups(root: Path) -> Iterator[int]:
             top = root / "sys/fs/cgroup" / below
             group = top / own.lstrip("/")
             for folder in (group, *group.parents[: len(group.parts) - len(top.parts)]):
-                for most, used in zip(_field(folder / limit), _field(folder / usage), strict=False):
-                    yield most - used + sum(_field(folder / "memory.stat", cache))
+                for maximum, used in zip(_field(folder / limit), _field(folder / usage), strict=False):
+                    yield maximum - used + sum(_field(folder / "memory.stat", cache))
 
 
 def _field(path: Path, name: str = "") -> list[int]:

@@ -17,7 +17,7 @@ from cloister.watch.snapshot import Places
 
 
 def application(places: Places) -> Starlette:
-    """The dashboard of a federation, open to whoever reaches it: `Door` belongs in front.
+    """Make the dashboard of a federation; it lets everybody in, so that `Door` belongs in front.
 
     Args:
         places: to look at.

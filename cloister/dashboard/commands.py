@@ -14,13 +14,18 @@ def dashboard(
     ] = "",
     runs: Annotated[Path, typer.Option(help="An output-dir, on the machine of the ServerApp.")] = Path("runs"),
     ledger: Annotated[
-        list[Path] | None, typer.Option(help="A ledger whose budget is shown; may be given again.")
+        list[Path] | None, typer.Option(help="A ledger whose budget is shown; may be given several times.")
     ] = None,
     listen: Annotated[
-        str, typer.Option(help="Address and port; port 0: one that is free. Off this machine it needs the rest.")
+        str,
+        typer.Option(
+            help="Address and port; port 0: a free one. An address that other machines reach needs --operators, "
+            "--certificate and --key."
+        ),
     ] = "127.0.0.1:0",
     operators: Annotated[
-        Path | None, typer.Option(help="File of SHA-256 digests of operators' tokens: one of them is asked for.")
+        Path | None,
+        typer.Option(help="File of SHA-256 digests of operators' tokens; a token is the password."),
     ] = None,
     certificate: Annotated[Path | None, typer.Option(help="The server's certificate, PEM.")] = None,
     key: Annotated[Path | None, typer.Option(help="The key of the certificate, PEM.")] = None,

@@ -10,13 +10,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cloister.deploy.credentials import is_known
 
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
-"""Names of this machine: a page from elsewhere whose name was made to lead here asks by its own name."""
+"""Names of this machine. A request for another name is DNS rebinding: a page from elsewhere made its name lead here."""
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
 SEALED = "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'none'"
-"""Of the report, whose content comes from a run: nothing is loaded, no script runs, and it is of no origin."""
+"""The policy of the report, whose content comes from a run: nothing is loaded, no script runs, it has no origin."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": POLICY,
@@ -25,7 +25,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""What every answer has, unless it has a stricter one of its own."""
+"""Headers of every answer, unless it has a stricter one of its own."""
 
 
 class Door:
@@ -41,9 +41,9 @@ class Door:
         self.app, self.hosts, self.digests = app, hosts, digests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse who may not ask; pass on the rest, and close the answer to everybody else."""
+        """Refuse requests that are not allowed, pass the others on, and add `HEADERS` to every answer."""
 
-        async def closed(message: Message) -> None:
+        async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -51,7 +51,7 @@ class Door:
             await send(message)
 
         if scope["type"] == "http":
-            await (self._refusal(scope) or self.app)(scope, receive, closed)
+            await (self._refusal(scope) or self.app)(scope, receive, with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
@@ -61,7 +61,7 @@ class Door:
             asked = {"WWW-Authenticate": 'Basic realm="Cloister", charset="UTF-8"'}
             return PlainTextResponse("the password is an operator's token", 401, asked)
         if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("the dashboard can be read, and nothing else", 405, {"Allow": "GET, HEAD"})
+            return PlainTextResponse("the dashboard answers GET and HEAD only", 405, {"Allow": "GET, HEAD"})
         return None
 
 

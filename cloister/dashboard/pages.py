@@ -1,4 +1,4 @@
-"""Pages of the dashboard: figures of a view, in words, in their places."""
+"""The pages of the dashboard as HTML, made from a view."""
 
 import time
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from cloister.server.reports.rundir import REPORT, ROUNDS
 from cloister.server.reports.status import RunState, state_told
 
 DRAWN = 16
-"""Runs whose figures are kept: to draw them takes longer than all the rest."""
+"""Runs whose figures are kept, because drawing them takes longest."""
 _drawing = Lock()
 """The settings of matplotlib belong to the process, and pages are made in threads."""
 

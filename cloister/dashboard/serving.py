@@ -59,7 +59,7 @@ class Entrance:
     def guarded(self, app: ASGIApp) -> Door:
         """The application behind the door that belongs here."""
         digests = read_digests(self.operators) if self.operators is not None else ()
-        # Elsewhere its name may be any, and whoever was led here under another one has no token.
+        # On other addresses any name is taken: there a page from elsewhere has no operator's token.
         hosts = LOOPBACK | {self.address[0]} if self.is_local else frozenset[str]()
         return Door(app, hosts, digests)
 
@@ -93,7 +93,7 @@ def serve(places: Places, entrance: Entrance, told: Callable[[str], None]) -> No
         ssl_keyfile=entrance.key,
         log_config=None,
         log_level="warning",
-        access_log=False,  # when a page was asked for, and how long it was, is nobody's business
+        access_log=False,  # times of requests, and lengths of pages, are not to be kept
         proxy_headers=False,
         server_header=False,
         lifespan="off",

@@ -58,6 +58,16 @@ def refuse_too_few(config: RunConfig, clients: int) -> None:
         )
 
 
+def refuse_other_population(config: RunConfig, clients: int) -> None:
+    """Raises ConfigError if the run registers another number of nodes than there are simulated clients."""
+    population = config.privacy.server.population
+    if population and population != clients:
+        raise ConfigError(
+            f"privacy.population = {population} registers the nodes of a run, and there are --clients {clients}; make "
+            "them the same"
+        )
+
+
 def refuse_what_clients_would(config: RunConfig, clients: int) -> None:
     """Refuse here, before a run directory is made, what a client would refuse.
 

@@ -12,7 +12,7 @@ from cloister.config.section import Scalar
 from cloister.core import check
 from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.local.grid import LocalGrid
-from cloister.local.simulation import refuse_too_few, refuse_what_clients_would
+from cloister.local.simulation import refuse_other_population, refuse_too_few, refuse_what_clients_would
 from cloister.plan import allowance, within
 from cloister.plan.allowance import Allowance
 from cloister.plan.estimate import Timing, Traffic, timed, traffic
@@ -112,12 +112,7 @@ def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
 def _check(config: RunConfig, options: Options) -> None:
     """Refuse what the run, or a client, would refuse."""
     refuse_too_few(config, options.clients)
-    population = config.privacy.server.population
-    if population and population != options.clients:
-        raise ConfigError(
-            f"privacy.population = {population} registers the nodes of a run, and there are --clients "
-            f"{options.clients}; make them the same"
-        )
+    refuse_other_population(config, options.clients)
     if options.epsilon:
         check.positive(**{"--epsilon": options.epsilon})
     if options.sizes:

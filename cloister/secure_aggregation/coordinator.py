@@ -84,9 +84,10 @@ class _Unmasking:
 class Coordinator:
     """One attempt at one round on the server, for the members who answer in time.
 
-    Each step can be made once, in this order. Whose answer to a step is absent or malformed has dropped out. With fewer
-    members than the threshold the attempt is abandoned. The same attempt is never made again: members would refuse.
-    The caller takes care that a message comes from the member that it names.
+    Each step can be made once, in this order. A member whose answer to a step is absent or malformed has dropped out.
+    With fewer members than the threshold the attempt is abandoned. The same attempt is never made again: members would
+    refuse.
+    The caller makes sure that a message comes from the member that it names.
 
     Args:
         roster: who may take part, as the members have it.
@@ -121,7 +122,7 @@ class Coordinator:
             Name -> what goes to this member, for everybody who has sent shares.
 
         Raises:
-            RoundAbandoned: fewer than the threshold have.
+            RoundAbandoned: fewer members than the threshold have sent shares.
         """
         state = self._steps.take(_Sharing)
         sent = {one.sender: one.sealed for one in replies if self._is_complete(one, state.cohort)}
@@ -154,7 +155,7 @@ class Coordinator:
         """Close the list: masked inputs that come later are not taken.
 
         Raises:
-            RoundAbandoned: fewer than the threshold have arrived.
+            RoundAbandoned: fewer inputs than the threshold have arrived.
         """
         state = self._steps.take(_Collecting)
         self._require_enough(state.arrived, "sent a masked input")
@@ -245,7 +246,9 @@ class _Masks:
         known = {one.name: one for one in self.collected.cohort.advertisements}
         private, peers = private_key(self.secrets[gone]), self.collected.peers
         if public_key(self.secrets[gone]) != known[gone].mask_key:
-            raise RoundAbandoned("the shares of a member's key that were shown do not give its key")
+            raise RoundAbandoned(
+                f"the shares that were shown of the key of {gone!r} do not give the key that it has advertised"
+            )
         for name in survivors:
             if name in peers[gone] or gone in peers[name]:
                 yield name, pair_key(private, known[name].mask_key, self.collected.binding, name, gone)

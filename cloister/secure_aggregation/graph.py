@@ -45,9 +45,8 @@ class Graph(ABC):
         """
         if self.threshold > members or 2 * self.threshold <= members + self.colluding:
             raise ProtocolError(
-                f"a threshold of {self.threshold} with {self.colluding} colluding members is none for a cohort of"
-                f" {members}: the cohort must have at least {self.threshold} and at most"
-                f" {2 * self.threshold - self.colluding - 1} members"
+                f"a cohort must have {self.threshold} to {2 * self.threshold - self.colluding - 1} members, for a"
+                f" threshold of {self.threshold} with {self.colluding} colluding members; found {members}"
             )
 
     @property
@@ -72,7 +71,7 @@ class Graph(ABC):
         """What stands in the terms that members sign."""
 
     def choose(self, name: str, cohort: Collection[str]) -> frozenset[str]:
-        """Draw a member's peers by the operating system's entropy: neither the server nor another member has a say.
+        """Draw a member's peers by the operating system's entropy: neither the server nor another member decides them.
 
         Args:
             name: of the member who chooses.
@@ -88,23 +87,23 @@ class Complete(Graph):
 
     @property
     def needed(self) -> int:
-        """A secret takes t shares."""
+        """How many shares give a member's secret back: t."""
         return self.threshold
 
     def degree(self, members: int) -> int:
-        """Everybody else."""
+        """How many peers each member has: everybody else."""
         return members - 1
 
     def honest(self, members: int) -> int:
-        """Of t survivors at least, c at most collude."""
+        """The number of honest inputs, at least: of t survivors at most c collude."""
         return self.threshold - self.colluding
 
     def failure(self, members: int) -> float:
-        """None."""
+        """The probability that the guarantee does not hold: 0."""
         return 0.0
 
     def items(self) -> tuple[Item, ...]:
-        """The kind, t and c."""
+        """What stands in the terms: the kind, t and c."""
         return "complete", self.threshold, self.colluding
 
 
@@ -142,15 +141,15 @@ class Sparse(Graph):
 
     @property
     def needed(self) -> int:
-        """As given."""
+        """How many shares give a member's secret back, as configured."""
         return self.shares
 
     def degree(self, members: int) -> int:
-        """As given."""
+        """How many peers each member chooses, as configured."""
         return self.peers
 
     def honest(self, members: int) -> int:
-        """More than half of the honest members."""
+        """The number of honest inputs, at least: more than half of the honest members."""
         return (members - self.colluding) // 2 + 1
 
     def failure(self, members: int) -> float:
@@ -158,7 +157,7 @@ class Sparse(Graph):
         return float(_failures(members, self.colluding, self.peers)[self.shares])
 
     def items(self) -> tuple[Item, ...]:
-        """The kind, t, c, k and the number of shares."""
+        """What stands in the terms: the kind, t, c, k and the number of shares."""
         return "sparse", self.threshold, self.colluding, self.peers, self.shares
 
     def loss(self, members: int, answering: int) -> float:
@@ -166,7 +165,7 @@ class Sparse(Graph):
 
         Args:
             members: n.
-            answering: members who answer to the last message; who does not is chance.
+            answering: members who answer the last message; the others are assumed to fail at random.
         """
         from scipy.stats import hypergeom
 
@@ -181,7 +180,7 @@ def graph_for(members: int, threshold: int, colluding: int, answering: int, loss
         members: n.
         threshold: t.
         colluding: c.
-        answering: how many members are expected to answer to the end, at least t.
+        answering: how many members are expected to answer the last message, at least t.
         loss: largest probability that a round with so many answers cannot be unmasked.
 
     Raises:

@@ -90,8 +90,8 @@ class Member:
     """One member in one attempt at one round: advertise, share, mask, sign, unmask.
 
     Each step can be made once, in this order. A step that refuses ends the attempt, and drops what the member knew.
-    The two first steps of the next round may be made while this round goes on, by another `Member`: its keys may travel
-    with this one's signature, its shares with this one's shares.
+    Another `Member` may make the first two steps of the next round while this round goes on: its keys may travel with
+    this one's signature, its shares with this one's shares.
 
     Args:
         name: of the member, as it is on the roster.

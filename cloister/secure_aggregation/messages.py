@@ -68,8 +68,9 @@ class Advertisement(Message):
 
     def __post_init__(self) -> None:
         _check_names((self.name,))
-        for value, size in ((self.mask_key, PUBLIC_KEY), (self.seal_key, PUBLIC_KEY), (self.signature, SIGNATURE)):
-            _check_bytes(value, size)
+        _check_bytes("mask_key", self.mask_key, PUBLIC_KEY)
+        _check_bytes("seal_key", self.seal_key, PUBLIC_KEY)
+        _check_bytes("signature", self.signature, SIGNATURE)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,9 @@ class Cohort(Message):
 
     def __post_init__(self) -> None:
         if not isinstance(self.advertisements, tuple):
-            raise ProtocolError("a cohort is a tuple of advertisements")
+            raise ProtocolError(
+                f"a cohort must be a tuple of advertisements, found {type(self.advertisements).__name__}"
+            )
         read_ones = tuple(one if isinstance(one, Advertisement) else _advertisement(one) for one in self.advertisements)
         object.__setattr__(self, "advertisements", read_ones)
         _check_names(self.names)
@@ -125,7 +128,7 @@ class MaskedInput(Message):
     def __post_init__(self) -> None:
         _check_names((self.sender,))
         if not isinstance(self.payload, bytes):
-            raise ProtocolError("a masked input must be bytes")
+            raise ProtocolError(f"a masked input must be bytes, found {type(self.payload).__name__}")
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ class SurvivorSignature(Message):
 
     def __post_init__(self) -> None:
         _check_names((self.sender,))
-        _check_bytes(self.signature, SIGNATURE)
+        _check_bytes("signature", self.signature, SIGNATURE)
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ class Unmasking(Message):
     def __post_init__(self) -> None:
         _check_names((self.sender,))
         _check_by_name(self, "shares", SECRET)
-        _check_bytes(self.revealed, LINK if self.revealed else 0)
+        _check_bytes("revealed", self.revealed, LINK if self.revealed else 0)
 
 
 def _item(value: object) -> Item:
@@ -198,7 +201,7 @@ def _value(item: Item) -> object:
 
 def _advertisement(item: object) -> Advertisement:
     if not isinstance(item, bytes):
-        raise ProtocolError("a cohort has something that is no advertisement")
+        raise ProtocolError(f"a cohort must hold advertisements, found {type(item).__name__}")
     return Advertisement.decode(item)
 
 
@@ -211,18 +214,20 @@ def _check_names(names: object) -> None:
         raise ProtocolError("names must be in order, and each must be there once")
 
 
-def _check_bytes(value: object, size: int) -> None:
-    if not (isinstance(value, bytes) and len(value) == size):
-        raise ProtocolError(f"a message has something other than the {size} bytes that belong there")
+def _check_bytes(field: str, value: object, size: int) -> None:
+    if not isinstance(value, bytes):
+        raise ProtocolError(f"{field} must be bytes, found {type(value).__name__}")
+    if len(value) != size:
+        raise ProtocolError(f"{field} must have {size} bytes, found {len(value)}")
 
 
 def _check_by_name(message: object, field: str, size: int) -> None:
     """Check a mapping, and keep a copy in the order of names."""
     found = getattr(message, field)
     if not isinstance(found, Mapping):
-        raise ProtocolError(f"{field} must be by name")
+        raise ProtocolError(f"{field} must be a mapping by name, found {type(found).__name__}")
     ordered = {name: found[name] for name in sorted(found)}
     _check_names(tuple(ordered))
     for value in ordered.values():
-        _check_bytes(value, size)
+        _check_bytes(field, value, size)
     object.__setattr__(message, field, ordered)

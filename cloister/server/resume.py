@@ -43,7 +43,7 @@ class Remembering(Protocol):
 
 @dataclass(frozen=True)
 class Earlier:
-    """The part of a run that there was.
+    """A run that broke off, as its directory tells.
 
     Attributes:
         directory: of the run, held by this process.
@@ -130,10 +130,10 @@ def earlier_run(config: RunConfig, grid: Grid, clients: int = 0) -> Iterator[Ear
 
 
 def remember(grid: Grid, directory: RunDirectory) -> None:
-    """Let the nodes of this process remember what they did in the part of the run that there was.
+    """Give the nodes of this process back what they remembered before the run broke off.
 
     Args:
-        grid: to them; another one has nodes that remember by themselves.
+        grid: to them; nodes of any other grid keep their memories themselves.
         directory: of the run.
 
     Raises:

@@ -161,7 +161,7 @@ def _directory(plan: Plan, grid: Grid, clients: int, earlier: Earlier | None, st
         directory = stack.enter_context(RunDirectory.create(plan, grid.run.fab_hash, clients).begun())
     else:
         directory = earlier.directory
-    directory.announce()  # at once: who dies from here on is resumed, and does not find its own name taken
+    directory.announce()  # at once: a process killed from here on is resumed; begun anew, it would find its name taken
     return directory
 
 

@@ -54,6 +54,6 @@ def watch(
     from cloister.watch.snapshot import Places
     from cloister.watch.watching import Watch
 
-    address = host_and_port(listen, least=1)
+    address = host_and_port(listen, minimum=1)
     watching = Watch(Places(connection, runs, tuple(ledger or ()), database), webhook, typer.echo)
     watching.serve(address, every, Event())

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 
 import pytest
 from rich.console import Console
@@ -100,9 +101,19 @@ def test_a_terminal_gets_a_bar_and_no_lines(said, clock):
         ([{"round": 1}], None),
         ([], None),
         (["?"], None),
+        ([{"round": 1, "seconds": {"total": "x"}}], None),
     ],
 )
 def test_what_a_round_of_the_run_took(tmp_path, lines, seconds):
     (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert FinishedRun(tmp_path, None, 0, {}, 0).seconds_a_round == seconds
     assert FinishedRun(tmp_path / "gone", None, 0, {}, 0).seconds_a_round is None
+
+
+def test_rounds_that_no_run_has_written_tell_no_seconds(tmp_path):
+    """Somebody else may have made the directory: nothing in it ends an audit that only wanted an estimate."""
+    (tmp_path / "rounds.jsonl").write_text("[" * 200_000 + "\n")
+    assert FinishedRun(tmp_path, None, 0, {}, 0).seconds_a_round is None
+    (tmp_path / "rounds.jsonl").unlink()
+    os.mkfifo(tmp_path / "rounds.jsonl")
+    assert FinishedRun(tmp_path, None, 0, {}, 0).seconds_a_round is None

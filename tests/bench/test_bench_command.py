@@ -19,7 +19,7 @@ from cloister.bench.words import render
 from cloister.tasks.digits import Digits
 
 ROOT = Path(__file__).parents[2]
-TINILY = "task.model='softmax' seed=1"
+SETTINGS = "task.model='softmax' seed=1"
 TINY = {"task.model": "softmax", "seed": 1}
 
 
@@ -40,7 +40,7 @@ def measured(settings=None, **options):
 
 
 def test_it_says_what_privacy_costs(tmp_path):
-    result = invoke("-c", TINILY, "--seconds", 0.2)
+    result = invoke("-c", SETTINGS, "--seconds", 0.2)
     assert result.exit_code == 0, result.output
     for part in (
         "digits, fedavg; 650 parameters, batches of 16, 4 of 4 clients a round",
@@ -86,7 +86,6 @@ class TestNumbers:
         assert measured(drawn, clients=8)["sizes"]["cohort"] == 4
 
     def test_a_step_is_timed_and_not_a_turn(self, monkeypatch):
-        monkeypatch.setattr("cloister.bench.clock.MOST_TURNS", 1)
         one = {"plain": Times((8.0,)), "private": Times((16.0,))}
         monkeypatch.setattr(
             "cloister.bench.rows.in_turns", lambda actions, seconds: {name: one[name] for name in actions}
@@ -162,10 +161,10 @@ def test_its_options_are_explained():
     [
         (["-c", "num-round=3"], "ConfigError: unknown key 'num-round'; did you mean 'num-rounds'"),
         (["-c", "stray"], "SettingsError: --run-config: "),
-        (["-c", TINILY, "-n", 1], "ConfigError: clients = 1 is fewer than strategy.min-nodes = 2"),
-        (["-c", TINILY, "--seconds", 0], "ConfigError: --seconds must be > 0, got 0"),
-        (["-c", TINILY, "--seconds", "nan"], "ConfigError: --seconds must be > 0, got nan"),
-        (["-c", f"{TINILY} privacy.server='global-dp' privacy.population=9"], "privacy.population = 9 registers"),
+        (["-c", SETTINGS, "-n", 1], "ConfigError: clients = 1 is fewer than strategy.min-nodes = 2"),
+        (["-c", SETTINGS, "--seconds", 0], "ConfigError: --seconds must be > 0, got 0"),
+        (["-c", SETTINGS, "--seconds", "nan"], "ConfigError: --seconds must be > 0, got nan"),
+        (["-c", f"{SETTINGS} privacy.server='global-dp' privacy.population=9"], "privacy.population = 9 registers"),
         (["-c", "task.name='digit'"], "unknown task 'digit'"),
     ],
 )

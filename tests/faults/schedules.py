@@ -355,7 +355,7 @@ def undisturbed(kind: str) -> bytes:
         return simulation._model(simulation.directory / "model.npz")
 
 
-def obey(schedule: Schedule, folder: Path) -> Simulation:
+def play(schedule: Schedule, folder: Path) -> Simulation:
     """Let a schedule happen.
 
     Raises:
@@ -409,7 +409,7 @@ def happened(schedules: Iterable[Schedule]) -> Counter[str]:
         for number, schedule in enumerate(schedules):
             folder = Path(place) / str(number)
             try:
-                done = obey(schedule, folder)
+                done = play(schedule, folder)
             except BaseException as error:
                 error.add_note(f"{schedule}")
                 raise

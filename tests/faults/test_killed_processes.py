@@ -15,7 +15,7 @@ from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.status import run_state
 
-KILLS = 50
+KILLS, SEED = 50, 0
 pytestmark = pytest.mark.slow
 
 
@@ -24,10 +24,9 @@ def model(folder):
         return dict(archive)
 
 
-@pytest.mark.parametrize("seed", [0])
-def test_killed_at_random(tmp_path, seed):
+def test_killed_at_random(tmp_path):
     script = Path(killed_processes.__file__)
-    command = [sys.executable, script, tmp_path / "runs", str(KILLS), str(seed)]
+    command = [sys.executable, script, tmp_path / "runs", str(KILLS), str(SEED)]
     (tmp_path / "runs").mkdir()
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

@@ -64,9 +64,9 @@ class Site:
 
 
 @pytest.fixture
-def site():
+def site(caplog):
     """A function that makes a site, by its name."""
-    logging.getLogger("cloister.client").setLevel(logging.ERROR)
+    caplog.set_level(logging.ERROR, "cloister.client")  # which pytest restores
     with cheap(), tempfile.TemporaryDirectory(dir=memory()) as place:
         yield lambda name: Site(Path(place) / str(name))
 

@@ -12,7 +12,7 @@ from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState
 from cloister.privacy.claims.meaning import best_guess, best_guess_of_a_part, meanings, percent
 from cloister.privacy.claims.record import record, statement_of
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
-from cloister.privacy.claims.words import dearest, render_clients
+from cloister.privacy.claims.words import render_clients, render_largest
 
 LEDGER = LedgerState("ledger.jsonl", "0" * 64, 3, False)
 OF_RUN = Figure("client", "add-or-remove", None, OUTSIDERS, RUN, 1.0, 1e-5, "pld", {"pld": 1.0, "rdp": 1.2})
@@ -125,7 +125,7 @@ class TestSentences:
             for size, epsilon in epsilons.items()
         )
         claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes)
-        assert dearest(claim) == whose and dearest(DpSgdClaim("dp-sgd")) == ""
+        assert render_largest(claim) == whose and render_largest(DpSgdClaim("dp-sgd")) == ""
         _, *lines = render_clients(claim)
         assert lines[: len(epsilons) > 1] == [f"  the largest ε is {whose}"][: len(epsilons) > 1]
         assert len(lines) == len(epsilons) + (len(epsilons) > 1)

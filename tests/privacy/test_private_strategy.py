@@ -205,7 +205,8 @@ class TestRefusals:
             (
                 lambda: privately(bound=AdaptiveClip(1.0)),
                 "privacy.distance-release = 'private' with privacy.clipping = 'adaptive' needs privacy.max-distance "
-                "above 0: the limit of the distance moves with the clip, so the noise has no floor known beforehand",
+                "above 0: the limit of the distance moves with the clip, so no minimum of the noise is known "
+                "beforehand",
             ),
             (
                 lambda: privately(measure="before"),

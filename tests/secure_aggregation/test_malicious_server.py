@@ -298,7 +298,7 @@ def attack_by_a_small_cohort(graph):
 COUNTED = {
     "two lists for two groups": (attack_by_two_lists_for_two_groups, "2 survivors have signed"),
     "survivors below the threshold": (attack_by_few_survivors, "2 survivors; the threshold is 3"),
-    "a cohort below the threshold": (attack_by_a_small_cohort, "is none for a cohort of 2"),
+    "a cohort below the threshold": (attack_by_a_small_cohort, "a cohort must have .* found 2"),
 }
 
 
@@ -416,7 +416,7 @@ COHORTS = {
     "one key twice": (with_one_key_twice, "have the same key"),
     "a key of low order": (with_a_key_of_low_order, "no key to agree with"),
     "without the member": (lambda told, _: {n: told[n] for n in WITHOUT}, "lacks this member"),
-    "too few members": (lambda told, _: {n: told[n] for n in (VICTIM, COLLUDER)}, "is none for a cohort of 2"),
+    "too few members": (lambda told, _: {n: told[n] for n in (VICTIM, COLLUDER)}, "a cohort must have .* found 2"),
 }
 
 
@@ -431,7 +431,7 @@ def test_a_cohort_is_refused_that_leaves_room_for_two_lists():
     names = names_of(5)
     members = {name: Member(name, signing_key(name), roster_of(names), TERMS) for name in names}
     cohort = Cohort(tuple(member.advertise() for member in members.values()))
-    with pytest.raises(ProtocolError, match="is none for a cohort of 5"):
+    with pytest.raises(ProtocolError, match=r"a cohort must have .* found 5"):
         members[VICTIM].share(cohort)
 
 

@@ -113,7 +113,7 @@ def test_the_graph_for_a_cohort():
     graph.require(200)
     with pytest.raises(ProtocolError, match="do not protect 200 members"):
         Sparse(134, 20, graph.peers, graph.shares // 2).require(200)
-    with pytest.raises(ProtocolError, match="is none for a cohort of 200"):
+    with pytest.raises(ProtocolError, match=r"must have 105 to 199 members, .* found 200"):
         graph_for(200, 105, 10, 190)
 
 
@@ -172,27 +172,31 @@ def test_a_message_has_one_encoding_and_everything_else_is_refused(message, data
 
 
 WRONG = {
-    "a name twice": lambda: Survivors(("a", "a")),
-    "names out of order": lambda: Survivors(("b", "a")),
-    "an empty name": lambda: Survivors(("",)),
-    "a long name": lambda: Survivors(("a" * 201,)),
-    "too many names": lambda: Survivors(tuple(f"{number:05}" for number in range(10_001))),
-    "a list": lambda: Survivors(["a"]),
-    "a short key": lambda: Advertisement("a", bytes(31), bytes(32), bytes(64)),
-    "a long share": lambda: Unmasking("a", {"b": bytes(17)}),
-    "text for bytes": lambda: MaskedInput("a", "text"),
-    "half a link": lambda: Unmasking("a", {}, bytes(16)),
-    "no mapping": lambda: Signatures(("a", bytes(64))),
-    "another message": lambda: Survivors.decode(Signatures({}).encode()),
-    "no advertisement": lambda: Cohort((b"nothing",)),
-    "a key of another size on a roster": lambda: Roster({"a": bytes(31)}),
+    "a name twice": (lambda: Survivors(("a", "a")), "each must be there once"),
+    "names out of order": (lambda: Survivors(("b", "a")), "names must be in order"),
+    "an empty name": (lambda: Survivors(("",)), "1 to 200 characters"),
+    "a long name": (lambda: Survivors(("a" * 201,)), "1 to 200 characters"),
+    "too many names": (lambda: Survivors(tuple(f"{number:05}" for number in range(10_001))), "at most 10000"),
+    "a list": (lambda: Survivors(["a"]), "must be in a tuple"),
+    "a short key": (
+        lambda: Advertisement("a", bytes(31), bytes(32), bytes(64)),
+        "mask_key must have 32 bytes, found 31",
+    ),
+    "a long share": (lambda: Unmasking("a", {"b": bytes(17)}), "shares must have 16 bytes, found 17"),
+    "text for bytes": (lambda: MaskedInput("a", "text"), "must be bytes, found str"),
+    "half a link": (lambda: Unmasking("a", {}, bytes(16)), "revealed must have 32 bytes, found 16"),
+    "no mapping": (lambda: Signatures(("a", bytes(64))), "signatures must be a mapping by name, found tuple"),
+    "another message": (lambda: Survivors.decode(Signatures({}).encode()), "the bytes are no Survivors"),
+    "no advertisement": (lambda: Cohort((b"nothing",)), "the bytes are no Advertisement"),
+    "a key of another size on a roster": (lambda: Roster({"a": bytes(31)}), "must have 32 bytes; not so: a"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_message_is_refused_with(case):
-    with pytest.raises(ProtocolError):
-        WRONG[case]()
+    make, reason = WRONG[case]
+    with pytest.raises(ProtocolError, match=reason):
+        make()
 
 
 @pytest.mark.parametrize("names", ["ba", "aa"])
@@ -267,7 +271,7 @@ def test_a_wrong_share_of_a_key_does_not_pass_for_the_sum():
             return Unmasking(self.name, {**shown.shares, names[3]: bytes(16)})
 
     round_.members[names[0]] = Lying(names[0], signing_key(names[0]), round_.roster, terms)
-    with pytest.raises(RoundAbandoned, match="do not give its key"):
+    with pytest.raises(RoundAbandoned, match="do not give the key"):
         round_.run(vectors(names, terms), {names[3]: "mask"})
 
 

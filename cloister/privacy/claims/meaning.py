@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cloister.privacy.claims.claim import Claim, ClientClaim, DpSgdClaim, Figure, LocalClaim, Statement
 from cloister.privacy.claims.server import ALL_RUNS, RUN
-from cloister.privacy.claims.words import WEAK, dearest
+from cloister.privacy.claims.words import WEAK, render_largest
 
 NO_BOUND = (
     "No number bounds how much a guess about one client or one person can improve: treat the models as if they had "
@@ -164,7 +164,7 @@ def _sizes(claim: DpSgdClaim) -> str:
         "The server does not know how large its clients are: what one of them has spent stands in its own ledger. A "
         "client as a whole is hardly protected"
     )
-    return f"; this ε is {dearest(claim)}. {beside}"
+    return f"; this ε is {render_largest(claim)}. {beside}"
 
 
 def _without_guarantee(about: str, claim: Claim) -> Meaning:

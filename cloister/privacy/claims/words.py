@@ -99,7 +99,7 @@ def _condition(figure: Figure) -> str:
     return f"; {figure.condition}" if figure.condition else ""
 
 
-def dearest(claim: DpSgdClaim) -> str:
+def render_largest(claim: DpSgdClaim) -> str:
     """Whose ε the largest one is, and how small that of clients of other sizes is; empty where there is none.
 
     Args:
@@ -124,7 +124,7 @@ def render_clients(claim: ClientClaim) -> list[str]:
             "its own ledger"
         )
         sizes = [line for size in claim.sizes for line in _render_size(claim.unit, size)]
-        largest = [f"  the largest ε is {told}"] if (told := dearest(claim)) and sizes[1:] else []
+        largest = [f"  the largest ε is {told}"] if (told := render_largest(claim)) and sizes[1:] else []
         return [first, *_reasons(claim), *largest, *sizes]
     return [f"clients: {claim.mechanism}, {claim.status}", *_reasons(claim), *_render_local(claim)]
 

@@ -1,4 +1,4 @@
-"""Exact noise on a sum of floats: rounded to whole numbers, whose sensitivity counts that, it takes integers.
+"""Exact noise on a sum of floats: it is rounded to whole numbers, its sensitivity counts that, integers are added.
 
 With w steps for a unit of the sum, `rounding` bounds how far one unit of a batch moves the sum v as it is computed: by
 S. The whole numbers q = rint(v·w) move further, since those of both neighbours are rounded:
@@ -16,8 +16,8 @@ The noise is larger than σS by D/(D - √p - 1): by 5·10⁻⁵ of it for 0.8 m
 | no noise | nothing is rounded |
 | noise below 2^-18·S | there is more of it: see `Grid` |
 | so much noise that rounding takes up half of D | refused: σ above 2^23/(√p + 1) |
-| a sum that is not finite | it stays what it is: whoever calls keeps it out |
-| numbers of the result beyond its precision | they become infinite, as a function of what is released |
+| a sum that is not finite | it is not changed: the caller has to keep it out |
+| numbers of the result beyond its precision | they become infinite, which is post-processing |
 """
 
 import math
@@ -68,7 +68,7 @@ def grid_of(clipping_norm: float, noise_multiplier: float, parameters: int) -> G
     if left < grid.steps / 2:
         largest = noise_multiplier * grid.steps / (2 * rounding_steps(parameters))
         raise ConfigError(
-            f"noise_multiplier must be <= {largest:.0f} for {parameters} parameters, got {noise_multiplier:g}"
+            f"noise_multiplier must be <= {math.floor(largest)} for {parameters} parameters, got {noise_multiplier:g}"
         )
     return replace(grid, bound=clipping_norm * (grid.steps / left))
 

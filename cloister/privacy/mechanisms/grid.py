@@ -65,8 +65,8 @@ class Grid:
             bound: C > 0, in units of the weights.
             multiplier: z ≥ 0.
             count: n, the most contributions that are added up.
-            widest: the largest z that the release could have had, where z follows from what nobody may know. The grid
-                then follows this one, if that leaves 2^16 steps in a standard deviation. 0: z is public.
+            widest: the largest z that the release could have had, if z depends on private data. The grid then follows
+                this public value, if that leaves 2^16 steps in a standard deviation. 0: z is public.
 
         Raises:
             PrivacyError: a sum of so many could pass 2^53.
@@ -141,7 +141,7 @@ class Grid:
 
         Args:
             weights: that updates were multiplied with before they were truncated, shape (n,).
-            squares: of each contribution before it was truncated, as `Adder` gives them.
+            squares: of each contribution before it was truncated, as `row_squares` has them.
             share: of the bound, that contributions are shortened to.
         """
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -152,7 +152,7 @@ class Grid:
         """Which contributions have Σk² ≤ D².
 
         Args:
-            squares: of each contribution before it was truncated, as `Adder` gives them.
+            squares: of each contribution before it was truncated, as `row_squares` has them.
         """
         return squares * (1 + SQUARES_ERROR) <= self.steps**2
 
@@ -236,6 +236,6 @@ def _following(multiplier: float) -> tuple[float, int]:
 
 
 def _scale(multiplier: float, steps: float) -> int:
-    """The least s with s² ≥ (z·D)² + 25."""
+    """The smallest s with s² ≥ (z·D)² + 25."""
     least = math.ceil((Fraction(multiplier) * Fraction(steps)) ** 2) + SMOOTHING**2
     return math.isqrt(least - 1) + 1

@@ -77,8 +77,8 @@ class Released:
         released_distance: the distance as it was released, where the noise follows a distance.
         diagnostics: what was seen on the way, un-noised.
         following: the mechanism of the next round; None: the same.
-        widest_std: where the mechanism leaves the noise to the end and `noise_std` follows from what nobody may know:
-            the largest that it could have been. The grid of the noise follows this one. 0: `noise_std` is public.
+        widest_std: if the mechanism leaves the noise to the end and `noise_std` depends on private data: the largest
+            that it could have been. The grid of the noise follows this one. 0: `noise_std` is public.
     """
 
     models: tuple[Row, ...]

@@ -215,8 +215,8 @@ def noised(model: Row, std: float, noise: GaussianNoise, widest: float = 0.0) ->
         model: p parameters, in flat arrays.
         std: ≥ 0.
         noise: where the normal numbers come from.
-        widest: the largest deviation that there could have been, where `std` follows from what nobody may know. The
-            grid then follows this one, if that leaves 2^12 steps in a deviation. 0: `std` is public.
+        widest: the largest deviation that there could have been, if `std` depends on private data. The grid then
+            follows this public value, if that leaves 2^12 steps in a deviation. 0: `std` is public.
 
     Returns:
         Arrays of float32, or of float64 where the model has it.

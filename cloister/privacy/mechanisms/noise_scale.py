@@ -53,7 +53,7 @@ class Constant:
         return False
 
     def refuse_with(self, clip: FixedClip) -> None:
-        """Every clip will do."""
+        """Nothing is refused: the noise is known beforehand with any clip."""
 
     def refuse_canaries(self) -> None:
         """Nothing is refused: no client decides how much noise there is."""
@@ -98,11 +98,11 @@ class Constant:
         return Scaling()
 
     def caveats(self) -> tuple[str, ...]:
-        """None."""
+        """There are none."""
         return ()
 
     def parameters(self) -> dict[str, Parameter]:
-        """None."""
+        """There are none."""
         return {}
 
 
@@ -169,7 +169,7 @@ class DistanceScaled(Constant):
 
     @property
     def compares_clients(self) -> bool:
-        """A distance is one of two clients."""
+        """The distance of two clients needs the updates of a round together."""
         return True
 
     @property
@@ -182,7 +182,7 @@ class DistanceScaled(Constant):
         if self.release == "private" and isinstance(clip, AdaptiveClip) and not self.max_distance:
             raise ConfigError(
                 "privacy.distance-release = 'private' with privacy.clipping = 'adaptive' needs privacy.max-distance "
-                "above 0: the limit of the distance moves with the clip, so the noise has no floor known beforehand"
+                "above 0: the limit of the distance moves with the clip, so no minimum of the noise is known beforehand"
             )
 
     def refuse_canaries(self) -> None:
@@ -253,6 +253,9 @@ class DistanceScaled(Constant):
 
         Guarantee: the noise is added to a whole number from 0 to D, D steps being Δ, and its law is exact: whatever
             was rounded while d was computed, nobody moves that number by more than D.
+
+        Raises:
+            PrivacyError: the distance has no bound after clipping.
         """
         limit = self._limit(bounded.l2_bound, bounded.layout)
         grid = Grid.of(limit, self.distance_multiplier, 1)

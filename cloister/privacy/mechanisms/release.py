@@ -43,7 +43,7 @@ def noisy_mean(cohort: Cohort, multiplier: float, size: float, noise: GaussianNo
         multiplier: z ≥ 0.
         size: public number of contributions the mean is taken over.
         noise: where the key of the noise comes from.
-        widest: the largest z that the release could have had, where z follows from what nobody may know: see `Grid.of`.
+        widest: the largest z that the release could have had, if z depends on private data: see `Grid.of`.
 
     Guarantee: one client's joining or leaving moves the un-noised sum by at most C in L2, so a round is a Gaussian
         mechanism of noise multiplier z (add-or-remove). `sensitivity` is C/size. A contribution that is longer than

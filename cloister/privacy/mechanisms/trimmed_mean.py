@@ -65,7 +65,7 @@ def noisy_trimmed_mean(
         asked: n, how many clients were asked. It has to be public: not the size of a Poisson cohort.
         trimmed: t, how many values are cut off at each end; ⌈n/2⌉ - 1 is the median.
         noise: where the key of the noise comes from.
-        widest: the largest z that the release could have had, where z follows from what nobody may know: see `Grid.of`.
+        widest: the largest z that the release could have had, if z depends on private data: see `Grid.of`.
 
     Guarantee: one client's joining or leaving moves the release without noise by at most C/(n - 2t) in L2, so that a
         round is a Gaussian mechanism with noise multiplier z (add-or-remove), and of z/2 for replacing one. A

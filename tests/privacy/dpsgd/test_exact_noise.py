@@ -80,6 +80,7 @@ class TestTheGrid:
             grid_of(S, 1.01 * coarse(parameters), parameters)
         largest = float(str(refused.value).split("<= ")[1].split(" for")[0])
         assert largest == pytest.approx(2**23 / rounding_steps(parameters), rel=1e-2)
+        assert grid_of(S, largest, parameters).scale, "what the error recommends is taken"
 
     @pytest.mark.parametrize("multiplier", [-1.0, math.nan, math.inf])
     def test_what_is_no_multiplier_is_refused(self, multiplier):

@@ -13,8 +13,8 @@ passes 10·√(n·V) with probability at most 2·e^-50. So where
 
     n·D + 10·√(n·V) < 2^(b-1),
 
-a sum of p numbers is read wrongly with probability at most 2p·e^-50, 4.7e-16 for 1.2 million. What is read wrongly
-costs accuracy, not privacy: it is a function of the noised sum.
+a sum of p numbers is read wrongly with probability at most 2p·e^-50, below 4.7e-16 for 1.2 million. What is read
+wrongly costs accuracy, not privacy: it is a function of the noised sum.
 
 | edge case | what happens |
 |---|---|
@@ -106,7 +106,7 @@ class Plan:
 
     @property
     def grid(self) -> Grid:
-        """The grid that a client's update is truncated to; noise is not its own affair."""
+        """The grid that a client's update is truncated to. It has no noise: the shares are added to what it gives."""
         return Grid(self.bound, float(self.steps), 0)
 
     @property
