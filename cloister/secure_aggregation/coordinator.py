@@ -147,10 +147,9 @@ class Coordinator:
             raise ProtocolError(f"a masked input of {masked.sender!r} is not expected, or not any more")
         if len(masked.payload) != state.total.nbytes:
             raise ProtocolError(f"a masked input must have {state.total.nbytes} bytes, found {len(masked.payload)}")
-        if self._terms.graph.signs_sharers:
-            told = self._terms.sharers(state.binding, sorted(state.peers))
-            if not self._roster.has_signed(masked.sender, masked.signature, told):
-                raise ProtocolError(f"{masked.sender!r} has not signed the list of who has sent shares")
+        told = self._terms.sharers(state.binding, self._noise, sorted(state.peers))
+        if not self._roster.has_signed(masked.sender, masked.signature, told):
+            raise ProtocolError(f"{masked.sender!r} has not signed the noise and the sharers of this attempt")
         state.arrived[masked.sender] = masked.signature
         state.total += np.frombuffer(masked.payload, self._terms.dtype)
 
@@ -162,7 +161,7 @@ class Coordinator:
         """
         state = self._steps.take(_Collecting)
         self._require_enough(state.arrived, "sent a masked input")
-        survivors = Survivors(tuple(sorted(state.arrived)), {n: one for n, one in state.arrived.items() if one})
+        survivors = Survivors(tuple(sorted(state.arrived)), state.arrived)
         self._steps.leave(_Signing(state, survivors))
         return survivors
 

@@ -52,11 +52,6 @@ class Graph(ABC):
 
     @property
     @abstractmethod
-    def signs_sharers(self) -> bool:
-        """Whether survivors must have signed one list of who has sent shares, from which masks in common follow."""
-
-    @property
-    @abstractmethod
     def needed(self) -> int:
         """How many shares give a member's secret back."""
 
@@ -90,11 +85,6 @@ class Graph(ABC):
 @dataclass(frozen=True)
 class Complete(Graph):
     """Everybody shares with everybody: h = t − c, for certain."""
-
-    @property
-    def signs_sharers(self) -> bool:
-        """No: whatever t members one was told, an honest one of those who sign is among them."""
-        return False
 
     @property
     def needed(self) -> int:
@@ -149,11 +139,6 @@ class Sparse(Graph):
                 f"{self.peers} peers and {self.shares} shares do not protect {members} members of whom"
                 f" {self.colluding} collude"
             )
-
-    @property
-    def signs_sharers(self) -> bool:
-        """Yes: a server could leave out all peers that a member chose, and its vector would have its own mask alone."""
-        return True
 
     @property
     def needed(self) -> int:

@@ -122,7 +122,7 @@ class MaskedInput(Message):
     Args:
         sender: whose it is.
         payload: numbers in the ring, the lowest byte of each first.
-        signature: on the list of who has sent shares, 64 bytes, or nothing where the graph needs none.
+        signature: on the terms of its noise and the list of who has sent shares, 64 bytes.
     """
 
     sender: str

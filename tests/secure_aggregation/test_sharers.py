@@ -1,6 +1,6 @@
-"""A server that tells a member of a sparse graph of others who have sent shares than it tells everybody else.
+"""A server that tells one member of other noise, or of others who have sent shares, than it tells everybody else.
 
-The victim is told that none of its peers has sent any, and gets no shares. So it has no mask in common with anybody.
+On a sparse graph the victim is told that none of its peers has sent any. So it has no mask in common with anybody.
 All others unmask it as a survivor: its peers hold the shares of its own mask.
 """
 
@@ -11,6 +11,7 @@ from secure_rounds import Round, names_of, sent, signing_key, sum_of, terms_for,
 from cloister.core.errors import ProtocolError
 from cloister.secure_aggregation.graph import Sparse
 from cloister.secure_aggregation.masks import add_masks
+from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.messages import Cohort, Delivery, Signatures, Survivors
 from cloister.secure_aggregation.ring import into_ring, out_of_ring
 from cloister.secure_aggregation.sharing import combine
@@ -21,16 +22,17 @@ NUMBERS = (16, 1, 12, 10)
 """t, c, k, and the number of shares."""
 
 
-class Unsigned(Sparse):
-    """A graph whose members do not look at what the others were told."""
+class Unsigned(Member):
+    """A twin that does not look at what the others were told."""
 
-    signs_sharers = False
+    def _require_told_the_same(self, survivors, told):
+        pass
 
 
-def attack(graph, replayed=False):
+def attack(graph, kind=Member, replayed=False):
     """The victim's vector as the server finds it, and as it was."""
     terms = terms_for(30, graph=graph)
-    inputs, members = vectors(NAMES, terms), Round(NAMES, terms).members
+    inputs, members = vectors(NAMES, terms), Round(NAMES, terms, kind).members
     cohort = Cohort(tuple(members[name].advertise() for name in NAMES))
     shares = {name: members[name].share(cohort).sealed for name in NAMES}
     told = dict.fromkeys(OTHERS, NAMES) | {VICTIM: [name for name in NAMES if name not in shares[VICTIM]]}
@@ -41,7 +43,7 @@ def attack(graph, replayed=False):
     signed = {name: one.signature for name, one in masked.items() if one.signature}
     if replayed:
         other = terms_for(30, graph=graph, attempt=2)
-        signed[VICTIM] = signing_key(VICTIM).sign(other.sharers(other.binding(cohort), NAMES))
+        signed[VICTIM] = signing_key(VICTIM).sign(other.sharers(other.binding(cohort), b"", NAMES))
     survivors = sent(Survivors(tuple(NAMES), signed))
     signatures = Signatures({name: members[name].sign(survivors).signature for name in OTHERS})
     shown = {name: members[name].unmask(signatures).shares for name in shares[VICTIM]}
@@ -52,21 +54,21 @@ def attack(graph, replayed=False):
 
 
 def test_a_twin_leaks_the_vector_of_whoever_was_told_of_others():
-    found, was = attack(Unsigned(*NUMBERS))
+    found, was = attack(Sparse(*NUMBERS), Unsigned)
     assert np.array_equal(found, was)
 
 
 @pytest.mark.parametrize("replayed", [False, True])
 def test_members_refuse_a_survivor_who_was_told_of_others(replayed):
-    with pytest.raises(ProtocolError, match="'site-000' has not signed the list of who has sent shares"):
-        attack(Sparse(*NUMBERS), replayed)
+    with pytest.raises(ProtocolError, match="'site-000' has not signed the noise and the sharers"):
+        attack(Sparse(*NUMBERS), replayed=replayed)
 
 
 def test_a_survivor_without_a_signature_is_refused():
     terms = terms_for(30, graph=Sparse(*NUMBERS))
     run = Round(NAMES, terms)
     run.send = lambda message: Survivors(message.names) if isinstance(message, Survivors) else sent(message)
-    with pytest.raises(ProtocolError, match="has not signed the list of who has sent shares"):
+    with pytest.raises(ProtocolError, match="has not signed the noise and the sharers"):
         run.run(vectors(NAMES, terms))
 
 
@@ -80,7 +82,7 @@ def test_the_coordinator_goes_on_without_who_was_told_of_others():
 
     terms = terms_for(30, graph=Sparse(*NUMBERS))
     run = Confused(NAMES, terms)
-    with pytest.raises(ProtocolError, match="'site-029' has not signed the list of who has sent shares"):
+    with pytest.raises(ProtocolError, match="'site-029' has not signed the noise and the sharers"):
         run.run(vectors(NAMES, terms))
     assert run.coordinator.survivors().names == tuple(others)
 
@@ -90,3 +92,26 @@ def test_an_honest_round_takes_a_member_that_has_sent_no_shares():
     inputs = vectors(NAMES, terms)
     transcript = Round(NAMES, terms).run(inputs, {NAMES[3]: "share"})
     assert np.array_equal(sum_of(transcript), sum(inputs[name] for name in NAMES if name != NAMES[3]))
+
+
+def unmasked_with_other_noise(kind):
+    """One of four survivors is told other terms of the noise, and asked for no signature; three are enough."""
+    names = names_of(4)
+    terms = terms_for(4, threshold=3, colluding=1)
+    round_, inputs = Round(names, terms, kind), vectors(names, terms)
+    cohort = round_.coordinator.cohort([round_.members[name].advertise() for name in names])
+    deliveries = round_.coordinator.deliveries([round_.members[name].share(cohort) for name in names])
+    noise = dict.fromkeys(names, b"deviation 8") | {names[0]: b"deviation 1"}
+    known = {
+        name: round_.members[name].mask(deliveries[name], into_ring(inputs[name], 32), noise[name]).signature
+        for name in names
+    }
+    survivors = Survivors(tuple(names), known)
+    signed = Signatures({name: round_.members[name].sign(survivors).signature for name in names[1:]})
+    return [round_.members[name].unmask(signed) for name in names[1:]]
+
+
+def test_survivors_with_other_noise_are_refused_though_nobody_needs_their_signature():
+    with pytest.raises(ProtocolError, match="'site-000' has not signed the noise and the sharers"):
+        unmasked_with_other_noise(Member)
+    assert len(unmasked_with_other_noise(Unsigned)) == 3
