@@ -62,7 +62,7 @@ class _Collecting:
     binding: bytes
     peers: Mapping[str, frozenset[str]]
     total: NDArray
-    arrived: set[str] = field(default_factory=set)
+    arrived: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ class Coordinator:
         """Add one masked input to the sum.
 
         Raises:
-            ProtocolError: it is not of the length of the terms, or comes from somebody who is not expected, or twice.
-                The attempt goes on without it.
+            ProtocolError: it is not of the length of the terms, comes from somebody who is not expected, or twice, or
+                lacks the signature that the others need. The attempt goes on without it.
         """
         state = self._steps.take(_Collecting)
         self._steps.leave(state)
@@ -148,7 +148,10 @@ class Coordinator:
             raise ProtocolError(f"a masked input of {masked.sender!r} is not expected, or not any more")
         if len(masked.payload) != state.total.nbytes:
             raise ProtocolError(f"a masked input must have {state.total.nbytes} bytes, found {len(masked.payload)}")
-        state.arrived.add(masked.sender)
+        told = self._terms.sharers(state.binding, self._noise, sorted(state.peers))
+        if not self._roster.has_signed(masked.sender, masked.signature, told):
+            raise ProtocolError(f"{masked.sender!r} has not signed the noise and the sharers of this attempt")
+        state.arrived[masked.sender] = masked.signature
         state.total += np.frombuffer(masked.payload, self._terms.dtype)
 
     def survivors(self) -> Survivors:
@@ -159,7 +162,7 @@ class Coordinator:
         """
         state = self._steps.take(_Collecting)
         self._require_enough(state.arrived, "sent a masked input")
-        survivors = Survivors(tuple(sorted(state.arrived)))
+        survivors = Survivors(tuple(sorted(state.arrived)), state.arrived)
         self._steps.leave(_Signing(state, survivors))
         return survivors
 

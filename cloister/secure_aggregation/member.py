@@ -71,6 +71,7 @@ class _Masked:
 
     held: Mapping[str, Shares]
     sharers: frozenset[str]
+    told: bytes
     members: int
     binding: bytes
     noise: bytes
@@ -173,8 +174,9 @@ class Member:
             )
         held = self._opened(state, delivery) | {self.name: state.own}
         masked = self._masked(state, values, state.peers & sharers | senders)
-        self._steps.leave(_Masked(held, sharers, len(state.cohort.names), state.binding, noise, chain))
-        return MaskedInput(self.name, masked.tobytes())
+        told = self._terms.sharers(state.binding, noise, delivery.sharers)
+        self._steps.leave(_Masked(held, sharers, told, len(state.cohort.names), state.binding, noise, chain))
+        return MaskedInput(self.name, masked.tobytes(), self._key.sign(told))
 
     def sign(self, survivors: Survivors) -> SurvivorSignature:
         """Sign the list of survivors, together with all terms.
@@ -183,11 +185,13 @@ class Member:
             survivors: whose masked inputs have arrived, from the server.
 
         Raises:
-            ProtocolError: the survivors are fewer than the threshold, lack this member, or were not there before.
+            ProtocolError: the survivors are fewer than the threshold, lack this member, were not there before, or were
+                told other terms of the noise, or of others who have sent shares, than this member was.
         """
         state = self._steps.take(_Masked)
         names = frozenset(survivors.names)
         self._require_enough(names, state.sharers, "survivors")
+        self._require_told_the_same(survivors, state.told)
         signed = self._terms.survivors(state.binding, state.members, state.noise, survivors.names)
         self._steps.leave(_Signed(state, names, signed))
         return SurvivorSignature(self.name, self._key.sign(signed))
@@ -236,6 +240,12 @@ class Member:
             raise ProtocolError(f"{len(names)} {what}; the threshold is {self._terms.graph.threshold}")
         if self.name not in names or not names <= frozenset(known):
             raise ProtocolError(f"the list of {what} lacks this member, or has somebody who was not there before")
+
+    def _require_told_the_same(self, survivors: Survivors, told: bytes) -> None:
+        """Refuse a survivor whose vector may have other noise in it, or lack masks that it should have."""
+        for name in survivors.names:
+            if not self._roster.has_signed(name, survivors.signatures.get(name, b""), told):
+                raise ProtocolError(f"{name!r} has not signed the noise and the sharers that this member was told")
 
     def _seal_key(self, state: _Shared, peer: Advertisement, mine: bool) -> tuple[bytes, bytes]:
         """The key and the context of shares that this member sends to a peer, or gets from it."""

@@ -4,7 +4,7 @@ Every message is checked when it is made, so that none that is malformed or too 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self, cast
 
 from cloister.core.errors import ProtocolError
@@ -120,25 +120,35 @@ class Delivery(Message):
 
 @dataclass(frozen=True)
 class MaskedInput(Message):
-    """A member's masked vector: numbers in the ring, the lowest byte of each first."""
+    """A member's masked vector.
+
+    Args:
+        sender: whose it is.
+        payload: numbers in the ring, the lowest byte of each first.
+        signature: on the terms of its noise and the list of who has sent shares, 64 bytes.
+    """
 
     sender: str
     payload: bytes
+    signature: bytes = b""
 
     def __post_init__(self) -> None:
         _check_names((self.sender,))
         if not isinstance(self.payload, bytes):
             raise ProtocolError(f"a masked input must be bytes, found {type(self.payload).__name__}")
+        _check_bytes(self.signature, SIGNATURE if self.signature else 0)
 
 
 @dataclass(frozen=True)
 class Survivors(Message):
-    """Whose masked inputs have arrived, as the server tells them."""
+    """Whose masked inputs have arrived, as the server tells them, and the signatures that came with these."""
 
     names: Names
+    signatures: ByName = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_names(self.names)
+        _check_by_name(self, "signatures", SIGNATURE)
 
 
 @dataclass(frozen=True)

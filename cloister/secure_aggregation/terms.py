@@ -65,6 +65,16 @@ class Terms:
         """The hash, 32 bytes, of the terms and everybody's keys: every key that is derived depends on it."""
         return hashlib.sha256(text("binding", self.encoded, cohort.encode())).digest()
 
+    def sharers(self, binding: bytes, noise: bytes, names: Sequence[str]) -> bytes:
+        """The text that a member signs with its masked input: what noise is in it, and with whom it may share masks.
+
+        Args:
+            binding: of the cohort.
+            noise: terms of the noise.
+            names: of those who have sent shares, as the server tells them.
+        """
+        return text("sharers", binding, noise, tuple(names))
+
     def survivors(self, binding: bytes, members: int, noise: bytes, names: Sequence[str]) -> bytes:
         """The text that survivors sign: terms, keys, what is guaranteed, the noise, and the list of survivors.
 

@@ -175,7 +175,8 @@ class Standing:
 
     def signed(self, told):
         """Tell each member a list of survivors, and have it signed."""
-        return {name: self.members[name].sign(Survivors(tuple(list_))).signature for name, list_ in told.items()}
+        known = {name: one.signature for name, one in self.masked.items()}
+        return {name: self.members[name].sign(Survivors(tuple(list_), known)).signature for name, list_ in told.items()}
 
     def show(self, asked, survivors, signatures):
         """Ask members for their shares, and keep them by what they are said to be."""
@@ -337,10 +338,11 @@ def attack_by_shares_of_another_round(kind):
     second = Round(NAMES, next_round(TERMS), kind)
     cohort = second.coordinator.cohort([second.members[name].advertise() for name in NAMES])
     deliveries = second.coordinator.deliveries([second.members[name].share(cohort) for name in NAMES])
+    known = {}
     for name in WITHOUT:
         old = {**deliveries[name].sealed, VICTIM: first.sealed[VICTIM].sealed[name]}
-        second.masked(name, Delivery(deliveries[name].sharers, old), INPUTS[name])
-    signatures = {name: second.members[name].sign(Survivors(tuple(WITHOUT))).signature for name in WITHOUT}
+        known[name] = second.masked(name, Delivery(deliveries[name].sharers, old), INPUTS[name]).signature
+    signatures = {name: second.members[name].sign(Survivors(tuple(WITHOUT), known)).signature for name in WITHOUT}
     for name in WITHOUT:
         first.keep(name, WITHOUT, second.members[name].unmask(Signatures(signatures)))
     return first.leak()

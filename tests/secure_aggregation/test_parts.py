@@ -235,16 +235,21 @@ def test_a_coordinator_takes_no_masked_input_that_it_does_not_expect():
     round_ = Round(names, terms)
     cohort = round_.coordinator.cohort([round_.members[name].advertise() for name in names])
     round_.coordinator.deliveries([round_.members[name].share(cohort) for name in names])
-    round_.coordinator.add(MaskedInput(names[0], bytes(20)))
+    told = terms.sharers(terms.binding(cohort), b"", names)
+    signatures = {name: signing_key(name).sign(told) for name in names}
+    round_.coordinator.add(MaskedInput(names[0], bytes(20), signatures[names[0]]))
     for wrong, reason in (
-        (MaskedInput(names[0], bytes(20)), "not expected, or not any more"),
+        (MaskedInput(names[0], bytes(20), signatures[names[0]]), "not expected, or not any more"),
         (MaskedInput("stranger", bytes(20)), "not expected"),
         (MaskedInput(names[1], bytes(19)), "must have 20 bytes, found 19"),
+        (MaskedInput(names[1], bytes(20)), "has not signed the noise and the sharers"),
+        (MaskedInput(names[1], bytes(20), signatures[names[0]]), "has not signed the noise and the sharers"),
     ):
         with pytest.raises(ProtocolError, match=reason):
             round_.coordinator.add(wrong)
-    round_.coordinator.add(MaskedInput(names[1], bytes(20)))
-    assert round_.coordinator.survivors() == Survivors(tuple(names[:2]))
+    round_.coordinator.add(MaskedInput(names[1], bytes(20), signatures[names[1]]))
+    expected = Survivors(tuple(names[:2]), {name: signatures[name] for name in names[:2]})
+    assert round_.coordinator.survivors() == expected
 
 
 def test_a_coordinator_leaves_out_who_is_not_genuine():

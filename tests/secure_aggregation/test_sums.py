@@ -181,7 +181,7 @@ def test_members_with_different_terms_of_the_noise_do_not_unmask():
         return masked(name, delivery, numbers)
 
     round_.masked = told_otherwise
-    with pytest.raises(RoundAbandoned, match="2 members have signed"):
+    with pytest.raises(ProtocolError, match="'site-002' has not signed the noise and the sharers"):
         round_.run(inputs)
 
 
