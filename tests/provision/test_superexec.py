@@ -68,7 +68,7 @@ def test_the_app_is_told_by_its_input_and_not_by_an_argument_or_the_environment(
     ]
 
 
-@pytest.mark.parametrize("kind", set(TaskType) - {TaskType.SERVER_APP})
+@pytest.mark.parametrize("kind", sorted(set(TaskType) - {TaskType.SERVER_APP}))
 def test_nothing_else_is_started(kind, monkeypatch):
     monkeypatch.setattr(superexec.subprocess, "Popen", lambda *_, **__: pytest.fail("it was started"))
     assert superexec.QuietExecutor().launch(task(kind)).status == LaunchResultStatus.FAILED
