@@ -136,7 +136,7 @@ class MaskedInput(Message):
         _check_names((self.sender,))
         if not isinstance(self.payload, bytes):
             raise ProtocolError(f"a masked input must be bytes, found {type(self.payload).__name__}")
-        _check_bytes(self.signature, SIGNATURE if self.signature else 0)
+        _check_bytes("the signature of a masked input", self.signature, SIGNATURE if self.signature else 0)
 
 
 @dataclass(frozen=True)
