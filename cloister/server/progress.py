@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cloister.core.arrays import from_record
 from cloister.core.errors import ConfigError
-from cloister.core.files import read_npz, write_npz
+from cloister.core.files import read_npz, read_text, write_npz
 from cloister.core.state import State, Stateful, joined, part
 from cloister.server.build import Plan
 from cloister.server.reports.rundir import RunDirectory
@@ -78,7 +78,7 @@ class Progress:
         """
         path = directory.path / FILE
         try:
-            facts = json.loads(path.read_text())
+            facts = json.loads(read_text(path))
             if facts["version"] != VERSION:
                 raise ConfigError(
                     f"{path} has version {facts['version']!r}, and this Cloister reads {VERSION}; resume the run with "

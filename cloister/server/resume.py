@@ -13,6 +13,7 @@ from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
+from cloister.core.files import read_text
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.lasting import is_simulated
 from cloister.server.progress import Progress
@@ -234,7 +235,7 @@ def _foreign(path: Path, error: Exception) -> ConfigError:
 
 def _read(file: Path, directory: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(file.read_text()))
+        return dict(json.loads(read_text(file)))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"resume = {str(directory)!r} is no run directory: {file.name}: {type(error).__name__}"
@@ -287,7 +288,7 @@ def _refuse_forgetful(grid: Grid, config: RunConfig) -> None:
 def _refuse_ended(path: Path, config: RunConfig, progress: Progress | None) -> None:
     """Refuse a run that has nothing left to do: its rounds are over and so are its last words, or it stopped itself."""
     try:
-        ended = json.loads((path / "privacy.json").read_text())["ended"]
+        ended = json.loads(read_text(path / "privacy.json"))["ended"]
         how, why = ended["how"], ended["why"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return

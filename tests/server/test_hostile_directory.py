@@ -49,10 +49,11 @@ def readers(run):
         "compare": lambda: read_runs([run]),
         "audit": lambda: audit(run, Effort()),
         "predict": lambda: predict(run, data),
+        "resume": lambda: simulate({"resume": str(run)}, 2, Narrator(1, Console(quiet=True))),
     }
 
 
-@pytest.mark.parametrize("reader", ["status", "report", "compare", "audit", "predict"])
+@pytest.mark.parametrize("reader", ["status", "report", "compare", "audit", "predict", "resume"])
 @pytest.mark.parametrize("content", ["[" * 200_000, '{"config": 1e999}', None], ids=["deep", "other", "device"])
 def test_a_configuration_that_is_none_is_one_error(run, reader, content):
     (run / "config.json").unlink()
@@ -62,6 +63,15 @@ def test_a_configuration_that_is_none_is_one_error(run, reader, content):
         (run / "config.json").write_text(content)
     with pytest.raises((ConfigError, DataError)):
         readers(run)[reader]()
+
+
+@pytest.mark.parametrize("name", ["config.json", "state.json", "rounds.jsonl"])
+def test_a_run_is_not_resumed_from_a_device(run, name):
+    (run / "privacy.json").unlink()  # it has not ended
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="resume"):
+        readers(run)["resume"]()
 
 
 @pytest.mark.parametrize("reader", ["status", "report", "compare"])

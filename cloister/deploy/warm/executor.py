@@ -61,6 +61,8 @@ LIBRARIES = (
     "sklearn.datasets",
     "pandas",
 )
+OPTIONAL = "numba"
+"""Compiles the kernel of exact noise where it is installed; to import it takes a second."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ def warm_up(keras: bool) -> None:
     """Import what clients need, without computing anything: a process forked after a computation may hang."""
     for name in LIBRARIES:
         importlib.import_module(name)
+    with suppress(ImportError):
+        importlib.import_module(OPTIONAL)
     if keras:
         from cloister.tasks.backend import import_keras
 

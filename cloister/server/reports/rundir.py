@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord
 from cloister.config.run import RunConfig
 from cloister.core.arrays import from_record
 from cloister.core.errors import CloisterError, ConfigError
-from cloister.core.files import atomic_path, expanded, write_npz
+from cloister.core.files import atomic_path, expanded, read_text, write_npz
 from cloister.server.build import Plan
 from cloister.server.times import settle
 
@@ -212,9 +212,9 @@ class RunDirectory:
         """
         path = self.path / ROUNDS
         try:
-            whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+            whole = read_text(path).rpartition("\n")[0].splitlines() if path.exists() else []
             kept = [line for line in map(json.loads, whole) if line["round"] <= server_round]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"resume: {path} is not what a run writes: {type(error).__name__}") from None
         with atomic_path(path) as partial:
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
