@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -376,7 +375,7 @@ def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> Statement:
     clients = client_claim(plan, layout, asked + plan.resumes)
     if clients is not None and resumed:
         clients = clients.on_condition(IF_NOT_BROKEN)
-    planned = partial(plan.planned, layout) if ended_by_choice else None
+    planned = plan.planned(layout) if ended_by_choice else None
     return statement(plan.claim, plan.budget, loop.aggregated, sampling, clients, planned, resumed)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cloister.privacy.accounting.account import Account, by_accountant
+from cloister.privacy.accounting.events import Event
 
 Status = Literal["none", "sound", "heuristic"]
 
@@ -211,6 +212,8 @@ class Statement:
         sampling: how their cohorts were drawn, in words.
         ledger: as the run left it.
         clients: about the mechanism on the clients; None without one.
+        planned: events that count beside those in the ledger, each with how often: they were planned, and the run was
+            ended before by somebody who sees its models, or by a rule about them.
     """
 
     claim: Claim
@@ -218,3 +221,4 @@ class Statement:
     sampling: str
     ledger: LedgerState
     clients: ClientClaim | None = None
+    planned: tuple[tuple[Event, int], ...] = ()
