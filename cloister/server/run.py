@@ -26,7 +26,7 @@ from cloister.server.build import Plan
 from cloister.server.clients import client_claim, personalise
 from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
-from cloister.server.lasting import confine_ledger
+from cloister.server.lasting import confine_ledger, is_lasting
 from cloister.server.loop import Observer, Round, RoundLoop
 from cloister.server.prepare import prepare
 from cloister.server.progress import Progress, keepers_of
@@ -281,7 +281,7 @@ def _save(scene: _Scene, loop: RoundLoop) -> tuple[Statement, Ending]:
         ("the copy of the ledger", lambda: scene.directory.copy_ledger(scene.plan.budget.ledger.path)),
     ):
         ending = _tried(what, write, ending)
-    said = _statement(scene.plan, scene.layout, loop)
+    said = _statement(scene, loop)
     privacy = record(said) | ending.facts()
     ending = _tried("privacy.json", lambda: scene.directory.write_json("privacy.json", privacy), ending)
     if ending.how == "as-asked" and scene.plan.strategy.has_secret_cohorts:
@@ -365,8 +365,9 @@ def _hand_out(stop: Stop, personalised: Callable[[], None]) -> None:
         logger.warning("nodes may not have the last models: %s: %s", type(error).__name__, error)
 
 
-def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> Statement:
+def _statement(scene: _Scene, loop: RoundLoop) -> Statement:
     """What may be said about everything that was released, whatever became of the run."""
+    plan, layout = scene.plan, scene.layout
     # Whoever sees what was released may decide when it ends: a rule, the operator, clients that leave or break it. Then
     # what is claimed is what could have been released in all. A budget ends a run by what is known before it.
     ended_by_choice = loop.ending.how != "budget" and loop.aggregated < plan.config.num_rounds
@@ -376,7 +377,8 @@ def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> Statement:
     if clients is not None and resumed:
         clients = clients.on_condition(IF_NOT_BROKEN)
     planned = plan.planned(layout) if ended_by_choice else None
-    return statement(plan.claim, plan.budget, loop.aggregated, sampling, clients, planned, resumed)
+    lasting = is_lasting(plan, scene.directory.path)
+    return statement(plan.claim, plan.budget, loop.aggregated, sampling, clients, planned, resumed, lasting)
 
 
 def _save_memories(scene: _Scene, grid: Grid) -> None:

@@ -8,6 +8,8 @@ from cloister.privacy.accounting.account import Account, by_accountant
 from cloister.privacy.accounting.events import Event
 
 Status = Literal["none", "sound", "heuristic"]
+CLIENT_BUDGET = "privacy.client-max-epsilon"
+"""The parameter that holds the budget which a run gives its clients, where it gives one."""
 
 
 @dataclass(frozen=True)
@@ -194,12 +196,14 @@ class LedgerState:
         head: the hash of its last line.
         releases_of_this_run: how many lines are of the run.
         holds_releases_without_a_guarantee: about the same unit, of any run.
+        lasting: whether other runs on the data are in it too; it is in the directory of the run alone elsewhere.
     """
 
     file: str
     head: str
     releases_of_this_run: int
     holds_releases_without_a_guarantee: bool
+    lasting: bool = True
 
 
 @dataclass(frozen=True)

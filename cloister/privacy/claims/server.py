@@ -33,6 +33,7 @@ def statement(
     clients: ClientClaim | None = None,
     planned: Planned | None = None,
     resumed: bool = False,
+    lasting: bool = True,
 ) -> Statement:
     """Everything that may be said about a run.
 
@@ -45,6 +46,7 @@ def statement(
         planned: everything that the run would have released, where somebody who sees the models, or a rule about them,
             ended it before; None elsewhere.
         resumed: whether the run broke off and went on: rounds that were released twice are counted twice.
+        lasting: whether the ledger is that of other runs on the data too.
     """
     figures = _figures(claim, budget, planned, resumed) if claim.status == "sound" else ()
     ledger = LedgerState(
@@ -52,6 +54,7 @@ def statement(
         budget.ledger.head,
         sum(entry.run == budget.run for entry in budget.ledger.entries),
         math.isinf(budget.epsilon()),
+        lasting,
     )
     unreleased = _not_released(planned, budget) if planned and figures else ()
     return Statement(replace(claim, figures=figures), rounds, sampling, ledger, clients, unreleased)
