@@ -28,7 +28,7 @@ from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
 from cloister.server.lasting import confine_ledger, is_lasting
 from cloister.server.loop import Observer, Round, RoundLoop
-from cloister.server.prepare import prepare
+from cloister.server.prepare import prepare, refuse_impossible_budget
 from cloister.server.progress import Progress, keepers_of
 from cloister.server.quorum import Quorum
 from cloister.server.reports.console import Narrator
@@ -125,6 +125,8 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
     with ExitStack() as stack:
         earlier = stack.enter_context(earlier_run(config, grid, clients)) if config.resume else None
         prepared = prepare(config, earlier=earlier)
+        if earlier is None:
+            refuse_impossible_budget(prepared)
         plan, model, score = prepared.plan, prepared.model, _central(prepared.plan, prepared.model)
         refuse_faulty(plan.task, model, score.examples if score else None)
         narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
