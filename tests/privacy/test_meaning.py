@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
-from cloister.privacy.claims.meaning import best_guess, best_guess_of_a_part, meanings, percent
+from cloister.privacy.claims.meaning import best_guess, best_guess_of_a_part, meanings, percent, summary_of_clients
 from cloister.privacy.claims.record import record, statement_of
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
 from cloister.privacy.claims.words import dearest, render_clients
@@ -90,6 +90,8 @@ class TestSentences:
         claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes, parameters={"privacy.client-max-epsilon": 4.0})
         lines = render_clients(claim)
         assert "ε = 12.75" in lines[1] and "before ε = 4 for one example is passed" in lines[-1]
+        assert summary_of_clients(claim) == "dp-sgd (sound; ε = 12.75 for one example)"
+        assert summary_of_clients(replace(claim, reasons=("no noise",))) == "dp-sgd (heuristic)"
         (told,) = meanings(stated(mechanism="none", clients=claim))
         assert "do not count on that, as each node keeps its budget itself." in told.how_much
         (without,) = meanings(stated(mechanism="none", clients=replace(claim, parameters={})))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cloister.privacy.claims.claim import Claim, ClientClaim, DpSgdClaim, Figure, LocalClaim, Statement
 from cloister.privacy.claims.server import ALL_RUNS, RUN
-from cloister.privacy.claims.words import WEAK, beyond_budget, dearest
+from cloister.privacy.claims.words import WEAK, beyond_budget, dearest, strength
 
 NO_BOUND = (
     "No number bounds how much a guess about one client or one person can improve: treat the models as if they had "
@@ -160,6 +160,14 @@ def weakest(claim: ClientClaim) -> Figure | None:
     unit = "client" if isinstance(claim, LocalClaim) else claim.unit
     found = [figure for figure in figures if figure.unit == unit and figure.epsilon is not None]
     return max(found, key=lambda figure: figure.epsilon or 0.0, default=None) if claim.status == "sound" else None
+
+
+def summary_of_clients(claim: ClientClaim) -> str:
+    """The mechanism on the clients, and the largest ε that it has figures for, in a few words."""
+    figure = weakest(claim)
+    if figure is None or figure.epsilon is None:
+        return f"{claim.mechanism} ({claim.status})"
+    return f"{claim.mechanism} ({strength(figure.epsilon)}; ε = {figure.epsilon:.4g} for one {figure.unit})"
 
 
 def _sizes(claim: DpSgdClaim) -> str:
