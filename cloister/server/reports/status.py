@@ -142,13 +142,10 @@ def run_state(directory: Path) -> RunState:
 
 
 def _read(directory: Path) -> RunState:
-    config = read_json(directory / "config.json")["config"]
-    written = directory / "rounds.jsonl"
-    # The last line may be half written.
-    lines = read_text(written).rpartition("\n")[0].splitlines() if written.exists() else []
-    last: dict[str, Any] = json.loads(lines[-1]) if lines else {"round": 0}
+    config, written = read_json(directory / "config.json")["config"], directory / "rounds.jsonl"
+    last = _last_round(written)
     begun = (directory / "config.json").stat().st_mtime
-    changed = written.stat().st_mtime if lines else begun
+    changed = written.stat().st_mtime if last else begun
     measured = last.get("measured") or {}
     said = _last_words(directory)
     ending, claimed = _ending(said), _claimed(said)
@@ -160,7 +157,7 @@ def _read(directory: Path) -> RunState:
         task=config["task.name"],
         strategy=config["strategy.name"],
         privacy=_mechanisms(config["privacy.server"], config["privacy.client"]),
-        round=int(last["round"]),
+        round=int(last["round"]) if last else 0,
         rounds=int(config["num-rounds"]),
         # A file that was just written has its time for a moment; the one that nothing changes tells what is hidden.
         written=changed if begun % DAY else changed // DAY * DAY,
@@ -169,7 +166,7 @@ def _read(directory: Path) -> RunState:
         codes=dict(Counter(item["code"] for item in rejected)),
         seconds=_number(last.get("seconds", {}).get("total")),
         timeout=float(config["round-timeout"]),
-        quorum=int(config["strategy.min-nodes" if config["strategy.quorum"] == "auto" else "strategy.quorum"]),
+        quorum=_quorum(config),
         epsilon=epsilon,
         claimed=None if claimed is None else claimed.epsilon,
         claimed_for="" if claimed is None else claimed.unit,
@@ -179,6 +176,16 @@ def _read(directory: Path) -> RunState:
         how=(ending or {}).get("how", ""),
         why=(ending or {}).get("why", ""),
     )
+
+
+def _last_round(written: Path) -> dict[str, Any]:
+    """The last whole line of `rounds.jsonl`, as the last one may be half written; empty before there is one."""
+    lines = read_text(written).rpartition("\n")[0].splitlines() if written.exists() else []
+    return dict(json.loads(lines[-1])) if lines else {}
+
+
+def _quorum(config: Mapping[str, Any]) -> int:
+    return int(config["strategy.min-nodes" if config["strategy.quorum"] == "auto" else "strategy.quorum"])
 
 
 def _mechanisms(server: str, clients: str) -> str:
