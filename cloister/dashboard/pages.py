@@ -86,7 +86,7 @@ def _facts(run: RunState | None) -> dict[str, str] | None:
         "round": f"{run.round}/{run.rounds}",
         "state": _state(run),
         "left": _left(run.seconds_left),
-        "epsilon": "" if run.epsilon is None else f"{run.epsilon:.3g}",
+        "epsilon": _epsilon(run),
     }
 
 
@@ -96,16 +96,24 @@ def _told(run: RunState) -> list[tuple[str, str]]:
         ("Directory", run.path),
         ("Task", run.task),
         ("Strategy", run.strategy),
-        ("Privacy on the server", run.privacy),
+        ("Privacy", run.privacy),
         ("Round", f"{run.round} of {run.rounds}"),
         ("State", _state(run)),
         ("Why it ended", run.why),
         ("Time left", _left(run.seconds_left)),
         ("Replies that counted", f"{run.replies[0]} of {run.replies[1]}" if run.replies else ""),
+        ("ε that is claimed", f"{run.claimed:.3g}, for one {run.claimed_for}" if run.claimed is not None else ""),
         ("ε of the ledger", "" if run.epsilon is None else f"{run.epsilon:.3g}"),
         ("Left of the budget", "" if run.budget_left is None else f"{run.budget_left:.3g}"),
     ]
     return [(title, value) for title, value in facts if value]
+
+
+def _epsilon(run: RunState) -> str:
+    """What an ended run claims; what is in the ledger so far of one that goes on."""
+    if run.claimed is not None:
+        return f"{run.claimed:.3g}" + (f" ({run.claimed_for})" if run.claimed_for != "client" else "")
+    return "" if run.epsilon is None else f"{run.epsilon:.3g}"
 
 
 def _state(run: RunState) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
 from cloister.core.files import expanded
-from cloister.privacy.accounting.account import Account, best_epsilon
+from cloister.privacy.accounting.account import best_epsilon, composed
 from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.filters import FilterKind
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Relation
@@ -77,19 +79,18 @@ class Plan:
         """ε that this run promises if it runs to its end; None where nothing is promised for the models."""
         if self.claim.status != "sound":
             return None
-        return best_epsilon(self.planned(layout), self.budget.delta)[0]
+        account = composed(self.planned(layout), self.budget.relation, insiders=True)
+        return best_epsilon(account, self.budget.delta)[0]
 
-    def planned(self, layout: Layout, insiders: bool = True) -> Account:
-        """Everything that this run releases if it runs to its end; nothing where the server noises nothing.
+    def planned(self, layout: Layout) -> Counter[Event]:
+        """Everything that this run releases if it runs to its end: each event, and how often.
 
-        Args:
-            layout: of the model.
-            insiders: as in `Account`.
+        Nothing where the server noises nothing.
         """
-        account = Account((), self.budget.relation, insiders)
+        found: Counter[Event] = Counter()
         for event in self.strategy.events(layout):
-            account = account.plus(event, self.config.num_rounds + self.resumes)
-        return account
+            found[event] += self.config.num_rounds + self.resumes
+        return found
 
     @property
     def unprotected_releases(self) -> list[str]:

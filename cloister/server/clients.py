@@ -1,6 +1,7 @@
 """What the server has to say to and about its clients beside rounds: personal models, and mechanisms of theirs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -8,7 +9,7 @@ from flwr.serverapp import Grid
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
 from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES
-from cloister.privacy.claims.claim import ClientClaim
+from cloister.privacy.claims.claim import CLIENT_BUDGET, ClientClaim
 from cloister.privacy.claims.local import gaussian_claim, laplace_claim
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
@@ -66,6 +67,9 @@ def client_claim(
         claim = laplace_claim(mechanism, parameters, rounds, circumstances, privacy.client.max_leakage, counts)
     else:
         raise ConfigError(f"privacy.client = {privacy.client.name!r} has no claim")
+    limit = privacy.client.max_epsilon
+    if limit:
+        claim = replace(claim, parameters={**claim.parameters, CLIENT_BUDGET: limit})
     return claim.without_guarantee(_beside_the_noise(plan))
 
 

@@ -106,7 +106,9 @@ def forecast(prepared: Prepared, shown: Sequence[int]) -> Forecast:
 
 
 def _statement(prepared: Prepared, rounds: int) -> Statement:
-    return statement(prepared.plan.claim, prepared.plan.budget, rounds, render_sampling(prepared.plan))
+    plan = prepared.plan
+    lasting = plan.budget.ledger.path != Path(os.devnull)
+    return statement(plan.claim, plan.budget, rounds, render_sampling(plan), lasting=lasting)
 
 
 def first_messages(prepared: Prepared, grid: Grid) -> list[Message]:

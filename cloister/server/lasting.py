@@ -9,7 +9,9 @@ from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.build import Plan
 from cloister.server.stragglers import PatientGrid
 
-NOT_KEPT = "this run's ledger is in the run directory only: the task's data is public, and no budget was set"
+NOT_KEPT = (
+    "this run's ledger is in the run directory only: the task's data is public, and the server was given no budget"
+)
 KEPT_BY = "set privacy.max-epsilon, privacy.data-identity or privacy.ledger-dir for a ledger that all runs share"
 
 
@@ -44,6 +46,16 @@ def is_simulated(grid: Grid) -> bool:
     return bool(getattr(inner, "is_simulated", False))
 
 
+def is_lasting(plan: Plan, directory: Path) -> bool:
+    """Whether the ledger of a run that has begun is that of other runs on its data too.
+
+    Args:
+        plan: of the run.
+        directory: of the run.
+    """
+    return plan.budget.ledger.path.parent != directory
+
+
 def render_ledger(plan: Plan, directory: Path) -> list[str]:
     """Where the ledger is, if no later run will find it."""
-    return [NOT_KEPT, f"  {KEPT_BY}"] if plan.budget.ledger.path.parent == directory else []
+    return [] if is_lasting(plan, directory) else [NOT_KEPT, f"  {KEPT_BY}"]

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,9 +26,9 @@ from cloister.server.build import Plan
 from cloister.server.clients import client_claim, personalise
 from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
-from cloister.server.lasting import confine_ledger
+from cloister.server.lasting import confine_ledger, is_lasting
 from cloister.server.loop import Observer, Round, RoundLoop
-from cloister.server.prepare import prepare
+from cloister.server.prepare import prepare, refuse_impossible_budget
 from cloister.server.progress import Progress, keepers_of
 from cloister.server.quorum import Quorum
 from cloister.server.reports.console import Narrator
@@ -126,6 +125,8 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
     with ExitStack() as stack:
         earlier = stack.enter_context(earlier_run(config, grid, clients)) if config.resume else None
         prepared = prepare(config, earlier=earlier)
+        if earlier is None:
+            refuse_impossible_budget(prepared)
         plan, model, score = prepared.plan, prepared.model, _central(prepared.plan, prepared.model)
         refuse_faulty(plan.task, model, score.examples if score else None)
         narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
@@ -282,7 +283,7 @@ def _save(scene: _Scene, loop: RoundLoop) -> tuple[Statement, Ending]:
         ("the copy of the ledger", lambda: scene.directory.copy_ledger(scene.plan.budget.ledger.path)),
     ):
         ending = _tried(what, write, ending)
-    said = _statement(scene.plan, scene.layout, loop)
+    said = _statement(scene, loop)
     privacy = record(said) | ending.facts()
     ending = _tried("privacy.json", lambda: scene.directory.write_json("privacy.json", privacy), ending)
     if ending.how == "as-asked" and scene.plan.strategy.has_secret_cohorts:
@@ -366,8 +367,9 @@ def _hand_out(stop: Stop, personalised: Callable[[], None]) -> None:
         logger.warning("nodes may not have the last models: %s: %s", type(error).__name__, error)
 
 
-def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> Statement:
+def _statement(scene: _Scene, loop: RoundLoop) -> Statement:
     """What may be said about everything that was released, whatever became of the run."""
+    plan, layout = scene.plan, scene.layout
     # Whoever sees what was released may decide when it ends: a rule, the operator, clients that leave or break it. Then
     # what is claimed is what could have been released in all. A budget ends a run by what is known before it.
     ended_by_choice = loop.ending.how != "budget" and loop.aggregated < plan.config.num_rounds
@@ -376,8 +378,9 @@ def _statement(plan: Plan, layout: Layout, loop: RoundLoop) -> Statement:
     clients = client_claim(plan, layout, asked + plan.resumes)
     if clients is not None and resumed:
         clients = clients.on_condition(IF_NOT_BROKEN)
-    planned = partial(plan.planned, layout) if ended_by_choice else None
-    return statement(plan.claim, plan.budget, loop.aggregated, sampling, clients, planned, resumed)
+    planned = plan.planned(layout) if ended_by_choice else None
+    lasting = is_lasting(plan, scene.directory.path)
+    return statement(plan.claim, plan.budget, loop.aggregated, sampling, clients, planned, resumed, lasting)
 
 
 def _save_memories(scene: _Scene, grid: Grid) -> None:

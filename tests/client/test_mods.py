@@ -6,7 +6,14 @@ import pytest
 from asking import OPEN, context_of, message_of
 
 from cloister.client.mods.errors import contain_errors
-from cloister.core.errors import BudgetExhausted, CloisterError, ConfigError, DataError, PolicyError, PrivacyError
+from cloister.core.errors import (
+    BudgetExhausted,
+    CloisterError,
+    ConfigError,
+    DataError,
+    PolicyError,
+    PrivacyError,
+)
 
 
 def contained(error):
@@ -58,6 +65,15 @@ def test_the_nodes_log_says_what_we_say(caplog):
     with caplog.at_level(logging.ERROR, "cloister.client"):
         contained(DataError("own.npz holds inputs that are NaN"))
     assert "own.npz holds inputs that are NaN" in caplog.text
+
+
+def test_a_node_that_abstains_says_so_in_a_line(caplog):
+    with caplog.at_level(logging.WARNING, "cloister.client"):
+        reply = contained(BudgetExhausted("the budget of this node is spent"))
+    (record,) = [record for record in caplog.records if record.name == "cloister.client"]
+    assert record.levelname == "WARNING" and len(record.getMessage().splitlines()) == 1
+    assert "this client abstains: the budget of this node is spent" in record.getMessage()
+    assert reply.error.reason == "BudgetExhausted: the budget of this node is spent"
 
 
 def test_a_server_writes_no_lines_of_its_own_into_the_nodes_log(caplog):

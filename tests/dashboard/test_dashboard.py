@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import json
 import os
 import re
 import socket
@@ -10,11 +11,12 @@ import subprocess
 import sys
 import urllib.request
 from base64 import b64encode
+from dataclasses import replace
 
 import html5lib
 import httpx
 import pytest
-from reported import line, write_run
+from reported import LEDGER, OF_ALL, OF_RUN, SOUND, line, write_run
 from typer.testing import CliRunner
 
 from cloister import cli
@@ -28,6 +30,9 @@ from cloister.deploy import certificates, credentials
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.claims.claim import Statement
+from cloister.privacy.claims.record import record
+from cloister.server.reports import status
 from cloister.watch import snapshot as snapshots
 from cloister.watch.snapshot import Places
 
@@ -119,7 +124,7 @@ def test_the_overview(tmp_path, client):
     assert "critical: quorum-lost: 1 nodes are online, and a round needs 2" in shown
     assert "lyon, non-finite: holds NaN" in shown
     assert re.search(r"begun digits global-dp 2/3 running, last written \d+ s ago about 2 min 0\.6", shown)
-    assert re.search(r"ended digits global-dp 3/3 ended: as-asked 0\.9", shown)
+    assert re.search(r"ended digits global-dp 3/3 ended: as-asked 1", shown)
     assert shown.index("begun digits") < shown.index("ended digits")
 
 
@@ -128,11 +133,33 @@ def test_a_run(tmp_path, client):
     shown = page(client, "/runs/a")
     assert f"Directory {tmp_path / 'a'}" in shown
     assert "Round 3 of 3" in shown and "State ended: as-asked" in shown and "Replies that counted 3 of 4" in shown
-    assert "ε of the ledger 0.9" in shown and "Left of the budget 1.1" in shown
+    assert (
+        "ε that is claimed 1, for one client" in shown
+        and "ε of the ledger 0.9" in shown
+        and "Left of the budget 1.1" in shown
+    )
     assert "ε of the ledger by round" in shown and "Accuracy by round" in shown
     assert "non-finite holds NaN 1 lyon 3" in shown
     assert client.get("/runs/a").text.count("<svg") == 5
     assert "Time left" not in shown and "Privacy report" not in shown
+
+
+def test_what_an_ended_run_claims(tmp_path):
+    """One that somebody ended claims all that was planned, and DP-SGD on the clients has an ε of its own."""
+    stopped = Statement(replace(SOUND, figures=(replace(OF_RUN, epsilon=28.37), OF_ALL)), 3, "fixed", LEDGER)
+    ended = record(stopped) | {"ended": {"how": "operator", "why": "asked to stop"}}
+    write_run(tmp_path / "early", rounds=lines(3), privacy=ended)
+    steps = write_run(tmp_path / "steps", "dp-sgd", lines(3))
+    settings = json.loads((steps / "config.json").read_text())
+    settings["config"] |= {"privacy.server": "none", "privacy.client": "dp-sgd"}
+    (steps / "config.json").write_text(json.dumps(settings))
+    client = Asking(application(Places(runs=tmp_path)))
+    shown = page(client, "/")
+    assert re.search(r"early digits global-dp 3/3 ended: operator 28\.4", shown)
+    assert re.search(r"steps digits dp-sgd on clients 3/3 ended: as-asked 3 \(example\)", shown)
+    assert "ε that is claimed 3, for one example" in page(client, "/runs/steps")
+    state = status.run_state(tmp_path / "early")
+    assert state.claimed == 28.37 and "  ε 28.4 claimed, for one client" in status.told(state, None)
 
 
 def test_budgets(tmp_path):

@@ -3,13 +3,14 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
-from cloister.privacy.claims.meaning import best_guess, best_guess_of_a_part, meanings, percent
+from cloister.privacy.claims.meaning import best_guess, best_guess_of_a_part, meanings, percent, summary_of_clients
 from cloister.privacy.claims.record import record, statement_of
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
 from cloister.privacy.claims.words import render_clients, render_largest
@@ -72,11 +73,29 @@ class TestSentences:
     def test_more_over_all_runs_is_said(self):
         every = Figure("client", epsilon=4.0, delta=1e-5, scope=ALL_RUNS, condition="if so")
         (told,) = meanings(stated(OF_RUN, every))
-        assert "over all runs on this data 98.3 % (ε = 4, δ = 1e-05, if so)." in told.how_much
+        assert "over all runs in the ledger 98.3 % (ε = 4, δ = 1e-05, if so)." in told.how_much
 
     def test_and_that_nothing_bounds_them(self):
         (told,) = meanings(stated(OF_RUN))
-        assert "over all runs on this data nothing is bounded" in told.how_much
+        assert "over all runs in the ledger nothing is bounded" in told.how_much
+
+    def test_a_ledger_of_one_run_says_nothing_of_others(self):
+        every = Figure("client", epsilon=4.0, delta=1e-5, scope=ALL_RUNS, condition="if so")
+        said = stated(OF_RUN, every)
+        (told,) = meanings(replace(said, ledger=replace(LEDGER, lasting=False)))
+        assert "all runs" not in told.how_much and "the ledger is of this run alone." in told.how_much
+
+    def test_the_budget_of_clients_is_named_and_not_counted_on(self):
+        sizes = (OfSize(64, 3, (Figure("example", "add-or-remove", "so", "all", None, 12.75, 1e-5, "pld"),)),)
+        claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes, parameters={"privacy.client-max-epsilon": 4.0})
+        lines = render_clients(claim)
+        assert "ε = 12.75" in lines[1] and "before ε = 4 for one example is passed" in lines[-1]
+        assert summary_of_clients(claim) == "dp-sgd (sound; ε = 12.75 for one example)"
+        assert summary_of_clients(replace(claim, reasons=("no noise",))) == "dp-sgd (heuristic)"
+        (told,) = meanings(stated(mechanism="none", clients=claim))
+        assert "do not count on that, as each node keeps its budget itself." in told.how_much
+        (without,) = meanings(stated(mechanism="none", clients=replace(claim, parameters={})))
+        assert "budget" not in without.how_much and len(render_clients(replace(claim, parameters={}))) == len(lines) - 1
 
     def test_next_to_nothing_is_called_so(self):
         (told,) = meanings(stated(Figure("client", "add-or-remove", None, OUTSIDERS, RUN, 30.0, 1e-5)))

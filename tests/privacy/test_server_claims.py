@@ -1,6 +1,7 @@
 """What a run may say of its releases: figures, against whom, over which runs, and on which conditions."""
 
 import math
+from collections import Counter
 
 import pytest
 from private_strategies import budget_in
@@ -10,6 +11,7 @@ from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.claims.claim import Claim, LedgerState
+from cloister.privacy.claims.record import record, statement_of
 from cloister.privacy.claims.server import ALL_PLANNED, ALL_RUNS, IF_BUDGET_FIXED, IF_FIXED, OUTSIDERS, RUN, STRANGERS
 from cloister.privacy.claims.server import statement as stated
 
@@ -80,9 +82,10 @@ def test_a_run_that_was_ended_is_counted_as_planned(budget):
     release(budget, Gaussian(3.0))
     release(budget, Gaussian(9.0), run="other")
     planned = [Gaussian(3.0)] * 5
-    run, everything = stated(
-        SOUND, budget, 1, "", planned=lambda insiders: Account(planned, "replace-one", insiders)
-    ).claim.figures
+    said = stated(SOUND, budget, 1, "", planned=Counter(planned))
+    run, everything = said.claim.figures
+    assert said.planned == ((Gaussian(3.0), 4),), "one of the five is in the ledger"
+    assert statement_of(record(said)).planned == said.planned
     assert run.counts == everything.counts == ALL_PLANNED
     assert run.epsilon == epsilon_of(*planned) and everything.epsilon == epsilon_of(*planned, Gaussian(9.0))
 

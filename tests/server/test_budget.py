@@ -1,6 +1,7 @@
 """Budgets: spent over all runs on the same data, on the server and on a node, and never passed."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -67,6 +68,14 @@ def test_a_run_stops_before_the_round_that_would_pass_the_budget(tmp_path, capsy
             np.testing.assert_array_equal(saved[name], array.numpy())
     assert outcome.privacy["claims"][0]["epsilon"] <= 4.0
     assert outcome.privacy["rounds"] == len(outcome.rounds) - 1
+
+
+def test_a_budget_that_not_one_round_fits_is_refused_with_the_noise_that_does(tmp_path):
+    with pytest.raises(BudgetExhausted, match=r"not one round fits privacy\.max-epsilon = 0\.5 at") as refused:
+        go(tmp_path, privacy__noise_multiplier=0.3, privacy__max_epsilon=0.5)
+    assert not list(tmp_path.iterdir()), "nothing was begun"
+    noise = float(re.search(r"privacy.noise-multiplier of (\S+) or more for 4 rounds", str(refused.value)).group(1))
+    assert len(go(tmp_path, privacy__noise_multiplier=noise, privacy__max_epsilon=0.5).rounds) == 5
 
 
 def test_the_next_run_on_the_same_data_goes_on_where_the_last_one_stopped(tmp_path):

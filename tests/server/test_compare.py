@@ -261,6 +261,25 @@ class TestTogether:
         found = comparison(*two)
         assert epsilon_together(found.runs, found.kinds) == pytest.approx(expected, rel=1e-12)
 
+    def test_a_run_that_was_ended_counts_as_its_own_claim_does(self, two):
+        for place in two:
+            record_in(place, place.name, Gaussian(2.0))
+        said = Statement(SOUND, 1, "fixed", LEDGER, None, ((Gaussian(2.0), 99),))
+        ended = record(said) | {"ended": {"how": "operator", "why": "asked to stop"}}
+        (two[0] / "privacy.json").write_text(json.dumps(ended))
+        found = comparison(*two)
+        alone = best_epsilon(Account([Gaussian(2.0)] * 100, insiders=True), 1e-5)[0]
+        expected = best_epsilon(Account([Gaussian(2.0)] * 101, insiders=True), 1e-5)[0]
+        assert alone < epsilon_together(found.runs, found.kinds) == pytest.approx(expected, rel=1e-12)
+        assert any("no other run in those ledgers was ended because of it" in note for note in found.notes)
+
+    def test_a_run_that_has_not_ended_is_not_added_up(self, two):
+        for place in two:
+            record_in(place, place.name, Gaussian(2.0))
+        (two[0] / "privacy.json").write_text(json.dumps(RUNNING))
+        found = comparison(*two)
+        assert epsilon_together(found.runs, found.kinds) is None
+
     def test_one_release_without_a_guarantee_leaves_none(self, two):
         record_in(two[0], "a", Gaussian(2.0))
         record_in(two[1], "b", Unaccounted("scores"))

@@ -43,7 +43,11 @@ def test_a_simulation_on_public_data_keeps_its_ledger_to_itself_and_says_so(tmp_
     ledger = Ledger(outcome.directory.path / "ledger.jsonl")
     assert ledger.entries and {entry.run for entry in ledger.entries} == {outcome.directory.path.name}
     facts = json.loads((outcome.directory.path / "privacy.json").read_text())["ledger"]
-    assert facts["head"] == ledger.head and facts["releases-of-this-run"] == len(ledger.entries)
+    assert (
+        facts["lasting"] is False
+        and facts["head"] == ledger.head
+        and facts["releases-of-this-run"] == len(ledger.entries)
+    )
     said = (tmp_path / "said.txt").read_text()
     assert NOT_KEPT in said and KEPT_BY in said
 

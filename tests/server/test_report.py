@@ -66,7 +66,7 @@ class TestWhatItSays:
         assert texts(tree, ".//main/section/h2")[0] == "What is guaranteed"
         sentences = texts(tree, ".//section[@id='claim']/div[1]/p")
         assert len(sentences) == 3 and "every client" in sentences[0] and "not against the server" in sentences[1]
-        assert "at most 73.2 % instead of 50 %" in sentences[2] and "all runs on this data 88.1 %" in sentences[2]
+        assert "at most 73.2 % instead of 50 %" in sentences[2] and "all runs in the ledger 88.1 %" in sentences[2]
 
     @pytest.mark.parametrize("kind", ["none", "heuristic", "laplace"])
     def test_without_a_guarantee_it_says_so(self, tmp_path, kind):

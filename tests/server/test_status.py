@@ -132,7 +132,7 @@ def test_a_run_holds_its_lock_until_its_last_words(tmp_path):
 
 
 def test_why_a_run_ended_early_is_told(tmp_path):
-    spent = {"privacy.max-epsilon": 0.5}
+    spent = {"privacy.max-epsilon": 2.5}
     outcome = simulate(SETTINGS | spent | {"output-dir": str(tmp_path)}, 3, Narrator(2, Console(quiet=True)))
     state = status.run_state(outcome.directory.path)
     assert (state.state, state.how, state.why) == ("ended", "budget", outcome.stopped)

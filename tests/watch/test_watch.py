@@ -33,7 +33,7 @@ NOW = 1_800_000_007.0
 RUN = RunState(
     path="/runs/a", task="digits", strategy="fedavg", privacy="none", round=3, rounds=10, written=NOW - 5,
     replies=(3, 4), rejected=("lyon, error: no",), codes={"error": 1}, seconds=2.5, timeout=600.0, quorum=2,
-    epsilon=1.5, budget_left=0.5, ended=False, state="running", how="", why="",
+    epsilon=1.5, claimed=None, claimed_for="", budget_left=0.5, ended=False, state="running", how="", why="",
 )  # fmt: skip
 QUIET = replace(RUN, rejected=(), codes={})
 NODES = (

@@ -31,6 +31,12 @@ from cloister.privacy.accounting.vocabulary import Unit
 
 logger = logging.getLogger("cloister.client")
 
+ABSTAINS = (
+    "the budget of this node is spent, or cannot cover this run: its own, or the run's privacy.client-max-epsilon or "
+    "privacy.max-leakage; more noise on the clients or fewer rounds cost less, and cloister plan says how much"
+)
+"""The same words whichever budget it is, and however much of it is left."""
+
 
 def keep_budget(request: Request, node: Node, call_next: Handler) -> Reply:
     """Record what a reply will cost before it is made; abstain if the node's budget does not allow it.
@@ -59,7 +65,7 @@ def keep_budget(request: Request, node: Node, call_next: Handler) -> Reply:
         except BudgetExhausted as error:
             # How much was spent, with others too, is the node's own affair.
             logger.log(INFO, "abstaining: %s", error)
-            raise BudgetExhausted("the budget of this node is spent, or cannot cover this run") from None
+            raise BudgetExhausted(ABSTAINS) from None
         if keeps_ledger(node.config) and isinstance(request, TrainRequest):
             ledger = ledger_of(node.config, request.config.task.name)
             keep_head(ledger.path, request)

@@ -1,14 +1,14 @@
 """What an error may say when it leaves a node."""
 
 import logging
-from logging import ERROR
+from logging import ERROR, WARNING
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
 from cloister.core.crash import trace_without_values
-from cloister.core.errors import CloisterError, DataError, NodeConfigError
+from cloister.core.errors import BudgetExhausted, CloisterError, DataError, NodeConfigError
 from cloister.core.text import clean
 
 logger = logging.getLogger("cloister.client")
@@ -29,8 +29,12 @@ def contain_errors(message: Message, context: Context, call_next: ClientAppCalla
         # Where it happened, and of our own errors what: the text of any other may quote an example, in a log too.
         lines = map(clean, str(error).splitlines())
         told_here = f": {'; '.join(lines)}" if isinstance(error, CloisterError) else ""
-        trace = "\n".join(f"  {clean(line)}" for line in trace_without_values(error).splitlines())
-        logger.log(ERROR, "%s: this client failed%s\n%s", place, told_here, trace)
+        if isinstance(error, BudgetExhausted):
+            # Nothing is broken: to abstain is what a budget is for.
+            logger.log(WARNING, "%s: this client abstains%s", place, told_here)
+        else:
+            trace = "\n".join(f"  {clean(line)}" for line in trace_without_values(error).splitlines())
+            logger.log(ERROR, "%s: this client failed%s\n%s", place, told_here, trace)
         told = isinstance(error, CloisterError) and not isinstance(error, DataError | NodeConfigError)
         reason = f"{type(error).__name__}: {error if told else 'details are in the log of the node'}"
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -260,6 +260,19 @@ class Account:
         return accountants().composed_losses(unsampled, self._others, self.relation, step)
 
 
+def composed(events: Mapping[Event, int], relation: Relation, insiders: bool) -> Account:
+    """The account of several kinds of events.
+
+    Args:
+        events: how often each happens.
+        relation, insiders: as in `Account`.
+    """
+    account = Account((), relation, insiders)
+    for event, count in events.items():
+        account = account.plus(event, count)
+    return account
+
+
 Curve = Callable[[Account, float], float]
 ACCOUNTANTS: Mapping[Accountant, tuple[Curve, Curve]] = {
     "rdp": (Account._rdp_epsilon, Account._rdp_delta),

@@ -188,6 +188,11 @@ class PrivacyBudget(Generic[AnyStore]):
         own = (entry.event for entry in about if entry.run == self.run or entry.release in self._opened)
         return Account(own, self.relation, insiders)
 
+    def opened(self: "PrivacyBudget[Ledger]") -> list[Event]:
+        """What was released through this. Runs may share a name: it alone does not say whose a release is."""
+        entries = self.ledger.entries
+        return [entry.event for entry in entries if entry.release in self._opened and entry.unit == self.unit]
+
     def account_with(self: "PrivacyBudget[Ledger]", planned: Account) -> Account:
         """Everything in the ledger about this unit, with an account in the place of what was released through this.
 

@@ -5,8 +5,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cloister.privacy.accounting.account import Account, by_accountant
+from cloister.privacy.accounting.events import Event
 
 Status = Literal["none", "sound", "heuristic"]
+CLIENT_BUDGET = "privacy.client-max-epsilon"
+"""The parameter that holds the budget which a run gives its clients, where it gives one."""
 
 
 @dataclass(frozen=True)
@@ -193,12 +196,14 @@ class LedgerState:
         head: the hash of its last line.
         releases_of_this_run: how many lines are of the run.
         holds_releases_without_a_guarantee: about the same unit, of any run.
+        lasting: whether other runs on the data are in it too; it is in the directory of the run alone elsewhere.
     """
 
     file: str
     head: str
     releases_of_this_run: int
     holds_releases_without_a_guarantee: bool
+    lasting: bool = True
 
 
 @dataclass(frozen=True)
@@ -211,6 +216,8 @@ class Statement:
         sampling: how their cohorts were drawn, in words.
         ledger: as the run left it.
         clients: about the mechanism on the clients; None without one.
+        planned: events that count beside those in the ledger, each with how often: they were planned, and the run was
+            ended before by somebody who sees its models, or by a rule about them.
     """
 
     claim: Claim
@@ -218,3 +225,4 @@ class Statement:
     sampling: str
     ledger: LedgerState
     clients: ClientClaim | None = None
+    planned: tuple[tuple[Event, int], ...] = ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cloister.privacy.claims.claim import Claim, ClientClaim, DpSgdClaim, Figure, LocalClaim, Statement
 from cloister.privacy.claims.server import ALL_RUNS, RUN
-from cloister.privacy.claims.words import WEAK, render_largest
+from cloister.privacy.claims.words import WEAK, beyond_budget, render_largest, strength
 
 NO_BOUND = (
     "No number bounds how much a guess about one client or one person can improve: treat the models as if they had "
@@ -129,16 +129,18 @@ def _condition(figure: Figure) -> str:
 
 
 def _over_all_runs(statement: Statement) -> str:
-    """The end of the last sentence: what all runs on the data come to, where that is more than this one."""
+    """The end of the last sentence: what all runs in the ledger come to, where that is more than this one."""
+    if not statement.ledger.lasting:
+        return "; other runs on this data are not counted, as the ledger is of this run alone."
     this, others = (
         next((figure for figure in statement.claim.figures if figure.scope == scope), None) for scope in (RUN, ALL_RUNS)
     )
     if others is None:
-        return "; over all runs on this data nothing is bounded, as earlier ones released without a guarantee."
+        return "; over all runs in the ledger nothing is bounded, as earlier ones released without a guarantee."
     if others.epsilon is None or this is None or others.epsilon <= (this.epsilon or 0.0):
         return "."
     condition = f", {others.condition}" if others.condition else ""
-    return f"; over all runs on this data {percent(_guess(others))} ({_parameters(others)}{condition})."
+    return f"; over all runs in the ledger {percent(_guess(others))} ({_parameters(others)}{condition})."
 
 
 def _of_clients(claim: ClientClaim) -> Meaning:
@@ -147,7 +149,8 @@ def _of_clients(claim: ClientClaim) -> Meaning:
     if figure is None:
         return _without_guarantee(about, claim)
     sizes = _sizes(claim) if isinstance(claim, DpSgdClaim) else ""
-    how_much = _how_much(figure) + _condition(figure) + sizes + "."
+    budget = f"; {told}" if (told := beyond_budget(claim)) else ""
+    how_much = _how_much(figure) + _condition(figure) + sizes + budget + "."
     return Meaning(about, True, _who(figure), f"It is protected against {figure.adversary}.", how_much)
 
 
@@ -157,6 +160,14 @@ def weakest(claim: ClientClaim) -> Figure | None:
     unit = "client" if isinstance(claim, LocalClaim) else claim.unit
     found = [figure for figure in figures if figure.unit == unit and figure.epsilon is not None]
     return max(found, key=lambda figure: figure.epsilon or 0.0, default=None) if claim.status == "sound" else None
+
+
+def summary_of_clients(claim: ClientClaim) -> str:
+    """The mechanism on the clients, and the largest ε that it has figures for, in a few words."""
+    figure = weakest(claim)
+    if figure is None or figure.epsilon is None:
+        return f"{claim.mechanism} ({claim.status})"
+    return f"{claim.mechanism} ({strength(figure.epsilon)}; ε = {figure.epsilon:.4g} for one {figure.unit})"
 
 
 def _sizes(claim: DpSgdClaim) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from cloister.core.errors import PrivacyError
+from cloister.privacy.accounting.events import from_json, to_json
 from cloister.privacy.claims.claim import (
     Claim,
     ClientClaim,
@@ -39,6 +41,8 @@ def record(statement: Statement) -> dict[str, object]:
         "unprotected": list(statement.claim.unprotected),
         "ledger": _kebab(statement.ledger),
     }
+    if statement.planned:
+        content["planned"] = [{"event": to_json(event), "count": count} for event, count in statement.planned]
     return content if statement.clients is None else {**content, "clients": record_clients(statement.clients)}
 
 
@@ -102,8 +106,9 @@ def statement_of(content: Mapping[str, Any]) -> Statement:
         )
         ledger = LedgerState(**_snake(content["ledger"]))
         clients = _read_clients(content["clients"]) if "clients" in content else None
-        return Statement(claim, content["rounds"], content["sampling"], ledger, clients)
-    except (KeyError, TypeError, AttributeError) as error:
+        planned = tuple((from_json(item["event"]), int(item["count"])) for item in content.get("planned", ()))
+        return Statement(claim, content["rounds"], content["sampling"], ledger, clients, planned)
+    except (KeyError, TypeError, AttributeError, PrivacyError) as error:
         raise ValueError(f"no statement about a run's privacy: {type(error).__name__}") from None
 
 

@@ -1,11 +1,14 @@
 """The claim about a run: what its releases amount to, against whom, and on which conditions."""
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
-from cloister.privacy.accounting.account import Account
+from cloister.privacy.accounting.account import composed
 from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Claim, ClientClaim, Figure, LedgerState, Statement
 
@@ -18,8 +21,8 @@ ALL_PLANNED = "counted for all rounds that were planned: what was released may h
 STRANGERS = "whoever sees the models of the run, is no client, and knows of no draw"
 OUTSIDERS = "the other clients, and whoever sees the models of the run"
 
-Planned = Callable[[bool], Account]
-"""Everything that a run would have released, with insiders or without."""
+Planned = Mapping[Event, int]
+"""Everything that a run would have released: each event, and how often."""
 
 
 def statement(
@@ -30,6 +33,7 @@ def statement(
     clients: ClientClaim | None = None,
     planned: Planned | None = None,
     resumed: bool = False,
+    lasting: bool = True,
 ) -> Statement:
     """Everything that may be said about a run.
 
@@ -42,6 +46,7 @@ def statement(
         planned: everything that the run would have released, where somebody who sees the models, or a rule about them,
             ended it before; None elsewhere.
         resumed: whether the run broke off and went on: rounds that were released twice are counted twice.
+        lasting: whether the ledger is that of other runs on the data too.
     """
     figures = _figures(claim, budget, planned, resumed) if claim.status == "sound" else ()
     ledger = LedgerState(
@@ -49,8 +54,15 @@ def statement(
         budget.ledger.head,
         sum(entry.run == budget.run for entry in budget.ledger.entries),
         math.isinf(budget.epsilon()),
+        lasting,
     )
-    return Statement(replace(claim, figures=figures), rounds, sampling, ledger, clients)
+    unreleased = _not_released(planned, budget) if planned and figures else ()
+    return Statement(replace(claim, figures=figures), rounds, sampling, ledger, clients, unreleased)
+
+
+def _not_released(planned: Planned, budget: PrivacyBudget[Ledger]) -> tuple[tuple[Event, int], ...]:
+    """What was planned and is not in the ledger: with the ledger it counts as the run's own claim does."""
+    return tuple((Counter(planned) - Counter(budget.opened())).items())
 
 
 def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | None, resumed: bool) -> tuple[Figure, ...]:
@@ -60,7 +72,7 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
     rounds there are is one of them: a run that is ended for what it released is counted as if it had not been.
     """
     base = Figure(claim.unit, claim.relation, delta=budget.delta, counts=ALL_PLANNED if planned else None)
-    of_run = planned or budget.account_of_run
+    of_run = budget.account_of_run if planned is None else partial(composed, planned, budget.relation)
     own = replace(base, scope=RUN, condition=IF_NOT_BROKEN if resumed else None)
 
     def counted(adversary: str, insiders: bool) -> Figure:
@@ -84,7 +96,10 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
 def _everything(figure: Figure, budget: PrivacyBudget[Ledger], planned: Planned | None) -> Figure:
     """What holds over all runs: the budget, where one is kept, and otherwise a figure that rests on a condition."""
     if not budget.max_epsilon or budget.share() > 1:
-        account = budget.account_with(planned(True)) if planned else budget.account()
+        if planned is None:
+            account = budget.account()
+        else:
+            account = budget.account_with(composed(planned, budget.relation, insiders=True))
         return replace(figure, condition=IF_FIXED).counted(account, budget.delta)
     return replace(
         figure,

@@ -1,6 +1,15 @@
 """Claims put into words: the one place that does, for the console and every report."""
 
-from cloister.privacy.claims.claim import Claim, ClientClaim, DpSgdClaim, Figure, LocalClaim, OfSize, Statement
+from cloister.privacy.claims.claim import (
+    CLIENT_BUDGET,
+    Claim,
+    ClientClaim,
+    DpSgdClaim,
+    Figure,
+    LocalClaim,
+    OfSize,
+    Statement,
+)
 from cloister.privacy.claims.server import RUN
 
 WEAK = 20.0
@@ -116,8 +125,21 @@ def render_largest(claim: DpSgdClaim) -> str:
     return f"{whose}; other sizes go down to ε = {found[low].epsilon:.4g} with {low} {claim.unit}s"
 
 
+def beyond_budget(claim: ClientClaim) -> str:
+    """What the budget of a run's clients has to do with its figures; empty without one."""
+    limit = claim.parameters.get(CLIENT_BUDGET)
+    if not limit:
+        return ""
+    unit = claim.unit if isinstance(claim, DpSgdClaim) else "client"
+    return (
+        f"nodes were asked to stop training before ε = {limit:g} for one {unit} is passed ({CLIENT_BUDGET}); the "
+        "figures do not count on that, as each node keeps its budget itself"
+    )
+
+
 def render_clients(claim: ClientClaim) -> list[str]:
     """What may be said about the clients' own mechanism as lines of plain text."""
+    budget = [f"  {told}"] if (told := beyond_budget(claim)) else []
     if isinstance(claim, DpSgdClaim):
         first = (
             f"clients: dp-sgd, {claim.status}; how large they are is not known here, and what each has spent stands in "
@@ -125,8 +147,8 @@ def render_clients(claim: ClientClaim) -> list[str]:
         )
         sizes = [line for size in claim.sizes for line in _render_size(claim.unit, size)]
         largest = [f"  the largest ε is {told}"] if (told := render_largest(claim)) and sizes[1:] else []
-        return [first, *_reasons(claim), *largest, *sizes]
-    return [f"clients: {claim.mechanism}, {claim.status}", *_reasons(claim), *_render_local(claim)]
+        return [first, *_reasons(claim), *largest, *sizes, *budget]
+    return [f"clients: {claim.mechanism}, {claim.status}", *_reasons(claim), *_render_local(claim), *budget]
 
 
 def _render_size(unit: str, size: OfSize) -> list[str]:

@@ -11,6 +11,7 @@ from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import changed, shown
 from cloister.core.terminal import can_show
 from cloister.privacy.claims.claim import Statement
+from cloister.privacy.claims.meaning import summary_of_clients
 from cloister.privacy.claims.words import contract, render, render_resumed, summary
 from cloister.server.build import Plan
 from cloister.server.ending import Ending
@@ -191,9 +192,11 @@ def _rows(kept: Round | None, last: Round | None, plan: Plan, statement: Stateme
     if kept and last and kept.number != last.number:
         rows.append(("the model kept is that of round", str(kept.number)))
     measured = last.measured if last else None
-    rows.append(("privacy", summary(statement.claim)))
-    if plan.config.privacy.client.is_on:
-        rows.append(("on clients", plan.config.privacy.client.name))
+    if statement.clients is None:
+        rows.append(("privacy", summary(statement.claim)))
+    else:
+        rows.append(("privacy on the server", summary(statement.claim)))
+        rows.append(("privacy on clients", summary_of_clients(statement.clients)))
     if measured and measured.noise_std is not None:
         rows.append(("noise std on a weight, last round", f"{measured.noise_std:.3e}"))
     if measured and measured.noise_multiplier is not None:

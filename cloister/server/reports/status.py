@@ -16,6 +16,10 @@ from typing import Any, Literal
 from cloister.core.errors import ConfigError, FederationError
 from cloister.core.files import DAY, read_json, read_text
 from cloister.core.text import clean
+from cloister.privacy.claims.claim import Figure
+from cloister.privacy.claims.meaning import weakest
+from cloister.privacy.claims.record import statement_of
+from cloister.privacy.claims.server import RUN
 from cloister.server.reports.rundir import BEGUN, RUNNING
 
 STOPPED_AFTER = 60
@@ -29,7 +33,8 @@ class RunState:
 
     Attributes:
         path: of its directory.
-        task: and strategy and mechanism: of its configuration.
+        task: and strategy: of its configuration.
+        privacy: the mechanism on the server, and that on the clients where there is one.
         round: the last finished one, of `rounds`.
         written: when, in seconds since 1970; the beginning of the day where times would tell of a draw.
         replies: that counted in it, and that were asked for; None before the first, and where cohorts are secret.
@@ -39,6 +44,9 @@ class RunState:
         timeout: seconds for which a round waits for replies.
         quorum: nodes that must be connected for a round to begin.
         epsilon: of everything in the ledger so far; None where nothing is claimed.
+        claimed: the largest ε that an ended run claims for itself, of its server's mechanism or else of its clients'.
+            A run that somebody ended claims more than it released. None without a claim.
+        claimed_for: the unit of `claimed`; empty without one.
         budget_left: of `privacy.max-epsilon`; None without a budget or without a claim.
         ended: whether its last words are written.
         state: `ended`; `running`: a process of this machine is at it; `dead`: none is, and it had no last words.
@@ -60,6 +68,8 @@ class RunState:
     timeout: float
     quorum: int
     epsilon: float | None
+    claimed: float | None
+    claimed_for: str
     budget_left: float | None
     ended: bool
     state: State
@@ -132,15 +142,13 @@ def run_state(directory: Path) -> RunState:
 
 
 def _read(directory: Path) -> RunState:
-    config = read_json(directory / "config.json")["config"]
-    written = directory / "rounds.jsonl"
-    # The last line may be half written.
-    lines = read_text(written).rpartition("\n")[0].splitlines() if written.exists() else []
-    last: dict[str, Any] = json.loads(lines[-1]) if lines else {"round": 0}
+    config, written = read_json(directory / "config.json")["config"], directory / "rounds.jsonl"
+    last = _last_round(written)
     begun = (directory / "config.json").stat().st_mtime
-    changed = written.stat().st_mtime if lines else begun
+    changed = written.stat().st_mtime if last else begun
     measured = last.get("measured") or {}
-    ending = _ending(directory)
+    said = _last_words(directory)
+    ending, claimed = _ending(said), _claimed(said)
     epsilon, budget = _number(measured.get("epsilon")), float(config["privacy.max-epsilon"])
     rejected = [{name: str(value) for name, value in item.items()} for item in measured.get("rejected", ())]
     # Numbers by their kind: whoever made the directory may have written anything, and a watch computes with them.
@@ -148,8 +156,8 @@ def _read(directory: Path) -> RunState:
         path=str(directory.resolve()),
         task=config["task.name"],
         strategy=config["strategy.name"],
-        privacy=config["privacy.server"],
-        round=int(last["round"]),
+        privacy=_mechanisms(config["privacy.server"], config["privacy.client"]),
+        round=int(last["round"]) if last else 0,
         rounds=int(config["num-rounds"]),
         # A file that was just written has its time for a moment; the one that nothing changes tells what is hidden.
         written=changed if begun % DAY else changed // DAY * DAY,
@@ -158,8 +166,10 @@ def _read(directory: Path) -> RunState:
         codes=dict(Counter(item["code"] for item in rejected)),
         seconds=_number(last.get("seconds", {}).get("total")),
         timeout=float(config["round-timeout"]),
-        quorum=int(config["strategy.min-nodes" if config["strategy.quorum"] == "auto" else "strategy.quorum"]),
+        quorum=_quorum(config),
         epsilon=epsilon,
+        claimed=None if claimed is None else claimed.epsilon,
+        claimed_for="" if claimed is None else claimed.unit,
         budget_left=max(0.0, budget - epsilon) if budget and epsilon is not None else None,
         ended=ending is not None,
         state="ended" if ending is not None else "running" if _is_held(directory) else "dead",
@@ -168,15 +178,48 @@ def _read(directory: Path) -> RunState:
     )
 
 
-def _ending(directory: Path) -> dict[str, str] | None:
-    """How the run ended; None where the statement about privacy is not the last one, as while a run is under way."""
+def _last_round(written: Path) -> dict[str, Any]:
+    """The last whole line of `rounds.jsonl`, as the last one may be half written; empty before there is one."""
+    lines = read_text(written).rpartition("\n")[0].splitlines() if written.exists() else []
+    return dict(json.loads(lines[-1])) if lines else {}
+
+
+def _quorum(config: Mapping[str, Any]) -> int:
+    return int(config["strategy.min-nodes" if config["strategy.quorum"] == "auto" else "strategy.quorum"])
+
+
+def _mechanisms(server: str, clients: str) -> str:
+    if clients == "none":
+        return server
+    return f"{clients} on clients" if server == "none" else f"{server}, {clients} on clients"
+
+
+def _last_words(directory: Path) -> dict[str, Any]:
+    """The statement about privacy of a run that has ended; empty while a run is under way, and where it is broken."""
     try:
         facts = json.loads(read_text(directory / "privacy.json"))
-        if facts["status"] == "running":
-            return None
-        return {name: str(value) for name, value in facts.get("ended", {}).items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {} if facts["status"] == "running" else dict(facts)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
+def _ending(said: Mapping[str, Any]) -> dict[str, str] | None:
+    """How the run ended; None where it has not."""
+    try:
+        return {name: str(value) for name, value in said.get("ended", {}).items()} if said else None
+    except AttributeError:
         return None
+
+
+def _claimed(said: Mapping[str, Any]) -> Figure | None:
+    """The weakest figure that a run claims for itself; None without one."""
+    try:
+        statement = statement_of(said)
+    except ValueError:
+        return None
+    of_run = (figure for figure in statement.claim.figures if figure.scope == RUN)
+    clients = statement.clients
+    return next(of_run, None) or (weakest(clients) if clients is not None else None)
 
 
 def _is_held(directory: Path) -> bool:
@@ -251,8 +294,10 @@ def _run_told(run: RunState) -> list[str]:
     if run.replies:
         lines.append(f"  replies {run.replies[0]}/{run.replies[1]}")
     lines += [f"  rejected: {reason}" for reason in run.rejected]
-    if run.epsilon is not None:
-        left = "" if run.budget_left is None else f", {run.budget_left:.3g} left of the budget"
+    left = "" if run.budget_left is None else f", {run.budget_left:.3g} left of the budget"
+    if run.claimed is not None:
+        lines.append(f"  ε {run.claimed:.3g} claimed, for one {run.claimed_for}{left}")
+    elif run.epsilon is not None:
         lines.append(f"  ε {run.epsilon:.3g}{left}")
     return lines
 

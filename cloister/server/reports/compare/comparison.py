@@ -9,6 +9,7 @@ from functools import cached_property
 from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError
 from cloister.core.text import clean
+from cloister.privacy.claims.server import ALL_PLANNED
 from cloister.server.reports.compare.runs import AS_ASKED, OVER_CLASSES, Cost, Kind, RunSummary, better, scores_of
 from cloister.server.reports.compare.together import told_together
 
@@ -279,4 +280,10 @@ def _about_ends(comparison: Comparison) -> Iterable[str]:
             yield f"{run.name} broke off: no process on this machine runs it, and it did not end in order."
         elif run.ended != AS_ASKED:
             why = run.facts.ending.why or "no reason is known"
-            yield f"{run.name} did not run all its rounds ({run.ended}): {why}."
+            counted = "; its ε counts all that were planned" if _counts_planned(run) else ""
+            yield f"{run.name} did not run all its rounds ({run.ended}): {why}{counted}."
+
+
+def _counts_planned(run: RunSummary) -> bool:
+    statement = run.facts.statement
+    return statement is not None and any(figure.counts == ALL_PLANNED for figure in statement.claim.figures)

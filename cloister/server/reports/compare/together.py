@@ -30,8 +30,9 @@ def told_together(runs: Sequence[RunSummary], kinds: Sequence[Kind]) -> str:
     budget = _budget(runs)
     kept = f"; the budget of ε = {budget:g} holds whatever they were set up by" if budget else ""
     return (
-        f"All of them together, with what else is in their ledgers, come to ε = {epsilon:.4g} if none was set up by "
-        f"what another had released{kept}. This holds for a run that is chosen among them; its own ε does not."
+        f"All of them together, with what else is in their ledgers, come to ε = {epsilon:.4g} if none was set up, or "
+        f"resumed, because of what had been released, and no other run in those ledgers was ended because of it{kept}. "
+        "This holds for a run that is chosen among them; its own ε does not."
     )
 
 
@@ -39,17 +40,23 @@ def epsilon_together(runs: Sequence[RunSummary], kinds: Sequence[Kind]) -> float
     """ε of everything in the ledgers of runs: ∞ where there is no bound, None where it cannot be told.
 
     Args:
-        runs: on the same data, all of them ended.
+        runs: on the same data. One that was ended by what it had released counts with all rounds that were planned,
+            as in its own claim.
         kinds: what their ε are about; they add up where they are of one kind, and the server's.
     """
     paths = [run.directory / LEDGER for run in runs]
+    said = [run.facts.statement for run in runs if run.facts.statement is not None]
     same = len({tuple(run.facts.config.get(key) for key in DATA) for run in runs}) == 1
     if len(kinds) != 1 or kinds[0].side != "server" or not same or not all(path.is_file() for path in paths):
         return None
+    if len(said) < len(runs):
+        return None  # how a run ends that has not ended decides what it counts
     # A ledger that several runs share is in the directory of each, as it was at its end.
     entries = {entry.release: entry for path in paths for entry in Ledger(path).entries if entry.unit == "client"}
     relation: Relation = "replace-one" if kinds[0].relation == "replace-one" else "add-or-remove"
     account = Account((entry.event for entry in entries.values()), relation, insiders=True)
+    for event, count in (item for statement in said for item in statement.planned):
+        account = account.plus(event, count)
     return best_epsilon(account, kinds[0].delta)[0]
 
 

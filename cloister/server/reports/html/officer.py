@@ -39,6 +39,12 @@ FLOATS: Mapping[str, str] = {
 NO_MECHANISM = "Nothing is claimed: no mechanism was on, or the run has not ended in order."
 
 
+OTHER_THAN_ROUNDS = (
+    "Releases are not rounds: an adaptive bound, a distance or a loss of clients is a release beside the model, and "
+    "what was written down counts even if its round was not finished."
+)
+
+
 @dataclass(frozen=True)
 class Question:
     """One question of the page.
@@ -165,6 +171,10 @@ def _composition(facts: Facts) -> Iterator[str]:
     yield f"Rounds: {statement.rounds}; sampling {statement.sampling}."
     ledger = statement.ledger
     yield f"Releases of this run in the ledger: {ledger.releases_of_this_run}, each written down before it was made."
+    if ledger.releases_of_this_run != statement.rounds:
+        yield OTHER_THAN_ROUNDS
+    if not ledger.lasting:
+        yield "The ledger is of this run alone: other runs on the same data are not in it, and not in any figure."
     for figure in statement.claim.figures:
         if figure.budget:
             yield f"A budget of ε = {figure.epsilon:g} over all runs in it was kept; {figure.spent or 0:.1%} is spent."
