@@ -8,7 +8,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from cloister.core.crash import place
+from cloister.core.crash import kind, place
 from cloister.core.errors import PluginError
 
 
@@ -61,4 +61,4 @@ class Registry:
 def _why(error: Exception) -> str:
     """The kind of an error, and where it is in the plugin's own code."""
     where = place(error)
-    return type(error).__name__ if "importlib" in where else f"{type(error).__name__} at {where}"
+    return kind(error) if "importlib" in where else f"{kind(error)} at {where}"

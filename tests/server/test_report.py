@@ -144,6 +144,29 @@ class TestWhatItSays:
         sound = [replace(finding, controls=()).facts()]
         assert "shows nothing" not in page_of(tmp_path, audit=audit | {"findings": sound})
 
+    @pytest.mark.parametrize("findings", [1, 2])
+    def test_it_is_told_how_many_figures_of_an_audit_are_left_out(self, tmp_path, findings):
+        told = Finding("membership", "", tuple(Measured("loss", "tpr", n / 100, alarms=0.01) for n in range(13)))
+        audit = {"findings": [told.facts()] * findings}
+        tree = tree_of(page_of(tmp_path, audit=audit))
+        shown = {kind: texts(tree, f".//p[@class='small {kind}']") for kind in ("on-screen", "in-print")}
+        printed = 5 if findings == 1 else 10
+        assert shown == {
+            "on-screen": ["5 more are in audit.json."] * findings,
+            "in-print": [f"{printed} more are in audit.json."] * findings,
+        }
+        (few,) = {
+            table.attrib["class"] for table in tree.iter("table") if "figures-of" in table.attrib.get("class", "")
+        }
+        assert few == ("figures-of" if findings == 1 else "figures-of few")
+
+    def test_kinds_without_noise_are_counted_as_they_are_listed(self, tmp_path):
+        tree = tree_of(page_of(tmp_path, kind="dp-sgd"))
+        listed = texts(tree, ".//section[@id='claim']/ul[last()]/li")
+        officer = " ".join(texts(tree, ".//section[@id='officer']"))
+        assert f"{len(listed)} kinds of facts left without noise" in officer and len(listed) == 2
+        assert "for the operator and the officer" in listed[-1] and "so are the replies" not in officer
+
     @pytest.mark.parametrize(
         ("audit", "findings"),
         [([], 0), ({}, 0), ({"findings": None}, 0), ([{"name": "x", "figures": [{"name": "f", "value": 2}, 3]}, 4], 1)],

@@ -58,6 +58,12 @@ class Question:
     stated: str
 
 
+SCORES = (
+    "scores on the server's test data and the replies on this page: they are for the operator and the officer, and no "
+    "claim counts them if this page is published"
+)
+"""What leaves without noise by this page itself."""
+
 Answer = Callable[[Facts], Iterator[str]]
 
 
@@ -79,6 +85,15 @@ def claims_of(facts: Facts) -> tuple[Claim, ...]:
         return ()
     both = (facts.statement.claim, facts.statement.clients)
     return tuple(claim for claim in both if claim is not None and claim.mechanism != "none")
+
+
+def unprotected(facts: Facts) -> tuple[str, ...]:
+    """Kinds of facts that left without noise, each once; empty where nothing is known about it."""
+    if facts.statement is None:
+        return ()
+    claims = (facts.statement.claim, facts.statement.clients)
+    left = dict.fromkeys(item for claim in claims if claim is not None for item in claim.unprotected)
+    return (*left, SCORES) if left else ()
 
 
 def figures_of(claim: Claim) -> tuple[tuple[str, Figure], ...]:
@@ -190,11 +205,11 @@ def _access(facts: Facts) -> Iterator[str]:
     else:
         yield "Nothing bounds what the models tell: whoever gets them may learn about the data."
     yield (
-        "The run directory, and in it rounds.jsonl and the ledger, is for the operator of the server alone; so are the "
-        "replies and the scores on this page."
+        "The run directory, and in it rounds.jsonl and the ledger, is for the operator of the server alone; the replies "
+        "and the scores on this page are for the operator and the officer."
     )
-    if facts.statement is not None:
-        yield f"{len(facts.statement.claim.unprotected)} kinds of facts left without noise: they are listed on page 1."
+    if left := len(unprotected(facts)):
+        yield f"{left} kinds of facts left without noise: they are listed on page 1."
 
 
 def _collection(facts: Facts) -> Iterator[str]:

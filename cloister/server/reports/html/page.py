@@ -8,7 +8,7 @@ from cloister.privacy.claims.meaning import meanings
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.figures import confusion, curves
 from cloister.server.reports.html.filling import filled
-from cloister.server.reports.html.officer import claims_of, questions
+from cloister.server.reports.html.officer import claims_of, questions, unprotected
 from cloister.server.reports.html.statements import Statements
 from cloister.server.reports.html.tables import (
     by_round,
@@ -98,12 +98,10 @@ def _about(facts: Facts) -> str:
 
 def _claim(facts: Facts) -> dict[str, object]:
     statement = facts.statement
-    clients = statement.clients if statement is not None else None
-    left = (*(statement.claim.unprotected if statement else ()), *(clients.unprotected if clients else ()))
     return {
         "meanings": meanings(statement) if statement is not None else (),
         "figures": figure_rows(claims_of(facts)),
-        "unprotected": tuple(dict.fromkeys(left)),
+        "unprotected": unprotected(facts),
         "more": _hidden(facts),
     }
 
