@@ -205,8 +205,8 @@ def _access(facts: Facts) -> Iterator[str]:
     else:
         yield "Nothing bounds what the models tell: whoever gets them may learn about the data."
     yield (
-        "The run directory, and in it rounds.jsonl and the ledger, is for the operator of the server alone; the replies "
-        "and the scores on this page are for the operator and the officer."
+        "The run directory, and in it rounds.jsonl and the ledger, is for the operator of the server alone; the "
+        "replies and the scores on this page are for the operator and the officer."
     )
     if left := len(unprotected(facts)):
         yield f"{left} kinds of facts left without noise: they are listed on page 1."

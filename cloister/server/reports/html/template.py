@@ -217,7 +217,8 @@ As the task has it, none of them is trained on.</p>
 {% for line in audit.lines %}<p class="small">{{ line }}</p>{% endfor %}
 <div class="two">{% for finding in audit.findings %}
 <div><h4>{{ finding.name }}</h4><p class="small">{{ finding.meaning }}</p>
-{% if finding.figures %}<div class="wide" tabindex="0"><table class="figures-of{{ ' few' if audit.findings|length > 1 }}">
+{% if finding.figures %}<div class="wide" tabindex="0">
+<table class="figures-of{{ ' few' if audit.findings|length > 1 }}">
 <caption>Figures of {{ finding.name }}</caption>
 <thead><tr><th scope="col">Attack</th><th scope="col">Figure</th><th scope="col" class="n">Value</th>
 <th scope="col">Notes</th></tr></thead>
