@@ -136,10 +136,10 @@ def trace_without_values(error: BaseException) -> str:
 
 
 def kind(error: BaseException) -> str:
-    """The type of an exception, and the name that is not defined or cannot be imported, if it stands in the code."""
+    """The type of an exception, and the name that is not defined, if it stands in the code."""
     of = type(error)
     told = of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
-    name = error.name if isinstance(error, NameError | ImportError) else None
+    name = error.name if isinstance(error, NameError) else None
     codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
     # One that stands in no code was made of a value, which may be an example's.
     return f"{told} of {name!r}" if name and any(name in code.co_names for code in codes) else told

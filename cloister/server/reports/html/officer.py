@@ -114,13 +114,20 @@ def _parameters(facts: Facts) -> Iterator[str]:
     for claim in claims_of(facts):
         found = [figure for _, figure in figures_of(claim) if figure.unit == claim.unit]
         if found:
-            values = sorted({figure.epsilon or 0.0 for figure in found})
-            many = f"from {values[0]:.4g} to {values[-1]:.4g}" if values[1:] else f"= {values[0]:.4g}"
-            yield f"{claim.mechanism}: ε {many} for one {claim.unit}, {variant(found[0])}; all figures are on page 1."
+            yield f"{claim.mechanism}: {_epsilons(claim, found)} for one {claim.unit}, {variant(found[0])}; all figures are on page 1."
         else:
             yield f"{claim.mechanism}: no ε is claimed; its status is {claim.status}."
     if not claims_of(facts):
         yield NO_MECHANISM
+
+
+def _epsilons(claim: Claim, found: list[Figure]) -> str:
+    """Each ε with what it is over; of clients of several sizes, the least and the largest."""
+    values = sorted({figure.epsilon or 0.0 for figure in found})
+    if isinstance(claim, DpSgdClaim) and values[1:]:
+        return f"ε from {values[0]:.4g} to {values[-1]:.4g}, by the size of a client,"
+    scoped = [f"{figure.epsilon or 0.0:.4g}" + (f" ({figure.scope})" if values[1:] else "") for figure in found]
+    return f"ε = {' and '.join(scoped if values[1:] else scoped[:1])}"
 
 
 def _unit(facts: Facts) -> Iterator[str]:

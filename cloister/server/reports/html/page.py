@@ -23,6 +23,7 @@ from cloister.server.reports.html.tables import (
 )
 from cloister.server.reports.html.template import PAGE
 from cloister.server.reports.rundir import REPORT
+from cloister.tasks.scores import Classification
 
 REASONS = 6
 """Rows of the table of replies that did not count: the most frequent reasons."""
@@ -147,8 +148,15 @@ def _results(facts: Facts) -> dict[str, object]:
     return {
         "evaluation": facts.evaluation,
         "classification": found,
+        "largest": _largest(found) if found is not None else "",
         "classes": shown,
         "classes_left_out": f": the {len(shown)} of lowest recall of {len(found.classes)}" if found and more else "",
         "confusion": confusion(found) if found is not None else None,
         "audit": facts.audit,
     }
+
+
+def _largest(found: Classification) -> str:
+    """The share of the largest class, which is the accuracy of who always guesses it."""
+    rows = [sum(row) for row in found.confusion]
+    return f"{100 * max(rows) / max(1, sum(rows)):.4g} %"

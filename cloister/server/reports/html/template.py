@@ -115,8 +115,9 @@ CLAIM = """
 <section class="page" id="claim" aria-labelledby="claim-title">
 <h2 id="claim-title">What is guaranteed</h2>
 {% for told in meanings %}
-<div class="claim{{ ' sound' if told.guaranteed }}">
-<h3>{{ 'Guaranteed by' if told.guaranteed else 'No guarantee from' }} {{ told.about }}</h3>
+<div class="claim{{ ' sound' if told.guaranteed and told.practical }}">
+<h3>{{ 'No guarantee from' if not told.guaranteed else 'Guaranteed by' if told.practical
+else 'No protection in practice: the guarantee by' }} {{ told.about }}</h3>
 {% for sentence in told.sentences %}<p>{{ sentence }}</p>
 {% endfor %}</div>
 {% endfor %}
@@ -195,7 +196,8 @@ RESULTS = """
 {%- if classification %}, macro F1 <strong>{{ '%.4g' | format(classification.macro_f1) }}</strong>
 {%- if classification.auc is not none %}, AUC of a class against the others
 <strong>{{ '%.4g' | format(classification.auc) }}</strong>{% endif %}{% endif %}.
-As the task has it, none of them is trained on.</p>
+As the task has it, none of them is trained on.
+{% if classification %}Always guessing the largest class would be right for {{ largest }} of them.{% endif %}</p>
 {% else %}<p>Nothing was measured on test data of the server.</p>{% endif %}
 {% if classification %}
 <div class="two by-class"><div class="wide" tabindex="0"><table class="classes">
@@ -209,6 +211,8 @@ As the task has it, none of them is trained on.</p>
 <td class="n">{{ row.support }}</td><td>{{ taken }}</td></tr>
 {% endfor %}</tbody></table></div>
 {{ figure(confusion) }}</div>
+<p class="small muted">The darker a cell of the matrix, the larger is its share of its row: of the examples that are
+of this class.</p>
 {% endif %}
 <h3>What attacks on this run came to</h3>
 {% if audit %}
