@@ -114,7 +114,8 @@ def _parameters(facts: Facts) -> Iterator[str]:
     for claim in claims_of(facts):
         found = [figure for _, figure in figures_of(claim) if figure.unit == claim.unit]
         if found:
-            yield f"{claim.mechanism}: {_epsilons(claim, found)} for one {claim.unit}, {variant(found[0])}; all figures are on page 1."
+            told = f"{_epsilons(claim, found)} for one {claim.unit}, {variant(found[0])}"
+            yield f"{claim.mechanism}: {told}; all figures are on page 1."
         else:
             yield f"{claim.mechanism}: no ε is claimed; its status is {claim.status}."
     if not claims_of(facts):
