@@ -133,6 +133,8 @@ def read(task: Task, data: Path) -> Scored:
         return _images(task, data)
     if not data.is_file():
         raise DataError(f"no file or folder at {data}")
+    if is_image(data):
+        raise DataError(f"{data} is one image; give the folder that it lies in")
     if data.suffix.lower() == ".npz":
         return _archive(task, data)
     if type(task).read is not Task.read or type(task).rows is not Task.rows:

@@ -63,6 +63,19 @@ def test_its_own_tests_pass(tmp_path, kind, source):
 
 
 @pytest.mark.slow
+def test_its_own_tests_pass_where_no_data_is_in_the_package(tmp_path):
+    made = installed(tmp_path, "task", "images")
+    (made / "my_thing" / "data").rename(tmp_path / "own")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "tests"]
+    done = within(made, *command)
+    assert re.search(r"^1 passed, 1 skipped", done.stdout, re.MULTILINE), done.stdout[-3000:]
+    done = within(made, "env", f"TASK_DATA={tmp_path / 'own'}", *command)
+    assert re.search(r"^2 passed", done.stdout, re.MULTILINE), done.stdout[-3000:]
+    done = within(made, "env", f"TASK_DATA={tmp_path / 'gone'}", *command)
+    assert re.search(r"^1 failed, 1 passed", done.stdout, re.MULTILINE), "what is named is not skipped"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "source"), KINDS)
 def test_the_commands_of_its_readme_work(tmp_path, kind, source):
     made = installed(tmp_path, kind, source)

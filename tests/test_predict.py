@@ -198,6 +198,10 @@ class TestImages:
     def test_what_does_not_fit(self, tmp_path):
         run = digits(tmp_path / "run")
         (tmp_path / "empty").mkdir()
+        np.savez(tmp_path / "one.npz", x=[0.0])
+        (tmp_path / "one.npz").rename(tmp_path / "one.JPG")
+        with pytest.raises(DataError, match=r"one\.JPG is one image; give the folder that it lies in"):
+            predict(run, tmp_path / "one.JPG")
         with pytest.raises(DataError, match="holds no images"):
             predict(run, tmp_path / "empty")
         mixed = self.folder(tmp_path / "mixed", {"1/a": self.bytes_of(0, (8, 8)), "b": self.bytes_of(0, (8, 8))})

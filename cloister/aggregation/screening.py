@@ -26,6 +26,7 @@ MAX_EXAMPLES = 10**9
 NUMBERS_AT_ONCE, FEWEST_AT_ONCE = 1 << 24, 4
 """Replies are added up at once that have so many numbers together, or so many replies: fewer keep threads waiting, and
 each time the whole sum is gone over."""
+NOT_FINITE = "the update holds NaN or Inf, or is too large to measure: try a lower client.learning-rate"
 REASON_LENGTH = 300
 METRIC_NAME = re.compile(r"[A-Za-z0-9][\w .()-]{0,39}")
 """What a metric may be called: names come from clients and end up on screens."""
@@ -194,7 +195,10 @@ def _finite(replies: list[_Reply], rejected: list[Rejection], layout: Layout, se
     cohort = Cohort.of(layout, sent, tuple(reply.row for reply in replies))
     finite = np.isfinite(cohort.norms)
     for reply in (reply for reply, good in zip(replies, finite, strict=True) if not good):
-        node, why = reply.message.metadata.src_node_id, "the update holds NaN or Inf, or is too large to measure"
+        node, why = (
+            reply.message.metadata.src_node_id,
+            NOT_FINITE,
+        )
         rejected.append(Rejection(node, "non-finite", why))
     kept = [reply for reply, good in zip(replies, finite, strict=True) if good]
     return Screening(

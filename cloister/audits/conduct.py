@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from cloister.audits.finding import Finding, Skipped
-from cloister.audits.report import Audited
+from cloister.audits.finding import Skipped
+from cloister.audits.report import Audited, earlier
 from cloister.audits.subject import FinishedRun
 from cloister.audits.table import AUDITS, Audit, Effort
 
@@ -14,29 +14,31 @@ from cloister.audits.table import AUDITS, Audit, Effort
 def audit(path: Path, effort: Effort, only: Sequence[str] = ()) -> Audited:
     """Attack a run by every audit that fits it, and write `audit.json` into its directory after each of them.
 
+    What audits that are not made now found out before stays in it.
+
     Args:
         path: of the run directory.
         effort: how much may be done.
         only: names of audits; empty: all of them.
 
     Raises:
-        ConfigError: the path is no run directory, or its run has not ended.
+        ConfigError: the path is no run directory, its run has not ended, or its `audit.json` is none.
         PluginError: an audit is unknown.
         DataError: the data of the run's task is not on this machine.
     """
     run = FinishedRun.read(path)
     if not run.config.privacy.server.hypotheses and run.has_model:
         run.model()  # a broken one is told now, and not after the first of several attacks
-    findings: list[Finding] = []
+    found = {finding.name: finding for finding in earlier(run.path, run.privacy)}
     skipped: list[Skipped] = []
     for one in [cast(Audit, AUDITS.load(name)) for name in only or AUDITS.names()]:
         if why := one.misfit(run):
             skipped.append(Skipped(one.name, why))
             continue
         with effort.progress.audit(one.name):
-            found = one.conduct(run, effort)
-        findings.append(replace(found, seconds=effort.progress.seconds))
-        Audited(run.path, run.privacy, tuple(findings), tuple(skipped)).write()
-    audited = Audited(run.path, run.privacy, tuple(findings), tuple(skipped))
+            made = one.conduct(run, effort)
+        found[one.name] = replace(made, seconds=effort.progress.seconds)
+        Audited(run.path, run.privacy, tuple(found.values()), tuple(skipped)).write()
+    audited = Audited(run.path, run.privacy, tuple(found.values()), tuple(skipped))
     audited.write()
     return audited

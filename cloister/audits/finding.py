@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 Quantity = Literal["auc", "epsilon", "tpr", "similarity", "score"]
 """Area under the ROC curve; a lower bound on ε; a rate of hits at a given rate of false alarms; SSIM of two images; or
@@ -10,6 +10,7 @@ a number in units of its own."""
 Unit = Literal["", "example", "client"]
 CHANCE = 0.5
 """The AUC of an attacker who guesses."""
+NOTHING = "This audit shows nothing: none of its attacks did on its controls what it has to."
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,17 @@ class Finding:
     details: Mapping[str, object] = field(default_factory=dict)
     seconds: float | None = None
 
+    @property
+    def shows_nothing(self) -> bool:
+        """Whether no attack of it did on its controls what it has to."""
+        controlled = {control.measured.attack for control in self.controls}
+        return bool(controlled) and controlled == {item.measured.attack for item in self.controls if not item.met}
+
+    @property
+    def in_sum(self) -> str:
+        """What is said of it first: its meaning, or that it has none."""
+        return NOTHING if self.shows_nothing else self.meaning
+
     def bears_out(self, item: Measured) -> bool:
         """Whether all controls of this figure's attack did as expected; if not, the figure shows nothing.
 
@@ -115,13 +127,35 @@ class Finding:
         """For `audit.json`."""
         return {
             "name": self.name,
-            "meaning": self.meaning,
+            "meaning": self.in_sum,
             "measured": [item.facts() | {"borne-out": self.bears_out(item)} for item in self.measured],
             "controls": [item.facts() for item in self.controls],
             "pictures": list(self.pictures),
             "details": dict(self.details),
             "seconds": None if self.seconds is None else round(self.seconds, 1),
         }
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> "Finding":
+        """The finding that `facts` wrote down.
+
+        Raises:
+            KeyError, TypeError, AttributeError: it is none.
+        """
+        known = {item.name for item in fields(Measured)}
+
+        def measured(item: Mapping[str, Any]) -> Measured:
+            return Measured(**{name: value for name, value in item.items() if name in known})
+
+        return cls(
+            name=facts["name"],
+            meaning=facts["meaning"],
+            measured=tuple(map(measured, facts["measured"])),
+            controls=tuple(Control(**item | {"measured": measured(item["measured"])}) for item in facts["controls"]),
+            pictures=tuple(facts["pictures"]),
+            details=facts["details"],
+            seconds=facts["seconds"],
+        )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cloister.audits.finding import Control, Finding, Measured, Skipped, strongest
-from cloister.core.files import atomic_path
+from cloister.core.errors import ConfigError
+from cloister.core.files import atomic_path, read_json
 from cloister.core.text import clean
 from cloister.privacy.claims.server import RUN
 
@@ -62,6 +63,7 @@ class Audited:
         """Write `audit.json` into the run directory, whole."""
         place = self.path / FILE
         facts = {
+            "rounds": self.privacy.get("rounds"),
             "lines": list(self.lines),
             "contradicted": [item.facts() for item in self.contradicted],
             "findings": [finding.facts() for finding in self.findings],
@@ -75,7 +77,7 @@ class Audited:
         """Print a table and a sentence for each audit, and the two lines."""
         for finding in self.findings:
             console.print(_table(finding))
-            console.print(finding.meaning)
+            console.print(finding.in_sum)
             for line in _warnings(finding):
                 console.print(f"  {line}")
             for picture in finding.pictures:
@@ -86,6 +88,26 @@ class Audited:
             console.print(f"the claim is contradicted, {bound.confidence or 0:.0%} sure: {in_words(bound)}")
         for line in self.lines:
             console.print(clean(line))  # what is claimed comes from the directory
+
+
+def earlier(path: Path, privacy: Mapping[str, Any]) -> list[Finding]:
+    """What `audit.json` holds, unless the run was resumed since: its models are others then.
+
+    Args:
+        path: of the run directory.
+        privacy: the content of its `privacy.json`.
+
+    Raises:
+        ConfigError: the file is not what an audit writes.
+    """
+    place = path / FILE
+    if not place.is_file():
+        return []
+    facts = read_json(place)
+    try:
+        return [Finding.of(item) for item in facts["findings"]] if facts["rounds"] == privacy.get("rounds") else []
+    except (KeyError, TypeError, AttributeError):
+        raise ConfigError(f"{place} is not what an audit writes: remove it, and audit the run again") from None
 
 
 def claimed(privacy: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 from numpy.typing import NDArray
@@ -89,11 +89,14 @@ class FinishedRun:
 
     @property
     def seconds_a_round(self) -> float | None:
-        """What a round of the run took on average; None where that was not written down, as it would tell of a draw."""
+        """What a usual round of the run took, but for its scores; None where it was not written down.
+
+        The first round, which builds the network, is no usual one. What would tell of a draw is not written down.
+        """
         path = self.path / "rounds.jsonl"
         try:
             rounds = [line for line in map(json.loads, read_text(path).splitlines()) if line["round"]]
-            return fmean(line["seconds"]["total"] for line in rounds)
+            return median(line["seconds"]["total"] - line["seconds"].get("evaluate", 0.0) for line in rounds)
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 

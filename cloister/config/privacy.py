@@ -5,6 +5,7 @@ default, and is refused otherwise.
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_serializer, model_validator
@@ -87,6 +88,20 @@ class PrivacyConfig(Section):
     def _flat(self) -> dict[str, Scalar]:
         """Every key of every variant: those of others at their defaults."""
         return DEFAULTS | self.leaves()
+
+
+def idle(settings: Mapping[str, Scalar]) -> set[str]:
+    """Keys of `privacy.*` that have no effect, as they belong to variants that were not chosen.
+
+    Args:
+        settings: dotted keys of a run; of choices that are not valid nothing is known.
+    """
+    chosen = {key: settings[f"privacy.{key}"] for key in variants.CHOICES if f"privacy.{key}" in settings}
+    for given in (chosen, {key: value for key, value in chosen.items() if key != "clipping"}):
+        with suppress(ValueError, ConfigError):
+            active = PrivacyConfig.model_validate(given).leaves()
+            return {f"privacy.{key}" for key in DEFAULTS if key not in active}
+    return set()
 
 
 Variant = type[Section] | None

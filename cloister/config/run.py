@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_serializer, model_validator
 
-from cloister.config.errors import checked, nearest
+from cloister.config.errors import INVALID, checked, nearest
 from cloister.config.privacy import DEFAULTS, PrivacyConfig
 from cloister.config.section import Auto, Count, Fraction, Positive, Scalar, Section, Share, Whole, Word, kebab
 from cloister.config.settings import read_options
@@ -359,12 +359,27 @@ def parse(flat: Mapping[str, Scalar]) -> RunConfig:
         Traceback (most recent call last):
         cloister.core.errors.ConfigError: unknown key 'num-round'; did you mean 'num-rounds'...
     """
-    _refuse_unknown(flat)
+    if unknown := _unknown(flat):
+        # Rules between keys are not told: what is misspelt may be what they miss.
+        raise ConfigError("\n".join([*unknown.values(), *_bad_values(flat, unknown)]))
+    return checked(RunConfig, _nested(flat))
+
+
+def _nested(flat: Mapping[str, Scalar]) -> dict[str, Any]:
     sections: dict[str, dict[str, Scalar]] = {}
     for key, value in flat.items():
         section, _, name = key.rpartition(".")
         sections.setdefault(section, {})[name] = value
-    return checked(RunConfig, {**sections.pop("", {}), **sections})
+    return {**sections.pop("", {}), **sections}
+
+
+def _bad_values(flat: Mapping[str, Scalar], unknown: Collection[str]) -> list[str]:
+    """What is wrong with the values of the keys that are known, each by itself."""
+    try:
+        checked(RunConfig, _nested({key: value for key, value in flat.items() if key not in unknown}))
+    except ConfigError as error:
+        return [line for line in str(error).splitlines() if INVALID in line]
+    return []
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
@@ -392,16 +407,16 @@ _OPTION = re.compile(r"strategy\.[A-Za-z0-9-]+")
 _TABLE = "tool.flwr.app.config."
 
 
-def _refuse_unknown(flat: Mapping[str, Scalar]) -> None:
+def _unknown(flat: Mapping[str, Scalar]) -> dict[str, str]:
+    """Each key that there is not, with what may be meant."""
     known = known_keys()
     unknown = [key for key in flat if key not in known and not _OPTION.fullmatch(key)]
     if any(key.startswith(_TABLE) for key in unknown):
         raise ConfigError(
             f"unknown table [{_TABLE[:-1]}]: that of pyproject.toml; here keys stand outside of any table"
         )
-    if unknown:
-        meant = [*known, *(kebab(key) for key in unknown if _OPTION.fullmatch(kebab(key)))]
-        raise ConfigError("\n".join(f"unknown key {key!r}; {nearest(key, meant)}" for key in unknown))
+    meant = [*known, *(kebab(key) for key in unknown if _OPTION.fullmatch(kebab(key)))]
+    return {key: f"unknown key {key!r}; {nearest(key, meant)}" for key in unknown}
 
 
 NOISE_SEED = "privacy.noise-seed"

@@ -95,7 +95,7 @@ def told(error: BaseException) -> str:
         return f"{os.strerror(error.errno)}{at}; make room, and begin again"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename2 or error.filename}: {error.strerror}"  # of a renaming, the place that is meant
-    return f"{_type(error)} at {place(error)}; {_written(trace_without_values(error))}"
+    return f"{kind(error)} at {place(error)}; {_written(trace_without_values(error))}"
 
 
 def shortened(text: str) -> str:
@@ -130,14 +130,19 @@ def trace_without_values(error: BaseException) -> str:
         seen.add(id(at))
         frames = traceback.extract_tb(at.__traceback__)
         text = f": {at}" if isinstance(at, CloisterError) else ""
-        blocks.append(f"Traceback (most recent call last):\n{''.join(frames.format())}{_type(at)}{text}\n")
+        blocks.append(f"Traceback (most recent call last):\n{''.join(frames.format())}{kind(at)}{text}\n")
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
     return "\nwhich led to:\n\n".join(reversed(blocks))
 
 
-def _type(error: BaseException) -> str:
-    kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+def kind(error: BaseException) -> str:
+    """The type of an exception, and the name that is not defined, if it stands in the code."""
+    of = type(error)
+    told = of.__qualname__ if of.__module__ == "builtins" else f"{of.__module__}.{of.__qualname__}"
+    name = error.name if isinstance(error, NameError) else None
+    codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    # One that stands in no code was made of a value, which may be an example's.
+    return f"{told} of {name!r}" if name and any(name in code.co_names for code in codes) else told
 
 
 def _is_library(path: str) -> bool:

@@ -4,11 +4,12 @@ The built-ins stand in the code because a node that receives the app over the ne
 """
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from cloister.core.crash import place
+from cloister.core.crash import kind, place
 from cloister.core.errors import PluginError
 
 
@@ -51,7 +52,9 @@ class Registry:
         """
         table = self._table
         if name not in table:
-            raise PluginError(f"unknown {self.kind} {name!r}; known: {', '.join(sorted(table))}")
+            close = get_close_matches(name, table, n=1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            raise PluginError(f"unknown {self.kind} {name!r}; known: {', '.join(sorted(table))}{meant}")
         try:
             return EntryPoint(name, table[name], self.group).load()
         except Exception as error:  # a plugin's module may raise anything, and its text may hold anything
@@ -61,4 +64,4 @@ class Registry:
 def _why(error: Exception) -> str:
     """The kind of an error, and where it is in the plugin's own code."""
     where = place(error)
-    return type(error).__name__ if "importlib" in where else f"{type(error).__name__} at {where}"
+    return kind(error) if "importlib" in where else f"{kind(error)} at {where}"

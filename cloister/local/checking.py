@@ -32,6 +32,7 @@ from cloister.tasks.faults import (
     tried,
 )
 from cloister.tasks.frozen import Parameters
+from cloister.tasks.labels import NO_CLASS
 from cloister.tasks.making import dataset_of, model_of
 
 CLIENTS = 2
@@ -129,7 +130,7 @@ def _data_and_model(config: RunConfig, task: Task, data: Path | None) -> Iterato
     for where, read in _sources(task, data):
         examples, problem = tried(read)
         if examples is None:
-            yield Line("fault", f"{where}: {problem}")
+            yield Line("fault", f"{where}: {problem}{_labels_in(task, data) if data else ''}")
             continue
         about = list(_about(task, examples, where))
         yield from about
@@ -137,6 +138,15 @@ def _data_and_model(config: RunConfig, task: Task, data: Path | None) -> Iterato
             found.append(examples)
     about_model = _about_model(config, task, found[0] if found else None)
     yield from (line for line in about_model if found or line.kind == "fault")
+
+
+def _labels_in(task: Task, data: Path) -> str:
+    """From where to where a file's labels go, where they are no classes: only who has the file sees it here."""
+    examples, _ = tried(lambda: task.rows(data))
+    if examples is None or not task.classes or not len(examples):
+        return ""
+    low, high = examples.y.min(), examples.y.max()
+    return "" if low == NO_CLASS or 0 <= low <= high < task.classes else f"; found labels from {low} to {high}"
 
 
 def _sources(task: Task, data: Path | None) -> Iterator[tuple[str, Callable[[], Examples]]]:

@@ -48,12 +48,17 @@ def mechanism_of(server: variants.GlobalPrivacy | variants.MetricPrivacy | varia
         server: the section of the configuration.
 
     Raises:
-        ConfigError: the mechanism has no such options.
+        ConfigError: the mechanism has no such options, or is one of the clients.
         PluginError: the name is unknown.
     """
     if not isinstance(server, variants.PluginPrivacy):
         return server.mechanism()
     if server.name not in MECHANISMS.names():
+        if server.name in variants.BY_NAME["client"]:
+            raise ConfigError(
+                f"privacy.server = {server.name!r} is a mechanism of the clients: use privacy.client = {server.name!r} "
+                "and privacy.server = 'none'"
+            )
         known = sorted({*MECHANISMS.names(), *variants.BY_NAME["server"]})
         raise PluginError(
             f"unknown mechanism privacy.server = {server.name!r}{suggestion(server.name, known)}; "

@@ -89,15 +89,19 @@ def cells_of(sweep: Sweep) -> tuple[Cell, ...]:
         except CloisterError as error:
             wrong.setdefault(str(error), []).append(" ".join(f"{key}={value!r}" for key, value in settings.items()))
     if wrong:
-        raise ConfigError("\n".join(f"{_named(labels)}: {message}" for message, labels in wrong.items()))
+        raise ConfigError(
+            "\n".join(f"{_named(labels, len(sweep.seeds))}: {message}" for message, labels in wrong.items())
+        )
     if len(cells) > 1:
         _refuse_auto(cells)
     return tuple(cells)
 
 
-def _named(labels: Sequence[str]) -> str:
-    more = f" and {len(labels) - 2} more" if len(labels) > 2 else ""
-    return f"cell {' and '.join(labels[: 1 if more else 2]) or 'base'}{more}"
+def _named(labels: Sequence[str], seeds: int) -> str:
+    shown = labels if len(labels) <= 2 else labels[:1]
+    more = f" and {len(labels) - 1} more" if len(labels) > len(shown) else ""
+    runs = f" ({len(labels) * seeds} runs, with its {seeds} seeds)" if more and seeds > 1 else ""
+    return f"cell {' and '.join(shown) or 'base'}{more}{runs}"
 
 
 def _checked(sweep: Sweep, settings: Mapping[str, Scalar]) -> list[Cell]:

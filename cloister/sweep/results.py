@@ -9,11 +9,12 @@ from pathlib import Path
 from cloister.config.run import shown
 from cloister.core.errors import ConfigError
 from cloister.core.files import atomic_path
-from cloister.server.reports.compare.comparison import Comparison, Group, compared, differing
+from cloister.server.reports.compare.comparison import Comparison, Group, compared
 from cloister.server.reports.compare.figures import pictures, write_png
 from cloister.server.reports.compare.page import write_page
 from cloister.server.reports.compare.record import record
 from cloister.server.reports.compare.runs import RunSummary, better, read_runs
+from cloister.server.reports.compare.settings import differing
 from cloister.server.reports.compare.table import markdown
 from cloister.sweep.cells import Cell
 from cloister.sweep.description import Sweep

@@ -311,7 +311,10 @@ class Task(ABC):
             DataError: a label is no class.
         """
         if len(y) and not (y.min() >= 0 and y.max() < self.classes):
-            raise DataError(f"data-path: {path} must hold labels {described(self.classes, self.class_names)}")
+            raise DataError(
+                f"data-path: {path} must hold labels {described(self.classes, self.class_names)}; subtract 1 from each "
+                "where they begin one too high"
+            )
         return y.astype(np.int64)
 
     def label_of_folder(self, name: str) -> int | None:

@@ -4,7 +4,6 @@ A task is code of a user's own. A wrong shape or a wrong label would else show a
 every client, after a message was sent and something was spent.
 """
 
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cloister.core.crash import kind, place
 from cloister.core.errors import CloisterError, ConfigError
 from cloister.tasks.base import Examples, Model, Task
 from cloister.tasks.frozen import frozen_digest
@@ -226,8 +226,7 @@ def tried(work: Callable[[], Any]) -> tuple[Any, str]:
     except CloisterError as error:
         return None, str(error)
     except Exception as error:
-        *_, frame = traceback.extract_tb(error.__traceback__)
-        return None, f"{type(error).__name__} at {frame.filename}:{frame.lineno}"
+        return None, f"{kind(error)} at {place(error)}"
 
 
 def _rows_not_finite(x: NDArray, block: int = 1024) -> int:

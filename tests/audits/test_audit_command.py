@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -11,10 +12,11 @@ from typer.testing import CliRunner
 
 from cloister import cli
 from cloister.audits.conduct import audit
-from cloister.audits.finding import Control, Finding, Measured, strongest
+from cloister.audits.finding import NOTHING, Control, Finding, Measured, strongest
 from cloister.audits.progress import Progress
 from cloister.audits.report import Audited, claimed, measured
 from cloister.audits.table import AUDITS, Effort
+from cloister.core.errors import ConfigError
 
 SOUND = {"epsilon": 0.01, "delta": 1e-5, "unit": "client", "relation": "add-or-remove", "scope": "this run"}
 
@@ -103,6 +105,35 @@ class TestCommand:
         facts = json.loads((copied / "audit.json").read_text())
         assert [finding["name"] for finding in facts["findings"]] == ["membership-inference"]
 
+    def test_what_was_found_before_stays(self, copied, monkeypatch):
+        class Telling:
+            misfit = staticmethod(lambda run: "")
+
+            def __init__(self, name, value):
+                self.name, self.value = name, value
+
+            def conduct(self, run, effort):
+                low = Control("open", "succeeds", auc(self.value, self.name), True)
+                return Finding(self.name, "It tells.", (auc(self.value, self.name),), (low,), details={"x": [1]})
+
+        def told(name, value):
+            monkeypatch.setattr(AUDITS, "load", lambda name: Telling(name, value))
+            audited = audit(copied, Effort(), [name])
+            written = json.loads((copied / "audit.json").read_text())["findings"]
+            assert written == [finding.facts() for finding in audited.findings]
+            return [(finding.name, finding.measured[0].value) for finding in audited.findings], audited.lines[1]
+
+        told("first", 0.9)
+        found, line = told("second", 0.7)
+        assert found == [("first", 0.9), ("second", 0.7)] and line.startswith("measured: AUC 0.900")
+        assert told("first", 0.6)[0] == [("first", 0.6), ("second", 0.7)], "one that is made again replaces its own"
+        privacy = json.loads((copied / "privacy.json").read_text())
+        (copied / "privacy.json").write_text(json.dumps(privacy | {"rounds": 3}))
+        assert told("third", 0.6)[0] == [("third", 0.6)], "what was found of other models does not"
+        (copied / "audit.json").write_text('{"rounds": 3, "findings": [{"name": "x"}]}')
+        with pytest.raises(ConfigError, match=r"audit\.json is not what an audit writes: remove it"):
+            told("third", 0.6)
+
     @pytest.mark.parametrize(
         "spoil,said",
         [
@@ -140,6 +171,15 @@ class TestFinding:
         assert strongest((finding,), "auc").value == 0.7 and strongest((finding,), "epsilon") is None
         assert [item["borne-out"] for item in finding.facts()["measured"]] == [False, True]
         assert measured((finding,)) == "AUC 0.700 (0.690 to 0.710) by good, unit example"
+
+    def test_an_audit_whose_controls_all_failed_says_first_that_it_shows_nothing(self):
+        failed = [Control("open", "succeeds", auc(0.5, name), False) for name in ("one", "two")]
+        met = Control("open", "succeeds", auc(0.9, "two"), True)
+        beside = Measured("score of one", "score", 3.0)  # has no control of its own
+        finding = Finding("name", "Nobody could tell.", (auc(0.5, "one"), auc(0.5, "two"), beside), tuple(failed))
+        assert finding.in_sum == finding.facts()["meaning"] == NOTHING
+        assert replace(finding, controls=(failed[0], met)).in_sum == "Nobody could tell."
+        assert replace(finding, controls=()).in_sum == "Nobody could tell."
 
     def test_a_bound_contradicts_a_claim_for_its_own_unit_and_delta_alone(self, tmp_path):
         bound = Measured("attack", "epsilon", 1.0, "client", delta=1e-5, confidence=0.95)

@@ -98,6 +98,7 @@ def test_a_terminal_gets_a_bar_and_no_lines(said, clock):
     ("lines", "seconds"),
     [
         ([{"round": 0, "seconds": {"total": 9.0}}, *({"round": n, "seconds": {"total": n}} for n in (1, 2))], 1.5),
+        ([{"round": n, "seconds": {"total": t, "evaluate": 1.0}} for n, t in ((1, 60.0), (2, 3.0), (3, 3.5))], 2.5),
         ([{"round": 1}], None),
         ([], None),
         (["?"], None),

@@ -13,6 +13,7 @@ from cloister.core.crash import (
     LINES,
     WIDTH,
     Crash,
+    kind,
     one_line,
     place,
     shortened,
@@ -185,3 +186,17 @@ class TestShortened:
     def test_of_a_long_line_the_key_and_the_remedy_stay(self):
         line = shortened(f"key = '{'x' * 5000}' is not valid: it must be 'text'")
         assert len(line) == WIDTH and line.startswith("key = 'xxx") and line.endswith("it must be 'text'")
+
+
+def spells_a_name_wrong():
+    numpi.zeros(3)  # noqa: F821
+
+
+def raises_a_name_of_its_own():
+    raise NameError("no value", name=SECRET)
+
+
+def test_a_name_that_is_not_defined_is_told_if_it_stands_in_the_code():
+    assert kind(caught(spells_a_name_wrong)) == "NameError of 'numpi'"
+    assert kind(caught(raises_a_name_of_its_own)) == "NameError"
+    assert kind(caught(lambda: __import__("json").gone)) == "AttributeError"

@@ -19,11 +19,12 @@ from cloister.privacy.accounting.events import Gaussian, Unaccounted
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.record import record
-from cloister.server.reports.compare.comparison import Group, compared, differing, each_alone
+from cloister.server.reports.compare.comparison import Group, compared, each_alone
 from cloister.server.reports.compare.figures import pictures
 from cloister.server.reports.compare.page import rendered, write_page
 from cloister.server.reports.compare.record import record as compare_record
 from cloister.server.reports.compare.runs import read_runs
+from cloister.server.reports.compare.settings import differing
 from cloister.server.reports.compare.table import lines, markdown, table_of
 from cloister.server.reports.compare.together import epsilon_together
 
@@ -100,6 +101,21 @@ class TestTable:
     def test_what_a_run_is_called_is_no_setting(self):
         configs = [{"run-name": name, "output-dir": name, "seed": 1, "x": 1 if name == "a" else True} for name in "ab"]
         assert differing(configs) == ["x"] and differing([{"a": 1}, {}]) == ["a"]
+
+    def test_only_settings_that_had_an_effect(self, two, tmp_path):
+        settings = {"privacy.server": "none", "privacy.noise-multiplier": 0.05, "privacy.client": "dp-sgd"}
+        columns, rows, _ = vars(
+            table_of(comparison(*two, write_run(tmp_path / "c", "dp-sgd", settings=settings)))
+        ).values()
+        told = [dict(zip(columns, row, strict=True)) for row in rows]
+        assert [row["noise-multiplier"] for row in told] == ["1.5", "3.0", "–"]
+        assert [row["client-noise-multiplier"] for row in told] == ["–", "–", "1.0"]
+        assert not {"max-epsilon", "batch-sampling", "placement", "clipping"} & set(columns)
+
+    def test_in_place_of_auto_stands_what_was_found(self, two, tmp_path):
+        settings = {"privacy.noise-multiplier": "auto", "privacy.max-epsilon": 8.0}
+        found = comparison(two[1], write_run(tmp_path / "c", settings=settings)).groups
+        assert [group.settings["privacy.noise-multiplier"] for group in found] == [3.0, 1.5]
 
     def test_keys_that_end_alike_stay_whole(self, tmp_path):
         settings = {"task.name": "breast-cancer", "strategy.name": "fedavgm"}

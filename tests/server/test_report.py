@@ -68,6 +68,25 @@ class TestWhatItSays:
         assert len(sentences) == 3 and "every client" in sentences[0] and "not against the server" in sentences[1]
         assert "at most 73.2 % instead of 50 %" in sentences[2] and "all runs in the ledger 88.1 %" in sentences[2]
 
+    @pytest.mark.parametrize(("epsilon", "practical"), [(4.5, True), (4.7, False), (30.0, False)])
+    def test_a_guess_that_may_always_be_right_is_no_protection_in_practice(self, tmp_path, epsilon, practical):
+        place = write_run(tmp_path)
+        privacy = json.loads((place / "privacy.json").read_text())
+        privacy["claims"][0]["epsilon"] = epsilon  # (e^ε + δ)/(1 + e^ε) passes 99 % at ε = 4.6
+        (place / "privacy.json").write_text(json.dumps(privacy))
+        (claim,) = tree_of(write_report(place).read_text()).findall(".//section[@id='claim']/div[@class]/h3/..")
+        told = " ".join(" ".join(claim.itertext()).split())
+        assert claim.attrib["class"] == ("claim sound" if practical else "claim")
+        assert told.startswith("Guaranteed by" if practical else "No protection in practice: the guarantee by")
+        assert ("it hides whether" in told) is practical and ("no protection in practice of" in told) is not practical
+
+    def test_an_officer_reads_which_epsilon_is_over_what(self, page):
+        officer = " ".join(texts(tree_of(page), ".//section[@id='officer']"))
+        assert "ε = 1 (this run) and 2 (all runs" in officer
+
+    def test_the_accuracy_of_always_guessing_the_largest_class_is_told(self, page):
+        assert "Always guessing the largest class would be right for 33.33 % of them." in " ".join(page.split())
+
     @pytest.mark.parametrize("kind", ["none", "heuristic", "laplace"])
     def test_without_a_guarantee_it_says_so(self, tmp_path, kind):
         tree = tree_of(page_of(tmp_path, kind=kind))
@@ -143,6 +162,29 @@ class TestWhatItSays:
         assert "more than is claimed" in page_of(tmp_path, audit=audit | {"contradicted": [{"value": 9}]})
         sound = [replace(finding, controls=()).facts()]
         assert "shows nothing" not in page_of(tmp_path, audit=audit | {"findings": sound})
+
+    @pytest.mark.parametrize("findings", [1, 2])
+    def test_it_is_told_how_many_figures_of_an_audit_are_left_out(self, tmp_path, findings):
+        told = Finding("membership", "", tuple(Measured("loss", "tpr", n / 100, alarms=0.01) for n in range(13)))
+        audit = {"findings": [told.facts()] * findings}
+        tree = tree_of(page_of(tmp_path, audit=audit))
+        shown = {kind: texts(tree, f".//p[@class='small {kind}']") for kind in ("on-screen", "in-print")}
+        printed = 5 if findings == 1 else 10
+        assert shown == {
+            "on-screen": ["5 more are in audit.json."] * findings,
+            "in-print": [f"{printed} more are in audit.json."] * findings,
+        }
+        (few,) = {
+            table.attrib["class"] for table in tree.iter("table") if "figures-of" in table.attrib.get("class", "")
+        }
+        assert few == ("figures-of" if findings == 1 else "figures-of few")
+
+    def test_kinds_without_noise_are_counted_as_they_are_listed(self, tmp_path):
+        tree = tree_of(page_of(tmp_path, kind="dp-sgd"))
+        listed = texts(tree, ".//section[@id='claim']/ul[last()]/li")
+        officer = " ".join(texts(tree, ".//section[@id='officer']"))
+        assert f"{len(listed)} kinds of facts left without noise" in officer and len(listed) == 2
+        assert "for the operator and the officer" in listed[-1] and "so are the replies" not in officer
 
     @pytest.mark.parametrize(
         ("audit", "findings"),

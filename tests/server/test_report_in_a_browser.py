@@ -57,6 +57,15 @@ def test_a_full_one_does_too(tmp_path, kind):
     assert len(pages_of(tmp_path, write_report(write_run(tmp_path / "run", kind, **run), statements))) == 4
 
 
+def test_one_with_a_single_audit_prints_its_figures(tmp_path):
+    run, statements = full()
+    run["audit"]["findings"] = run["audit"]["findings"][:1]
+    pages = pages_of(tmp_path, write_report(write_run(tmp_path / "run", **run), statements))
+    assert len(pages) == 4
+    text = pages[2].extract_text()
+    assert all(f"by {number}" in text for number in range(8)) and "4 more are in audit.json" in text
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_is_light_or_dark_as_asked(tmp_path, scheme):
     from PIL import Image

@@ -130,7 +130,9 @@ class TestFile:
     def test_a_fault_of_all_cells_is_one_line(self, written):
         grid = "[grid]\nclient.local-epochs = [1, 2, 3, 4]\n"
         (line,) = refused(written("clients = 1\n" + BASE + grid)).splitlines()
-        assert " and client.local-epochs=2" not in line and "and 2 more: clients = 1 is fewer" in line
+        assert " and client.local-epochs=2" not in line and "and 3 more: clients = 1 is fewer" in line
+        (line,) = refused(written("clients = 1\nseeds = 2\n" + BASE + grid)).splitlines()
+        assert "cell client.local-epochs=1 and 3 more (8 runs, with its 2 seeds): " in line
 
     def test_what_only_the_run_would_refuse(self, written):
         grid = '[grid]\nstrategy.name = ["fedavg", "nothing"]\n'

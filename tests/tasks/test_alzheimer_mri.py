@@ -16,6 +16,7 @@ from cloister.core.errors import ConfigError, DataError
 from cloister.tasks.alzheimer_mri import CLASSES, PUBLISHED, PUBLISHED_TEST, TABLES, AlzheimerMri
 from cloister.tasks.base import Dataset, Examples
 from cloister.tasks.partition import deal
+from cloister.tasks.pictures.decode import grey
 from cloister.tasks.pictures.picture import Picture, class_named
 
 SPELLINGS = {
@@ -257,7 +258,7 @@ def test_many_damaged_images_are_counted(tmp_path):
 
 def test_a_damaged_row_of_a_parquet_file_is_named(tmp_path):
     path = parquet(tmp_path / "own.parquet", [0, 1, 2], images=[jpeg(scan(0, 0)), b"", jpeg(scan(2, 0))])
-    with pytest.raises(DataError, match=r"holds 1 damaged images: own\.parquet row 1;"):
+    with pytest.raises(DataError, match=r"holds 1 damaged image: own\.parquet row 1;"):
         mri("").read(path)
 
 
@@ -403,3 +404,20 @@ def test_the_published_figures_by_hand():
     # Of 4 · 12 pairs of a true class and another, those of 0.2 lose against 0.6 and tie with another 0.2.
     assert found["auc"] == pytest.approx((4 * 12 - 1 - 0.5) / 48)
     assert "auc" not in mri("").metrics(y, scores * np.nan)
+
+
+def test_files_that_are_left_out_are_named_in_a_warning(tmp_path, caplog):
+    folders(tmp_path, 8)
+    for name in ("stray.jpg", "Non_Demented/notes.txt", "Non_Demented/.hidden", "README.md"):
+        put(tmp_path / name, jpeg(scan(0, 0)))
+    for read in (lambda: mri(tmp_path).load(), lambda: mri("").read(tmp_path)):
+        caplog.clear()
+        read()
+        assert caplog.messages == [
+            f"{tmp_path}: 2 files left out, as no image of a class: Non_Demented/notes.txt, stray.jpg"
+        ]
+
+
+def test_the_decoder_says_nothing_of_its_own(tmp_path, capfd):
+    assert grey(b"\x89PNG\r\n\x1a\nno more", (8, 8)) is None
+    assert capfd.readouterr() == ("", "")

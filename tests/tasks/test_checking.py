@@ -174,3 +174,12 @@ def test_callbacks_are_noted_and_a_recipe_that_does_not_fit_is_a_fault(monkeypat
         "recipe: client.class-weights has 3 numbers, and task 'breast-cancer' takes one for each of its 2 classes; "
         "change it in the task's recipe"
     )
+
+
+def test_labels_that_begin_at_one_are_told_to_whoever_has_the_file(tmp_path):
+    digits = np.arange(1, 11)
+    np.savez(tmp_path / "own.npz", x=np.zeros((10, 64), np.float32), y=digits)
+    (line,) = found("digits", tmp_path / "own.npz")
+    assert line[0] == "fault" and line[1].endswith(
+        "must hold labels from 0 to 9; subtract 1 from each where they begin one too high; found labels from 1 to 10"
+    )

@@ -12,7 +12,7 @@ NO_BOUND = (
     "No number bounds how much a guess about one client or one person can improve: treat the models as if they had "
     "been trained without protection."
 )
-LITTLE_DOUBT = 0.95
+LITTLE_DOUBT, NO_PROTECTION = 0.95, 0.99
 """A guess that may be right more often than this is called by its name."""
 HELD = {
     "client": "every client, with everything it holds",
@@ -31,6 +31,7 @@ class Meaning:
         who: is protected.
         against: whom.
         how_much: in words, with its numbers.
+        practical: whether a guess may not always be right in practice; a guarantee that is not protects nobody.
     """
 
     about: str
@@ -38,6 +39,7 @@ class Meaning:
     who: str
     against: str
     how_much: str
+    practical: bool = True
 
     @property
     def sentences(self) -> tuple[str, str, str]:
@@ -119,9 +121,9 @@ def _of_server(statement: Statement) -> Meaning:
     figure = next((figure for figure in claim.figures if figure.scope == RUN), None)
     if figure is None:
         return _without_guarantee(about, claim)
-    against = f"It is protected against {figure.adversary}, and not against the server, which sees every update before "
+    against = f"The claim holds against {figure.adversary}, and not against the server, which sees every update before "
     how_much = _how_much(figure) + _condition(figure) + _over_all_runs(statement)
-    return Meaning(about, True, _who(figure), against + "it is noised.", how_much)
+    return Meaning(about, True, _who(figure), against + "it is noised.", how_much, _is_practical(figure))
 
 
 def _condition(figure: Figure) -> str:
@@ -151,7 +153,8 @@ def _of_clients(claim: ClientClaim) -> Meaning:
     sizes = _sizes(claim) if isinstance(claim, DpSgdClaim) else ""
     budget = f"; {told}" if (told := beyond_budget(claim)) else ""
     how_much = _how_much(figure) + _condition(figure) + sizes + budget + "."
-    return Meaning(about, True, _who(figure), f"It is protected against {figure.adversary}.", how_much)
+    against = f"The claim holds against {figure.adversary}."
+    return Meaning(about, True, _who(figure), against, how_much, _is_practical(figure))
 
 
 def weakest(claim: ClientClaim) -> Figure | None:
@@ -185,7 +188,14 @@ def _without_guarantee(about: str, claim: Claim) -> Meaning:
 
 
 def _who(figure: Figure) -> str:
-    return f"The run protects {HELD.get(figure.unit, figure.unit)}: it hides {_secret(figure)}."
+    whom = HELD.get(figure.unit, figure.unit)
+    if not _is_practical(figure):
+        return f"There is a claim for {whom}, but it is no protection in practice of {_secret(figure)}."
+    return f"The run protects {whom}: it hides {_secret(figure)}."
+
+
+def _is_practical(figure: Figure) -> bool:
+    return _guess(figure) <= NO_PROTECTION
 
 
 def _secret(figure: Figure) -> str:
@@ -194,17 +204,23 @@ def _secret(figure: Figure) -> str:
     return f"whether the data of one {figure.unit} was used at all"
 
 
+def _between(figure: Figure) -> str:
+    if figure.relation == "replace-one":
+        return "the two versions"
+    return "that the data was used and that it was not"
+
+
 def _how_much(figure: Figure) -> str:
     """The last sentence, without its end."""
     guess = _guess(figure)
     told = (
-        "Somebody who knows everything else, and holds both for equally likely, guesses right with a probability of "
-        f"at most {percent(guess)} instead of 50 % ({_parameters(figure)})"
+        f"Somebody who knows everything else, and takes {_between(figure)} for equally likely, guesses right which of "
+        f"the two it was with a probability of at most {percent(guess)} instead of 50 % ({_parameters(figure)})"
     )
     if (figure.epsilon or 0.0) > WEAK:
         return f"{told}, which promises next to nothing"
     if guess > LITTLE_DOUBT:
-        told += ", which leaves little doubt"
+        told += ", so that the guess may be nearly certain"
     if figure.unit == "client" and figure.relation == "add-or-remove":
         part = best_guess_of_a_part(figure.epsilon or 0.0, figure.delta or 0.0)
         told += f", and at most {percent(part)} about one person whose data is a part of a client's"

@@ -35,6 +35,7 @@ def grey(encoded: bytes, shape: tuple[int, int]) -> NDArray[np.float32] | None:
 def _decoded(encoded: bytes) -> NDArray | None:
     import cv2
 
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # our error names damaged images
     # Some versions of OpenCV fill up a JPEG that was cut off, and call it whole.
     if not encoded or (encoded.startswith(JPEG) and encoded.rfind(END) < encoded.rfind(SCAN)):
         return None

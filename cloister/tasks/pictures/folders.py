@@ -20,11 +20,13 @@ class FolderPerClass:
         root: the folder above those of the classes, or above `train` and `test`.
         files: of the images.
         pictures: in the order of `files`.
+        stray: names of files, below the root, that are no image or lie in no folder of a class; hidden ones aside.
     """
 
     root: Path
     files: tuple[Path, ...]
     pictures: tuple[Picture, ...]
+    stray: tuple[str, ...] = ()
 
     @classmethod
     def at(cls, root: Path, classes: Sequence[str], tolerant: bool = False) -> "FolderPerClass":
@@ -38,13 +40,15 @@ class FolderPerClass:
         Raises:
             DataError: beside folders of classes there is one with images that is named like no class.
         """
+        folders = _class_folders(root, classes, tolerant)
         found = [
             (path, Picture(path.relative_to(root).as_posix(), label, part))
-            for folder, label, part in _class_folders(root, classes, tolerant)
+            for folder, label, part in folders
             for path in sorted(folder.rglob("*"))
             if is_image(path)
         ]
-        return cls(root, tuple(path for path, _ in found), tuple(picture for _, picture in found))
+        files = tuple(path for path, _ in found)
+        return cls(root, files, tuple(picture for _, picture in found), _stray(root, [each[0] for each in folders]))
 
     def contents(self) -> Iterator[bytes]:
         """The files, one after another."""
@@ -69,6 +73,14 @@ def _class_folders(root: Path, classes: Sequence[str], tolerant: bool) -> list[t
         name = others[0].relative_to(root)
         raise DataError(f"{root}: the folder {name} holds images and is named like no class: {', '.join(classes)}")
     return named
+
+
+def _stray(root: Path, folders: list[Path]) -> tuple[str, ...]:
+    """Images beside the folders of the classes, and other files in these."""
+    beside = [path for above in dict.fromkeys([root, *(each.parent for each in folders)]) for path in above.iterdir()]
+    inside = [path for folder in folders for path in folder.rglob("*") if path.is_file() and not is_image(path)]
+    found = [*filter(is_image, beside), *(path for path in inside if not path.name.startswith("."))]
+    return tuple(sorted(path.relative_to(root).as_posix() for path in found))
 
 
 def _innermost(root: Path) -> Iterator[tuple[Path, Part]]:

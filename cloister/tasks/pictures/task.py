@@ -15,6 +15,7 @@ from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.partition import holdout
 from cloister.tasks.pictures.cache import decoded
 from cloister.tasks.pictures.find import find_pictures
+from cloister.tasks.pictures.folders import FolderPerClass
 from cloister.tasks.pictures.picture import Source, class_named, labels_of
 
 SPLIT_SEED = 0
@@ -62,6 +63,7 @@ class PictureTask(Task):
         """
         try:
             source = find_pictures(path, self.class_names)
+            self._tell_stray(source)
             self.checked_targets(labels_of(source), source.root)
             return self.dataset(source)
         except DataError as error:
@@ -93,6 +95,7 @@ class PictureTask(Task):
         if path.suffix.lower() == ".npz":
             return super().read(path)
         source = self._own(path)
+        self._tell_stray(source)
         (examples,) = self.sound(source, [np.arange(len(source.pictures))])
         return self.checked(examples, path)
 
@@ -140,12 +143,30 @@ class PictureTask(Task):
         # What is whole stays mapped; taking rows copies them.
         return [Examples(x, y) if good.all() else Examples(x, y).take(np.flatnonzero(good)) for x, y, good in pieces]
 
+    def _tell_stray(self, source: Source) -> None:
+        """Warn of files that are no image of a class: somebody may count on them."""
+        if isinstance(source, FolderPerClass) and source.stray:
+            names = ", ".join(source.stray[:NAMED])
+            logger.warning(
+                "%s: %s left out, as no image of a class: %s", source.root, counted(len(source.stray), "file"), names
+            )
+
     def _tell(self, names: list[str], source: Source) -> None:
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        what = f"{source.root} holds {len(names)} damaged images: {', '.join(names[:NAMED])}{more}"
+        what = f"{source.root} holds {counted(len(names), 'damaged image')}: {', '.join(names[:NAMED])}{more}"
         if not self.config.skip_damaged:
             raise DataError(f"data-path: {what}; remove them, or set task.skip-damaged = true")
         logger.warning("%s; they are left out", what)
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things, in words.
+
+    Args:
+        number: of them.
+        what: one of them.
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def parts_of(source: Source, draw: Callable[[NDArray[np.int64]], NDArray[np.intp]]) -> list[NDArray[np.intp]]:

@@ -11,10 +11,9 @@ from cloister.core.errors import ConfigError
 from cloister.core.text import clean
 from cloister.privacy.claims.server import ALL_PLANNED
 from cloister.server.reports.compare.runs import AS_ASKED, OVER_CLASSES, Cost, Kind, RunSummary, better, scores_of
+from cloister.server.reports.compare.settings import in_force, telling
 from cloister.server.reports.compare.together import told_together
 
-PLACES = ("run-name", "output-dir")
-"""Keys that say what a run is called and where it lies, and nothing about what it does."""
 LOSS = "loss"
 LABEL = 48
 """Characters of a name in a figure."""
@@ -221,20 +220,12 @@ def each_alone(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
     Args:
         runs: at least one.
     """
-    keys = differing([run.facts.config for run in runs])
+    configs = [in_force(run.facts) for run in runs]
+    keys = telling(configs)
     return tuple(
-        Group(run.name, {key: run.facts.config[key] for key in keys if key in run.facts.config}, (run,)) for run in runs
+        Group(run.name, {key: config[key] for key in keys if key in config}, (run,))
+        for run, config in zip(runs, configs, strict=True)
     )
-
-
-def differing(configs: Sequence[Mapping[str, Scalar]]) -> list[str]:
-    """The keys that do not have the same value in all of several configurations, in alphabetical order.
-
-    Args:
-        configs: dotted keys of each.
-    """
-    keys = sorted({key for config in configs for key in config} - set(PLACES))
-    return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
 
 
 def short_keys(keys: Sequence[str]) -> list[str]:

@@ -64,6 +64,12 @@ class Question:
     stated: str
 
 
+SCORES = (
+    "scores on the server's test data and the replies on this page: they are for the operator and the officer, and no "
+    "claim counts them if this page is published"
+)
+"""What leaves without noise by this page itself."""
+
 Answer = Callable[[Facts], Iterator[str]]
 
 
@@ -87,6 +93,15 @@ def claims_of(facts: Facts) -> tuple[Claim, ...]:
     return tuple(claim for claim in both if claim is not None and claim.mechanism != "none")
 
 
+def unprotected(facts: Facts) -> tuple[str, ...]:
+    """Kinds of facts that left without noise, each once; empty where nothing is known about it."""
+    if facts.statement is None:
+        return ()
+    claims = (facts.statement.claim, facts.statement.clients)
+    left = dict.fromkeys(item for claim in claims if claim is not None for item in claim.unprotected)
+    return (*left, SCORES) if left else ()
+
+
 def figures_of(claim: Claim) -> tuple[tuple[str, Figure], ...]:
     """Every figure of a claim with an ε, beside what it is about beyond itself."""
     if isinstance(claim, DpSgdClaim):
@@ -105,13 +120,21 @@ def _parameters(facts: Facts) -> Iterator[str]:
     for claim in claims_of(facts):
         found = [figure for _, figure in figures_of(claim) if figure.unit == claim.unit]
         if found:
-            values = sorted({figure.epsilon or 0.0 for figure in found})
-            many = f"from {values[0]:.4g} to {values[-1]:.4g}" if values[1:] else f"= {values[0]:.4g}"
-            yield f"{claim.mechanism}: ε {many} for one {claim.unit}, {variant(found[0])}; all figures are on page 1."
+            told = f"{_epsilons(claim, found)} for one {claim.unit}, {variant(found[0])}"
+            yield f"{claim.mechanism}: {told}; all figures are on page 1."
         else:
             yield f"{claim.mechanism}: no ε is claimed; its status is {claim.status}."
     if not claims_of(facts):
         yield NO_MECHANISM
+
+
+def _epsilons(claim: Claim, found: list[Figure]) -> str:
+    """Each ε with what it is over; of clients of several sizes, the least and the largest."""
+    values = sorted({figure.epsilon or 0.0 for figure in found})
+    if isinstance(claim, DpSgdClaim) and values[1:]:
+        return f"ε from {values[0]:.4g} to {values[-1]:.4g}, by the size of a client,"
+    scoped = [f"{figure.epsilon or 0.0:.4g}" + (f" ({figure.scope})" if values[1:] else "") for figure in found]
+    return f"ε = {' and '.join(scoped if values[1:] else scoped[:1])}"
 
 
 def _unit(facts: Facts) -> Iterator[str]:
@@ -200,11 +223,11 @@ def _access(facts: Facts) -> Iterator[str]:
     else:
         yield "Nothing bounds what the models tell: whoever gets them may learn about the data."
     yield (
-        "The run directory, and in it rounds.jsonl and the ledger, is for the operator of the server alone; so are the "
-        "replies and the scores on this page."
+        "The run directory, and in it rounds.jsonl and the ledger, is for the operator of the server alone; the "
+        "replies and the scores on this page are for the operator and the officer."
     )
-    if facts.statement is not None:
-        yield f"{len(facts.statement.claim.unprotected)} kinds of facts left without noise: they are listed on page 1."
+    if left := len(unprotected(facts)):
+        yield f"{left} kinds of facts left without noise: they are listed on page 1."
 
 
 def _collection(facts: Facts) -> Iterator[str]:

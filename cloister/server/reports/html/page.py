@@ -8,7 +8,7 @@ from cloister.privacy.claims.meaning import meanings
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.figures import confusion, curves
 from cloister.server.reports.html.filling import filled
-from cloister.server.reports.html.officer import claims_of, questions
+from cloister.server.reports.html.officer import claims_of, questions, unprotected
 from cloister.server.reports.html.statements import Statements
 from cloister.server.reports.html.tables import (
     by_round,
@@ -23,6 +23,7 @@ from cloister.server.reports.html.tables import (
 )
 from cloister.server.reports.html.template import PAGE
 from cloister.server.reports.rundir import REPORT
+from cloister.tasks.scores import Classification
 
 REASONS = 6
 """Rows of the table of replies that did not count: the most frequent reasons."""
@@ -98,12 +99,10 @@ def _about(facts: Facts) -> str:
 
 def _claim(facts: Facts) -> dict[str, object]:
     statement = facts.statement
-    clients = statement.clients if statement is not None else None
-    left = (*(statement.claim.unprotected if statement else ()), *(clients.unprotected if clients else ()))
     return {
         "meanings": meanings(statement) if statement is not None else (),
         "figures": figure_rows(claims_of(facts)),
-        "unprotected": tuple(dict.fromkeys(left)),
+        "unprotected": unprotected(facts),
         "more": _hidden(facts),
     }
 
@@ -149,8 +148,15 @@ def _results(facts: Facts) -> dict[str, object]:
     return {
         "evaluation": facts.evaluation,
         "classification": found,
+        "largest": _largest(found) if found is not None else "",
         "classes": shown,
         "classes_left_out": f": the {len(shown)} of lowest recall of {len(found.classes)}" if found and more else "",
         "confusion": confusion(found) if found is not None else None,
         "audit": facts.audit,
     }
+
+
+def _largest(found: Classification) -> str:
+    """The share of the largest class, which is the accuracy of who always guesses it."""
+    rows = [sum(row) for row in found.confusion]
+    return f"{100 * max(rows) / max(1, sum(rows)):.4g} %"

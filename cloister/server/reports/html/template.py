@@ -61,6 +61,7 @@ dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
 padding: .5rem 0; }
 .question h3 { margin: 0; }
 .question p { margin: 0 0 .2rem; font-size: .92rem; }
+.in-print { display: none; }
 .sign { display: flex; gap: 2rem; margin-top: 1.6rem; } .sign span { flex: 1; border-top: 1px solid var(--ink); }
 summary { cursor: pointer; padding: .3rem 0; }
 footer { padding-top: 1rem; padding-bottom: 2rem; }
@@ -95,7 +96,8 @@ font: 8pt sans-serif; } }
   table.classes { font-size: 7pt; line-height: 1.15; }
   .by-class { grid-template-columns: 3fr 2fr; }
   .classes th[scope=row] { width: 36mm; max-width: 36mm; }
-  .figures-of tr:nth-child(n+4) { display: none; }
+  .few tr:nth-child(n+4), .on-screen { display: none; }
+  .in-print { display: block; }
   .sign { margin-top: 7mm; }
 }
 """
@@ -113,8 +115,9 @@ CLAIM = """
 <section class="page" id="claim" aria-labelledby="claim-title">
 <h2 id="claim-title">What is guaranteed</h2>
 {% for told in meanings %}
-<div class="claim{{ ' sound' if told.guaranteed }}">
-<h3>{{ 'Guaranteed by' if told.guaranteed else 'No guarantee from' }} {{ told.about }}</h3>
+<div class="claim{{ ' sound' if told.guaranteed and told.practical }}">
+<h3>{{ 'No guarantee from' if not told.guaranteed else 'Guaranteed by' if told.practical
+else 'No protection in practice: the guarantee by' }} {{ told.about }}</h3>
 {% for sentence in told.sentences %}<p>{{ sentence }}</p>
 {% endfor %}</div>
 {% endfor %}
@@ -140,8 +143,7 @@ as likely before, is right, (e<sup>ε</sup> + δ)/(1 + e<sup>ε</sup>), on avera
 {% endif %}
 <h3>What left without noise</h3>
 {% if unprotected %}<ul class="small">{% for item in unprotected %}<li>{{ item }}</li>{% endfor %}
-<li>scores on the server's test data and the replies on this page: they are for the operator and the officer, and no
-claim counts them if this page is published</li></ul>
+</ul>
 {% else %}<p class="small">Nothing is known about it.</p>{% endif %}
 {% if more %}<p class="small muted">{{ more }}</p>{% endif %}
 </section>
@@ -194,7 +196,8 @@ RESULTS = """
 {%- if classification %}, macro F1 <strong>{{ '%.4g' | format(classification.macro_f1) }}</strong>
 {%- if classification.auc is not none %}, AUC of a class against the others
 <strong>{{ '%.4g' | format(classification.auc) }}</strong>{% endif %}{% endif %}.
-As the task has it, none of them is trained on.</p>
+As the task has it, none of them is trained on.
+{% if classification %}Always guessing the largest class would be right for {{ largest }} of them.{% endif %}</p>
 {% else %}<p>Nothing was measured on test data of the server.</p>{% endif %}
 {% if classification %}
 <div class="two by-class"><div class="wide" tabindex="0"><table class="classes">
@@ -208,6 +211,8 @@ As the task has it, none of them is trained on.</p>
 <td class="n">{{ row.support }}</td><td>{{ taken }}</td></tr>
 {% endfor %}</tbody></table></div>
 {{ figure(confusion) }}</div>
+<p class="small muted">The darker a cell of the matrix, the larger is its share of its row: of the examples that are
+of this class.</p>
 {% endif %}
 <h3>What attacks on this run came to</h3>
 {% if audit %}
@@ -216,7 +221,8 @@ As the task has it, none of them is trained on.</p>
 {% for line in audit.lines %}<p class="small">{{ line }}</p>{% endfor %}
 <div class="two">{% for finding in audit.findings %}
 <div><h4>{{ finding.name }}</h4><p class="small">{{ finding.meaning }}</p>
-{% if finding.figures %}<div class="wide" tabindex="0"><table class="figures-of">
+{% if finding.figures %}<div class="wide" tabindex="0">
+<table class="figures-of{{ ' few' if audit.findings|length > 1 }}">
 <caption>Figures of {{ finding.name }}</caption>
 <thead><tr><th scope="col">Attack</th><th scope="col">Figure</th><th scope="col" class="n">Value</th>
 <th scope="col">Notes</th></tr></thead>
@@ -224,8 +230,11 @@ As the task has it, none of them is trained on.</p>
 <td class="n">{{ row.value }}</td><td>{% if not row.holds %}<strong class="open">shows nothing: a control of this
 attack did not do as expected</strong> {% endif %}{{ row.notes }}</td></tr>
 {% endfor %}</tbody></table></div>
-{% if finding.figures|length > 8 %}<p class="small">{{ finding.figures|length - 8 }} more are in audit.json.</p>
-{% endif %}{% endif %}</div>
+{% set printed = 3 if audit.findings|length > 1 else 8 %}
+{% for most, where in ((8, 'on-screen'), (printed, 'in-print')) if finding.figures|length > most %}
+<p class="small {{ where }}">{{ finding.figures|length - most }} more are in audit.json.</p>
+{% endfor %}
+{% endif %}</div>
 {% endfor %}</div>
 {% else %}<p class="small">No attack was tried on this run. An attack can contradict a claim; it can never prove
 one.</p>{% endif %}
