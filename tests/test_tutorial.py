@@ -90,4 +90,4 @@ def test_whoever_follows_the_tutorial_trains_with_two_sites(tmp_path, monkeypatc
         assert rounds[-1]["round"] == 3
         follow(COMMANDS[11])
     lines = (tmp_path / "predictions.csv").read_text().splitlines()
-    assert lines[0] == "example,prediction,probability" and len(lines) == 201
+    assert lines[0] == "example,prediction,probability,class" and len(lines) == 201

@@ -344,7 +344,10 @@ class TestBrokenOnes:
     @pytest.mark.slow
     def test_a_median_noised_as_if_it_were_a_mean(self, monkeypatch):
         right = gaussian.noisy_trimmed_mean
-        as_mean = lambda cohort, z, asked, trimmed, noise: right(cohort, z / asked, asked, trimmed, noise)  # noqa: E731
+
+        def as_mean(cohort, z, asked, trimmed, noise, widest):
+            return right(cohort, z / asked, asked, trimmed, noise, widest / asked)
+
         monkeypatch.setattr(gaussian, "noisy_trimmed_mean", as_mean)
         make = broken(inner=lambda: everybody(FedMedian), placement="rule")
         assert caught(make, self.claim, models=[*[MODELS[0]] * 3, SENT, SENT], counts=[1.0] * 5)
