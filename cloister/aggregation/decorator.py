@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from cloister.aggregation.canaries import NO_CANARIES, Canaries
-from cloister.aggregation.room import require_room
+from cloister.aggregation.memory import require_memory
 from cloister.aggregation.screening import Rejection, Screening, average_metrics, screen
 from cloister.core.arrays import Layout, Row, from_record, to_record
 from cloister.core.capabilities import Aggregated, Messages
@@ -154,7 +154,7 @@ class Decorator(Strategy):
         self._draw = getattr(self.inner, "last_draw", None)
         self._expected = float(self._draw.expected if self._draw else len(messages))
         if begins:
-            self._require_room()
+            self._require_memory()
         return messages
 
     def keeper(self, layout: Layout, sent: Row) -> str:
@@ -165,7 +165,7 @@ class Decorator(Strategy):
         """
         return f"strategy {type(self.inner).__name__}"
 
-    def _require_room(self) -> None:
+    def _require_memory(self) -> None:
         """Refuse a first round whose replies the memory has no room for.
 
         A number of clients that is drawn in secret is taken as the expected one and six deviations: the real one must
@@ -179,7 +179,7 @@ class Decorator(Strategy):
         secret = self._draw is not None and self._draw.kind == "poisson"
         maximum = math.ceil(self._expected + 6 * math.sqrt(self._expected)) if secret else len(self._asked)
         if keeper := self.keeper(layout, layout.rows(expected)):
-            require_room(keeper, layout, maximum)
+            require_memory(keeper, layout, maximum)
 
     def receive(self, replies: Messages) -> Screening:
         """Screen the replies of a training round while they come.

@@ -101,7 +101,7 @@ class Plan:
         steps = _steps(parameters)
         variance = math.ceil((Fraction(multiplier) * steps) ** 2) + SMOOTHED if multiplier else 0
         plan = cls(bound, steps, Shares.of(variance, parties, removable), parameters, bits)
-        plan._require_room()
+        plan._require_space_in_ring()
         return plan
 
     @property
@@ -128,7 +128,7 @@ class Plan:
         """The plan as bytes, which are the same only for the same plan: for all parties to agree on."""
         return json.dumps(asdict(self), sort_keys=True).encode()
 
-    def _require_room(self) -> None:
+    def _require_space_in_ring(self) -> None:
         members = self.shares.parties.members
         most = members * self.shares.left(self.shares.parties.threshold)
         # A root rounded up.

@@ -7,7 +7,7 @@ from cloister.core.errors import ConfigError
 from cloister.core.memory import free_memory
 
 
-def require_room(keeper: str, layout: Layout, clients: int) -> None:
+def require_memory(keeper: str, layout: Layout, clients: int) -> None:
     """Refuse a round whose replies cannot all be held, before anybody is asked.
 
     Nothing is refused where the system does not tell how much memory there is.
