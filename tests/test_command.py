@@ -163,10 +163,10 @@ class TestExitCodes:
         result = invoke("run", "-c", quick(tmp_path).replace("num-rounds=1", stopping))
         assert "stopped: 1 evaluations without" in " ".join(result.output.split()) and result.exit_code == 0
 
-    def test_a_spent_budget(self, tmp_path):
+    def test_a_budget_that_no_round_fits(self, tmp_path):
         budget = "privacy.server='global-dp' privacy.noise-multiplier=1.0 privacy.max-epsilon=1.0"
         result = invoke("run", "-c", f"{quick(tmp_path)} {budget}")
-        assert "past the budget of 1" in " ".join(result.output.split()) and result.exit_code == 3
+        assert "not one round fits privacy.max-epsilon = 1" in " ".join(result.output.split()) and result.exit_code == 3
 
     def test_a_budget_that_is_spent_before_it_begins(self, tmp_path):
         budget = "privacy.server='global-dp' privacy.noise-multiplier=NOISE privacy.max-epsilon=5.0"

@@ -83,6 +83,7 @@ def test_a_task(site):
     assert rounds[-1]["round"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", ["damped"], indirect=True)
 def test_a_strategy_with_options(site):
     configured = json.loads((run(site, "damped") / "config.json").read_text())
@@ -110,6 +111,7 @@ def test_a_mechanism_gets_its_claim_its_ledger_and_its_promise(site):
     assert events == [{"kind": "pure", "epsilon": 2.0}] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", ["euclidean_laplace"], indirect=True)
 @pytest.mark.parametrize(("epsilon", "passes"), [(1.0, True), (0.0, False)])
 def test_a_mechanism_runs_under_the_contract_of_the_built_in_ones(site, epsilon, passes):

@@ -90,7 +90,7 @@ class Audited:
             console.print(clean(line))  # what is claimed comes from the directory
 
 
-def earlier(path: Path, privacy: Mapping[str, Any]) -> list[Finding]:
+def earlier(path: Path, privacy: Mapping[str, object]) -> list[Finding]:
     """What `audit.json` holds, unless the run was resumed since: its models are others then.
 
     Args:

@@ -162,10 +162,11 @@ def lines(outcome):
 
 def test_a_run_that_ends_early_claims_no_more(tmp_path):
     """By what was released (its noise makes models worse and worse), or because clients are gone."""
-    hopeless = {"privacy.clipping-norm": 50.0, "evaluation.patience": 1, "num-rounds": 5}
+    hopeless = {"privacy.clipping-norm": 50.0, "evaluation.patience": 1, "num-rounds": 20}
     settings = TINY | GLOBAL | hopeless | {"output-dir": str(tmp_path)}
     before, outcome = planned(settings)["privacy"]["claims"][0]["epsilon"], run(settings)
-    assert len(outcome.rounds) - 1 < 5 and "counted for all rounds" in outcome.privacy["claims"][0]["counts"]
+    # A run of 20 rounds that each happen to be better than the one before is not to be expected.
+    assert len(outcome.rounds) - 1 < 20 and "counted for all rounds" in outcome.privacy["claims"][0]["counts"]
     assert outcome.privacy["claims"][0]["epsilon"] == pytest.approx(before, rel=1e-14)
 
 

@@ -33,6 +33,7 @@ from cloister.privacy.accounting.events import (
     KINDS,
     PRICES,
     WORDS,
+    DistributedGaussian,
     Event,
     Gaussian,
     Laplace,
@@ -375,6 +376,7 @@ class TestManyRoundsThatDiffer:
         assert 1 <= found.epsilon(SMALL) / exact.get_epsilon(SMALL) < 1.04
         assert found.delta(1.0) >= exact.get_delta(1.0)
 
+    @pytest.mark.slow
     def test_fifteen_thousand(self):
         drawn = np.random.default_rng(0).uniform(0.9, 2.0, 15_000)
         found = Account(Gaussian(float(z), poisson(0.01)) for z in drawn)
@@ -426,6 +428,7 @@ EXAMPLES = {
     "repeated": (Repeated(Gaussian(2.0, poisson(0.3)), 5), True),
     "pure": (Pure(0.7), True),
     "laplace": (Laplace(0.1, 2.0), False),
+    "distributed-gaussian": (DistributedGaussian(10, 2.0**20, 2.0**20, 1000), True),
     "unaccounted": (Unaccounted("no noise"), False),
 }
 """An event of each kind, and whether it has a bound."""

@@ -33,9 +33,8 @@ PLACES = {
 }
 
 
-FAST = ("node",)
-"""A node: mechanisms take longer, and `tests/faults` kills them too."""
-KILLED = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in sorted(RELEASES)]
+KILLED = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(RELEASES)]
+"""Processes of their own; `tests/faults` kills virtual ones in the fast suite."""
 
 
 @pytest.fixture(scope="module", params=KILLED)

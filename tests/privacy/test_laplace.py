@@ -61,7 +61,7 @@ def variance_is(sample, expected):
 # The law
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, pytest.param(11, marks=pytest.mark.slow), 100])
+@pytest.mark.parametrize("p", [1, 2, *(pytest.param(p, marks=pytest.mark.slow) for p in (3, 11)), 100])
 def test_the_radius_is_gamma(p):
     sample = draws(p)
     assert radius_is_gamma(sample)
@@ -78,6 +78,7 @@ def test_a_radius_of_the_wrong_shape_is_caught(p):
     assert not radius_is_gamma(short_radius(p))
 
 
+@pytest.mark.slow
 def test_the_squared_scale_is_chi_square():
     """At 2 degrees of freedom, where the proposal of the rejection is furthest from what it must give."""
     noise = GaussianNoise(6)
@@ -110,6 +111,7 @@ def heights_are_uniform(sample):
     return all(stats.kstest(points[:, axis], cdf).pvalue > FALSE_ALARM for axis in range(3))
 
 
+@pytest.mark.slow
 def test_the_direction_is_uniform_in_three_dimensions():
     sample = draws(3)
     assert heights_are_uniform(sample)

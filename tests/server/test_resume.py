@@ -172,7 +172,7 @@ class TestWithoutNoise:
             assert (resumed.ended, resumed.stopped) == (whole.ended, whole.stopped)
         assert bool(whole.stopped) == ("evaluation.patience" in settings)
 
-    @pytest.mark.parametrize("case", ["yogi", "patience"])
+    @pytest.mark.parametrize("case", ["yogi", pytest.param("patience", marks=pytest.mark.slow)])
     def test_killed_at_some_instants(self, died, case):
         self.assert_goes_on(died, CASES[case], every=7)
 

@@ -164,6 +164,7 @@ def test_who_knows_the_store_cannot_take_the_noise_away(folder):
     assert "privacy.noise-seed" in page and "seeded" in page and "7654321" not in page
 
 
+@pytest.mark.slow
 def test_mlflow_reports_nothing_to_its_makers_even_if_it_was_there_before(folder, monkeypatch):
     from mlflow.telemetry import client
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError, FederationError
 from cloister.core.files import DAY, read_json, read_text
 from cloister.core.text import clean
@@ -181,10 +182,13 @@ def _read(directory: Path) -> RunState:
 def _last_round(written: Path) -> dict[str, Any]:
     """The last whole line of `rounds.jsonl`, as the last one may be half written; empty before there is one."""
     lines = read_text(written).rpartition("\n")[0].splitlines() if written.exists() else []
-    return dict(json.loads(lines[-1])) if lines else {}
+    last = json.loads(lines[-1]) if lines else {}
+    if not isinstance(last, dict):
+        raise ValueError(f"a line of {written.name} must be a table, found {type(last).__name__}")
+    return last
 
 
-def _quorum(config: Mapping[str, Any]) -> int:
+def _quorum(config: Mapping[str, Scalar]) -> int:
     return int(config["strategy.min-nodes" if config["strategy.quorum"] == "auto" else "strategy.quorum"])
 
 
@@ -234,7 +238,7 @@ def _is_held(directory: Path) -> bool:
     return False
 
 
-def _number(value: Any) -> float | None:
+def _number(value: float | str | None) -> float | None:
     return None if value is None else float(value)
 
 

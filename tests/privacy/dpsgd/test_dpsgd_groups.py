@@ -78,6 +78,7 @@ def test_the_mean_of_a_group_is_clipped_in_other_models(build):
     assert_equal_to_brute_force(smooth(perturbed(build())))
 
 
+@pytest.mark.slow
 def test_the_mean_of_a_group_is_clipped_as_a_whole_model(monkeypatch):
     def refused(gradients, *_):
         return False
