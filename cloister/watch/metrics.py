@@ -79,11 +79,12 @@ def _of_federation(snapshot: Snapshot) -> Iterator[Metric]:
             online[name] = max(online.get(name, 0.0), float(node["status"] == "online"))
         names = [((name,), value) for name, value in online.items()]
         yield _by("cloister_site_online", "Whether a registered site is online.", ("site",), names)
-    if snapshot.spent and not (snapshot.run and snapshot.run.hides_progress):
+    if snapshot.spent and not snapshot.hides_progress:
         shares = [((clean(ledger), unit), share) for (ledger, unit), share in snapshot.spent.items()]
         yield _by("cloister_budget_spent", "Share of a budget that is spent.", ("ledger", "unit"), shares)
     # The database holds a message for each client that was drawn.
-    if snapshot.database_bytes is not None and not (snapshot.run and snapshot.run.hides_times):
+    hidden = snapshot.hides_progress or (snapshot.run is not None and snapshot.run.hides_times)
+    if snapshot.database_bytes is not None and not hidden:
         yield _one("cloister_database_bytes", "Size of the SuperLink's state.", snapshot.database_bytes)
 
 
