@@ -37,6 +37,8 @@ class Latest(Collector):
         yield _by("cloister_findings", "What is wrong now.", ("kind", "level"), _kinds(self.found))
         if self.snapshot.run:
             yield from _of_run(self.snapshot.run, self.when)
+            if not self.snapshot.hides_progress:
+                yield from _of_ledger(self.snapshot.run)
         yield from _of_federation(self.snapshot)
 
 
@@ -65,6 +67,10 @@ def _by_round(run: RunState) -> Iterator[Metric]:
         replies = {"accepted": run.replies[0], **run.codes}
         counted = [((clean(code),), float(count)) for code, count in replies.items()]
         yield _by("cloister_replies", "Replies of the last round, by what became of them.", ("kind",), counted)
+
+
+def _of_ledger(run: RunState) -> Iterator[Metric]:
+    """What other runs on the data spend too."""
     if run.epsilon is not None:
         yield _one("cloister_epsilon", "What everything in the server's ledger amounts to.", run.epsilon)
     if run.budget_left is not None:
