@@ -54,7 +54,7 @@ class View:
     @property
     def hides_progress(self) -> bool:
         """Whether a run goes on whose rounds must not be seen to end."""
-        return any(run.state.hides_progress for run in self.runs if run.state)
+        return self.snapshot.hides_progress
 
     def run(self, name: str) -> Run | None:
         """The run of a name. What a request asks for is compared with what there is, and is never part of a path."""

@@ -16,7 +16,7 @@ from cloister.secure_aggregation.canonical import Item
 COMPLETE_UP_TO = 100
 """Members for whom everybody shares with everybody."""
 MAX_FAILURE = 2.0**-40
-"""Largest probability, a round, that a graph drawn at random does not protect."""
+"""Largest probability, for each cohort that a member is told, that a graph drawn at random does not protect."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,19 @@ class Graph(ABC):
 
     @abstractmethod
     def honest(self, members: int) -> int:
-        """The number of honest inputs, at least, in whatever sum the server can learn: h."""
+        """The number of honest inputs, at least, in whatever sum the server can learn: h.
+
+        Args:
+            members: n, everybody in the cohort that this member was told: the server chooses it.
+        """
 
     @abstractmethod
     def failure(self, members: int) -> float:
-        """The probability that the guarantee does not hold, to be added to δ for every attempt."""
+        """The probability that the guarantee does not hold, to be added to δ for every cohort that a member is told.
+
+        Args:
+            members: n, everybody in the cohort. A server may tell members different cohorts in one attempt.
+        """
 
     @abstractmethod
     def items(self) -> tuple[Item, ...]:

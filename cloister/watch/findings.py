@@ -58,7 +58,7 @@ def findings(snapshot: Snapshot, now: float) -> list[Finding]:
         *(_of_run(snapshot.run, now) if snapshot.run else ()),
         *_of_nodes(snapshot),
         # It is spent round by round.
-        *(() if snapshot.run and snapshot.run.hides_progress else _of_budgets(snapshot.spent)),
+        *(() if snapshot.hides_progress else _of_budgets(snapshot.spent)),
         *(Finding("no-ledger", "warning", f"there is no ledger {path}", path) for path in snapshot.missing),
         # A clock that is 3 s wrong now and 4 s at the next look is wrong once.
         *(Finding("warning", "warning", text, re.sub(r"\d+", "", text)) for text in snapshot.warnings),

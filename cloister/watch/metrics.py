@@ -37,6 +37,8 @@ class Latest(Collector):
         yield _by("cloister_findings", "What is wrong now.", ("kind", "level"), _kinds(self.found))
         if self.snapshot.run:
             yield from _of_run(self.snapshot.run, self.when)
+            if not self.snapshot.hides_progress:
+                yield from _of_ledger(self.snapshot.run)
         yield from _of_federation(self.snapshot)
 
 
@@ -65,6 +67,10 @@ def _by_round(run: RunState) -> Iterator[Metric]:
         replies = {"accepted": run.replies[0], **run.codes}
         counted = [((clean(code),), float(count)) for code, count in replies.items()]
         yield _by("cloister_replies", "Replies of the last round, by what became of them.", ("kind",), counted)
+
+
+def _of_ledger(run: RunState) -> Iterator[Metric]:
+    """What other runs on the data spend too."""
     if run.epsilon is not None:
         yield _one("cloister_epsilon", "What everything in the server's ledger amounts to.", run.epsilon)
     if run.budget_left is not None:
@@ -79,11 +85,12 @@ def _of_federation(snapshot: Snapshot) -> Iterator[Metric]:
             online[name] = max(online.get(name, 0.0), float(node["status"] == "online"))
         names = [((name,), value) for name, value in online.items()]
         yield _by("cloister_site_online", "Whether a registered site is online.", ("site",), names)
-    if snapshot.spent and not (snapshot.run and snapshot.run.hides_progress):
+    if snapshot.spent and not snapshot.hides_progress:
         shares = [((clean(ledger), unit), share) for (ledger, unit), share in snapshot.spent.items()]
         yield _by("cloister_budget_spent", "Share of a budget that is spent.", ("ledger", "unit"), shares)
     # The database holds a message for each client that was drawn.
-    if snapshot.database_bytes is not None and not (snapshot.run and snapshot.run.hides_times):
+    hidden = snapshot.hides_progress or (snapshot.run is not None and snapshot.run.hides_times)
+    if snapshot.database_bytes is not None and not hidden:
         yield _one("cloister_database_bytes", "Size of the SuperLink's state.", snapshot.database_bytes)
 
 

@@ -15,7 +15,7 @@ from cloister.deploy.warm.meeting import warnings_of
 from cloister.privacy.accounting.filters import share
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.reports.rundir import LEDGER
-from cloister.server.reports.status import RunState, newest_run, run_state
+from cloister.server.reports.status import RunState, hides_progress, newest_run, run_directories, run_state
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Snapshot:
         database_bytes: of the state database with its log; None: it is not measured.
         unreadable: what could not be looked at, a sentence each.
         missing: ledgers that are not there: of those that were named, and the copy in a run that has ended.
+        secret_runs: whether any run goes on whose rounds must not be seen to end: the newest need not be the only one.
     """
 
     run: RunState | None = None
@@ -56,6 +57,12 @@ class Snapshot:
     database_bytes: int | None = None
     unreadable: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    secret_runs: bool = False
+
+    @property
+    def hides_progress(self) -> bool:
+        """Whether any run goes on whose rounds must not be seen to end: what they have in common must not be shown."""
+        return self.secret_runs or (self.run is not None and self.run.hides_progress)
 
 
 def look(places: Places) -> Snapshot:
@@ -63,14 +70,16 @@ def look(places: Places) -> Snapshot:
     unreadable: list[str] = []
     nodes, warnings = _superlink(places.connection, unreadable)
     run, spent, size = None, dict[tuple[str, str], float](), None
+    secret = False
     with _noted(unreadable):
+        secret = places.runs is not None and any(map(hides_progress, run_directories(places.runs)))
         run = _run(places.runs)
     for path in places.ledgers:
         with _noted(unreadable):
             spent |= _spent(path)
     with _noted(unreadable):
         size = _bytes(places.database)
-    return Snapshot(run, nodes, warnings, spent, size, tuple(unreadable), _missing(places.ledgers, run))
+    return Snapshot(run, nodes, warnings, spent, size, tuple(unreadable), _missing(places.ledgers, run), secret)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from dataclasses import replace
 import html5lib
 import httpx
 import pytest
+from prometheus_client import generate_latest
 from reported import LEDGER, OF_ALL, OF_RUN, SOUND, line, write_run
 from typer.testing import CliRunner
 
@@ -34,6 +35,8 @@ from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.record import record
 from cloister.server.reports import status
 from cloister.watch import snapshot as snapshots
+from cloister.watch.findings import findings
+from cloister.watch.metrics import Latest, registry
 from cloister.watch.snapshot import Places
 
 NODES = [
@@ -230,6 +233,35 @@ def test_ledgers_are_hidden_with_the_rounds(tmp_path):
     with held(secret_run(runs / "a")):
         shown = page(client, "/")
     assert "ledgers are not shown" in shown and str(path) not in shown
+
+
+def test_a_newer_run_does_not_show_the_budget_that_an_older_one_spends_in_secret(tmp_path):
+    """Neither among budgets, nor in an event, nor as a metric, however many runs have begun since."""
+    path, runs = tmp_path / "ledger.jsonl", tmp_path / "runs"
+    budget = PrivacyBudget(Ledger(path), "a", max_epsilon=2.0)
+    budget.begin("a")
+    while budget.share() < 0.92:
+        with budget.release(Gaussian(8.0), 1):
+            pass
+    places = Places(runs=runs, ledgers=(path,), database=path)
+    older = secret_run(runs / "a")
+    write_run(runs / "b")
+    os.utime(older / "config.json", (86400, 86400))
+
+    def shown():
+        latest = Latest()
+        latest.snapshot = snapshots.look(places)
+        latest.found = findings(latest.snapshot, 0.0)
+        return page(Asking(application(places)), "/"), generate_latest(registry(latest)).decode()
+
+    with held(older):
+        seen, metrics = shown()
+    assert snapshots.look(places).run.path.endswith("b") and "ledgers are not shown" in seen
+    assert "of the budget" not in seen
+    assert not [name for name in ("budget_spent", "database_bytes", "epsilon") if f"cloister_{name}" in metrics]
+    seen, metrics = shown()
+    assert "of the budget for each client is spent" in seen
+    assert all(f"cloister_{name}" in metrics for name in ("budget_spent", "database_bytes", "epsilon"))
 
 
 def test_what_was_measured_of_raw_updates_is_on_no_page(tmp_path, client):

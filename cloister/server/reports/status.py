@@ -142,6 +142,18 @@ def run_state(directory: Path) -> RunState:
         ) from None
 
 
+def hides_progress(directory: Path) -> bool:
+    """Whether a run goes on whose rounds must not be seen to end: what `RunState` says, by the directory alone.
+
+    Args:
+        directory: of the run.
+    """
+    try:
+        return not (directory / "config.json").stat().st_mtime % DAY and _is_held(directory)
+    except OSError:
+        return False  # it was taken away in the meantime
+
+
 def _read(directory: Path) -> RunState:
     config, written = read_json(directory / "config.json")["config"], directory / "rounds.jsonl"
     last = _last_round(written)

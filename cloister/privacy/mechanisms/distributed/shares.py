@@ -34,7 +34,8 @@ class Parties:
     Attributes:
         members: n, clients that are asked for a share.
         threshold: t: of fewer than these there is no sum.
-        colluding: c: of those who are left in a sum, so many may have told the server their noise, or added none.
+        colluding: c: of those who are left in a sum, so many may have told the server their noise, or added none. At
+            least 1 where the other clients see the release: each of them knows its own noise.
     """
 
     members: int
