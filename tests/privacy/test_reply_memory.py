@@ -6,7 +6,7 @@ from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedMedian, Krum
 from support import all_nodes, content, grid_of, one_round
 
-from cloister.aggregation import GlobalDP, MetricDP, PrivateStrategy, room
+from cloister.aggregation import GlobalDP, MetricDP, PrivateStrategy, memory
 from cloister.aggregation.canaries import Canaries
 from cloister.aggregation.clustering import LaplaceClustering
 from cloister.aggregation.decorator import Screened
@@ -35,7 +35,7 @@ KEEPERS = {
 @pytest.fixture
 def free(monkeypatch):
     """Say how many bytes are free."""
-    return lambda count: monkeypatch.setattr(room, "free_memory", lambda: count)
+    return lambda count: monkeypatch.setattr(memory, "free_memory", lambda: count)
 
 
 def asked(strategy, model=MODEL):
@@ -59,7 +59,7 @@ def test_replies_that_have_to_be_held_are_refused_before_anybody_is_asked(free, 
 
 @pytest.mark.parametrize("keeper", KEEPERS)
 @pytest.mark.parametrize("enough", [7000, 10**12, None])
-def test_with_room_for_them_they_are_asked(free, keeper, enough):
+def test_with_memory_for_them_they_are_asked(free, keeper, enough):
     free(enough)
     strategy, grid = KEEPERS[keeper](), grid_of(lambda node, sent: content(sent), CLIENTS)
     assert len(list(strategy.configure_train(1, to_record(MODEL), ConfigRecord(), grid))) == CLIENTS
@@ -74,7 +74,7 @@ def test_nobody_was_asked(free):
 
 
 @pytest.mark.parametrize("clip", [1.0, AdaptiveClip(1.0)])
-def test_what_is_added_up_as_it_comes_needs_no_room(free, clip):
+def test_what_is_added_up_as_it_comes_needs_no_memory(free, clip):
     free(0)
     assert len(asked(GlobalDP(all_nodes(), noise_multiplier=1.0, clipping_norm=clip))) == CLIENTS
 
@@ -114,4 +114,4 @@ def test_a_secret_number_of_clients_does_not_show(free):
     [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (3_210_000, "3.21 MB"), (32 * 10**9, "32 GB")],
 )
 def test_bytes_for_a_person(count, words):
-    assert room._read(count) == words
+    assert memory._read(count) == words
