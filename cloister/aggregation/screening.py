@@ -195,11 +195,7 @@ def _finite(replies: list[_Reply], rejected: list[Rejection], layout: Layout, se
     cohort = Cohort.of(layout, sent, tuple(reply.row for reply in replies))
     finite = np.isfinite(cohort.norms)
     for reply in (reply for reply, good in zip(replies, finite, strict=True) if not good):
-        node, why = (
-            reply.message.metadata.src_node_id,
-            NOT_FINITE,
-        )
-        rejected.append(Rejection(node, "non-finite", why))
+        rejected.append(Rejection(reply.message.metadata.src_node_id, "non-finite", NOT_FINITE))
     kept = [reply for reply, good in zip(replies, finite, strict=True) if good]
     return Screening(
         cohort if finite.all() else cohort.take(np.flatnonzero(finite)),

@@ -95,3 +95,10 @@ class TestNothingIsClaimed:
     def test_but_with_noise_it_is(self, hypotheses):
         steps = LocalSteps(10, 5, 1)
         assert recorded_event(LocalDpSgd(1.0, 1.0), steps, Circumstances(hypotheses=hypotheses)) == steps.event(1.0)
+
+
+def test_batches_whose_roundings_are_not_bounded_are_refused():
+    """The server chooses the size of a batch; only public numbers decide."""
+    with pytest.raises(ConfigError, match=r"client.batch-size must be at most 65536 with DP-SGD, got 65537"):
+        LocalSteps(65537, 65537, 1)
+    assert LocalSteps(65536, 10**6, 1).rate == 1 and LocalSteps(10**6, 65536, 1).count == 16

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cloister.core import check
-from cloister.core.errors import PrivacyError
+from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Event, Gaussian, Repeated, Unaccounted
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
 from cloister.privacy.mechanisms.circumstances import Circumstances
 
+MAX_BATCH = 1 << 16
+"""Units of a batch on average: the bounds on roundings hold for 2^17, which a draw around this mean does not reach."""
 NO_NOISE = "privacy.client-noise-multiplier is 0: there is no noise"
 
 
@@ -34,6 +36,9 @@ class LocalSteps:
         the examples, and whatever it is, a unit is in at most one batch of an epoch: the other steps are
         post-processing of what was released before, on data that do not differ. So a whole epoch is one Gaussian
         mechanism of multiplier σ, without amplification, also against somebody who knows the order.
+
+    Raises:
+        ConfigError: a number is out of range, or batches are so large that roundings are not bounded.
     """
 
     examples: int
@@ -44,6 +49,8 @@ class LocalSteps:
     def __post_init__(self) -> None:
         check.positive(examples=self.examples, batch_size=self.batch_size, local_epochs=self.epochs)
         check.one_of(("poisson", "shuffle"), batch_sampling=self.sampling)
+        if min(self.batch_size, self.examples) > MAX_BATCH:
+            raise ConfigError(f"client.batch-size must be at most {MAX_BATCH} with DP-SGD, got {self.batch_size}")
 
     @property
     def count(self) -> int:
