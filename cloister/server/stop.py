@@ -6,15 +6,18 @@ the first request is none: whatever stopped the server's parts together has Flow
 """
 
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ECHO_SECONDS = 30.0
 """After the first request, in which a SIGINT is taken for its echo."""
+WAKE_SECONDS = 0.1
+"""From one attempt to wake the main thread to the next."""
 
 
 class StopAsked(BaseException):
@@ -37,12 +40,12 @@ class Stop:
     @contextmanager
     def listening(self) -> Iterator["Stop"]:
         """The block, in which requests are heard. Only a main thread hears signals; elsewhere nothing changes."""
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
-        try:
+        with ExitStack() as stack:
+            if threading.current_thread() is threading.main_thread():
+                stack.enter_context(self._waking())
+                self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
+            stack.callback(self._restore)
             yield self
-        finally:
-            self._restore()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -58,6 +61,36 @@ class Stop:
             yield
         finally:
             self._waiting = False
+
+    @contextmanager
+    def _waking(self) -> Iterator[None]:
+        """The block, in which a request that another thread raises is heard while the main thread waits for a lock.
+
+        Flower's threads raise SIGINT when the SuperLink or their parent is gone. Python runs handlers in the main
+        thread only, which may wait without a timeout for threads that send objects and try again for ever. Such a wait
+        is interrupted only by a signal that the main thread itself receives.
+        """
+        heard, told = socket.socketpair()
+        told.setblocking(False)
+        handler = signal.signal(signal.SIGURG, lambda *_: None)
+        descriptor = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+        waker = threading.Thread(target=self._wake, args=(heard, threading.get_ident()), daemon=True)
+        waker.start()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(descriptor)
+            told.close()
+            waker.join()
+            heard.close()
+            signal.signal(signal.SIGURG, handler)
+
+    def _wake(self, heard: socket.socket, main_thread: int) -> None:
+        """Interrupt the main thread until it has heard of each request; Python sends the number of every signal."""
+        while number := heard.recv(1):
+            while number[0] in SIGNALS and not self.asked:
+                signal.pthread_kill(main_thread, signal.SIGURG)
+                time.sleep(WAKE_SECONDS)
 
     def _hear(self, number: int, _: Any) -> None:
         if self.asked:  # only SIGINT is still listened to

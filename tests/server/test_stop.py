@@ -4,6 +4,8 @@ import io
 import json
 import os
 import signal
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -90,6 +92,24 @@ def test_a_model_is_kept_when_its_scores_are_not_waited_for(tmp_path):
     assert [done.number for done in outcome.rounds] == [0, 1] and not outcome.rounds[1].federated
     first = np.load(outcome.directory.checkpoints / "round-00001.npz")
     assert any(np.abs(first[name]).sum() for name in first)
+
+
+def test_a_request_raised_by_another_thread_interrupts_a_wait_without_a_timeout():
+    """As in Flower while it sends objects to a SuperLink that is gone."""
+    finished = threading.Event()
+    rescue = threading.Timer(60, finished.set)
+    threads = threading.active_count()
+    with Stop().listening() as stop:
+        rescue.start()
+        raising = threading.Thread(target=lambda: (time.sleep(0.3), signal.raise_signal(signal.SIGINT)))
+        raising.start()
+        with pytest.raises(StopAsked), stop.waiting():
+            finished.wait()
+        raising.join()
+    rescue.cancel()
+    rescue.join()
+    assert stop.asked == "SIGINT" and not finished.is_set()
+    assert threading.active_count() == threads and signal.set_wakeup_fd(-1) == -1
 
 
 def test_a_second_request_is_not_held_back():
