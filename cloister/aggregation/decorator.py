@@ -6,7 +6,7 @@ acts on the way in: the wrapped strategy sees screened (and, in `PrivateStrategy
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -29,6 +29,7 @@ from cloister.privacy.accounting.events import Event
 from cloister.privacy.claims.claim import Claim
 
 NamedArrays = Mapping[str, NDArray]
+Send = Callable[[Messages], Messages]
 NOBODY = 0
 """The node that a reply of no node is addressed to."""
 
@@ -193,6 +194,16 @@ class Decorator(Strategy):
         expected = self.expected_reply(from_record(self.sent))
         layout = Layout.of(expected)
         return self.screened(replies, layout, layout.rows(expected))
+
+    def collect(self, server_round: int, messages: Messages, send: Send) -> Screening:
+        """Send the messages of a training round, and screen the replies while they come.
+
+        Args:
+            server_round: from 1 on.
+            messages: as `configure_train` made them.
+            send: sends messages, and gives the replies that come before the deadline.
+        """
+        return self.receive(send(messages))
 
     def screened(self, replies: Messages, layout: Layout, sent: Row) -> Screening:
         """The replies, screened.

@@ -79,8 +79,13 @@ class Screening:
     intake: Intake | None = None
 
 
-class _Unfit(Exception):
-    """Why one reply cannot count."""
+class Unfit(Exception):
+    """Why one reply cannot count.
+
+    Args:
+        code: a short word for it.
+        detail: what was wrong, for a person.
+    """
 
     def __init__(self, code: str, detail: str) -> None:
         self.code = code
@@ -108,7 +113,7 @@ def screen(
             rows, and no reply is among those accepted. None: all are kept, in an order that follows from their content.
     """
     rejected: list[Rejection] = []
-    fit = _fit(replies, asked, lambda message: _Reply(message, _row(message, layout), _count(message)), rejected)
+    fit = fitting(replies, asked, lambda message: _Reply(message, _row(message, layout), _count(message)), rejected)
     if intake is None:
         return _screening([_finite(sorted(fit, key=_content_key), rejected, layout, sent)], rejected)
     parts = [_finite([], rejected, layout, sent)]
@@ -136,10 +141,17 @@ def _screening(parts: Sequence[Screening], rejected: list[Rejection]) -> Screeni
     )
 
 
-def _fit(
+def fitting(
     replies: Iterable[Message], asked: Sequence[Message], read: Callable[[Message], T], rejected: list[Rejection]
 ) -> Iterator[T]:
-    """What could be read, one reply a node, as replies come; `rejected` takes why the rest could not."""
+    """What could be read, one reply a node, as replies come.
+
+    Args:
+        replies: what came back, error replies included.
+        asked: the messages that they may answer, each once.
+        read: makes something of a reply; raises `Unfit` to reject it.
+        rejected: takes why the others do not count; of those that did not come, too.
+    """
     expected = {message.metadata.dst_node_id for message in asked}
     addressee: dict[str, int] = {}
     heard = set()
@@ -152,16 +164,16 @@ def _fit(
                 # Flower answers in its own name for a node that cannot: what was answered tells for whom.
                 node = addressee.get(message.metadata.reply_to_message_id, node)
             if node not in expected:
-                raise _Unfit("unsolicited", "this node was not asked in this round")
+                raise Unfit("unsolicited", "this node was not asked in this round")
             if addressee and addressee.get(message.metadata.reply_to_message_id) != node:
                 # Flower shows a reply as its sender wrote it, name and all; what others were sent he does not know.
-                raise _Unfit("sender", "the reply is to no message that this node was sent")
+                raise Unfit("sender", "the reply is to no message that this node was sent")
             if node in heard:
-                raise _Unfit("duplicate", "this node has already replied in this round")
+                raise Unfit("duplicate", "this node has already replied in this round")
             heard.add(node)
             _refuse_error(message)
             found = read(message)
-        except _Unfit as unfit:
+        except Unfit as unfit:
             rejected.append(Rejection(node, unfit.code, unfit.detail))
         else:
             yield found
@@ -180,8 +192,8 @@ def _refuse_error(message: Message) -> None:
     if not message.has_error():
         return
     if message.error.code in UNREACHABLE:
-        raise _Unfit("unavailable", "the node is not connected, or its message expired")
-    raise _Unfit("error", f"code {message.error.code}: {printable(str(message.error.reason))}")
+        raise Unfit("unavailable", "the node is not connected, or its message expired")
+    raise Unfit("error", f"code {message.error.code}: {printable(str(message.error.reason))}")
 
 
 def printable(text: str) -> str:
@@ -219,23 +231,23 @@ def _row(message: Message, layout: Layout) -> Row:
     """The trained model of a reply, flat, if it has exactly the arrays that were sent out."""
     records = _records(message, ArrayRecord)
     if list(records) != [ARRAYS]:
-        raise _Unfit("record", f"expected one array record named {ARRAYS!r}, found {len(records)}")
+        raise Unfit("record", f"expected one array record named {ARRAYS!r}, found {len(records)}")
     record = records[ARRAYS]
     if missing := [name for name in layout.names if name not in record]:
-        raise _Unfit("missing-array", f"array {missing[0]!r} is missing")
+        raise Unfit("missing-array", f"array {missing[0]!r} is missing")
     if len(record) != len(layout.names):
-        raise _Unfit("extra-array", f"expected {len(layout.names)} arrays, found {len(record)}")
+        raise Unfit("extra-array", f"expected {len(layout.names)} arrays, found {len(record)}")
     row = []
     for name, shape, dtype in zip(layout.names, layout.shapes, layout.dtypes, strict=True):
         array = record[name]
         if array.dtype != dtype:
-            raise _Unfit("dtype", f"array {name!r} must be {dtype}, found {array.dtype[:20]!r}")
+            raise Unfit("dtype", f"array {name!r} must be {dtype}, found {array.dtype[:20]!r}")
         if tuple(array.shape) != shape:
-            raise _Unfit("shape", f"array {name!r} must have shape {shape}, found {tuple(array.shape)[:8]}")
+            raise Unfit("shape", f"array {name!r} must have shape {shape}, found {tuple(array.shape)[:8]}")
         try:
             row.append(np.ravel(view(array)))
         except ValueError:
-            raise _Unfit("bytes", f"array {name!r} is not what it is labelled as") from None
+            raise Unfit("bytes", f"array {name!r} is not what it is labelled as") from None
     return tuple(row)
 
 
@@ -245,7 +257,7 @@ def _count(message: Message) -> float:
     if not records:
         return 1.0
     if len(records) > 1 or not is_count(records[0][EXAMPLES]):
-        raise _Unfit("weight", f"{EXAMPLES} must be one number above 0 and at most {MAX_EXAMPLES:.0e}")
+        raise Unfit("weight", f"{EXAMPLES} must be one number above 0 and at most {MAX_EXAMPLES:.0e}")
     return number(records[0], EXAMPLES)
 
 
@@ -270,7 +282,7 @@ def average_metrics(
         The means by name, and the replies that did not count.
     """
     rejected: list[Rejection] = []
-    scores = list(_fit(replies, asked, _scores, rejected))
+    scores = list(fitting(replies, asked, _scores, rejected))
     names = Counter(name for _, metrics in scores for name in metrics)
     usual = sorted(name for name, count in names.items() if 2 * count > len(scores))
     means = {}
@@ -284,11 +296,11 @@ def _scores(message: Message) -> tuple[float, dict[str, float]]:
     """The example count and the metrics of an evaluation reply."""
     records = list(message.content.metric_records.values())
     if len(records) != 1 or not is_count(records[0].get(EXAMPLES)):
-        raise _Unfit("weight", f"expected one metric record with {EXAMPLES} above 0 and at most {MAX_EXAMPLES:.0e}")
+        raise Unfit("weight", f"expected one metric record with {EXAMPLES} above 0 and at most {MAX_EXAMPLES:.0e}")
     metrics = {name: value for name, value in records[0].items() if name != EXAMPLES}
     for name, value in metrics.items():
         if not METRIC_NAME.fullmatch(name):
-            raise _Unfit("metric", "a metric's name must be letters, digits, spaces and . _ - ( )")
+            raise Unfit("metric", "a metric's name must be letters, digits, spaces and . _ - ( )")
         if not isinstance(value, int | float) or not abs(value) < math.inf:
-            raise _Unfit("metric", f"metric {name!r} must be one finite number")
+            raise Unfit("metric", f"metric {name!r} must be one finite number")
     return number(records[0], EXAMPLES), {name: number(metrics, name) for name in metrics}

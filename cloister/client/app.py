@@ -2,7 +2,7 @@
 
 message → no_sooner_than → contain_errors → within_deadline        Flower's mods, which read nothing of it
         → request_of, Node.of                                      the typed request and the node, or a refusal
-        → only_what_is_agreed → enforce_policy → keep_role → keep_budget → add_local_noise → handler
+        → only_what_is_agreed → enforce_policy → mask_update → keep_role → keep_budget → add_local_noise → handler
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,27 @@ from cloister.client.mods.filter import only_what_is_agreed
 from cloister.client.mods.local_noise import add_local_noise
 from cloister.client.mods.roles import keep_role
 from cloister.client.node import Node
-from cloister.client.request import EvaluateRequest, KeepRequest, Reply, Request, TrainRequest, request_of
+from cloister.client.request import (
+    EvaluateRequest,
+    KeepRequest,
+    ProtocolRequest,
+    Reply,
+    Request,
+    TrainRequest,
+    request_of,
+)
+from cloister.client.secure import mask_update, take_part
+from cloister.core.wire import SECURE
 
 Step = Callable[[Any, Node, Callable[..., Reply]], Reply]
-STEPS: tuple[Step, ...] = (only_what_is_agreed, enforce_policy, keep_role, keep_budget, add_local_noise)
+STEPS: tuple[Step, ...] = (
+    only_what_is_agreed,
+    enforce_policy,
+    mask_update,
+    keep_role,
+    keep_budget,
+    add_local_noise,
+)
 """What a request passes on its way to its handler, and a reply on its way back; the first is outermost."""
 
 
@@ -51,3 +68,4 @@ app = ClientApp(mods=[no_sooner_than, contain_errors, within_deadline])
 app.train()(answered_by(TrainRequest, train))
 app.evaluate()(answered_by(EvaluateRequest, evaluate))
 app.query()(answered_by(KeepRequest, keep_personal))
+app.query(SECURE.partition(".")[2])(answered_by(ProtocolRequest, take_part, (enforce_policy,)))

@@ -7,6 +7,7 @@ from cloister.client.node import Node
 from cloister.client.request import Request, TrainRequest
 from cloister.client.training.plan import requested_plan
 from cloister.client.units import size_of
+from cloister.config.secure import shared_mean
 from cloister.core.arrays import Layout
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Event, Pure, Unaccounted
@@ -17,6 +18,8 @@ from cloister.tasks.training.plan import TrainingPlan
 SCORES = "scores"
 """The mechanism under which un-noised scores are entered in a ledger."""
 PROMISED = "as the server promised"
+SHARED = "secure-aggregation"
+"""The mechanism under which a sum is entered that this client adds a share of the noise to."""
 FURTHER = "in the same message"
 """The mechanism under which all but the first release of a reply about one unit are entered."""
 
@@ -52,6 +55,8 @@ def charges_of(request: Request, node: Node) -> list[Charge]:
     if not isinstance(request, TrainRequest):
         scores = (Unaccounted("scores left without noise"),)
         return [Charge("client", scores, SCORES), Charge(unit, scores, SCORES)]
+    if request.config.secure_aggregation.enabled:
+        return _of_shared_noise(request, unit)
     if request.config.privacy.client.clips_gradients:
         return [_of_promise(request, node), _of_steps(request, node, unit)]
     return _of_local_noise(request, node, unit)
@@ -74,6 +79,13 @@ def _of_promise(request: TrainRequest, node: Node) -> Charge:
     if node.policy is None or not node.policy.mechanisms or node.policy.believed:
         return Charge("client", request.promise, PROMISED)
     return Charge("client", (Unaccounted("the policy of this node counts on no noise of the server's"),), PROMISED)
+
+
+def _of_shared_noise(request: TrainRequest, unit: Unit) -> list[Charge]:
+    """The sum that this client's masked update goes into, with the noise that it knows its part of."""
+    clip = shared_mean(request.config).clipping_norm
+    replaced = tuple(event.replaced() for event in request.promise)
+    return [Charge("client", request.promise, SHARED, clip), Charge(unit, replaced, SHARED, clip)]
 
 
 def _of_steps(request: TrainRequest, node: Node, unit: Unit) -> Charge:

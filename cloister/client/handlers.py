@@ -35,12 +35,13 @@ logger = logging.getLogger("cloister.client")
 def train(request: TrainRequest, node: Node) -> Reply:
     """Train the model of the request; answer with the trained arrays, the example count and the training loss.
 
-    Where the client protects itself, whatever goes wrong with its data is answered as if it had none: with the noise of
+    Where the client protects itself, alone or with others, whatever goes wrong with its data is answered as if it had none: with the noise of
     a model that was not trained. The reason stays in the node's log.
     """
     bench = _bench(request)
     trainer, plan = bench.trainer, plan_of(request, node)
-    attempt = _contained if request.config.privacy.client.is_on else _open
+    protected = request.config.privacy.client.is_on or request.config.secure_aggregation.enabled
+    attempt = _contained if protected else _open
     examples = attempt(lambda: _examples(request, node), lambda: _nothing(request))
     chosen = attempt(lambda: _choice(bench, request, examples), lambda: _choice(bench, request, _nothing(request)))
     start = request.models[chosen]

@@ -9,11 +9,11 @@ A refusal depends on the message and the run configuration alone, never on the n
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from logging import WARNING
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 
 from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
-from cloister.core.arrays import from_record, to_record
+from cloister.config.secure import shared_mean
+from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.errors import FederationError, PrivacyError
 from cloister.core.hypotheses import unstacked
 from cloister.core.wire import (
+    ADVERTISE,
     ARRAYS,
     CONFIG,
     FROZEN,
@@ -34,10 +36,16 @@ from cloister.core.wire import (
     PROMISE,
     PROXIMAL_MU,
     ROUND,
+    SECURE_MESSAGE,
+    SECURE_STEP,
     SEED,
+    SHARE,
+    SIGN,
+    UNMASK,
 )
-from cloister.privacy.accounting.events import Event, Unaccounted
+from cloister.privacy.accounting.events import DistributedGaussian, Event, Unaccounted
 from cloister.privacy.accounting.promises import from_wire
+from cloister.secure_aggregation.messages import Delivery
 
 logger = logging.getLogger("cloister.client")
 NamedArrays = Mapping[str, NDArray]
@@ -80,11 +88,26 @@ class TrainRequest(Request):
         proximal_mu: FedProx's μ; 0: no penalty.
         promise: the releases that the reply will go into, as the server says.
         ledger_head: hash of the last line of the server's ledger; empty: the server told none.
+        delivery: under secure aggregation, what this node masks its update with; None elsewhere.
     """
 
     proximal_mu: float = 0.0
     promise: tuple[Event, ...] = ()
     ledger_head: str = ""
+    delivery: Delivery | None = None
+
+
+@dataclass(frozen=True)
+class ProtocolRequest(Request):
+    """A request for a step of a secure aggregation in which nobody trains.
+
+    Attributes:
+        step: which one.
+        content: what the server tells in it, undecoded.
+    """
+
+    step: str = field(kw_only=True)
+    content: bytes = field(repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -122,7 +145,8 @@ class Reply:
 
 
 SPECIFIC: dict[type[Request], tuple[str, ...]] = {
-    TrainRequest: (PROXIMAL_MU, PROMISE, LEDGER_HEAD),
+    TrainRequest: (PROXIMAL_MU, PROMISE, LEDGER_HEAD, SECURE_MESSAGE),
+    ProtocolRequest: (SECURE_STEP, SECURE_MESSAGE),
     EvaluateRequest: (),
     KeepRequest: (),
 }
@@ -145,20 +169,72 @@ def request_of(kind: type[AnyRequest], message: Message, context: Context) -> An
         PrivacyError: the promise cannot be read.
     """
     config, fields = run_config(context), _fields(kind, message)
-    special = {}
-    if kind is TrainRequest:
-        mu = _number(fields, PROXIMAL_MU, MAXIMUM_PENALTY, default=0.0)
-        head = _digest(fields, LEDGER_HEAD)
-        special = {"proximal_mu": float(mu), "promise": promised(fields), "ledger_head": head}
+    models = () if kind is ProtocolRequest else _models(message, fields, config)
     return kind(
         config,
         str(message.metadata.run_id),
         _whole(fields, ROUND),
         _whole(fields, SEED),
-        _models(message, fields, config),
+        models,
         frozen=_digest(fields, FROZEN),
-        **special,
+        **_special(kind, fields, config, models),
     )
+
+
+def _special(
+    kind: type[Request], fields: ConfigRecord, config: RunConfig, models: tuple[NamedArrays, ...]
+) -> dict[str, Any]:
+    """What only a request of this kind holds."""
+    if kind is ProtocolRequest:
+        return _step(fields, config)
+    if kind is not TrainRequest:
+        return {}
+    mu, head = _number(fields, PROXIMAL_MU, MAXIMUM_PENALTY, default=0.0), _digest(fields, LEDGER_HEAD)
+    delivery = _delivery(fields, config)
+    promise = promised(fields) if delivery is None else _shared(fields, config, models)
+    if delivery is None:
+        refuse_shares_of_noise(promise)
+    return {"proximal_mu": float(mu), "promise": promise, "ledger_head": head, "delivery": delivery}
+
+
+def _step(fields: ConfigRecord, config: RunConfig) -> dict[str, Any]:
+    """The step of a secure aggregation that is asked for, in a run that has one."""
+    step, content = fields.get(SECURE_STEP), fields.get(SECURE_MESSAGE)
+    if not config.secure_aggregation.enabled:
+        raise FederationError("the server's message is of a secure aggregation, and this run has none")
+    if step not in (ADVERTISE, SHARE, SIGN, UNMASK) or not isinstance(content, bytes):
+        raise FederationError(
+            f"the server's message must carry {SECURE_STEP!r} as a step of the protocol, and {SECURE_MESSAGE!r} as bytes"
+        )
+    return {"step": step, "content": content}
+
+
+def _delivery(fields: ConfigRecord, config: RunConfig) -> Delivery | None:
+    """What a node masks its update with; None in a run without secure aggregation.
+
+    Raises:
+        FederationError: the message asks for a model that is masked in a run without, or the other way round.
+        ProtocolError: it is no such thing.
+    """
+    said = fields.get(SECURE_MESSAGE)
+    if not (isinstance(said, bytes) if config.secure_aggregation.enabled else said is None):
+        raise FederationError(
+            f"{SECURE_MESSAGE!r} must be in the server's message, as bytes, in a run with secure aggregation and in no "
+            "other"
+        )
+    return Delivery.decode(said) if isinstance(said, bytes) else None
+
+
+def _shared(fields: ConfigRecord, config: RunConfig, models: tuple[NamedArrays, ...]) -> tuple[Event, ...]:
+    """The release that an update goes into under secure aggregation, by this node's own reckoning.
+
+    Raises:
+        PrivacyError: the server reckons with another one.
+    """
+    own = shared_mean(config).events(Layout.of(models[0]))
+    if PROMISE in fields and promised(fields) != own:
+        raise PrivacyError(f"{PROMISE!r} in the server's message is not what this node's share of the noise amounts to")
+    return own
 
 
 def run_config(context: Context) -> RunConfig:
@@ -200,6 +276,18 @@ def promised(fields: Mapping[str, object]) -> tuple[Event, ...]:
         return from_wire(said)
     except PrivacyError as error:
         raise PrivacyError(f"{PROMISE!r} in the server's message: {error}") from None
+
+
+def refuse_shares_of_noise(promise: Iterable[Event]) -> None:
+    """Refuse the promise of noise in shares in a run in which no client adds one.
+
+    Raises:
+        PrivacyError: the server promises it.
+    """
+    if any(isinstance(event, DistributedGaussian) for event in promise):
+        raise PrivacyError(
+            f"{PROMISE!r} in the server's message counts on shares of noise, and this run has no secure aggregation"
+        )
 
 
 def refuse_other_frozen(request: Request, own: str) -> None:
@@ -249,8 +337,10 @@ def _fields(kind: type[Request], message: Message) -> ConfigRecord:
     """The one record of settings, if there is nothing in the message that is not known."""
     content = message.content
     records = (list(content.array_records), list(content.config_records), list(content.metric_records))
-    if records != ([ARRAYS], [CONFIG], []):
-        raise FederationError(f"the server's message must hold the records {ARRAYS!r} and {CONFIG!r} and no other")
+    arrays = [] if kind is ProtocolRequest else [ARRAYS]
+    if records != (arrays, [CONFIG], []):
+        expected = " and ".join(map(repr, (*arrays, CONFIG)))
+        raise FederationError(f"the server's message must hold the records {expected} and no other")
     fields = content.config_records[CONFIG]
     known = (ROUND, SEED, HYPOTHESES, FROZEN, *SPECIFIC[kind])
     if unknown := sorted(set(fields) - set(known)):

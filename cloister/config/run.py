@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, field_validator, model_serializer, m
 
 from cloister.config.errors import INVALID, checked, nearest
 from cloister.config.privacy import DEFAULTS, PrivacyConfig
+from cloister.config.secure import SecureAggregationConfig, refusal
 from cloister.config.section import Auto, Count, Fraction, Positive, Scalar, Section, Share, Whole, Word, kebab
 from cloister.config.settings import read_options
 from cloister.core.errors import ConfigError
@@ -191,6 +192,7 @@ class RunConfig(Section):
     client: ClientConfig = Field(default_factory=ClientConfig)
     privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    secure_aggregation: SecureAggregationConfig = Field(default_factory=SecureAggregationConfig)
 
     @property
     def is_private(self) -> bool:
@@ -341,6 +343,7 @@ RULES: tuple[Callable[[RunConfig], str], ...] = (
     _canaries_are_clients,
     _warmup_ends,
     _store_has_a_tracker,
+    refusal,
 )
 """Rules between sections: each gives what is wrong, or nothing."""
 

@@ -51,6 +51,9 @@ class LocalGrid(WatchedGrid):
         nodes = [{"partition-id": index, "num-partitions": clients} for index in range(clients)]
         return cls(client_app, run_config, nodes)
 
+    keeps_memory = True
+    """What a node has in memory is there when its next message comes."""
+
     @property
     def is_simulated(self) -> bool:
         """Whether every node has a part of the task's benchmark data, and none has data of its own."""

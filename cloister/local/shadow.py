@@ -41,6 +41,7 @@ QUIET: dict[str, Scalar] = {
     "evaluation.held-out-clients": 0.0,
     "evaluation.patience": 0,
     "privacy.ledger-dir": "",
+    **SWITCHED_OFF,
     "privacy.noise-seed": -1,
 }
 """What a shadow run does not do: score models, keep a ledger, or repeat noise."""
@@ -112,7 +113,7 @@ def without_privacy(config: RunConfig) -> RunConfig:
     Args:
         config: of the run.
     """
-    kept = {key: value for key, value in config.flat().items() if not key.startswith("privacy.")}
+    kept = {key: value for key, value in config.flat().items() if not key.startswith(("privacy.", "secure-"))}
     weighting = "examples" if config.weights_by_examples else "uniform"
     return parse(kept | {"privacy.server": "none", "strategy.weighting": weighting, "task.group": ""})
 

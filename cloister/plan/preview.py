@@ -162,6 +162,8 @@ def _worked_out(
         return client_claim(plan, prepared.layout, after, [sizes.costliest] if sizes else None)
 
     reached = [number for number in shown if number <= expected.rounds]
+    # One client alone has no peers to mask its update with.
+    times = options.timing and not plan.config.secure_aggregation.enabled
     return Preview(
         plan.config,
         options,
@@ -175,7 +177,7 @@ def _worked_out(
         refusal,
         tuple(_within(settings, prepared, named, _epsilon(options, expected))),
         traffic(prepared, options.clients),
-        timed(prepared, messages[0], options.clients) if options.timing and messages else None,
+        timed(prepared, messages[0], options.clients) if times and messages else None,
     )
 
 

@@ -12,6 +12,7 @@ from cloister.client.mods.local_noise import leaked
 from cloister.client.tally import LeakageTally, Tally
 from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
+from cloister.config.secure import SWITCHED_OFF
 from cloister.config.variants import PluginPrivacy
 from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.plan.nodes import Asked
@@ -79,7 +80,7 @@ def of_server(settings: Mapping[str, Scalar], prepared: Prepared, epsilon: float
         yield Within("client", "the server's", "", None, why, rounds, smallest)
         return
     key = "privacy.noise-multiplier"
-    noise, why = _found(lambda: _calibrated(parse({**limited, key: "auto"}), prepared))
+    noise, why = _found(lambda: _calibrated(parse({**limited, key: "auto", **SWITCHED_OFF}), prepared))
     yield Within("client", "the server's", key, noise, why, rounds, smallest)
 
 

@@ -19,14 +19,16 @@ from cloister.aggregation import PrivateStrategy
 from cloister.core.arrays import from_record
 from cloister.core.cohort import Cohort
 from cloister.core.errors import BudgetExhausted
-from cloister.core.wire import SEED
+from cloister.core.wire import SECURE_MESSAGE, SEED
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.ledger import DraftLedger, Ledger
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.server import statement
+from cloister.privacy.mechanisms.distributed.mean import DistributedMean
 from cloister.privacy.mechanisms.gaussian import GaussianMechanism
 from cloister.privacy.mechanisms.mechanism import Contributions
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.secure_aggregation.messages import Delivery
 from cloister.server.build import Plan
 from cloister.server.clients import client_claim
 from cloister.server.lasting import needs_lasting_ledger
@@ -126,6 +128,8 @@ def first_messages(prepared: Prepared, grid: Grid) -> list[Message]:
     config = plan.config.model_copy(update={"strategy": everybody})
     strategy.inner = named_strategy(config, held_out=plan.held_out)
     public = ConfigRecord({SEED: plan.seed, **told_of(prepared.model)})
+    if plan.config.secure_aggregation.enabled:
+        public[SECURE_MESSAGE] = Delivery((), {}).encode()  # it comes in the middle of a round, with shares of peers
     return list(strategy.configure_train(1, prepared.initial, public, grid))
 
 
@@ -154,6 +158,9 @@ def noise_on_release(prepared: Prepared, nodes: int) -> NoiseOnRelease | None:
     if not isinstance(strategy, PrivateStrategy):
         return None
     mechanism, clients = strategy.mechanism, prepared.plan.cohort(nodes)
+    if isinstance(mechanism, DistributedMean):
+        std = mechanism.multiplier * mechanism.clipping_norm / max(1, round(clients))
+        return NoiseOnRelease(mechanism.multiplier, (std, std))
     asked, expected = max(1, round(clients)), clients + len(strategy.canaries) / 2
     sent = prepared.layout.rows(from_record(prepared.initial))
     cohort = Cohort(prepared.layout, sent, (sent,) * asked, np.zeros(asked), np.ones(asked))

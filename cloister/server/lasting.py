@@ -5,6 +5,8 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
+from cloister.config.run import RunConfig
+from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.build import Plan
 from cloister.server.stragglers import PatientGrid
@@ -36,9 +38,26 @@ def needs_lasting_ledger(plan: Plan, grid: Grid) -> bool:
     return bool(asked) or not vars(type(plan.task)).get("public", False) or not is_simulated(grid)
 
 
+def refuse_forgetful_nodes(config: RunConfig, grid: Grid) -> None:
+    """Refuse secure aggregation where nodes would lose the secrets of a round between two of its messages.
+
+    Raises:
+        ConfigError: they would.
+    """
+    if config.secure_aggregation.enabled and not getattr(_innermost(grid), "keeps_memory", False):
+        raise ConfigError(
+            "secure-aggregation.enabled = True is for runs in one process (`cloister run`, `simulate`): a node whose app "
+            "is started for each message has lost the secrets of the round when the next one comes"
+        )
+
+
+def _innermost(grid: Grid) -> Grid:
+    return grid.inner if isinstance(grid, PatientGrid) else grid
+
+
 def is_simulated(grid: Grid) -> bool:
     """Whether this machine plays every node, so that there is no data but the task's."""
-    inner = grid.inner if isinstance(grid, PatientGrid) else grid
+    inner = _innermost(grid)
     # Flower's simulation has imported its grid; elsewhere nobody waits a second for that import.
     flower = sys.modules.get("flwr.superlink.grid.inmemory_grid")
     if flower is not None and isinstance(inner, flower.InMemoryGrid):

@@ -196,7 +196,7 @@ class RoundLoop:
             if not self.strategy.has_secret_cohorts:
                 self.sites.learn(self.grid)
             self.asked = number
-            received = self.strategy.receive(self._replies(number, messages))
+            received = self.strategy.collect(number, messages, lambda asked: self._replies(number, asked))
         self.answered()
         clock.lap("train")
         aggregated, train = self.strategy.aggregate_train(number, received)

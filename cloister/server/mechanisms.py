@@ -7,9 +7,11 @@ from flwr.serverapp.strategy import Strategy
 from cloister.aggregation import LaplaceClustering, PrivateStrategy
 from cloister.aggregation.canaries import Canaries
 from cloister.aggregation.decorator import Decorator, Screened
+from cloister.aggregation.secure_sum import SecureSum
 from cloister.config import variants
 from cloister.config.errors import suggestion
 from cloister.config.run import RunConfig
+from cloister.config.secure import shared_mean
 from cloister.core.errors import ConfigError, PluginError
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.mechanisms import MECHANISMS
@@ -36,6 +38,8 @@ def decorate(strategy: Strategy, config: RunConfig, budget: PrivacyBudget, copy:
         return LaplaceClustering(strategy, copy, server.hypotheses)
     if isinstance(server, variants.NoServerPrivacy):
         return Screened(strategy, by_examples=config.weights_by_examples)
+    if config.secure_aggregation.enabled:
+        return SecureSum(strategy, shared_mean(config), budget=budget)
     own = None if seed == -1 else seed
     noise, canaries = GaussianNoise(own), Canaries.drawn(server.canaries, own)
     return PrivateStrategy(strategy, mechanism_of(server), budget=budget, noise=noise, canaries=canaries)

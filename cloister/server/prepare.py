@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from flwr.app import ArrayRecord
 
 from cloister.config.run import RunConfig, parse
+from cloister.config.secure import SWITCHED_OFF
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.errors import BudgetExhausted, CloisterError
 from cloister.server.build import Plan, build
@@ -89,7 +90,7 @@ def _more_noise(prepared: Prepared) -> str:
     """With how much noise all rounds would fit; empty where the mechanism cannot be calibrated."""
     plan = prepared.plan
     try:
-        config = parse({**plan.config.flat(), NOISE: "auto"})
+        config = parse({**plan.config.flat(), NOISE: "auto", **SWITCHED_OFF})
         claim = build(config).strategy.calibrated(prepared.layout, config.num_rounds).claim()
         least = float(claim.parameters[NOISE])
     except (CloisterError, KeyError):

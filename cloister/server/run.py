@@ -26,7 +26,7 @@ from cloister.server.build import Plan
 from cloister.server.clients import client_claim, personalise
 from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
-from cloister.server.lasting import confine_ledger, is_lasting
+from cloister.server.lasting import confine_ledger, is_lasting, refuse_forgetful_nodes
 from cloister.server.loop import Observer, Round, RoundLoop
 from cloister.server.prepare import prepare, refuse_impossible_budget
 from cloister.server.progress import Progress, keepers_of
@@ -122,6 +122,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
         CloisterError: the run cannot start or go on, or nobody takes part in it.
     """
     started = time.perf_counter()
+    refuse_forgetful_nodes(config, grid)
     with ExitStack() as stack:
         earlier = stack.enter_context(earlier_run(config, grid, clients)) if config.resume else None
         prepared = prepare(config, earlier=earlier)

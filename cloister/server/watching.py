@@ -6,6 +6,8 @@ from typing import Literal
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
+from cloister.core.wire import SECURE
+
 Standing = Literal["waiting", "training", "scoring", "sent", "rejected"]
 """Not its turn yet; asked to train, or to score, and no reply so far; replied; with an error or too late."""
 Watch = Callable[[int, Standing], None]
@@ -29,7 +31,7 @@ def nobody(_: int, __: Standing) -> None:
 
 def asked_to(message: Message) -> Standing:
     """What a client does with a message."""
-    return "training" if message.metadata.message_type == MessageType.TRAIN else "scoring"
+    return "training" if message.metadata.message_type in (MessageType.TRAIN, SECURE) else "scoring"
 
 
 def answered(reply: Message) -> Standing:

@@ -162,7 +162,7 @@ class Twins:
         def fit(replies, asked, read, rejected):
             return (read(message) for message in replies if not message.has_error())
 
-        patch.setattr(screening, "_fit", fit)
+        patch.setattr(screening, "fitting", fit)
 
     @staticmethod
     def forgets_moments(patch):

@@ -71,7 +71,7 @@ def _rows(request: TrainRequest, node: Node) -> float:
     client = request.config.privacy.client
     if client.clips_gradients:
         return node.config.public_size or math.inf
-    if client.is_on:
+    if client.is_on or request.config.secure_aggregation.enabled:
         return math.inf  # under local noise the handler answers for it, where that does not show
     return len(local_data(request.config.task, node.config, request.seed).train)
 

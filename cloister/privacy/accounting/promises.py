@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.events import Event, Gaussian, Pure, Repeated, from_json, to_json
+from cloister.privacy.accounting.events import DistributedGaussian, Event, Gaussian, Pure, Repeated, from_json, to_json
 from cloister.privacy.accounting.vocabulary import UNSAMPLED
 
 MAX_EVENTS = 16
@@ -55,7 +55,7 @@ def _event(item: object) -> Event:
 def _has_noise(event: Event) -> bool:
     if isinstance(event, Repeated):
         return _has_noise(event.event)
-    return isinstance(event, Pure) or (isinstance(event, Gaussian) and event.noise_multiplier > 0)
+    return isinstance(event, Pure | DistributedGaussian) or (isinstance(event, Gaussian) and event.noise_multiplier > 0)
 
 
 def undrawn(event: Event) -> Event:

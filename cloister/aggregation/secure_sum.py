@@ -1,0 +1,170 @@
+"""Secure aggregation around a Flower strategy: it sees one model, made of a sum of updates that nobody has seen alone.
+
+    clients clip, add noise, mask → the sum of those who are left → surplus noise off → mean → one virtual reply → strategy
+
+What the round costs is on disk before the first client is asked for its masked vector. A round that fewer clients than
+the threshold finish leaves the model as it was, and stays charged from there on.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from logging import WARNING
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from cloister.aggregation.decorator import Measurements, Send
+from cloister.aggregation.private_strategy import PrivateStrategy
+from cloister.aggregation.screening import Rejection, Screening
+from cloister.aggregation.secure_round import SecureRound
+from cloister.core.arrays import Layout, Row, from_record
+from cloister.core.capabilities import Aggregated, Messages
+from cloister.core.cohort import Cohort
+from cloister.core.errors import ConfigError, FederationError, ProtocolError, RoundAbandoned
+from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.mechanisms.distributed.mean import COLLUDING, THRESHOLD, DistributedMean
+from cloister.privacy.mechanisms.distributed.plan import Plan
+from cloister.privacy.mechanisms.distributed.whole import without_surplus
+from cloister.secure_aggregation.chain import seeds
+from cloister.secure_aggregation.coordinator import Total
+from cloister.secure_aggregation.graph import Complete
+from cloister.secure_aggregation.ring import out_of_ring
+from cloister.secure_aggregation.terms import Terms
+
+logger = logging.getLogger("cloister.server")
+ONLY_ATTEMPT = 1
+"""A round is tried once: with the same updates and other survivors the difference of two sums would show some."""
+
+
+@dataclass(frozen=True)
+class Summed(Screening):
+    """What came of a round: nobody's row, and one sum.
+
+    Attributes:
+        total: of the whole numbers of those who are left, shape (p,), without surplus noise; None: there is none.
+        survivors: how many are left.
+    """
+
+    total: NDArray[np.int64] | None = None
+    survivors: int = 0
+
+
+class SecureSum(PrivateStrategy):
+    """A Flower strategy around the mean of a secure aggregation.
+
+    Args:
+        inner: the wrapped strategy; it has to live on the mean.
+        mechanism: what clients do, and what becomes of the sum.
+        budget: as in `PrivateStrategy`.
+
+    Guarantee: that of the mechanism, against this server too, if every client runs a bundle that its site has checked.
+    """
+
+    mechanism: DistributedMean
+
+    def __init__(self, inner: Strategy, mechanism: DistributedMean, *, budget: PrivacyBudget | None = None) -> None:
+        super().__init__(inner, mechanism, budget=budget)
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
+        """As in `PrivateStrategy`.
+
+        Args:
+            server_round, arrays, config, grid: as in `PrivateStrategy.configure_train`.
+
+        Raises:
+            BudgetExhausted: the round would pass the budget.
+            ConfigError: more nodes would be asked than two lists of survivors can be told apart among.
+        """
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        parties = self.mechanism.parties
+        if len(messages) > parties.members:
+            raise ConfigError(
+                f"{len(messages)} nodes would train in round {server_round}; with {THRESHOLD} = {parties.threshold} and "
+                f"{COLLUDING} = {parties.colluding} at most {parties.members} may; raise the threshold, or lower "
+                "strategy.fraction-train"
+            )
+        return messages
+
+    def keeper(self, layout: Layout, sent: Row) -> str:
+        """As in `Decorator`: nothing is kept but the sum.
+
+        Args:
+            layout, sent: as in `Decorator.screened`.
+        """
+        return ""
+
+    def collect(self, server_round: int, messages: Messages, send: Send) -> Summed:
+        """Let the clients train, and learn the sum of their updates.
+
+        Args:
+            server_round, messages, send: as in `Decorator.collect`.
+
+        Raises:
+            BudgetExhausted: the round would pass the budget; nobody was asked for a vector.
+        """
+        asked = list(messages)
+        layout = Layout.of(from_record(self.sent))
+        plan = self.mechanism.plan(layout.size)
+        attempt = SecureRound(self._terms(server_round, plan, asked), plan.terms(), asked, send)
+        try:
+            total = attempt.total(lambda: self.recorded(layout, server_round))
+        except (RoundAbandoned, ProtocolError) as error:
+            logger.log(WARNING, "round %d was abandoned: %s", server_round, error)
+            return self._summed(layout, attempt.rejected)
+        return self._summed(layout, attempt.rejected, total, plan)
+
+    def receive(self, replies: Messages) -> Screening:
+        """Refuse replies that came without the steps of the protocol.
+
+        Args:
+            replies: of clients.
+
+        Raises:
+            FederationError: always. `collect` makes a round.
+        """
+        raise FederationError("under secure aggregation a round has several steps; let Cloister's round loop drive it")
+
+    def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
+        """Let the wrapped strategy aggregate the mean of those who are left.
+
+        Args:
+            server_round: counted from 1.
+            screening: what `collect` returned.
+        """
+        found, asked = screening, len(self._asked)
+        if not isinstance(found, Summed) or found.total is None:
+            self.measured = Measurements(asked, 0, screening.rejected, epsilon=self.spent(), abandoned=True)
+            return None, None
+        layout, sent = found.cohort.layout, found.cohort.sent
+        released = self.mechanism.released(found.total, layout, sent, found.survivors)
+        arrays, metrics = self._aggregated(server_round, layout, released)
+        self.measured = self._measurements(found, released)
+        return arrays, metrics
+
+    def _terms(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> Terms:
+        parties = self.mechanism.parties
+        run = str(asked[0].metadata.run_id) if asked else ""
+        graph = Complete(parties.threshold, parties.colluding)
+        return Terms(run, server_round, ONLY_ATTEMPT, graph, plan.parameters, plan.bits)
+
+    def _summed(
+        self, layout: Layout, rejected: Sequence[Rejection], total: Total | None = None, plan: Plan | None = None
+    ) -> Summed:
+        """The outcome of a round, in the form that replies have elsewhere."""
+        count = len(total.survivors) if total else 0
+        sent = layout.rows(from_record(self.sent))
+        cohort = Cohort(layout, sent, (), np.zeros(count), np.ones(count))
+        order = tuple(sorted(rejected, key=lambda one: one.node_id))
+        numbers = _released(total, plan) if total and plan else None
+        return Summed(cohort, (), (1.0,) * count, order, total=numbers, survivors=count)
+
+
+def _released(total: Total, plan: Plan) -> NDArray[np.int64]:
+    """The sum, without the noise that so many survivors have shown to be more than is needed."""
+    survivors, lowest = len(total.survivors), plan.shares.parties.threshold + 1
+    shown = [seeds(link, lowest, survivors) for link in total.revealed.values()]
+    return without_surplus(out_of_ring(total.values), plan.shares, survivors, shown)

@@ -1,0 +1,212 @@
+"""A node's part in a secure aggregation: who it is, what it keeps from one message to the next, and what it sends.
+
+What it keeps is in the memory of this process alone, beside the state that Flower keeps for the node and never in it:
+that state may be written to a disk. A node that is started anew knows of no attempt, and has dropped out.
+"""
+
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import ConfigRecord
+
+from cloister.client.mods.enforce import Handler
+from cloister.client.node import Node
+from cloister.client.request import NamedArrays, ProtocolRequest, Reply, Request, TrainRequest
+from cloister.client.signing import Identity, identity
+from cloister.client.workbench import workbench_of
+from cloister.config.secure import shared_mean
+from cloister.core.arrays import Layout
+from cloister.core.cohort import Cohort
+from cloister.core.errors import ProtocolError
+from cloister.core.identity import LOCAL_RUN
+from cloister.core.wire import ADVERTISE, ROSTER, SECURE_MESSAGE, SHARE, SIGN, UNMASK
+from cloister.privacy.mechanisms.distributed.plan import Plan
+from cloister.privacy.mechanisms.distributed.whole import add_share, whole_update
+from cloister.secure_aggregation import messages as protocol
+from cloister.secure_aggregation.chain import LINK, SeedChain
+from cloister.secure_aggregation.graph import Complete
+from cloister.secure_aggregation.introduction import told
+from cloister.secure_aggregation.member import Member
+from cloister.secure_aggregation.ring import into_ring
+from cloister.secure_aggregation.roster import Roster, public_bytes
+from cloister.secure_aggregation.terms import Terms
+
+STATE = "secure-aggregation"
+"""The record of the last round that a node has taken part in; it holds no secret."""
+ATTEMPT = 1
+"""A node takes part in a round once: it has the same update to give in another attempt."""
+
+
+@dataclass(frozen=True, repr=False)
+class _Attempt:
+    """A round that this node takes part in.
+
+    Args:
+        run, round: which one.
+        member: this node in the protocol; it holds the secrets, and drops them with the last step.
+        plan: of the noise.
+    """
+
+    run: str
+    round: int
+    member: Member
+    plan: Plan
+
+
+_attempts: dict[int, _Attempt] = {}
+"""By the identity of the state of a node, for as long as that is there."""
+
+
+def take_part(request: ProtocolRequest, node: Node) -> Reply:
+    """Make one step of the protocol that takes no training.
+
+    Args:
+        request: of the server.
+        node: that answers.
+
+    Raises:
+        ProtocolError: the step is not the next one, or asks for what the protocol does not allow. The attempt is over.
+    """
+    if request.step == ADVERTISE:
+        return _advertised(request, node)
+    kind, step = _STEPS[request.step]
+    attempt = _taken(request, node)
+    answer = step(attempt.member, kind.decode(request.content))
+    if request.step != UNMASK:
+        _keep(attempt, node)
+    return Reply(_packed(answer))
+
+
+_STEPS: dict[str, tuple[type[protocol.Message], Callable[[Member, Any], protocol.Message]]] = {
+    SHARE: (protocol.Cohort, Member.share),
+    SIGN: (protocol.Survivors, Member.sign),
+    UNMASK: (protocol.Signatures, Member.unmask),
+}
+"""What a node is told in each step, and what it does then."""
+
+
+def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:
+    """Let nothing of a training reply through but the update, clipped, with its share of the noise, and masked.
+
+    Args:
+        request: of the server.
+        node: that answers.
+        call_next: trains.
+
+    Raises:
+        ProtocolError: the node takes part in no attempt at this round, or the shares are not those of its peers.
+    """
+    if not request.config.secure_aggregation.enabled or not isinstance(request, TrainRequest):
+        return call_next(request, node)
+    if request.delivery is None:
+        raise ProtocolError("under secure aggregation a model leaves this node masked alone")
+    attempt = _taken(request, node)
+    trained = call_next(request, node).arrays or {}
+    vector = _masked(attempt, request.delivery, request.models[0], trained)
+    _keep(attempt, node)
+    return Reply(_packed(vector))
+
+
+def _masked(
+    attempt: _Attempt, delivery: protocol.Delivery, sent: NamedArrays, trained: NamedArrays
+) -> protocol.MaskedInput:
+    """The update in steps of the grid, with this node's share of the noise and its masks."""
+    plan, layout = attempt.plan, Layout.of(sent)
+    numbers = whole_update(Cohort.of(layout, layout.rows(sent), (layout.rows(trained),)), plan)
+    parties = plan.shares.parties
+    chain = SeedChain(os.urandom(LINK), parties.threshold + 1, parties.members) if plan.shares.components else None
+    add_share(numbers, plan.shares, os.urandom(LINK), chain.seeds() if chain else {})
+    return attempt.member.mask(delivery, into_ring(numbers, plan.bits), plan.terms(), chain)
+
+
+def _advertised(request: ProtocolRequest, node: Node) -> Reply:
+    """Begin an attempt: keys for it, and the roster that this node goes by."""
+    _drop(node)
+    who = identity_of(request, node)
+    _refuse_round_again(request, node)
+    mechanism = shared_mean(request.config)
+    plan = mechanism.plan(Layout.of(workbench_of(request.config).model.arrays()).size)
+    graph = Complete(mechanism.parties.threshold, mechanism.parties.colluding)
+    terms = Terms(request.run, request.round, ATTEMPT, graph, plan.parameters, plan.bits)
+    member = Member(who.name, who.key, who.roster, terms)
+    advertisement = member.advertise()
+    _keep(_Attempt(request.run, request.round, member, plan), node)
+    return Reply({**_packed(advertisement), ROSTER: np.frombuffer(told(who.roster), np.uint8)})
+
+
+def _packed(message: protocol.Message) -> NamedArrays:
+    """A message of the protocol as it travels."""
+    return {SECURE_MESSAGE: np.frombuffer(message.encode(), np.uint8)}
+
+
+def _refuse_round_again(request: Request, node: Node) -> None:
+    """Raises ProtocolError if this node took part in this round, or a later one, before; remembers it otherwise."""
+    last = node.state.config_records.get(STATE, ConfigRecord())
+    if last.get("run") == request.run and request.round <= int(str(last["round"])):
+        raise ProtocolError(f"this node has taken part in round {last['round']} of this run, and does so once")
+    node.state.config_records[STATE] = ConfigRecord({"run": request.run, "round": request.round})
+
+
+def _keep(attempt: _Attempt, node: Node) -> None:
+    """Remember an attempt until the next message, and no longer than the node's state is there."""
+    place = id(node.state)
+    if place not in _attempts:
+        weakref.finalize(node.state, _attempts.pop, place, None)
+    _attempts[place] = attempt
+
+
+def _taken(request: Request, node: Node) -> _Attempt:
+    """The attempt that this node takes part in, which it forgets: a step that fails leaves nothing.
+
+    Raises:
+        ProtocolError: there is none for this round.
+    """
+    attempt = _attempts.pop(id(node.state), None)
+    if attempt is None or (attempt.run, attempt.round) != (request.run, request.round):
+        raise ProtocolError(f"this node takes part in no attempt at round {request.round}, or not any more")
+    return attempt
+
+
+def _drop(node: Node) -> None:
+    """Forget an attempt that was not finished."""
+    if earlier := _attempts.pop(id(node.state), None):
+        earlier.member.abandon()
+
+
+def identity_of(request: Request, node: Node) -> Identity:
+    """Who this node is: by its own files, or in a simulation by keys that this process has made.
+
+    Args:
+        request: of the server.
+        node: that answers.
+
+    Raises:
+        NodeConfigError: one of its files is not what it has to be.
+        ProtocolError: it has no key.
+    """
+    config = node.config
+    if (own := identity(config)) is not None:
+        return own
+    simulated = request.run == str(LOCAL_RUN) and not config.data_path
+    if simulated and config.partition_id is not None and config.num_partitions is not None:
+        keys, roster = _simulated(config.num_partitions)
+        name = _name(config.partition_id)
+        return Identity(name, keys[name], roster)
+    raise ProtocolError("this node has no signing key and no roster in its configuration, and cannot take part")
+
+
+@lru_cache(maxsize=4)
+def _simulated(clients: int) -> tuple[dict[str, Ed25519PrivateKey], Roster]:
+    """The keys of all simulated clients of this process, and the roster of them."""
+    keys = {_name(number): Ed25519PrivateKey.generate() for number in range(clients)}
+    return keys, Roster({name: public_bytes(key) for name, key in keys.items()})
+
+
+def _name(partition: int) -> str:
+    return f"client-{partition:05}"

@@ -1,0 +1,147 @@
+"""`secure-aggregation.*`: whether the server learns the sum of its clients' updates alone, and what does not go with it."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from pydantic import model_validator
+
+from cloister.config import variants
+from cloister.config.section import Scalar, Section, Whole
+from cloister.core.errors import ConfigError
+from cloister.privacy.mechanisms.distributed.mean import COLLUDING, THRESHOLD, DistributedMean
+from cloister.privacy.mechanisms.distributed.shares import Parties
+
+if TYPE_CHECKING:
+    from cloister.config.run import RunConfig
+
+ENABLED = "secure-aggregation.enabled"
+SWITCHED_OFF: Mapping[str, Scalar] = {ENABLED: False, THRESHOLD: 0, COLLUDING: 0}
+"""Settings of the same run with a server that sees every update: it releases a mean with the same noise."""
+LARGEST_COHORT = 100
+"""Most clients of a round: so many share with each other, all with all."""
+
+
+class SecureAggregationConfig(Section):
+    """`secure-aggregation.*`: the server learns a sum, to which each client has added a share of the noise.
+
+    Args:
+        enabled: whether it is on.
+        threshold: t: without so many clients to the end of a round there is no sum.
+        colluding: c: so many clients may work with the server, or with each other; 0: not even one.
+    """
+
+    enabled: bool = False
+    threshold: Whole = 0
+    colluding: Whole = 0
+
+    @property
+    def parties(self) -> Parties:
+        """The largest cohort that is taken, t and c.
+
+        Two lists of survivors with t signatures each must have an honest signer in common: 2t > n + c.
+        """
+        return Parties(min(2 * self.threshold - self.colluding - 1, LARGEST_COHORT), self.threshold, self.colluding)
+
+    @model_validator(mode="after")
+    def _agree(self) -> "SecureAggregationConfig":
+        if not self.enabled:
+            if self.threshold or self.colluding:
+                raise ValueError(
+                    f"{THRESHOLD} = {self.threshold} and {COLLUDING} = {self.colluding} have no effect with {ENABLED} ="
+                    " False"
+                )
+        elif not max(1, self.colluding) < self.threshold <= LARGEST_COHORT:
+            raise ValueError(
+                f"{THRESHOLD} = {self.threshold} must be at least 2, above {COLLUDING} = {self.colluding} and at most "
+                f"{LARGEST_COHORT}"
+            )
+        return self
+
+
+def shared_mean(config: "RunConfig") -> DistributedMean:
+    """What clients do to their updates, and what the server makes of the sum, in a run with secure aggregation.
+
+    Args:
+        config: of the run.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    server = config.privacy.server
+    if not config.secure_aggregation.enabled or not isinstance(server, variants.GlobalPrivacy):
+        raise ConfigError(f"{ENABLED} = {config.secure_aggregation.enabled} with privacy.server = {server.name!r}")
+    return DistributedMean(
+        noise_multiplier=server.noise_multiplier,
+        clip=server.clipping.clip(),
+        parties=config.secure_aggregation.parties,
+    )
+
+
+def refusal(config: "RunConfig") -> str:
+    """Why a run cannot have secure aggregation; empty if it can, or has none."""
+    if not config.secure_aggregation.enabled:
+        return ""
+    reason = next(filter(None, (rule(config) for rule in _RULES)), "")
+    return f"{ENABLED} = True contradicts {reason}" if reason else ""
+
+
+def _of_server(config: "RunConfig") -> str:
+    server = config.privacy.server
+    if not isinstance(server, variants.GlobalPrivacy):
+        return (
+            f"privacy.server = {server.name!r}: distances, groups and choices need single updates, and the server sees "
+            "none; use 'global-dp'"
+        )
+    if server.placement != "update":
+        return f"privacy.placement = {server.placement!r}, which needs single updates; use 'update'"
+    if not isinstance(server.clipping, variants.FixedClipping):
+        return f"privacy.clipping = {server.clipping.name!r}: the norms of single updates are seen by nobody; use 'fixed'"
+    if server.is_calibrated:
+        return (
+            "privacy.noise-multiplier = 'auto': clients add the noise, and have to know how much from the configuration;"
+            " `cloister plan --epsilon` finds it"
+        )
+    if server.examples_cap or config.strategy.weighting == "examples":
+        return "strategy.weighting = 'examples': every update counts the same; use 'uniform' and no privacy.examples-cap"
+    return ""
+
+
+def _of_clients(config: "RunConfig") -> str:
+    if config.privacy.client.is_on:
+        return (
+            f"privacy.client = {config.privacy.client.name!r}: clients add a share of the server's noise, and no other; "
+            "use 'none'"
+        )
+    if config.privacy.noise_seed != -1:
+        return (
+            f"privacy.noise-seed = {config.privacy.noise_seed}: the noise of each client comes from its own secrets; use"
+            " -1"
+        )
+    return ""
+
+
+def _of_draws(config: "RunConfig") -> str:
+    server, strategy = config.privacy.server, config.strategy
+    if strategy.sampling != "fixed" or server.population:
+        return (
+            f"strategy.sampling = {strategy.sampling!r} and privacy.population = {server.population}: members sign each "
+            "other's names, so that no draw is secret; use 'fixed' and 0"
+        )
+    if server.canaries:
+        return f"privacy.canaries = {server.canaries}: the server cannot put made-up clients into a sum; use 0"
+    if strategy.min_replies:
+        return f"strategy.min-replies = {strategy.min_replies}: {THRESHOLD} says how many a round needs; use 0"
+    return ""
+
+
+def _of_cohorts(config: "RunConfig") -> str:
+    parties, minimum = config.secure_aggregation.parties, config.strategy.min_nodes
+    if minimum not in parties.survivors():
+        return (
+            f"strategy.min-nodes = {minimum}: with {THRESHOLD} = {parties.threshold} and {COLLUDING} = "
+            f"{parties.colluding} a round needs {parties.threshold} to {parties.members} clients"
+        )
+    return ""
+
+
+_RULES: tuple[Callable[["RunConfig"], str], ...] = (_of_server, _of_clients, _of_draws, _of_cohorts)

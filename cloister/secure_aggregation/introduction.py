@@ -1,0 +1,30 @@
+"""The roster as a node tells it to the server, which has none of its own and needs it to know who has signed what."""
+
+from typing import cast
+
+from cloister.core.errors import ProtocolError
+from cloister.secure_aggregation.canonical import read, text
+from cloister.secure_aggregation.roster import Roster
+
+LABEL = "roster told"
+
+
+def told(roster: Roster) -> bytes:
+    """The names and keys as bytes: one way, whoever writes them."""
+    return text(LABEL, tuple(sorted(roster.keys.items())))
+
+
+def read_told(content: bytes) -> Roster:
+    """The roster that `told` wrote down. Nobody vouches for it: members go by their own.
+
+    Raises:
+        ProtocolError: the bytes are no roster.
+    """
+    try:
+        (entries,) = read(LABEL, content)
+        keys = dict(cast(tuple[tuple[str, bytes], ...], entries))
+    except (ValueError, TypeError) as error:
+        raise ProtocolError("the bytes are no roster") from error
+    if not all(isinstance(name, str) and isinstance(key, bytes) for name, key in keys.items()):
+        raise ProtocolError("the bytes are no roster")
+    return Roster(keys)
