@@ -132,7 +132,6 @@ class SecureRound:
     def _replied(self, messages: list[Message], read: Callable[[Message], Said]) -> Iterator[tuple[int, Said]]:
         """Each node that answered, with what it said, as replies come."""
 
-
         def by_node(reply: Message) -> tuple[int, Said]:
             return reply.metadata.src_node_id, read(reply)
 

@@ -1,6 +1,6 @@
 """Secure aggregation around a Flower strategy: it sees one model, made of a sum of updates that nobody has seen alone.
 
-    clients clip, add noise, mask → the sum of those who are left → surplus noise off → mean → one virtual reply → strategy
+    clients clip, add noise, mask → sum of those who are left → surplus noise off → mean → one virtual reply → strategy
 
 What the round costs is on disk before the first client is asked for its masked vector. A round that fewer clients than
 the threshold finish leaves the model as it was, and stays charged from there on.
@@ -26,8 +26,9 @@ from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, FederationError, ProtocolError, RoundAbandoned
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.mechanisms.distributed.mean import COLLUDING, THRESHOLD, DistributedMean
+from cloister.privacy.mechanisms.distributed.mean import DistributedMean
 from cloister.privacy.mechanisms.distributed.plan import Plan
+from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD
 from cloister.privacy.mechanisms.distributed.whole import without_surplus
 from cloister.secure_aggregation.chain import seeds
 from cloister.secure_aggregation.coordinator import Total
@@ -83,8 +84,8 @@ class SecureSum(PrivateStrategy):
         parties = self.mechanism.parties
         if len(messages) > parties.members:
             raise ConfigError(
-                f"{len(messages)} nodes would train in round {server_round}; with {THRESHOLD} = {parties.threshold} and "
-                f"{COLLUDING} = {parties.colluding} at most {parties.members} may; raise the threshold, or lower "
+                f"{len(messages)} nodes would train in round {server_round}; with {THRESHOLD} = {parties.threshold} "
+                f"and {COLLUDING} = {parties.colluding} at most {parties.members} may; raise the threshold, or lower "
                 "strategy.fraction-train"
             )
         return messages

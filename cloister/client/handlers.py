@@ -35,8 +35,8 @@ logger = logging.getLogger("cloister.client")
 def train(request: TrainRequest, node: Node) -> Reply:
     """Train the model of the request; answer with the trained arrays, the example count and the training loss.
 
-    Where the client protects itself, alone or with others, whatever goes wrong with its data is answered as if it had none: with the noise of
-    a model that was not trained. The reason stays in the node's log.
+    Where the client protects itself, alone or with others, whatever goes wrong with its data is answered as if it had
+    none: with the noise of a model that was not trained. The reason stays in the node's log.
     """
     bench = _bench(request)
     trainer, plan = bench.trainer, plan_of(request, node)

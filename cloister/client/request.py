@@ -204,7 +204,7 @@ def _step(fields: ConfigRecord, config: RunConfig) -> dict[str, Any]:
         raise FederationError("the server's message is of a secure aggregation, and this run has none")
     if step not in (ADVERTISE, SHARE, SIGN, UNMASK) or not isinstance(content, bytes):
         raise FederationError(
-            f"the server's message must carry {SECURE_STEP!r} as a step of the protocol, and {SECURE_MESSAGE!r} as bytes"
+            f"the server's message must carry {SECURE_STEP!r} as a step of the protocol and {SECURE_MESSAGE!r} as bytes"
         )
     return {"step": step, "content": content}
 

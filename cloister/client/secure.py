@@ -25,7 +25,7 @@ from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ProtocolError
 from cloister.core.identity import LOCAL_RUN
-from cloister.core.wire import ADVERTISE, ROSTER, SECURE_MESSAGE, SHARE, SIGN, UNMASK
+from cloister.core.wire import ADVERTISE, ROSTER, SECURE_MESSAGE, SHARE, SIGN, UNMASK, number
 from cloister.privacy.mechanisms.distributed.plan import Plan
 from cloister.privacy.mechanisms.distributed.whole import add_share, whole_update
 from cloister.secure_aggregation import messages as protocol
@@ -147,9 +147,9 @@ def _packed(message: protocol.Message) -> NamedArrays:
 
 def _refuse_round_again(request: Request, node: Node) -> None:
     """Raises ProtocolError if this node took part in this round, or a later one, before; remembers it otherwise."""
-    last = node.state.config_records.get(STATE, ConfigRecord())
-    if last.get("run") == request.run and request.round <= int(str(last["round"])):
-        raise ProtocolError(f"this node has taken part in round {last['round']} of this run, and does so once")
+    last = node.state.config_records.get(STATE, ConfigRecord({"run": "", "round": 0}))
+    if last["run"] == request.run and request.round <= number(last, "round"):
+        raise ProtocolError(f"this node has taken part in round {request.round} of this run or a later one")
     node.state.config_records[STATE] = ConfigRecord({"run": request.run, "round": request.round})
 
 

@@ -15,8 +15,8 @@ from pydantic import AfterValidator, Field, field_validator, model_serializer, m
 
 from cloister.config.errors import INVALID, checked, nearest
 from cloister.config.privacy import DEFAULTS, PrivacyConfig
-from cloister.config.secure import SecureAggregationConfig, refusal
 from cloister.config.section import Auto, Count, Fraction, Positive, Scalar, Section, Share, Whole, Word, kebab
+from cloister.config.secure import SecureAggregationConfig, refusal
 from cloister.config.settings import read_options
 from cloister.core.errors import ConfigError
 

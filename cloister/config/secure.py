@@ -1,4 +1,4 @@
-"""`secure-aggregation.*`: whether the server learns the sum of its clients' updates alone, and what does not go with it."""
+"""`secure-aggregation.*`: whether the server learns the sum of updates and none of them, and what it rules out."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -8,8 +8,8 @@ from pydantic import model_validator
 from cloister.config import variants
 from cloister.config.section import Scalar, Section, Whole
 from cloister.core.errors import ConfigError
-from cloister.privacy.mechanisms.distributed.mean import COLLUDING, THRESHOLD, DistributedMean
-from cloister.privacy.mechanisms.distributed.shares import Parties
+from cloister.privacy.mechanisms.distributed.mean import DistributedMean
+from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD, Parties
 
 if TYPE_CHECKING:
     from cloister.config.run import RunConfig
@@ -95,27 +95,31 @@ def _of_server(config: "RunConfig") -> str:
     if server.placement != "update":
         return f"privacy.placement = {server.placement!r}, which needs single updates; use 'update'"
     if not isinstance(server.clipping, variants.FixedClipping):
-        return f"privacy.clipping = {server.clipping.name!r}: the norms of single updates are seen by nobody; use 'fixed'"
+        return (
+            f"privacy.clipping = {server.clipping.name!r}: the norms of single updates are seen by nobody; use 'fixed'"
+        )
     if server.is_calibrated:
         return (
-            "privacy.noise-multiplier = 'auto': clients add the noise, and have to know how much from the configuration;"
-            " `cloister plan --epsilon` finds it"
+            "privacy.noise-multiplier = 'auto': clients add the noise, and go by the configuration; "
+            "`cloister plan --epsilon` finds it"
         )
     if server.examples_cap or config.strategy.weighting == "examples":
-        return "strategy.weighting = 'examples': every update counts the same; use 'uniform' and no privacy.examples-cap"
+        return (
+            "strategy.weighting = 'examples': every update counts the same; use 'uniform' and no privacy.examples-cap"
+        )
     return ""
 
 
 def _of_clients(config: "RunConfig") -> str:
     if config.privacy.client.is_on:
         return (
-            f"privacy.client = {config.privacy.client.name!r}: clients add a share of the server's noise, and no other; "
-            "use 'none'"
+            f"privacy.client = {config.privacy.client.name!r}: clients add a share of the server's noise and no "
+            "other; use 'none'"
         )
     if config.privacy.noise_seed != -1:
         return (
-            f"privacy.noise-seed = {config.privacy.noise_seed}: the noise of each client comes from its own secrets; use"
-            " -1"
+            f"privacy.noise-seed = {config.privacy.noise_seed}: the noise of each client comes from its own secrets; "
+            "use -1"
         )
     return ""
 
@@ -124,8 +128,8 @@ def _of_draws(config: "RunConfig") -> str:
     server, strategy = config.privacy.server, config.strategy
     if strategy.sampling != "fixed" or server.population:
         return (
-            f"strategy.sampling = {strategy.sampling!r} and privacy.population = {server.population}: members sign each "
-            "other's names, so that no draw is secret; use 'fixed' and 0"
+            f"strategy.sampling = {strategy.sampling!r} and privacy.population = {server.population}: members sign "
+            "each other's names, so that no draw is secret; use 'fixed' and 0"
         )
     if server.canaries:
         return f"privacy.canaries = {server.canaries}: the server cannot put made-up clients into a sum; use 0"

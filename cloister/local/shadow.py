@@ -21,6 +21,7 @@ from cloister.client.node import node_of
 from cloister.client.workbench import workbench_of
 from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
+from cloister.config.secure import SWITCHED_OFF
 from cloister.config.variants import GlobalPrivacy, MetricPrivacy
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.errors import ConfigError

@@ -226,6 +226,8 @@ def _unprotected(config: RunConfig, is_accounted: bool) -> list[str]:
     server = config.privacy.server
     if isinstance(server, variants.MetricPrivacy) and server.distance_release == "exact":
         items.append("how far the clients' models lie apart: the standard deviation of the noise tells it")
+    if config.secure_aggregation.enabled:
+        items.append("whose updates are in the sum of a round, to the server and to all clients of the round")
     if config.strategy.pretrain_epochs:
         items.append("the server's own examples: the initial model was trained on them without noise")
     if config.evaluates_on_clients:

@@ -46,8 +46,8 @@ def refuse_forgetful_nodes(config: RunConfig, grid: Grid) -> None:
     """
     if config.secure_aggregation.enabled and not getattr(_innermost(grid), "keeps_memory", False):
         raise ConfigError(
-            "secure-aggregation.enabled = True is for runs in one process (`cloister run`, `simulate`): a node whose app "
-            "is started for each message has lost the secrets of the round when the next one comes"
+            "secure-aggregation.enabled = True is for runs in one process (`cloister run`, `simulate`): a node whose "
+            "app is started for each message has lost the secrets of the round when the next one comes"
         )
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from cloister.privacy.accounting.account import Account, by_accountant
 from cloister.privacy.accounting.events import Event
+from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
 Status = Literal["none", "sound", "heuristic"]
 CLIENT_BUDGET = "privacy.client-max-epsilon"
@@ -102,6 +103,11 @@ class Claim:
         if self.mechanism == "none":
             return "none"
         return "heuristic" if self.reasons else "sound"
+
+    @property
+    def is_against_server(self) -> bool:
+        """Whether the server is among those whom the claim holds against: it learns a sum, and no single update."""
+        return COLLUDING in self.parameters
 
     @property
     def epsilon(self) -> float | None:

@@ -121,9 +121,16 @@ def _of_server(statement: Statement) -> Meaning:
     figure = next((figure for figure in claim.figures if figure.scope == RUN), None)
     if figure is None:
         return _without_guarantee(about, claim)
-    against = f"The claim holds against {figure.adversary}, and not against the server, which sees every update before "
     how_much = _how_much(figure) + _condition(figure) + _over_all_runs(statement)
-    return Meaning(about, True, _who(figure), against + "it is noised.", how_much, _is_practical(figure))
+    return Meaning(about, True, _who(figure), _against(claim, figure), how_much, _is_practical(figure))
+
+
+def _against(claim: Claim, figure: Figure) -> str:
+    """The second sentence about the server's mechanism."""
+    holds = f"The claim holds against {figure.adversary}"
+    if claim.is_against_server:
+        return holds + "; the server sees sums of updates alone."
+    return holds + ", and not against the server, which sees every update before it is noised."
 
 
 def _condition(figure: Figure) -> str:

@@ -2,24 +2,32 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from cloister.privacy.accounting.account import composed
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import Event
+from cloister.privacy.accounting.events import DistributedGaussian, Event
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Claim, ClientClaim, Figure, LedgerState, Statement
+from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
 RUN = "this run"
 ALL_RUNS = "all runs in the ledger"
+IT_HOLDS, AND_IF = "it holds if ", "and if "
 IF_FIXED = "it holds if no run was chosen, ended early or resumed by what had been released"
 IF_NOT_BROKEN = "it holds if the run did not break off, to be resumed, because of what had been released"
 IF_BUDGET_FIXED = "and if no budget was set or changed because of what had been released"
 ALL_PLANNED = "counted for all rounds that were planned: what was released may have decided when the run ended"
 STRANGERS = "whoever sees the models of the run, is no client, and knows of no draw"
 OUTSIDERS = "the other clients, and whoever sees the models of the run"
+
+SECURE_CONDITION = (
+    "it holds if the server is apart from its clients, every site runs a bundle that it has checked and pinned, and "
+    "whoever signs the roster does not work with the server; in a simulation one process is all of them"
+)
+NO_CLIENT = "whoever sees the models of the runs, and is no client of them"
 
 Planned = Mapping[Event, int]
 """Everything that a run would have released: each event, and how often."""
@@ -73,7 +81,8 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
     """
     base = Figure(claim.unit, claim.relation, delta=budget.delta, counts=ALL_PLANNED if planned else None)
     of_run = budget.account_of_run if planned is None else partial(composed, planned, budget.relation)
-    own = replace(base, scope=RUN, condition=IF_NOT_BROKEN if resumed else None)
+    conditions = [SECURE_CONDITION] * claim.is_against_server + [IF_NOT_BROKEN] * resumed
+    own = replace(base, scope=RUN, condition=_joined(conditions))
 
     def counted(adversary: str, insiders: bool) -> Figure:
         figure = replace(own, adversary=adversary).counted(of_run(insiders), budget.delta)
@@ -83,14 +92,43 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
         recorded = figure.counted(budget.account_of_run(insiders), budget.delta)
         return max(figure, recorded, key=lambda counted: counted.epsilon or 0.0)
 
-    run = counted(OUTSIDERS, True)
+    run = counted(_adversary(claim), True)
     figures = [run]
     if math.isfinite(budget.epsilon()):
-        figures.append(_everything(replace(base, adversary=OUTSIDERS, scope=ALL_RUNS), budget, planned))
+        everything = _everything(replace(base, adversary=_of_all_runs(budget), scope=ALL_RUNS), budget, planned)
+        conditions = [SECURE_CONDITION] * claim.is_against_server + [everything.condition or ""]
+        figures.append(replace(everything, condition=_joined(conditions)))
     strangers = counted(STRANGERS, False)
     if (strangers.epsilon or 0.0) < (run.epsilon or 0.0):
         figures.append(strangers)
     return tuple(figures)
+
+
+def _joined(conditions: Sequence[str]) -> str | None:
+    """All conditions as one; None without any."""
+    first, *others = [condition for condition in conditions if condition] or [""]
+    return "; and ".join([first, *(other.removeprefix(IT_HOLDS).removeprefix(AND_IF) for other in others)]) or None
+
+
+def _adversary(claim: Claim) -> str:
+    """Against whom the figure of a run holds. Under secure aggregation a client knows its own share of the noise."""
+    if not claim.is_against_server:
+        return OUTSIDERS
+    if not (colluding := claim.parameters[COLLUDING]):
+        return "the server, and whoever sees the models of the run and is none of its clients"
+    clients = "one client" if colluding == 1 else f"up to {colluding} clients"
+    return f"the server together with {clients}, and whoever sees the models of the run"
+
+
+def _of_all_runs(budget: PrivacyBudget[Ledger]) -> str:
+    """Against whom everything in a ledger holds.
+
+    Other runs may have shown their updates to the server. In those with secure aggregation clients know their own
+    shares of the noise, which may be no fewer than may collude.
+    """
+    about = (entry.event.parts()[0] for entry in budget.ledger.entries if entry.unit == budget.unit)
+    shared = any(isinstance(event, DistributedGaussian) for event in about)
+    return NO_CLIENT if shared else OUTSIDERS
 
 
 def _everything(figure: Figure, budget: PrivacyBudget[Ledger], planned: Planned | None) -> Figure:

@@ -11,6 +11,7 @@ from cloister.privacy.claims.claim import (
     Statement,
 )
 from cloister.privacy.claims.server import RUN
+from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
 WEAK = 20.0
 """An ε above this multiplies the odds of any inference by up to e²⁰, half a billion: it promises next to nothing."""
@@ -37,7 +38,8 @@ def contract(claim: Claim, epsilon: float | None = None) -> str:
     if claim.status != "sound":
         return f"{claim.mechanism} ({settings}); {claim.status}"
     at_most = "" if epsilon is None else f"; ε at most {epsilon:.4g} for the whole run"
-    return f"{claim.mechanism} ({settings}); {strength(epsilon)}; unit: {claim.unit}, {claim.relation}{at_most}"
+    who = f"; secure aggregation, colluding {claim.parameters[COLLUDING]}" if claim.is_against_server else ""
+    return f"{claim.mechanism} ({settings}){who}; {strength(epsilon)}; unit: {claim.unit}, {claim.relation}{at_most}"
 
 
 def render_resumed(epsilon: float | None, budget: float) -> list[str]:
@@ -82,8 +84,18 @@ def _render_server(statement: Statement) -> list[str]:
         lines.append(_render_figure(figure) + how)
     if claim.status == "sound" and statement.ledger.holds_releases_without_a_guarantee:
         lines.append("  no claim over all runs: the ledger holds releases of earlier runs without a guarantee")
-    lines.append("  no claim against the server, which sees every update before it is noised")
+    lines += _about_server(claim)
     return lines + unprotected
+
+
+def _about_server(claim: Claim) -> list[str]:
+    """What the server sees of single updates."""
+    if not claim.is_against_server:
+        return ["  no claim against the server, which sees every update before it is noised"]
+    told = "  the server sees sums of updates alone, and cannot check what a hostile client puts into them"
+    if claim.parameters[COLLUDING]:
+        return [told]
+    return [told, f"  no claim against the other clients: {COLLUDING} = 0, and each knows its own share of the noise"]
 
 
 def _reasons(claim: Claim) -> list[str]:

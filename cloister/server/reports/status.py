@@ -169,7 +169,7 @@ def _read(directory: Path) -> RunState:
         path=str(directory.resolve()),
         task=config["task.name"],
         strategy=config["strategy.name"],
-        privacy=_mechanisms(config["privacy.server"], config["privacy.client"]),
+        privacy=_mechanisms(_on_server(config), config["privacy.client"]),
         round=int(last["round"]) if last else 0,
         rounds=int(config["num-rounds"]),
         # A file that was just written has its time for a moment; the one that nothing changes tells what is hidden.
@@ -202,6 +202,12 @@ def _last_round(written: Path) -> dict[str, Any]:
 
 def _quorum(config: Mapping[str, Scalar]) -> int:
     return int(config["strategy.min-nodes" if config["strategy.quorum"] == "auto" else "strategy.quorum"])
+
+
+def _on_server(config: Mapping[str, Any]) -> str:
+    """The mechanism on the server, and whether it sees sums alone; runs before there was that have no such key."""
+    server = str(config["privacy.server"])
+    return f"{server} (secure aggregation)" if config.get("secure-aggregation.enabled") else server
 
 
 def _mechanisms(server: str, clients: str) -> str:

@@ -22,11 +22,9 @@ from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.mechanisms.distributed.plan import Plan
-from cloister.privacy.mechanisms.distributed.shares import Parties
+from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD, Parties
 from cloister.privacy.mechanisms.gaussian import GaussianMechanism
 from cloister.privacy.mechanisms.mechanism import Contributions, Parameter, Released
-
-THRESHOLD, COLLUDING = "secure-aggregation.threshold", "secure-aggregation.colluding"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +112,8 @@ class DistributedMean(GaussianMechanism):
         if capabilities is None or capabilities.needs_every_reply:
             why = "declares no capabilities" if capabilities is None else "needs every reply"
             raise ConfigError(
-                f"secure-aggregation.enabled = True contradicts strategy {strategy}, which {why}: the server learns the "
-                "sum of the updates and no single one; use a strategy on the mean"
+                f"secure-aggregation.enabled = True contradicts strategy {strategy}, which {why}: the server learns "
+                "the sum of the updates and no single one; use a strategy on the mean"
             )
         return self
 

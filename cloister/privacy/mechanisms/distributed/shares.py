@@ -26,6 +26,9 @@ from dataclasses import dataclass
 from cloister.core.errors import PrivacyError
 from cloister.privacy.mechanisms.discrete.tables import LARGEST, SMALLEST
 
+THRESHOLD, COLLUDING = "secure-aggregation.threshold", "secure-aggregation.colluding"
+"""The keys of t and c in a configuration, and among the parameters of a claim."""
+
 
 @dataclass(frozen=True)
 class Parties:

@@ -177,7 +177,10 @@ def _utility(facts: Facts) -> Iterator[str]:
 
 def _trust(facts: Facts) -> Iterator[str]:
     claims = claims_of(facts)
-    if any(not isinstance(claim, DpSgdClaim | LocalClaim) for claim in claims):
+    of_server = [claim for claim in claims if not isinstance(claim, DpSgdClaim | LocalClaim)]
+    if any(claim.is_against_server for claim in of_server):
+        yield "The clients add the noise in shares: they trust no server, and each other but for those who may collude."
+    elif of_server:
         yield "The server adds its noise itself: it sees every update before, and the sites believe it."
     for claim in claims:
         if isinstance(claim, DpSgdClaim | LocalClaim) and claim.status == "sound":
