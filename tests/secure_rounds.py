@@ -30,9 +30,15 @@ def roster_of(names):
     return Roster({name: public_bytes(signing_key(name)) for name in names})
 
 
+@lru_cache
+def roster_of_all(members):
+    return roster_of(names_of(members))
+
+
 def terms_for(members, threshold=None, colluding=0, length=5, graph=None, **other):
     graph = graph or Complete(threshold or members // 2 + 1, colluding)
-    return Terms("run-1", other.pop("round", 1), other.pop("attempt", 1), graph, length, **other)
+    terms = Terms("run-1", other.pop("round", 1), other.pop("attempt", 1), graph, length, **other)
+    return terms.under(roster_of_all(members))
 
 
 def vectors(names, terms, seed=0):

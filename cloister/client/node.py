@@ -35,6 +35,9 @@ class NodeConfig(Section):
         public_size: number of units that it says it has; 0: not stated.
         policy: path of the site's policy; empty: there is none.
         model_dir: where it keeps its personal model; empty: it keeps none.
+        signing_key: file of the private key that the site signs with in secure aggregations; empty: it has none.
+        roster: file of the signed roster of who takes part in them.
+        roster_key: file of the public key of whoever signs rosters; empty: the policy's `peers` alone count.
     """
 
     # A key has the one spelling that is documented: `LocalGrid.is_simulated` looks at the keys as they were said.
@@ -53,11 +56,18 @@ class NodeConfig(Section):
     public_size: Annotated[int, Field(ge=0, le=MAXIMUM_SIZE)] = 0
     policy: Place = ""
     model_dir: Place = ""
+    signing_key: Place = ""
+    roster: Place = ""
+    roster_key: Place = ""
 
     @model_validator(mode="after")
     def _agree(self) -> "NodeConfig":
         if self.num_partitions is not None and (self.partition_id or 0) >= self.num_partitions:
             raise ValueError(f"partition-id = {self.partition_id} must be below num-partitions = {self.num_partitions}")
+        if bool(self.signing_key) != bool(self.roster) or (self.roster_key and not self.roster):
+            found = {key: getattr(self, key.replace("-", "_")) for key in ("signing-key", "roster", "roster-key")}
+            told = ", ".join(f"{key} = {value!r}" for key, value in found.items() if value)
+            raise ValueError(f"{told}: signing-key and roster come together, and roster-key with them")
         return self
 
     @property

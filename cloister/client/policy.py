@@ -6,6 +6,7 @@ the server says. What cannot be read or classified is refused too.
 """
 
 import logging
+import re
 from collections.abc import Iterator
 from itertools import chain
 from logging import ERROR
@@ -41,6 +42,12 @@ def _known(name: str) -> str:
     return name
 
 
+def _fingerprint(found: str) -> str:
+    if not re.fullmatch(r"SHA256:[A-Za-z0-9+/]{43}", found):
+        raise ValueError(f"peers holds {found!r}, which is no fingerprint as ssh-keygen -l prints it")
+    return found
+
+
 def is_server_side(mechanism: str) -> bool:
     """Whether the server adds the noise of this mechanism."""
     return mechanism in SERVER_SIDE or mechanism.startswith(PLUGIN)
@@ -73,6 +80,10 @@ class Policy(Section):
         min_reply_seconds: before which no reply leaves.
         scores_may_leave: whether evaluation replies are sent.
         allowed_fabs: SHA-256 digests of app bundles; empty: any.
+        demands_secure_aggregation: whether the server must learn the sum of updates only.
+        min_threshold: smallest number of clients in a sum.
+        min_colluding, max_colluding: how many clients may collude with the server under the claim of a run.
+        peers: fingerprints of the signing keys of all on the roster, by name; empty: its signature alone counts.
     """
 
     mechanisms: list[Annotated[str, AfterValidator(_known)]]
@@ -104,6 +115,11 @@ class Policy(Section):
     min_reply_seconds: NonNegative = 0.0
     scores_may_leave: bool = False
     allowed_fabs: list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=list)
+    demands_secure_aggregation: bool = False
+    min_threshold: Whole = 0
+    min_colluding: Whole = 0
+    max_colluding: Whole = 0
+    peers: dict[str, Annotated[str, AfterValidator(_fingerprint)]] = Field(default_factory=dict)
 
     @property
     def believed(self) -> list[str]:
@@ -113,7 +129,8 @@ class Policy(Section):
     @model_validator(mode="after")
     def _agree(self) -> "Policy":
         """Refuse rules that bind nobody: a minimum without its mechanism, a mechanism without minimum or budget."""
-        if complaint := next(chain(_idle_minima(self), _unbound_mechanisms(self), _empty_ranges(self)), ""):
+        idle = chain(_idle_minima(self), _idle_sums(self))
+        if complaint := next(chain(idle, _unbound_mechanisms(self), _empty_ranges(self)), ""):
             raise ValueError(complaint)
         return self
 
@@ -148,6 +165,12 @@ def _idle_minima(policy: Policy) -> Iterator[str]:
             yield f"{kebab(name)} = {getattr(policy, name):g} has no effect unless mechanisms holds {names}"
 
 
+def _idle_sums(policy: Policy) -> Iterator[str]:
+    for name in ("min_threshold", "min_colluding", "max_colluding"):
+        if getattr(policy, name) and not policy.demands_secure_aggregation:
+            yield f"{kebab(name)} = {getattr(policy, name)} has no effect unless demands-secure-aggregation = true"
+
+
 def _unbound_mechanisms(policy: Policy) -> Iterator[str]:
     for mechanism in policy.mechanisms:
         words, names = BOUNDS.get(mechanism, BOUND_OF_SERVER)
@@ -156,7 +179,7 @@ def _unbound_mechanisms(policy: Policy) -> Iterator[str]:
 
 
 def _empty_ranges(policy: Policy) -> Iterator[str]:
-    for name in ("radius", "client_clipping_norm", "batch_size"):
+    for name in ("radius", "client_clipping_norm", "batch_size", "colluding"):
         minimum, maximum = getattr(policy, f"min_{name}"), getattr(policy, f"max_{name}")
         if maximum and minimum > maximum:
             yield f"min-{kebab(name)} = {minimum:g} must be at most max-{kebab(name)} = {maximum:g}"

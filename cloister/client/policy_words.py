@@ -5,7 +5,7 @@ from cloister.client.policy import Policy
 
 def render(policy: Policy) -> list[str]:
     """What a policy demands, a line each; a line that begins with `!` says what it does not prevent."""
-    lines = [f"tasks: {', '.join(policy.tasks)}", *_noise(policy), *_budgets(policy), *_limits(policy)]
+    lines = [f"tasks: {', '.join(policy.tasks)}", *_noise(policy), *_sums(policy), *_budgets(policy), *_limits(policy)]
     lines.append("! scores may leave, without noise" if policy.scores_may_leave else "no scores leave")
     fabs = [f"app bundle {digest}" for digest in policy.allowed_fabs]
     return [*lines, *(fabs or ["! any app bundle may run, also one that ignores this policy"]), *_learnable(policy)]
@@ -13,15 +13,31 @@ def render(policy: Policy) -> list[str]:
 
 def _noise(policy: Policy) -> list[str]:
     if not policy.mechanisms:
-        return ["! this site takes part in runs without noise: the server sees its models"]
+        seen = "" if policy.demands_secure_aggregation else ": the server sees its models"
+        return [f"! this site takes part in runs without noise{seen}"]
     minima = {
         "laplace": policy.min_laplace_noise_multiplier,
         **dict.fromkeys(policy.believed, policy.min_server_noise_multiplier),
     }
     named = [(name, minima.get(name, policy.min_client_noise_multiplier)) for name in policy.mechanisms]
     words = [f"{name} with at least {minimum:g}" if minimum else f"{name} with any noise" for name, minimum in named]
-    believed = ["! this site cannot check the noise that the server adds"] if policy.believed else []
+    whose = "other clients add" if policy.demands_secure_aggregation else "server adds"
+    believed = [f"! this site cannot check the noise that the {whose}"] if policy.believed else []
     return ["noise: " + ", or ".join(words), *believed]
+
+
+def _sums(policy: Policy) -> list[str]:
+    lines = [f"in secure aggregations {len(policy.peers)} fingerprints of members are pinned"] if policy.peers else []
+    if not policy.demands_secure_aggregation:
+        return lines
+    lines.append("secure aggregation: the server must see a sum of several clients' updates only")
+    if not policy.min_threshold:
+        lines.append("! a sum may be of as few clients as the run says: set min-threshold")
+    if not policy.min_colluding:
+        lines.append("! a run need not hold against a server that has a client on its side: set min-colluding")
+    if not policy.peers:
+        lines.append("! whoever signs the roster can invent clients, and so see what this site sends: pin peers")
+    return lines
 
 
 def _budgets(policy: Policy) -> list[str]:
@@ -59,6 +75,8 @@ def _limits(policy: Policy) -> list[str]:
 
 
 RANGES = {
+    "secure-aggregation.threshold": ("min_threshold", ""),
+    "secure-aggregation.colluding": ("min_colluding", "max_colluding"),
     "privacy.radius of laplace": ("min_radius", "max_radius"),
     "privacy.client-clipping-norm": ("min_client_clipping_norm", "max_client_clipping_norm"),
     "client.learning-rate": ("", "max_learning_rate"),
@@ -79,7 +97,7 @@ def _learnable(policy: Policy) -> list[str]:
     if not policy.allowed_fabs:
         return ["! a server that ships its own code learns everything: no rule of this policy binds that code"]
     lines = ["! a malicious server learns that this node is connected, when it replies, and by which rule it refuses"]
-    if policy.believed or not policy.mechanisms:
+    if (policy.believed or not policy.mechanisms) and not policy.demands_secure_aggregation:
         lines.append(
             "! the server sees the site's trained model as it is, in every round of a run whose noise the server adds"
         )

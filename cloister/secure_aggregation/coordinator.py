@@ -96,7 +96,7 @@ class Coordinator:
     """
 
     def __init__(self, roster: Roster, terms: Terms, noise: bytes = b"") -> None:
-        self._roster, self._terms, self._noise = roster, terms, noise
+        self._roster, self._terms, self._noise = roster, terms.under(roster), noise
         self._steps = Steps(_Advertising())
 
     def cohort(self, advertisements: Iterable[Advertisement]) -> Cohort:

@@ -14,6 +14,8 @@ from cloister.secure_aggregation.canonical import text
 KEY = 16
 """Bytes of a symmetric key, and of the seed of a private key."""
 NONCE = 12
+PUBLIC_KEY = 32
+"""Bytes of a public key, to agree with or to verify by."""
 SEAL = NONCE + 16
 """Bytes that a sealed text is longer than the text."""
 

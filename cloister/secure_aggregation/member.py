@@ -102,7 +102,7 @@ class Member:
     """
 
     def __init__(self, name: str, key: Ed25519PrivateKey, roster: Roster, terms: Terms) -> None:
-        self.name, self._key, self._roster, self._terms = name, key, roster, terms
+        self.name, self._key, self._roster, self._terms = name, key, roster, terms.under(roster)
         self._steps = Steps(_New())
 
     def advertise(self) -> Advertisement:

@@ -3,31 +3,88 @@
 Every message is checked when it is made, so that none that is malformed or too large reaches the protocol.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Self, cast
 
 from cloister.core.errors import ProtocolError
 from cloister.secure_aggregation.canonical import Item, read, text
 from cloister.secure_aggregation.chain import LINK
-from cloister.secure_aggregation.keys import SEAL
+from cloister.secure_aggregation.keys import PUBLIC_KEY, SEAL
 from cloister.secure_aggregation.roster import SIGNATURE
 from cloister.secure_aggregation.sharing import SECRET
 
 MAX_MEMBERS = 10_000
 MAX_NAME = 200
 """Characters of a name."""
-PUBLIC_KEY = 32
 SEALED_SHARES = SEAL + 2 * SECRET
 """Bytes of a sealed pair of shares: of the seed of a key, and of the seed of a mask."""
 
 Names = tuple[str, ...]
 """Names in their order, each once."""
 ByName = Mapping[str, bytes]
+Check = Callable[[object, str], None]
+"""Refuses a message for the field of this name."""
 
 
+def _checked(check: Check) -> Mapping[str, Check]:
+    """What a field says about itself, for the message to look at when it is made."""
+    return {"check": check}
+
+
+def _bytes(size: int, or_none: bool = False, called: str = "") -> Mapping[str, Check]:
+    """A field with so many bytes; `or_none`: with so many or with none at all."""
+
+    def check(message: object, name: str) -> None:
+        value = getattr(message, name)
+        _check_bytes(called or name, value, size if value or not or_none else 0)
+
+    return _checked(check)
+
+
+def _by_name(size: int) -> Mapping[str, Check]:
+    """A field that has so many bytes for each of some names. A copy is kept, in the order of names."""
+
+    def check(message: object, name: str) -> None:
+        found = getattr(message, name)
+        if not isinstance(found, Mapping):
+            raise ProtocolError(f"{name} must be a mapping by name, found {type(found).__name__}")
+        ordered = {key: found[key] for key in sorted(found)}
+        _check_names(tuple(ordered))
+        for value in ordered.values():
+            _check_bytes(name, value, size)
+        object.__setattr__(message, name, ordered)
+
+    return _checked(check)
+
+
+def _check_advertisements(message: object, name: str) -> None:
+    """Check a tuple of advertisements, and keep those that are bytes as what they say."""
+    found = getattr(message, name)
+    if not isinstance(found, tuple):
+        raise ProtocolError(f"a cohort must be a tuple of advertisements, found {type(found).__name__}")
+    ones = tuple(one if isinstance(one, Advertisement) else _advertisement(one) for one in found)
+    _check_names(tuple(one.name for one in ones))
+    object.__setattr__(message, name, ones)
+
+
+def _check_payload(message: object, name: str) -> None:
+    payload = getattr(message, name)
+    if not isinstance(payload, bytes):
+        raise ProtocolError(f"a masked input must be bytes, found {type(payload).__name__}")
+
+
+ONE_NAME = _checked(lambda message, name: _check_names((getattr(message, name),)))
+SEVERAL_NAMES = _checked(lambda message, name: _check_names(getattr(message, name)))
+
+
+@dataclass(frozen=True)
 class Message:
     """Something that is sent: it can be written as bytes, and read from them."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            one.metadata["check"](self, one.name)
 
     def encode(self) -> bytes:
         """Write the message down: one way, whoever writes it."""
@@ -61,32 +118,17 @@ class Advertisement(Message):
         signature: 64 bytes.
     """
 
-    name: str
-    mask_key: bytes
-    seal_key: bytes
-    signature: bytes
-
-    def __post_init__(self) -> None:
-        _check_names((self.name,))
-        _check_bytes("mask_key", self.mask_key, PUBLIC_KEY)
-        _check_bytes("seal_key", self.seal_key, PUBLIC_KEY)
-        _check_bytes("signature", self.signature, SIGNATURE)
+    name: str = field(metadata=ONE_NAME)
+    mask_key: bytes = field(metadata=_bytes(PUBLIC_KEY))
+    seal_key: bytes = field(metadata=_bytes(PUBLIC_KEY))
+    signature: bytes = field(metadata=_bytes(SIGNATURE))
 
 
 @dataclass(frozen=True)
 class Cohort(Message):
     """Everybody who takes part, as the server tells all members: encoded advertisements, in the order of names."""
 
-    advertisements: tuple[Advertisement, ...]
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.advertisements, tuple):
-            raise ProtocolError(
-                f"a cohort must be a tuple of advertisements, found {type(self.advertisements).__name__}"
-            )
-        read_ones = tuple(one if isinstance(one, Advertisement) else _advertisement(one) for one in self.advertisements)
-        object.__setattr__(self, "advertisements", read_ones)
-        _check_names(self.names)
+    advertisements: tuple[Advertisement, ...] = field(metadata=_checked(_check_advertisements))
 
     @property
     def names(self) -> Names:
@@ -98,24 +140,16 @@ class Cohort(Message):
 class SealedShares(Message):
     """A member's shares for each of its peers: name of the peer -> 60 bytes that only this peer can open."""
 
-    sender: str
-    sealed: ByName
-
-    def __post_init__(self) -> None:
-        _check_names((self.sender,))
-        _check_by_name(self, "sealed", SEALED_SHARES)
+    sender: str = field(metadata=ONE_NAME)
+    sealed: ByName = field(metadata=_by_name(SEALED_SHARES))
 
 
 @dataclass(frozen=True)
 class Delivery(Message):
     """What the server passes on to one member: who has sent shares to anybody, and the shares for this member."""
 
-    sharers: Names
-    sealed: ByName
-
-    def __post_init__(self) -> None:
-        _check_names(self.sharers)
-        _check_by_name(self, "sealed", SEALED_SHARES)
+    sharers: Names = field(metadata=SEVERAL_NAMES)
+    sealed: ByName = field(metadata=_by_name(SEALED_SHARES))
 
 
 @dataclass(frozen=True)
@@ -128,49 +162,32 @@ class MaskedInput(Message):
         signature: on the terms of its noise and the list of who has sent shares, 64 bytes.
     """
 
-    sender: str
-    payload: bytes
-    signature: bytes = b""
-
-    def __post_init__(self) -> None:
-        _check_names((self.sender,))
-        if not isinstance(self.payload, bytes):
-            raise ProtocolError(f"a masked input must be bytes, found {type(self.payload).__name__}")
-        _check_bytes("the signature of a masked input", self.signature, SIGNATURE if self.signature else 0)
+    sender: str = field(metadata=ONE_NAME)
+    payload: bytes = field(metadata=_checked(_check_payload))
+    signature: bytes = field(default=b"", metadata=_bytes(SIGNATURE, True, "the signature of a masked input"))
 
 
 @dataclass(frozen=True)
 class Survivors(Message):
     """Whose masked inputs have arrived, as the server tells them, and the signatures that came with these."""
 
-    names: Names
-    signatures: ByName = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        _check_names(self.names)
-        _check_by_name(self, "signatures", SIGNATURE)
+    names: Names = field(metadata=SEVERAL_NAMES)
+    signatures: ByName = field(default_factory=dict, metadata=_by_name(SIGNATURE))
 
 
 @dataclass(frozen=True)
 class SurvivorSignature(Message):
     """A member's signature on the terms and the list of survivors."""
 
-    sender: str
-    signature: bytes
-
-    def __post_init__(self) -> None:
-        _check_names((self.sender,))
-        _check_bytes("signature", self.signature, SIGNATURE)
+    sender: str = field(metadata=ONE_NAME)
+    signature: bytes = field(metadata=_bytes(SIGNATURE))
 
 
 @dataclass(frozen=True)
 class Signatures(Message):
     """The signatures on the list of survivors, as the server passes them on: name -> 64 bytes."""
 
-    signatures: ByName
-
-    def __post_init__(self) -> None:
-        _check_by_name(self, "signatures", SIGNATURE)
+    signatures: ByName = field(metadata=_by_name(SIGNATURE))
 
 
 @dataclass(frozen=True)
@@ -183,14 +200,9 @@ class Unmasking(Message):
         revealed: a link of the sender's chain of seeds, 32 bytes, or nothing.
     """
 
-    sender: str
-    shares: ByName
-    revealed: bytes = b""
-
-    def __post_init__(self) -> None:
-        _check_names((self.sender,))
-        _check_by_name(self, "shares", SECRET)
-        _check_bytes("revealed", self.revealed, LINK if self.revealed else 0)
+    sender: str = field(metadata=ONE_NAME)
+    shares: ByName = field(metadata=_by_name(SECRET))
+    revealed: bytes = field(default=b"", metadata=_bytes(LINK, True))
 
 
 def _item(value: object) -> Item:
@@ -229,15 +241,3 @@ def _check_bytes(field: str, value: object, size: int) -> None:
         raise ProtocolError(f"{field} must be bytes, found {type(value).__name__}")
     if len(value) != size:
         raise ProtocolError(f"{field} must have {size} bytes, found {len(value)}")
-
-
-def _check_by_name(message: object, field: str, size: int) -> None:
-    """Check a mapping, and keep a copy in the order of names."""
-    found = getattr(message, field)
-    if not isinstance(found, Mapping):
-        raise ProtocolError(f"{field} must be a mapping by name, found {type(found).__name__}")
-    ordered = {name: found[name] for name in sorted(found)}
-    _check_names(tuple(ordered))
-    for value in ordered.values():
-        _check_bytes(field, value, size)
-    object.__setattr__(message, field, ordered)

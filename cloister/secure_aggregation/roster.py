@@ -1,7 +1,9 @@
 """The roster: who may take part, and the long-term key by which each is known."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 from cryptography.exceptions import InvalidSignature
@@ -10,12 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cloister.core.errors import ProtocolError
 from cloister.core.keys import fingerprint
 from cloister.secure_aggregation.canonical import read, text
+from cloister.secure_aggregation.keys import PUBLIC_KEY
 
 SIGNATURE = 64
 """Bytes of a signature."""
-PUBLIC_KEY = 32
-"""Bytes of a key on the roster."""
 LABEL = "roster"
+SIGNED = "signed roster"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,13 @@ class Roster:
     def __post_init__(self) -> None:
         if wrong := [name for name, key in self.keys.items() if len(key) != PUBLIC_KEY]:
             raise ProtocolError(f"a key on the roster must have {PUBLIC_KEY} bytes; not so: {', '.join(wrong)}")
+        if len(set(self.keys.values())) < len(self.keys):
+            raise ProtocolError("two names on the roster have the same key: one site would count as two members")
+
+    @cached_property
+    def digest(self) -> bytes:
+        """The hash, 32 bytes, of all names and keys: members sign it with the terms of every attempt."""
+        return hashlib.sha256(text(LABEL, tuple(sorted(self.keys.items())))).digest()
 
     def has_signed(self, name: str, signature: bytes, signed: bytes) -> bool:
         """Whether somebody on the roster has signed a text.
@@ -71,7 +80,60 @@ def sign_roster(roster: Roster, serial: int, authority: Ed25519PrivateKey) -> by
         The signed roster, to be handed to the sites.
     """
     content = text(LABEL, serial, tuple(sorted(roster.keys.items())))
-    return text("signed roster", content, authority.sign(content))
+    return text(SIGNED, content, authority.sign(content))
+
+
+@dataclass(frozen=True)
+class SignedRoster:
+    """A roster as it is handed out. Anybody can make one: it counts if `require` takes it, or by pinned fingerprints.
+
+    Args:
+        roster: names and keys.
+        serial: its number.
+        content: the bytes that were signed.
+        signature: of whoever vouches, 64 bytes.
+    """
+
+    roster: Roster
+    serial: int
+    content: bytes
+    signature: bytes
+
+    def require(self, authority: Ed25519PublicKey, oldest: int = 0) -> Roster:
+        """The roster, if the authority vouches for it.
+
+        Args:
+            authority: the authority's key, which has not come from the server.
+            oldest: smallest serial number that is taken; a site keeps the largest that it has seen, so that nobody who
+                has been taken off the roster comes back with an old one.
+
+        Raises:
+            ProtocolError: it was changed, is signed by somebody else, or is too old.
+        """
+        if not _fits(authority, self.signature, self.content):
+            raise ProtocolError("the roster does not have the signature of the authority")
+        if self.serial < oldest:
+            raise ProtocolError(f"the roster has the serial number {self.serial}; the oldest that is taken is {oldest}")
+        return self.roster
+
+
+def opened(signed: bytes) -> SignedRoster:
+    """Read what `sign_roster` returned, without a look at who signed it.
+
+    Raises:
+        ProtocolError: the bytes are nothing that `sign_roster` returns.
+    """
+    try:
+        content, signature = cast(tuple[bytes, bytes], read(SIGNED, signed))
+        serial, entries = cast(tuple[int, tuple[tuple[str, bytes], ...]], read(LABEL, content))
+        keys = dict(entries)
+        again = text(SIGNED, text(LABEL, serial, tuple(sorted(keys.items()))), signature)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ProtocolError("the bytes are no signed roster") from error
+    typed = all(isinstance(name, str) and isinstance(key, bytes) for name, key in keys.items())
+    if not (again == signed and typed and isinstance(serial, int) and isinstance(signature, bytes)):
+        raise ProtocolError("the bytes are no signed roster")
+    return SignedRoster(Roster(keys), serial, content, signature)
 
 
 def read_roster(signed: bytes, authority: Ed25519PublicKey, oldest: int = 0) -> Roster:
@@ -80,23 +142,12 @@ def read_roster(signed: bytes, authority: Ed25519PublicKey, oldest: int = 0) -> 
     Args:
         signed: what `sign_roster` returned.
         authority: the authority's key, which has not come from the server.
-        oldest: smallest serial number that is taken; a site keeps the largest that it has seen, so that nobody who has
-            been taken off the roster comes back with an old one.
+        oldest: smallest serial number that is taken.
 
     Raises:
         ProtocolError: the roster was changed or cut, is signed by somebody else, or is too old.
     """
-    try:
-        content, signature = cast(tuple[bytes, bytes], read("signed roster", signed))
-        genuine = _fits(authority, signature, content)
-        serial, entries = cast(tuple[int, tuple[tuple[str, bytes], ...]], read(LABEL, content))
-    except (ValueError, TypeError) as error:
-        raise ProtocolError("the bytes are no signed roster") from error
-    if not genuine:
-        raise ProtocolError("the roster does not have the signature of the authority")
-    if serial < oldest:
-        raise ProtocolError(f"the roster has the serial number {serial}; the oldest that is taken is {oldest}")
-    return Roster(dict(entries))
+    return opened(signed).require(authority, oldest)
 
 
 def public_bytes(key: Ed25519PrivateKey) -> bytes:

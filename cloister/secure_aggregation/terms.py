@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from cloister.secure_aggregation.canonical import text
 from cloister.secure_aggregation.graph import Graph
 from cloister.secure_aggregation.messages import Cohort
 from cloister.secure_aggregation.ring import RINGS
+from cloister.secure_aggregation.roster import Roster
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Terms:
         graph: who shares with whom; threshold and collusion.
         length: p, numbers in a vector.
         bits: of the ring, 32 or 64. No sum may leave it: the caller sees to that.
+        roster: digest of the roster. Each party puts in that of its own, by `under`.
     """
 
     run: str
@@ -36,10 +39,15 @@ class Terms:
     graph: Graph
     length: int
     bits: int = 32
+    roster: bytes = b""
 
     def __post_init__(self) -> None:
         check.positive(length=self.length)
         check.one_of({"32", "64"}, bits=str(self.bits))
+
+    def under(self, roster: Roster) -> Self:
+        """The same terms for those who know this roster: whoever has another one signs something else."""
+        return replace(self, roster=roster.digest)
 
     @property
     def dtype(self) -> np.dtype:
@@ -49,7 +57,8 @@ class Terms:
     @cached_property
     def encoded(self) -> bytes:
         """The terms as bytes."""
-        return text("terms", self.run, self.round, self.attempt, self.graph.items(), self.length, self.bits)
+        graph = self.graph.items()
+        return text("terms", self.run, self.round, self.attempt, graph, self.length, self.bits, self.roster)
 
     def advertisement(self, name: str, mask_key: bytes, seal_key: bytes) -> bytes:
         """The text that a member signs with its keys for this attempt.

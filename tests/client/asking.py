@@ -104,6 +104,8 @@ def policy_file(folder, **changes):
 
 
 def _toml(value):
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {_toml(one)}' for key, one in value.items())}}}"
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 

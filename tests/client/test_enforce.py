@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,8 +24,8 @@ from asking import (
 )
 
 from cloister.client.data import task_of
-from cloister.client.mods.enforce import enforce_policy
-from cloister.client.policy import CHECKED_BUNDLE, is_server_side
+from cloister.client.mods.enforce import about_secure_sums, enforce_policy
+from cloister.client.policy import CHECKED_BUNDLE, is_server_side, read_policy
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.client.training.plan import requested_plan
 from cloister.core.errors import PolicyError
@@ -349,6 +350,22 @@ class TestLimits:
         refused("allowed-fabs", tmp_path, METRIC, **pinned)
         monkeypatch.setenv(CHECKED_BUNDLE, BUNDLE)
         ask(tmp_path, METRIC, **pinned)
+
+    def test_a_sum_of_updates_where_the_server_must_not_see_one(self, tmp_path):
+        demands = ANY | {"demands_secure_aggregation": True, "min_threshold": 3, "min_colluding": 1, "max_colluding": 2}
+        says = "secure-aggregation.enabled = False, demanded: True"
+        refused(says, tmp_path, METRIC, **demands)
+        ask(tmp_path, METRIC, EvaluateRequest, **demands, scores_may_leave=True)
+        policy = read_policy(policy_file(tmp_path, **demands))
+        assert list(about_secure_sums(policy, None)) == [says]
+        assert not list(about_secure_sums(policy, SimpleNamespace(threshold=3, colluding=2)))
+        assert list(about_secure_sums(policy, SimpleNamespace(threshold=2, colluding=3))) == [
+            "secure-aggregation.threshold = 2, demanded: at least 3",
+            "secure-aggregation.colluding = 3, demanded: at most 2",
+        ]
+        (against_the_server_alone,) = about_secure_sums(policy, SimpleNamespace(threshold=9, colluding=0))
+        assert against_the_server_alone == "secure-aggregation.colluding = 0, demanded: at least 1"
+        assert not list(about_secure_sums(read_policy(policy_file(tmp_path, **ANY)), None))
 
     def test_several_complaints_are_told_together(self, tmp_path):
         text = refused("refused by the policy", tmp_path, OPEN | {"client.batch-size": 9}, max_batch_size=8)

@@ -25,6 +25,7 @@ from cloister.server.run import run
 
 BUNDLE = "0" * 64
 NUMBERS = [name for name, field in Policy.model_fields.items() if field.annotation in (int, float)]
+SUMS = {"demands_secure_aggregation": True}
 DP = {"mechanisms": ["dp-sgd"], "min_server_noise_multiplier": None}
 
 
@@ -75,6 +76,14 @@ class TestTheFile:
                 {"min_client_clipping_norm": 2.0, "max_client_clipping_norm": 1.0},
                 "min-client-clipping-norm = 2 must be at most max-client-clipping-norm = 1",
             ),
+            ({"min_threshold": 3}, "min-threshold = 3 has no effect unless demands-secure-aggregation = true"),
+            ({"max_colluding": 3}, "max-colluding = 3 has no effect unless demands-secure-aggregation = true"),
+            (
+                {"demands_secure_aggregation": True, "min_colluding": 3, "max_colluding": 2},
+                "min-colluding = 3 must be at most max-colluding = 2",
+            ),
+            ({"demands_secure_aggregation": 1}, "demands-secure-aggregation = 1 is not valid"),
+            ({"peers": ["SHA256:"]}, "peers = "),
         ],
     )
     def test_a_malformed_policy_is_one_clear_error(self, tmp_path, changes, says):
@@ -92,7 +101,7 @@ class TestTheFile:
 
     def test_every_number_was_tried(self):
         others = {"mechanisms", "tasks", "group", "scores_may_leave", "allowed_fabs"}
-        assert set(NUMBERS) == set(Policy.model_fields) - others
+        assert set(NUMBERS) == set(Policy.model_fields) - others - {"demands_secure_aggregation", "peers"}
 
     @pytest.mark.parametrize("text", ["mechanisms = [", "\xff", "max-epsilon = nan\ntasks = ['digits']\nmechanisms=[]"])
     def test_what_is_no_policy_refuses_everything_and_quotes_nothing(self, tmp_path, text, caplog):
@@ -242,7 +251,8 @@ class TestInWords:
         same = {"mechanisms", "tasks", "target_delta", "scores_may_leave", "allowed_fabs", "max_example_epsilon"}
         low = {name for name in Policy.model_fields if name.startswith("min_server")}
         for name in set(Policy.model_fields) - same - low:
-            value = "patient" if name == "group" else 3 if Policy.model_fields[name].annotation is int else 3.0
+            odd = {"group": "patient", "demands_secure_aggregation": True, "peers": {"north": "SHA256:"}}
+            value = odd.get(name, 3 if Policy.model_fields[name].annotation is int else 3.0)
             assert render(every.model_copy(update={name: value})) != render(every), name
 
     def test_ranges_name_fields_that_there_are(self):
@@ -265,6 +275,16 @@ class TestInWords:
                 "! steps are counted from public-size: a node with data of its own has to state it, or trains nothing",
             ),
             ({"max_hypotheses": 1}, "privacy.clusters: at most 1"),
+            (SUMS | {"min_threshold": 7}, "secure-aggregation.threshold: at least 7"),
+            (
+                SUMS | {"min_colluding": 1, "max_colluding": 2},
+                "secure-aggregation.colluding: at least 1 and at most 2",
+            ),
+            (SUMS, "secure aggregation: the server must see a sum of several clients' updates only"),
+            (SUMS, "! a sum may be of as few clients as the run says: set min-threshold"),
+            (SUMS, "! a run need not hold against a server that has a client on its side: set min-colluding"),
+            (SUMS, "! whoever signs the roster can invent clients, and so see what this site sends: pin peers"),
+            ({"peers": {"a": f"SHA256:{'A' * 43}"}}, "in secure aggregations 1 fingerprints of members are pinned"),
         ],
     )
     def test_a_line_for_a_limit(self, changes, line):
@@ -274,6 +294,15 @@ class TestInWords:
         assert "! a server that ships its own code learns everything: no rule of this policy binds that code" in render(
             of()
         )
+
+    def test_under_secure_aggregation_the_server_sees_no_model(self):
+        everything = SUMS | {"min_threshold": 7, "min_colluding": 1, "peers": {"a": f"SHA256:{'A' * 43}"}}
+        lines = render(of(mechanisms=["global-dp"], max_epsilon=1.0, allowed_fabs=[BUNDLE], **everything))
+        assert [line for line in lines if line.startswith("!")] == [
+            "! this site cannot check the noise that the other clients add",
+            "! a malicious server learns that this node is connected, when it replies, and by which rule it refuses",
+            "! a malicious server learns roughly how many examples there are, from how long training takes",
+        ]
 
     def test_what_is_prevented_is_not_listed_as_learnt(self):
         strict = of(

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "audits": {"core", "config", "privacy", "aggregation", "tasks", "local", "audits"},
     "client": {"core", "config", "tasks", "privacy", "secure_aggregation", "client"},
     "server": {"core", "config", "tasks", "privacy", "secure_aggregation", "strategies", "aggregation", "server"},
-    "deploy": {"core", "config", "client", "tasks", "deploy"},
+    "deploy": {"core", "config", "client", "tasks", "secure_aggregation", "deploy"},
     "local": {"core", "config", "tasks", "client", "server", "privacy", "local"},
     "scaffold": {"core", "scaffold"},
     "plan": {"core", "config", "client", "server", "local", "privacy", "plan"},

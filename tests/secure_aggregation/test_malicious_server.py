@@ -24,6 +24,7 @@ from secure_twins import Repeating, Unpaired, key_of, stripped
 
 from cloister.core.errors import ProtocolError, RoundAbandoned
 from cloister.core.keys import fingerprint
+from cloister.secure_aggregation.canonical import text
 from cloister.secure_aggregation.graph import Complete
 from cloister.secure_aggregation.keys import private_key
 from cloister.secure_aggregation.member import Member
@@ -113,7 +114,7 @@ def test_keys_are_refused_that_are(attack):
 @pytest.mark.parametrize("attack", KEYS)
 def test_a_twin_leaks_to_keys_that_are(attack):
     names, key_of, made_for, roster, kind = KEYS[attack]
-    terms = kind("run-1", 2, 1, TERMS.graph, TERMS.length)
+    terms = kind("run-1", 2, 1, TERMS.graph, TERMS.length, roster=TERMS.roster)
     twin = Member(VICTIM, signing_key(VICTIM), roster(roster_of(NAMES).keys), terms)
     assert np.array_equal(attack_by_keys(twin, spies_named(names, key_of, made_for), terms), SECRET)
 
@@ -290,7 +291,7 @@ def attack_by_few_survivors(graph):
 def attack_by_a_small_cohort(graph):
     """The victim is told that nobody but it and the colluder takes part."""
     pair = [VICTIM, COLLUDER]
-    server = Standing(terms=terms_for(4, graph=graph), names=pair)
+    server = Standing(terms=terms_for(4, graph=graph).under(roster_of(pair)), names=pair)
     signatures = server.signed(dict.fromkeys(pair, pair))
     server.show(pair, pair, signatures)
     return server.leak()
@@ -498,6 +499,43 @@ def test_an_old_roster_is_refused():
     signed = sign_roster(roster_of(NAMES), 7, AUTHORITY)
     with pytest.raises(ProtocolError, match="serial number 7; the oldest that is taken is 8"):
         read_roster(signed, AUTHORITY.public_key(), oldest=8)
+
+
+def met_with_other_rosters(kind):
+    """The victim knows everybody; the others have a roster with one more, who takes no part."""
+    terms, more = kind("run-1", 1, 1, TERMS.graph, TERMS.length), roster_of([*NAMES, "invented"])
+    members = {name: Member(name, signing_key(name), more, terms) for name in WITHOUT}
+    members[VICTIM] = Member(VICTIM, signing_key(VICTIM), roster_of(NAMES), terms)
+    members[VICTIM].share(Cohort(tuple(members[name].advertise() for name in NAMES)))
+
+
+def test_members_with_different_rosters_do_not_meet():
+    with pytest.raises(ProtocolError, match="has not signed its keys for this attempt"):
+        met_with_other_rosters(Terms)
+
+
+def test_a_twin_meets_members_with_another_roster():
+    class Rosterless(Terms):
+        def under(self, roster):
+            return self
+
+    met_with_other_rosters(Rosterless)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [(("b", bytes(32)), ("a", bytes([1] * 32))), (("a", "text"),), ("ab",), ((b"a", bytes(32)),), 7],
+    ids=["out of order", "a key of text", "a word", "a name of bytes", "a number"],
+)
+def test_what_is_signed_and_no_roster_is_refused(entries):
+    content = text("roster", 7, entries)
+    with pytest.raises(ProtocolError, match="no signed roster"):
+        read_roster(text("signed roster", content, AUTHORITY.sign(content)), AUTHORITY.public_key())
+
+
+def test_one_key_is_one_member():
+    with pytest.raises(ProtocolError, match="two names on the roster have the same key"):
+        Roster({"a": bytes(32), "b": bytes(32)})
 
 
 def test_a_pinned_roster_has_the_pinned_keys_only():

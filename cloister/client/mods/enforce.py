@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from cloister.client.data import local_data, task_of
 from cloister.client.node import Node
@@ -15,6 +16,19 @@ from cloister.privacy.accounting.promises import multiplier_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks.training.plan import TrainingPlan
 from cloister.tasks.training.recipe import recipe_of
+
+
+class SecureSums(Protocol):
+    """What a run says of its secure aggregation."""
+
+    @property
+    def threshold(self) -> int:
+        """How many clients a sum has at least: t."""
+
+    @property
+    def colluding(self) -> int:
+        """How many clients may collude with the server: c."""
+
 
 Handler = Callable[[Request, Node], Reply]
 ROUNDING = 1e-9
@@ -46,6 +60,7 @@ def _complaints(policy: Policy, request: Request, node: Node) -> Iterator[str]:
         yield "allowed-fabs is enforced by `cloister warm-node` alone, and this message did not come through it"
         return
     yield from _bounds(policy, config)
+    yield from about_secure_sums(policy, config.secure_aggregation if config.secure_aggregation.enabled else None)
     if isinstance(request, TrainRequest):
         yield from _about_training(policy, request, node)
     elif isinstance(request, EvaluateRequest) and not policy.scores_may_leave:
@@ -59,6 +74,22 @@ def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterat
     yield from _about_plan(policy, request, node)
     if config.privacy.client.clips_gradients and policy.group != config.task.group:
         yield f"task.group = {config.task.group!r}, demanded: {policy.group!r}"
+
+
+def about_secure_sums(policy: Policy, asked: SecureSums | None) -> Iterator[str]:
+    """What a policy that demands secure aggregation misses in a run.
+
+    Args:
+        policy: of the site.
+        asked: the run's settings of it; None: the server sees every update.
+    """
+    if not policy.demands_secure_aggregation:
+        return
+    if asked is None:
+        yield "secure-aggregation.enabled = False, demanded: True"
+        return
+    yield from _outside("secure-aggregation.threshold", asked.threshold, policy.min_threshold, 0)
+    yield from _outside("secure-aggregation.colluding", asked.colluding, policy.min_colluding, policy.max_colluding)
 
 
 def _too_few(policy: Policy, request: Request, node: Node) -> Iterator[str]:

@@ -1,0 +1,123 @@
+"""What a site signs with in secure aggregations, and whom it takes for a member of them.
+
+Three files of the site say so: its signing key, the signed roster, and the public key of whoever signs rosters. The
+policy may pin the fingerprints of all members in `peers` instead, or as well.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from cloister.client.node import NodeConfig
+from cloister.client.policy import policy_of
+from cloister.core.errors import NodeConfigError, ProtocolError
+from cloister.core.files import expanded
+from cloister.secure_aggregation.roster import Roster, SignedRoster, opened, public_bytes
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a site is in secure aggregations.
+
+    Args:
+        name: of the site on the roster.
+        key: its long-term key.
+        roster: of all who may take part, as somebody other than the server vouches for it.
+    """
+
+    name: str
+    key: Ed25519PrivateKey = field(repr=False)
+    roster: Roster
+
+
+def identity(node: NodeConfig) -> Identity | None:
+    """Who this site is in secure aggregations; None if its configuration names no signing key.
+
+    Raises:
+        NodeConfigError: a file cannot be read or holds something else; nobody whom the site trusts vouches for the
+            roster, or it is older than one that was seen before; or the site is not on it. For the operator of the
+            node alone.
+        PolicyError: the policy cannot be read.
+    """
+    if not node.signing_key:
+        return None
+    key, roster = _private_key(node.signing_key), _trusted_roster(node)
+    own = public_bytes(key)
+    names = [name for name, known in roster.keys.items() if known == own]
+    if not names:
+        raise NodeConfigError(f"signing-key {node.signing_key} is the key of nobody on the roster {node.roster}")
+    return Identity(names[0], key, roster)
+
+
+def _trusted_roster(node: NodeConfig) -> Roster:
+    """The roster, of which the signature, the fingerprints or both were checked, as the site has it."""
+    policy = policy_of(node.policy)
+    pins = policy.peers if policy else {}
+    if not (node.roster_key or pins):
+        raise NodeConfigError(f"roster {node.roster}: name whoever signs it by roster-key, or pin peers in the policy")
+    authority = _public_key(node.roster_key) if node.roster_key else None
+    try:
+        signed = opened(_content("roster", node.roster))
+        if authority is not None:
+            _require(signed, authority, node.ledger_folder)
+        return Roster.pinned(signed.roster.keys, pins) if pins else signed.roster
+    except ProtocolError as error:
+        raise NodeConfigError(f"roster {node.roster}: {error}") from None
+
+
+def _require(signed: SignedRoster, authority: Ed25519PublicKey, folder: Path) -> None:
+    """Refuse a roster that the authority did not sign, or that is older than one that was seen; remember its number.
+
+    Numbers are added to the file at its end: of processes that do so at the same time none undoes what another did.
+    """
+    path = folder / f"roster-{hashlib.sha256(authority.public_bytes_raw()).hexdigest()[:12]}.seen"
+    try:
+        seen = max(map(int, path.read_text().split()), default=0) if path.exists() else 0
+        signed.require(authority, seen)
+        if signed.serial > seen:
+            folder.mkdir(parents=True, exist_ok=True)
+            with path.open("a") as file:
+                # The line begins anew: the last one may have been torn.
+                file.write(f"\n{signed.serial}\n")
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise NodeConfigError(f"{path.name} in ledger-dir {folder}: {error.strerror}") from None
+    except ValueError:
+        raise NodeConfigError(f"{path.name} in ledger-dir {folder} must hold numbers of rosters only") from None
+
+
+def _content(key: str, path: str) -> bytes:
+    """What is in a file that a key of the node configuration names."""
+    try:
+        return expanded(path).read_bytes()
+    except OSError as error:
+        raise NodeConfigError(f"{key} {path}: {error.strerror}") from None
+
+
+def _private_key(path: str) -> Ed25519PrivateKey:
+    content = _content("signing-key", path)
+    try:
+        key = load_ssh_private_key(content, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        # Not chained: the frames of the cause hold the key.
+        raise NodeConfigError(f"signing-key {path} is no private key in OpenSSH format without a passphrase") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise NodeConfigError(f"signing-key {path} must be an Ed25519 key: ssh-keygen -t ed25519")
+    return key
+
+
+def _public_key(path: str) -> Ed25519PublicKey:
+    content = _content("roster-key", path)
+    try:
+        key = load_ssh_public_key(content)
+    except (ValueError, UnsupportedAlgorithm):
+        raise NodeConfigError(f"roster-key {path} is no public key in OpenSSH format") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise NodeConfigError(f"roster-key {path} must be an Ed25519 key")
+    return key

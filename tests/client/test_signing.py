@@ -1,0 +1,137 @@
+"""Who a site is in secure aggregations: its key, the roster, and who vouches for it."""
+
+import pytest
+from asking import policy_file
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from secure_rounds import names_of, roster_of, signing_key
+
+from cloister.client.node import node_of
+from cloister.client.signing import identity
+from cloister.core.errors import NodeConfigError, PolicyError
+from cloister.core.keys import fingerprint
+from cloister.deploy.certificates import new_node_key
+from cloister.secure_aggregation.roster import sign_roster
+
+NAMES = names_of(3)
+AUTHORITY = signing_key("authority")
+PINS = {name: fingerprint(signing_key(name).public_key()) for name in NAMES}
+
+
+def private(key):
+    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+
+
+def public(key):
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+
+
+def signed(serial=7, names=NAMES, by=AUTHORITY):
+    return sign_roster(roster_of(names), serial, by)
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Writes the files of a site, and returns the configuration of its node."""
+
+    def configured(without=(), policy=None, **changed):
+        files = {"signing-key": private(signing_key(NAMES[1])), "roster": signed(), "roster-key": public(AUTHORITY)}
+        files |= {name.replace("_", "-"): content for name, content in changed.items()}
+        for name, content in files.items():
+            (tmp_path / name).write_bytes(content)
+        said = {name: str(tmp_path / name) for name in files if name not in without}
+        if policy is not None:
+            said["policy"] = str(policy_file(tmp_path, **policy))
+        return node_of(said | {"ledger-dir": str(tmp_path / "ledgers")})
+
+    return configured
+
+
+def test_a_site_is_known_by_its_key(site):
+    found = identity(site())
+    assert (found.name, found.roster) == (NAMES[1], roster_of(NAMES))
+    assert found.roster.has_signed(NAMES[1], found.key.sign(b"text"), b"text")
+    assert "key" not in repr(found).replace("keys", "")
+
+
+def test_a_node_without_a_key_is_nobody():
+    assert identity(node_of({})) is None
+
+
+def test_fingerprints_take_the_place_of_a_signature(site):
+    by_the_server = signed(by=signing_key("server"))
+    node = site(without=("roster-key",), roster=by_the_server, policy={"peers": PINS})
+    assert identity(node).name == NAMES[1]
+    # Nobody has vouched for its number: it shuts no other one out.
+    assert not list((node.ledger_folder).glob("*.seen"))
+
+
+WRONG = {
+    "nobody's word": ({"without": ("roster-key",)}, r"roster .*: name whoever signs it by roster-key, or pin peers"),
+    "the word of the server": (
+        {"roster": signed(by=signing_key("server"))},
+        "roster .*: the roster does not have the signature of the authority",
+    ),
+    "somebody whom nobody has compared": (
+        {"policy": {"peers": {name: PINS[name] for name in NAMES[:2]}}},
+        "roster .*: the key of 'site-002' on the roster is not the one whose fingerprint is pinned",
+    ),
+    "fingerprints without the signature": (
+        {"policy": {"peers": PINS}, "roster": signed(by=signing_key("server"))},
+        "does not have the signature of the authority",
+    ),
+    "a site that was taken off": ({"roster": signed(names=[NAMES[0]])}, "signing-key .* is the key of nobody on the"),
+    "a torn roster": ({"roster": signed()[:-1]}, "roster .*: the bytes are no signed roster"),
+    "the key of a node": ({"signing_key": new_node_key()[0]}, "must be an Ed25519 key: ssh-keygen -t ed25519"),
+    "a public key": ({"signing_key": public(AUTHORITY)}, "is no private key in OpenSSH format without a passphrase"),
+    "the public key of a node": ({"roster_key": new_node_key()[1]}, "roster-key .* must be an Ed25519 key"),
+    "no public key": ({"roster_key": b"none"}, "roster-key .* is no public key in OpenSSH format"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_site_is_nobody_with(site, case):
+    changes, says = WRONG[case]
+    with pytest.raises(NodeConfigError, match=says) as refused:
+        identity(site(**changes))
+    assert "PRIVATE" not in str(refused.value) and refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize("name", ["signing-key", "roster", "roster-key"])
+def test_a_file_that_is_not_there_is_named(site, tmp_path, name):
+    node = site()
+    (tmp_path / name).unlink()
+    with pytest.raises(NodeConfigError, match=f"^{name} {tmp_path / name}: No such file"):
+        identity(node)
+
+
+@pytest.mark.parametrize("keys", [("signing-key",), ("roster",), ("roster-key",), ("signing-key", "roster-key")])
+def test_the_keys_come_together(keys):
+    with pytest.raises(NodeConfigError, match=f"{keys[0]} = 'x'.*: signing-key and roster come together"):
+        node_of(dict.fromkeys(keys, "x"))
+
+
+def test_an_old_roster_brings_nobody_back(site, tmp_path):
+    assert len(identity(site()).roster.keys) == 3
+    assert len(identity(site(roster=signed(8, NAMES[:2]))).roster.keys) == 2
+    with pytest.raises(NodeConfigError, match="serial number 7; the oldest that is taken is 8"):
+        identity(site())
+    assert identity(site(roster=signed(9))).name == NAMES[1]
+    # Another authority has numbers of its own.
+    other = signing_key("another authority")
+    assert identity(site(roster=signed(1, by=other), roster_key=public(other))).name == NAMES[1]
+
+
+def test_a_torn_number_shuts_no_roster_out(site, tmp_path):
+    identity(site())
+    (path,) = (tmp_path / "ledgers").glob("*.seen")
+    path.write_text("\n7\n1")
+    assert identity(site(roster=signed(8))).name == NAMES[1]
+    assert path.read_text().split() == ["7", "1", "8"]
+    path.write_text("seven")
+    with pytest.raises(NodeConfigError, match=r"roster-.*\.seen in ledger-dir .* must hold numbers of rosters only"):
+        identity(site(roster=signed(9)))
+
+
+def test_a_policy_that_cannot_be_read_is_no_policy_without_fingerprints(site):
+    with pytest.raises(PolicyError, match="cannot be read"):
+        identity(site(policy={"peers": {NAMES[0]: "SHA256:short"}}))
