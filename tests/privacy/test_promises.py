@@ -6,7 +6,15 @@ import math
 import pytest
 
 from cloister.core.errors import PrivacyError
-from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted, to_json
+from cloister.privacy.accounting.events import (
+    DistributedGaussian,
+    Gaussian,
+    Laplace,
+    Pure,
+    Repeated,
+    Unaccounted,
+    to_json,
+)
 from cloister.privacy.accounting.promises import MAX_EVENTS, MAX_LENGTH, from_wire, multiplier_of, to_wire
 from cloister.privacy.accounting.vocabulary import Sampling
 
@@ -18,8 +26,9 @@ def wired(event):
 
 
 def test_draws_are_left_out_and_the_rest_comes_back_in_its_order():
-    made = [Pure(0.5), DRAWN, Repeated(DRAWN, 3), Gaussian(7.0)]
-    found = (Pure(0.5), Gaussian(2.0), Repeated(Gaussian(2.0), 3), Gaussian(7.0))
+    shared = DistributedGaussian(12, 2.0**20, 300_000.0, 650, 7, 256.0)
+    made = [Pure(0.5), DRAWN, Repeated(DRAWN, 3), Gaussian(7.0), shared]
+    found = (Pure(0.5), Gaussian(2.0), Repeated(Gaussian(2.0), 3), Gaussian(7.0), shared)
     assert to_wire(made) == [wired(event) for event in found]
     assert from_wire(to_wire(made)) == found
 

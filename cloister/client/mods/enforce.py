@@ -8,7 +8,7 @@ from typing import Protocol
 from cloister.client.data import local_data, task_of
 from cloister.client.node import Node
 from cloister.client.policy import CHECKED_BUNDLE, PLUGIN, Policy, is_server_side
-from cloister.client.request import EvaluateRequest, Reply, Request, TrainRequest
+from cloister.client.request import EvaluateRequest, ProtocolRequest, Reply, Request, TrainRequest
 from cloister.client.training.plan import requested_plan
 from cloister.config.run import RunConfig
 from cloister.core.errors import PolicyError
@@ -60,7 +60,8 @@ def _complaints(policy: Policy, request: Request, node: Node) -> Iterator[str]:
         yield "allowed-fabs is enforced by `cloister warm-node` alone, and this message did not come through it"
         return
     yield from _bounds(policy, config)
-    yield from about_secure_sums(policy, config.secure_aggregation if config.secure_aggregation.enabled else None)
+    if isinstance(request, TrainRequest | ProtocolRequest):
+        yield from about_secure_sums(policy, config.secure_aggregation if config.secure_aggregation.enabled else None)
     if isinstance(request, TrainRequest):
         yield from _about_training(policy, request, node)
     elif isinstance(request, EvaluateRequest) and not policy.scores_may_leave:

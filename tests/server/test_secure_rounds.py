@@ -1,0 +1,354 @@
+"""Rounds of secure aggregation through the strategy, the grid and the app."""
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from hypothesis import given
+from hypothesis import settings as effort
+from hypothesis import strategies as st
+from secure_runs import MODEL, PHASES, SecureRun, app_with, phase_of, random_updates, settings
+
+from cloister.aggregation import secure_sum
+from cloister.client import secure
+from cloister.core.arrays import Layout, from_record, to_record
+from cloister.core.cohort import Cohort
+from cloister.core.errors import ConfigError, FederationError
+from cloister.core.wire import SECURE, SECURE_MESSAGE, SECURE_STEP
+from cloister.privacy.accounting.events import DistributedGaussian
+from cloister.privacy.mechanisms.distributed.whole import whole_update
+
+LAYOUT = Layout.of(MODEL)
+
+
+def whole(update, plan):
+    """What a client puts into the sum, without noise."""
+    row = LAYOUT.rows({name: MODEL[name] + update[name] for name in MODEL})
+    return whole_update(Cohort.of(LAYOUT, LAYOUT.rows(MODEL), (row,)), plan)
+
+
+def sum_of(updates, plan):
+    return sum(whole(update, plan) for update in updates)
+
+
+def reasons(summed):
+    return {one.node_id: one.detail for one in summed.rejected}
+
+
+lost = st.dictionaries(st.integers(1, 5), st.sampled_from(PHASES), max_size=3)
+
+
+class TestTheSum:
+    @given(gone=lost)
+    @effort(max_examples=12, deadline=None)
+    def test_is_that_of_the_survivors_exactly_or_unknown(self, gone, tmp_path_factory):
+        self.check(gone, 5, 4, tmp_path_factory.mktemp("run"))
+
+    @pytest.mark.slow
+    @given(data=st.data())
+    @effort(max_examples=150, deadline=None)
+    def test_is_so_for_cohorts_of_all_sizes(self, data, tmp_path_factory):
+        clients = data.draw(st.integers(3, 9))
+        threshold = data.draw(st.integers(clients // 2 + 1, clients).filter(lambda t: t > 1))
+        gone = data.draw(st.dictionaries(st.integers(1, clients), st.sampled_from(PHASES)))
+        self.check(gone, clients, threshold, tmp_path_factory.mktemp("run"))
+
+    def check(self, gone, clients, threshold, folder):
+        updates = random_updates(clients)
+        run = SecureRun(settings(folder, clients, threshold, z=0.0), updates, gone)
+        summed = run.collect()
+        left = {phase: [n for n in range(1, clients + 1) if not self.lost_by(gone, n, phase)] for phase in PHASES}
+        asked_for_vectors = min(len(left["advertise"]), len(left["share"])) >= threshold
+        assert len(run.spent()) == asked_for_vectors
+        if len(left["unmask"]) < threshold:
+            assert summed.total is None
+            arrays, _ = run.strategy.aggregate_train(1, summed)
+            assert arrays is None and run.strategy.measured.abandoned
+        else:
+            assert summed.survivors == len(left["mask"])
+            there = [updates[node - 1] for node in left["mask"]]
+            assert np.array_equal(summed.total, sum_of(there, run.strategy.mechanism.plan(LAYOUT.size)))
+
+    @staticmethod
+    def lost_by(gone, node, phase):
+        return node in gone and PHASES.index(gone[node]) <= PHASES.index(phase)
+
+    def test_becomes_the_mean_of_those_who_are_left(self, tmp_path):
+        updates = random_updates(5, scale=0.02)
+        run = SecureRun(settings(tmp_path, z=0.0), updates, {2: "mask"})
+        arrays, _ = run.strategy.aggregate_train(1, run.collect())
+        left = [updates[number] for number in (0, 2, 3, 4)]
+        for name, array in from_record(arrays).items():
+            assert array.dtype == np.float32
+            assert np.allclose(array, sum(update[name] for update in left) / 4, atol=1e-6)
+        measured = run.strategy.measured
+        assert (measured.asked, measured.accepted, [one.node_id for one in measured.rejected]) == (5, 4, [2])
+
+    def test_counts_an_update_that_is_not_finite_as_zero(self, tmp_path):
+        updates = random_updates(5)
+        updates[3]["softmax/bias"][0] = np.nan
+        run = SecureRun(settings(tmp_path, z=0.0), updates)
+        plan = run.strategy.mechanism.plan(LAYOUT.size)
+        assert np.array_equal(run.collect().total, sum_of([one for n, one in enumerate(updates) if n != 3], plan))
+
+    def test_bounds_a_long_update_on_the_client(self, tmp_path):
+        updates = random_updates(5, scale=0.0)
+        updates[0] = {name: np.full_like(array, 100.0) for name, array in MODEL.items()}
+        run = SecureRun(settings(tmp_path, z=0.0), updates)
+        plan = run.strategy.mechanism.plan(LAYOUT.size)
+        total = run.collect().total
+        assert 0.99 * plan.steps < np.linalg.norm(total.astype(float)) <= plan.steps
+
+    def test_nobody_sends_anything_else_than_messages_of_the_protocol(self, tmp_path):
+        run = SecureRun(settings(tmp_path), random_updates(5))
+        run.collect()
+        assert len(run.answered) == 25
+        for reply in run.answered:
+            (record,) = reply.content.array_records.values()
+            assert set(record) <= {SECURE_MESSAGE, "roster"}
+            assert not reply.content.config_records
+            assert not any(reply.content.metric_records.values())
+
+
+def deviations(run, updates, rounds):
+    """The noise in sums, divided by the deviation that it should have, and the number of survivors."""
+    plan, found = run.strategy.mechanism.plan(LAYOUT.size), []
+    for number in range(1, rounds + 1):
+        summed = run.collect(number)
+        noise = summed.total - sum_of(updates[: summed.survivors], plan)
+        found.append(noise / (summed.survivors * plan.shares.left(summed.survivors)) ** 0.5)
+    return np.concatenate(found)
+
+
+def is_standard(sample):
+    """Whether variance and mean are those of a standard normal, to five deviations on both sides."""
+    size = len(sample)
+    return abs(sample.var() - 1) < 5 * (2 / size) ** 0.5 and abs(sample.mean()) < 5 / size**0.5
+
+
+class TestTheNoise:
+    @pytest.mark.parametrize("gone", [{}, {5: "mask"}])
+    def test_has_the_variance_that_is_charged_whoever_is_left(self, gone, tmp_path):
+        updates = random_updates(5)
+        run = SecureRun(settings(tmp_path), updates, gone)
+        assert is_standard(deviations(run, updates, 3))
+
+    def test_a_server_that_leaves_the_surplus_in_has_more(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(secure_sum, "without_surplus", lambda total, *_: total)
+        updates = random_updates(5)
+        assert not is_standard(deviations(SecureRun(settings(tmp_path), updates), updates, 3))
+
+    def test_a_client_that_adds_none_is_found(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(secure, "add_share", lambda *_: None)
+        updates = random_updates(5)
+        assert not is_standard(deviations(SecureRun(settings(tmp_path), updates), updates, 3))
+
+    def test_of_a_survivor_that_vanishes_before_it_unmasks_stays_as_it_is(self, tmp_path):
+        updates = random_updates(5)
+        run = SecureRun(settings(tmp_path), updates, {5: "unmask"})
+        shares = run.strategy.mechanism.plan(LAYOUT.size).shares
+        assert shares.left(4) > shares.left(5)
+        sample = deviations(run, updates, 3)
+        assert sample.var() > 1.02
+
+
+class TestCharges:
+    def test_a_round_is_one_event_at_the_server(self, tmp_path):
+        run = SecureRun(settings(tmp_path, colluding=1), random_updates(5))
+        run.collect()
+        (event,) = run.spent()
+        assert isinstance(event, DistributedGaussian) and event.honest == 3
+        assert event.multiplier("add-or-remove", True) == pytest.approx(1.0, rel=1e-6)
+
+    def test_the_budget_ends_a_run_before_anybody_is_asked(self, tmp_path):
+        from cloister.core.errors import BudgetExhausted
+
+        run = SecureRun(settings(tmp_path, **{"privacy.max-epsilon": 0.5}), random_updates(5))
+        with pytest.raises(BudgetExhausted):
+            run.messages()
+        assert not run.spent()
+
+    def test_nodes_count_what_they_added_themselves(self, tmp_path):
+        nodes = [{"partition-id": n, "num-partitions": 5, "ledger-dir": str(tmp_path / str(n))} for n in range(5)]
+        run = SecureRun(settings(tmp_path), random_updates(5), {2: "share", 3: "sign"}, nodes)
+        run.collect()
+        from cloister.client.ledgers import ledger_of
+        from cloister.client.node import node_of
+
+        own = run.spent()[0]
+        for number, node in enumerate(nodes, start=1):
+            entries = ledger_of(node_of(node), "digits").entries
+            expected = [] if number == 2 else [("client", own), ("example", own.replaced())]
+            assert [(entry.unit, entry.event) for entry in entries] == expected
+            assert {entry.mechanism for entry in entries} <= {"secure-aggregation"}
+
+
+def message(run, node, step, content=b"", number=1):
+    fields = {"server-round": number, "seed": 3, SECURE_STEP: step, SECURE_MESSAGE: content}
+    return Message(RecordDict({"config": ConfigRecord(fields)}), node, SECURE)
+
+
+def reply_to(run, sent):
+    (reply,) = run.grid.send_and_receive([sent])
+    return reply
+
+
+class TestANodeRefuses:
+    def refusal(self, run, sent, says):
+        reply = reply_to(run, sent)
+        assert reply.has_error()
+        assert says in reply.error.reason, reply.error.reason
+
+    def run(self, folder, **more):
+        from cloister.client.app import app
+
+        return SecureRun(settings(folder, **more), random_updates(5), app=app)
+
+    def trains(self, run, **fields):
+        config = ConfigRecord({"server-round": 1, "seed": 3, **fields})
+        return Message(RecordDict({"arrays": to_record(MODEL), "config": config}), 1, "train")
+
+    def test_to_send_a_model_that_is_not_masked(self, tmp_path):
+        self.refusal(self.run(tmp_path), self.trains(None), "'secure-message' must be in the server's message")
+
+    def test_to_train_out_of_turn(self, tmp_path):
+        from cloister.secure_aggregation.messages import Delivery
+
+        empty = {SECURE_MESSAGE: Delivery((), {}).encode()}
+        run = self.run(tmp_path)
+        self.refusal(run, self.trains(None, **empty), "takes part in no attempt at round 1")
+        assert not reply_to(run, message(run, 1, "advertise")).has_error()
+        self.refusal(run, self.trains(None, **empty), "out of turn")
+
+    def test_another_promise_than_its_own_share_amounts_to(self, tmp_path):
+        run = self.run(tmp_path)
+        (asked, *_) = run.messages()
+        config = asked.content.config_records["config"]
+        (promise,) = config["privacy-events"]
+        config["privacy-events"] = [promise.replace('"honest": 4', '"honest": 5')]
+        config[SECURE_MESSAGE] = b""
+        self.refusal(run, asked, "no Delivery")
+        from cloister.secure_aggregation.messages import Delivery
+
+        config[SECURE_MESSAGE] = Delivery((), {}).encode()
+        self.refusal(run, asked, "is not what this node's share of the noise amounts to")
+
+    def test_a_promise_of_shares_where_nobody_adds_any(self, tmp_path):
+        run = self.run(tmp_path)
+        (asked, *_) = run.messages()
+        promise = asked.content.config_records["config"]["privacy-events"]
+        plain = dict.fromkeys(("enabled", "threshold", "colluding"))
+        keys = {key: value for key, value in settings(tmp_path).items() if key.rpartition(".")[2] not in plain}
+        from cloister.client.app import app
+
+        run = SecureRun(keys, random_updates(5), app=app)
+        self.refusal(run, self.trains(None, **{"privacy-events": promise}), "counts on shares of noise")
+
+    def test_a_second_attempt_at_a_round(self, tmp_path):
+        run = self.run(tmp_path)
+        assert not reply_to(run, message(run, 1, "advertise", number=2)).has_error()
+        for number in (2, 1):
+            self.refusal(run, message(run, 1, "advertise", number=number), "has taken part in round")
+        assert not reply_to(run, message(run, 1, "advertise", number=3)).has_error()
+
+    @pytest.mark.parametrize("step", ["share", "sign", "unmask"])
+    def test_a_step_without_an_attempt(self, step, tmp_path):
+        run = self.run(tmp_path)
+        self.refusal(run, message(run, 1, step), "takes part in no attempt")
+
+    @pytest.mark.parametrize("step", ["", "mask", "reveal"])
+    def test_a_step_that_there_is_not(self, step, tmp_path):
+        self.refusal(self.run(tmp_path), message(None, 1, step), "as a step of the protocol")
+
+    def test_steps_in_a_run_without_secure_aggregation(self, tmp_path):
+        from cloister.client.app import app
+
+        run = SecureRun({"output-dir": str(tmp_path), "task.model": "softmax"}, random_updates(2), app=app)
+        self.refusal(run, message(run, 1, "advertise"), "this run has none")
+
+    def test_to_take_part_without_a_key(self, tmp_path):
+        from cloister.client.app import app
+
+        run = SecureRun(settings(tmp_path), random_updates(5), nodes=[{"partition-id": 0}] * 5, app=app)
+        self.refusal(run, message(run, 1, "advertise"), "no signing key")
+
+
+class TestWhatANodeRemembers:
+    def test_no_secret_is_in_what_may_be_written_to_a_disk(self, tmp_path):
+        run = SecureRun(settings(tmp_path), random_updates(5), {1: "unmask"})
+        run.collect()
+        assert {str(memory) for memory in run.grid.memories().values()} == {
+            str({"config": {"secure-aggregation": {"run": "1", "round": 1}}, "metrics": {}})
+        }
+
+    def test_nothing_is_left_of_a_round_that_was_finished(self, tmp_path):
+        run = SecureRun(settings(tmp_path), random_updates(5), {1: "unmask"})
+        run.collect()
+        left = [node for node, context in run.grid._contexts.items() if id(context.state) in secure._attempts]
+        assert left == [1]
+        run.collect(2)
+        places = [id(context.state) for context in run.grid._contexts.values()]
+        del run
+        assert not any(place in secure._attempts for place in places)
+
+    def test_a_node_that_is_started_anew_has_dropped_out(self, tmp_path):
+        updates = random_updates(5)
+        run = SecureRun(settings(tmp_path, z=0.0), updates)
+        inner = app_with(updates)
+
+        def forgetful(sent, context):
+            if context.node_id == 2 and phase_of(sent) == "mask":
+                context.state = RecordDict()
+            return inner(sent, context)
+
+        run.grid._client_app = forgetful
+        summed = run.collect()
+        assert summed.survivors == 4 and "no attempt at round 1" in reasons(summed)[2]
+
+
+class TestTheServer:
+    def test_rejects_a_reply_that_is_none(self, tmp_path):
+        updates = random_updates(5)
+        inner = app_with(updates)
+
+        def odd(sent, context):
+            reply = inner(sent, context)
+            if (context.node_id, phase_of(sent)) in {(1, "share"), (2, "mask")}:
+                reply.content["arrays"] = ArrayRecord()
+            return reply
+
+        run = SecureRun(settings(tmp_path, threshold=3, z=0.0), updates, app=odd)
+        summed = run.collect()
+        assert summed.survivors == 3 and set(reasons(summed)) == {1, 2}
+
+    def test_rejects_a_node_that_speaks_for_another(self, tmp_path):
+        updates = random_updates(5)
+        inner, first = app_with(updates), {}
+
+        def thief(sent, context):
+            reply = inner(sent, context)
+            if context.node_id == 1:
+                first[phase_of(sent)] = reply.content
+            if context.node_id == 2 and phase_of(sent) == "share":
+                return Message(first["share"], reply_to=sent)
+            return reply
+
+        run = SecureRun(settings(tmp_path, z=0.0), updates, app=thief)
+        summed = run.collect()
+        assert summed.survivors == 4 and reasons(summed) == {2: "the message names another sender"}
+
+    def test_never_tries_a_round_again(self, tmp_path):
+        run = SecureRun(settings(tmp_path), random_updates(5), {1: "mask", 2: "mask"})
+        assert run.collect().total is None
+        asked = [phase_of(one) for one in run.asked]
+        assert {phase: asked.count(phase) for phase in asked} == {"advertise": 5, "share": 5, "mask": 5}
+
+    def test_takes_no_replies_past_the_protocol(self, tmp_path):
+        run = SecureRun(settings(tmp_path), random_updates(5))
+        run.messages()
+        with pytest.raises(FederationError, match="several steps"):
+            run.strategy.aggregate_train(1, [])
+
+    def test_refuses_a_cohort_in_which_two_lists_could_be_signed(self, tmp_path):
+        run = SecureRun(settings(tmp_path, 4, 4), random_updates(8))
+        with pytest.raises(ConfigError, match=r"8 nodes would train in round 1; .* at most 7 may"):
+            run.messages()
