@@ -188,6 +188,7 @@ def status(
     if check:
         raise typer.Exit(check_once(connection, output))
     from cloister.deploy.control import living_nodes
+    from cloister.deploy.rosters import on_roster
     from cloister.deploy.warm.meeting import warnings_of
     from cloister.server.reports.status import as_json, newest_run, run_state, superlink_runs, told
 
@@ -196,6 +197,7 @@ def status(
     if connection:
         nodes = living_nodes(connection)
         superlink = {"warnings": warnings_of(connection), "nodes": nodes, "runs": superlink_runs(connection)}
+        superlink["roster"] = on_roster()
     typer.echo(as_json(run, superlink) if json else "\n".join(told(run, superlink)))
     if run is not None and run.state == "dead":
         raise typer.Exit(FAILED)

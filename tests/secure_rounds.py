@@ -5,6 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from cloister.secure_aggregation.coordinator import Coordinator
 from cloister.secure_aggregation.graph import Complete
@@ -20,6 +21,12 @@ PHASES = ("advertise", "share", "mask", "sign", "unmask")
 def signing_key(name):
     """The long-term key of a name, the same in every round."""
     return Ed25519PrivateKey.from_private_bytes(name.encode().rjust(32, b"."))
+
+
+def openssh(key):
+    """The two halves of a key, as files of a site have them."""
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    return private, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
 def names_of(members):

@@ -9,14 +9,13 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from cloister.client.node import NodeConfig
 from cloister.client.policy import policy_of
-from cloister.core.errors import NodeConfigError, ProtocolError
+from cloister.core.errors import ConfigError, NodeConfigError, ProtocolError
 from cloister.core.files import expanded
+from cloister.core.keys import signing_key, verifying_key
 from cloister.secure_aggregation.roster import Roster, SignedRoster, opened, public_bytes
 
 
@@ -46,7 +45,13 @@ def identity(node: NodeConfig) -> Identity | None:
     """
     if not node.signing_key:
         return None
-    key, roster = _private_key(node.signing_key), _trusted_roster(node)
+    try:
+        key = signing_key(_content("signing-key", node.signing_key), f"signing-key {node.signing_key}")
+        roster = _trusted_roster(node)
+    except ProtocolError as error:
+        raise NodeConfigError(f"roster {node.roster}: {error}") from None
+    except ConfigError as error:
+        raise NodeConfigError(str(error)) from None
     own = public_bytes(key)
     names = [name for name, known in roster.keys.items() if known == own]
     if not names:
@@ -59,15 +64,12 @@ def _trusted_roster(node: NodeConfig) -> Roster:
     policy = policy_of(node.policy)
     pins = policy.peers if policy else {}
     if not (node.roster_key or pins):
-        raise NodeConfigError(f"roster {node.roster}: name whoever signs it by roster-key, or pin peers in the policy")
-    authority = _public_key(node.roster_key) if node.roster_key else None
-    try:
-        signed = opened(_content("roster", node.roster))
-        if authority is not None:
-            _require(signed, authority, node.ledger_folder)
-        return Roster.pinned(signed.roster.keys, pins) if pins else signed.roster
-    except ProtocolError as error:
-        raise NodeConfigError(f"roster {node.roster}: {error}") from None
+        raise ConfigError(f"roster {node.roster}: name whoever signs it by roster-key, or pin peers in the policy")
+    signed = opened(_content("roster", node.roster))
+    if node.roster_key:
+        authority = verifying_key(_content("roster-key", node.roster_key), f"roster-key {node.roster_key}")
+        _require(signed, authority, node.ledger_folder)
+    return Roster.pinned(signed.roster.keys, pins) if pins else signed.roster
 
 
 def _require(signed: SignedRoster, authority: Ed25519PublicKey, folder: Path) -> None:
@@ -87,9 +89,9 @@ def _require(signed: SignedRoster, authority: Ed25519PublicKey, folder: Path) ->
                 file.flush()
                 os.fsync(file.fileno())
     except OSError as error:
-        raise NodeConfigError(f"{path.name} in ledger-dir {folder}: {error.strerror}") from None
+        raise ConfigError(f"{path.name} in ledger-dir {folder}: {error.strerror}") from None
     except ValueError:
-        raise NodeConfigError(f"{path.name} in ledger-dir {folder} must hold numbers of rosters only") from None
+        raise ConfigError(f"{path.name} in ledger-dir {folder} must hold numbers of rosters only") from None
 
 
 def _content(key: str, path: str) -> bytes:
@@ -97,27 +99,4 @@ def _content(key: str, path: str) -> bytes:
     try:
         return expanded(path).read_bytes()
     except OSError as error:
-        raise NodeConfigError(f"{key} {path}: {error.strerror}") from None
-
-
-def _private_key(path: str) -> Ed25519PrivateKey:
-    content = _content("signing-key", path)
-    try:
-        key = load_ssh_private_key(content, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        # Not chained: the frames of the cause hold the key.
-        raise NodeConfigError(f"signing-key {path} is no private key in OpenSSH format without a passphrase") from None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise NodeConfigError(f"signing-key {path} must be an Ed25519 key: ssh-keygen -t ed25519")
-    return key
-
-
-def _public_key(path: str) -> Ed25519PublicKey:
-    content = _content("roster-key", path)
-    try:
-        key = load_ssh_public_key(content)
-    except (ValueError, UnsupportedAlgorithm):
-        raise NodeConfigError(f"roster-key {path} is no public key in OpenSSH format") from None
-    if not isinstance(key, Ed25519PublicKey):
-        raise NodeConfigError(f"roster-key {path} must be an Ed25519 key")
-    return key
+        raise ConfigError(f"{key} {path}: {error.strerror}") from None

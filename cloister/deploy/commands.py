@@ -1,12 +1,14 @@
 """The commands of `cloister site`. What they need of Flower is imported by the one that runs."""
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cloister.core.errors import ConfigError
+from cloister.deploy.folder import ISSUED, Kits
 
 site = typer.Typer(help="Sites by name, at a SuperLink: FLWR_HOME is the operator's kit.", no_args_is_help=True)
 
@@ -16,6 +18,32 @@ NewKey = Annotated[Path | None, typer.Option("--key", help="Its public key; by d
 Expected = Annotated[
     str, typer.Option("--fingerprint", help="Of the key, as the site told it: anything else is refused.")
 ]
+
+
+NewSigningKey = Annotated[
+    Path | None, typer.Option("--signing-key", help="Its public signing key: a new roster is signed with it.")
+]
+ExpectedSigning = Annotated[
+    str,
+    typer.Option("--signing-fingerprint", help="Of the signing key, as the site told it: anything else is refused."),
+]
+
+
+@contextmanager
+def _alone() -> Iterator[Kits]:
+    """The block, with the kits to itself: those of all members if the operator's kit lies among them, else that one.
+
+    Two operators at the same kits would each see a state of before, and undo what the other did.
+    """
+    from flwr.supercore.utils import get_flwr_home
+
+    home = Path(get_flwr_home()).resolve()
+    together = home.name == "operator" and (home.parent / ISSUED).is_file()
+    kits = Kits(home.parent if together else home)
+    with kits.locked(lambda: typer.echo("waiting for another operator's command to end", err=True)):
+        yield kits
+        for note in kits.notes:
+            typer.echo(note)
 
 
 @site.command("list")
@@ -35,31 +63,55 @@ def approve(connection: Connection, name: SiteName, key: NewKey = None, expected
     from cloister.deploy.control import control
     from cloister.deploy.sites import approve, key_file
 
-    with control(connection) as opened:
+    with _alone(), control(connection) as opened:
         found = approve(opened, name, key or key_file(name), expected)
     typer.echo(f"{name}: registered with the key {found}")
 
 
 @site.command()
-def rotate(connection: Connection, name: SiteName, key: NewKey = None, expected: Expected = "") -> None:
-    """Let a site in with a new key, and refuse its old one."""
+def rotate(
+    connection: Connection,
+    name: SiteName,
+    key: NewKey = None,
+    expected: Expected = "",
+    signing: NewSigningKey = None,
+    expected_signing: ExpectedSigning = "",
+) -> None:
+    """Let a site in with a new key, and refuse its old one; with --signing-key alone the node's key stays."""
     from cloister.deploy.control import control
+    from cloister.deploy.rosters import replace
     from cloister.deploy.sites import key_file, rotate
 
-    with control(connection) as opened:
-        found = rotate(opened, name, key or key_file(name), expected)
-    typer.echo(f"{name}: registered with the key {found}; its old key is refused from now on")
+    with _alone() as kits:
+        if signing is not None:
+            typer.echo(f"{name}: on the roster with the signing key {replace(kits, name, signing, expected_signing)}")
+        if signing is None or key is not None:
+            with control(connection) as opened:
+                found = rotate(opened, name, key or key_file(name), expected)
+            typer.echo(f"{name}: registered with the key {found}; its old key is refused from now on")
 
 
 @site.command()
 def remove(connection: Connection, name: SiteName) -> None:
-    """Send a site away: its key is refused from now on, also on open connections, and never gets in again."""
+    """Send a site away: its key is refused from now on, also on open connections, and never gets in again.
+
+    It is taken off the roster too, where the key that signs rosters is.
+    """
     from cloister.deploy.control import control
+    from cloister.deploy.rosters import roster_in, strike
     from cloister.deploy.sites import key_file, remove
 
-    with control(connection) as opened:
-        for node in remove(opened, name):
-            typer.echo(f"{name}: refused from now on (key {node.fingerprint})")
-    with suppress(ConfigError):  # the kit has no key of a node that Flower's own command has named
-        key_file(name).unlink(missing_ok=True)
+    with _alone() as kits:
+        if strike(kits, name):
+            typer.echo(f"{name}: taken off the roster")
+        with control(connection) as opened:
+            for node in remove(opened, name):
+                typer.echo(f"{name}: refused from now on (key {node.fingerprint})")
+        with suppress(ConfigError):  # the kit has no key of a node that Flower's own command has named
+            own = key_file(name)
+            own.unlink(missing_ok=True)
+            if (left := roster_in(own.parents[1])) and name in left.roster.keys:
+                typer.echo(
+                    f"{name}: on the roster still; have whoever signs it run cloister provision without this site"
+                )
     typer.echo("take it out of federation.toml, so that no kit is made for it again")

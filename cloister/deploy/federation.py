@@ -89,6 +89,7 @@ class Site(Section):
         partition_id: which part of a benchmark, from 0.
         num_partitions: how many parts there are.
         public_key: of a node key the site made itself; its private key is then never seen here.
+        public_signing_key: of a signing key the site made itself, likewise.
     """
 
     name: Name
@@ -97,6 +98,7 @@ class Site(Section):
     partition_id: Whole | None = None
     num_partitions: Count | None = None
     public_key: str = ""
+    public_signing_key: str = ""
 
     @model_validator(mode="after")
     def _agree(self) -> "Site":
@@ -158,6 +160,7 @@ def _with_paths(federation: Federation, base: Path) -> Federation:
     def absolute(value: str) -> str:
         return str(base / expanded(value)) if value else ""
 
-    sites = [site.model_copy(update={"public_key": absolute(site.public_key)}) for site in federation.sites]
+    keys = ("public_key", "public_signing_key")
+    sites = [site.model_copy(update={key: absolute(getattr(site, key)) for key in keys}) for site in federation.sites]
     signed = {name: absolute(getattr(federation.authority, name)) for name in ("certificate", "ca_certificate")}
     return federation.model_copy(update={"sites": sites, "authority": federation.authority.model_copy(update=signed)})

@@ -3,7 +3,8 @@
     OUT/authority/     ca.key, ca.crt: signs the server's certificate; keep it off the network
     OUT/server/        certificate and key, the executor's secret, the operators' digests, start.sh
     OUT/operator/      the token for `flwr`, the nodes' public keys, register.sh
-    OUT/sites/NAME/    the node's key, its executor's secret, the authority's certificate, the policy, start.sh
+    OUT/sites/NAME/    the node's key, the site's signing key, its executor's secret, the policy, start.sh
+    OUT/roster/        roster.key: signs the list of the sites' signing keys; not for the server's operator
 
 What is there is kept, whatever it is: running again adds what is missing, and renews only what it is told to. A file
 is whole or absent, and a kit has its SHA256SUMS only while all of it is there: after a full disk, run it again.
@@ -11,28 +12,18 @@ OUT/issued.json remembers whose kits were ever made: one that was handed over an
 with new keys that nobody knows, unless that is asked for.
 """
 
-import hashlib
-import json
-import os
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from cloister.config.section import kebab
 from cloister.core.errors import ConfigError
-from cloister.core.files import atomic_path
-from cloister.deploy import certificates, credentials, scripts
+from cloister.deploy import certificates, credentials, rosters, scripts
 from cloister.deploy.bundle import refuse_in_bundle
 from cloister.deploy.federation import Federation, Site, read_federation
-
-SECRET, PUBLIC, SCRIPT, FOLDER = 0o600, 0o644, 0o755, 0o700
-CHECKSUMS = "SHA256SUMS"
-HEART = {"server": "server/server.key", "operator": "operator/credentials.yaml"}
-"""Without which a kit is not there, whatever else lies in its folder."""
-ISSUED = "issued.json"
-"""Member -> public key of its node; empty for the server and the operator."""
+from cloister.deploy.folder import HEART, ISSUED, PUBLIC, SECRET, Kits
 
 BUNDLED_KINDS = ("operator/credentials.yaml", "operator/config.toml", "sites/name/policy.toml", ISSUED)
 """Files of kinds that Flower takes into app bundles."""
@@ -55,75 +46,6 @@ class Report:
     expiries: dict[str, datetime]
 
 
-@dataclass
-class _Kits:
-    """The folder of all kits while they are written."""
-
-    folder: Path
-    written: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    issued: dict[str, str] = field(default_factory=dict)
-
-    def path(self, name: str) -> Path:
-        return self.folder / name
-
-    def read(self, name: str) -> bytes:
-        return self.path(name).read_bytes()
-
-    def has(self, name: str) -> bool:
-        path = self.path(name)
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"{path} is in the place of a file of the kit: move it away")
-        return path.is_file()
-
-    def is_gone(self, member: str) -> bool:
-        """Whether a member's kit was made once and is no longer here, which is noted."""
-        gone = member in self.issued and not self.has(HEART[member])
-        if gone:
-            self.notes.append(f"{member} was made before and is not here: it is not made again (--remake {member})")
-        return gone
-
-    def write(self, name: str, content: bytes | str, mode: int) -> None:
-        """Write a file whole, in folders that nobody else can look into."""
-        path = self.path(name)
-        try:
-            self._make_folders(path)
-            self._break_seal(name)
-            with (
-                atomic_path(path) as partial,
-                open(partial, "xb", opener=lambda file, flags: os.open(file, flags, mode)) as file,
-            ):
-                os.fchmod(file.fileno(), mode)  # whatever the umask
-                file.write(content if isinstance(content, bytes) else content.encode())
-        except OSError as error:
-            # Without the cause, whose frames hold what was to be written.
-            raise ConfigError(f"{error.filename or path}: {error.strerror}; the kits are not complete") from None
-        self.written.append(name)
-
-    def _make_folders(self, path: Path) -> None:
-        inside = [parent for parent in path.parents if self.folder in parent.parents]
-        for folder in (self.folder, *reversed(inside)):
-            folder.mkdir(mode=FOLDER, parents=True, exist_ok=True)
-            folder.chmod(FOLDER)  # also one that somebody else has made
-
-    def _break_seal(self, name: str) -> None:
-        """Take the checksums out of a kit that is about to change."""
-        for parent in Path(name).parents:
-            if Path(name).name != CHECKSUMS and str(parent) != ".":
-                (self.folder / parent / CHECKSUMS).unlink(missing_ok=True)
-
-    def add(self, name: str, content: bytes | str, mode: int) -> None:
-        """Write a file that is not there yet."""
-        if not self.has(name):
-            self.write(name, content, mode)
-
-    def add_script(self, name: str, content: str) -> None:
-        """Write a script that is not there yet; say so where the one that is there says something else."""
-        self.add(name, content, SCRIPT)
-        if self.read(name) != content.encode():
-            self.notes.append(f"{name} differs from what federation.toml describes; remove it to have it written anew")
-
-
 def provision(
     description: Path,
     folder: Path,
@@ -141,8 +63,8 @@ def provision(
         renew: make a new server certificate.
         renew_authority: make a new certificate of our own authority, with its old key, and of the server. Nodes that
             still hold the old one trust the server until the old one ends.
-        remake: members (`server`, `operator`, `sites/NAME`) whose kits were made before, are not here and are to be
-            made anew, with new keys.
+        remake: members (`server`, `operator`, `sites/NAME`, or `roster` for its key) whose kits were made before, are
+            not here and are to be made anew, with new keys.
 
     Guarantees: private keys and secrets are readable by their owner only, and a site's is in its kit and nowhere else.
 
@@ -153,27 +75,29 @@ def provision(
     federation = read_federation(description)
     _refuse_shared_keys(federation)
     _refuse_absent_certificates(federation)
-    kits = _Kits(folder.resolve())
+    kits = Kits(folder.resolve())
     refuse_in_bundle(kits.folder, BUNDLED_KINDS)
     members = ["server", "operator", *(f"sites/{site.name}" for site in federation.sites)]
-    _refuse_broken_files(kits)
-    kits.issued = _issued(kits, members)
-    _forget(kits, members, remake)
-    kits.add(".gitignore", "*\n", PUBLIC)
-    _write_authority(kits, federation, renew_authority)
-    _write_server(kits, federation, renew or renew_authority)
-    _write_operator(kits, federation)
-    for site in federation.sites:
-        _write_site(kits, federation, site, policy if isinstance(policy, str) else policy(federation.tasks))
-    _remember(kits, members)
-    for member in members:
-        _spread_authority(kits, member)
-        _sum_up(kits, member)
-    _note_strangers(kits, federation)
+    with kits.locked(lambda: kits.notes.append("somebody else was changing the kits, and had to end first")):
+        _refuse_broken_files(kits)
+        kits.issued = _issued(kits, members)
+        _forget(kits, [*members, "roster"], remake)
+        kits.add(".gitignore", "*\n", PUBLIC)
+        _write_authority(kits, federation, renew_authority)
+        _write_server(kits, federation, renew or renew_authority)
+        _write_operator(kits, federation)
+        for site in federation.sites:
+            _write_site(kits, federation, site, policy if isinstance(policy, str) else policy(federation.tasks))
+        rosters.write_roster(kits, [site.name for site in federation.sites])
+        _remember(kits, members)
+        for member in members:
+            _spread_authority(kits, member)
+            kits.sum_up(member)
+        _note_strangers(kits, federation)
     return Report(kits.folder, tuple(kits.written), tuple(kits.notes), _expiries(kits))
 
 
-def _issued(kits: _Kits, members: Sequence[str]) -> dict[str, str]:
+def _issued(kits: Kits, members: Sequence[str]) -> dict[str, str]:
     """What was ever made; in a folder without a record, what is there.
 
     Raises:
@@ -183,16 +107,10 @@ def _issued(kits: _Kits, members: Sequence[str]) -> dict[str, str]:
         made = {name: "" for name, heart in HEART.items() if kits.has(heart)}
         keys = kits.path("operator/nodes").glob("*.pub")
         return made | {f"sites/{path.stem}": path.read_text() for path in keys if f"sites/{path.stem}" in members}
-    try:
-        found = json.loads(kits.read(ISSUED))
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found.values()):
-        raise ConfigError(f"{kits.path(ISSUED)} is no record of issued kits")
-    return found
+    return kits.read_issued()
 
 
-def _forget(kits: _Kits, members: Sequence[str], remake: Sequence[str]) -> None:
+def _forget(kits: Kits, members: Sequence[str], remake: Sequence[str]) -> None:
     """Treat members as if their kits had never been made."""
     for member in remake:
         if member not in members:
@@ -200,28 +118,30 @@ def _forget(kits: _Kits, members: Sequence[str], remake: Sequence[str]) -> None:
         if kits.path(HEART.get(member, member)).exists():
             raise ConfigError(f"--remake {member}: it is in {kits.folder}; move it away first")
         kits.issued.pop(member, None)
+        rosters.forget(kits, member)
         kits.path(f"operator/nodes/{Path(member).name}.pub").unlink(missing_ok=True)
         if member == "operator":
             kits.path("server/operators.sha256").unlink(missing_ok=True)
 
 
-def _remember(kits: _Kits, members: Sequence[str]) -> None:
+def _remember(kits: Kits, members: Sequence[str]) -> None:
     """Note what is there now beside what was ever made."""
     issued = dict(kits.issued)
     for member in members:
-        public = f"operator/nodes/{Path(member).name}.pub"
+        public, signing = f"operator/nodes/{Path(member).name}.pub", rosters.key_file(Path(member).name)
         if member.startswith("sites/") and kits.has(public):
             issued[member] = kits.read(public).decode()
-        elif member in HEART and kits.has(HEART[member]):
-            issued.setdefault(member, "")
-    if issued != kits.issued or not kits.has(ISSUED):
-        kits.write(ISSUED, json.dumps(issued, indent=2) + "\n", PUBLIC)
+        if member.startswith("sites/") and kits.has(signing):
+            issued[rosters.entry(Path(member).name)] = kits.read(signing).decode()
+    issued |= {member: issued.get(member, "") for member, heart in HEART.items() if kits.has(heart)}
+    kits.write_issued(issued)
 
 
 def _refuse_shared_keys(federation: Federation) -> None:
-    own = [site.public_key for site in federation.sites if site.public_key]
-    if len({certificates.checked_node_key(Path(path)).split()[1] for path in own}) < len(own):
-        raise ConfigError("two sites have the same public-key; a node is known by its key")
+    for key, read in (("public_key", certificates.checked_node_key), ("public_signing_key", rosters.checked_key)):
+        own = [path for site in federation.sites if (path := getattr(site, key))]
+        if len({read(Path(path)).split()[1] for path in own}) < len(own):
+            raise ConfigError(f"two sites have the same {kebab(key)}; a site is known by its key")
 
 
 def _refuse_absent_certificates(federation: Federation) -> None:
@@ -231,14 +151,14 @@ def _refuse_absent_certificates(federation: Federation) -> None:
             _file(path, kebab(key))
 
 
-def _refuse_broken_files(kits: _Kits) -> None:
+def _refuse_broken_files(kits: Kits) -> None:
     """Look at the keys and certificates that are there before anything is written."""
     for name in ("authority/ca.key", "authority/ca.crt", "server/server.key", "server/server.crt"):
         if kits.has(name):
             certificates.refuse_broken(kits.read(name), kits.path(name))
 
 
-def _write_authority(kits: _Kits, federation: Federation, renew: bool) -> None:
+def _write_authority(kits: Kits, federation: Federation, renew: bool) -> None:
     if federation.authority.kind == "external":
         if renew:
             raise ConfigError(
@@ -259,7 +179,7 @@ def _write_authority(kits: _Kits, federation: Federation, renew: bool) -> None:
         kits.write("authority/ca.crt", certificates.self_signed(key, federation.name, days), PUBLIC)
 
 
-def _write_server(kits: _Kits, federation: Federation, renew: bool) -> None:
+def _write_server(kits: Kits, federation: Federation, renew: bool) -> None:
     if kits.is_gone("server"):
         if renew:
             raise ConfigError(
@@ -275,7 +195,7 @@ def _write_server(kits: _Kits, federation: Federation, renew: bool) -> None:
     kits.add_script("server/start.sh", scripts.server_script(federation))
 
 
-def _sign_server(kits: _Kits, federation: Federation, renew: bool) -> None:
+def _sign_server(kits: Kits, federation: Federation, renew: bool) -> None:
     if renew or not kits.has("server/server.crt"):
         if not kits.has("authority/ca.key"):
             raise ConfigError(f"authority/ca.key is not in {kits.folder}: a server's certificate cannot be signed")
@@ -288,7 +208,7 @@ def _sign_server(kits: _Kits, federation: Federation, renew: bool) -> None:
         kits.notes.append(f"server/server.crt is not made out for {', '.join(sorted(missing))}; use --renew")
 
 
-def _take_signed(kits: _Kits, federation: Federation, renew: bool) -> None:
+def _take_signed(kits: Kits, federation: Federation, renew: bool) -> None:
     """Ask for a signature, and take the signed certificate in where there is one."""
     key, addresses = kits.read("server/server.key"), federation.server.addresses
     if renew or not kits.has("server/server.csr"):
@@ -305,7 +225,7 @@ def _take_signed(kits: _Kits, federation: Federation, renew: bool) -> None:
         kits.write("server/server.crt", signed, PUBLIC)
 
 
-def _write_operator(kits: _Kits, federation: Federation) -> None:
+def _write_operator(kits: Kits, federation: Federation) -> None:
     if kits.is_gone("operator"):
         return
     is_new = not kits.has(HEART["operator"]) and not kits.has("server/operators.sha256")
@@ -320,7 +240,7 @@ def _write_operator(kits: _Kits, federation: Federation) -> None:
     kits.add_script("operator/register.sh", scripts.register_script(federation))
 
 
-def _write_site(kits: _Kits, federation: Federation, site: Site, policy: str) -> None:
+def _write_site(kits: Kits, federation: Federation, site: Site, policy: str) -> None:
     """Add a site; its public key goes to the operator, its private key nowhere."""
     home, public = f"sites/{site.name}", f"operator/nodes/{site.name}.pub"
     is_new = home not in kits.issued
@@ -328,7 +248,9 @@ def _write_site(kits: _Kits, federation: Federation, site: Site, policy: str) ->
     if not key and site.public_key and certificates.checked_node_key(Path(site.public_key)) != kits.read(public):
         kits.notes.append(f"{public} is not the public-key of federation.toml; remove it to have it replaced")
     # A kit that was handed over and removed here is not made again.
-    if is_new or kits.path(home).is_dir():
+    is_here = is_new or kits.path(home).is_dir()
+    rosters.add_site(kits, site, is_here)
+    if is_here:
         kits.add(f"{home}/policy.toml", policy, PUBLIC)
         kits.add(f"{home}/superexec.secret", secrets.token_hex(32), SECRET)
         kits.add_script(f"{home}/start.sh", scripts.site_script(federation, site))
@@ -339,7 +261,7 @@ def _write_site(kits: _Kits, federation: Federation, site: Site, policy: str) ->
             kits.notes.append(f"register site {site.name}: operator/register.sh")
 
 
-def _node_key(kits: _Kits, site: Site) -> bytes:
+def _node_key(kits: Kits, site: Site) -> bytes:
     """The public key of a site: its own, or one whose private half is in its kit, or goes there if it never was."""
     home = f"sites/{site.name}"
     private = f"{home}/node.key"
@@ -355,27 +277,14 @@ def _node_key(kits: _Kits, site: Site) -> bytes:
     return public_key
 
 
-def _spread_authority(kits: _Kits, member: str) -> None:
+def _spread_authority(kits: Kits, member: str) -> None:
     """Put the authority's certificate into a kit that has none, or has the one before."""
     name, is_new = f"{member}/ca.crt", "authority/ca.crt" in kits.written
     if kits.has("authority/ca.crt") and kits.path(member).is_dir() and (is_new or not kits.has(name)):
         kits.write(name, kits.read("authority/ca.crt"), PUBLIC)
 
 
-def _sum_up(kits: _Kits, member: str) -> None:
-    """List the checksums of a kit that changed, so that whoever receives it can tell that it is whole."""
-    home = kits.path(member)
-    if not home.is_dir() or kits.has(f"{member}/{CHECKSUMS}"):
-        return
-    files = sorted(path for path in [*home.glob("*"), *home.glob("nodes/*.pub")] if path.is_file())
-    files = [path for path in files if path.name != CHECKSUMS]
-    lines = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(home).as_posix()}\n" for path in files
-    ]
-    kits.write(f"{member}/{CHECKSUMS}", "".join(lines), PUBLIC)
-
-
-def _note_strangers(kits: _Kits, federation: Federation) -> None:
+def _note_strangers(kits: Kits, federation: Federation) -> None:
     known = {site.name for site in federation.sites}
     strangers = sorted(path.stem for path in kits.path("operator/nodes").glob("*.pub") if path.stem not in known)
     for name in strangers:
@@ -384,7 +293,7 @@ def _note_strangers(kits: _Kits, federation: Federation) -> None:
         )
 
 
-def _expiries(kits: _Kits) -> dict[str, datetime]:
+def _expiries(kits: Kits) -> dict[str, datetime]:
     names = ("authority/ca.crt", "server/server.crt")
     return {name: certificates.expiry_of(kits.read(name)) for name in names if kits.has(name)}
 

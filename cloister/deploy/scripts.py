@@ -36,7 +36,7 @@ def site_script(federation: Federation, site: Site) -> str:
         federation: that the site belongs to.
         site: whose kit the script is for.
     """
-    said = site.model_dump(by_alias=True, exclude={"name", "public_key"}, exclude_defaults=True)
+    said = site.model_dump(by_alias=True, exclude={"name", "public_key", "public_signing_key"}, exclude_defaults=True)
     config = " ".join(f"{key}={json.dumps(value)}" for key, value in said.items())
     return _filled("site.sh", name=federation.name, site=site.name, address=federation.address, config=config)
 

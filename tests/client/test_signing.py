@@ -2,8 +2,7 @@
 
 import pytest
 from asking import policy_file
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from secure_rounds import names_of, roster_of, signing_key
+from secure_rounds import names_of, openssh, roster_of, signing_key
 
 from cloister.client.node import node_of
 from cloister.client.signing import identity
@@ -18,11 +17,11 @@ PINS = {name: fingerprint(signing_key(name).public_key()) for name in NAMES}
 
 
 def private(key):
-    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    return openssh(key)[0]
 
 
 def public(key):
-    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return openssh(key)[1]
 
 
 def signed(serial=7, names=NAMES, by=AUTHORITY):

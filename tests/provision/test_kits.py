@@ -60,8 +60,15 @@ SECRETS = {
     "server/superexec.secret",
     "server/operators.sha256",
     "operator/credentials.yaml",
-    *(f"sites/{site}/{name}" for site in ("north", "south") for name in ("node.key", "superexec.secret")),
+    "roster/roster.key",
+    *(
+        f"sites/{site}/{name}"
+        for site in ("north", "south")
+        for name in ("node.key", "signing.key", "superexec.secret")
+    ),
 }
+KITS = ("operator", "sites/north", "sites/south")
+ROSTER = ("roster.pub", "roster.signed")
 
 
 @pytest.fixture
@@ -90,6 +97,8 @@ class TestFirstRun:
             *(f"operator/nodes/{name}.pub" for name in ("north", "south")),
             *(f"sites/north/{name}" for name in ("ca.crt", "policy.toml", "start.sh", "SHA256SUMS")),
             *(f"sites/south/{name}" for name in ("ca.crt", "policy.toml", "start.sh", "SHA256SUMS")),
+            *(f"{kit}/{name}" for kit in ("roster", *KITS) for name in ROSTER),
+            *(f"roster/keys/{name}.pub" for name in ("north", "south")),
         }
 
     @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
@@ -107,7 +116,8 @@ class TestFirstRun:
 
     def test_a_private_key_is_in_one_kit_only(self, make):
         files = contents(make().folder)
-        for owner, name in [("sites/north/", "node.key"), ("sites/south/", "node.key"), ("server/", "server.key")]:
+        owners = [("sites/north/", "node.key"), ("sites/south/", "node.key"), ("server/", "server.key")]
+        for owner, name in [*owners, ("sites/north/", "signing.key"), ("roster/", "roster.key")]:
             secret = files[owner + name].split(b"-----")[2].split(b"\n")[2]
             assert [other for other, content in files.items() if secret in content] == [owner + name]
 
@@ -177,8 +187,23 @@ class TestScripts:
         assert options["--auth-supernode-private-key"] == f"{kit}/node.key"
         assert options["--root-certificates"] == f"{kit}/ca.crt"
         own = {"policy": f"{kit}/policy.toml", "ledger-dir": f"{kit}/state/ledgers"}
+        own |= {
+            "signing-key": f"{kit}/signing.key",
+            "roster": f"{kit}/roster.signed",
+            "roster-key": f"{kit}/roster.pub",
+        }
         assert parse_config_args([options["--node-config"]]) == own | data
         assert "--insecure" not in arguments
+
+    @pytest.mark.parametrize(
+        ("gone", "keys"), [("signing.key", set()), ("roster.pub", {"signing-key", "roster"})], ids=["no key", "pins"]
+    )
+    def test_a_site_says_of_itself_what_it_has_files_for(self, make, gone, keys):
+        kit = make().folder / "sites" / "north"
+        (kit / gone).unlink()
+        arguments = self.lines_of(kit / "start.sh", {"PATH": "/usr/bin:/bin", "CLOISTER_NODE": "printf %s\\n"})
+        said = set(parse_config_args([arguments[arguments.index("--node-config") + 1]]))
+        assert said == {"policy", "ledger-dir", "data-path"} | keys
 
     def test_a_site_may_insist_on_signed_code(self, make):
         kit = make().folder / "sites" / "north"
@@ -280,16 +305,22 @@ class TestAgain:
         again = make()
         assert again.written == () and again.notes == () and contents(again.folder) == before
 
-    def test_a_new_site_touches_no_other(self, make):
+    def test_a_new_site_changes_of_others_the_roster_alone(self, make):
         first = make()
         before = contents(first.folder)
         (first.folder / "sites" / "north" / "policy.toml").write_text("# the site's own\n")
         after = contents(make(FEDERATION + THIRD).folder)
         changed = {name for name in before if after[name] != before[name]}
-        assert changed == {"sites/north/policy.toml", "operator/SHA256SUMS", "issued.json"}
+        rosters = {f"{kit}/{name}" for kit in KITS for name in ("roster.signed", "SHA256SUMS")} | {
+            "roster/roster.signed"
+        }
+        assert changed == rosters | {"sites/north/policy.toml", "issued.json"}
         assert after["sites/north/policy.toml"] == b"# the site's own\n"
         new = set(after) - set(before)
-        assert {name for name in new if not name.startswith("sites/east/")} == {"operator/nodes/east.pub"}
+        assert {name for name in new if not name.startswith("sites/east/")} == {
+            "operator/nodes/east.pub",
+            "roster/keys/east.pub",
+        }
         assert "sites/east/node.key" in new
 
     def test_a_kit_that_was_handed_over_is_not_made_again(self, make):
@@ -318,7 +349,7 @@ class TestAgain:
         again = make(FEDERATION + THIRD)
         made = (*again.written, *make(FEDERATION + THIRD).written)
         keys = [name for name in made if name.endswith((".key", ".secret", ".yaml", ".sha256", "server.crt"))]
-        assert sorted(keys) == ["sites/east/node.key", "sites/east/superexec.secret"]
+        assert sorted(keys) == [f"sites/east/{name}" for name in ("node.key", "signing.key", "superexec.secret")]
         assert contents(folder)["operator/nodes/north.pub"] == before["operator/nodes/north.pub"]
         assert any("server was made before and is not here" in note for note in again.notes)
         with pytest.raises(ConfigError, match="put it back"):

@@ -12,6 +12,9 @@ export FLWR_HOME="$state/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHEC
 cd "$state"
 # The site's own key, if it was not made here, is put in the same place.
 [ -f "$kit/node.key" ] || { echo "$kit/node.key is missing: put the site's private node key there" >&2; exit 2; }
+# Who it is in secure aggregations, once it has a key to sign with.
+[ ! -f "$kit/signing.key" ] || config="signing-key=\"$kit/signing.key\" roster=\"$kit/roster.signed\" $config"
+[ ! -f "$kit/signing.key" ] || [ ! -f "$kit/roster.pub" ] || config="roster-key=\"$kit/roster.pub\" $config"
 set -- --superlink "${CLOISTER_SUPERLINK:-$address}" --root-certificates "$kit/ca.crt" \
     --auth-supernode-private-key "$kit/node.key" --superexec-auth-secret-file "$kit/superexec.secret" \
     --port "${CLOISTER_PORT:-9094}" \

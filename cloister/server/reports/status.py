@@ -293,7 +293,7 @@ def _ask(*command: str) -> Any:
 
 
 def told(run: RunState | None, superlink: Mapping[str, Any] | None) -> list[str]:
-    """Both in lines for a person; of the SuperLink `warnings` first, then `nodes` and `runs`.
+    """Both in lines for a person; of the SuperLink `warnings` first, then `nodes`, `roster` and `runs`.
 
     Args:
         run: None: no run was looked at.
@@ -303,6 +303,7 @@ def told(run: RunState | None, superlink: Mapping[str, Any] | None) -> list[str]
     for node in (superlink or {}).get("nodes", []):
         since = f"since {node['since']}" if node["since"] else ""
         lines.append("  ".join(filter(None, (node["name"] or f"node {node['node-id']}", node["status"], since))))
+    lines += [f"on the roster: {item['name']}  {item['fingerprint']}" for item in (superlink or {}).get("roster", [])]
     lines += [f"run {item['run-id']}  {item['status']}" for item in (superlink or {}).get("runs", [])]
     return [clean(line) for line in lines + (_run_told(run) if run else [])]
 

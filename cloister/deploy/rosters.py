@@ -1,0 +1,257 @@
+"""The roster of a federation: the sites' public signing keys, signed by a key that is in no kit.
+
+    OUT/roster/roster.key       signs rosters: whoever has it can invent sites, so the server's operator must not
+    OUT/roster/roster.pub       its public key, and
+    OUT/roster/roster.signed    the newest roster: both in the kits of the sites and of the operator
+    OUT/roster/keys/NAME.pub    the public signing key of a site
+
+The server's kit has none of them: a server learns who is on the roster from the sites, and need not be believed.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from flwr.supercore.utils import get_flwr_home
+
+from cloister.core.errors import ConfigError, ProtocolError
+from cloister.core.keys import fingerprint, signing_key, verifying_key
+from cloister.deploy.federation import Site
+from cloister.deploy.folder import PUBLIC, ROSTER_KEY, SECRET, Kits
+from cloister.secure_aggregation.roster import Roster, SignedRoster, opened, sign_roster
+
+AUTHORITY, SIGNED = "roster.pub", "roster.signed"
+"""In the folder `roster`, and in the kits of the sites and of the operator."""
+
+
+def key_file(name: str) -> str:
+    """Where the public signing key of a site lies, relative to the folder of all kits."""
+    return f"roster/keys/{name}.pub"
+
+
+def entry(name: str) -> str:
+    """Where the record of what was ever made has the public signing key of a site; empty: it was taken off."""
+    return f"signing/{name}"
+
+
+def checked_key(path: Path) -> bytes:
+    """A public signing key that a site made itself.
+
+    Raises:
+        ConfigError: there is none, or it is no Ed25519 key in OpenSSH format.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"signing key {path}: {error.strerror}") from None
+    verifying_key(content, f"signing key {path}")
+    return content
+
+
+def forget(kits: Kits, member: str) -> None:
+    """Treat a site as if it had never had a signing key, or `roster` as if no roster had ever been signed."""
+    if member == "roster":
+        for name in (AUTHORITY, SIGNED):
+            kits.path(f"roster/{name}").unlink(missing_ok=True)
+    elif member.startswith("sites/"):
+        kits.issued.pop(entry(Path(member).name), None)
+        kits.path(key_file(Path(member).name)).unlink(missing_ok=True)
+
+
+def add_site(kits: Kits, site: Site, is_here: bool) -> None:
+    """Keep the public signing key of a site that is not here yet.
+
+    Args:
+        kits: folder of all kits.
+        site: of the federation.
+        is_here: whether its kit is, so that a private key can be put into it.
+    """
+    name = site.name
+    if kits.issued.get(entry(name)) == "":
+        kits.notes.append(
+            f"site {name} was taken off the roster: take it out of federation.toml, or --remake sites/{name}"
+        )
+    elif not kits.has(key_file(name)):
+        if key := _key_of(kits, site, is_here):
+            kits.write(key_file(name), key, PUBLIC)
+    elif site.public_signing_key and checked_key(Path(site.public_signing_key)) != kits.read(key_file(name)):
+        kits.notes.append(f"{key_file(name)} is not the public-signing-key of federation.toml; remove it to replace it")
+
+
+def _key_of(kits: Kits, site: Site, is_here: bool) -> bytes:
+    """The public signing key of a site: its own, or one whose private half is in its kit, or goes there."""
+    private = f"sites/{site.name}/signing.key"
+    if site.public_signing_key:
+        kits.notes.append(f"site {site.name} puts its own private signing key in its kit as signing.key")
+        return checked_key(Path(site.public_signing_key))
+    if kits.has(private):
+        return _public(signing_key(kits.read(private), str(kits.path(private))))
+    if known := kits.issued.get(entry(site.name)):
+        return known.encode()
+    if is_here:
+        return _new_key(kits, private)
+    kits.notes.append(f"site {site.name} has no signing key: name its public-signing-key in federation.toml")
+    return b""
+
+
+def write_roster(kits: Kits, names: Sequence[str]) -> None:
+    """Sign a roster of the sites that have keys, if there is none of them, and put it into the kits that are here.
+
+    Args:
+        kits: folder of all kits.
+        names: of the sites of the federation.
+    """
+    files = {name: kits.read(key_file(name)) for name in names if kits.has(key_file(name))}
+    if kits.is_gone("roster") or not files:
+        return
+    if not kits.has(ROSTER_KEY):
+        _new_key(kits, ROSTER_KEY)
+    _sign(kits, {name: _raw(content, key_file(name)) for name, content in files.items()})
+    _spread(kits, ["operator", *(f"sites/{name}" for name in names)])
+
+
+def replace(kits: Kits, name: str, path: Path, expected: str = "") -> str:
+    """Give a site on the roster another key, and sign a new one.
+
+    Args:
+        kits: folder of all kits.
+        name: of the site.
+        path: file of its new public signing key.
+        expected: fingerprint that the site has told; empty: it is not compared.
+
+    Returns:
+        The fingerprint of the key.
+
+    Raises:
+        ConfigError: the site is not on the roster, the key is another one than expected, or another site's, or the key
+            that signs rosters is not here.
+    """
+    keys, content = dict(_newest(kits).roster.keys), checked_key(path)
+    if name not in keys:
+        raise ConfigError(f"no site {name!r} is on the roster; there are: {', '.join(keys) or 'none'}")
+    found = fingerprint(verifying_key(content, str(path)))
+    if expected and found != expected:
+        raise ConfigError(f"--signing-fingerprint {expected!r} is not that of {path}, which is {found}")
+    keys[name] = _raw(content, str(path))
+    if others := [other for other, key in keys.items() if key == keys[name] and other != name]:
+        raise ConfigError(f"the key {path} is that of {others[0]}; the site has to make a new one")
+    kits.write(key_file(name), content, PUBLIC)
+    _change(kits, name, content.decode(), keys)
+    return found
+
+
+def strike(kits: Kits, name: str) -> bool:
+    """Take a site off the roster for good, and sign a new one.
+
+    Args:
+        kits: folder of all kits.
+        name: of the site.
+
+    Returns:
+        Whether it was on the roster.
+
+    Raises:
+        ConfigError: the roster that is here was not signed by the key that is here.
+    """
+    if not kits.has(ROSTER_KEY):
+        return False
+    keys = dict(_newest(kits).roster.keys)
+    was_there = keys.pop(name, None) is not None
+    if was_there:
+        kits.path(key_file(name)).unlink(missing_ok=True)
+        _change(kits, name, "", keys)
+    return was_there
+
+
+def roster_in(kit: Path) -> SignedRoster | None:
+    """The roster in an operator's kit, as whoever signs rosters vouches for it; None: there is none.
+
+    Raises:
+        ConfigError: it is none, or somebody else has signed it.
+    """
+    signed, authority = kit / SIGNED, kit / AUTHORITY
+    try:
+        if not signed.is_file():
+            return None
+        return _genuine(signed.read_bytes(), verifying_key(authority.read_bytes(), str(authority)), str(signed))
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from None
+
+
+def on_roster() -> list[dict[str, str]]:
+    """Who is on the roster in the operator's kit: `name` and `fingerprint` of each, for `cloister status`.
+
+    Raises:
+        ConfigError: it is none, or somebody else has signed it than whoever signs rosters.
+    """
+    signed = roster_in(Path(get_flwr_home()))
+    keys = sorted(signed.roster.keys.items()) if signed else []
+    return [{"name": name, "fingerprint": fingerprint(Ed25519PublicKey.from_public_bytes(key))} for name, key in keys]
+
+
+def _change(kits: Kits, name: str, recorded: str, keys: Mapping[str, bytes]) -> None:
+    """Record what became of a site's key, then sign: a call that breaks off between the two is ended by the next."""
+    kits.write_issued(kits.read_issued() | {entry(name): recorded})
+    _sign(kits, keys)
+    here = ["operator", *sorted(f"sites/{path.name}" for path in kits.path("sites").glob("*") if path.is_dir())]
+    _spread(kits, here)
+    for member in here:
+        kits.sum_up(member)
+
+
+def _sign(kits: Kits, keys: Mapping[str, bytes]) -> None:
+    """Sign a roster with these keys, if the newest one has others."""
+    before = _newest(kits) if kits.has(f"roster/{SIGNED}") else None
+    if before is not None and before.roster.keys == keys:
+        return
+    # By the clock, so that numbers grow even if a roster was lost.
+    serial = max(int(time.time()), before.serial + 1 if before else 1)
+    authority = signing_key(kits.read(ROSTER_KEY), str(kits.path(ROSTER_KEY)))
+    kits.write(f"roster/{SIGNED}", sign_roster(Roster(dict(keys)), serial, authority), PUBLIC)
+    if before is not None:
+        kits.notes.append(f"the roster has changed: give roster/{SIGNED} to every site and operator")
+
+
+def _newest(kits: Kits) -> SignedRoster:
+    """The roster that is here, if the key that is here has signed it: nobody else's gets a new signature."""
+    if not kits.has(ROSTER_KEY) or not kits.has(f"roster/{SIGNED}"):
+        raise ConfigError(f"{ROSTER_KEY} and a roster signed with it are not in {kits.folder}; run this where they are")
+    authority = signing_key(kits.read(ROSTER_KEY), str(kits.path(ROSTER_KEY)))
+    return _genuine(kits.read(f"roster/{SIGNED}"), authority.public_key(), str(kits.path(f"roster/{SIGNED}")))
+
+
+def _genuine(content: bytes, authority: Ed25519PublicKey, place: str) -> SignedRoster:
+    try:
+        signed = opened(content)
+        signed.require(authority)
+    except ProtocolError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    return signed
+
+
+def _spread(kits: Kits, kits_here: Sequence[str]) -> None:
+    """Put the roster, and the key that it is verified by, into the kits that are here."""
+    private = signing_key(kits.read(ROSTER_KEY), str(kits.path(ROSTER_KEY)))
+    kits.add(f"roster/{AUTHORITY}", _public(private), PUBLIC)
+    for member in kits_here:
+        for name in (AUTHORITY, SIGNED):
+            content, place = kits.read(f"roster/{name}"), f"{member}/{name}"
+            if kits.path(member).is_dir() and not (kits.has(place) and kits.read(place) == content):
+                kits.write(place, content, PUBLIC)
+
+
+def _new_key(kits: Kits, name: str) -> bytes:
+    """Write a new private key; returns the public one."""
+    key = Ed25519PrivateKey.generate()
+    kits.write(name, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), SECRET)
+    return _public(key)
+
+
+def _public(key: Ed25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+
+
+def _raw(content: bytes, place: str) -> bytes:
+    return verifying_key(content, place).public_bytes_raw()
