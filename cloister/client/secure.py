@@ -59,8 +59,15 @@ class _Attempt:
     plan: Plan
 
 
-_attempts: dict[int, _Attempt] = {}
-"""By the identity of the state of a node, for as long as that is there."""
+@dataclass
+class _Memory:
+    """What a node remembers from one message to the next."""
+
+    attempt: _Attempt | None = None
+
+
+_memories: dict[int, _Memory] = {}
+"""By the identity of the state of a node."""
 
 
 def take_part(request: ProtocolRequest, node: Node) -> Reply:
@@ -79,7 +86,7 @@ def take_part(request: ProtocolRequest, node: Node) -> Reply:
     attempt = _taken(request, node)
     answer = step(attempt.member, kind.decode(request.content))
     if request.step != UNMASK:
-        _keep(attempt, node)
+        _memory_of(node).attempt = attempt
     return Reply(_packed(answer))
 
 
@@ -109,7 +116,7 @@ def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:
     attempt = _taken(request, node)
     trained = call_next(request, node).arrays or {}
     vector = _masked(attempt, request.delivery, request.models[0], trained)
-    _keep(attempt, node)
+    _memory_of(node).attempt = attempt
     return Reply(_packed(vector))
 
 
@@ -127,7 +134,7 @@ def _masked(
 
 def _advertised(request: ProtocolRequest, node: Node) -> Reply:
     """Begin an attempt: keys for it, and the roster that this node goes by."""
-    _drop(node)
+    _memory_of(node).attempt = None  # one that was not finished is over
     who = identity_of(request, node)
     _refuse_round_again(request, node)
     mechanism = shared_mean(request.config)
@@ -136,7 +143,7 @@ def _advertised(request: ProtocolRequest, node: Node) -> Reply:
     terms = Terms(request.run, request.round, ATTEMPT, graph, plan.parameters, plan.bits)
     member = Member(who.name, who.key, who.roster, terms)
     advertisement = member.advertise()
-    _keep(_Attempt(request.run, request.round, member, plan), node)
+    _memory_of(node).attempt = _Attempt(request.run, request.round, member, plan)
     return Reply({**_packed(advertisement), ROSTER: np.frombuffer(told(who.roster), np.uint8)})
 
 
@@ -153,12 +160,13 @@ def _refuse_round_again(request: Request, node: Node) -> None:
     node.state.config_records[STATE] = ConfigRecord({"run": request.run, "round": request.round})
 
 
-def _keep(attempt: _Attempt, node: Node) -> None:
-    """Remember an attempt until the next message, and no longer than the node's state is there."""
+def _memory_of(node: Node) -> _Memory:
+    """What this process remembers of a node, for as long as the node's state is there."""
     place = id(node.state)
-    if place not in _attempts:
-        weakref.finalize(node.state, _attempts.pop, place, None)
-    _attempts[place] = attempt
+    if place not in _memories:
+        _memories[place] = _Memory()
+        weakref.finalize(node.state, _memories.pop, place, None)
+    return _memories[place]
 
 
 def _taken(request: Request, node: Node) -> _Attempt:
@@ -167,16 +175,11 @@ def _taken(request: Request, node: Node) -> _Attempt:
     Raises:
         ProtocolError: there is none for this round.
     """
-    attempt = _attempts.pop(id(node.state), None)
+    memory = _memory_of(node)
+    attempt, memory.attempt = memory.attempt, None
     if attempt is None or (attempt.run, attempt.round) != (request.run, request.round):
         raise ProtocolError(f"this node takes part in no attempt at round {request.round}, or not any more")
     return attempt
-
-
-def _drop(node: Node) -> None:
-    """Forget an attempt that was not finished."""
-    if earlier := _attempts.pop(id(node.state), None):
-        earlier.member.abandon()
 
 
 def identity_of(request: Request, node: Node) -> Identity:

@@ -30,7 +30,7 @@ from cloister.server.reports.status import run_state
 from cloister.server.run import run
 from cloister.server.stragglers import PatientGrid
 
-SHORT = {"tensorboard": False, "num-rounds": 2, "run-name": "r", "client.local-epochs": 1}
+SHORT = {"tensorboard": False, "report": False, "num-rounds": 2, "run-name": "r", "client.local-epochs": 1}
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,8 @@ def test_strategies_that_need_every_reply_are_not(name, tmp_path):
 
 
 def test_a_sum_that_has_no_room_takes_the_wider_ring_or_none(tmp_path):
-    mechanism = shared_mean(parse(settings(tmp_path, 80, 80, z=2.0)))
-    assert mechanism.plan(650).bits == 32
-    wide = shared_mean(parse(settings(tmp_path, 100, 100, z=28.0)))
-    assert wide.plan(650).bits == 64
+    for z, bits in ((2.0, 32), (200.0, 64)):
+        assert shared_mean(parse(settings(tmp_path, 100, 100, z=z))).plan(650).bits == bits
     with pytest.raises(PrivacyError, match="at most"):
         shared_mean(parse(settings(tmp_path, 5, 4, z=1e4))).plan(650)
 

@@ -1,5 +1,7 @@
 """Rounds of secure aggregation through the strategy, the grid and the app."""
 
+import gc
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -272,6 +274,33 @@ class TestANodeRefuses:
         self.refusal(run, message(run, 1, "advertise"), "no signing key")
 
 
+class TestPolicies:
+    """The noise is the node's own: it goes by what it adds, not by what the server promises."""
+
+    KEPT = ("min-server-noise-multiplier = 1.0", "min-threshold = 4", "max-colluding = 1")
+
+    def refusal(self, folder, *rules):
+        demands = ("demands-secure-aggregation = true", 'mechanisms = ["global-dp"]', 'tasks = ["digits"]')
+        (folder / "policy.toml").write_text("\n".join((*demands, *rules)))
+        first = {"policy": str(folder / "policy.toml"), "ledger-dir": str(folder / "ledgers")}
+        nodes = [{"partition-id": n, "num-partitions": 5, **(first if n == 0 else {})} for n in range(5)]
+        return reasons(SecureRun(settings(folder, colluding=1), random_updates(5), nodes=nodes).collect()).get(1, "")
+
+    def test_that_are_kept(self, tmp_path):
+        assert not self.refusal(tmp_path, *self.KEPT)
+
+    @pytest.mark.parametrize(
+        ("rules", "says"),
+        [
+            (["min-server-noise-multiplier = 1.01"], "promises a noise multiplier of 1, demanded: at least 1.01"),
+            (["max-epsilon = 3.0", "min-threshold = 5"], "secure-aggregation.threshold = 4, demanded: at least 5"),
+            (["max-epsilon = 3.0"], "the budget of this node is spent, or cannot cover this run"),
+        ],
+    )
+    def test_that_are_not(self, rules, says, tmp_path):
+        assert says in self.refusal(tmp_path, *rules)
+
+
 class TestWhatANodeRemembers:
     def test_no_secret_is_in_what_may_be_written_to_a_disk(self, tmp_path):
         run = SecureRun(settings(tmp_path), random_updates(5), {1: "unmask"})
@@ -283,12 +312,21 @@ class TestWhatANodeRemembers:
     def test_nothing_is_left_of_a_round_that_was_finished(self, tmp_path):
         run = SecureRun(settings(tmp_path), random_updates(5), {1: "unmask"})
         run.collect()
-        left = [node for node, context in run.grid._contexts.items() if id(context.state) in secure._attempts]
-        assert left == [1]
-        run.collect(2)
-        places = [id(context.state) for context in run.grid._contexts.values()]
+        places = {node: id(context.state) for node, context in run.grid._contexts.items()}
+        assert [node for node, place in places.items() if secure._memories[place].attempt] == [1]
         del run
-        assert not any(place in secure._attempts for place in places)
+        gc.collect()
+        assert not any(place in secure._memories for place in places.values())
+
+    def test_a_run_that_goes_on_does_not_make_a_round_again(self, tmp_path):
+        updates = random_updates(5)
+        run = SecureRun(settings(tmp_path), updates)
+        run.collect(2)
+        resumed = SecureRun(settings(tmp_path), updates)
+        resumed.grid.remember(run.grid.memories())
+        before = len(resumed.spent())
+        assert resumed.collect(2).total is None and len(resumed.spent()) == before
+        assert resumed.collect(3).survivors == 5
 
     def test_a_node_that_is_started_anew_has_dropped_out(self, tmp_path):
         updates = random_updates(5)
