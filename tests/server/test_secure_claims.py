@@ -20,7 +20,7 @@ from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.claims.meaning import meanings
 from cloister.privacy.claims.record import statement_of
-from cloister.privacy.claims.server import NO_CLIENT, OUTSIDERS, SECURE_CONDITION, statement
+from cloister.privacy.claims.server import NO_CLIENT, OUTSIDERS, SECURE_CONDITION, ZEROED, statement
 from cloister.privacy.claims.words import render
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, Parties
 from cloister.server.build import build
@@ -111,6 +111,7 @@ class TestARun:
         of_run, of_all = outcome.privacy["claims"]
         assert of_run["adversary"] == "the server together with one client, and whoever sees the models of the run"
         assert of_all["adversary"] == NO_CLIENT
+        assert {one["neighbours"] for one in (of_run, of_all)} == {ZEROED}
         assert all(one["condition"].startswith(SECURE_CONDITION) for one in (of_run, of_all))
         assert outcome.privacy["parameters"][COLLUDING] == 1
         assert outcome.privacy["status"] == "sound"

@@ -1,9 +1,11 @@
 """Rounds of secure aggregation through the strategy, the grid and the app."""
 
 import gc
+import os
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import settings as effort
@@ -18,6 +20,8 @@ from cloister.core.errors import ConfigError, FederationError
 from cloister.core.wire import SECURE, SECURE_MESSAGE, SECURE_STEP
 from cloister.privacy.accounting.events import DistributedGaussian
 from cloister.privacy.mechanisms.distributed.whole import whole_update
+from cloister.secure_aggregation.messages import Advertisement, Signatures, Survivors
+from cloister.secure_aggregation.messages import Cohort as Members
 
 LAYOUT = Layout.of(MODEL)
 
@@ -41,7 +45,7 @@ lost = st.dictionaries(st.integers(1, 5), st.sampled_from(PHASES), max_size=3)
 
 class TestTheSum:
     @given(gone=lost)
-    @effort(max_examples=12, deadline=None)
+    @effort(max_examples=8, deadline=None)
     def test_is_that_of_the_survivors_exactly_or_unknown(self, gone, tmp_path_factory):
         self.check(gone, 5, 4, tmp_path_factory.mktemp("run"))
 
@@ -128,29 +132,25 @@ def is_standard(sample):
 
 
 class TestTheNoise:
+    def sample(self, folder, gone=None, rounds=3):
+        updates = random_updates(5)
+        return deviations(SecureRun(settings(folder, threshold=3), updates, gone), updates, rounds)
+
     @pytest.mark.parametrize("gone", [{}, {5: "mask"}])
     def test_has_the_variance_that_is_charged_whoever_is_left(self, gone, tmp_path):
-        updates = random_updates(5)
-        run = SecureRun(settings(tmp_path), updates, gone)
-        assert is_standard(deviations(run, updates, 3))
+        assert is_standard(self.sample(tmp_path, gone))
 
     def test_a_server_that_leaves_the_surplus_in_has_more(self, tmp_path, monkeypatch):
         monkeypatch.setattr(secure_sum, "without_surplus", lambda total, *_: total)
-        updates = random_updates(5)
-        assert not is_standard(deviations(SecureRun(settings(tmp_path), updates), updates, 3))
+        assert not is_standard(self.sample(tmp_path))
 
-    def test_a_client_that_adds_none_is_found(self, tmp_path, monkeypatch):
+    def test_clients_that_add_none_are_found(self, tmp_path, monkeypatch):
         monkeypatch.setattr(secure, "add_share", lambda *_: None)
-        updates = random_updates(5)
-        assert not is_standard(deviations(SecureRun(settings(tmp_path), updates), updates, 3))
+        assert not is_standard(self.sample(tmp_path))
 
-    def test_of_a_survivor_that_vanishes_before_it_unmasks_stays_as_it_is(self, tmp_path):
-        updates = random_updates(5)
-        run = SecureRun(settings(tmp_path), updates, {5: "unmask"})
-        shares = run.strategy.mechanism.plan(LAYOUT.size).shares
-        assert shares.left(4) > shares.left(5)
-        sample = deviations(run, updates, 3)
-        assert sample.var() > 1.02
+    def test_of_survivors_that_vanish_before_they_unmask_stays_as_it_is(self, tmp_path):
+        # Three shares of a fifth of the variance, and two of a third.
+        assert 1.05 < self.sample(tmp_path, {4: "unmask", 5: "unmask"}, rounds=4).var() < 1.5
 
 
 class TestCharges:
@@ -299,6 +299,65 @@ class TestPolicies:
     )
     def test_that_are_not(self, rules, says, tmp_path):
         assert says in self.refusal(tmp_path, *rules)
+
+
+class TestAServerThatAsksForMore:
+    """Each stops at the node: what it has refused, or said once, it does not say again."""
+
+    def after(self, folder, phase):
+        """A run that has gone up to a phase, and the last message that the first node got in it."""
+        run = SecureRun(settings(folder), random_updates(5), dict.fromkeys(range(1, 6), phase))
+        run.collect()
+        run.grid._client_app = app_with(random_updates(5))
+        of_first = [one for one in run.asked if one.metadata.dst_node_id == 1 and phase_of(one) == phase]
+        return run, of_first[-1].content
+
+    def ask(self, run, content, kind=SECURE):
+        return reply_to(run, Message(content, 1, kind))
+
+    def test_two_lists_of_survivors(self, tmp_path):
+        run, content = self.after(tmp_path, "sign")
+        assert not self.ask(run, content).has_error()
+        fewer = content.config_records["config"]
+        survivors = Survivors.decode(fewer[SECURE_MESSAGE])
+        names = survivors.names[:4]
+        fewer[SECURE_MESSAGE] = Survivors(names, {name: survivors.signatures[name] for name in names}).encode()
+        assert "out of turn" in self.ask(run, content).error.reason
+        assert "no attempt" in self.ask(run, content).error.reason
+
+    def test_survivors_below_the_threshold(self, tmp_path):
+        run, content = self.after(tmp_path, "sign")
+        config = content.config_records["config"]
+        survivors = Survivors.decode(config[SECURE_MESSAGE])
+        names = survivors.names[:3]
+        config[SECURE_MESSAGE] = Survivors(names, {name: survivors.signatures[name] for name in names}).encode()
+        assert "3 survivors; the threshold is 4" in self.ask(run, content).error.reason
+
+    def test_shares_twice(self, tmp_path):
+        run, content = self.after(tmp_path, "unmask")
+        assert not self.ask(run, content).has_error()
+        assert "no attempt" in self.ask(run, content).error.reason
+
+    def test_shares_without_enough_signatures(self, tmp_path):
+        run, content = self.after(tmp_path, "unmask")
+        config = content.config_records["config"]
+        signatures = Signatures.decode(config[SECURE_MESSAGE]).signatures
+        config[SECURE_MESSAGE] = Signatures(dict(list(signatures.items())[:3])).encode()
+        assert "3 survivors have signed" in self.ask(run, content).error.reason
+
+    def test_a_cohort_of_invented_members(self, tmp_path):
+        run, content = self.after(tmp_path, "share")
+        config = content.config_records["config"]
+        honest = Members.decode(config[SECURE_MESSAGE]).advertisements
+        keys = {name: Ed25519PrivateKey.generate() for name in ("site-a", "site-b", "site-c")}
+        invented = tuple(Advertisement(n, os.urandom(32), os.urandom(32), k.sign(b"x")) for n, k in keys.items())
+        config[SECURE_MESSAGE] = Members((honest[0], *invented)).encode()
+        assert "'site-a' is not on the roster" in self.ask(run, content).error.reason
+
+    def test_the_vector_twice(self, tmp_path):
+        run, content = self.after(tmp_path, "mask")
+        assert not self.ask(run, content, "train").has_error()
+        assert "out of turn" in self.ask(run, content, "train").error.reason
 
 
 class TestWhatANodeRemembers:

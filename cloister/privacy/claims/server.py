@@ -27,6 +27,9 @@ SECURE_CONDITION = (
     "it holds if the server is apart from its clients, every site runs a bundle that it has checked and pinned, and "
     "whoever signs the roster does not work with the server; in a simulation one process is all of them"
 )
+ZEROED = (
+    "one client's update is there or is zero; that it takes part is public, and its share of the noise is there in both"
+)
 NO_CLIENT = "whoever sees the models of the runs, and is no client of them"
 
 Planned = Mapping[Event, int]
@@ -79,7 +82,8 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
     The parameters of a run are fixed before it, so that its own figure is that of the tightest accountant. How many
     rounds there are is one of them: a run that is ended for what it released is counted as if it had not been.
     """
-    base = Figure(claim.unit, claim.relation, delta=budget.delta, counts=ALL_PLANNED if planned else None)
+    neighbours = ZEROED if claim.is_against_server else None
+    base = Figure(claim.unit, claim.relation, neighbours, delta=budget.delta, counts=ALL_PLANNED if planned else None)
     of_run = budget.account_of_run if planned is None else partial(composed, planned, budget.relation)
     conditions = [SECURE_CONDITION] * claim.is_against_server + [IF_NOT_BROKEN] * resumed
     own = replace(base, scope=RUN, condition=_joined(conditions))

@@ -26,6 +26,11 @@ BATCH_SUM = (
     "Clients: sums over a batch are made in single precision; contributions are clipped lower by the proved bound on "
     "what rounding adds."
 )
+SHARED_SUM = (
+    "Clients: the clipped update is truncated to whole steps of a public grid, verified in whole numbers, and gets a "
+    "share of noise of an exact discrete law. The sum is taken modulo a power of two that has room for it: rounding is "
+    "no part of the claim."
+)
 FLOATS: Mapping[str, str] = {
     "global-dp": SERVER_SUM,
     "metric": SERVER_SUM,
@@ -144,7 +149,8 @@ def _unit(facts: Facts) -> Iterator[str]:
         found = [figure for _, figure in figures_of(claim) if figure.unit == claim.unit][:1]
         if not isinstance(claim, DpSgdClaim | LocalClaim):
             relation = found[0].relation if found else claim.relation
-            yield f"{claim.mechanism}: {HELD['client']}. Neighbours, {relation}: {NEIGHBOURS}."
+            told = (found[0].neighbours if found else None) or NEIGHBOURS
+            yield f"{claim.mechanism}: {HELD['client']}. Neighbours, {relation}: {told}."
         elif found:
             yield f"{claim.mechanism}: {HELD[claim.unit]}. Neighbours, {found[0].relation}: {found[0].neighbours}."
         else:
@@ -209,9 +215,10 @@ def _composition(facts: Facts) -> Iterator[str]:
 
 
 def _implementation(facts: Facts) -> Iterator[str]:
-    sound = [claim.mechanism for claim in claims_of(facts) if claim.status == "sound"]
-    for name in sound:
-        yield FLOATS.get(name, f"{name} is of another package: its author states what rounding does.")
+    sound = [claim for claim in claims_of(facts) if claim.status == "sound"]
+    for claim in sound:
+        unknown = f"{claim.mechanism} is of another package: its author states what rounding does."
+        yield SHARED_SUM if claim.is_against_server else FLOATS.get(claim.mechanism, unknown)
     if not sound:
         yield "Nothing is claimed that rounding could break."
     if facts.secret_cohorts:
