@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from logging import WARNING
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -183,7 +183,7 @@ def request_of(kind: type[AnyRequest], message: Message, context: Context) -> An
 
 def _special(
     kind: type[Request], fields: ConfigRecord, config: RunConfig, models: tuple[NamedArrays, ...]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What only a request of this kind holds."""
     if kind is ProtocolRequest:
         return _step(fields, config)
@@ -197,7 +197,7 @@ def _special(
     return {"proximal_mu": float(mu), "promise": promise, "ledger_head": head, "delivery": delivery}
 
 
-def _step(fields: ConfigRecord, config: RunConfig) -> dict[str, Any]:
+def _step(fields: ConfigRecord, config: RunConfig) -> dict[str, object]:
     """The step of a secure aggregation that is asked for, in a run that has one."""
     step, content = fields.get(SECURE_STEP), fields.get(SECURE_MESSAGE)
     if not config.secure_aggregation.enabled:

@@ -6,10 +6,8 @@ that state may be written to a disk. A node that is started anew knows of no att
 
 import os
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -82,20 +80,20 @@ def take_part(request: ProtocolRequest, node: Node) -> Reply:
     """
     if request.step == ADVERTISE:
         return _advertised(request, node)
-    kind, step = _STEPS[request.step]
     attempt = _taken(request, node)
-    answer = step(attempt.member, kind.decode(request.content))
+    answer = _stepped(attempt.member, request.step, request.content)
     if request.step != UNMASK:
         _memory_of(node).attempt = attempt
     return Reply(_packed(answer))
 
 
-_STEPS: dict[str, tuple[type[protocol.Message], Callable[[Member, Any], protocol.Message]]] = {
-    SHARE: (protocol.Cohort, Member.share),
-    SIGN: (protocol.Survivors, Member.sign),
-    UNMASK: (protocol.Signatures, Member.unmask),
-}
-"""What a node is told in each step, and what it does then."""
+def _stepped(member: Member, step: str, content: bytes) -> protocol.Message:
+    """What a member answers in a step, told what the server tells in it."""
+    if step == SHARE:
+        return member.share(protocol.Cohort.decode(content))
+    if step == SIGN:
+        return member.sign(protocol.Survivors.decode(content))
+    return member.unmask(protocol.Signatures.decode(content))
 
 
 def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:

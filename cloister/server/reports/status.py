@@ -204,7 +204,7 @@ def _quorum(config: Mapping[str, Scalar]) -> int:
     return int(config["strategy.min-nodes" if config["strategy.quorum"] == "auto" else "strategy.quorum"])
 
 
-def _on_server(config: Mapping[str, Any]) -> str:
+def _on_server(config: Mapping[str, object]) -> str:
     """The mechanism on the server, and whether it sees sums alone; runs before there was that have no such key."""
     server = str(config["privacy.server"])
     return f"{server} (secure aggregation)" if config.get("secure-aggregation.enabled") else server
