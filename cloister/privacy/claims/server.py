@@ -15,7 +15,7 @@ from cloister.privacy.claims.claim import Claim, ClientClaim, Figure, LedgerStat
 RUN = "this run"
 ALL_RUNS = "all runs in the ledger"
 IF_FIXED = "it holds if no run was chosen, ended early or resumed by what had been released"
-IF_NOT_BROKEN = "it holds if the run did not break off, to be resumed, because of what had been released"
+IF_NOT_BROKEN = "it holds if nobody broke the run off, and resumed it, because of what had been released"
 IF_BUDGET_FIXED = "and if no budget was set or changed because of what had been released"
 ALL_PLANNED = "counted for all rounds that were planned: what was released may have decided when the run ended"
 STRANGERS = "whoever sees the models of the run, is no client, and knows of no draw"
