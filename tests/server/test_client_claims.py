@@ -22,6 +22,7 @@ from cloister.server import loop
 from cloister.server.build import build
 from cloister.server.clients import client_claim, sizes_known
 from cloister.server.reports.console import Narrator
+from cloister.server.reports.html.page import write_report
 from cloister.server.run import run
 
 SETTINGS = {
@@ -80,8 +81,8 @@ def test_clients_that_all_abstain_have_told_nothing(tmp_path):
     (path,) = tmp_path.glob("*/privacy.json")
     facts = json.loads(path.read_text())["clients"]
     assert {(size["rounds"], size["claims"][0]["epsilon"]) for size in facts["by-examples"]} == {(0, 0.0)}
-    page = (path.parent / "report.html").read_text()
-    assert "No client trained" in page and "100 %" not in page
+    page = write_report(path.parent).read_text()
+    assert "No client trained" in page and "instead of 50 %" not in page
 
 
 def test_one_that_did_not_only_abstain_counts_all_that_was_planned(tmp_path):
