@@ -135,8 +135,10 @@ def plan(
     found = preview(read_settings(settings or []), options)
     if png is not None:
         draw(found, png)
-    typer.echo(jsonlib.dumps(record(found), indent=2) if json else "\n".join(render(found)))
-    if nothing := render_nothing(found):
+    nothing = render_nothing(found)
+    if json or not nothing:
+        typer.echo(jsonlib.dumps(record(found), indent=2) if json else "\n".join(render(found)))
+    if nothing:
         raise ConfigError(nothing)
 
 
@@ -191,14 +193,19 @@ def status(
     from cloister.deploy.rosters import on_roster
     from cloister.deploy.warm.meeting import warnings_of
     from cloister.server.reports.status import as_json, newest_run, run_state, superlink_runs, told
+    from cloister.watch.snapshot import Places, look
 
     run = run_state(newest_run(output)) if output.is_dir() or not connection else None
+    seen = look(Places(runs=output if output.is_dir() else None))
+    if run is not None and seen.hides_progress and not run.hides_progress:
+        run = run.without_ledger()
+    budgets = {} if seen.hides_progress else seen.spent
     superlink = None
     if connection:
         nodes = living_nodes(connection)
         superlink = {"warnings": warnings_of(connection), "nodes": nodes, "runs": superlink_runs(connection)}
         superlink["roster"] = on_roster()
-    typer.echo(as_json(run, superlink) if json else "\n".join(told(run, superlink)))
+    typer.echo(as_json(run, superlink, budgets) if json else "\n".join(told(run, superlink, budgets)))
     if run is not None and run.state == "dead":
         raise typer.Exit(FAILED)
 

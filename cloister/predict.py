@@ -20,6 +20,8 @@ from cloister.tasks.making import model_of, named_task
 from cloister.tasks.pictures.decode import SUFFIXES, grey, is_image
 
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
+FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""With which a cell begins that a spreadsheet takes for a formula: an apostrophe before it makes it text (OWASP)."""
 LABELS = ("y", "label")
 """What the last column of a CSV file is called if it holds labels."""
 
@@ -282,4 +284,6 @@ def _pixels(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
 
 
 def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"' if set(name) & set(',"\n\r') else name
+    """A name as a cell of a CSV file: quoted where that is needed, and no formula to a spreadsheet that opens it."""
+    name = f"'{name}" if name.startswith(FORMULAS) else name
+    return '"' + name.replace('"', '""') + '"' if set(name) & set(',;"\t\n\r') else name

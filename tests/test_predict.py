@@ -1,5 +1,6 @@
 """`cloister predict`: the model that a run or a client has kept, on a table, an archive, or a folder of images."""
 
+import csv
 import json
 import zipfile
 
@@ -310,6 +311,12 @@ class TestCommand:
     def test_names_are_quoted_where_csv_needs_it(self):
         lines = list(Predictions(('a,"b".png', "c"), np.array([1.0, 2.0]), {}).lines())
         assert lines[1:] == ['"a,""b"".png",1', "c,2"]
+
+    @pytest.mark.parametrize("name", ["=HYPERLINK(1).png", "+1.png", "-1.png", "@SUM.png", "\t=1.png", "＝1.png"])
+    def test_no_name_is_a_formula_to_a_spreadsheet(self, name):
+        (_, line) = Predictions((name,), np.array([-1.5]), {}).lines()
+        (cells,) = csv.reader([line])
+        assert cells == [f"'{name}", "-1.5"], "a number stays one"
 
     def test_the_model_of_a_run(self, tmp_path):
         from cloister.local.simulation import simulate

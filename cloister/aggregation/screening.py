@@ -18,6 +18,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 
 from cloister.core.arrays import Layout, Row, view
 from cloister.core.cohort import Cohort
+from cloister.core.errors import BudgetExhausted
 from cloister.core.wire import ARRAYS, EXAMPLES, number
 from cloister.privacy.mechanisms.total import Intake
 
@@ -58,6 +59,11 @@ class Rejection:
     def who(self) -> str:
         """The name of the node, or its number."""
         return self.site or f"node {self.node_id}"
+
+    @property
+    def abstained(self) -> bool:
+        """Whether the node answered that it does nothing for want of a budget."""
+        return self.code == "error" and f": {BudgetExhausted.__name__}: " in self.detail
 
 
 @dataclass(frozen=True)

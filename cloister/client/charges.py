@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from cloister.client.data import local_data, task_of
-from cloister.client.node import Node
+from cloister.client.node import Node, NodeConfig
 from cloister.client.request import Request, TrainRequest
 from cloister.client.training.plan import requested_plan
 from cloister.client.units import size_of
+from cloister.config.run import TaskConfig
 from cloister.config.secure import shared_mean
 from cloister.core.arrays import Layout
 from cloister.core.errors import PrivacyError
@@ -140,11 +141,14 @@ def plan_of(request: TrainRequest, node: Node) -> TrainingPlan:
         node: whose owner makes its shuffles independent of other clients'.
     """
     clips = request.config.privacy.client.clips_gradients
-    size = (size_of(node.config) or _dealt(request, node)) if clips else 0
+    size = (size_of(node.config) or dealt(request.config.task, node.config, request.seed)) if clips else 0
     return requested_plan(request, task_of(request.config.task), node.owner, size)
 
 
-def _dealt(request: TrainRequest, node: Node) -> int:
-    """How many units a simulation dealt this client: public, like the partition."""
-    train = local_data(request.config.task, node.config, request.seed, tolerant=True).train
+def dealt(config: TaskConfig, node: NodeConfig, seed: int) -> int:
+    """How many units a simulation deals a client: public, like the partition.
+
+    Args: as `local_data`.
+    """
+    train = local_data(config, node, seed, tolerant=True).train
     return max(1, len(train) if train.groups is None else len(set(train.groups.tolist())))

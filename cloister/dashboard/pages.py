@@ -63,7 +63,8 @@ def run_page(view: View, run: Run, live: bool) -> str:
         "facts": run.state,
         "told": _told(run.state) if run.state else [],
         "found": [item for item in view.found if run.state and item.about == run.state.path],
-        "curves": drawn,
+        "curves": () if run.hides_ledger else drawn,
+        "curves_hidden": run.hides_ledger,
         "secret_cohorts": cohorts_are_secret(rounds),
         "rejected": rejected_rows(rounds),
     }
@@ -113,7 +114,9 @@ def _epsilon(run: RunState) -> str:
     """What an ended run claims; what is in the ledger so far of one that goes on."""
     if run.claimed is not None:
         return f"{run.claimed:.3g}" + (f" ({run.claimed_for})" if run.claimed_for != "client" else "")
-    return "" if run.epsilon is None else f"{run.epsilon:.3g}"
+    if run.state != "running" or run.privacy == "none":
+        return "none claimed"
+    return "not told yet" if run.epsilon is None else f"{run.epsilon:.3g} so far"
 
 
 def _state(run: RunState) -> str:

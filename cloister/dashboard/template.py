@@ -95,7 +95,8 @@ OVERVIEW = (
 </section>
 <section class="page" id="nodes" aria-labelledby="nodes-title">
 <h2 id="nodes-title">Nodes</h2>
-{% if nodes is none %}<p>No SuperLink was asked, or it gave no answer.</p>
+{% if nodes is none %}<p>{{ 'SuperLink ' ~ connection ~ ' gave no answer' if connection
+else 'No SuperLink was asked: cloister dashboard CONNECTION names one' }}.</p>
 {% elif nodes %}<div class="wide" tabindex="0" role="group" aria-label="Table of nodes"><table>
 <caption>All that are registered, {{ online }} of {{ nodes | length }} online</caption>
 <thead><tr><th scope="col">Site</th><th scope="col">State</th><th scope="col">Since</th></tr></thead>
@@ -154,7 +155,9 @@ RUN = (
 <section class="page" aria-labelledby="curves-title">
 <h2 id="curves-title">Curves</h2>
 {% if curves %}<div class="figures">{% for picture in curves %}{{ figure(picture) }}
-{% endfor %}</div>{% else %}<p>No number was written down by round.</p>{% endif %}
+{% endfor %}</div>{% elif curves_hidden %}<p>While another run goes on whose times are secret, curves are not shown:
+ε of a ledger that both have would tell when its rounds end.</p>
+{% else %}<p>No number was written down by round.</p>{% endif %}
 </section>
 <section class="page" aria-labelledby="rejected-title">
 <h2 id="rejected-title">Replies that did not count</h2>

@@ -1,8 +1,8 @@
 """What the dashboard shows: what `cloister status` and `cloister watch` see, kept for a few seconds."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 
@@ -26,11 +26,14 @@ class Run:
         name: of the directory.
         path: of the directory.
         state: None where its files are broken.
+        hides_ledger: whether ε of its ledger is left out: another run goes on whose rounds must not be seen to end, and
+            may spend of the same one.
     """
 
     name: str
     path: Path
     state: RunState | None
+    hides_ledger: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,20 @@ class Lookout:
 def _seen(places: Places, now: float) -> View:
     snapshot = look(places)
     directories = _named(places.runs) if places.runs else {}
-    runs = tuple(Run(name, path, _state(path)) for name, path in list(directories.items())[:LISTED])
-    return View(snapshot, tuple(findings(snapshot, now)), runs, max(len(directories) - LISTED, 0), now)
+    runs = [Run(name, path, _state(path)) for name, path in list(directories.items())[:LISTED]]
+    shown = tuple(_fit_to_show(run, snapshot, runs) for run in runs)
+    return View(snapshot, tuple(findings(snapshot, now)), shown, max(len(directories) - LISTED, 0), now)
+
+
+def _fit_to_show(run: Run, snapshot: Snapshot, runs: Iterable[Run]) -> Run:
+    """The run, without what would tell of another one."""
+    if run.state is None or run.state.state != "running":
+        return run
+    others = (other.state for other in runs if other is not run)
+    secret = any(state is not None and state.hides_progress for state in others)
+    if not secret and (run.state.hides_progress or not snapshot.hides_progress):
+        return run
+    return replace(run, state=run.state.without_ledger(), hides_ledger=True)
 
 
 def _named(output: Path) -> dict[str, Path]:

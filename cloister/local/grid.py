@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, Record
 from flwr.common.constant import ErrorCode
 from flwr.supercore.run import Run
 
+from cloister.config.run import RunConfig
 from cloister.config.section import Scalar
 from cloister.core.identity import LOCAL_RUN, assume_run
 from cloister.core.wire import LEAKAGE, number
@@ -125,6 +126,20 @@ class LocalGrid(WatchedGrid):
         """What each simulated client has counted for its releases (d-privacy)."""
         records = (context.state.metric_records.get(LEAKAGE) for context in self._contexts.values())
         return [number(record, "spent") if record else 0.0 for record in records]
+
+    def units(self, config: RunConfig, seed: int) -> list[int]:
+        """How many examples, or groups of them, each simulated client has; none where any node has data of its own.
+
+        Args:
+            config: of the run.
+            seed: in force, which deals them out.
+        """
+        from cloister.client.charges import dealt
+        from cloister.client.node import node_of
+
+        if not self.is_simulated:
+            return []
+        return [dealt(config.task, node_of(context.node_config), seed) for context in self._contexts.values()]
 
     def _watched(self, message: Message) -> Message:
         node = message.metadata.dst_node_id

@@ -23,6 +23,7 @@ from cloister.plan.sizes import Sizes
 from cloister.plan.within import Within
 from cloister.privacy.claims.claim import ClientClaim
 from cloister.server.clients import client_claim
+from cloister.server.drowning import drowned
 from cloister.server.forecast import Forecast, NoiseOnRelease, draft, first_messages, forecast, noise_on_release
 from cloister.server.prepare import Prepared, prepare
 
@@ -62,6 +63,8 @@ class Preview:
         allowances: what budgets have room for.
         refusal: why the policy refuses the run; empty if it does not.
         within: what the budget that was asked for allows; without one, what that of the run would, if no round fits.
+        epsilon: of the budget that `within` is about; 0: none.
+        hopeless: why models would hardly learn, by public numbers alone.
         traffic: what messages weigh.
         timing: how long they take; None: nobody was timed.
     """
@@ -77,13 +80,10 @@ class Preview:
     allowances: tuple[Allowance, ...]
     refusal: str
     within: tuple[Within, ...]
+    epsilon: float
+    hopeless: tuple[str, ...]
     traffic: Traffic
     timing: Timing | None
-
-    @property
-    def epsilon(self) -> float:
-        """Of the budget that `within` is about."""
-        return _epsilon(self.options, self.forecast)
 
 
 def preview(settings: Mapping[str, Scalar], options: Options) -> Preview:
@@ -153,10 +153,13 @@ def _worked_out(
 ) -> Preview:
     plan, rounds = prepared.plan, prepared.plan.config.num_rounds
     shown = shown_rounds(rounds)
-    expected = forecast(prepared, shown)
+    dealt = [node.steps for node in nodes] if _are_dealt(plan.config, nodes) else []
+    expected = forecast(prepared, shown, dealt)
     sizes = _sizes(prepared, nodes, expected.rounds)
     named = _named(sizes, nodes)
     refusal = nodes[0].refusal if nodes else ""
+    allowances = (*allowance.of_server(expected), *_allowances(named, expected.rounds, refusal))
+    limit = _limit(options, expected, allowances)
 
     def claim(after: int) -> ClientClaim | None:
         return client_claim(plan, prepared.layout, after, [sizes.costliest] if sizes else None)
@@ -173,12 +176,19 @@ def _worked_out(
         sizes,
         client_claim(plan, prepared.layout, expected.rounds, list(sizes.shown)) if sizes else None,
         (*series_of_server(expected.statements), *series_of_clients(claim, reached)),
-        (*allowance.of_server(expected), *_allowances(named, expected.rounds, refusal)),
+        allowances,
         refusal,
-        tuple(_within(settings, prepared, named, _epsilon(options, expected))),
+        tuple(_within(settings, prepared, named, limit)),
+        limit.epsilon,
+        tuple(drowned(plan, prepared.layout, options.clients, [node.steps for node in nodes] if sizes else ())),
         traffic(prepared, options.clients),
         timed(prepared, messages[0], options.clients) if times and messages else None,
     )
+
+
+def _are_dealt(config: RunConfig, nodes: Sequence[Asked]) -> bool:
+    """Whether clients of DP-SGD have what a simulation deals them, which the run will know too."""
+    return config.privacy.client.clips_gradients and all(node.node.config.partition_id is not None for node in nodes)
 
 
 def _sizes(prepared: Prepared, nodes: list[Asked], rounds: int) -> Sizes | None:
@@ -202,23 +212,35 @@ def _allowances(named: Mapping[str, Asked], rounds: int, refusal: str) -> list[A
     return [found for whose, node in named.items() for found in allowance.of_node(node, whose, rounds)]
 
 
-def _epsilon(options: Options, expected: Forecast) -> float:
-    """The budget that was asked about, or the run's own where no round fits it; 0: neither."""
-    own = expected.prepared.plan.budget.max_epsilon if expected.stopped and not expected.rounds else 0.0
-    return options.epsilon or own
+@dataclass(frozen=True)
+class _Limit:
+    """A budget that noise and rounds are looked for: ε, and whose it may be."""
+
+    epsilon: float
+    of_server: bool = True
+
+
+def _limit(options: Options, expected: Forecast, allowances: Sequence[Allowance]) -> _Limit:
+    """The budget that was asked about, or one of the run's that not one round fits; 0: neither."""
+    if options.epsilon:
+        return _Limit(options.epsilon)
+    if expected.stopped and not expected.rounds:
+        return _Limit(expected.prepared.plan.budget.max_epsilon)
+    too_small = [found.limit for found in allowances if expected.rounds and not found.rounds]
+    return _Limit(min(too_small, default=0.0), of_server=False)
 
 
 def _within(
-    settings: Mapping[str, Scalar], prepared: Prepared, named: Mapping[str, Asked], epsilon: float
+    settings: Mapping[str, Scalar], prepared: Prepared, named: Mapping[str, Asked], limit: _Limit
 ) -> list[Within]:
-    if not epsilon:
+    if not limit.epsilon:
         return []
-    found = list(within.of_server(settings, prepared, epsilon))
+    found = list(within.of_server(settings, prepared, limit.epsilon)) if limit.of_server else []
     for whose, node in named.items():
-        found += within.of_node(settings, node, whose, epsilon)
-    if not found:
+        found += within.of_node(settings, node, whose, limit.epsilon)
+    if not found and limit.of_server:
         raise ConfigError(
-            f"--epsilon {epsilon:g} is a budget for noise, and there is none: privacy.server = "
+            f"--epsilon {limit.epsilon:g} is a budget for noise, and there is none: privacy.server = "
             f"{prepared.plan.config.privacy.server.name!r} and privacy.client = "
             f"{prepared.plan.config.privacy.client.name!r}"
         )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cloister.plan.nodes import Asked
-from cloister.privacy.claims.end_to_end import sound_example
+from cloister.privacy.claims.end_to_end import costliest_of, standing_for_all
 from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
 
 
@@ -39,12 +39,6 @@ class Sizes:
             delta: at which ε is computed.
         """
         by_steps = {node.steps: node for node in nodes}
-        ordered = sorted(by_steps, key=lambda steps: steps.examples)
-
-        def epsilon(steps: LocalSteps) -> float:
-            return sound_example(steps, mechanism.noise_multiplier, rounds).epsilon(delta)
-
-        costliest = max(ordered, key=epsilon)
-        chosen = {ordered[0], ordered[len(ordered) // 2], ordered[-1], costliest}
-        shown = {steps: by_steps[steps] for steps in ordered if steps in chosen}
-        return cls(Counter(node.steps for node in nodes), shown, costliest)
+        shown = standing_for_all(by_steps, mechanism, rounds, delta)
+        costliest = costliest_of(shown, mechanism, rounds, delta)
+        return cls(Counter(node.steps for node in nodes), {steps: by_steps[steps] for steps in shown}, costliest)

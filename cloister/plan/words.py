@@ -57,6 +57,7 @@ def _noise(preview: Preview) -> Iterator[str]:
         yield f"clients, {added.mechanism}: {z}, standard deviation {std} on {added.on}"
     if preview.noise is None and not preview.noise_of_clients:
         yield "none"
+    yield from (f"warning: {remark}" for remark in preview.hopeless)
 
 
 def _range(std: tuple[float, float]) -> str:
@@ -76,7 +77,8 @@ def _sizes(preview: Preview) -> Iterator[str]:
     )
     if preview.config.seed == -1 and preview.sizes.are_dealt:
         yield f"dealt out by a seed that was drawn: seed={preview.forecast.prepared.plan.seed} deals them out again"
-    yield from render_clients(preview.by_size)[1:]
+    if not preview.sizes.are_dealt:
+        yield from render_clients(preview.by_size)[1:]
 
 
 def _curves(preview: Preview) -> Iterator[str]:
@@ -118,9 +120,9 @@ def render_nothing(preview: Preview) -> str:
     """Why not one round of what was planned fits a budget, and what would; empty if rounds fit."""
     wanted = [item for item in preview.within if item.is_nothing]
     told = [f"{item.whose} of {preview.epsilon:g} for one {item.unit}: {_remedy(item)}" for item in wanted]
-    if preview.forecast.rounds and not preview.within:
-        told += [
-            f"{item.whose} of {item.limit:g} for one {item.unit}: add --epsilon {item.limit:g} to see which noise fits"
+    if preview.forecast.rounds and not told and not preview.options.epsilon:
+        told = [
+            f"{item.whose} of {item.limit:g} for one {item.unit}: use a larger one, or more noise"
             for item in preview.allowances
             if item.rounds == 0
         ]

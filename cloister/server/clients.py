@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
 from cloister.core.errors import ConfigError
 from cloister.core.wire import ARRAYS, CONFIG, HYPOTHESES
@@ -35,6 +37,31 @@ def personalise(grid: Grid, arrays: ArrayRecord, public: Mapping[str, str | int]
     list(grid.send_and_receive(messages, timeout=SAVING_SECONDS))
 
 
+@runtime_checkable
+class Dealing(Protocol):
+    """A grid that knows how much data its nodes have, as it is a part of a benchmark that is dealt out here."""
+
+    def units(self, config: RunConfig, seed: int) -> list[int]:
+        """How many examples, or groups of them, each node has; none where any has data of its own."""
+
+
+def sizes_known(plan: Plan, grid: Grid) -> tuple[LocalSteps, ...]:
+    """The private steps in a round of each client, where this process deals out what they have; none elsewhere.
+
+    Args:
+        plan: of the run.
+        grid: to the clients.
+    """
+    if not plan.config.privacy.client.clips_gradients or not isinstance(grid, Dealing):
+        return ()
+    return tuple(_steps(plan, units) for units in grid.units(plan.config, plan.seed))
+
+
+def _steps(plan: Plan, units: int) -> LocalSteps:
+    sampling = plan.config.privacy.dp_sgd.batch_sampling
+    return LocalSteps(units, plan.recipe.batch_size, plan.recipe.local_epochs, sampling)
+
+
 def client_claim(
     plan: Plan, layout: Layout, rounds: int, sizes: Sequence[LocalSteps] | None = None
 ) -> ClientClaim | None:
@@ -44,8 +71,8 @@ def client_claim(
         plan: of the run.
         layout: of everything that the server sends, all hypotheses.
         rounds: in which clients were asked to train.
-        sizes: the private steps in a round of clients of the sizes that figures are wanted for, with `dp-sgd`; None:
-            what clients have is not known, and several sizes are taken.
+        sizes: the private steps in a round of the clients, with `dp-sgd`; None, or none: what they have is not known,
+            and several sizes are taken as examples.
 
     Raises:
         ConfigError: nothing is known about this mechanism.
@@ -85,17 +112,19 @@ def _beside_the_noise(plan: Plan) -> Iterator[str]:
 
 
 def _dp_sgd_claim(plan: Plan, rounds: int, known: Sequence[LocalSteps] | None) -> ClientClaim:
-    """For clients of several sizes: how many examples, or groups of them, a client has, the server does not know.
+    """For clients of several sizes: how many examples, or groups of them, a client has, a server does not know.
 
-    Just above one batch an epoch has two steps that hardly sample. With little noise some sizes of two or three batches
-    cost a tenth more than that; what a client has really spent, its own ledger knows.
+    Where it does, figures are given for the sizes that stand for all; where it does not, for examples of sizes. Just
+    above one batch an epoch has two steps that hardly sample. With little noise some sizes of two or three batches cost
+    a tenth more than that; what a client has really spent, its own ledger knows.
     """
-    from cloister.privacy.claims.end_to_end import dp_sgd_claim
+    from cloister.privacy.claims.end_to_end import dp_sgd_claim, standing_for_all
 
-    privacy, recipe = plan.config.privacy, plan.recipe
+    privacy, batch = plan.config.privacy, plan.recipe.batch_size
     mechanism = privacy.dp_sgd.mechanism(grouped=bool(plan.config.task.group))
-    sizes = known or [
-        LocalSteps(examples, recipe.batch_size, recipe.local_epochs, mechanism.sampling)
-        for examples in (recipe.batch_size, recipe.batch_size + 1, 10 * recipe.batch_size, 100 * recipe.batch_size)
-    ]
-    return dp_sgd_claim(mechanism, sizes, rounds, privacy.target_delta, privacy.circumstances)
+    if known:
+        sizes = standing_for_all(known, mechanism, rounds, privacy.target_delta)
+    else:
+        sizes = tuple(_steps(plan, units) for units in (batch, batch + 1, 10 * batch, 100 * batch))
+    claim = dp_sgd_claim(mechanism, sizes, rounds, privacy.target_delta, privacy.circumstances)
+    return replace(claim, known=bool(known))

@@ -19,11 +19,13 @@ from cloister.core.crash import write_traces_to
 from cloister.core.errors import CloisterError, DataError
 from cloister.core.hypotheses import unstacked
 from cloister.core.wire import ROUND, SEED
-from cloister.privacy.claims.claim import Statement
+from cloister.privacy.claims.claim import ClientClaim, Statement
 from cloister.privacy.claims.record import record, running
-from cloister.privacy.claims.server import IF_NOT_BROKEN, statement
+from cloister.privacy.claims.server import ALL_PLANNED, IF_NOT_BROKEN, statement
+from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.server.build import Plan
-from cloister.server.clients import client_claim, personalise
+from cloister.server.clients import client_claim, personalise, sizes_known
+from cloister.server.drowning import drowned
 from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
 from cloister.server.lasting import confine_ledger, is_lasting, refuse_forgetful_nodes
@@ -100,6 +102,7 @@ class _Scene:
     tracker: "MlflowTracker | None" = None
     rounds: list[Round] = field(default_factory=list)
     sites: Sites = field(default_factory=Sites)
+    sizes: tuple[LocalSteps, ...] = ()
 
     @property
     def progress(self) -> Progress | None:
@@ -134,8 +137,9 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
         stopping = EarlyStopping(config.evaluation.patience)
         directory = _directory(plan, grid, clients, earlier, stack)
         scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier)
+        scene = replace(scene, sizes=sizes_known(plan, grid))
         _enter(scene, grid)
-        scene = _open(scene, stack)
+        scene = _open(scene, stack, clients)
         with Stop().listening() as stop, _observers(scene, grid) as observers:
             loop = _loop(scene, grid, observers, stop)
             with narrator.live(grid, scene.sites):
@@ -220,7 +224,7 @@ def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:
     directory.go_on(plan, after, grid.run.fab_hash)
 
 
-def _open(scene: _Scene, stack: ExitStack) -> _Scene:
+def _open(scene: _Scene, stack: ExitStack, clients: int) -> _Scene:
     """Begin the budget, and say what is about to happen, also to another system."""
     scene = replace(scene, tracker=_tracker(scene, stack))
     plan, directory = scene.plan, scene.directory
@@ -230,6 +234,8 @@ def _open(scene: _Scene, stack: ExitStack) -> _Scene:
     note_ledger(directory, plan.budget.ledger)
     epsilon = plan.maximum_epsilon(scene.layout)
     scene.narrator.opening(plan, directory, epsilon)
+    for remark in drowned(plan, scene.layout, clients or plan.config.strategy.min_nodes, scene.sizes):
+        scene.narrator.note(f"warning: {remark}")
     parameters = Parameters.of(scene.model)
     directory.write_json(PARAMETERS, asdict(parameters))
     if parameters.frozen:
@@ -376,12 +382,28 @@ def _statement(scene: _Scene, loop: RoundLoop) -> Statement:
     ended_by_choice = loop.ending.how != "budget" and loop.aggregated < plan.config.num_rounds
     asked = plan.config.num_rounds if ended_by_choice else loop.asked
     sampling, resumed = render_sampling(plan), plan.resumes > 0
-    clients = client_claim(plan, layout, asked + plan.resumes)
-    if clients is not None and resumed:
-        clients = clients.on_condition(IF_NOT_BROKEN)
+    clients = _client_claim(scene, loop, asked, ended_by_choice)
     planned = plan.planned(layout) if ended_by_choice else None
     lasting = is_lasting(plan, scene.directory.path)
     return statement(plan.claim, plan.budget, loop.aggregated, sampling, clients, planned, resumed, lasting)
+
+
+def _client_claim(scene: _Scene, loop: RoundLoop, asked: int, ended_by_choice: bool) -> ClientClaim | None:
+    """What may be said about the clients' own mechanism; of clients that all abstained, that nothing was released."""
+    plan = scene.plan
+    rounds = 0 if _nobody_trained(scene, loop) else asked + plan.resumes
+    clients = client_claim(plan, scene.layout, rounds, scene.sizes)
+    if clients is not None and ended_by_choice and rounds:
+        clients = clients.counting(ALL_PLANNED)
+    return clients.on_condition(IF_NOT_BROKEN) if clients is not None and plan.resumes else clients
+
+
+def _nobody_trained(scene: _Scene, loop: RoundLoop) -> bool:
+    """Whether every client that was ever asked abstained: its budget decides that, by public numbers, and no data."""
+    measured = [done.measured for done in scene.rounds if done.number]
+    if scene.plan.resumes or not measured or loop.asked != len(measured):
+        return False
+    return all(one is not None and one.asked == sum(item.abstained for item in one.rejected) for one in measured)
 
 
 def _save_memories(scene: _Scene, grid: Grid) -> None:

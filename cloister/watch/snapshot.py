@@ -25,7 +25,7 @@ class Places:
     Attributes:
         connection: of Flower's `config.toml`; empty: no SuperLink is asked.
         runs: an `output-dir`; None: no run is looked at.
-        ledgers: of a server or a node.
+        ledgers: of a server or a node; without any, those that runs without a `privacy.ledger-dir` have beside them.
         database: the SuperLink's state; None: it is not measured.
     """
 
@@ -74,7 +74,7 @@ def look(places: Places) -> Snapshot:
     with _noted(unreadable):
         secret = places.runs is not None and any(map(hides_progress, run_directories(places.runs)))
         run = _run(places.runs)
-    for path in places.ledgers:
+    for path in places.ledgers or _ledgers_beside(places.runs):
         with _noted(unreadable):
             spent |= _spent(path)
     with _noted(unreadable):
@@ -116,6 +116,11 @@ def _run(runs: Path | None) -> RunState | None:
     except ConfigError:
         return None
     return run_state(newest)
+
+
+def _ledgers_beside(runs: Path | None) -> list[Path]:
+    """The ledgers that runs share where nobody names a place for them."""
+    return [] if runs is None else sorted((runs / "ledgers").glob("*.jsonl"))
 
 
 def _spent(path: Path) -> dict[tuple[str, str], float]:

@@ -31,7 +31,7 @@ from cloister.deploy import certificates, credentials
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.ledger import Ledger
-from cloister.privacy.claims.claim import Statement
+from cloister.privacy.claims.claim import Claim, Statement
 from cloister.privacy.claims.record import record
 from cloister.server.reports import status
 from cloister.watch import snapshot as snapshots
@@ -172,6 +172,45 @@ def test_budgets(tmp_path):
     assert re.search(rf"{path} client \d[\d.]* %", page(client, "/"))
 
 
+def test_budgets_beside_runs_need_not_be_named(tmp_path):
+    path = tmp_path / "ledgers" / "digits.jsonl"
+    path.parent.mkdir()
+    spend_some(path)
+    write_run(tmp_path / "a")
+    shown = page(Asking(application(Places(runs=tmp_path))), "/")
+    assert re.search(rf"{path} client \d[\d.]* %", shown)
+    result = CliRunner().invoke(cli.app, ["status", "--runs", str(tmp_path)])
+    assert re.search(rf"^budget for each client: \d[\d.]* % is spent in {path}$", result.output, re.MULTILINE)
+    with held(secret_run(tmp_path / "b")):
+        assert "budget for" not in CliRunner().invoke(cli.app, ["status", "--runs", str(tmp_path)]).output
+
+
+def test_what_has_no_epsilon_says_so(tmp_path, client):
+    place = write_run(tmp_path / "none")
+    (place / "privacy.json").write_text(json.dumps(record(Statement(Claim("none"), 3, "fixed", LEDGER))))
+    assert "none claimed" in page(client, "/")
+
+
+def test_a_newer_run_does_not_show_the_epsilon_that_an_older_one_adds_to_in_secret(tmp_path):
+    """In a ledger that both have, ε of the newer one's rounds counts what the older one has spent since."""
+    older, newer = secret_run(tmp_path / "a"), write_run(tmp_path / "b", **RUNNING)
+    os.utime(older / "config.json", (86400, 86400))
+
+    def shown():
+        asking = Asking(application(Places(runs=tmp_path)))
+        told = CliRunner().invoke(cli.app, ["status", "--runs", str(tmp_path)]).output
+        return page(asking, "/runs/b"), page(asking, "/"), told
+
+    with held(newer):
+        run, overview, told = shown()
+        assert "ε of the ledger 0.9" in run and "0.9 so far" in overview and "ε 0.9" in told
+        with held(older):
+            run, overview, told = shown()
+    assert "ε of the ledger" not in run and "curves are not shown" in run
+    assert "0.9 so far" not in overview and "not told yet" in overview
+    assert "digits" in told and "ε" not in told
+
+
 def test_nothing_to_look_at(tmp_path):
     client = Asking(application(Places(runs=tmp_path)))
     shown = page(client, "/")
@@ -185,7 +224,7 @@ def test_a_superlink_that_does_not_answer(tmp_path, client, monkeypatch):
 
     monkeypatch.setattr(snapshots, "living_nodes", silent)
     shown = page(client, "/")
-    assert "critical: unreadable: it does not answer" in shown and "it gave no answer" in shown
+    assert "critical: unreadable: it does not answer" in shown and "SuperLink hospital gave no answer." in shown
 
 
 def test_the_report_is_sealed(tmp_path, client):

@@ -126,7 +126,7 @@ def test_json_for_machines():
     estimate = told["estimate"]
     assert set(told) == {
         *("note", "clients", "rounds", "stops", "refusal", "noise", "privacy", "by-round", "by-size", "budgets"),
-        *("within", "estimate"),
+        *("within", "estimate", "warnings"),
     }
     assert (estimate["down"], estimate["up"], estimate["cohort"], estimate["total-bytes"]) == (2600, 2600, 4, 41600)
     assert estimate["one-by-one-seconds"] >= estimate["side-by-side-seconds"] >= estimate["first-seconds"] > 0
@@ -143,7 +143,11 @@ def test_json_for_machines():
         ),
         (GLOBALLY, ("--epsilon", 0.5), "the server's of 0.5 for one client: set privacy.noise-multiplier="),
         (GAUSSIANLY, ("--epsilon", 0.5), "each client's of 0.5 for one client: set privacy.client-noise-multiplier="),
-        (f"{GAUSSIANLY} privacy.client-max-epsilon=0.5", (), "add --epsilon 0.5 to see which noise fits"),
+        (
+            f"{GAUSSIANLY} privacy.client-max-epsilon=0.5",
+            (),
+            "each client's of 0.5 for one client: set privacy.client-",
+        ),
     ],
 )
 def test_a_budget_that_not_one_round_fits_is_one_error_with_the_remedy(settings, arguments, says):
@@ -157,6 +161,7 @@ def test_a_budget_that_not_one_round_fits_is_one_error_with_the_remedy(settings,
         more = settings.replace("multiplier=2.0", f"multiplier={noise}")
         assert invoke("-c", more, *arguments, "--no-timing").exit_code == 0
         assert invoke("-c", settings.replace("=0.5", f"={budget}"), "--no-timing").exit_code == 0
+    assert not invoke("-c", settings, *arguments, "--no-timing").stdout, "a table of what cannot be"
 
 
 def test_models_side_by_side_are_sent_all_and_come_back_one_by_one():

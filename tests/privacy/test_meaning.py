@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
 from cloister.privacy.claims.meaning import best_guess, best_guess_of_a_part, meanings, percent, summary_of_clients
 from cloister.privacy.claims.record import record, statement_of
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
-from cloister.privacy.claims.words import render_clients, render_largest
+from cloister.privacy.claims.words import render, render_clients, render_largest
 
 LEDGER = LedgerState("ledger.jsonl", "0" * 64, 3, False)
 OF_RUN = Figure("client", "add-or-remove", None, OUTSIDERS, RUN, 1.0, 1e-5, "pld", {"pld": 1.0, "rdp": 1.2})
@@ -90,7 +91,7 @@ class TestSentences:
         claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes, parameters={"privacy.client-max-epsilon": 4.0})
         lines = render_clients(claim)
         assert "ε = 12.75" in lines[1] and "before ε = 4 for one example is passed" in lines[-1]
-        assert summary_of_clients(claim) == "dp-sgd (sound; ε = 12.75 for one example)"
+        assert summary_of_clients(claim) == "dp-sgd (sound; ε = 12.75 for one example of a client with 64)"
         assert summary_of_clients(replace(claim, reasons=("no noise",))) == "dp-sgd (heuristic)"
         (told,) = meanings(stated(mechanism="none", clients=claim))
         assert "do not count on that, as each node keeps its budget itself." in told.how_much
@@ -149,6 +150,43 @@ class TestSentences:
         assert lines[: len(epsilons) > 1] == [f"  the largest ε is {whose}"][: len(epsilons) > 1]
         assert len(lines) == len(epsilons) + (len(epsilons) > 1)
 
+    def test_sizes_that_are_known_are_those_of_clients(self):
+        sizes = tuple(
+            OfSize(size, 3, (Figure("example", "add-or-remove", "n", "all", epsilon=epsilon, delta=1e-5),))
+            for size, epsilon in ((287, 3.0), (288, 2.0))
+        )
+        known = DpSgdClaim("dp-sgd", unit="example", sizes=sizes, known=True)
+        (told,), (before,) = (
+            meanings(stated(mechanism="none", clients=claim)) for claim in (known, replace(known, known=False))
+        )
+        assert "this ε is that of a client with 287 examples; other sizes" in told.how_much
+        assert "examples of sizes" in before.how_much and "examples of sizes" not in told.how_much
+        first, largest, *_ = render_clients(known)
+        assert "sizes that they have" in first and "fewest" not in largest
+        assert "not known here" in render_clients(replace(known, known=False))[0]
+
+    def test_of_clients_that_all_abstained_nothing_is_told(self):
+        sizes = (OfSize(64, 0, (Figure("example", "add-or-remove", "n", "all", epsilon=0.0, delta=1e-5),)),)
+        claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes)
+        (told,) = meanings(stated(mechanism="none", clients=claim))
+        assert told.who.startswith("No client trained") and "50 %" in told.how_much
+        assert summary_of_clients(claim) == "dp-sgd (nobody trained)"
+        assert not any("ε =" in line for line in render_clients(claim))
+
+    def test_a_run_that_released_nothing_says_so(self):
+        none, budget = replace(OF_RUN, epsilon=0.0), Figure("client", epsilon=2.0, delta=1e-5, scope=ALL_RUNS)
+        nothing = replace(LEDGER, releases_of_this_run=0)
+        spent = replace(budget, budget=True, spent=0.999)
+        said = replace(stated(none, spent), rounds=0, ledger=nothing)
+        (told,) = meanings(said)
+        assert told.who.startswith("Nothing was released") and "99.9 % of it spent by earlier runs" in told.how_much
+        assert any("nothing was released" in line for line in render(said))
+        assert not any("nothing was released" in line for line in render(stated(OF_RUN)))
+        (alone,) = meanings(replace(said, ledger=replace(nothing, lasting=False)))
+        assert "50 %" in alone.how_much and "Earlier runs" not in alone.how_much
+        (ended,) = meanings(replace(said, planned=((Gaussian(1.0), 3),)))
+        assert "Nothing was released" not in ended.who, "somebody ended it: what was planned counts"
+
     def test_dp_sgd_tells_of_a_condition(self):
         sizes = (OfSize(64, 3, (Figure("example", "add-or-remove", "n", "all", epsilon=2.0, delta=1e-5),)),)
         claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes).on_condition("it holds if nobody broke it off")
@@ -169,6 +207,9 @@ class TestSentences:
         stated(mechanism="none", clients=LocalClaim("laplace", adversary="all", leakage_of_a_release=2.0)),
         stated(mechanism="none", clients=LocalClaim("gaussian", figures=(OF_RUN,), unprotected=("how long",))),
         stated(mechanism="none", clients=DpSgdClaim("dp-sgd", unit="group", sizes=(OfSize(8, 3, (OF_RUN,), (NOT,)),))),
+        stated(
+            mechanism="none", clients=DpSgdClaim("dp-sgd", unit="group", sizes=(OfSize(8, 3, (OF_RUN,)),), known=True)
+        ),
     ],
 )
 def test_what_was_written_is_read_again(statement):

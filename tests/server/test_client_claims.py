@@ -4,21 +4,25 @@ import json
 
 import numpy as np
 import pytest
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 from rich.console import Console
 
 from cloister.client.app import app
 from cloister.config.run import parse
 from cloister.core.arrays import Layout
-from cloister.core.errors import ConfigError
+from cloister.core.errors import ConfigError, FederationError
 from cloister.core.hypotheses import stacked
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.privacy.claims.record import record_clients
 from cloister.privacy.claims.words import render_clients
+from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.server import loop
 from cloister.server.build import build
-from cloister.server.clients import client_claim
+from cloister.server.clients import client_claim, sizes_known
 from cloister.server.reports.console import Narrator
+from cloister.server.reports.html.page import write_report
 from cloister.server.run import run
 
 SETTINGS = {
@@ -42,12 +46,62 @@ def clients_of(tmp_path, **changes):
     return simulate(keys, 4, Narrator(1, Console(quiet=True))).privacy["clients"]
 
 
-def test_noise_alone_is_claimed_for_clients_of_several_sizes(tmp_path):
+def test_noise_alone_is_claimed_for_the_sizes_that_a_simulation_dealt(tmp_path):
     facts = clients_of(tmp_path)
-    assert facts["status"] == "sound"
+    assert facts["status"] == "sound" and facts["sizes-are-known"]
+    assert [size["examples"] for size in facts["by-examples"]] == [287, 288]
+
+
+def test_and_for_examples_of_sizes_where_nobody_knows_them(tmp_path):
+    facts = record_clients(client_claim(build(parse(SETTINGS | {"output-dir": str(tmp_path)})), LAYOUT, 1))
     spent = {size["examples"]: size["claims"][0]["epsilon"] for size in facts["by-examples"]}
-    assert list(spent) == [32, 33, 320, 3200]
+    assert list(spent) == [32, 33, 320, 3200] and not facts["sizes-are-known"]
     assert max(spent.values()) == spent[33]
+
+
+def test_of_many_sizes_four_stand_for_all(tmp_path):
+    plan = build(parse(SETTINGS | {"output-dir": str(tmp_path), "client.batch-size": 64}))
+    sizes = [LocalSteps(units, 64, 1) for units in (9, 40, 64, 65, 70, 128, 500)]
+    told = client_claim(plan, LAYOUT, 1, sizes)
+    assert [size.size for size in told.sizes] == [9, 65, 500] and told.known
+    assert next(iter(sorted(told.by_size.items(), key=lambda item: -item[1].epsilon)))[0] in (9, 65)
+
+
+def test_nodes_with_data_of_their_own_tell_no_size(tmp_path):
+    nodes = [{"partition-id": 0, "num-partitions": 2}, {"data-path": "not-read", "public-size": 7}]
+    config = parse(SETTINGS | {"output-dir": str(tmp_path)})
+    assert sizes_known(build(config), LocalGrid(app, config.flat(), nodes)) == ()
+
+
+def test_clients_that_all_abstain_have_told_nothing(tmp_path):
+    """Their budget decides it by public numbers: what was planned never happened."""
+    settings = SETTINGS | {"output-dir": str(tmp_path), "privacy.client-max-epsilon": 0.01, "num-rounds": 3}
+    with pytest.raises(FederationError, match="no reply counted in round 1"):
+        simulate(settings, 4, Narrator(3, Console(quiet=True)))
+    (path,) = tmp_path.glob("*/privacy.json")
+    facts = json.loads(path.read_text())["clients"]
+    assert {(size["rounds"], size["claims"][0]["epsilon"]) for size in facts["by-examples"]} == {(0, 0.0)}
+    page = write_report(path.parent).read_text()
+    assert "No client trained" in page and "instead of 50 %" not in page
+
+
+def test_one_that_did_not_only_abstain_counts_all_that_was_planned(tmp_path):
+    """A reply that came and did not count, or a client that was silent, may have trained."""
+
+    class Spoiled(LocalGrid):
+        def _answer(self, message):
+            reply = super()._answer(message)
+            if message.metadata.dst_node_id == 4:
+                reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "DataError: no"), reply_to=message)
+            return reply
+
+    settings = SETTINGS | {"output-dir": str(tmp_path), "privacy.client-max-epsilon": 0.01, "num-rounds": 3}
+    config = parse(settings)
+    with pytest.raises(FederationError):
+        run(Spoiled.simulated(app, config.flat(), 4), config, Narrator(3, Console(quiet=True)))
+    (path,) = tmp_path.glob("*/privacy.json")
+    (first, *_) = json.loads(path.read_text())["clients"]["by-examples"]
+    assert first["rounds"] == 3 and "counted for all rounds" in first["claims"][0]["counts"]
 
 
 @pytest.mark.parametrize(

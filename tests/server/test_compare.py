@@ -54,15 +54,17 @@ def two(tmp_path):
 
 
 TABLE = """
-╭─────┬──────────────────┬────────┬────────────────┬───────────────┬──────────┬───────────┬───┬─────────╮
-│ run │ noise-multiplier │ rounds │ final accuracy │ best accuracy │ macro F1 │ macro AUC │ ε │ seconds │
-├─────┼──────────────────┼────────┼────────────────┼───────────────┼──────────┼───────────┼───┼─────────┤
-│ a   │ 1.5              │      3 │         0.8000 │        0.9000 │   0.9100 │    0.9900 │ 1 │     4.5 │
-│ b   │ 3.0              │      3 │         0.7000 │        0.7000 │   0.9100 │    0.9900 │ 1 │     4.5 │
-╰─────┴──────────────────┴────────┴────────────────┴───────────────┴──────────┴───────────┴───┴─────────╯
-Macro F1 is the mean F1 of the classes that have examples, macro AUC the mean area under the ROC curve of each \
-class against the others: of the model that a run kept, on the server's own test data.
-ε of a run by itself, the largest in its claim: for one client, add-or-remove, δ = 1e-05, by the server's mechanism.
+╭─────┬──────────────────┬────────┬──────────┬──────────┬────────┬────────┬───┬─────────╮
+│     │                  │        │    final │     best │  macro │  macro │   │         │
+│ run │ noise-multiplier │ rounds │ accuracy │ accuracy │     F1 │    AUC │ ε │ seconds │
+├─────┼──────────────────┼────────┼──────────┼──────────┼────────┼────────┼───┼─────────┤
+│ a   │ 1.5              │      3 │   0.8000 │   0.9000 │ 0.9100 │ 0.9900 │ 1 │     4.5 │
+│ b   │ 3.0              │      3 │   0.7000 │   0.7000 │ 0.9100 │ 0.9900 │ 1 │     4.5 │
+╰─────┴──────────────────┴────────┴──────────┴──────────┴────────┴────────┴───┴─────────╯
+Macro F1 is the mean F1 of the classes that have examples, macro AUC the mean area under the ROC
+curve of each class against the others: of the model that a run kept, on the server's own test data.
+ε of a run by itself, the largest in its claim: for one client, add-or-remove, δ = 1e-05, by the
+server's mechanism.
 Whoever chooses one of the runs by what they released has released all of them: their costs add up.
 """
 
@@ -71,6 +73,19 @@ class TestTable:
     def test_in_a_terminal(self, two):
         result = invoke(*two)
         assert result.exit_code == 0 and "\n" + result.output == TABLE
+
+    def test_what_is_too_wide_stands_below(self, tmp_path):
+        keys = {"privacy.noise-multiplier": 3.0, "privacy.clipping-norm": 5.0, "client.learning-rate": 0.25}
+        more = {"client.batch-size": 64, "strategy.name": "fedadam", "client.local-epochs": 3, "seed": 7}
+        places = [
+            write_run(tmp_path / name, rounds=rounds(0.5), settings=settings | {"run-name": name})
+            for name, settings in (("2026-11-22_19-35-28_digits_fedavg", {}), ("b", keys | more))
+        ]
+        told = lines(comparison(*places))
+        assert max(map(len, told)) <= 100 and not any("noise-multiplier" in row for row in told if "│" in row)
+        (below,) = (row for row in told if row.startswith("b: "))
+        assert "batch-size 64, " in below and "noise-multiplier 3.0" in " ".join(told)
+        assert all(name in told[3] or name in told[4] for name in ("0.5000",)), "the scores stay in the table"
 
     def test_as_markdown(self, two):
         first, rule, *_ = markdown(comparison(*two)).splitlines()

@@ -119,6 +119,12 @@ class TestWhatItSays:
         rows = texts(tree, ".//section[@id='results']//tbody/tr")
         assert rows[0].startswith(names[0]) and rows[0].endswith("benign (2)")
 
+    def test_a_name_of_joined_words_ends_lines_between_them(self, tmp_path):
+        text = page_of(tmp_path, evaluation=evaluation(["Very_Mild_Demented", "Moderate-Demented", "None"]))
+        labels = texts(tree_of(text), ".//svg//text")
+        assert {"Very_Mild_", "Demented", "Moderate-"} <= set(labels)
+        assert "Very_<wbr>Mild_<wbr>Demented" in text
+
     @pytest.mark.parametrize(("classes", "lines"), [(6, 4), (12, 2), (20, 1)])
     def test_a_name_has_as_many_lines_as_there_is_room_for(self, tmp_path, classes, lines):
         found = evaluation([f"{number} " + "very " * 40 for number in range(classes)])

@@ -245,7 +245,7 @@ class TestWithNoise:
         assert more["epsilon"] == pytest.approx(planned_account(again).epsilon(1e-5, "pld"), rel=1e-3)
         assert more["epsilon"] > planned["epsilon"]
         (meaning,) = meanings(statement_of(again.privacy))
-        assert "if the run did not break off, to be resumed, because of what had been released" in meaning.how_much
+        assert "if nobody broke the run off, and resumed it, because of what had been released" in meaning.how_much
         everything = again.privacy["claims"][1]
         assert everything["epsilon"] == pytest.approx(more["epsilon"], rel=1e-9), "its own rounds are counted once"
 

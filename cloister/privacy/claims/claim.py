@@ -1,6 +1,6 @@
 """What may be said about a run's privacy, and what not: the values, without their words."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -134,7 +134,14 @@ class LocalClaim(Claim):
 
     def on_condition(self, condition: str) -> "LocalClaim":
         """The claim, whose figures rest on this."""
-        return replace(self, figures=tuple(replace(figure, condition=condition) for figure in self.figures))
+        return self._each(lambda figure: replace(figure, condition=condition))
+
+    def counting(self, counts: str) -> "LocalClaim":
+        """The claim, whose figures count this beside what was released."""
+        return self._each(lambda figure: replace(figure, counts=counts))
+
+    def _each(self, change: Callable[[Figure], Figure]) -> "LocalClaim":
+        return replace(self, figures=tuple(map(change, self.figures)))
 
 
 @dataclass(frozen=True)
@@ -160,9 +167,16 @@ class DpSgdClaim(Claim):
 
     Attributes:
         sizes: of clients that figures are given for: what a client has really spent, its own ledger knows.
+        known: whether these are sizes that clients of the run have; else they are examples of sizes.
     """
 
     sizes: tuple[OfSize, ...] = ()
+    known: bool = False
+
+    @property
+    def nobody_trained(self) -> bool:
+        """Whether the figures are of no round at all."""
+        return bool(self.sizes) and not any(size.rounds for size in self.sizes)
 
     @property
     def by_size(self) -> dict[int, Figure]:
@@ -183,10 +197,14 @@ class DpSgdClaim(Claim):
 
     def on_condition(self, condition: str) -> "DpSgdClaim":
         """The claim, whose figures rest on this."""
-        sizes = tuple(
-            replace(size, figures=tuple(replace(figure, condition=condition) for figure in size.figures))
-            for size in self.sizes
-        )
+        return self._each(lambda figure: replace(figure, condition=condition))
+
+    def counting(self, counts: str) -> "DpSgdClaim":
+        """The claim, whose figures count this beside what was released."""
+        return self._each(lambda figure: replace(figure, counts=counts))
+
+    def _each(self, change: Callable[[Figure], Figure]) -> "DpSgdClaim":
+        sizes = tuple(replace(size, figures=tuple(map(change, size.figures))) for size in self.sizes)
         return replace(self, sizes=sizes)
 
 
@@ -232,3 +250,9 @@ class Statement:
     ledger: LedgerState
     clients: ClientClaim | None = None
     planned: tuple[tuple[Event, int], ...] = ()
+
+    @property
+    def released_nothing(self) -> bool:
+        """Whether the run ended before the server's mechanism had released anything, or could have."""
+        releases = self.rounds or self.ledger.releases_of_this_run or self.planned
+        return self.claim.status == "sound" and not releases

@@ -6,7 +6,7 @@ tables and to compare with; `docs/end-to-end.md` derives both sets and says what
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from scipy import stats
@@ -138,6 +138,31 @@ def _largest_batch(steps: LocalSteps, rounds: int, delta: float) -> tuple[int, f
         return min(steps.batch_size, steps.examples), delta
     tail = delta / 2 / max(1, rounds * steps.count)
     return int(stats.binom.isf(tail, steps.examples, steps.rate)), delta / 2
+
+
+def standing_for_all(
+    sizes: Iterable[LocalSteps], mechanism: LocalDpSgd, rounds: int, delta: float
+) -> tuple[LocalSteps, ...]:
+    """Of the private steps of many clients those of the smallest, the middle, the largest, and the costliest size.
+
+    Args:
+        sizes: the steps in a round of each client; at least one.
+        mechanism: of the run.
+        rounds: that all of them train in.
+        delta: at which ε is computed.
+    """
+    ordered = sorted(set(sizes), key=lambda steps: steps.examples)
+    costliest = costliest_of(ordered, mechanism, rounds, delta)
+    chosen = {ordered[0], ordered[len(ordered) // 2], ordered[-1], costliest}
+    return tuple(steps for steps in ordered if steps in chosen)
+
+
+def costliest_of(sizes: Sequence[LocalSteps], mechanism: LocalDpSgd, rounds: int, delta: float) -> LocalSteps:
+    """The steps whose units a run costs most.
+
+    Args: as `standing_for_all`.
+    """
+    return max(sizes, key=lambda steps: sound_example(steps, mechanism.noise_multiplier, rounds).epsilon(delta))
 
 
 def dp_sgd_claim(

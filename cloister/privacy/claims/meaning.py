@@ -6,12 +6,21 @@ from dataclasses import dataclass
 
 from cloister.privacy.claims.claim import Claim, ClientClaim, DpSgdClaim, Figure, LocalClaim, Statement
 from cloister.privacy.claims.server import ALL_RUNS, RUN
-from cloister.privacy.claims.words import WEAK, beyond_budget, render_largest, strength
+from cloister.privacy.claims.words import (
+    NOBODY_TRAINED,
+    NOTHING_RELEASED,
+    WEAK,
+    beyond_budget,
+    render_largest,
+    strength,
+)
 
 NO_BOUND = (
     "No number bounds how much a guess about one client or one person can improve: treat the models as if they had "
     "been trained without protection."
 )
+NO_GUESS = "There is nothing that anybody could guess from."
+UNHELPED = "Whoever takes two datasets for equally likely guesses right with a probability of 50 %, as before (ε = 0)."
 LITTLE_DOUBT, NO_PROTECTION = 0.95, 0.99
 """A guess that may be right more often than this is called by its name."""
 HELD = {
@@ -121,6 +130,8 @@ def _of_server(statement: Statement) -> Meaning:
     figure = next((figure for figure in claim.figures if figure.scope == RUN), None)
     if figure is None:
         return _without_guarantee(about, claim)
+    if statement.released_nothing:
+        return Meaning(about, True, f"{_sentence(NOTHING_RELEASED)}.", NO_GUESS, _of_other_runs(statement))
     how_much = _how_much(figure) + _condition(figure) + _over_all_runs(statement)
     return Meaning(about, True, _who(figure), _against(claim, figure), how_much, _is_practical(figure))
 
@@ -131,6 +142,19 @@ def _against(claim: Claim, figure: Figure) -> str:
     if claim.is_against_server:
         return holds + "; the server sees sums of updates alone."
     return holds + ", and not against the server, which sees every update before it is noised."
+
+
+def _of_other_runs(statement: Statement) -> str:
+    """What all runs in the ledger come to, as a sentence by itself; of a run that adds nothing to them."""
+    others = next((figure for figure in statement.claim.figures if figure.scope == ALL_RUNS), None)
+    if not statement.ledger.lasting or others is None or not others.epsilon:
+        return UNHELPED
+    kept = f" (a budget, {100 * (others.spent or 0.0):.3g} % of it spent by earlier runs)" if others.budget else ""
+    return f"Earlier runs in the ledger keep their own claims: all together {_parameters(others)}{kept}."
+
+
+def _sentence(words: str) -> str:
+    return words[0].upper() + words[1:]
 
 
 def _condition(figure: Figure) -> str:
@@ -157,6 +181,8 @@ def _of_clients(claim: ClientClaim) -> Meaning:
     figure = weakest(claim)
     if figure is None:
         return _without_guarantee(about, claim)
+    if isinstance(claim, DpSgdClaim) and claim.nobody_trained:
+        return Meaning(about, True, f"{_sentence(NOBODY_TRAINED)}.", NO_GUESS, UNHELPED)
     sizes = _sizes(claim) if isinstance(claim, DpSgdClaim) else ""
     budget = f"; {told}" if (told := beyond_budget(claim)) else ""
     how_much = _how_much(figure) + _condition(figure) + sizes + budget + "."
@@ -177,15 +203,29 @@ def summary_of_clients(claim: ClientClaim) -> str:
     figure = weakest(claim)
     if figure is None or figure.epsilon is None:
         return f"{claim.mechanism} ({claim.status})"
-    return f"{claim.mechanism} ({strength(figure.epsilon)}; ε = {figure.epsilon:.4g} for one {figure.unit})"
+    if isinstance(claim, DpSgdClaim) and claim.nobody_trained:
+        return f"{claim.mechanism} (nobody trained)"
+    return f"{claim.mechanism} ({strength(figure.epsilon)}; ε = {figure.epsilon:.4g} for one {figure.unit}{_of(claim)})"
+
+
+def _of(claim: ClientClaim) -> str:
+    """Of how large a client an example is that the largest ε is about; empty where that is all the same."""
+    if not isinstance(claim, DpSgdClaim):
+        return ""
+    found = claim.by_size
+    return f" of a client with {max(found, key=lambda size: found[size].epsilon or 0.0)}"
 
 
 def _sizes(claim: DpSgdClaim) -> str:
+    """Of which client the ε is, and what is not said with it."""
+    whole = "A client as a whole is hardly protected"
+    if claim.known:
+        return f"; this ε is {render_largest(claim)}: by Rényi DP no client has a size that costs more. {whole}"
     beside = (
-        "The server does not know how large its clients are: what one of them has spent stands in its own ledger. A "
-        "client as a whole is hardly protected"
+        "The server does not know how large its clients are, so that these are examples of sizes: what a client has "
+        "spent stands in its own ledger."
     )
-    return f"; this ε is {render_largest(claim)}. {beside}"
+    return f"; this ε is {render_largest(claim)}. {beside} {whole}"
 
 
 def _without_guarantee(about: str, claim: Claim) -> Meaning:

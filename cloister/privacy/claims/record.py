@@ -22,6 +22,10 @@ NEIGHBOURS = (
     "connected nodes is public and the same in both"
 )
 SEE = "each client's own ledger: sizes in between may cost more"
+SEE_KNOWN = (
+    "each client's own ledger: the sizes are the smallest, the middle, the largest and, by Rényi DP, the costliest "
+    "that clients have"
+)
 
 
 def running(claim: Claim) -> dict[str, object]:
@@ -51,7 +55,8 @@ def record_clients(claim: ClientClaim) -> dict[str, object]:
     content = _mechanism(claim)
     if isinstance(claim, DpSgdClaim):
         sizes = _all(lambda size: _size(claim.unit, size), claim.sizes)
-        return {**content, **_noise(claim), "see": SEE, "by-examples": sizes}
+        known = {"sizes-are-known": claim.known, "see": SEE_KNOWN if claim.known else SEE}
+        return {**content, **_noise(claim), **known, "by-examples": sizes}
     if claim.mechanism == "laplace":
         content["leakage-of-a-release"] = claim.leakage_of_a_release
     return {
@@ -121,7 +126,8 @@ def _read_clients(content: Mapping[str, Any]) -> ClientClaim:
             OfSize(size[f"{unit}s"], size["rounds"], _read(size["claims"]), _read(size["heuristic"]))
             for size in content["by-examples"]
         )
-        return DpSgdClaim(**common, sizes=sizes, unit=unit or "client")
+        known = bool(content.get("sizes-are-known"))
+        return DpSgdClaim(**common, sizes=sizes, known=known, unit=unit or "client")
     return LocalClaim(
         **common,
         unit=content["unit"],

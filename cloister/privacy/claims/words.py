@@ -13,6 +13,13 @@ from cloister.privacy.claims.claim import (
 from cloister.privacy.claims.server import RUN
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
+NOT_KNOWN = (
+    "how large they are is not known here: figures are for examples of sizes, and what each client has spent stands in "
+    "its own ledger"
+)
+KNOWN = "figures are for sizes that they have: the smallest, the middle, the largest and, by Rényi DP, the costliest"
+NOTHING_RELEASED = "nothing was released: no round was run, and the model is the one that the run began with"
+NOBODY_TRAINED = "no client trained: nothing that follows from its data left any of them"
 WEAK = 20.0
 """An ε above this multiplies the odds of any inference by up to e²⁰, half a billion: it promises next to nothing."""
 
@@ -79,6 +86,8 @@ def _render_server(statement: Statement) -> list[str]:
         seen = "every client's model" if statement.clients is None else "what every client sends"
         return [f"privacy on the server: none. The server, and whoever sees its records, sees {seen}.", *unprotected]
     lines = [f"privacy: {claim.mechanism}, {claim.status}", *_reasons(claim)]
+    if statement.released_nothing:
+        lines.append(f"  {NOTHING_RELEASED}")
     for figure in claim.figures:
         how = f"; {statement.rounds} rounds, sampling {statement.sampling}" if figure.scope == RUN else ""
         lines.append(_render_figure(figure) + how)
@@ -105,19 +114,22 @@ def _reasons(claim: Claim) -> list[str]:
 def _render_figure(figure: Figure) -> str:
     """One figure about the server's mechanism as a line of plain text."""
     about = f"{figure.scope}: against {figure.adversary}; unit {figure.unit}, {figure.relation}"
-    condition = _condition(figure)
+    condition, counts = _condition(figure), _counts(figure)
     if figure.budget:
         return (
             f"  ε ≤ {figure.epsilon:.4g} at δ = {figure.delta:g}, {about}; "
             "also if later runs were chosen by what earlier ones released "
             f"(a budget, kept by {figure.filter}); {100 * (figure.spent or 0.0):.3g} % spent{condition}"
         )
-    counts = f"; {figure.counts}" if figure.counts else ""
     return f"  ε = {figure.epsilon:.4g} at δ = {figure.delta:g}, {about}; by {figure.accountant}{condition}{counts}"
 
 
 def _condition(figure: Figure) -> str:
     return f"; {figure.condition}" if figure.condition else ""
+
+
+def _counts(figure: Figure) -> str:
+    return f"; {figure.counts}" if figure.counts else ""
 
 
 def render_largest(claim: DpSgdClaim) -> str:
@@ -130,7 +142,8 @@ def render_largest(claim: DpSgdClaim) -> str:
     if not found:
         return ""
     high, low = (choose(found, key=lambda size: found[size].epsilon or 0.0) for choose in (max, min))
-    fewest = ", the fewest that figures are given for" if high == min(found) and found.keys() - {high} else ""
+    is_fewest = not claim.known and high == min(found) and found.keys() - {high}
+    fewest = ", the fewest that figures are given for" if is_fewest else ""
     whose = f"that of a client with {high} {claim.unit}s{fewest}"
     if high == low:
         return whose
@@ -153,10 +166,9 @@ def render_clients(claim: ClientClaim) -> list[str]:
     """What may be said about the clients' own mechanism as lines of plain text."""
     budget = [f"  {told}"] if (told := beyond_budget(claim)) else []
     if isinstance(claim, DpSgdClaim):
-        first = (
-            f"clients: dp-sgd, {claim.status}; how large they are is not known here, and what each has spent stands in "
-            "its own ledger"
-        )
+        first = f"clients: dp-sgd, {claim.status}; {KNOWN if claim.known else NOT_KNOWN}"
+        if claim.nobody_trained:
+            return [first, f"  {NOBODY_TRAINED}", *_reasons(claim), *budget]
         sizes = [line for size in claim.sizes for line in _render_size(claim.unit, size)]
         largest = [f"  the largest ε is {told}"] if (told := render_largest(claim)) and sizes[1:] else []
         return [first, *_reasons(claim), *largest, *sizes, *budget]
@@ -166,7 +178,7 @@ def render_clients(claim: ClientClaim) -> list[str]:
 def _render_size(unit: str, size: OfSize) -> list[str]:
     return [
         f"  ε = {figure.epsilon:.4g} at δ = {figure.delta:g} for one {unit} of a client with {size.size} {unit}s that "
-        f"trained in {size.rounds} rounds: against {figure.adversary}{_condition(figure)}"
+        f"trained in {size.rounds} rounds: against {figure.adversary}{_condition(figure)}{_counts(figure)}"
         for figure in size.figures
         if figure.unit == unit
     ]
@@ -177,7 +189,8 @@ def _render_local(claim: LocalClaim) -> list[str]:
     if claim.leakage_of_a_release is not None:
         lines.append(f"  one release leaks {claim.leakage_of_a_release:.4g} within its neighbourhood")
     lines += [
-        f"  {_render_local_figure(figure)}: against {figure.adversary}{_condition(figure)}" for figure in claim.figures
+        f"  {_render_local_figure(figure)}: against {figure.adversary}{_condition(figure)}{_counts(figure)}"
+        for figure in claim.figures
     ]
     return lines + [f"  leaves without noise: {item}" for item in claim.unprotected]
 

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,6 +86,10 @@ class RunState:
     def hides_progress(self) -> bool:
         """Whether it goes on, and the moment at which a round ends would tell of a draw."""
         return self.hides_times and self.state == "running"
+
+    def without_ledger(self) -> "RunState":
+        """The same without what it tells of its ledger, where other runs spend that must not be seen to."""
+        return replace(self, epsilon=None, budget_left=None)
 
     @property
     def seconds_left(self) -> float | None:
@@ -292,12 +296,17 @@ def _ask(*command: str) -> Any:
     return answer
 
 
-def told(run: RunState | None, superlink: Mapping[str, Any] | None) -> list[str]:
-    """Both in lines for a person; of the SuperLink `warnings` first, then `nodes`, `roster` and `runs`.
+Budgets = Mapping[tuple[str, str], float]
+"""Ledger and unit -> share of the budget that is spent."""
+
+
+def told(run: RunState | None, superlink: Mapping[str, Any] | None, budgets: Budgets | None = None) -> list[str]:
+    """All in lines for a person; of the SuperLink `warnings` first, then `nodes`, `roster` and `runs`.
 
     Args:
         run: None: no run was looked at.
         superlink: None: no SuperLink was asked.
+        budgets: in force; None: none was looked for.
     """
     lines = [f"warning: {line}" for line in (superlink or {}).get("warnings", [])]
     for node in (superlink or {}).get("nodes", []):
@@ -305,7 +314,10 @@ def told(run: RunState | None, superlink: Mapping[str, Any] | None) -> list[str]
         lines.append("  ".join(filter(None, (node["name"] or f"node {node['node-id']}", node["status"], since))))
     lines += [f"on the roster: {item['name']}  {item['fingerprint']}" for item in (superlink or {}).get("roster", [])]
     lines += [f"run {item['run-id']}  {item['status']}" for item in (superlink or {}).get("runs", [])]
-    return [clean(line) for line in lines + (_run_told(run) if run else [])]
+    lines += _run_told(run) if run else []
+    for (path, unit), share in (budgets or {}).items():
+        lines.append(f"budget for each {unit}: {100 * share:.3g} % is spent in {path}")
+    return [clean(line) for line in lines]
 
 
 def _run_told(run: RunState) -> list[str]:
@@ -338,9 +350,10 @@ def state_told(run: RunState) -> str:
     return f"dead: no process on this machine runs it, and it did not end in order; {written}"
 
 
-def as_json(run: RunState | None, superlink: Mapping[str, Any] | None) -> str:
-    """Both for a program.
+def as_json(run: RunState | None, superlink: Mapping[str, Any] | None, budgets: Budgets | None = None) -> str:
+    """All for a program.
 
     Args: as `told`.
     """
-    return json.dumps({"run": asdict(run) if run else None, **(superlink or {})})
+    spent = [{"ledger": path, "unit": unit, "spent": share} for (path, unit), share in (budgets or {}).items()]
+    return json.dumps({"run": asdict(run) if run else None, "budgets": spent, **(superlink or {})})

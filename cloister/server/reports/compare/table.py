@@ -1,7 +1,8 @@
 """The comparison as a table of texts: for the terminal, for Markdown and for the page."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from textwrap import wrap
 
 from rich.box import ROUNDED
 from rich.console import Console
@@ -15,6 +16,8 @@ from cloister.server.reports.html.tables import short
 UNKNOWN = "–"
 VALUE = 40
 """Characters of a setting."""
+WIDTH = 100
+"""Columns of a terminal."""
 
 
 @dataclass(frozen=True)
@@ -81,17 +84,60 @@ def _epsilon(cost: Cost, with_kind: bool) -> str:
 
 
 def lines(comparison: Comparison) -> list[str]:
-    """The table and its notes for a terminal; as wide as it has to be."""
-    table = table_of(comparison)
-    drawn = RichTable(box=ROUNDED)
-    for name, numeric in zip(table.columns, table.numeric, strict=True):
-        drawn.add_column(name, justify="right" if numeric else "left", no_wrap=True)
+    """The table and its notes for a terminal of `WIDTH` columns.
+
+    Settings that do not fit beside the rest stand below the table, a sentence for each group.
+    """
+    table, settings = table_of(comparison), list[str]()
+    if _width(_narrowest(table)) > WIDTH:
+        table, settings = table_of(replace(comparison, groups=tuple(map(_bare, comparison.groups)))), _below(comparison)
+    told = (*settings, *comparison.notes)
+    return [*_drawn(table), *(line for text in told for line in wrap(text, WIDTH, break_on_hyphens=False))]
+
+
+def _width(columns: Sequence[int]) -> int:
+    """Of a table with columns of these widths, and its borders."""
+    return sum(columns) + 3 * len(columns) + 1
+
+
+def _narrowest(table: Table) -> list[int]:
+    """Characters that each column needs: headings may be wrapped between words, and texts too, but not numbers."""
+    return [
+        max(len(part) for text in (*heading.split(), *cells) for part in ([text] if numeric else text.split() or [""]))
+        for heading, numeric, *cells in zip(table.columns, table.numeric, *table.rows, strict=True)
+    ]
+
+
+def _bare(group: Group) -> Group:
+    return replace(group, settings={})
+
+
+def _below(comparison: Comparison) -> list[str]:
+    """The settings of each group as a sentence."""
+    headings = dict(zip(comparison.keys, short_keys(comparison.keys), strict=True))
+    return [
+        clean(f"{group.name}: {', '.join(f'{headings[key]} {_value(value)}' for key, value in group.settings.items())}")
+        for group in comparison.groups
+        if group.settings
+    ]
+
+
+def _drawn(table: Table) -> list[str]:
+    """The table in lines; where it would be too wide, headings of numbers are wrapped, and texts where that must be."""
+    drawn, narrow = RichTable(box=ROUNDED), _narrowest(table)
+    whole = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
+    wraps = _width(whole) > WIDTH
+    for name, numeric, least in zip(table.columns, table.numeric, narrow, strict=True):
+        if numeric:
+            drawn.add_column(name, justify="right", width=least if wraps else None)
+        else:
+            drawn.add_column(name, overflow="fold", min_width=min(least, VALUE))
     for row in table.rows:
         drawn.add_row(*row)
-    console = Console(width=10_000, markup=False, emoji=False, highlight=False, no_color=True, color_system=None)
+    console = Console(width=WIDTH, markup=False, emoji=False, highlight=False, no_color=True, color_system=None)
     with console.capture() as capture:
         console.print(drawn)
-    return [*(line.rstrip() for line in capture.get().splitlines()), *comparison.notes]
+    return [line.rstrip() for line in capture.get().splitlines()]
 
 
 def markdown(comparison: Comparison) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
-from cloister.core.text import clean
+from cloister.core.text import clean, parts
 from cloister.server.reports.html.facts import RoundFacts, Scores
 from cloister.server.reports.html.svg import FIRST, INK, LINE, SECOND, inlined
 from cloister.tasks.scores import Classification
@@ -253,7 +253,14 @@ def _worst(found: Classification) -> str:
 
 def _wrapped(name: str, lines: int) -> str:
     """A name in at most so many lines; what has no room there is cut off."""
-    return "\n".join(wrap(clean(name), NAME_WIDTH, max_lines=lines, placeholder="…"))
+    found = [""]
+    for part in parts(clean(name)):
+        for piece in wrap(part, NAME_WIDTH, drop_whitespace=False):
+            if found[-1] and len(found[-1] + piece.rstrip()) > NAME_WIDTH:
+                found.append("")
+            found[-1] += piece
+    whole, last = [line.strip() for line in found[:lines]], found[lines - 1 : lines]
+    return "\n".join([*whole[:-1], f"{last[0][: NAME_WIDTH - 1].rstrip()}…"] if found[lines:] else whole)
 
 
 def pictured(

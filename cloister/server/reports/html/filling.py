@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from cloister.core.text import clean
+from cloister.core.text import clean, parts
 from cloister.server.reports.html.template import FRAME, MACROS, STYLE
 
 
@@ -24,10 +24,11 @@ def filled(page: str, context: Mapping[str, object], frame: str = FRAME) -> str:
         finalize=_finalized,
         loader=DictLoader({"frame": frame, "page": PARTS + page, "macros": MACROS}),
     )
+    environment.filters["parts"] = parts
     return environment.get_template("page").render({"style": STYLE, **context})
 
 
-PARTS = """{% extends "frame" %}{% from "macros" import figure, numbers %}"""
+PARTS = """{% extends "frame" %}{% from "macros" import figure, numbers, parted %}"""
 
 
 def _finalized(value: object) -> object:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from cloister.config.run import changed
 from cloister.core.files import atomic_path
+from cloister.privacy.claims.claim import DpSgdClaim
 from cloister.privacy.claims.meaning import meanings
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.figures import confusion, curves
@@ -102,6 +103,7 @@ def _claim(facts: Facts) -> dict[str, object]:
     return {
         "meanings": meanings(statement) if statement is not None else (),
         "figures": figure_rows(claims_of(facts)),
+        "of_whole_clients": any(isinstance(claim, DpSgdClaim) for claim in claims_of(facts)),
         "unprotected": unprotected(facts),
         "more": _hidden(facts),
     }
@@ -137,6 +139,8 @@ def _ending(facts: Facts) -> str:
     rounds = facts.rounds[-1].number if facts.rounds else 0
     done = f"{rounds} of {facts.config.get('num-rounds')} rounds were run"
     how = HOW.get(facts.ending.how, "the run ended as asked")
+    if facts.statement is not None and facts.statement.released_nothing:
+        how = f"nothing was released; {how}"
     return f"{done}; {how}: {short(facts.ending.why, 300)}." if facts.ending.why else f"{done}; {how}."
 
 

@@ -48,8 +48,13 @@ class RejectedRow:
 
 
 def figure_rows(claims: Iterable[Claim]) -> list[FigureRow]:
-    """A row for every figure with an ε."""
-    return [_figure_row(claim, about, figure) for claim in claims for about, figure in figures_of(claim)]
+    """A row for every figure with an ε; of DP-SGD those about its own unit, as a whole client is hardly protected."""
+    return [
+        _figure_row(claim, about, figure)
+        for claim in claims
+        for about, figure in figures_of(claim)
+        if not isinstance(claim, DpSgdClaim) or figure.unit == claim.unit
+    ]
 
 
 def _figure_row(claim: Claim, about: str, figure: Figure) -> FigureRow:

@@ -34,6 +34,7 @@ section.page { padding: 1.6rem 0; border-bottom: 1px solid var(--line); }
 .claim.sound h3 { color: var(--good); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+caption { position: sticky; left: 0; max-width: calc(100vw - 3rem); }
 caption { text-align: left; color: var(--muted); padding: 0 0 .3rem; font-size: .88rem; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .6rem .25rem 0; border-bottom: 1px solid
 var(--line); }
@@ -51,8 +52,8 @@ start; }
 .columns { columns: 2; column-gap: 2rem; }
 .columns p { margin: 0 0 .15rem; overflow-wrap: anywhere; break-inside: avoid; }
 #claim th[scope=row], .classes thead th { white-space: nowrap; }
-.classes th[scope=row], .classes td:last-child { max-width: 9rem; overflow-wrap: anywhere; }
-.classes th[scope=row] { min-width: 7rem; }
+.classes th[scope=row], .classes td:last-child { max-width: 9rem; overflow-wrap: break-word; }
+.two.by-class { grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); }
 ul { margin: 0 0 .6rem; padding-left: 1.2rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: 0 0 .6rem; font-size: .9rem; }
 dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
@@ -65,6 +66,7 @@ padding: .5rem 0; }
 .sign { display: flex; gap: 2rem; margin-top: 1.6rem; } .sign span { flex: 1; border-top: 1px solid var(--ink); }
 summary { cursor: pointer; padding: .3rem 0; }
 footer { padding-top: 1rem; padding-bottom: 2rem; }
+@media (max-width: 52rem) { .two.by-class { grid-template-columns: minmax(0, 1fr); } }
 @media (max-width: 40rem) { .question { grid-template-columns: 1fr; } }
 @page { size: A4; margin: 13mm 14mm 14mm; @bottom-right { content: "page " counter(page) " of " counter(pages);
 font: 8pt sans-serif; } }
@@ -94,7 +96,7 @@ font: 8pt sans-serif; } }
   .question p { font-size: 8pt; margin-bottom: .5mm; }
   .wide { overflow: visible; }
   table.classes { font-size: 7pt; line-height: 1.15; }
-  .by-class { grid-template-columns: 3fr 2fr; }
+  .two.by-class { grid-template-columns: 3fr 2fr; }
   .classes th[scope=row] { width: 36mm; max-width: 36mm; }
   .few tr:nth-child(n+4), .on-screen { display: none; }
   .in-print { display: block; }
@@ -105,6 +107,9 @@ font: 8pt sans-serif; } }
 MACROS = """
 {%- macro figure(picture) -%}
 <figure><figcaption>{{ picture.title }}</figcaption>{{ picture.svg | safe }}</figure>
+{%- endmacro -%}
+{%- macro parted(name) -%}
+{%- for part in name | parts %}{{ part }}{% if not loop.last %}<wbr>{% endif %}{% endfor -%}
 {%- endmacro -%}
 {%- macro numbers(pairs) -%}
 <dl>{% for name, value in pairs %}<dt>{{ name }}</dt><dd class="code">{{ value }}</dd>{% endfor %}</dl>
@@ -139,7 +144,8 @@ else 'No protection in practice: the guarantee by' }} {{ told.about }}</h3>
 <td>{{ row.scope }}</td></tr>
 {% endfor %}</tbody></table></div>
 <p class="small muted">Best guess: the largest probability with which a guess between two neighbouring datasets, both
-as likely before, is right, (e<sup>ε</sup> + δ)/(1 + e<sup>ε</sup>), on average over what is released.</p>
+as likely before, is right, (e<sup>ε</sup> + δ)/(1 + e<sup>ε</sup>), on average over what is released.
+{% if of_whole_clients %}What DP-SGD is worth for a client as a whole stands in privacy.json.{% endif %}</p>
 {% endif %}
 <h3>What left without noise</h3>
 {% if unprotected %}<ul class="small">{% for item in unprotected %}<li>{{ item }}</li>{% endfor %}
@@ -205,10 +211,10 @@ As the task has it, none of them is trained on.
 <thead><tr><th scope="col">Class</th><th scope="col" class="n">Precision</th><th scope="col" class="n">Recall</th>
 <th scope="col" class="n">F1</th><th scope="col" class="n">Examples</th><th scope="col">Taken for</th>
 </tr></thead>
-<tbody>{% for row, taken in classes %}<tr><th scope="row">{{ row.name }}</th>
+<tbody>{% for row, taken in classes %}<tr><th scope="row">{{ parted(row.name) }}</th>
 <td class="n">{{ '%.3f' | format(row.precision) }}</td>
 <td class="n">{{ '%.3f' | format(row.recall) }}</td><td class="n">{{ '%.3f' | format(row.f1) }}</td>
-<td class="n">{{ row.support }}</td><td>{{ taken }}</td></tr>
+<td class="n">{{ row.support }}</td><td>{{ parted(taken) }}</td></tr>
 {% endfor %}</tbody></table></div>
 {{ figure(confusion) }}</div>
 <p class="small muted">The darker a cell of the matrix, the larger is its share of its row: of the examples that are

@@ -1,0 +1,81 @@
+"""Noise that leaves nothing to learn is told before a run, by public numbers alone."""
+
+import math
+
+import numpy as np
+import pytest
+
+from cloister.config.run import parse
+from cloister.core.arrays import Layout
+from cloister.local.simulation import simulate
+from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.server.build import build
+from cloister.server.drowning import drowned
+from cloister.server.reports.console import Narrator
+
+LAYOUT = Layout.of({"w": np.zeros(400, np.float32)})
+"""√p = 20."""
+SERVER = {"privacy.server": "global-dp", "num-rounds": 4}
+CLIENTS = {"privacy.server": "none", "num-rounds": 4}
+
+
+def told(settings, nodes=10, sizes=()):
+    named = {"task.model": "softmax", "strategy.fraction-train": 1.0} | settings
+    return drowned(build(parse(named)), LAYOUT, nodes, sizes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "at_5"),
+    [
+        (SERVER, "privacy.noise-multiplier", 5 * 10 * 2 / 20),
+        (CLIENTS | {"privacy.client": "gaussian"}, "privacy.client-noise-multiplier", 5 * math.sqrt(40) / 20),
+        (
+            CLIENTS | {"privacy.client": "laplace", "privacy.radius": 2.0},
+            "privacy.client-noise-multiplier",
+            5 * math.sqrt(40),
+        ),
+    ],
+)
+def test_it_begins_where_the_noise_is_five_times_as_long_as_all_updates(settings, key, at_5):
+    assert not told(settings | {key: 0.98 * at_5})
+    (line,) = told(settings | {key: 1.02 * at_5})
+    assert key in line and "5.1 times" in line and "10 clients a round, 400 parameters" in line
+    assert f"level at {key} = {at_5 / 5:.2g}" in line
+
+
+def test_more_clients_or_rounds_help():
+    drowning = SERVER | {"privacy.noise-multiplier": 6.0}
+    assert told(drowning) and not told(drowning, nodes=20) and not told(drowning | {"num-rounds": 16})
+    assert told(drowning | {"strategy.fraction-train": 0.5}, nodes=10)
+
+
+def test_a_distance_that_may_take_the_noise_away_is_no_reason():
+    metric = {"privacy.server": "metric", "privacy.noise-multiplier": 50.0, "num-rounds": 4}
+    assert told(SERVER | {"privacy.noise-multiplier": 50.0})
+    assert not told(metric | {"privacy.distance-direction": "multiply"})
+
+
+def test_steps_of_dp_sgd():
+    """Ten clients, four rounds, two steps each of 32: 80 steps, whose noise is σ√(400·80) long, and 80·32 gradients."""
+    sizes = [LocalSteps(64, 32, 1)] * 10
+    at_5 = 5 * 80 * 32 / (20 * math.sqrt(80))
+    settings = CLIENTS | {"privacy.client": "dp-sgd", "client.batch-size": 32}
+    assert not told(settings | {"privacy.client-noise-multiplier": 0.98 * at_5}, sizes=sizes)
+    assert told(settings | {"privacy.client-noise-multiplier": 1.02 * at_5}, sizes=sizes)
+    assert not told(settings | {"privacy.client-noise-multiplier": 1e6}), "sizes are not known"
+
+
+def test_batches_larger_than_any_client():
+    settings = CLIENTS | {"privacy.client": "dp-sgd", "client.batch-size": 1000}
+    (line,) = told(settings, sizes=[LocalSteps(examples, 1000, 1) for examples in (100, 250)])
+    assert "client.batch-size = 1000" in line and "250 examples at most" in line and "4 times too short" in line
+    assert not told(settings, sizes=[LocalSteps(1000, 1000, 1)])
+
+
+def test_a_run_says_it_when_it_begins(tmp_path, capsys):
+    settings = SERVER | {"task.model": "softmax", "output-dir": str(tmp_path), "num-rounds": 1, "report": False}
+    simulate(settings | {"privacy.noise-multiplier": 50.0, "tensorboard": False}, 4, Narrator(1))
+    shown = capsys.readouterr().out
+    assert shown.index("warning: the server's noise drowns") < shown.index("round   1/1")
+    simulate(settings | {"privacy.noise-multiplier": 0.1, "tensorboard": False}, 4, Narrator(1))
+    assert "warning" not in capsys.readouterr().out
