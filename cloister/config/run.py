@@ -228,8 +228,8 @@ class RunConfig(Section):
         return flatten(self.model_dump(by_alias=True))
 
     def digest(self) -> str:
-        """SHA-256 of the canonical dotted keys: equal for equal configurations."""
-        return hashlib.sha256(json.dumps(self.flat(), sort_keys=True).encode()).hexdigest()
+        """SHA-256 of the canonical dotted keys, without values that are not to be shown: see `digest_of`."""
+        return digest_of(self.flat())
 
 
 def _held_out_are_asked(config: RunConfig) -> str:
@@ -437,6 +437,18 @@ def shown(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
     defaults = RunConfig().flat()
     hidden = {key for key in NOT_SHOWN if settings.get(key, defaults[key]) != defaults[key]}
     return {key: NOT_SHOWN[key] if key in hidden else value for key, value in settings.items()}
+
+
+def digest_of(settings: Mapping[str, Scalar]) -> str:
+    """SHA-256 of the settings as anybody may see them.
+
+    The values that `NOT_SHOWN` is about do not go into it. Whoever has the digest and knows the rest could try the
+    seeds of the noise, of which there are few, until one fits.
+
+    Args:
+        settings: dotted keys of a run.
+    """
+    return hashlib.sha256(json.dumps(shown(settings), sort_keys=True).encode()).hexdigest()
 
 
 def changed(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -14,7 +14,7 @@ from cloister.config.errors import sections_of
 from cloister.config.section import Auto, Count, Inner, NonNegative, Positive, Scalar, Section, Share, Whole
 from cloister.config.settings import read_options
 from cloister.privacy.dpsgd.local_steps import LocalDpSgd
-from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
+from cloister.privacy.mechanisms.clipping import MAX_RATE, AdaptiveClip, FixedClip
 from cloister.privacy.mechanisms.gaussian import GaussianMechanism
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
 from cloister.privacy.mechanisms.named import global_dp
@@ -38,7 +38,7 @@ class AdaptiveClipping(Section):
     name: Literal["adaptive"] = Field(default="adaptive", alias="clipping")
     norm: Positive = Field(default=2.0, alias="clipping-norm")
     quantile: Inner = Field(default=0.5, alias="clipping-quantile")
-    rate: Positive = Field(default=0.2, alias="clipping-rate")
+    rate: Annotated[float, Field(gt=0, le=MAX_RATE)] = Field(default=0.2, alias="clipping-rate")
     bits_noise_multiplier: Positive = 10.0
 
     def clip(self) -> AdaptiveClip:

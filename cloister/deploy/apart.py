@@ -32,6 +32,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 
 from cloister.deploy.fleet import InFront
+from cloister.deploy.unfinished import Unfinished
 
 TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
 """What Flower adds up over all nodes of a run."""
@@ -80,6 +81,11 @@ class _Upload:
             ready, self.last = [*ready, self.last], None
         return ready
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every part has been shown, and none waits for others."""
+        return not self.awaited and self.last is None and self.root in self.shown
+
     def undo(self, requests: list[Any]) -> None:
         """Expect these parts once more: they have not reached Flower."""
         for request in requests:
@@ -96,6 +102,9 @@ class OwnMessages(InFront):
     A node works on one message at a time, and sends one reply at a time. What it was doing when the SuperLink was
     restarted is forgotten: that message, or reply, is lost.
 
+    Attributes:
+        unfinished: the replies that nodes have announced and not sent yet.
+
     Guarantee: no answer to a node depends on an object that it was not sent and has not sent itself.
     """
 
@@ -105,6 +114,7 @@ class OwnMessages(InFront):
         super().__init__()
         self.given: dict[int, set[str]] = {}
         self.uploads: dict[int, _Upload] = {}
+        self.unfinished = Unfinished()
         self.lock = Lock()
 
     def get_run(self, request: Any, **others: Any) -> Any:
@@ -120,6 +130,8 @@ class OwnMessages(InFront):
         if answer.messages_list:
             with self.lock:
                 self.given[request.node.node_id] = _names(answer.message_object_trees)
+            for tree in answer.message_object_trees:
+                self.unfinished.given(tree.object_id, request.node.node_id)
         return answer
 
     def pull_object(self, request: Any, **others: Any) -> Any:
@@ -136,9 +148,11 @@ class OwnMessages(InFront):
 
     def push_messages(self, request: Any, state: Any) -> Any:
         """Begin a reply: all its parts are asked for."""
+        announced, root = request.messages_list[0], request.message_object_trees[0].object_id
+        # Before Flower knows of it: the server's app may ask at any time.
+        self.unfinished.announced(announced.metadata.reply_to_message_id, request.node.node_id, root)
         answer, names = self._registered(request, state), _names(request.message_object_trees[:1])
-        root = request.message_object_trees[0].object_id
-        present, announced = names - set(answer.objects_to_push), request.messages_list[0]
+        present = names - set(answer.objects_to_push)
         with self.lock:
             self.uploads[request.node.node_id] = _Upload(announced, root, present, names - {root})
         del answer.objects_to_push[:]
@@ -163,7 +177,9 @@ class OwnMessages(InFront):
             if upload is None or not is_genuine or not upload.has(request):
                 return PushObjectResponse(stored=False)
             ready = upload.on(request)
-        return PushObjectResponse(stored=self._handed_on(upload, ready, others))
+        stored = self._handed_on(upload, ready, others)
+        self.unfinished.moved(upload.announced.metadata.reply_to_message_id, upload.root, upload.is_whole)
+        return PushObjectResponse(stored=stored)
 
     def _handed_on(self, upload: _Upload, ready: list[Any], others: Mapping[str, Any]) -> bool:
         """Whether Flower took all of these; what a busy database did not take, the node will send again."""

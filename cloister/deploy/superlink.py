@@ -34,6 +34,7 @@ from cloister.deploy.apart import OwnMessages
 from cloister.deploy.credentials import is_known, read_digests
 from cloister.deploy.door import App, Door
 from cloister.deploy.replies import ReplyLimit
+from cloister.deploy.unfinished import WholeReplies
 
 SOON = 30
 """Days before the end of a certificate from which it is said every day."""
@@ -104,7 +105,9 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
 
 def closed_app(config: SuperLinkLifespanConfig) -> App:
     """Flower's SuperLink behind our door, as an ASGI application. There is one in a process."""
-    OwnMessages().install()
+    own = OwnMessages()
+    own.install()
+    WholeReplies(own.unfinished).install()
     # Outermost: it counts also what the objects' guard does not hand on.
     ReplyLimit().install()
     revoked.install()

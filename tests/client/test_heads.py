@@ -2,11 +2,15 @@
 
 import json
 import logging
+import threading
+from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import pytest
 from asking import GLOBAL, OPEN, SOFTMAX, context_of, gaussians, message_of
 from rich.console import Console
 
+from cloister.client import heads
 from cloister.client.app import app
 from cloister.client.heads import heads_beside, keep_head
 from cloister.client.ledgers import ledger_of
@@ -26,15 +30,91 @@ def request(head, run="7", number=1):
     return TrainRequest(parse(GLOBAL), run, number, 0, (SOFTMAX,), ledger_head=head)
 
 
+def tell(ledger, *runs, head=ONE):
+    for name in runs:
+        keep_head(ledger, request(head, name))
+
+
+def kept_beside(ledger):
+    return json.loads(heads_beside(ledger).read_text())
+
+
+@pytest.fixture
+def day(monkeypatch):
+    """The day (UTC), which a test may have end."""
+    now = ["2026-01-01"]
+    monkeypatch.setattr(heads, "_day", lambda: now[0])
+    return now
+
+
 def test_the_last_head_of_each_run_is_kept(tmp_path):
     ledger = tmp_path / "site.jsonl"
     for head, name, number in ((ONE, "7", 1), (TWO, "7", 2), (ONE, "8", 1), ("", "9", 1)):
         keep_head(ledger, request(head, name, number))
     kept = json.loads((tmp_path / "site.heads.json").read_text())
     assert kept == {
-        "7": {"head": TWO, "round": 2, "day": today()},
-        "8": {"head": ONE, "round": 1, "day": today()},
+        f"{datetime.fromtimestamp(today(), UTC):%Y-%m-%d}": {
+            "7": {"head": TWO, "round": 2},
+            "8": {"head": ONE, "round": 1},
+        }
     }
+
+
+def test_a_head_of_an_earlier_day_is_replaced_by_nothing(tmp_path, day):
+    """Who takes lines away afterwards cannot have a node forget them with one more message of the same run."""
+    ledger = tmp_path / "site.jsonl"
+    tell(ledger, "7")
+    day[0] = "2026-01-02"
+    tell(ledger, "7", head=TWO)
+    assert {when: told["7"]["head"] for when, told in kept_beside(ledger).items()} == {
+        "2026-01-01": ONE,
+        "2026-01-02": TWO,
+    }
+
+
+def test_a_server_that_names_many_runs_pushes_out_no_head_that_it_told_before(tmp_path, day, monkeypatch):
+    monkeypatch.setattr(heads, "MAXIMUM", 20)
+    ledger = tmp_path / "site.jsonl"
+    for number in range(5):
+        day[0] = f"2026-01-0{number + 1}"
+        tell(ledger, f"run {number}")
+    tell(ledger, "the last before")
+    for when in ("2026-01-05", "2026-01-06"):
+        day[0] = when
+        tell(ledger, *(f"{when} {number}" for number in range(30)))
+    kept = kept_beside(ledger)
+    assert sum(map(len, kept.values())) == 20
+    assert [f"run {number}" in kept[f"2026-01-0{number + 1}"] for number in range(5)] == [True] * 5
+    assert "the last before" in kept["2026-01-05"]
+
+
+def test_of_days_that_are_alike_the_oldest_goes(tmp_path, day, monkeypatch):
+    monkeypatch.setattr(heads, "MAXIMUM", 3)
+    ledger = tmp_path / "site.jsonl"
+    for number in range(1, 6):
+        day[0] = f"2026-01-0{number}"
+        tell(ledger, "7")
+    assert list(kept_beside(ledger)) == ["2026-01-03", "2026-01-04", "2026-01-05"]
+
+
+def test_two_processes_keep_what_both_were_told(tmp_path, monkeypatch):
+    """One reads the file, and the other one begins before the first has written."""
+    ledger, others, plain = tmp_path / "site.jsonl", [], heads.atomic_path
+
+    @contextmanager
+    def slow(path):
+        if not others:
+            others.append(threading.Thread(target=tell, args=(ledger, "8")))
+            others[0].start()
+            others[0].join(0.2)  # without a lock it has written by now, and is lost
+        with plain(path) as partial:
+            yield partial
+
+    monkeypatch.setattr(heads, "atomic_path", slow)
+    tell(ledger, "7")
+    others[0].join()
+    (told,) = kept_beside(ledger).values()
+    assert set(told) == {"7", "8"}
 
 
 @pytest.mark.parametrize("content", ["nonsense", "3", "[]"])
@@ -74,7 +154,8 @@ def test_nodes_keep_the_heads_of_a_run(tmp_path):
     ledger = Ledger(ledgers / "all.jsonl")
     assert told[0] == told[1] == GENESIS and told[2] == told[3] and {*told} <= ledger.heads()
     for node in nodes:
-        ((kept),) = json.loads(heads_beside(ledger_of(node_of(node), "digits").path).read_text()).values()
+        (told_today,) = kept_beside(ledger_of(node_of(node), "digits").path).values()
+        (kept,) = told_today.values()
         assert (kept["head"], kept["round"]) == (told[2], 2)
     lines = ledger.path.read_text().splitlines(keepends=True)
     ledger.path.write_text(lines[0])

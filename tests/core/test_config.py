@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from cloister.client.policy import read_policy
 from cloister.config.errors import NEAREST
 from cloister.config.privacy import PrivacyConfig
-from cloister.config.run import RunConfig, StrategyConfig, flatten, known_keys, parse
+from cloister.config.run import RunConfig, StrategyConfig, digest_of, flatten, known_keys, parse, shown
 from cloister.config.variants import DpSgdPrivacy, GlobalPrivacy
 from cloister.core.errors import ConfigError, PluginError
 from cloister.deploy.federation import read_federation
@@ -627,9 +627,15 @@ def test_flat_keys_round_trip(flat):
 
 @given(configurations, configurations)
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_digests_are_equal_exactly_for_equal_configurations(one, other):
+def test_digests_are_equal_exactly_for_configurations_that_are_shown_equal(one, other):
     first, second = parse(one), parse(other)
-    assert (first.digest() == second.digest()) == (first == second)
+    assert (first.digest() == second.digest()) == (shown(first.flat()) == shown(second.flat()))
+
+
+def test_nobody_finds_the_seed_of_the_noise_by_trying_digests():
+    digests = {parse({"num-rounds": 3, "privacy.noise-seed": seed}).digest() for seed in (0, 7, 7_654_321, 2**31 - 1)}
+    assert len(digests) == 1 and parse({"num-rounds": 3}).digest() not in digests
+    assert digest_of(shown(parse({"privacy.noise-seed": 7}).flat())) == parse({"privacy.noise-seed": 8}).digest()
 
 
 def test_the_digest_does_not_depend_on_the_order_of_keys_or_on_how_a_number_is_written():

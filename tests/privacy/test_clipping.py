@@ -12,6 +12,8 @@ from cloister.core.arrays import Layout
 from cloister.core.cohort import NORM_ERROR, Cohort
 from cloister.core.errors import ConfigError
 from cloister.privacy.mechanisms.clipping import (
+    MAX_BOUND,
+    MAX_RATE,
     MIN_BOUND,
     AdaptiveClip,
     FixedClip,
@@ -141,6 +143,7 @@ def test_a_fixed_clip_follows_nothing():
         ({"quantile": 0.0}, "clipping_quantile must be above 0 and below 1, got 0.0"),
         ({"quantile": 1.0}, "clipping_quantile must be above 0 and below 1, got 1.0"),
         ({"rate": 0.0}, "clipping_rate must be > 0, got 0.0"),
+        ({"rate": 10.1}, "clipping_rate must be <= 10, got 10.1"),
         ({"bits_multiplier": 0.0}, "bits_noise_multiplier must be > 0, got 0.0"),
         ({"bound": 0.0}, "clipping_norm must be > 0, got 0.0"),
     ],
@@ -185,5 +188,18 @@ def test_a_step_of_the_bound_by_hand(monkeypatch, norms, noise, size, share):
 
 
 def test_a_bound_does_not_fall_below_the_smallest():
-    falling, still = AdaptiveClip(1.0, rate=1e3), cohort_of([{"a": np.array([0.0])}] * 1000)
+    falling, still = AdaptiveClip(2 * MIN_BOUND, rate=MAX_RATE), cohort_of([{"a": np.array([0.0])}] * 1000)
     assert falling.followed(still, 1000, GaussianNoise(1)).bound == MIN_BOUND
+
+
+@pytest.mark.parametrize("bound", [MAX_BOUND / 2, MAX_BOUND, 1e40])
+def test_a_bound_does_not_rise_above_the_largest(bound):
+    rising, apart = AdaptiveClip(bound, rate=MAX_RATE), cohort_of([{"a": np.array([1e100])}] * 1000)
+    assert rising.followed(apart, 1000, GaussianNoise(1)).bound == MAX_BOUND
+
+
+def test_in_a_round_a_bound_moves_by_the_rate_at_most():
+    moving = AdaptiveClip(1.0, quantile=0.999, rate=MAX_RATE, bits_multiplier=1e9)
+    one = cohort_of([{"a": np.array([0.0])}])
+    bounds = [moving.followed(one, 1, GaussianNoise(seed)).bound for seed in range(20)]
+    assert all(np.exp(-MAX_RATE) < found < np.exp(MAX_RATE) for found in bounds) and len(set(bounds)) > 1

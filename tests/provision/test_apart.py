@@ -1,6 +1,7 @@
 """Nodes at a SuperLink of Flower's own, one of which asks for what another one has sent."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from uuid import uuid4
 
 import numpy as np
@@ -14,8 +15,9 @@ from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, Pu
 from flwr.proto.message_pb2 import Message as WireMessage
 from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, TaskType
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, OBJECT_PUSH_SESSION_TTL_SECONDS, TaskType
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_body,
@@ -25,10 +27,13 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.superlink.servicer.runtime import runtime_handlers
 
 from cloister.core.arrays import from_record, to_record
 from cloister.core.identity import assume_run
+from cloister.deploy import unfinished
 from cloister.deploy.apart import OwnMessages
+from cloister.deploy.unfinished import GIVEN_UP, WholeReplies
 
 MODEL = {"kernel": np.zeros((64, 10), np.float32), "bias": np.zeros(10, np.float32)}
 TRAINED = {"kernel": np.ones((64, 10), np.float32), "bias": np.arange(10, dtype=np.float32)}
@@ -60,6 +65,12 @@ class SuperLink:
         for name in missing:
             assert self.state.store_object(self.run, session, name, get_all_nested_objects(message)[name].deflate())
         return message
+
+    def heard(self, *messages):
+        """The messages that the server's app hears of a reply to, when it asks for replies to these."""
+        request = PullAppMessagesRequest(message_ids=[message.object_id for message in messages])
+        found = runtime_handlers.pull_messages(request, self.state, SimpleNamespace(run_id=self.run))
+        return {reply.metadata.reply_to_message_id for reply in found.messages_list}
 
     def is_complete(self, message):
         """Whether the server's app can read the reply to a message."""
@@ -151,13 +162,17 @@ def guarded(monkeypatch):
     """Flower's functions keep every node to its own objects, until the test is over."""
     for name in OwnMessages.names:
         monkeypatch.setattr(fleet_handlers, name, getattr(fleet_handlers, name))
-    OwnMessages().install()
+    own = OwnMessages()
+    own.install()
+    return own
 
 
 @pytest.fixture
 def link(guarded):
     """A SuperLink with two nodes."""
-    return SuperLink(FLWR_IN_MEMORY_DB_NAME)
+    link = SuperLink(FLWR_IN_MEMORY_DB_NAME)
+    link.own = guarded
+    return link
 
 
 @pytest.fixture
@@ -342,3 +357,82 @@ def test_what_the_server_reads_is_what_was_sent(link, nodes):
     reply = nodes[0].reply(message)
     arrays = from_record(reply.content.array_records["arrays"])
     assert all(link.store.get(name) for array in arrays.values() for name in objects_of(array))
+
+
+class TestRepliesThatAreNotAllThere:
+    """Flower's server app waits for the parts of a reply that it hears of, and looks at no other reply meanwhile."""
+
+    @pytest.fixture(autouse=True)
+    def whole(self, link, monkeypatch):
+        monkeypatch.setattr(runtime_handlers, "pull_messages", runtime_handlers.pull_messages)
+        WholeReplies(link.own.unfinished).install()
+
+    @pytest.fixture
+    def clock(self, monkeypatch):
+        now = [1000.0]
+        monkeypatch.setattr(unfinished, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        return now
+
+    @staticmethod
+    def asked(link, node):
+        """A message that the node has, and a reply to it."""
+        message = link.send(node)
+        node.fetch()
+        return message, labelled(Message(content(TRAINED), reply_to=message), node.id, link.run)
+
+    def test_a_client_that_sends_no_part_hides_its_own_reply_alone(self, link, nodes):
+        slow, quick = nodes
+        (late, reply), (answered, _) = self.asked(link, slow), self.asked(link, quick)
+        slow.announce(reply)
+        quick.reply(answered)
+        assert link.heard(late, answered) == {answered.object_id}
+        assert link.heard(late) == set()
+
+    @pytest.mark.parametrize("order", ["the root last", "the root first"])
+    def test_a_reply_is_heard_with_its_last_part(self, link, nodes, order):
+        message, reply = self.asked(link, nodes[0])
+        answer, objects = nodes[0].announce(reply), get_all_nested_objects(reply)
+        names = sorted(objects, key=lambda name: (name == reply.object_id) == (order == "the root last"))
+        for name in names:
+            assert link.heard(message) == set()
+            assert nodes[0].push(answer.session_id, name, objects[name].deflate())
+        assert link.heard(message) == {message.object_id}
+
+    def test_an_error_is_heard_with_its_one_part(self, link, nodes):
+        message, _ = self.asked(link, nodes[0])
+        error = labelled(Message(Error(1, "why"), reply_to=message), nodes[0].id, link.run)
+        answer = nodes[0].announce(error)
+        assert link.heard(message) == set()
+        nodes[0].push(answer.session_id, error.object_id, error.deflate())
+        assert link.heard(message) == {message.object_id}
+
+    def test_a_second_reply_that_is_whole_does_not_show_the_first(self, link, nodes):
+        message, reply = self.asked(link, nodes[0])
+        nodes[0].announce(reply)
+        nodes[0].reply(message, MODEL)
+        assert link.heard(message) == set()
+
+    def test_nobody_hides_the_reply_of_another(self, link, nodes):
+        message, reply = self.asked(link, nodes[0])
+        nodes[1].announce(labelled(Message(content(TRAINED), reply_to=message), nodes[1].id, link.run))
+        nodes[0].reply(message)
+        nodes[1].announce(reply)
+        assert link.heard(message) == {message.object_id}
+
+    def test_a_reply_that_flower_gives_up_is_shown(self, link, nodes, clock):
+        """Flower answers for it: at once, as it waits no longer for the parts."""
+        message, reply = self.asked(link, nodes[0])
+        answer, objects = nodes[0].announce(reply), get_all_nested_objects(reply)
+        clock[0] += GIVEN_UP - 1
+        (name,) = [name for name in objects if name != reply.object_id and not link.store.get(name)][:1]
+        assert nodes[0].push(answer.session_id, name, objects[name].deflate())
+        clock[0] += GIVEN_UP - 1
+        assert link.heard(message) == set()
+        clock[0] += 1
+        assert link.heard(message) == {message.object_id}
+        assert GIVEN_UP > OBJECT_PUSH_SESSION_TTL_SECONDS
+
+    def test_what_was_answered_takes_no_memory(self, link, nodes):
+        message, _ = self.asked(link, nodes[0])
+        nodes[0].reply(message)
+        assert not link.own.unfinished._asked and not link.own.unfinished._begun

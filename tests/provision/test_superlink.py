@@ -32,12 +32,14 @@ from flwr.superlink.config_loader import SuperLinkLifespanConfig
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.superlink.servicer.runtime import runtime_handlers
 from starlette.testclient import TestClient
 
 from cloister.deploy import certificates, database, replies, revoked
 from cloister.deploy.apart import OwnMessages
 from cloister.deploy.door import Door
 from cloister.deploy.superlink import closed_app, expiring
+from cloister.deploy.unfinished import WholeReplies
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +47,7 @@ def flower_as_it_was(monkeypatch):
     """What is put in the place of Flower's functions is taken away after each test."""
     for module, names in [
         (fleet_handlers, OwnMessages.names),
+        (runtime_handlers, WholeReplies.names),
         (control_handlers, ("register_node",)),
         (sql_mixin, ("SQLITE_PRAGMAS",)),
     ]:
@@ -111,6 +114,10 @@ class TestDoor:
     def test_the_interfaces_answer(self, superlink):
         assert superlink.get("/health").status_code == 200
         assert superlink.post("/v1/fleet/pull-messages", content=b"", headers=WIRE).status_code == 401
+
+    def test_the_servers_app_hears_of_what_nodes_have_sent_in_full(self, superlink):
+        shown, taken = runtime_handlers.pull_messages.__self__, fleet_handlers.push_messages.__self__
+        assert isinstance(shown, WholeReplies) and shown.unfinished is taken.unfinished
 
     @pytest.fixture
     def small(self):

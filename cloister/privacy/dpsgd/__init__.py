@@ -10,6 +10,7 @@
                   per-unit squared norms and weighted sums of one layer's gradients
     gradients     the layers put together: the clipped sum of a microbatch
     clipped_sums  that of a batch of any size, in one compiled shape
+    running_sum   what calls give, added up so that roundings do not grow with a batch, without TensorFlow
     exact_noise   the sum rounded to whole numbers, and exact noise on them
     one_by_one    the same for models that give their own gradient, without TensorFlow
     step          DpSgd: clipped sum, noise, division by the configured batch size, optimizer

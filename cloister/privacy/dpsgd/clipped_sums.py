@@ -8,7 +8,7 @@ trying finds that only by luck: calls have a multiple of 16 places (or one), and
 example has one gradient at every place.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from cloister.privacy.dpsgd.checks import Probe, moved
 from cloister.privacy.dpsgd.gradients import Gradients, Weights
 from cloister.privacy.dpsgd.precision import refuse_coarse_precision
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm, examples_at_once
+from cloister.privacy.dpsgd.running_sum import RunningSum
 from cloister.privacy.dpsgd.vectorised import is_seed
 
 STRIDES = (16, 32, 64)
@@ -100,15 +101,15 @@ class ClippedSums:
         check_clipping_norm(clipping_norm)
         refuse_coarse_precision()
         units = self._units(x, y, groups)
-        total: Sequence[NDArray] = ()
+        total = RunningSum()
         clipped, non_finite, bound = 0, 0, clipping_norm / (1 + self._batching.overstatement)
         for piece in pieces(len(units), self._units_at_once(len(units))):
             for sums, some_clipped, some_non_finite in self._computed(
                 x, y, *units.table(piece, self._batching.group_cap), bound
             ):
-                total = _added(total, sums) if total else sums
+                total.add(sums, before=piece.start)
                 clipped, non_finite = clipped + some_clipped, non_finite + some_non_finite
-        return ClippedSum(tuple(total or self._nothing()), len(units), clipped, non_finite)
+        return ClippedSum(total.value() or tuple(self._nothing()), len(units), clipped, non_finite)
 
     def _nothing(self) -> list[NDArray]:
         variables = self._gradients.model.trainable_variables
@@ -183,11 +184,6 @@ class ClippedSums:
                 if not np.array_equal(norms, np.full_like(norms, norms[0]), equal_nan=True):
                     return False
         return True
-
-
-def _added(total: Sequence[NDArray], more: Sequence[NDArray]) -> list[NDArray]:
-    """In double precision."""
-    return [np.add(a, b, dtype=np.float64) for a, b in zip(total, more, strict=True)]
 
 
 @contextmanager

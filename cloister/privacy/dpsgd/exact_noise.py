@@ -4,8 +4,8 @@ With w steps for a unit of the sum, `rounding` bounds how far one unit of a batc
 S. The whole numbers q = rint(v·w) move further, since those of both neighbours are rounded:
 
 1. Rounding moves each of p numbers by half a step at most, on both sides: √p steps in L2.
-2. v·w is rounded itself, by 2⁻⁵³ of it. A sum over n ≤ 2¹⁷ units is no longer than (n + 1)·S, w·S ≤ 2²⁶, so that is
-   2⁻⁸ steps on both sides together. `SCALING` counts for it, and for what the double w itself is off by.
+2. v·w is rounded itself, by 2⁻⁵³ of it. A sum over n ≤ 2²⁵ units is no longer than (n + 1)·S, w·S ≤ 2²⁶, so that is
+   just over half a step on both sides together. `SCALING` counts for it, and for what the double w itself is off by.
 3. So q moves by w·S + √p + 1 steps at most. That is made equal to the D of a `Grid`, by the choice of w. The grid's
    noise covers a move by D for the multiplier that is claimed (`docs/privacy.md`, "A step of DP-SGD").
 

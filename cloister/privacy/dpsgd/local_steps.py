@@ -13,7 +13,8 @@ from cloister.privacy.dpsgd.batches import Batch, poisson, shuffle
 from cloister.privacy.mechanisms.circumstances import Circumstances
 
 MAX_BATCH = 1 << 16
-"""Units of a batch on average: the bounds on roundings hold for 2^17, which a draw around this mean does not reach."""
+"""Units of a batch on average, by the public number. A site with many times more draws larger ones: bounds on roundings
+hold for 2^25 (`running_sum`)."""
 NO_NOISE = "privacy.client-noise-multiplier is 0: there is no noise"
 
 

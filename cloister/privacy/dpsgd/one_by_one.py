@@ -8,10 +8,11 @@ import numpy as np
 from cloister.core.arrays import Row
 from cloister.privacy.dpsgd.exact_noise import grid_of, noised_sum
 from cloister.privacy.dpsgd.rounding import check_clipping_norm
+from cloister.privacy.dpsgd.running_sum import RunningSum
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 SLACK = 2.0**-16
-"""What roundings in double precision may add to S: enough for 2^17 units of 2^30 numbers each."""
+"""What roundings in double precision may add to S: enough for 2^25 units of 2^30 numbers each."""
 
 
 def noisy_sum(
@@ -43,13 +44,13 @@ def noisy_sum(
     Source: Abadi et al. (2016), arXiv:1607.00133, Algorithm 1.
     """
     check_clipping_norm(clipping_norm)
-    total = tuple(np.zeros(piece.size) for piece in like)
+    total = RunningSum([np.zeros(piece.size) for piece in like])
     grid = grid_of(clipping_norm, noise_multiplier, sum(piece.size for piece in like))
-    for gradient in gradients:
-        for piece, part in zip(total, _contribution(gradient, like, clipping_norm / (1 + SLACK)), strict=True):
-            piece += part
-    noised_sum(total, grid, noise, out=total)
-    return total
+    for number, gradient in enumerate(gradients):
+        total.add(_contribution(gradient, like, clipping_norm / (1 + SLACK)), before=number)
+    sums = total.value()
+    noised_sum(sums, grid, noise, out=sums)
+    return sums
 
 
 def _contribution(gradient: Callable[[], Row], like: Row, bound: float) -> Row:

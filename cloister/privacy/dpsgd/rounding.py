@@ -12,7 +12,7 @@ example more. With u = 2⁻²⁴, at most m examples in a call of a kernel and a
 3. Both neighbours' sums are off by so much: 2·γ·n_max·S/(1 + η) together. A batch above n_max is computed with fewer
    examples in a call (`examples_at_once`): the product of the two stays the same. With one example in a call, a
    contribution is what the kernel makes of that example alone, and only the additions below are left.
-4. Sums of calls are added up in double precision. That, and underflow, is within `SLACK` for batches up to 2¹⁷.
+4. Sums of calls are added up by a `running_sum`. That, and underflow, is within `SLACK` for batches up to 2²⁵.
 
 An example's own gradient is computed with roundings too. It does not matter how large they are, since what is bounded
 is what came out, as long as it comes out the same whoever else is in the batch: `clipped_sums` sees to that.

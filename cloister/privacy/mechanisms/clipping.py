@@ -23,6 +23,10 @@ from cloister.privacy.mechanisms.noise import GaussianNoise
 
 MIN_BOUND = 1e-12
 """Squares of numbers below 1e-19 vanish in float32; no model has so many parameters that they add up to this."""
+MAX_BOUND = 1e30
+"""Beyond which an adaptive bound does not go: noise of this size still fits into float32."""
+MAX_RATE = 10.0
+"""Of an adaptive bound: it moves by a factor of e^η at most in a round, and 22,000 is no following any more."""
 
 
 def clip(cohort: Cohort, bound: float) -> Cohort:
@@ -141,7 +145,7 @@ class AdaptiveClip(FixedClip):
     Attributes:
         bound: C in force.
         quantile: γ, between 0 and 1.
-        rate: η > 0.
+        rate: η > 0, at most `MAX_RATE`.
         bits_multiplier: z_b > 0; the noise on the sum has standard deviation z_b·max(γ, 1 - γ).
         initial: C of the first round; 0 in the first round itself.
 
@@ -159,6 +163,8 @@ class AdaptiveClip(FixedClip):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.positive(clipping_rate=self.rate, bits_noise_multiplier=self.bits_multiplier)
+        if self.rate > MAX_RATE:
+            raise ConfigError(f"clipping_rate must be <= {MAX_RATE:g}, got {self.rate:g}")
         if not 0 < self.quantile < 1:
             raise ConfigError(f"clipping_quantile must be above 0 and below 1, got {self.quantile}")
 
@@ -201,8 +207,8 @@ class AdaptiveClip(FixedClip):
         noisy = grid.noised(within * inside + (len(cohort) - within) * outside, noise)
         # No share lies outside of these: the noise alone shall not take the bound further.
         step = min(1 - self.quantile, max(-self.quantile, noisy / size))
-        moved = max(MIN_BOUND, self.bound * math.exp(-self.rate * step))
-        return replace(self, bound=moved, initial=self.initial or self.bound)
+        moved = self.bound * math.exp(-self.rate * step)
+        return replace(self, bound=max(MIN_BOUND, min(MAX_BOUND, moved)), initial=self.initial or self.bound)
 
     def state_dict(self) -> State:
         """Where the bound is, and where it began."""

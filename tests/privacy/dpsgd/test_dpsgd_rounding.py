@@ -13,6 +13,7 @@ from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd import clipped_sums, dense, exact_noise, one_by_one, parts, rounding
 from cloister.privacy.dpsgd.clipped_sums import ClippedSums
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
+from cloister.privacy.dpsgd.running_sum import RunningSum
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 layers = keras.layers
@@ -261,6 +262,21 @@ class TestAnExampleThatRaises:
 
         np.testing.assert_allclose(of([3.0, 4.0], [0.5, 0.0]), [1.1, 0.8], rtol=1e-4)
         assert np.array_equal(of([3.0, 4.0], [1.0, 2.0, 3.0]), of([3.0, 4.0]))
+
+
+def test_calls_tell_how_many_units_were_added(monkeypatch):
+    told = []
+
+    class Told(RunningSum):
+        def add(self, parts, before):
+            told.append(before)
+            super().add(parts, before)
+
+    monkeypatch.setattr(clipped_sums, "RunningSum", Told)
+    model = functional((6,), head)
+    x, y = batch(model, 80)
+    dp_sgd(model, batch_size=80, microbatch_size=16).clipped_sum(x, y, 1.0)
+    assert told == [0, 16, 32, 48, 64]
 
 
 @pytest.mark.parametrize("seed", range(50))

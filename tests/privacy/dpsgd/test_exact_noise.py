@@ -19,7 +19,7 @@ from cloister.privacy.mechanisms.discrete.sampler import MOST, REACH, Maker
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 S, SIGMA = 0.7, 1.3
-LARGEST_BATCH = 2**17
+LARGEST_BATCH = 2**25
 """Units for which `rounding` bounds how far one of them moves the sum."""
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -57,10 +57,10 @@ class TestTheGrid:
     @pytest.mark.parametrize("bound", [MINIMUM_CLIPPING_NORM, S, MAXIMUM_CLIPPING_NORM])
     @pytest.mark.parametrize("multiplier", [2.0**-18, 0.003, 0.1, 0.49999999, 1.0, 7.3, 400.0])
     def test_noise_covers_the_sum_its_roundings_and_theirs(self, multiplier, bound, parameters):
-        """w·S + √p + 2⁻⁸ ≤ D and s² ≥ (σ·D)² + 25, for the double w that sums are multiplied with."""
+        """w·S + √p + ½ + 2⁻⁸ ≤ D and s² ≥ (σ·D)² + 25, for the double w that sums are multiplied with."""
         grid = grid_of(bound, multiplier, parameters)
         steps, root = Fraction(grid.steps), Fraction(math.isqrt(parameters << 80) + 1, 1 << 40)
-        assert Fraction(1 / grid.step) * Fraction(bound) + root + Fraction(1, 256) <= steps
+        assert Fraction(1 / grid.step) * Fraction(bound) + root + Fraction(129, 256) <= steps
         assert grid.scale**2 >= (Fraction(multiplier) * steps) ** 2 + 25
 
     @pytest.mark.parametrize("multiplier", [0.003, 1.0, 7.3, 400.0])
@@ -90,8 +90,8 @@ class TestTheGrid:
     def test_roundings_of_the_scaling_are_within_what_is_charged(self):
         """Of v·w by 2⁻⁵³, for sums over the largest batch on the finest grid, on both sides; of w by 2⁻⁵⁰ of D."""
         longest = Fraction(LARGEST_BATCH + 1) * 2**26
-        assert 2 * longest / 2**53 < Fraction(1, 256) and Fraction(2**26, 2**50) < Fraction(1, 256)
-        assert Fraction(3, 256) < SCALING and longest + REACH < MOST
+        assert 2 * longest / 2**53 < Fraction(129, 256) and Fraction(2**26, 2**50) < Fraction(1, 256)
+        assert Fraction(131, 256) < SCALING and longest + REACH < MOST
 
 
 class TestOneUnit:
@@ -144,7 +144,7 @@ class TestOneUnit:
         for _ in range(50):
             others = self.direction(rng, 50) * (LARGEST_BATCH * S)
             # On multiples of the last bit of the longest sum both are what they are, in double precision.
-            others, apart = (np.round(part * 2.0**34) / 2**34 for part in (others, self.direction(rng, 50) * S))
+            others, apart = (np.round(part * 2.0**26) / 2**26 for part in (others, self.direction(rng, 50) * S))
             apart *= 1 - 2.0**-20
             moved = squared(whole((others + apart,), grid) - whole((others,), grid))
             assert 0.99 < math.sqrt(moved) / grid.steps <= 1

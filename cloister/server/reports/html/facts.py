@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cloister.aggregation.screening import Rejection
-from cloister.config.run import NOISE_SEED, NOT_SHOWN, shown
+from cloister.config.run import digest_of, shown
 from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError
 from cloister.core.files import read_json, read_text
@@ -91,7 +91,7 @@ class Facts:
     Attributes:
         name: of the run directory.
         config: its dotted keys, as `shown` has them.
-        digest: SHA-256 of all of them; of a run with seeded noise, why it is not shown.
+        digest: SHA-256 of them.
         seed: that was drawn or given.
         bundle: SHA-256 of the app bundle that Flower ran; empty: it ran without one.
         versions: of packages.
@@ -139,7 +139,7 @@ class Facts:
             return cls(
                 name=directory.resolve().name,
                 config=config,
-                digest=_digest(config, settings["config-sha256"]),
+                digest=digest_of(config),
                 seed=settings["seed"],
                 bundle=settings.get("bundle-sha256", ""),
                 versions=dict(settings["versions"]),
@@ -165,12 +165,6 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ConfigError(f"{path} is not what a run writes: something in it is missing, or of another kind") from None
-
-
-def _digest(config: Mapping[str, Scalar], digest: str) -> str:
-    """The digest, unless it would let somebody try seeds of the noise until one of them fits."""
-    seeded = config.get(NOISE_SEED) == NOT_SHOWN[NOISE_SEED]
-    return "in config.json alone, as the seed of the noise could be guessed from it" if seeded else digest
 
 
 def _json(path: Path, otherwise: dict[str, Any] | None = None) -> Any:
