@@ -21,6 +21,8 @@ SCORES = "scores"
 PROMISED = "as the server promised"
 SHARED = "secure-aggregation"
 """The mechanism under which a sum is entered that this client adds a share of the noise to."""
+GROUPED = "dp-sgd, groups by "
+"""How the mechanism of steps begins that protect groups; the array that says whose a row is follows."""
 FURTHER = "in the same message"
 """The mechanism under which all but the first release of a reply about one unit are entered."""
 
@@ -95,7 +97,16 @@ def _of_steps(request: TrainRequest, node: Node, unit: Unit) -> Charge:
     events = [recorded_event(mechanism, planned_steps(request, node), privacy.circumstances)]
     if privacy.chooses_privately:
         events.append(Pure(privacy.choice_epsilon))
-    return Charge(unit, tuple(events), "dp-sgd", mechanism.clipping_norm_in(request.round))
+    return Charge(unit, tuple(events), steps_by(request.config.task.group), mechanism.clipping_norm_in(request.round))
+
+
+def steps_by(group: str) -> str:
+    """What a ledger calls the steps of DP-SGD.
+
+    Args:
+        group: the array that says whose a row is; empty: each is its own.
+    """
+    return GROUPED + group if group else "dp-sgd"
 
 
 def _of_local_noise(request: TrainRequest, node: Node, unit: Unit) -> list[Charge]:

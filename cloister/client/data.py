@@ -1,6 +1,7 @@
 """A client's own examples: a file of its node in a deployment, a part of a benchmark in a simulation."""
 
 import logging
+import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -99,7 +100,25 @@ def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
     if config.group and examples.groups is None:
         # Whoever wrote the task may not have thought of groups: each row by itself is not what the run promises.
         raise DataError(f"task.group = {config.group!r}: task {config.name!r} reads no groups from {path}")
-    return examples
+    return _of_somebody(examples)
+
+
+def _of_somebody(examples: Examples) -> Examples:
+    """The examples whose group has a name, each name in one spelling.
+
+    A patient whose name has a space more in some rows would be two, and rows without a name one patient together: in
+    either case one person would move a sum by more than the clip of one group.
+    """
+    if examples.groups is None or examples.groups.dtype.kind != "U":
+        return examples
+    names, places = np.unique(examples.groups, return_inverse=True)
+    spelt = [" ".join(unicodedata.normalize("NFC", name).split()) for name in names.tolist()]
+    groups = np.array(spelt, np.str_)[places.ravel()]
+    examples, named = replace(examples, groups=groups), groups != ""
+    if named.all():
+        return examples
+    logger.log(WARNING, "%d of %d rows are left out: they do not say whose they are", (~named).sum(), len(named))
+    return examples.take(np.flatnonzero(named))
 
 
 def _read(config: TaskConfig, place: Path, tolerant: bool) -> Examples:

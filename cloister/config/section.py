@@ -13,7 +13,7 @@ NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Inner = Annotated[float, Field(gt=0, lt=1)]
-Word = Annotated[str, Field(pattern=r"^\w*$")]
+Word = Annotated[str, Field(pattern=r"^\w{0,200}$")]
 
 
 def kebab(name: str) -> str:

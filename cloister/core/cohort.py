@@ -8,11 +8,12 @@ enough to stay in the processor's cache, from the arrays as they arrived.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.core.arrays import Layout, Row
+from cloister.core.arrays import ALIGNMENT, Layout, Row, aligned
 from cloister.core.threads import BLOCK, Span, for_each_span, spans
 
 DOT = 1 << 10
@@ -169,11 +170,19 @@ def added_up(squares: NDArray[np.float64]) -> NDArray[np.float64]:
 def row_squares(block: NDArray) -> NDArray[np.float64]:
     """Σ_j block[i, j]² for each row i, to `SQUARES_ERROR`: float32 adds at most `DOT` terms, float64 the rest.
 
-    Squares of numbers below 1e-19 may vanish in float32: the bound is about the others.
+    Squares of numbers below 1e-19 may vanish in float32: the bound is about the others. A row has the same sum, to the
+    last bit, wherever it lies and whatever lies beside it. Where one lies tells who has replied before: an adaptive
+    clip asks of each norm on which side of a bound it is, and clients could choose theirs so that all of them turn.
 
     Args:
         block: n rows of float32 or float64 numbers.
     """
+    if len(block) and places_show():
+        return np.concatenate([_row_squares(_in_one_place(row)) for row in block])
+    return _row_squares(block)
+
+
+def _row_squares(block: NDArray) -> NDArray[np.float64]:
     rows, width = block.shape
     whole = width - width % DOT
     body = block[:, :whole].reshape(rows, whole // DOT, DOT)
@@ -182,3 +191,25 @@ def row_squares(block: NDArray) -> NDArray[np.float64]:
         tail = block[:, whole:]
         squares += np.vecdot(tail, tail)
     return squares
+
+
+@cache
+def places_show() -> bool:
+    """Whether dot products depend on where numbers lie, as in MKL, or in OpenBLAS for some processors without AVX."""
+    memory, rng = np.empty(2 * DOT), np.random.default_rng(0)
+    for dtype, width in ((dtype, width) for dtype in (np.float32, np.float64) for width in (33, DOT - 1, DOT)):
+        numbers, found = rng.standard_normal(width).astype(dtype), set()
+        for start in range(ALIGNMENT // numbers.itemsize):
+            place = memory.view(dtype)[start : start + width]
+            place[:] = numbers
+            found.add(float(np.vecdot(place, place)))
+        if len(found) > 1:
+            return True
+    return False
+
+
+def _in_one_place(row: NDArray) -> NDArray:
+    """A copy of a row, shape (1, p), in memory that begins as that of every other copy."""
+    copy = aligned((1, len(row)), row.dtype)
+    copy[0] = row
+    return copy

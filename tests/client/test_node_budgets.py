@@ -113,6 +113,16 @@ class TestBudgets:
         assert self.until_refused(second, node) == 0
         assert self.until_refused(first, node, most=1) == 1
 
+    def test_groups_of_two_kinds_have_no_budget_together(self, tmp_path):
+        """A server that names other groups would be charged for one of them, and a patient's rows lie in several."""
+        data = write_data(tmp_path, patient=np.repeat(np.arange(8), 5), visit=np.arange(40))
+        node = own_node(tmp_path, data) | {"max-example-epsilon": 20.0}
+        patients, visits = (DP_SGD | {"task.group": name} for name in ("patient", "visit"))
+        assert self.until_refused(patients, node, most=1) == 1
+        assert self.until_refused(visits, node) == 0
+        assert self.until_refused(patients, node, most=1) == 1
+        assert {entry.mechanism for entry in entries_of(node, "group")} == {"dp-sgd, groups by patient"}
+
     @pytest.mark.parametrize("groups_first", [False, True])
     def test_nor_where_two_processes_enter_them_at_once(self, tmp_path, monkeypatch, groups_first):
         """What another process writes between the question and the entry counts."""

@@ -194,6 +194,19 @@ class TestGroups:
         moved = np.linalg.norm(self.model(tmp_path / "with", [*others, *range(100, 120)]) - without)
         assert moved > 1.5 * 0.01 / 10
 
+    def test_one_whose_name_is_written_in_several_ways_is_one(self, tmp_path):
+        others = [f"p{number}" for number in range(9) for _ in range(4)]
+        spellings = ["Jos\u00e9 M", " Jos\u00e9 M", "Jos\u00e9 M\t", "Jos\u00e9  M", "Jos\u00e9\u00a0M", "Jose\u0301 M"]
+        without = self.model(tmp_path / "without", others)
+        moved = np.linalg.norm(self.model(tmp_path / "with", [*others, *spellings]) - without)
+        assert moved == pytest.approx(0.01 / 10, rel=1e-3)
+
+    def test_rows_that_name_nobody_are_left_out_each_by_itself(self, tmp_path):
+        """Together they would be one patient, whose gradient each of them could turn around."""
+        others = [f"p{number}" for number in range(9) for _ in range(4)]
+        without = self.model(tmp_path / "without", others)
+        np.testing.assert_array_equal(self.model(tmp_path / "with", [*others, "", " ", "\u00a0"]), without)
+
     @pytest.mark.parametrize("cap", [1, 3, 7])
     def test_no_more_of_its_rows_count_than_the_cap(self, tmp_path, cap):
         """Of ten rows, one of each class, only those that count make their class likelier."""

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from functools import partial
 from logging import INFO
 
-from cloister.client.charges import FURTHER, PROMISED, SCORES, Charge, charges_of
+from cloister.client.charges import FURTHER, GROUPED, PROMISED, SCORES, Charge, charges_of, steps_by
 from cloister.client.heads import keep_head
 from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of
 from cloister.client.mods.enforce import Handler
@@ -132,6 +132,8 @@ def _refuse_contradiction(request: Request, ledger: Ledger, budgeted: Unit | Non
     refuse_other_role(request, ledger)
     if budgeted is not None:
         _refuse_other_units(ledger, budgeted)
+    if budgeted == "group" and request.config.task.group:
+        _refuse_other_groups(ledger, request.config.task.group)
 
 
 def _refuse_other_units(ledger: Ledger, unit: Unit) -> None:
@@ -144,6 +146,21 @@ def _refuse_other_units(ledger: Ledger, unit: Unit) -> None:
         raise BudgetExhausted(
             f"{ledger.path} holds releases that were counted for each {other[unit]}: no budget for each {unit} covers "
             "them; if this is other data, give it another data-identity"
+        )
+
+
+def _refuse_other_groups(ledger: Ledger, group: str) -> None:
+    """Raises BudgetExhausted if steps on other groups are to be under one budget with these.
+
+    The rows of one patient may lie in many groups of another kind, each of which moves a sum by as much as the patient.
+    """
+    counted = {entry.mechanism for entry in ledger.entries if entry.mechanism.startswith(GROUPED)}
+    if others := sorted(counted - {steps_by(group)}):
+        before = others[0].removeprefix(GROUPED)
+        raise BudgetExhausted(
+            f"{ledger.path} holds releases that were counted for groups by {before!r}: no budget for groups by "
+            f"{group!r} covers them; name the groups in a policy, and if this is other data, give it another "
+            "data-identity"
         )
 
 

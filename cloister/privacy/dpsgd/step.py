@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from cloister.core.arrays import aligned
 from cloister.core.errors import ConfigError
 from cloister.core.tensors import Network, Optimizer, Tensor
 from cloister.privacy.dpsgd.checks import Probe, checked, made_up
@@ -21,9 +22,6 @@ from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm
 from cloister.privacy.dpsgd.vectorised import Loss, is_seed
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
-
-ALIGNMENT = 64
-"""Bytes."""
 
 
 @dataclass(frozen=True)
@@ -169,21 +167,13 @@ class DpSgd:
 
         It is new for each step: an optimizer may keep a gradient, and with it its memory.
         """
-        means = [_aligned(variable.shape, variable.dtype) for variable in self.model.trainable_variables]
+        means = [aligned(variable.shape, variable.dtype) for variable in self.model.trainable_variables]
         flat, out = (tuple(array.reshape(-1) for array in arrays) for arrays in (sums, means))
         noised_sum(flat, grid, self.noise, out, self.batch_size)
         return means
 
     def _apply(self, means: Sequence[Tensor]) -> None:
         self._optimizer.apply(means, self.model.trainable_variables)
-
-
-def _aligned(shape: Sequence[int], dtype: str) -> NDArray:
-    """Memory that TensorFlow can read without a copy: it wants it at a multiple of 64 bytes."""
-    length = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.empty(length + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + length].view(dtype).reshape(shape)
 
 
 def _shared(array: NDArray) -> Tensor:
