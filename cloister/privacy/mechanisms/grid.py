@@ -175,43 +175,49 @@ class Adder:
         grid: that updates are counted on.
         dtype: that updates are computed in.
 
-    Guarantee: the sum is exact if all contributions are within the bound, n·D < 2^53. It is the same in any order.
+    Attributes:
+        sums: memory for the sums of a span.
+
+    Guarantee: the sum is exact if n·D < 2^53 for the n contributions in it, so that what was added can be taken off
+        again. It is the same in any order.
     """
 
     def __init__(self, grid: Grid, dtype: DTypeLike) -> None:
-        whole = grid.dtype
+        self._grid, whole = grid, grid.dtype
         # So many contributions are added up in integers of this width.
         self._room = np.iinfo(whole).max // max(1, math.floor(grid.steps))
         self._updates = np.empty(BLOCK, dtype)
         self._whole: NDArray[np.signedinteger] = np.empty(BLOCK, whole)
         self._part: NDArray[np.signedinteger] = np.empty(BLOCK, whole)
-        self._sums = np.empty(BLOCK)
+        self.sums = np.empty(BLOCK)
 
     def add_up(
-        self, cohort: Cohort, span: Span, weights: NDArray, squares: NDArray, start: NDArray | float = 0.0
-    ) -> NDArray[np.float64]:
-        """start + Σ trunc(weights[i]·U[i]) over the columns in `span`.
+        self, cohort: Cohort, span: Span, weights: NDArray, squares: NDArray, sums: NDArray, sign: int = 1
+    ) -> None:
+        """Add Σ trunc(weights[i]·U[i]) over the columns in `span` to `sums`, in place.
+
+        What is longer than D in these columns alone counts as 0 in them: no whole number is above D.
 
         Args:
             cohort: of n updates.
             span: the columns.
             weights: what each update is multiplied with, factors[i]/step, shape (n,); 0: it is left out.
             squares: takes Σ(weights[i]·U[i])² of each row over these columns, shape (n,), as `row_squares` has it.
-            start: whole numbers.
-
-        Returns:
-            Whole numbers, in memory that the next call overwrites.
+            sums: whole numbers in double precision, as many as the span has.
+            sign: 1, or -1 to take off what was added with the same weights.
         """
-        sums, part, added = self._sums[: len(span)], self._part[: len(span)], 0
-        sums[:], part[:] = start, 0
+        change, part, added = np.add if sign > 0 else np.subtract, self._part[: len(span)], 0
         for row in self._rows(cohort, span, weights.astype(self._updates.dtype), squares):
             if added == self._room:
-                sums += part
-                part[:] = added = 0
-            part += row
+                change(sums, part, out=sums)
+                added = 0
+            if added:
+                part += row
+            else:
+                part[:] = row
             added += 1
-        sums += part
-        return sums
+        if added:
+            change(sums, part, out=sums)
 
     def _rows(
         self, cohort: Cohort, span: Span, weights: NDArray, squares: NDArray
@@ -222,6 +228,7 @@ class Adder:
                 block *= weights[which, None]
                 block[weights[which] == 0] = 0
                 squares[which] = row_squares(block)
+                block[~self._grid.holds(squares[which])] = 0
                 whole = self._whole[: block.size].reshape(block.shape)
                 np.copyto(whole, block, casting="unsafe")  # toward zero
                 yield from whole
