@@ -195,6 +195,19 @@ class TestTotal:
         monkeypatch.setattr(Adder, "add_up", lambda *given: None if given[6:] == (-1,) else add_up(*given))
         assert (self.parts(long, 4) != right).any()
 
+    @pytest.mark.usefixtures("poisoned_memory")
+    @pytest.mark.parametrize("size", [1, 50, 200])
+    def test_sums_that_leave_narrow_integers_are_exact(self, size):
+        """A number is a share of the bound such that 124 of them fill 32 bits."""
+        cohort = clip(cohort_of([{name: array - np.sign(array) for name, array in SENT.items()}] * 200, SENT), 0.5)
+        total = Total(Grid.of(0.5, 0.0626, len(cohort)), cohort.layout, cohort.sent)
+        for start in range(0, len(cohort), size):
+            total.add(cohort.take(np.arange(start, start + size)))
+        alone = Total(total.grid, cohort.layout, cohort.sent)
+        alone.add(cohort.take(np.array([0])))
+        assert np.abs(alone.whole()).min() * 125 > 1 << 31
+        np.testing.assert_array_equal(total.whole(), 200 * alone.whole())
+
     def test_less_noise_than_is_asked_for_is_refused(self):
         """As of a mechanism that decides in its release how much noise there is, when the sum is made already."""
         cohort = self.cohort()

@@ -11,7 +11,7 @@ from cloister.core.arrays import Layout, Row
 from cloister.core.cohort import Cohort, added_up
 from cloister.core.threads import Span, for_each_span, spans
 from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian, Maker
-from cloister.privacy.mechanisms.grid import Adder, Grid
+from cloister.privacy.mechanisms.grid import Adder, Grid, WholeSums
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 Keep = Callable[[Span, NDArray[np.float64], Maker | None], None]
@@ -24,7 +24,7 @@ class Total:
     """Σ trunc(factors[i]·U[i]/step) over the contributions so far.
 
     Those that come first are kept: if they stay alone, they are added in the pass in which the release is made. As soon
-    as others come there is a sum in double precision, to which contributions are added in place.
+    as others come there are sums, to which contributions are added in place.
 
     Args:
         grid: what is counted in.
@@ -38,7 +38,7 @@ class Total:
         self.grid = grid
         self._spans = spans(layout.sizes)
         self._none = self._first = Cohort.of(layout, sent, ())
-        self._sums: Row | None = None
+        self._sums: dict[Span, WholeSums] = {}
         self._made: list[Adder] = []
 
     def add(self, cohort: Cohort) -> None:
@@ -47,14 +47,14 @@ class Total:
         Args:
             cohort: bounded by C, relative to the same model.
         """
-        if self._sums is None and not len(self._first):
+        if not self._sums and not len(self._first):
             self._first = cohort
             return
-        if self._sums is None:
-            self._sums = tuple(np.zeros(piece.size) for piece in self._none.sent)
-            self._add(self._first, self._sums)
+        if not self._sums:
+            self._sums = {span: WholeSums(self.grid, len(span)) for span in self._spans}
+            self._add(self._first)
             self._first = self._none
-        self._add(cohort, self._sums)
+        self._add(cohort)
 
     def whole(self) -> NDArray[np.int64]:
         """The sum itself, without noise: whole numbers of steps, all arrays after one another, shape (p,)."""
@@ -85,13 +85,13 @@ class Total:
         self._write(write, source)
         return model
 
-    def _add(self, cohort: Cohort, sums: Row) -> None:
-        """Add contributions in place. Where one is not shown to be within the bound all are taken off again, exactly."""
+    def _add(self, cohort: Cohort) -> None:
+        """Add contributions in place. Where one is not shown to be within the bound, all are taken off again."""
         added: list[NDArray] = []
 
         def change(weights: NDArray, sign: int) -> NDArray[np.float64]:
             def add(span: Span, squares: NDArray, adder: Adder, _: Maker | None) -> None:
-                adder.add_up(cohort, span, weights, squares, span.of(sums), sign)
+                adder.add_up(cohort, span, weights, squares, self._sums[span], sign)
 
             return self._each(cohort, add)
 
@@ -109,9 +109,11 @@ class Total:
 
         def write(weights: NDArray) -> NDArray[np.float64]:
             def add(span: Span, squares: NDArray, adder: Adder, maker: Maker | None) -> None:
-                sums = adder.sums[: len(span)]
-                sums[:] = 0.0 if self._sums is None else span.of(self._sums)
-                adder.add_up(first, span, weights, squares, sums)
+                whole, sums = self._sums.get(span, adder.whole), adder.sums[: len(span)]
+                if whole is adder.whole:
+                    whole.clear()
+                    adder.add_up(first, span, weights, squares, whole)
+                whole.write(sums)
                 keep(span, sums, maker)
 
             return self._each(first, add, source)
