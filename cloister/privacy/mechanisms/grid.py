@@ -19,7 +19,7 @@ which the bound does not show it is shortened.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -258,7 +258,13 @@ class Adder:
             sums: of these columns.
             sign: 1, or -1 to take off what was added with the same weights.
         """
-        weights = weights.astype(self._updates.dtype)
+        for row in self._rows(cohort, span, weights.astype(self._updates.dtype), squares):
+            sums.change(row, sign)
+
+    def _rows(
+        self, cohort: Cohort, span: Span, weights: NDArray, squares: NDArray
+    ) -> Iterator[NDArray[np.signedinteger]]:
+        """The whole numbers of each contribution."""
         with np.errstate(over="ignore", invalid="ignore"):
             for which, block in blocks(cohort, span, self._updates):
                 block *= weights[which, None]
@@ -267,8 +273,7 @@ class Adder:
                 block[~self._grid.holds(squares[which])] = 0
                 whole = self._integers[: block.size].reshape(block.shape)
                 np.copyto(whole, block, casting="unsafe")  # toward zero
-                for row in whole:
-                    sums.change(row, sign)
+                yield from whole
 
 
 def _following(multiplier: float) -> tuple[float, int]:
