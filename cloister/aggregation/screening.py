@@ -6,6 +6,7 @@ name arrays and shapes, never values.
 
 import math
 import re
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from numpy.typing import NDArray
 
 from cloister.core.arrays import Layout, Row, view
 from cloister.core.cohort import Cohort
@@ -24,9 +26,10 @@ from cloister.privacy.mechanisms.total import Intake
 
 MAX_EXAMPLES = 10**9
 """A count above this is taken for an error or an attack: it would silence every other client."""
-NUMBERS_AT_ONCE, FEWEST_AT_ONCE = 1 << 24, 4
-"""Replies are added up at once that have so many numbers together, or so many replies: fewer keep threads waiting, and
-each time the whole sum is gone over."""
+NUMBERS_AT_ONCE = 1 << 20
+"""Replies are added up at once that have so many numbers together, or one: more would take memory."""
+TOGETHER = 4
+"""So many clients' replies are added up at once: a round of few is released in the pass that adds them."""
 NOT_FINITE = "the update holds NaN or Inf, or is too large to measure: try a lower client.learning-rate"
 REASON_LENGTH = 300
 METRIC_NAME = re.compile(r"[A-Za-z0-9][\w .()-]{0,39}")
@@ -121,30 +124,31 @@ def screen(
     rejected: list[Rejection] = []
     fit = fitting(replies, asked, lambda message: _Reply(message, _row(message, layout), _count(message)), rejected)
     if intake is None:
-        return _screening([_finite(sorted(fit, key=_content_key), rejected, layout, sent)], rejected)
-    parts = [_finite([], rejected, layout, sent)]
-    at_once = max(FEWEST_AT_ONCE, NUMBERS_AT_ONCE // max(1, layout.size))
-    while few := list(islice(fit, at_once)):
-        part = _finite(few, rejected, layout, sent)
-        intake.take(part.cohort, part.examples)
-        parts.append(replace(part, cohort=replace(part.cohort, rows=()), accepted=()))
-    return replace(_screening(parts, rejected), intake=intake)
+        kept = _finite(sorted(fit, key=_content_key), rejected, layout, sent)
+        return replace(kept, rejected=_by_node(rejected))
+    at_once = len(asked) if len(asked) <= TOGETHER else max(1, NUMBERS_AT_ONCE // max(1, layout.size))
+    norms, examples = array("d"), array("d")
+    while found := _taken(fit, at_once, lambda few: _finite(few, rejected, layout, sent), intake):
+        norms.extend(found[0])
+        examples.extend(found[1])
+    cohort = replace(Cohort.of(layout, sent, ()), norms=np.array(norms), factors=np.ones(len(norms)))
+    return Screening(cohort, (), tuple(examples), _by_node(rejected), intake)
 
 
-def _screening(parts: Sequence[Screening], rejected: list[Rejection]) -> Screening:
-    """All that was screened."""
-    cohorts = [part.cohort for part in parts]
-    together = replace(
-        cohorts[0],
-        norms=np.concatenate([cohort.norms for cohort in cohorts]),
-        factors=np.concatenate([cohort.factors for cohort in cohorts]),
-    )
-    return Screening(
-        together,
-        parts[0].accepted,
-        tuple(count for part in parts for count in part.examples),
-        tuple(sorted(rejected, key=lambda rejection: rejection.node_id)),
-    )
+def _taken(
+    fit: Iterator[_Reply], at_once: int, finite: Callable[[list[_Reply]], Screening], intake: Intake
+) -> tuple[NDArray[np.float64], tuple[float, ...]] | None:
+    """Add up the next few replies; nothing of them is kept but norms and example counts. None: there are no more."""
+    few = list(islice(fit, at_once))
+    if not few:
+        return None
+    part = finite(few)
+    intake.take(part.cohort, part.examples)
+    return part.cohort.norms, part.examples
+
+
+def _by_node(rejected: list[Rejection]) -> tuple[Rejection, ...]:
+    return tuple(sorted(rejected, key=lambda rejection: rejection.node_id))
 
 
 def fitting(
@@ -183,6 +187,7 @@ def fitting(
             rejected.append(Rejection(node, unfit.code, unfit.detail))
         else:
             yield found
+            del message, found  # what was handed on is not kept while the next reply is made
     missing = [node for node in expected if node not in heard]
     rejected += [Rejection(node, "missing", "no reply came before the deadline") for node in missing]
 

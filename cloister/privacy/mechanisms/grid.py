@@ -34,6 +34,8 @@ from cloister.privacy.mechanisms.keystream import Keystream
 
 FINEST = 26
 """The bound of a release with noise is at most 2 to this power of steps: a double has room for 2^26 of them."""
+CARRY = 1 << FINEST
+"""What sums carry over in."""
 DISTINCT = 1 << 16
 """Steps in a standard deviation from which on truncation does not show beside the noise."""
 SHORTER = 1 - 2.0**-12
@@ -168,6 +170,61 @@ class Grid:
         return squares <= math.floor(Fraction(self.steps) ** 2)
 
 
+class WholeSums:
+    """Sums of whole numbers, in narrow integers: processors add twice as many of them at a time as of doubles.
+
+    A sum is low + 2^26·high. What does not fit in `low` is carried over after as many contributions as it has room for.
+
+    Args:
+        grid: of the numbers.
+        size: how many sums there are at most.
+
+    Guarantee: sums are exact if n·D < 2^53 for the n contributions in them. They are the same in any order, and what
+        was added can be taken off again.
+    """
+
+    def __init__(self, grid: Grid, size: int) -> None:
+        self._low = np.zeros(size, grid.dtype)
+        self._high: NDArray[np.signedinteger] | None = None
+        # A carry leaves less than 2^26 behind.
+        self._room = (np.iinfo(grid.dtype).max - CARRY) // max(1, math.floor(grid.steps))
+        self._changes = 0
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._low[:] = self._changes = 0
+        self._high = None
+
+    def change(self, whole: NDArray[np.signedinteger], sign: int) -> None:
+        """Add a contribution, or take it off.
+
+        Args:
+            whole: its numbers, at most D each.
+            sign: 1 or -1.
+        """
+        if self._changes == self._room:
+            self._carry()
+        low = self._low[: len(whole)]
+        (np.add if sign > 0 else np.subtract)(low, whole, out=low)
+        self._changes += 1
+
+    def write(self, out: NDArray[np.float64]) -> None:
+        """Write the sums, the first as many as there is room for.
+
+        Args:
+            out: takes them.
+        """
+        np.copyto(out, self._low[: len(out)])
+        if self._high is not None:
+            out += self._high[: len(out)] * float(CARRY)
+
+    def _carry(self) -> None:
+        carried = self._low >> FINEST
+        self._high = carried if self._high is None else self._high + carried
+        self._low &= CARRY - 1
+        self._changes = 0
+
+
 class Adder:
     """Truncates updates to whole numbers and adds them up, on one thread, in memory of its own.
 
@@ -175,43 +232,34 @@ class Adder:
         grid: that updates are counted on.
         dtype: that updates are computed in.
 
-    Guarantee: the sum is exact if all contributions are within the bound, n·D < 2^53. It is the same in any order.
+    Attributes:
+        whole, sums: memory for the sums of a span.
     """
 
     def __init__(self, grid: Grid, dtype: DTypeLike) -> None:
-        whole = grid.dtype
-        # So many contributions are added up in integers of this width.
-        self._room = np.iinfo(whole).max // max(1, math.floor(grid.steps))
+        self._grid = grid
         self._updates = np.empty(BLOCK, dtype)
-        self._whole: NDArray[np.signedinteger] = np.empty(BLOCK, whole)
-        self._part: NDArray[np.signedinteger] = np.empty(BLOCK, whole)
-        self._sums = np.empty(BLOCK)
+        self._integers: NDArray[np.signedinteger] = np.empty(BLOCK, grid.dtype)
+        self.whole = WholeSums(grid, BLOCK)
+        self.sums = np.empty(BLOCK)
 
     def add_up(
-        self, cohort: Cohort, span: Span, weights: NDArray, squares: NDArray, start: NDArray | float = 0.0
-    ) -> NDArray[np.float64]:
-        """start + Σ trunc(weights[i]·U[i]) over the columns in `span`.
+        self, cohort: Cohort, span: Span, weights: NDArray, squares: NDArray, sums: WholeSums, sign: int = 1
+    ) -> None:
+        """Add Σ trunc(weights[i]·U[i]) over the columns in `span` to sums.
+
+        What is longer than D in these columns alone counts as 0 in them: no whole number is above D.
 
         Args:
             cohort: of n updates.
             span: the columns.
             weights: what each update is multiplied with, factors[i]/step, shape (n,); 0: it is left out.
             squares: takes Σ(weights[i]·U[i])² of each row over these columns, shape (n,), as `row_squares` has it.
-            start: whole numbers.
-
-        Returns:
-            Whole numbers, in memory that the next call overwrites.
+            sums: of these columns.
+            sign: 1, or -1 to take off what was added with the same weights.
         """
-        sums, part, added = self._sums[: len(span)], self._part[: len(span)], 0
-        sums[:], part[:] = start, 0
         for row in self._rows(cohort, span, weights.astype(self._updates.dtype), squares):
-            if added == self._room:
-                sums += part
-                part[:] = added = 0
-            part += row
-            added += 1
-        sums += part
-        return sums
+            sums.change(row, sign)
 
     def _rows(
         self, cohort: Cohort, span: Span, weights: NDArray, squares: NDArray
@@ -222,7 +270,8 @@ class Adder:
                 block *= weights[which, None]
                 block[weights[which] == 0] = 0
                 squares[which] = row_squares(block)
-                whole = self._whole[: block.size].reshape(block.shape)
+                block[~self._grid.holds(squares[which])] = 0
+                whole = self._integers[: block.size].reshape(block.shape)
                 np.copyto(whole, block, casting="unsafe")  # toward zero
                 yield from whole
 

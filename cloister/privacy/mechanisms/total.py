@@ -5,23 +5,26 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from cloister.core.arrays import Layout, Row
 from cloister.core.cohort import Cohort, added_up
 from cloister.core.threads import Span, for_each_span, spans
 from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian, Maker
-from cloister.privacy.mechanisms.grid import Adder, Grid
+from cloister.privacy.mechanisms.grid import Adder, Grid, WholeSums
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 Keep = Callable[[Span, NDArray[np.float64], Maker | None], None]
 """Does something with the sums of a span, and with what makes noise on this thread."""
+Add = Callable[[Span, NDArray[np.float64], Adder, Maker | None], None]
+"""Adds contributions over the columns of a span, whose squares go into the array."""
 
 
 class Total:
     """Σ trunc(factors[i]·U[i]/step) over the contributions so far.
 
-    Those that came last are kept until others come: they are added in the same pass in which the release is made.
+    Those that come first are kept: if they stay alone, they are added in the pass in which the release is made. As soon
+    as others come there are sums, to which contributions are added in place.
 
     Args:
         grid: what is counted in.
@@ -34,10 +37,8 @@ class Total:
     def __init__(self, grid: Grid, layout: Layout, sent: Row) -> None:
         self.grid = grid
         self._spans = spans(layout.sizes)
-        self._last = Cohort.of(layout, sent, ())
-        # What was added before, and where the next sum is made: an addition can be taken back until it is verified.
-        self._sums: Row | None = None
-        self._next: Row | None = None
+        self._none = self._first = Cohort.of(layout, sent, ())
+        self._sums: dict[Span, WholeSums] = {}
         self._made: list[Adder] = []
 
     def add(self, cohort: Cohort) -> None:
@@ -46,15 +47,18 @@ class Total:
         Args:
             cohort: bounded by C, relative to the same model.
         """
-        if len(self._last):
-            made = self._next or self._new(np.float64)
-            self._write(lambda span, sums, _: np.copyto(span.of(made), sums))
-            self._sums, self._next = made, self._sums
-        self._last = cohort
+        if not self._sums and not len(self._first):
+            self._first = cohort
+            return
+        if not self._sums:
+            self._sums = {span: WholeSums(self.grid, len(span)) for span in self._spans}
+            self._add(self._first)
+            self._first = self._none
+        self._add(cohort)
 
     def whole(self) -> NDArray[np.int64]:
         """The sum itself, without noise: whole numbers of steps, all arrays after one another, shape (p,)."""
-        offsets = self._last.layout.offsets
+        offsets = self._none.layout.offsets
         flat = np.empty(offsets[-1], np.int64)
         row = tuple(flat[start:end] for start, end in pairwise(offsets))
         self._write(lambda span, sums, _: np.copyto(span.of(row), sums, casting="unsafe"))
@@ -69,7 +73,8 @@ class Total:
         """
         source = DiscreteGaussian(self.grid.scale, noise) if self.grid.scale else None
         places = source.places(self._spans) if source else {}
-        model, unit, sent = self._new(self._last.layout.dtype), self.grid.step / size, self._last.sent
+        sent, unit = self._none.sent, self.grid.step / size
+        model = tuple(np.empty(piece.size, self._none.layout.dtype) for piece in sent)
 
         def write(span: Span, sums: NDArray, maker: Maker | None) -> None:
             if maker:
@@ -80,42 +85,66 @@ class Total:
         self._write(write, source)
         return model
 
-    def _adders(self) -> Iterator[Adder]:
-        """Those there are, and then new ones: memory that was used before is faster than new memory."""
-        yield from self._made
-        while True:
-            self._made.append(Adder(self.grid, self._last.layout.dtype))
-            yield self._made[-1]
+    def _add(self, cohort: Cohort) -> None:
+        """Add contributions in place. Where one is not shown to be within the bound, all are taken off again."""
+        added: list[NDArray] = []
 
-    def _new(self, dtype: DTypeLike) -> Row:
-        return tuple(np.empty(piece.size, dtype) for piece in self._last.sent)
+        def change(weights: NDArray, sign: int) -> NDArray[np.float64]:
+            def add(span: Span, squares: NDArray, adder: Adder, _: Maker | None) -> None:
+                adder.add_up(cohort, span, weights, squares, self._sums[span], sign)
+
+            return self._each(cohort, add)
+
+        def write(weights: NDArray) -> NDArray[np.float64]:
+            if added:
+                change(added.pop(), -1)
+            added.append(weights)
+            return change(weights, 1)
+
+        self.grid.settle(cohort.factors / self.grid.step, write)
 
     def _write(self, keep: Keep, source: DiscreteGaussian | None = None) -> None:
-        """Make the sums, of contributions that are within the bound."""
-        weights = self._last.factors / self.grid.step
-        self.grid.settle(weights, lambda weights: self._sum(weights, keep, source))
+        """Hand on the sums of every span, those of contributions that are within the bound last."""
+        first = self._first
 
-    def _sum(self, weights: NDArray, keep: Keep, source: DiscreteGaussian | None) -> NDArray[np.float64]:
-        """Hand on the sums of every span.
+        def write(weights: NDArray) -> NDArray[np.float64]:
+            def add(span: Span, squares: NDArray, adder: Adder, maker: Maker | None) -> None:
+                whole, sums = self._sums.get(span, adder.whole), adder.sums[: len(span)]
+                if whole is adder.whole:
+                    whole.clear()
+                    adder.add_up(first, span, weights, squares, whole)
+                whole.write(sums)
+                keep(span, sums, maker)
+
+            return self._each(first, add, source)
+
+        self.grid.settle(first.factors / self.grid.step, write)
+
+    def _each(self, cohort: Cohort, add: Add, source: DiscreteGaussian | None = None) -> NDArray[np.float64]:
+        """Go over every span.
 
         Returns:
-            The squares of each of the last contributions before it was truncated, shape (n,).
+            The squares of each contribution before it was truncated, shape (n,).
         """
         rows = {span: number for number, span in enumerate(self._spans)}
-        squares = np.zeros((len(rows), len(self._last)))
-
-        def add(span: Span, workspace: tuple[Adder, Maker | None]) -> None:
-            adder, maker = workspace
-            start = 0.0 if self._sums is None else span.of(self._sums)
-            keep(span, adder.add_up(self._last, span, weights, squares[rows[span]], start), maker)
-
+        squares = np.zeros((len(rows), len(cohort)))
         adders = self._adders()
+
+        def work(span: Span, workspace: tuple[Adder, Maker | None]) -> None:
+            add(span, squares[rows[span]], *workspace)
 
         def workspace() -> tuple[Adder, Maker | None]:
             return next(adders), source.maker() if source else None
 
-        for_each_span(self._spans, add, workspace, cost=len(self._last))
+        for_each_span(self._spans, work, workspace, cost=len(cohort))
         return added_up(squares)
+
+    def _adders(self) -> Iterator[Adder]:
+        """Those there are, and then new ones: memory that was used before is faster than new memory."""
+        yield from self._made
+        while True:
+            self._made.append(Adder(self.grid, self._none.layout.dtype))
+            yield self._made[-1]
 
 
 @dataclass(frozen=True)
