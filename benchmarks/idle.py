@@ -3,8 +3,8 @@
 python benchmarks/idle.py [nodes] [seconds]
 
 The nodes live in one process, with an identity, a connection and heartbeats each, and poll by the code of
-`cloister warm-node`, or as often as `flower-supernode`; the SuperLink is `cloister superlink`, with TLS and a database on
-disk.
+`cloister warm-node`, or as often as `flower-supernode`; the SuperLink is `cloister superlink`, with TLS and a database
+on disk.
 """
 
 import os
