@@ -3,7 +3,8 @@
 python benchmarks/idle.py [nodes] [seconds]
 
 The nodes live in one process, with an identity, a connection and heartbeats each, and poll by the code of
-`cloister warm-node`, or as often as `flower-supernode`; the SuperLink is Flower's own, with a database on disk.
+`cloister warm-node`, or as often as `flower-supernode`; the SuperLink is `cloister superlink`, with TLS and a database
+on disk.
 """
 
 import os
@@ -17,7 +18,8 @@ from deployment import processor_seconds
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtimes"))
 from light_nodes import LightNodes, Polls, adaptive, as_flower, never, often
-from processes import SUPERLINK, Processes
+from open_server import open_server
+from processes import SUPERLINK
 
 CASES: dict[str, tuple[Polls, float]] = {
     "heartbeats alone": (never, 5),
@@ -30,11 +32,10 @@ SECONDS = 300
 
 def idle(polls: Polls, settling: float, nodes: int, seconds: float, folder: Path) -> tuple[float, float]:
     """Looks for messages a second, of all nodes together, and processor seconds of the SuperLink a second."""
-    with Processes(folder) as processes:
-        processes.superlink("--database", str(folder / "state.db"), "--isolation", "process")
-        pid = processes.services[SUPERLINK].pid
-        with LightNodes(processes.address, nodes, polls=polls) as light:
-            processes.wait(lambda: len(light.connected) == nodes, SECONDS, "nodes")
+    with open_server(folder, SECONDS) as server:
+        pid = server.processes.services[SUPERLINK].pid
+        with LightNodes(server.address, nodes, server.authority, polls) as light:
+            server.processes.wait(lambda: len(light.connected) == nodes, SECONDS, "nodes")
             time.sleep(settling)
             before, looks, began = processor_seconds(pid), light.looks, time.monotonic()
             time.sleep(seconds)

@@ -23,6 +23,7 @@ from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.http_logging import get_uvicorn_log_config
 from flwr.supercore.logger import console_handler
+from flwr.superlink import extensions
 from flwr.superlink.auth_plugin import ControlAuthnPlugin
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
@@ -34,6 +35,8 @@ from cloister.deploy.apart import OwnMessages
 from cloister.deploy.credentials import is_known, read_digests
 from cloister.deploy.door import App, Door
 from cloister.deploy.replies import ReplyLimit
+from cloister.deploy.runs import RunningRuns
+from cloister.deploy.shortcut import Shortcut
 from cloister.deploy.unfinished import WholeReplies
 
 SOON = 30
@@ -110,8 +113,11 @@ def closed_app(config: SuperLinkLifespanConfig) -> App:
     WholeReplies(own.unfinished).install()
     # Outermost: it counts also what the objects' guard does not hand on.
     ReplyLimit().install()
+    RunningRuns().install()
     revoked.install()
-    return Door(create_app(config, SuperLinkLifespan))
+    app = create_app(config, SuperLinkLifespan)
+    plain = config.fleet_event_log_plugin is None and not extensions.get_middleware()
+    return Door(Shortcut(app) if plain else app)
 
 
 def _keep_database(name: str, max_bytes: int) -> None:

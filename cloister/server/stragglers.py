@@ -13,6 +13,8 @@ from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
 
 POLL_SECONDS = 0.1
 """Flower's own grid looks every three seconds."""
+POLL_SECONDS_EACH = 0.01
+"""For each reply that is waited for: the SuperLink takes some milliseconds to look whether it is there."""
 AT_ONCE = 32
 """Replies that are pulled together."""
 GRACE_SECONDS = 5.0
@@ -65,13 +67,18 @@ class PatientGrid(WatchedGrid):
                 deadline = self._deadline(heard, waited, timeout)
             if not asked or (deadline is not None and waited >= deadline):
                 break
-            time.sleep(POLL_SECONDS)
+            time.sleep(self._pause(len(asked), waited, deadline))
         self.late.update(asked.values())
 
     def _pulled(self, ids: list[str]) -> Iterator[Message]:
         """The replies that are there, a few at a time: a thousand large ones would fill the memory."""
         for start in range(0, len(ids), AT_ONCE):
             yield from self._inner.pull_messages(ids[start : start + AT_ONCE])
+
+    def _pause(self, asked: int, waited: float, deadline: float | None) -> float:
+        """Seconds until the next look: no look is missed just before a time from which replies count no more."""
+        ends = [end - waited for end in (deadline, self._late_timeout) if end is not None and end > waited]
+        return max(POLL_SECONDS, min([POLL_SECONDS_EACH * asked, *ends]))
 
     def _is_too_late(self, node: int, waited: float) -> bool:
         return self._late_timeout is not None and node in self.late and waited > self._late_timeout

@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 from base64 import b64encode
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from threading import Event
 
@@ -11,7 +12,14 @@ import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, TIMESTAMP_HEADER
 from flwr.proto.control_pb2 import RegisterNodeRequest
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, RegisterNodeFleetRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    RegisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.message_pb2 import Message as WireMessage
 from flwr.proto.message_pb2 import (
     PullObjectRequest,
@@ -23,21 +31,34 @@ from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore import sql_mixin
 from flwr.supercore.auth.typing import AccountInfo
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    NOOP_FEDERATION_ID,
+    TASK_TOKEN_HEADER,
+    TaskType,
+)
 from flwr.supercore.error import FlowerError
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+from flwr.superlink.main import create_app
 from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from starlette.testclient import TestClient
 
 from cloister.deploy import certificates, database, replies, revoked
+from cloister.deploy import superlink as superlink_module
 from cloister.deploy.apart import OwnMessages
 from cloister.deploy.door import Door
+from cloister.deploy.runs import SECONDS, RunningRuns
+from cloister.deploy.shortcut import OFTEN, Shortcut
 from cloister.deploy.superlink import closed_app, expiring
 from cloister.deploy.unfinished import WholeReplies
 
@@ -46,7 +67,7 @@ from cloister.deploy.unfinished import WholeReplies
 def flower_as_it_was(monkeypatch):
     """What is put in the place of Flower's functions is taken away after each test."""
     for module, names in [
-        (fleet_handlers, OwnMessages.names),
+        (fleet_handlers, (*OwnMessages.names, *RunningRuns.names)),
         (runtime_handlers, WholeReplies.names),
         (control_handlers, ("register_node",)),
         (sql_mixin, ("SQLITE_PRAGMAS",)),
@@ -95,9 +116,9 @@ def superlink(tmp_path, monkeypatch):
 WIRE = {"content-type": "application/protobuf"}
 
 
-def signed_by(private, public):
-    """The headers by which a node is known."""
-    now = datetime.now(UTC).isoformat()
+def signed_by(private, public, late=0):
+    """The headers by which a node is known, as it made them so many seconds ago."""
+    now = (datetime.now(UTC) - timedelta(seconds=late)).isoformat()
     return WIRE | {
         FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(public)).decode(),
         TIMESTAMP_HEADER: now,
@@ -324,6 +345,43 @@ class TestDatabase:
         ended.set()
 
 
+class TestRunningRuns:
+    """A run whose status is asked for."""
+
+    @pytest.fixture
+    def runs(self, monkeypatch):
+        """What Flower says of each run, when it was asked, and the time, which a test turns on."""
+        said, asked, now = {1: None, 2: "Run is finished."}, [], [100.0]
+        monkeypatch.setattr(fleet_handlers, "check_abort", lambda run, *_: asked.append(run) or said[run])
+        RunningRuns(lambda: now[0]).install()
+        return said, asked, now
+
+    def ask(self, run):
+        return fleet_handlers.check_abort(run, ["finished"], None)
+
+    def test_a_running_run_is_asked_for_once_a_second(self, runs):
+        _, asked, now = runs
+        assert [self.ask(1) for _ in range(5)] == [None] * 5 and asked == [1]
+        now[0] += SECONDS
+        assert self.ask(1) is None and asked == [1, 1]
+
+    def test_its_end_is_noticed_within_a_second(self, runs):
+        said, _, now = runs
+        self.ask(1)
+        said[1] = "Run is finished."
+        now[0] += SECONDS
+        assert self.ask(1) == "Run is finished."
+
+    def test_a_run_that_is_not_running_is_asked_for_each_time(self, runs):
+        said, asked, _ = runs
+        assert [self.ask(2) for _ in range(3)] == ["Run is finished."] * 3 and asked == [2] * 3
+        said[2] = None
+        assert self.ask(2) is None
+
+    def test_runs_are_told_apart(self, runs):
+        assert (self.ask(1), self.ask(2), self.ask(1)) == (None, "Run is finished.", None)
+
+
 class TestRevoked:
     def request(self, key):
         return RegisterNodeRequest(public_key=key)
@@ -352,3 +410,103 @@ def test_a_certificate_that_ends_soon_is_said(tmp_path, days, said):
     lines = expiring([path], now)
     assert [said in line and "server.crt" in line for line in lines] == ([True] if said else [])
     assert datetime.now(UTC) < now + timedelta(days=60)
+
+
+@pytest.fixture(scope="module")
+def two_ways(tmp_path_factory):
+    """Flower's SuperLink, and the same one behind our shortcut, whose calls are listed."""
+    app, taken = create_app(configuration(tmp_path_factory.mktemp("ways") / "state.db"), SuperLinkLifespan), []
+
+    async def flower(scope, receive, send):
+        taken.append(scope["path"])
+        await app(scope, receive, send)
+
+    flower.state = app.state
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client, TestClient(Shortcut(flower), raise_server_exceptions=False), taken
+
+
+@pytest.fixture(scope="module")
+def node(two_ways):
+    """A node that takes part: its keys and its id."""
+    private, public = generate_key_pairs()
+    key, headers = public_key_to_bytes(public), signed_by(private, public)
+    for path, kind in (("register-node", RegisterNodeFleetRequest), ("activate-node", ActivateNodeRequest)):
+        body = kind(public_key=key, heartbeat_interval=30) if "activate" in path else kind(public_key=key)
+        answer = two_ways[0].post(f"/v1/fleet/{path}", content=body.SerializeToString(), headers=headers)
+    return private, public, ActivateNodeResponse.FromString(answer.content).node_id
+
+
+@pytest.fixture(scope="module")
+def token(two_ways):
+    """Of a task of a run: what its app shows."""
+    state = two_ways[0].app.state.linkstate_factory.state()
+    run = state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
+    (found,) = state.get_run_info(run_ids=[run])
+    shown = state.claim_task(found.primary_task_id)
+    assert state.activate_task(found.primary_task_id)
+    return shown
+
+
+class TestShortcut:
+    @pytest.mark.parametrize("path", [path for path in OFTEN if path.startswith("/v1/fleet/")])
+    @pytest.mark.parametrize(
+        "kind", ["genuine", "unsigned", "forged", "late", "stranger", "in another's name", "no protobuf", "other media"]
+    )
+    def test_a_node_is_answered_as_by_flower(self, two_ways, node, path, kind):
+        flower, short, taken = two_ways
+        private, public, number = node
+        request = PROTOBUF_REQUEST_TYPES["POST", path]()
+        request.node.node_id = number + (kind == "in another's name")
+        if kind == "stranger":
+            private, public = generate_key_pairs()
+        headers = signed_by(private, public, late=400 if kind == "late" else 0)
+        if kind == "forged":
+            headers[FLEET_HTTP_SIGNATURE_HEADER] = signed_by(*generate_key_pairs())[FLEET_HTTP_SIGNATURE_HEADER]
+        headers = WIRE if kind == "unsigned" else headers
+        headers = headers | ({"content-type": "text/plain"} if kind == "other media" else {})
+        body = b"\xff" if kind == "no protobuf" else request.SerializeToString()
+        wanted, found = (client.post(path, content=body, headers=headers) for client in (flower, short))
+        assert (found.status_code, found.content) == (wanted.status_code, wanted.content)
+        assert dict(found.headers) == dict(wanted.headers)
+        assert (wanted.status_code == 401) == (kind in {"unsigned", "forged", "late", "stranger", "in another's name"})
+        assert path not in taken
+
+    @pytest.mark.parametrize("path", [path for path in OFTEN if path.startswith("/v1/runtime/")])
+    @pytest.mark.parametrize("kind", ["genuine", "without token", "wrong token", "two tokens", "other version"])
+    def test_an_app_is_answered_as_by_flower(self, two_ways, token, path, kind):
+        flower, short, taken = two_ways
+        tokens = {"without token": [], "wrong token": ["0"], "two tokens": [token, token]}.get(kind, [token])
+        told = {"package_version_value": "1.0.0"} if kind == "other version" else {}
+        version = RuntimeVersionMetadata.from_local_component("ServerApp", **told).as_metadata()
+        headers = [*WIRE.items(), *version, *((TASK_TOKEN_HEADER, one) for one in tokens)]
+        request = PROTOBUF_REQUEST_TYPES["POST", path]().SerializeToString()
+        wanted, found = (client.post(path, content=request, headers=headers) for client in (flower, short))
+        assert (found.status_code, found.content) == (wanted.status_code, wanted.content)
+        assert dict(found.headers) == dict(wanted.headers)
+        assert (wanted.status_code == 401) == ("token" in kind)
+        assert ("version" in wanted.text) == (kind == "other version")
+        assert path not in taken
+
+    def test_a_heartbeat_and_a_look_succeed(self, two_ways, node):
+        private, public, number = node
+        short, owner = two_ways[1], Node(node_id=number)
+        beat = SendNodeHeartbeatRequest(node=owner, heartbeat_interval=30).SerializeToString()
+        answer = short.post("/v1/fleet/send-node-heartbeat", content=beat, headers=signed_by(private, public))
+        assert SendNodeHeartbeatResponse.FromString(answer.content).success
+        look = PullMessagesRequest(node=owner).SerializeToString()
+        answer = short.post("/v1/fleet/pull-messages", content=look, headers=signed_by(private, public))
+        assert answer.status_code == 200 and answer.content == b""
+
+    @pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/v1/fleet/pull-messages")])
+    def test_all_else_goes_flowers_way(self, two_ways, method, path):
+        flower, short, taken = two_ways
+        taken.clear()
+        wanted, found = (client.request(method, path) for client in (flower, short))
+        assert (found.status_code, found.content) == (wanted.status_code, wanted.content) and taken == [path]
+
+    @pytest.mark.parametrize("log", [None, object()])
+    def test_it_is_not_taken_past_a_log_of_events(self, tmp_path, log, monkeypatch):
+        monkeypatch.setattr(superlink_module, "create_app", lambda *_: None)
+        door = closed_app(replace(configuration(tmp_path / "state.db"), fleet_event_log_plugin=log))
+        assert isinstance(door.app, Shortcut) == (log is None)

@@ -1,12 +1,17 @@
-"""Many nodes in one process: each connects, polls, fetches and sends as a SuperNode does, and none trains anything."""
+"""Many nodes in one process: each connects, polls, fetches, trains and sends as a SuperNode and its client do.
+
+A node is a thread. Flower's connection, which real nodes use, waits where it asks: an event loop would need another
+one, and that would be what is measured.
+"""
 
 from collections.abc import Callable
 from functools import partial
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any, NoReturn
 
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, RecordDict
+from flwr.common.config import get_fused_config_from_fab
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import (
     inflate_object_from_contents,
@@ -16,7 +21,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_connection import http_request_response
 
-from cloister.core.wire import ARRAYS, EXAMPLES, METRICS
+from cloister.client.app import app
 from cloister.deploy.warm.polling import Polling
 
 FLOWERS = 3.0
@@ -50,7 +55,7 @@ class LightNodes:
 
     Args:
         address: of the SuperLink, host:port.
-        count: how many.
+        count: how many; each has its part of the task's benchmark data.
         authority: path of the certificate that vouches for the SuperLink; None: without TLS.
         polls: how they poll.
 
@@ -67,10 +72,11 @@ class LightNodes:
         self.looks = 0
         self.answered: dict[int, int] = {}
         self.errors: list[BaseException] = []
-        self._stopped = Event()
+        self._turn, self._stopped = Lock(), Event()
         self._names = vars(fleet_http_connection)
         self._exit = self._names["flwr_exit"]
-        self._threads = [Thread(target=self._live, daemon=True) for _ in range(count)]
+        configs = [{"partition-id": number, "num-partitions": count} for number in range(count)]
+        self._threads = [Thread(target=self._live, args=(config,), daemon=True) for config in configs]
 
     def __enter__(self) -> "LightNodes":
         # A node that is not let in would end the process, and all others with it.
@@ -85,31 +91,76 @@ class LightNodes:
             thread.join(JOINED)
         self._names["flwr_exit"] = self._exit
 
-    def _live(self) -> None:
+    def _live(self, config: dict[str, int]) -> None:
         try:
             with http_request_response(self.address, self.authority is None, self.authority) as connection:
                 self.connected.append(connection[0])
-                self._work(connection)
+                self._work(LightNode(connection, config))
         except Exception as error:
             self.errors.append(error)
 
-    def _work(self, connection: tuple[Any, ...]) -> None:
+    def _work(self, node: "LightNode") -> None:
         """The loop of Flower's SuperNode. Errors are kept here: its connection only logs them."""
-        node, receive = connection[:2]
         polling = self.polls(self._stopped)
-        look = polling.looking(receive) if polling else receive
+        look = polling.looking(node.receive) if polling else node.receive
         try:
             while not self._stopped.is_set():
                 self.looks += 1
                 if (found := look()) is not None:
-                    _answer(connection, *found)
-                    self.answered[node] = self.answered.get(node, 0) + 1
+                    node.answer(*found, self._answer)
+                    self.answered[node.id] = self.answered.get(node.id, 0) + 1
                 elif polling:
                     polling.pause(FLOWERS)
                 else:
                     self._stopped.wait(FLOWERS)
         except Exception as error:
             self.errors.append(error)
+
+    def _answer(self, message: Message, context: Context) -> Message:
+        """The app's answer; one at a time, as an app expects a process of its own."""
+        with self._turn:
+            return app(message, context)
+
+
+class LightNode:
+    """What one node fetches and sends, and remembers of each run.
+
+    Args:
+        connection: of Flower's SuperNode.
+        config: the node configuration.
+    """
+
+    def __init__(self, connection: tuple[Any, ...], config: dict[str, int]) -> None:
+        self.id, self.receive, self.send, self.get_run, self.get_fab = connection[:5]
+        self.pull_object, self.push_object, self.confirm = connection[5:]
+        self.config = config
+        self.contexts: dict[int, Context] = {}
+
+    def answer(self, message: Message, tree: Any, work: Callable[[Message, Context], Message]) -> None:
+        """Fetch a message, and send what `work` makes of it."""
+        run = message.metadata.run_id
+        context = self.contexts.get(run) or self._joined(run)
+        contents = pull_objects([part.object_id for part in iterate_object_tree(tree)], partial(self.pull_object, run))
+        self.confirm(run, message.metadata.message_id)
+        asked: Any = inflate_object_from_contents(tree.object_id, contents)
+        asked.metadata.__dict__["_message_id"] = message.metadata.message_id
+        self._push(work(asked, context))
+
+    def _joined(self, run: int) -> Context:
+        """What an app finds in a run, whose settings and bundle are fetched for it."""
+        about = self.get_run(run)
+        settings = get_fused_config_from_fab(self.get_fab(about.fab_hash, run).content, about)
+        self.contexts[run] = Context(run, self.id, dict(self.config), RecordDict(), settings)
+        return self.contexts[run]
+
+    def _push(self, reply: Message) -> None:
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        objects = get_all_nested_objects(reply)
+        missing, session = self.send(reply, get_object_tree(reply), 0.0)
+        push_object_contents_from_iterable(
+            ((name, objects[name].deflate()) for name in missing),
+            partial(self.push_object, reply.metadata.run_id, session),
+        )
 
 
 def _refused(code: int, message: str = "") -> NoReturn:
@@ -118,20 +169,3 @@ def _refused(code: int, message: str = "") -> NoReturn:
 
 def _slept(stopped: Event, seconds: float | None) -> None:
     stopped.wait(seconds)
-
-
-def _answer(connection: tuple[Any, ...], message: Message, tree: Any) -> None:
-    """Fetch a message, and send its model back as if one example had been trained on in vain."""
-    _, _, send, _, _, pull_object, push_object, confirm = connection
-    run = message.metadata.run_id
-    contents = pull_objects([part.object_id for part in iterate_object_tree(tree)], partial(pull_object, run))
-    confirm(run, message.metadata.message_id)
-    asked: Any = inflate_object_from_contents(tree.object_id, contents)
-    content = RecordDict({ARRAYS: asked.content[ARRAYS], METRICS: MetricRecord({EXAMPLES: 1})})
-    reply = Message(content, reply_to=message)
-    reply.metadata.__dict__["_message_id"] = reply.object_id
-    objects = get_all_nested_objects(reply)
-    missing, session = send(reply, get_object_tree(reply), 0.0)
-    push_object_contents_from_iterable(
-        ((name, objects[name].deflate()) for name in missing), partial(push_object, run, session)
-    )

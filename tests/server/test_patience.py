@@ -73,6 +73,22 @@ def test_a_round_ends_when_the_last_reply_is_there(ask):
     assert max(later - sooner for sooner, later in zip(inner.pulled, inner.pulled[1:])) < 2 * POLL_SECONDS
 
 
+def test_the_more_replies_are_waited_for_the_rarer_are_looks(ask):
+    """What one look costs the SuperLink grows with them; the last replies are noticed as soon as those of a few."""
+    inner, once = ask({node: node / 100 for node in range(1, 200)} | {200: 10.0})
+    nodes, seconds = once()
+    pauses = [later - sooner for sooner, later in zip(inner.pulled, inner.pulled[1:]) if later > sooner]
+    assert nodes == list(range(1, 201)) and seconds == pytest.approx(10.0, abs=2 * POLL_SECONDS)
+    assert pauses[0] == pytest.approx(2.0) and pauses[-1] == pytest.approx(POLL_SECONDS)
+
+
+@pytest.mark.parametrize("timeout", [0.5, 3.25])
+def test_a_pause_does_not_pass_the_deadline(ask, timeout):
+    inner, once = ask(dict.fromkeys(range(200)))
+    assert once(timeout)[1] == pytest.approx(timeout, abs=POLL_SECONDS)
+    assert inner.pulled[-1] - 100.0 == pytest.approx(timeout, abs=POLL_SECONDS)
+
+
 @pytest.mark.parametrize("hangs", [None, EXPIRED])
 def test_a_node_that_hangs_costs_one_deadline(ask, hangs):
     _, once = ask({1: 1.0, 2: 4.0, 3: hangs})

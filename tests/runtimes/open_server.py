@@ -1,0 +1,67 @@
+"""`cloister superlink` and its executor on loopback, as provisioned, which let in any node that comes."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from processes import REPOSITORY, SUPERLINK, Processes, Setting, flower_line, free_ports
+
+from cloister.deploy.kits import provision
+
+CONNECTION = "many"
+
+
+@dataclass(frozen=True)
+class OpenServer:
+    """A server that runs.
+
+    Args:
+        processes: its processes, the operator's among them.
+        address: of the SuperLink, host:port.
+        authority: path of the certificate that vouches for it.
+        database: path of its state.
+    """
+
+    processes: Processes
+    address: str
+    authority: str
+    database: Path
+
+    def train(self, settings: dict[str, Setting], seconds: float) -> None:
+        """Run the app of this repository, and wait for its end."""
+        options = ["--stream", "--run-config", flower_line(settings)]
+        self.processes.run("flwr", "flwr", "run", str(REPOSITORY), CONNECTION, *options, seconds=seconds)
+
+
+@contextmanager
+def open_server(folder: Path, seconds: float) -> Iterator[OpenServer]:
+    """A server for the time of the block.
+
+    Args:
+        folder: for its kit, its state and its logs.
+        seconds: how long it may take until it answers.
+    """
+    (port,) = free_ports(1)
+    description = folder / "federation.toml"
+    description.write_text(
+        f'name = "{CONNECTION}"\n[server]\naddresses = ["localhost"]\nport = {port}\n'
+        '[[sites]]\nname = "x"\npartition-id = 0\nnum-partitions = 1\n'
+    )
+    kits = provision(description, folder / "kits", "").folder
+    server, address, database = kits / "server", f"localhost:{port}", folder / "state.db"
+    secret = ["--superexec-auth-secret-file", str(server / "superexec.secret")]
+    authority = str(server / "ca.crt")
+    with Processes(folder / "processes") as processes:
+        shutil.copytree(kits / "operator", processes.folder / "homes" / "flwr")
+        processes.start(
+            SUPERLINK, "cloister", "superlink", "--operators", str(server / "operators.sha256"),
+            "--ssl-ca-certfile", authority, "--ssl-certfile", str(server / "server.crt"),
+            "--ssl-keyfile", str(server / "server.key"), "--database", str(database), "--isolation", "process",
+            *secret, "--host", "127.0.0.1", "--port", str(port),
+        )  # fmt: skip
+        link = ["--runtime-api-address", address, "--root-certificates", authority]
+        processes.start("superexec", "cloister", "superexec", *link, *secret)
+        processes.wait(lambda: "Uvicorn running" in processes.log(SUPERLINK), seconds, "SuperLink")
+        yield OpenServer(processes, address, authority, database)
