@@ -428,8 +428,11 @@ def superlink(
 def superexec(
     context: typer.Context,
     resume: Annotated[int, typer.Option(min=0, help="How often a server app that is killed resumes its run.")] = 0,
+    tasks: Annotated[
+        Path | None, typer.Option(help="With --resume: folder where the next executor finds what this one has begun.")
+    ] = None,
 ) -> None:
     """Flower's executor of server apps, with tasks' tokens kept out of arguments; options are flower-superexec's."""
     from cloister.deploy.superexec import run
 
-    run(context.args, resume)
+    run(context.args, resume, tasks)

@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
 from logging import INFO, WARNING
 from pathlib import Path
 from threading import Event, Thread
@@ -21,6 +22,8 @@ INCREMENTAL = 2
 """SQLite's mode in which freed pages are given back on demand."""
 AT_ONCE = 64 * 2**20 // PAGE
 """Pages given back in one go: others wait meanwhile."""
+ABSENCE = 60.0
+"""Seconds: those that Flower waits for a heartbeat."""
 INTERVAL = 60.0
 """Seconds between two looks at the size."""
 NEARLY = 0.8
@@ -70,6 +73,20 @@ def prepare(path: Path) -> None:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     if (freed := before - path.stat().st_size) > SPARE // 100:
         log(INFO, "the state database gave back %d MB", freed // 10**6)
+
+
+def wait_for_tasks(path: Path, seconds: float = ABSENCE) -> None:
+    """Give whoever was at a task when the SuperLink ended time to be heard again, as if no time had passed since.
+
+    Args:
+        path: of a database that no SuperLink has open.
+        seconds: after which Flower takes for dead who was not heard.
+    """
+    until = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(sep=" ")
+    running = "running_at IS NOT NULL AND finished_at IS NULL AND token IS NOT NULL"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'task'").fetchone():
+            connection.execute(f"UPDATE task SET active_until = ? WHERE {running}", (until,))
 
 
 def give_back(path: Path) -> int:

@@ -4,11 +4,17 @@ Flower's own gives it as an argument, which every user of the machine sees in `p
 is given and answer in its name. It relies on two names inside flwr 1.41.0: without them it does not start.
 """
 
+import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
+from flwr.supercore import log
 from flwr.supercore.cli import flower_superexec
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec import run_superexec
@@ -16,6 +22,7 @@ from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExec
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
 from cloister.core.errors import ConfigError
+from cloister.deploy.serverapp_keeper import LOCK, TASK
 
 APP = Path(__file__).with_name("serverapp.py")
 """What is started for each task; `start.sh` knows its processes by this name."""
@@ -26,65 +33,116 @@ KEEPER = Path(__file__).with_name("serverapp_keeper.py")
 
 
 class QuietExecutor(SubprocessExecutor):
-    """Starts server apps, and nothing else that Flower has.
-
-    Args:
-        resumes: how often an app that was killed is started again, to resume its run.
-    """
-
-    def __init__(self, resumes: int = 0) -> None:
-        self.resumes = resumes
+    """Starts server apps, and nothing else that Flower has."""
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         """Start the app of a task, and give it the token by its standard input."""
         if spec.task_type != TaskType.SERVER_APP:
             return LaunchResult.failed(f"{spec.task_type}: this executor runs server apps only")
+        self.start(spec)
+        return LaunchResult.accepted()
+
+    def start(self, spec: ExecutionSpec) -> None:
+        """Start the app.
+
+        Args:
+            spec: of its task.
+        """
         output = subprocess.DEVNULL if spec.suppress_output else None
-        app = subprocess.Popen(
-            arguments_of(spec, self.resumes), stdin=subprocess.PIPE, stdout=output, stderr=output, text=True
-        )
+        # Isolated from this folder (-P), so that what a bundle imports is the bundle's.
+        command = [sys.executable, "-P", str(APP), *arguments_of(spec)]
+        if spec.parent_pid is not None:
+            command += ["--parent-pid", str(spec.parent_pid)]
+        app = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, text=True)
         assert app.stdin is not None
         with app.stdin as pipe:
             pipe.write(f"{spec.token}\n")
-        return LaunchResult.accepted()
 
 
-def arguments_of(spec: ExecutionSpec, resumes: int = 0) -> list[str]:
-    """The command line of an app: all that it is told but the token.
+class KeepingExecutor(QuietExecutor):
+    """Starts each server app with a keeper, which starts it again if it is killed; looks after the keepers too.
+
+    When this process dies, its keepers and their apps are killed by the kernel, and the next executor goes on with
+    their tasks.
+
+    Args:
+        resumes: how often an app that was killed is started again, to resume its run.
+        tasks: folder for what lies ready for that, tokens included; of this executor and those that come after it.
+    """
+
+    def __init__(self, resumes: int, tasks: Path) -> None:
+        self.resumes, self.tasks = resumes, tasks
+        self._keepers: dict[Path, subprocess.Popen[bytes]] = {}
+        tasks.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in tasks.iterdir():
+            if not left.name.startswith("task-"):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def start(self, spec: ExecutionSpec) -> None:
+        """Start the app under a keeper.
+
+        Args:
+            spec: of its task.
+        """
+        made = Path(tempfile.mkdtemp(prefix="new-", dir=self.tasks))
+        (made / LOCK).touch()
+        task = {"arguments": arguments_of(spec), "token": spec.token, "resumes": self.resumes}
+        (made / TASK).write_text(json.dumps(task))
+        self._keep(made.rename(self.tasks / made.name.replace("new-", f"task-{spec.task_id}-")))
+
+    def reconcile(self) -> None:
+        """Go on with tasks whose keeper was killed, or whose executor was."""
+        for folder in self.tasks.glob("task-*"):
+            keeper = self._keepers.get(folder)
+            if keeper is None or keeper.poll() is not None:
+                log(WARNING, "the keeper of server app %s has died: it is started again", folder.name)
+                self._keep(folder)
+
+    def _keep(self, folder: Path) -> None:
+        # Flower gives a server app no output but its log.
+        self._keepers[folder] = subprocess.Popen(
+            [sys.executable, "-P", str(KEEPER), str(folder), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+def arguments_of(spec: ExecutionSpec) -> list[str]:
+    """The options of an app: all that it is told but the token.
 
     Args:
         spec: of its task.
-        resumes: how often it is started again if it is killed.
     """
-    program = [str(KEEPER), str(resumes)] if resumes else [str(APP)]
-    # Isolated from this folder (-P), so that what a bundle imports is the bundle's.
-    arguments = [sys.executable, "-P", *program, "--runtime-api-address", spec.runtime_api_address]
+    arguments = ["--runtime-api-address", spec.runtime_api_address]
     if spec.insecure:
         arguments.append("--insecure")
     elif spec.root_certificates_path is not None:
         arguments += ["--root-certificates", spec.root_certificates_path]
-    if spec.parent_pid is not None:
-        arguments += ["--parent-pid", str(spec.parent_pid)]
     if spec.runtime_dependency_install:
         arguments.append("--allow-runtime-dependency-installation")
     return arguments
 
 
-def run(arguments: list[str], resumes: int = 0) -> None:
+def run(arguments: list[str], resumes: int = 0, tasks: Path | None = None) -> None:
     """Run Flower's executor with its own options, and ours in the place of what starts processes.
 
     Args:
         arguments: of `flower-superexec`.
-        resumes: as in `QuietExecutor`.
+        resumes: as in `KeepingExecutor`; 0: nothing is started again.
+        tasks: as in `KeepingExecutor`.
 
     Raises:
-        ConfigError: an option asks for another executor, or this flwr has none in the place that is known.
+        ConfigError: an option asks for another executor, or none is there for `tasks`; this flwr has its own elsewhere.
     """
     if any(argument.split("=")[0] in ("--executor", "--executor-config") for argument in arguments):
         raise ConfigError("--executor: cloister superexec has one of its own; leave it out")
     names: dict[str, Any] = vars(run_superexec)
     if "get_executor" not in names:
         raise ConfigError("this flwr has its executors elsewhere: a task's token could not be kept out of arguments")
-    names["get_executor"] = lambda *_, **__: QuietExecutor(resumes)
+    if resumes and not tasks:
+        raise ConfigError("--resume needs --tasks: a folder in which the next executor finds what this one has begun")
+    executor = KeepingExecutor(resumes, tasks.absolute()) if resumes and tasks else QuietExecutor()
+    names["get_executor"] = lambda *_, **__: executor
     sys.argv = ["flower-superexec", *arguments]
     flower_superexec()

@@ -121,15 +121,16 @@ def closed_app(config: SuperLinkLifespanConfig) -> App:
 
 
 def _keep_database(name: str, max_bytes: int) -> None:
-    """Compact the state database, bound it and watch it; one in memory has nothing to give back."""
+    """Compact the state database, bound it and watch it; one in memory has nothing to give back, and forgets tasks."""
     database.set_up(max_bytes)
     if name == FLWR_IN_MEMORY_DB_NAME or "://" in name:
         return
     path = Path(name).resolve()
     try:
         database.prepare(path)
+        database.wait_for_tasks(path)
     except sqlite3.Error as error:
-        log(WARNING, "the state database %s could not be compacted: %s", path.name, error)
+        log(WARNING, "the state database %s could not be made ready: %s", path.name, error)
     database.watch(path, max_bytes)
 
 

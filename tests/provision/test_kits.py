@@ -237,6 +237,23 @@ class TestScripts:
         )
         assert done.returncode == 1
 
+    def test_apps_that_are_to_be_resumed_are_not_asked_to_end_when_the_superlink_dies(self, make, tmp_path):
+        """The executor ends with the script, as Flower's does, and its app with it."""
+        self.programs(tmp_path)
+        (tmp_path / "bin" / "cloister").write_text(
+            '#!/bin/sh\nif [ $1 = superlink ]; then while [ ! -e "$ORDER" ]; do sleep 0.05; done; exit 1; fi\n'
+            "script=$(echo \"$*\" | sed 's/.*--parent-pid \\([0-9]*\\).*/\\1/')\n"
+            "serverapp.py & while kill -0 $script 2>/dev/null; do sleep 0.05; done\n"
+            'kill -9 $! && echo ended-with-the-script >>"$ORDER"\n'
+        )
+        script, environment = make().folder / "server" / "start.sh", self.environment(tmp_path)
+        done = subprocess.run([str(script)], env=environment | {"CLOISTER_RESUME": "3"}, timeout=60, check=False)
+        deadline = time.monotonic() + 60
+        while not (order := (tmp_path / "order").read_text().split()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert (done.returncode, order) == (1, ["ended-with-the-script"])
+
     def environment(self, tmp_path):
         return {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "ORDER": str(tmp_path / "order")}
 

@@ -1,6 +1,8 @@
 """The executor of server apps: a task's token reaches the app, and nobody else."""
 
 import ast
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -148,7 +150,7 @@ if len(deaths.read_text()) <= int(os.environ["DEATHS"]):
     os.kill(os.getpid(), getattr(signal, os.environ["BY"]))
 sys.exit(7)
 """
-KEEPER = "import sys; from cloister.deploy.serverapp_keeper import Keeper; "
+KEEPER = "import sys; from pathlib import Path; from cloister.deploy.serverapp_keeper import Keeper; "
 
 
 class TestAKilledApp:
@@ -159,9 +161,11 @@ class TestAKilledApp:
             monkeypatch.setenv(name, value)
         script = tmp_path / "app.py"
         script.write_text(DIES)
-        source = f"print(Keeper(sys.argv[1:], {TOKEN!r}).keep({resumes}))"
+        (tmp_path / "task").mkdir()
+        source = f"print(Keeper(sys.argv[1:], {TOKEN!r}, Path({str(tmp_path / 'task')!r})).keep({resumes}))"
         command = [sys.executable, "-c", KEEPER + source, sys.executable, str(script)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["app.py", "seen"], "its task is over"
         return int(done.stdout.split()[-1]), (tmp_path / "seen").read_text().split()
 
     @pytest.mark.parametrize(
@@ -179,7 +183,8 @@ class TestAKilledApp:
             "import time, sys\ntry:\n    print('ready', flush=True); time.sleep(600)\n"
             "except KeyboardInterrupt:\n    sys.exit(3)\n"
         )
-        source = f"sys.exit(Keeper(sys.argv[1:], {TOKEN!r}).keep(5))"
+        (tmp_path / "task").mkdir()
+        source = f"sys.exit(Keeper(sys.argv[1:], {TOKEN!r}, Path({str(tmp_path / 'task')!r})).keep(5))"
         keeper = subprocess.Popen(
             [sys.executable, "-c", KEEPER + source, sys.executable, str(script)], stdout=subprocess.PIPE, text=True
         )
@@ -210,8 +215,103 @@ class TestAKilledApp:
         simulate(settings | {"output-dir": str(tmp_path), "tensorboard": False, "report": False}, 2)
         assert (tmp_path / "run").read_text() == str(tmp_path / "r")
 
-    def test_its_keeper_is_what_the_executor_starts(self):
-        arguments = superexec.arguments_of(task(), resumes=3)
-        assert arguments[2:5] == [str(superexec.KEEPER), "3", "--runtime-api-address"]
-        # start.sh knows its processes by this part of their names.
-        assert "serverapp" in superexec.KEEPER.name
+
+LIVES = """\
+import os, sys, time
+from pathlib import Path
+seen = Path(os.environ["SEEN"])
+with seen.open("a") as file:
+    file.write(f"{os.getpid()} {sys.stdin.readline()}")
+while not seen.with_name("end").exists():
+    time.sleep(0.02)
+"""
+EXECUTES = """\
+import sys, time
+from pathlib import Path
+from cloister.deploy import superexec
+superexec.KEEPER = Path(sys.argv[2])
+kind = superexec.TaskType.SERVER_APP
+spec = superexec.ExecutionSpec(kind, "127.0.0.1:1", sys.argv[3], True, None, False, None, True, 1)
+superexec.KeepingExecutor(3, Path(sys.argv[1])).launch(spec)
+time.sleep(600)
+"""
+
+
+class TestAnExecutorThatDies:
+    """Keepers and apps are processes here; the app writes its id and what it was told, and waits for a file."""
+
+    @pytest.fixture
+    def keeper(self, tmp_path, monkeypatch):
+        """A keeper of this app."""
+        (tmp_path / "app.py").write_text(LIVES)
+        keeper = tmp_path / "keeper.py"
+        keeper.write_text(
+            "import sys\nfrom pathlib import Path\nfrom cloister.deploy import serverapp_keeper\n"
+            f"serverapp_keeper.APP = Path({str(tmp_path / 'app.py')!r})\n"
+            "sys.exit(serverapp_keeper.main(Path(sys.argv[1]), int(sys.argv[2])))\n"
+        )
+        monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        monkeypatch.setattr(superexec, "KEEPER", keeper)
+        yield keeper
+        (tmp_path / "end").touch()
+
+    def started(self, tmp_path, count):
+        """The process ids of the apps so far, once there are so many."""
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "seen").exists() or len((tmp_path / "seen").read_text().splitlines()) < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        lines = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
+        assert [token for _, token in lines] == [TOKEN] * count
+        return [int(pid) for pid, _ in lines]
+
+    def test_takes_its_apps_with_it_and_the_next_one_starts_them_again(self, tmp_path, keeper):
+        command = [sys.executable, "-c", EXECUTES, str(tmp_path / "tasks"), str(keeper), TOKEN]
+        with subprocess.Popen(command) as first:
+            (killed,) = self.started(tmp_path, 1)
+            (folder,) = (tmp_path / "tasks").iterdir()
+            assert folder.stat().st_mode & 0o777 == 0o700, "it holds a token"
+            first.kill()
+        superexec.KeepingExecutor(3, tmp_path / "tasks").reconcile()
+        assert self.started(tmp_path, 2)[0] == killed and not alive(killed)
+        (tmp_path / "end").touch()
+        gone(folder)
+
+    def test_starts_a_keeper_again_that_was_killed(self, tmp_path, keeper):
+        executor = superexec.KeepingExecutor(3, tmp_path / "tasks")
+        executor.launch(task())
+        (killed,) = self.started(tmp_path, 1)
+        (folder,) = (tmp_path / "tasks").iterdir()
+        executor.reconcile()
+        parent = int(Path(f"/proc/{killed}/status").read_text().split("PPid:")[1].split()[0])
+        os.kill(parent, signal.SIGKILL)
+        os.waitid(os.P_PID, parent, os.WEXITED | os.WNOWAIT)
+        executor.reconcile()
+        assert self.started(tmp_path, 2)[0] == killed and not alive(killed)
+        (tmp_path / "end").touch()
+        gone(folder)
+
+
+def test_start_sh_knows_a_keeper_by_its_name():
+    assert "serverapp" in superexec.KEEPER.name
+
+
+def alive(pid):
+    """Whether a process is there, and not only its entry for a parent that has yet to look."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone(*folders):
+    deadline = time.monotonic() + 60
+    while any(folder.exists() for folder in folders):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_to_resume_an_executor_needs_a_folder():
+    result = CliRunner().invoke(app, ["superexec", "--resume", "3", "--insecure"])
+    assert result.exit_code == 1 and "--resume needs --tasks" in result.output

@@ -10,7 +10,7 @@ from threading import Event
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, TIMESTAMP_HEADER
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, TIMESTAMP_HEADER, SubStatus
 from flwr.proto.control_pb2 import RegisterNodeRequest
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
@@ -306,6 +306,21 @@ class TestDatabase:
         assert path.stat().st_size > 5 * 10**6
         database.prepare(path)
         assert path.stat().st_size < 10**6
+
+    def test_the_time_for_which_it_was_not_there_does_not_count_against_who_was_at_a_task(self, tmp_path):
+        path = tmp_path / "state.db"
+        database.wait_for_tasks(path)  # a new one has none
+        state = self.state(path)
+        tasks = [state.create_task(TaskType.SERVER_APP, run) for run in (1, 2, 3)]
+        tokens = [state.claim_task(task) for task in tasks]
+        assert state.activate_task(tasks[0]) and state.activate_task(tasks[1])
+        assert state.finish_task(tasks[1], SubStatus.COMPLETED, "")
+        long_ago = "2020-01-01 00:00:00+00:00"
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("UPDATE task SET active_until = ? WHERE active_until IS NOT NULL", (long_ago,))
+        database.wait_for_tasks(path)
+        assert state.acknowledge_task_heartbeat(tasks[0]) and not state.acknowledge_task_heartbeat(tasks[1])
+        assert [state.get_task_by_token(token) is not None for token in tokens] == [True, False, False]
 
     @pytest.mark.parametrize("exists", [False, True])
     def test_what_is_freed_while_it_is_in_use_is_given_back(self, tmp_path, exists):

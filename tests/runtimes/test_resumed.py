@@ -1,4 +1,4 @@
-"""A deployed run whose server app is killed goes on, without a hand or by one command."""
+"""A deployed run whose server app or executor is killed goes on, without a hand or by one command."""
 
 import json
 import os
@@ -32,20 +32,23 @@ def lines(directory: Path) -> list[int]:
     return [json.loads(line)["round"] for line in whole]
 
 
-def test_a_server_app_that_is_killed_is_started_again_and_resumes_its_run(tmp_path: Path) -> None:
-    """Twice, and the run is the same run to Flower; then one that nobody disturbs, which ends with the same model."""
+def test_a_run_whose_server_app_or_executor_is_killed_goes_on_without_a_hand(tmp_path: Path) -> None:
+    """Once each, and it is the same run to Flower; then one that nobody disturbs, which ends with the same model."""
     disturbed, whole = tmp_path / "disturbed", tmp_path / "whole"
     with Processes(tmp_path / "processes") as processes:
         processes.superlink("--isolation", "process")
-        link = ["--insecure", "--runtime-api-address", processes.address]
-        processes.start("superexec", "cloister", "superexec", "--resume", "2", *link)
+        options = ["--resume", "2", "--tasks", "tasks", "--insecure", "--runtime-api-address", processes.address]
+        processes.start("superexec", "cloister", "superexec", *options)
         configs: list[dict[str, Setting]] = [{"partition-id": number, "num-partitions": 2} for number in range(2)]
         processes.supernodes(configs, "cloister", "warm-node", "--no-keras")
         processes.flwr_begin(SETTINGS | {"output-dir": str(tmp_path), "run-name": "disturbed"}, SECONDS)
-        for last in (1, 2):
-            processes.wait(lambda last=last: last in lines(disturbed), SECONDS, f"round {last}")
-            (server,) = processes.pids("serverapp_kept.py")
-            os.kill(server, signal.SIGKILL)
+        processes.wait(lambda: 1 in lines(disturbed), SECONDS, "round 1")
+        (server,) = processes.pids("serverapp_kept.py")
+        os.kill(server, signal.SIGKILL)
+        processes.wait(lambda: 2 in lines(disturbed), SECONDS, "round 2")
+        processes.kill("superexec")
+        processes.wait(lambda: not processes.pids("serverapp_kept.py"), SECONDS, "death of the executor's app")
+        processes.restart("superexec")
         processes.wait(lambda: (disturbed / "model.npz").exists(), SECONDS, "model")
         processes.wait(lambda: not processes.pids("serverapp_kept.py"), SECONDS, "end of the server app")
         told = processes.told("flwr", "list", CONNECTION, "--format", "json")["runs"]

@@ -42,7 +42,7 @@ superexec() {
     trap 'asked=yes' INT TERM HUP
     cloister superexec --runtime-api-address "${CLOISTER_SUPERLINK:-127.0.0.1:$port}" \
         --root-certificates "$kit/ca.crt" --superexec-auth-secret-file "$kit/superexec.secret" \
-        --resume "${CLOISTER_RESUME:-0}" "$@" & executor=$!
+        --resume "${CLOISTER_RESUME:-0}" --tasks "$state/tasks" --parent-pid $$ "$@" & executor=$!
     status=0
     [ -n "$asked" ] || wait $executor || status=$?
     [ -n "$asked" ] || exit $status
@@ -66,8 +66,9 @@ both() {
     superexec & executor=$!
     # Whichever ends first ends the other; whoever supervises this script then starts both again.
     while [ -z "$asked" ] && kill -0 $link 2>/dev/null && kill -0 $executor 2>/dev/null; do sleep 1; done
-    # Apps tell the SuperLink how they ended: it goes last.
-    end $executor
+    # Apps tell the SuperLink how they ended: it goes last. Those that are to be resumed are not asked to end: the
+    # executor, which ends with this script, takes them with it, and the next one resumes their runs.
+    if [ -n "$asked" ] || [ "${CLOISTER_RESUME:-0}" -eq 0 ]; then end $executor; fi
     end $link
     [ -n "$asked" ] || exit 1
     exit 0
