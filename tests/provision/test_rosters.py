@@ -1,5 +1,6 @@
 """Signing keys and rosters of a federation: who is on one, who signs it, and what operators change of it."""
 
+import fcntl
 import shutil
 import stat
 import threading
@@ -292,6 +293,23 @@ class TestTwoOperators:
         assert self.at_once(operator, monkeypatch, *both) == {}
         monkeypatch.undo()
         assert newest(operator.folder).roster.keys == {}
+
+    def test_whoever_makes_kits_waits_too(self, make, tmp_path, monkeypatch):
+        waiting, reports, flock = threading.Event(), [], fcntl.flock
+
+        def watched(handle, how):
+            if not how & fcntl.LOCK_NB:
+                waiting.set()
+            return flock(handle, how)
+
+        monkeypatch.setattr(fcntl, "flock", watched)
+        other = threading.Thread(target=lambda: reports.append(make()))
+        with Kits(tmp_path / "kits").locked(pytest.fail):
+            other.start()
+            assert waiting.wait(60)
+            assert list((tmp_path / "kits").iterdir()) == []
+        other.join()
+        assert "somebody else was changing the kits, and had to end first" in reports[0].notes
 
     def test_a_lock_ends_with_its_block(self, tmp_path):
         kits = Kits(tmp_path)
