@@ -147,7 +147,9 @@ class TestProvision:
         assert any("roster was made before and is not here" in note for note in report.notes)
         assert not (folder / "roster" / "roster.key").exists()
         assert contents(folder)["sites/north/roster.signed"] == before["sites/north/roster.signed"]
+        (folder / "operator" / "nodes" / "roster.pub").write_text("of a site that is called so")
         make(FEDERATION + THIRD, remake=["roster"])
+        assert (folder / "operator" / "nodes" / "roster.pub").exists()
         assert set(newest(folder).roster.keys) == {"north", "south", "east"}
         assert newest(folder).roster.keys["north"] == opened(before["roster/roster.signed"]).roster.keys["north"]
         assert site(folder, "north").name == "north"
