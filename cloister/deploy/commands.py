@@ -18,8 +18,6 @@ NewKey = Annotated[Path | None, typer.Option("--key", help="Its public key; by d
 Expected = Annotated[
     str, typer.Option("--fingerprint", help="Of the key, as the site told it: anything else is refused.")
 ]
-
-
 NewSigningKey = Annotated[
     Path | None, typer.Option("--signing-key", help="Its public signing key: a new roster is signed with it.")
 ]

@@ -119,7 +119,8 @@ def _forget(kits: Kits, members: Sequence[str], remake: Sequence[str]) -> None:
             raise ConfigError(f"--remake {member}: it is in {kits.folder}; move it away first")
         kits.issued.pop(member, None)
         rosters.forget(kits, member)
-        kits.path(f"operator/nodes/{Path(member).name}.pub").unlink(missing_ok=True)
+        if member.startswith("sites/"):
+            kits.path(f"operator/nodes/{Path(member).name}.pub").unlink(missing_ok=True)
         if member == "operator":
             kits.path("server/operators.sha256").unlink(missing_ok=True)
 

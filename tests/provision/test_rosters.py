@@ -1,5 +1,6 @@
 """Signing keys and rosters of a federation: who is on one, who signs it, and what operators change of it."""
 
+import fcntl
 import shutil
 import stat
 import threading
@@ -146,7 +147,9 @@ class TestProvision:
         assert any("roster was made before and is not here" in note for note in report.notes)
         assert not (folder / "roster" / "roster.key").exists()
         assert contents(folder)["sites/north/roster.signed"] == before["sites/north/roster.signed"]
+        (folder / "operator" / "nodes" / "roster.pub").write_text("of a site that is called so")
         make(FEDERATION + THIRD, remake=["roster"])
+        assert (folder / "operator" / "nodes" / "roster.pub").exists()
         assert set(newest(folder).roster.keys) == {"north", "south", "east"}
         assert newest(folder).roster.keys["north"] == opened(before["roster/roster.signed"]).roster.keys["north"]
         assert site(folder, "north").name == "north"
@@ -292,6 +295,23 @@ class TestTwoOperators:
         assert self.at_once(operator, monkeypatch, *both) == {}
         monkeypatch.undo()
         assert newest(operator.folder).roster.keys == {}
+
+    def test_whoever_makes_kits_waits_too(self, make, tmp_path, monkeypatch):
+        waiting, reports, flock = threading.Event(), [], fcntl.flock
+
+        def watched(handle, how):
+            if not how & fcntl.LOCK_NB:
+                waiting.set()
+            return flock(handle, how)
+
+        monkeypatch.setattr(fcntl, "flock", watched)
+        other = threading.Thread(target=lambda: reports.append(make()))
+        with Kits(tmp_path / "kits").locked(pytest.fail):
+            other.start()
+            assert waiting.wait(60)
+            assert list((tmp_path / "kits").iterdir()) == []
+        other.join()
+        assert "somebody else was changing the kits, and had to end first" in reports[0].notes
 
     def test_a_lock_ends_with_its_block(self, tmp_path):
         kits = Kits(tmp_path)
