@@ -125,7 +125,7 @@ class Kits:
             # The folder itself, which may be read-only: a lock ends with the process that has it.
             handle = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
-            raise ConfigError(f"{self.folder}: {error.strerror}") from None
+            raise ConfigError(f"{self.folder}: {error.strerror}; the kits are not complete") from None
         try:
             _lock(handle, self.folder, waiting)
             yield
