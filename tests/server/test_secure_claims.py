@@ -201,6 +201,6 @@ def test_switching_it_off_gives_the_same_run_with_a_trusted_server(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_learns(tmp_path):
-    keys = {"num-rounds": 12, "client.local-epochs": 2, "privacy.clipping-norm": 2.0}
-    outcome = go(tmp_path, clients=20, threshold=14, colluding=2, z=0.2, **keys)
-    assert outcome.rounds[-1].central["accuracy"] > 0.85
+    keys = {"num-rounds": 6, "client.local-epochs": 2, "privacy.clipping-norm": 2.0}
+    outcome = go(tmp_path, clients=10, threshold=7, colluding=1, z=0.2, **keys)
+    assert outcome.rounds[-1].central["accuracy"] > 0.75
