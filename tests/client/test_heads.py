@@ -19,7 +19,7 @@ from cloister.client.request import TrainRequest
 from cloister.config.run import parse
 from cloister.core.wire import CONFIG, LEDGER_HEAD
 from cloister.local.grid import LocalGrid
-from cloister.privacy.accounting.ledger import GENESIS, Ledger, today
+from cloister.privacy.accounting.ledger import GENESIS, Ledger
 from cloister.server.reports.console import Narrator
 from cloister.server.run import run
 
@@ -47,17 +47,13 @@ def day(monkeypatch):
     return now
 
 
-def test_the_last_head_of_each_run_is_kept(tmp_path):
+def test_the_last_head_of_each_run_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(heads, "today", lambda: datetime(2026, 3, 1, tzinfo=UTC).timestamp())
     ledger = tmp_path / "site.jsonl"
     for head, name, number in ((ONE, "7", 1), (TWO, "7", 2), (ONE, "8", 1), ("", "9", 1)):
         keep_head(ledger, request(head, name, number))
     kept = json.loads((tmp_path / "site.heads.json").read_text())
-    assert kept == {
-        f"{datetime.fromtimestamp(today(), UTC):%Y-%m-%d}": {
-            "7": {"head": TWO, "round": 2},
-            "8": {"head": ONE, "round": 1},
-        }
-    }
+    assert kept == {"2026-03-01": {"7": {"head": TWO, "round": 2}, "8": {"head": ONE, "round": 1}}}
 
 
 def test_a_head_of_an_earlier_day_is_replaced_by_nothing(tmp_path, day):
@@ -117,13 +113,16 @@ def test_two_processes_keep_what_both_were_told(tmp_path, monkeypatch):
     assert set(told) == {"7", "8"}
 
 
-@pytest.mark.parametrize("content", ["nonsense", "3", "[]"])
-def test_a_file_that_cannot_be_read_stays_as_it_is(tmp_path, content, caplog):
+@pytest.mark.parametrize(
+    ("content", "kind"), [("nonsense", "JSONDecodeError"), ("3", "AttributeError"), ("[]", "AttributeError")]
+)
+def test_a_file_that_cannot_be_read_stays_as_it_is(tmp_path, content, kind, caplog):
     path = heads_beside(tmp_path / "site.jsonl")
     path.write_text(content)
     with caplog.at_level(logging.WARNING, "cloister.client"):
         keep_head(tmp_path / "site.jsonl", request(ONE))
-    assert path.read_text() == content and "was not kept" in caplog.text
+    assert path.read_text() == content
+    assert caplog.messages == [f"the head of the server's ledger was not kept: {kind}"]
 
 
 @pytest.mark.parametrize("head", ["", "1" * 63, "G" * 64, "../../x", 3, ["1" * 64], ONE + "\n"])

@@ -203,3 +203,20 @@ def test_in_a_round_a_bound_moves_by_the_rate_at_most():
     one = cohort_of([{"a": np.array([0.0])}])
     bounds = [moving.followed(one, 1, GaussianNoise(seed)).bound for seed in range(20)]
     assert all(np.exp(-MAX_RATE) < found < np.exp(MAX_RATE) for found in bounds) and len(set(bounds)) > 1
+
+
+def test_an_adaptive_bound_goes_on_from_where_it_was_saved():
+    moved = dataclasses.replace(AdaptiveClip(3.0, quantile=0.3), bound=9.0, initial=3.0)
+    state = moved.state_dict()
+    assert {name: array.tolist() for name, array in state.items()} == {"bound": 9.0, "initial": 3.0}
+    restored = AdaptiveClip(3.0, quantile=0.3).restored(state)
+    assert restored == moved and type(restored.bound) is type(restored.initial) is float
+
+
+def test_canaries_would_drive_an_adaptive_bound():
+    with pytest.raises(ConfigError) as refused:
+        AdaptiveClip(1.0).refuse_canaries()
+    assert str(refused.value) == (
+        "privacy.canaries contradicts privacy.clipping = 'adaptive': canaries are longer than the clip, and would drive "
+        "the quantile that it follows; use 'fixed', or 0 canaries"
+    )
