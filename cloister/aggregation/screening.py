@@ -126,7 +126,9 @@ def screen(
     if intake is None:
         kept = _finite(sorted(fit, key=_content_key), rejected, layout, sent)
         return replace(kept, rejected=_by_node(rejected))
-    at_once = len(asked) if len(asked) <= TOGETHER else max(1, NUMBERS_AT_ONCE // max(1, layout.size))
+    # What is in memory already takes no more of it, and all together are added and released in one pass.
+    together = isinstance(replies, Sequence) or len(asked) <= TOGETHER
+    at_once = max(1, len(asked) if together else NUMBERS_AT_ONCE // max(1, layout.size))
     norms, examples = array("d"), array("d")
     while found := _taken(fit, at_once, lambda few: _finite(few, rejected, layout, sent), intake):
         norms.extend(found[0])

@@ -129,6 +129,17 @@ def test_replies_are_not_kept(few):
     assert made.aggregate_train(1, received)[0] is not None
 
 
+def test_replies_that_are_held_already_are_added_up_at_once(few, monkeypatch):
+    taken = []
+    monkeypatch.setattr(Total, "add", lambda total, cohort: taken.append(len(cohort)))
+    made, grid = strategy(), grid_of(lambda node, _: content(MODELS[node]), 10)
+    for held, parts in ((list, [10]), (iter, [few] * (10 // few))):
+        messages = list(made.configure_train(1, to_record(SENT), ConfigRecord(), grid))
+        made.receive(held(grid.send_and_receive(messages)))
+        assert taken == parts
+        taken.clear()
+
+
 MECHANISM = global_dp(noise_multiplier=1.0, clipping_norm=1.0)
 KEPT = {
     "a distance": lambda: MetricDP(all_nodes(), noise_multiplier=1.0, clipping_norm=1.0),
