@@ -71,7 +71,8 @@ def _sizes(preview: Preview) -> Iterator[str]:
     if preview.sizes is None or preview.by_size is None:
         return
     yield from (
-        f"{count} of {steps.examples}: {steps.count} steps a round, each with {100 * steps.rate:.4g} % of them"
+        f"{count} client{'s' if count > 1 else ''} with {steps.examples} {preview.by_size.unit}s: {steps.count} steps "
+        f"a round, each with {100 * steps.rate:.4g} % of them"
         for steps, count in sorted(preview.sizes.counts.items(), key=lambda item: item[0].examples)
         if steps in preview.sizes.shown
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import html5lib
 import pytest
-from reported import LEDGER, OF_ALL, OF_RUN, SOUND, line, write_run
+from reported import CLAIMS, LEDGER, OF_ALL, OF_RUN, SOUND, line, write_run
 from typer.testing import CliRunner
 
 from cloister import cli
@@ -86,6 +86,17 @@ class TestTable:
         (below,) = (row for row in told if row.startswith("b: "))
         assert "batch-size 64, " in below and "noise-multiplier 3.0" in " ".join(told)
         assert all(name in told[3] or name in told[4] for name in ("0.5000",)), "the scores stay in the table"
+
+    def test_nothing_of_a_wide_table_is_cut_off(self, tmp_path):
+        """Neither ε with what they are about, nor long names of many columns."""
+        names = ("2026-11-22_19-35-28_digits_fedavg_dp-sgd", "2026-11-22_19-35-28_digits_fedavg_global-dp")
+        places = [write_run(tmp_path / name, kind, rounds(0.5)) for name, kind in zip(names, CLAIMS, strict=False)]
+        (places[1] / "privacy.json").write_text(json.dumps(RUNNING))
+        told = lines(comparison(*places))
+        rows = [row.strip("│").split("│") for row in told if row.startswith("│") and row.endswith("│")]
+        assert max(map(len, told)) <= 100 and len(rows) == sum("│" in row for row in told)
+        cells = ["".join(part).replace(" ", "") for part in zip(*rows, strict=True)]
+        assert names[0] in cells[0] and names[1] in cells[0] and "seconds" in cells[-2] and "dead" in cells[-1]
 
     def test_as_markdown(self, two):
         first, rule, *_ = markdown(comparison(*two)).splitlines()

@@ -314,7 +314,7 @@ class TestRuns:
         monkeypatch.setattr(fake, "epsilons", epsilons)
         _, told = conducted(written(NOISY))
         assert f"examples: cell {best}," in told
-        assert f"Equally good: {3 - best}; of these the smallest ε decides, then the order." in told
+        assert f"Equally good: {3 - best}; of these the smallest ε decides, then the order." in " ".join(told.split())
 
     def test_a_score_that_no_run_has_chooses_none(self, written, fake):
         _, told = conducted(written(NOISY.replace('"accuracy"', '"rmse"')))

@@ -220,7 +220,7 @@ def _sizes(claim: DpSgdClaim) -> str:
     """Of which client the ε is, and what is not said with it."""
     whole = "A client as a whole is hardly protected"
     if claim.known:
-        return f"; this ε is {render_largest(claim)}: by Rényi DP no client has a size that costs more. {whole}"
+        return f"; this ε is {render_largest(claim)}. By Rényi DP no client has a size that costs more. {whole}"
     beside = (
         "The server does not know how large its clients are, so that these are examples of sizes: what a client has "
         "spent stands in its own ledger."

@@ -16,6 +16,8 @@ from cloister.server.reports.html.tables import short
 UNKNOWN = "–"
 VALUE = 40
 """Characters of a setting."""
+NUMBER, FEWEST = 20, 8
+"""Characters of a number with its deviation, and those that are left for a column of texts."""
 WIDTH = 100
 """Columns of a terminal."""
 
@@ -104,8 +106,14 @@ def _narrowest(table: Table) -> list[int]:
     """Characters that each column needs: headings may be wrapped between words, and texts too, but not numbers."""
     return [
         max(len(part) for text in (*heading.split(), *cells) for part in ([text] if numeric else text.split() or [""]))
-        for heading, numeric, *cells in zip(table.columns, table.numeric, *table.rows, strict=True)
+        for heading, numeric, *cells in zip(table.columns, _firm(table), *table.rows, strict=True)
     ]
+
+
+def _firm(table: Table) -> list[bool]:
+    """Which columns hold nothing but numbers: an ε may have words beside it."""
+    columns = zip(table.numeric, *table.rows, strict=True)
+    return [numeric and max(map(len, cells), default=0) <= NUMBER for numeric, *cells in columns]
 
 
 def _bare(group: Group) -> Group:
@@ -126,12 +134,18 @@ def _drawn(table: Table) -> list[str]:
     """The table in lines; where it would be too wide, headings of numbers are wrapped, and texts where that must be."""
     drawn, narrow = RichTable(box=ROUNDED), _narrowest(table)
     whole = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
-    wraps = _width(whole) > WIDTH
-    for name, numeric, least in zip(table.columns, table.numeric, narrow, strict=True):
-        if numeric:
-            drawn.add_column(name, justify="right", width=least if wraps else None)
-        else:
-            drawn.add_column(name, overflow="fold", min_width=min(least, VALUE))
+    firm = [each and _width(whole) > WIDTH for each in _firm(table)]
+    fits = _width(narrow) <= WIDTH
+    if _width([least if each else FEWEST for each, least in zip(firm, narrow, strict=True)]) > WIDTH:
+        firm = [False] * len(firm)  # so many columns that numbers are wrapped too
+    for name, numeric, each, least in zip(table.columns, table.numeric, firm, narrow, strict=True):
+        drawn.add_column(
+            name,
+            justify="right" if numeric else "left",
+            overflow="fold",
+            width=least if each else None,
+            min_width=least if fits else None,
+        )
     for row in table.rows:
         drawn.add_row(*row)
     console = Console(width=WIDTH, markup=False, emoji=False, highlight=False, no_color=True, color_system=None)
