@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from flwr.supercore.constant import TASK_TOKEN_HEADER
@@ -20,7 +21,6 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES, Protobuf
 from flwr.superlink.dependencies.linkstate import get_linkstate
 from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from flwr.superlink.servicer.fleet import fleet_handlers
-from starlette.concurrency import run_in_threadpool
 
 from cloister.deploy.door import Receive, Scope, Send
 
@@ -51,6 +51,9 @@ OFTEN: dict[str, Callable[[Request], Any]] = {
     **{f"/v1/runtime/{name.replace('_', '-')}": partial(_for_app, name) for name in MESSAGES},
 }
 """What answers the paths that are asked again and again. All else goes Flower's way."""
+HEARTBEAT = "/v1/fleet/send-node-heartbeat"
+HEARTBEATS = CapacityLimiter(2)
+"""Threads for heartbeats alone: a node gives one up after 5 s, and behind the messages of many it waited as long."""
 
 
 class Shortcut:
@@ -86,5 +89,5 @@ async def _answered(request: Request) -> Response:
     translation._check_request_media_type(request)
     kind = PROTOBUF_REQUEST_TYPES["POST", path]
     request.state.protobuf_request = translation._parse_request(await request.body(), kind)
-    answer = await run_in_threadpool(OFTEN[path], request)
+    answer = await to_thread.run_sync(OFTEN[path], request, limiter=HEARTBEATS if path == HEARTBEAT else None)
     return Response(answer.SerializeToString(), media_type=PROTOBUF_MEDIA_TYPE)
