@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from cloister.deploy.fleet import InFront
 
@@ -24,7 +23,7 @@ class RunningRuns(InFront):
         self.clock = clock
         self.until: dict[int, float] = {}
 
-    def check_abort(self, run_id: int, *others: Any) -> str | None:
+    def check_abort(self, run_id: int, *others: object) -> str | None:
         """Why a node is told nothing of a run; None while it is running."""
         now = self.clock()
         if now < self.until.get(run_id, now):

@@ -6,8 +6,8 @@ through several turns of its threads. Here a caller is authenticated and answere
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from flwr.supercore.constant import TASK_TOKEN_HEADER
@@ -20,37 +20,42 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES, Protobuf
 from flwr.superlink.dependencies.linkstate import get_linkstate
 from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from flwr.superlink.servicer.fleet import fleet_handlers
-from starlette.concurrency import run_in_threadpool
+from google.protobuf.message import Message
 
 from cloister.deploy.door import Receive, Scope, Send
 
 refuse_other_version = VersionDependency(component_name="SuperLink", connection_name="Caller <-> SuperLink Runtime API")
 
 
-def _for_node(name: str, request: Request) -> Any:
+def _for_node(name: str, request: Request) -> Message:
     """What a function of the Fleet interface answers a node whose key, signature and clock are right."""
     authenticate_node(request)
     state = get_linkstate(request)
     others = {"store": state.object_store} if name in WITH_STORE else {}
-    return vars(fleet_handlers)[name](request=request.state.protobuf_request, state=state, **others)
+    answer: Message = vars(fleet_handlers)[name](request=request.state.protobuf_request, state=state, **others)
+    return answer
 
 
-def _for_app(name: str, request: Request) -> Any:
+def _for_app(name: str, request: Request) -> Message:
     """What a function of the Runtime interface answers an app that shows the token of its task."""
     refuse_other_version(request)
     state = get_linkstate(request)
     task = authenticate_task(request, request.headers.get(TASK_TOKEN_HEADER), state)
-    return getattr(get_runtime_handlers(request), name)(request.state.protobuf_request, state, task)
+    answer: Message = getattr(get_runtime_handlers(request), name)(request.state.protobuf_request, state, task)
+    return answer
 
 
 WITH_STORE = ("pull_messages", "confirm_message_received")
 """Functions for nodes that take the store of objects beside the state."""
 MESSAGES = ("pull_messages", "push_messages", "pull_object", "push_object", "confirm_message_received")
-OFTEN: dict[str, Callable[[Request], Any]] = {
+OFTEN: dict[str, Callable[[Request], Message]] = {
     **{f"/v1/fleet/{name.replace('_', '-')}": partial(_for_node, name) for name in ("send_node_heartbeat", *MESSAGES)},
     **{f"/v1/runtime/{name.replace('_', '-')}": partial(_for_app, name) for name in MESSAGES},
 }
 """What answers the paths that are asked again and again. All else goes Flower's way."""
+HEARTBEAT = "/v1/fleet/send-node-heartbeat"
+HEARTBEATS = CapacityLimiter(2)
+"""Threads for heartbeats alone: a node gives one up after 5 s, and behind the messages of many it waited as long."""
 
 
 class Shortcut:
@@ -81,10 +86,9 @@ async def _answered(request: Request) -> Response:
     Raises:
         FlowerError, HTTPException: it is refused.
     """
-    translation: Any = ProtobufTranslationMiddleware
-    path = request.scope["path"]
+    path, translation = request.scope["path"], ProtobufTranslationMiddleware
     translation._check_request_media_type(request)
     kind = PROTOBUF_REQUEST_TYPES["POST", path]
     request.state.protobuf_request = translation._parse_request(await request.body(), kind)
-    answer = await run_in_threadpool(OFTEN[path], request)
+    answer = await to_thread.run_sync(OFTEN[path], request, limiter=HEARTBEATS if path == HEARTBEAT else None)
     return Response(answer.SerializeToString(), media_type=PROTOBUF_MEDIA_TYPE)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from threading import Event
 
 import pytest
+from anyio import fail_after, run, to_thread
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, TIMESTAMP_HEADER, SubStatus
 from flwr.proto.control_pb2 import RegisterNodeRequest
@@ -51,6 +52,7 @@ from flwr.superlink.main import create_app
 from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
+from httpx import ASGITransport, AsyncClient
 from starlette.testclient import TestClient
 
 from cloister.deploy import certificates, database, replies, revoked
@@ -512,6 +514,22 @@ class TestShortcut:
         look = PullMessagesRequest(node=owner).SerializeToString()
         answer = short.post("/v1/fleet/pull-messages", content=look, headers=signed_by(private, public))
         assert answer.status_code == 200 and answer.content == b""
+
+    def test_a_heartbeat_does_not_wait_for_messages(self, two_ways, node):
+        private, public, number = node
+        beat = SendNodeHeartbeatRequest(node=Node(node_id=number), heartbeat_interval=30).SerializeToString()
+
+        async def answer_while_all_threads_work():
+            threads = to_thread.current_default_thread_limiter()
+            for _ in range(int(threads.total_tokens)):
+                await threads.acquire_on_behalf_of(object())
+            transport = ASGITransport(app=Shortcut(two_ways[0].app))
+            async with AsyncClient(transport=transport, base_url="http://superlink") as client:
+                with fail_after(20):
+                    headers = signed_by(private, public)
+                    return await client.post("/v1/fleet/send-node-heartbeat", content=beat, headers=headers)
+
+        assert run(answer_while_all_threads_work).status_code == 200
 
     @pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/v1/fleet/pull-messages")])
     def test_all_else_goes_flowers_way(self, two_ways, method, path):
