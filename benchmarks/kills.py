@@ -1,0 +1,304 @@
+"""A deployment whose processes are killed at random: what comes back, how soon, and whether anything is lost.
+
+python benchmarks/kills.py [kills of each kind] [minutes] [seed]
+
+Processes on this machine, each as `start.sh` starts it, but without TLS and keys, for which a node would be kept out
+for a minute after each kill. This script is their supervisor: it starts again what it killed, after a second, and what
+ended by itself; nothing else is done by hand. Runs without noise (only server apps and executors are killed) have to
+end with the model of a run that nobody disturbed, and runs with noise (everything is killed) with every release in the
+ledgers. It ends with an error where one does not.
+"""
+
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import machine, table
+
+from cloister.privacy.accounting.ledger import Ledger
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtimes"))
+from processes import CONNECTION, SUPERLINK, Processes, Setting
+
+NODES = 2
+ROUNDS = 10
+PATIENCE = 240
+"""Seconds within which a run has to go on after a kill."""
+PLAIN: dict[str, Setting] = {
+    "task.name": "digits", "task.model": "softmax", "strategy.name": "fedadam", "strategy.min-nodes": NODES,
+    "strategy.fraction-evaluate": 0.0, "privacy.server": "none", "num-rounds": ROUNDS, "seed": 1, "tensorboard": False,
+    "report": False, "round-timeout": 120.0, "node-timeout": 300.0,
+}  # fmt: skip
+PRIVATE: dict[str, Setting] = PLAIN | {
+    "privacy.server": "global-dp", "privacy.noise-multiplier": 4.0, "round-timeout": 40.0, "late-timeout": 20.0,
+}  # fmt: skip
+SERVERS = ("server app", "superexec")
+"""What can be killed without the loss of a reply."""
+KINDS = (*SERVERS, "SuperLink", "node", "client app")
+
+
+class Federation:
+    """The processes, and how to kill each kind of them.
+
+    Args:
+        processes: runs them.
+        folder: for everything that they write.
+        rng: chooses what is killed, and when.
+    """
+
+    def __init__(self, processes: Processes, folder: Path, rng: random.Random) -> None:
+        """Nothing is started yet."""
+        self.processes, self.folder, self.rng = processes, folder, rng
+        self.revived: list[str] = []
+
+    def start(self) -> None:
+        """Start the server and its nodes."""
+        self.processes.superlink("--database", str(self.folder / "state.db"), "--isolation", "process")
+        link = ["--insecure", "--runtime-api-address", self.processes.address]
+        options = ["--resume", "1000", "--tasks", str(self.folder / "tasks")]
+        self.processes.start("superexec", "cloister", "superexec", *options, *link)
+        configs = [self._node(number) for number in range(NODES)]
+        self.processes.supernodes(configs, "cloister", "warm-node", "--no-keras")
+
+    def kill(self, kind: str) -> bool:
+        """Kill one process, and start again what has no keeper of its own; False if there was none at this moment."""
+        if kind == "server app":
+            return self._killed(self.processes.pids("serverapp_kept.py"))
+        node = f"supernode-{self.rng.randrange(NODES)}"
+        if kind == "client app":
+            return self._killed(self._clients(self.processes.services[node].pid))
+        name = {"superexec": "superexec", "SuperLink": SUPERLINK, "node": node}[kind]
+        service = self.processes.services.pop(name)
+        os.killpg(service.pid, signal.SIGKILL)
+        service.wait()
+        time.sleep(1)
+        self.processes.restart(name)
+        return True
+
+    def wait(self, done: Callable[[], bool], seconds: float, what: str) -> None:
+        """Wait, and start again meanwhile what has ended by itself, as a supervisor does.
+
+        Args:
+            done: is asked again and again.
+            seconds: that it may take.
+            what: is waited for.
+
+        Raises:
+            AssertionError: it took longer.
+        """
+        deadline = time.monotonic() + seconds
+        while not done():
+            assert time.monotonic() < deadline, f"no {what} after {seconds:.0f} s"
+            for name, service in list(self.processes.services.items()):
+                if service.poll() is not None:
+                    self.revived.append(name)
+                    self.processes.restart(name)
+            time.sleep(0.1)
+
+    def _node(self, number: int) -> dict[str, Setting]:
+        return {"partition-id": number, "num-partitions": NODES, "ledger-dir": str(self.ledgers(number))}
+
+    def ledgers(self, number: int) -> Path:
+        """Where a node keeps its ledger."""
+        return self.folder / f"node-{number}"
+
+    @staticmethod
+    def _killed(pids: list[int]) -> bool:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        return bool(pids)
+
+    @staticmethod
+    def _clients(node: int) -> list[int]:
+        """The processes that work on a message of a node: its children but for the SuperNode."""
+        found = []
+        for status in Path("/proc").glob("[0-9]*/status"):
+            with suppress(OSError):
+                command = (status.parent / "cmdline").read_text()
+                if f"\nPPid:\t{node}\n" in status.read_text() and "warm.supernode" not in command:
+                    found.append(int(status.parent.name))
+        return found
+
+
+def finished(directory: Path) -> list[dict[str, Any]]:
+    """The finished rounds, without the one before the first."""
+    path = directory / "rounds.jsonl"
+    whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+    return [json.loads(line) for line in whole][1:]
+
+
+def ended(directory: Path) -> str:
+    """How a run ended; empty while it goes on."""
+    with suppress(OSError, ValueError):
+        return str(json.loads((directory / "privacy.json").read_text()).get("ended", {}).get("how", ""))
+    return ""
+
+
+class Harassed:
+    """One run, and what was killed in it.
+
+    Args:
+        federation: that runs it.
+        directory: of the run.
+        wanted: kinds, with how many kills are missing of each; counted down.
+    """
+
+    def __init__(self, federation: Federation, directory: Path, wanted: dict[str, int]) -> None:
+        """Nothing is begun yet."""
+        self.federation, self.directory, self.wanted = federation, directory, wanted
+        self.seconds: dict[str, list[float]] = {}
+
+    def run(self, settings: dict[str, Setting], until: float) -> None:
+        """Begin the run, kill until it has ended, or until the time is over, and wait for its end."""
+        processes = self.federation.processes
+        place: dict[str, Setting] = {"output-dir": str(self.directory.parent), "run-name": self.directory.name}
+        processes.flwr_begin(settings | place, PATIENCE)
+        self.federation.wait(lambda: bool(finished(self.directory)), PATIENCE, "first round")
+        while not ended(self.directory) and len(finished(self.directory)) < ROUNDS and time.monotonic() < until:
+            time.sleep(self.federation.rng.uniform(0, max(1.0, finished(self.directory)[-1]["seconds"]["train"])))
+            self._kill()
+        self.federation.wait(lambda: bool(ended(self.directory)), ROUNDS * PATIENCE, "end of the run")
+        self.federation.wait(lambda: not processes.pids("serverapp_kept.py"), PATIENCE, "end of its process")
+
+    def _kill(self) -> None:
+        kinds = [kind for kind, missing in self.wanted.items() if missing]
+        if not kinds:
+            return
+        kind = max(kinds, key=lambda kind: (self.wanted[kind], self.federation.rng.random()))
+        before, began = len(finished(self.directory)), time.monotonic()
+        if ended(self.directory) or not self._within(kind):
+            return
+        goal = before + 1
+        self.federation.wait(lambda: self._is_at(goal), PATIENCE, f"round after {kind} was killed")
+        self.wanted[kind] -= 1
+        self.seconds.setdefault(kind, []).append(time.monotonic() - began)
+
+    def _is_at(self, goal: int) -> bool:
+        return len(finished(self.directory)) >= goal or bool(ended(self.directory))
+
+    def _within(self, kind: str) -> bool:
+        """Kill as soon as there is such a process: a client lives for a second only."""
+        deadline = time.monotonic() + 30
+        while not (done := self.federation.kill(kind)) and time.monotonic() < deadline and not ended(self.directory):
+            time.sleep(0.02)
+        return done
+
+
+def complete(directory: Path, whole: Path | None) -> str:
+    """Check a run without noise.
+
+    Args:
+        directory: of the run.
+        whole: of one that nobody disturbed; None: this is that one.
+
+    Returns:
+        `equal`, or why the models cannot be compared.
+
+    Raises:
+        AssertionError: it did not end as it was asked to, or its model is another one.
+    """
+    lines = finished(directory)
+    assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1)), "a round is missing or twice"
+    assert ended(directory) == "as-asked", f"{directory.name} ended: {ended(directory)}"
+    if whole is None or any(line["measured"]["accepted"] < NODES for line in lines):
+        return "a reply was lost"
+    with np.load(directory / "model.npz") as one, np.load(whole / "model.npz") as other:
+        assert all(np.array_equal(one[name], other[name]) for name in other), f"{directory.name}: another model"
+    return "equal"
+
+
+def recorded(federation: Federation, directory: Path, seen: set[str]) -> int:
+    """Check the ledgers after a run with noise.
+
+    Args:
+        federation: that ran it.
+        directory: of the run.
+        seen: releases of runs before, in the nodes' ledgers; those of this one are added.
+
+    Returns:
+        How many releases of the run the server's ledger holds.
+
+    Raises:
+        AssertionError: a release is missing.
+    """
+    complete(directory, None)
+    releases = [entry.round for entry in Ledger(directory / "ledger.jsonl").entries]
+    missing = set(range(1, ROUNDS + 1)) - set(releases)
+    assert not missing, f"releases of rounds {sorted(missing)} are missing in the server's ledger"
+    entries = [
+        entry
+        for number in range(NODES)
+        for path in federation.ledgers(number).glob("*.jsonl")
+        for entry in Ledger(path).entries
+        if entry.release not in seen
+    ]
+    seen.update(entry.release for entry in entries)
+    for line in finished(directory):
+        charged = sum(entry.round == line["round"] for entry in entries)
+        assert charged >= line["measured"]["accepted"], f"round {line['round']} is missing in a node's ledger"
+    return len(releases)
+
+
+def show(seconds: dict[str, list[float]], said: list[str]) -> None:
+    """Print what was found so far."""
+    head = ["killed", "kills", "until the next round was done, s: median", "longest"]
+    rows = [
+        [kind, len(times), f"{statistics.median(times):.1f}", f"{max(times):.1f}"] for kind, times in seconds.items()
+    ]
+    table(head, rows)
+    print("\n".join(said), flush=True)
+
+
+def main(kills: int = 50, minutes: float = 600, seed: int = 0) -> None:
+    """Kill until there are enough kills, or the time is over."""
+    machine()
+    until, rng, number = time.monotonic() + 60 * minutes, random.Random(seed), 0
+    wanted, seen = dict.fromkeys(KINDS, kills), set[str]()
+    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    models: list[str] = []
+    private, releases = 0, 0
+    with tempfile.TemporaryDirectory(prefix="cloister-kills-") as scratch:
+        folder = Path(scratch)
+        with Processes(folder / "processes") as processes:
+            federation = Federation(processes, folder, rng)
+            federation.start()
+            Harassed(federation, folder / "whole", {}).run(PLAIN, 0)
+            assert complete(folder / "whole", None)
+            while any(wanted.values()) and time.monotonic() < until:
+                plain = number % 3 == 0 and any(wanted[kind] for kind in SERVERS)
+                ours = {kind: wanted[kind] for kind in (SERVERS if plain else KINDS)}
+                run = Harassed(federation, folder / f"run-{number}", ours)
+                run.run(PLAIN if plain else PRIVATE, until)
+                wanted |= ours
+                for kind, times in run.seconds.items():
+                    seconds[kind] += times
+                if plain:
+                    models.append(complete(run.directory, folder / "whole"))
+                else:
+                    private, releases = private + 1, releases + recorded(federation, run.directory, seen)
+                number += 1
+                show(
+                    {kind: times for kind, times in seconds.items() if times},
+                    [
+                        f"{len(models)} runs without noise: {models.count('equal')} with the model of the undisturbed"
+                        f" run, {len(models) - models.count('equal')} not compared, for a reply was lost",
+                        f"{private} runs with noise of {ROUNDS} rounds: {releases} releases, all in the ledgers",
+                        f"ended by themselves and started again: {federation.revived or 'none'}",
+                    ],
+                )
+            told = processes.told("flwr", "list", CONNECTION, "--format", "json")["runs"]
+            assert {found["status"] for found in told} == {"finished:completed"}, "Flower counts a run as failed"
+
+
+if __name__ == "__main__":
+    main(*(kind(word) for kind, word in zip((int, float, int), sys.argv[1:])))
