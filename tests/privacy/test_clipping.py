@@ -217,6 +217,6 @@ def test_canaries_would_drive_an_adaptive_bound():
     with pytest.raises(ConfigError) as refused:
         AdaptiveClip(1.0).refuse_canaries()
     assert str(refused.value) == (
-        "privacy.canaries contradicts privacy.clipping = 'adaptive': canaries are longer than the clip, and would drive "
-        "the quantile that it follows; use 'fixed', or 0 canaries"
+        "privacy.canaries contradicts privacy.clipping = 'adaptive': canaries are longer than the clip, and would "
+        "drive the quantile that it follows; use 'fixed', or 0 canaries"
     )
