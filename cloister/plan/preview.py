@@ -1,6 +1,6 @@
 """A run as far as it can be known before it: of the run's own objects, so that it agrees with what it will claim."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -160,10 +160,6 @@ def _worked_out(
     refusal = nodes[0].refusal if nodes else ""
     allowances = (*allowance.of_server(expected), *_allowances(named, expected.rounds, refusal))
     limit = _limit(options, expected, allowances)
-
-    def claim(after: int) -> ClientClaim | None:
-        return client_claim(plan, prepared.layout, after, [sizes.costliest] if sizes else None)
-
     reached = [number for number in shown if number <= expected.rounds]
     # One client alone has no peers to mask its update with.
     times = options.timing and not plan.config.secure_aggregation.enabled
@@ -175,7 +171,7 @@ def _worked_out(
         tuple(noise_on_clients(prepared)),
         sizes,
         client_claim(plan, prepared.layout, expected.rounds, list(sizes.shown)) if sizes else None,
-        (*series_of_server(expected.statements), *series_of_clients(claim, reached)),
+        (*series_of_server(expected.statements), *series_of_clients(_claims(prepared, sizes), reached)),
         allowances,
         refusal,
         tuple(_within(settings, prepared, named, limit)),
@@ -184,6 +180,12 @@ def _worked_out(
         traffic(prepared, options.clients),
         timed(prepared, messages[0], options.clients) if times and messages else None,
     )
+
+
+def _claims(prepared: Prepared, sizes: Sizes | None) -> Callable[[int], ClientClaim | None]:
+    """What could be said of the clients, of the costliest size, after so many rounds."""
+    steps = [sizes.costliest] if sizes else None
+    return lambda rounds: client_claim(prepared.plan, prepared.layout, rounds, steps)
 
 
 def _are_dealt(config: RunConfig, nodes: Sequence[Asked]) -> bool:
