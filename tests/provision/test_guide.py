@@ -205,7 +205,7 @@ def kept_up(machines):
     machines.keep_up("upgrade", upgrade, "server")
     assert f"installed in {srv}/cloister/venv-new: cloister superlink" in processes.log("server-service")
     (run,) = blocks(7, "sh")
-    more = "num-rounds=1 privacy.server='global-dp' privacy.noise-multiplier=2.0"
+    more = "num-rounds=2 privacy.server='global-dp' privacy.noise-multiplier=2.0"
     machines.follow("again", run.replace("num-rounds=3", more).replace("privacy.server='none' ", ""))
 
     (anchor,) = blocks(3, "sh", UPKEEP)
