@@ -232,7 +232,8 @@ def recorded(federation: Federation, directory: Path, seen: set[str]) -> int:
         AssertionError: a release is missing.
     """
     complete(directory, None)
-    releases = [entry.round for entry in Ledger(directory / "ledger.jsonl").entries]
+    kept = Ledger(directory / "ledger.jsonl").entries  # those of earlier runs are among them
+    releases = [entry.round for entry in kept if entry.run == directory.name]
     missing = set(range(1, ROUNDS + 1)) - set(releases)
     assert not missing, f"releases of rounds {sorted(missing)} are missing in the server's ledger"
     entries = [
