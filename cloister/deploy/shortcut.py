@@ -20,35 +20,34 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES, Protobuf
 from flwr.superlink.dependencies.linkstate import get_linkstate
 from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from flwr.superlink.servicer.fleet import fleet_handlers
-from google.protobuf.message import Message
 
 from cloister.deploy.door import Receive, Scope, Send
 
 refuse_other_version = VersionDependency(component_name="SuperLink", connection_name="Caller <-> SuperLink Runtime API")
 
 
-def _for_node(name: str, request: Request) -> Message:
+def _for_node(name: str, request: Request) -> bytes:
     """What a function of the Fleet interface answers a node whose key, signature and clock are right."""
     authenticate_node(request)
     state = get_linkstate(request)
     others = {"store": state.object_store} if name in WITH_STORE else {}
-    answer: Message = vars(fleet_handlers)[name](request=request.state.protobuf_request, state=state, **others)
-    return answer
+    answer = vars(fleet_handlers)[name](request=request.state.protobuf_request, state=state, **others)
+    return bytes(answer.SerializeToString())
 
 
-def _for_app(name: str, request: Request) -> Message:
+def _for_app(name: str, request: Request) -> bytes:
     """What a function of the Runtime interface answers an app that shows the token of its task."""
     refuse_other_version(request)
     state = get_linkstate(request)
     task = authenticate_task(request, request.headers.get(TASK_TOKEN_HEADER), state)
-    answer: Message = getattr(get_runtime_handlers(request), name)(request.state.protobuf_request, state, task)
-    return answer
+    answer = getattr(get_runtime_handlers(request), name)(request.state.protobuf_request, state, task)
+    return bytes(answer.SerializeToString())
 
 
 WITH_STORE = ("pull_messages", "confirm_message_received")
 """Functions for nodes that take the store of objects beside the state."""
 MESSAGES = ("pull_messages", "push_messages", "pull_object", "push_object", "confirm_message_received")
-OFTEN: dict[str, Callable[[Request], Message]] = {
+OFTEN: dict[str, Callable[[Request], bytes]] = {
     **{f"/v1/fleet/{name.replace('_', '-')}": partial(_for_node, name) for name in ("send_node_heartbeat", *MESSAGES)},
     **{f"/v1/runtime/{name.replace('_', '-')}": partial(_for_app, name) for name in MESSAGES},
 }
@@ -91,4 +90,4 @@ async def _answered(request: Request) -> Response:
     kind = PROTOBUF_REQUEST_TYPES["POST", path]
     request.state.protobuf_request = translation._parse_request(await request.body(), kind)
     answer = await to_thread.run_sync(OFTEN[path], request, limiter=HEARTBEATS if path == HEARTBEAT else None)
-    return Response(answer.SerializeToString(), media_type=PROTOBUF_MEDIA_TYPE)
+    return Response(answer, media_type=PROTOBUF_MEDIA_TYPE)
