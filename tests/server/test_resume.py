@@ -241,7 +241,11 @@ class TestWithNoise:
         planned = shorter.privacy["claims"][0]
         again = stopped_after(tmp_path, {"resume": str(tmp_path / "r")}, 1)
         more = again.privacy["claims"][0]
-        assert planned["counts"] == more["counts"] and "condition" not in planned and "broke the run off" in more["condition"]
+        assert (
+            planned["counts"] == more["counts"]
+            and "condition" not in planned
+            and "broke the run off" in more["condition"]
+        )
         assert more["epsilon"] == pytest.approx(planned_account(again).epsilon(1e-5, "pld"), rel=1e-3)
         assert more["epsilon"] > planned["epsilon"]
         (meaning,) = meanings(statement_of(again.privacy))
