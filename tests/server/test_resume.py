@@ -211,7 +211,7 @@ class TestWithNoise:
             this, everything = claims(folder)["claims"][0], claims(folder)["claims"][1]
             assert this["epsilon"] >= epsilon and everything["epsilon"] == 5.0
             if resumed.plan.resumes:
-                assert "break off" in this["condition"]
+                assert "broke the run off" in this["condition"]
             repeated.add(len(ledger.entries) - resumed.rounds[-1].number)
             ends.add(resumed.ended)
         assert repeated == {0, 1} and "as-asked" in ends
@@ -241,7 +241,11 @@ class TestWithNoise:
         planned = shorter.privacy["claims"][0]
         again = stopped_after(tmp_path, {"resume": str(tmp_path / "r")}, 1)
         more = again.privacy["claims"][0]
-        assert planned["counts"] == more["counts"] and "condition" not in planned and "break off" in more["condition"]
+        assert (
+            planned["counts"] == more["counts"]
+            and "condition" not in planned
+            and "broke the run off" in more["condition"]
+        )
         assert more["epsilon"] == pytest.approx(planned_account(again).epsilon(1e-5, "pld"), rel=1e-3)
         assert more["epsilon"] > planned["epsilon"]
         (meaning,) = meanings(statement_of(again.privacy))
@@ -540,10 +544,10 @@ class TestClaimsOfADirectoryThatWasMoved:
         assert not any("condition" in figure for figure in claims(tmp_path)["clients"]["claims"])
         outcome = resume(tmp_path)
         found = claims(tmp_path)["clients"]["claims"]
-        assert found and all("break off" in figure["condition"] for figure in found)
+        assert found and all("broke the run off" in figure["condition"] for figure in found)
         said = statement_of(outcome.privacy)
-        assert "break off" in render_clients(said.clients)[-2]
-        assert any("break off" in meaning.how_much for meaning in meanings(said))
+        assert "broke the run off" in render_clients(said.clients)[-2]
+        assert any("broke the run off" in meaning.how_much for meaning in meanings(said))
 
     def test_releases_of_other_runs_cannot_be_called_its_own(self, tmp_path):
         """A state that names them would have what all runs have released counted without them."""
