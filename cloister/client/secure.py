@@ -18,6 +18,7 @@ from cloister.client.node import Node
 from cloister.client.request import NamedArrays, ProtocolRequest, Reply, Request, TrainRequest
 from cloister.client.signing import Identity, identity
 from cloister.client.workbench import workbench_of
+from cloister.config.run import RunConfig
 from cloister.config.secure import shared_mean
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
@@ -47,12 +48,14 @@ class _Attempt:
 
     Args:
         run, round: which one.
+        config: of the run, by which the attempt began; the server may send another with each message.
         member: this node in the protocol; it holds the secrets, and drops them with the last step.
         plan: of the noise.
     """
 
     run: str
     round: int
+    config: RunConfig
     member: Member
     plan: Plan
 
@@ -141,7 +144,7 @@ def _advertised(request: ProtocolRequest, node: Node) -> Reply:
     terms = Terms(request.run, request.round, ATTEMPT, graph, plan.parameters, plan.bits)
     member = Member(who.name, who.key, who.roster, terms)
     advertisement = member.advertise()
-    _memory_of(node).attempt = _Attempt(request.run, request.round, member, plan)
+    _memory_of(node).attempt = _Attempt(request.run, request.round, request.config, member, plan)
     return Reply({**_packed(advertisement), ROSTER: np.frombuffer(told(who.roster), np.uint8)})
 
 
@@ -171,12 +174,15 @@ def _taken(request: Request, node: Node) -> _Attempt:
     """The attempt that this node takes part in, which it forgets: a step that fails leaves nothing.
 
     Raises:
-        ProtocolError: there is none for this round.
+        ProtocolError: there is none for this round, or it began under other settings: what is charged would not be the
+            noise that is added.
     """
     memory = _memory_of(node)
     attempt, memory.attempt = memory.attempt, None
     if attempt is None or (attempt.run, attempt.round) != (request.run, request.round):
         raise ProtocolError(f"this node takes part in no attempt at round {request.round}, or not any more")
+    if attempt.config != request.config:
+        raise ProtocolError(f"the settings of the run have changed since the attempt at round {request.round} began")
     return attempt
 
 

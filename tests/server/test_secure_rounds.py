@@ -246,6 +246,13 @@ class TestANodeRefuses:
         run = SecureRun(keys, random_updates(5), app=app)
         self.refusal(run, self.trains(None, **{"privacy-events": promise}), "counts on shares of noise")
 
+    def test_other_settings_than_the_attempt_began_with(self, tmp_path):
+        run = self.run(tmp_path)
+        assert not reply_to(run, message(run, 1, "advertise")).has_error()
+        for context in run.grid._contexts.values():
+            context.run_config["privacy.noise-multiplier"] = 9.0
+        self.refusal(run, message(run, 1, "share"), "settings of the run have changed")
+
     def test_a_second_attempt_at_a_round(self, tmp_path):
         run = self.run(tmp_path)
         assert not reply_to(run, message(run, 1, "advertise", number=2)).has_error()
