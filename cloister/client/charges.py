@@ -59,7 +59,7 @@ def charges_of(request: Request, node: Node) -> list[Charge]:
         scores = (Unaccounted("scores left without noise"),)
         return [Charge("client", scores, SCORES), Charge(unit, scores, SCORES)]
     if request.config.secure_aggregation.enabled:
-        return _of_shared_noise(request, unit)
+        return _of_shared_noise(request, node, unit)
     if request.config.privacy.client.clips_gradients:
         return [_of_promise(request, node), _of_steps(request, node, unit)]
     return _of_local_noise(request, node, unit)
@@ -84,11 +84,17 @@ def _of_promise(request: TrainRequest, node: Node) -> Charge:
     return Charge("client", (Unaccounted("the policy of this node counts on no noise of the server's"),), PROMISED)
 
 
-def _of_shared_noise(request: TrainRequest, unit: Unit) -> list[Charge]:
-    """The sum that this client's masked update goes into, with the noise that it knows its part of."""
+def _of_shared_noise(request: TrainRequest, node: Node, unit: Unit) -> list[Charge]:
+    """The sum that this client's masked update goes into, with the noise that it knows its part of.
+
+    The run says how many of the others may work with the server. Unless a rule of the node says at least how many, what
+    covers its examples may be its own share alone.
+    """
     clip = shared_mean(request.config).clipping_norm
-    replaced = tuple(event.replaced() for event in request.promise)
-    return [Charge("client", request.promise, SHARED, clip), Charge(unit, replaced, SHARED, clip)]
+    client = Charge("client", request.promise, SHARED, clip)
+    if node.policy is None or not node.policy.min_colluding:
+        return [client, Charge(unit, (Unaccounted("no policy of this node has min-colluding"),), SHARED)]
+    return [client, Charge(unit, tuple(event.replaced() for event in request.promise), SHARED, clip)]
 
 
 def _of_steps(request: TrainRequest, node: Node, unit: Unit) -> Charge:

@@ -40,8 +40,7 @@ def train(request: TrainRequest, node: Node) -> Reply:
     """
     bench = _bench(request)
     trainer, plan = bench.trainer, plan_of(request, node)
-    protected = request.config.privacy.client.is_on or request.config.secure_aggregation.enabled
-    attempt = _contained if protected else _open
+    attempt = _contained if _is_protected(request) else _open
     examples = attempt(lambda: _examples(request, node), lambda: _nothing(request))
     chosen = attempt(lambda: _choice(bench, request, examples), lambda: _choice(bench, request, _nothing(request)))
     start = request.models[chosen]
@@ -139,9 +138,14 @@ def keep_personal(request: KeepRequest, node: Node) -> Reply:
     """
     if node.config.model_dir:
         _bench(request)
-        attempt = _contained if request.config.privacy.client.is_on or node.policy else _open
+        attempt = _contained if _is_protected(request) or node.policy else _open
         attempt(lambda: _save_best(request, node), lambda: None)
     return Reply()
+
+
+def _is_protected(request: Request) -> bool:
+    """Whether clients of this run protect themselves, alone or with others: then no failure may tell of their data."""
+    return request.config.privacy.client.is_on or request.config.secure_aggregation.enabled
 
 
 def _save_best(request: KeepRequest, node: Node) -> None:

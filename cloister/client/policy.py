@@ -129,8 +129,7 @@ class Policy(Section):
     @model_validator(mode="after")
     def _agree(self) -> "Policy":
         """Refuse rules that bind nobody: a minimum without its mechanism, a mechanism without minimum or budget."""
-        idle = chain(_idle_minima(self), _idle_sums(self))
-        if complaint := next(chain(idle, _unbound_mechanisms(self), _empty_ranges(self)), ""):
+        if complaint := next(chain(_idle_minima(self), _unbound_mechanisms(self), _empty_ranges(self)), ""):
             raise ValueError(complaint)
         return self
 
@@ -163,12 +162,6 @@ def _idle_minima(policy: Policy) -> Iterator[str]:
             named = (*mechanisms, f"{PLUGIN}NAME") if mechanisms == SERVER_SIDE else mechanisms
             names = " or ".join(map(repr, named))
             yield f"{kebab(name)} = {getattr(policy, name):g} has no effect unless mechanisms holds {names}"
-
-
-def _idle_sums(policy: Policy) -> Iterator[str]:
-    for name in ("min_threshold", "min_colluding", "max_colluding"):
-        if getattr(policy, name) and not policy.demands_secure_aggregation:
-            yield f"{kebab(name)} = {getattr(policy, name)} has no effect unless demands-secure-aggregation = true"
 
 
 def _unbound_mechanisms(policy: Policy) -> Iterator[str]:

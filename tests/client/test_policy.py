@@ -76,10 +76,8 @@ class TestTheFile:
                 {"min_client_clipping_norm": 2.0, "max_client_clipping_norm": 1.0},
                 "min-client-clipping-norm = 2 must be at most max-client-clipping-norm = 1",
             ),
-            ({"min_threshold": 3}, "min-threshold = 3 has no effect unless demands-secure-aggregation = true"),
-            ({"max_colluding": 3}, "max-colluding = 3 has no effect unless demands-secure-aggregation = true"),
             (
-                {"demands_secure_aggregation": True, "min_colluding": 3, "max_colluding": 2},
+                {"min_colluding": 3, "max_colluding": 2},
                 "min-colluding = 3 must be at most max-colluding = 2",
             ),
             ({"demands_secure_aggregation": 1}, "demands-secure-aggregation = 1 is not valid"),

@@ -179,6 +179,7 @@ def test_a_later_run_without_it_claims_nothing_against_clients_over_all_runs(tmp
     budget.spend(Gaussian(4.0), 1)
     of_run, of_all = statement(Claim("global-dp"), budget, 1, "fixed").claim.figures
     assert (of_run.adversary, of_all.adversary) == (OUTSIDERS, NO_CLIENT)
+    assert (of_run.neighbours, of_all.neighbours) == (None, ZEROED)
 
 
 def test_a_plan_knows_it(tmp_path):

@@ -19,7 +19,7 @@ from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, FederationError
 from cloister.core.wire import SECURE, SECURE_MESSAGE, SECURE_STEP
-from cloister.privacy.accounting.events import DistributedGaussian
+from cloister.privacy.accounting.events import DistributedGaussian, Unaccounted
 from cloister.privacy.mechanisms.distributed.whole import whole_update
 from cloister.secure_aggregation.messages import Advertisement, SealedShares, Signatures, Survivors
 from cloister.secure_aggregation.messages import Cohort as Members
@@ -170,19 +170,35 @@ class TestCharges:
             run.messages()
         assert not run.spent()
 
-    def test_nodes_count_what_they_added_themselves(self, tmp_path):
-        nodes = [{"partition-id": n, "num-partitions": 5, "ledger-dir": str(tmp_path / str(n))} for n in range(5)]
-        run = SecureRun(settings(tmp_path), random_updates(5), {2: "share", 3: "sign"}, nodes)
+    def entries(self, folder, rules):
+        """What each node has in its ledger after a round; one is lost before it shares, one before it signs."""
+        policy = folder / "policy.toml"
+        policy.write_text(f'tasks = ["digits"]\nmechanisms = ["global-dp"]\nmax-epsilon = 90.0\n{rules}\n')
+        own = [{"policy": str(policy), "ledger-dir": str(folder / str(n))} for n in range(5)]
+        nodes = [{"partition-id": n, "num-partitions": 5, **node} for n, node in enumerate(own)]
+        run = SecureRun(settings(folder, colluding=1), random_updates(5), {2: "share", 3: "sign"}, nodes)
         run.collect()
         from cloister.client.ledgers import ledger_of
         from cloister.client.node import node_of
 
-        own = run.spent()[0]
-        for number, node in enumerate(nodes, start=1):
-            entries = ledger_of(node_of(node), "digits").entries
+        return run.spent(), [ledger_of(node_of(node), "digits").entries for node in nodes]
+
+    def test_nodes_count_what_they_added_themselves(self, tmp_path):
+        (own,), found = self.entries(tmp_path, "min-colluding = 1")
+        for number, entries in enumerate(found, start=1):
             expected = [] if number == 2 else [("client", own), ("example", own.replaced())]
             assert [(entry.unit, entry.event) for entry in entries] == expected
             assert {entry.mechanism for entry in entries} <= {"secure-aggregation"}
+
+    def test_nodes_count_on_no_others_for_their_examples_unless_a_rule_says_how_many_may_collude(self, tmp_path):
+        (own,), found = self.entries(tmp_path, "")
+        for number, entries in enumerate(found, start=1):
+            expected = (
+                []
+                if number == 2
+                else [("client", own), ("example", Unaccounted("no policy of this node has min-colluding"))]
+            )
+            assert [(entry.unit, entry.event) for entry in entries] == expected
 
 
 def message(run, node, step, content=b"", number=1):
@@ -287,8 +303,8 @@ class TestPolicies:
 
     KEPT = ("min-server-noise-multiplier = 1.0", "min-threshold = 4", "max-colluding = 1")
 
-    def refusal(self, folder, *rules):
-        demands = ("demands-secure-aggregation = true", 'mechanisms = ["global-dp"]', 'tasks = ["digits"]')
+    def refusal(self, folder, *rules, demanded="true"):
+        demands = (f"demands-secure-aggregation = {demanded}", 'mechanisms = ["global-dp"]', 'tasks = ["digits"]')
         (folder / "policy.toml").write_text("\n".join((*demands, *rules)))
         first = {"policy": str(folder / "policy.toml"), "ledger-dir": str(folder / "ledgers")}
         nodes = [{"partition-id": n, "num-partitions": 5, **(first if n == 0 else {})} for n in range(5)]
@@ -296,6 +312,11 @@ class TestPolicies:
 
     def test_that_are_kept(self, tmp_path):
         assert not self.refusal(tmp_path, *self.KEPT)
+
+    def test_bind_where_it_is_not_demanded(self, tmp_path):
+        rules = ("max-epsilon = 90.0", "min-colluding = 2")
+        said = self.refusal(tmp_path, *rules, demanded="false")
+        assert "secure-aggregation.colluding = 1, demanded: at least 2" in said
 
     @pytest.mark.parametrize(
         ("rules", "says"),

@@ -78,16 +78,15 @@ def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterat
 
 
 def about_secure_sums(policy: Policy, asked: SecureSums | None) -> Iterator[str]:
-    """What a policy that demands secure aggregation misses in a run.
+    """What a policy misses of secure aggregation in a run: that it is there, where it is demanded, and its bounds.
 
     Args:
         policy: of the site.
         asked: the run's settings of it; None: the server sees every update.
     """
-    if not policy.demands_secure_aggregation:
-        return
     if asked is None:
-        yield "secure-aggregation.enabled = False, demanded: True"
+        if policy.demands_secure_aggregation:
+            yield "secure-aggregation.enabled = False, demanded: True"
         return
     yield from _outside("secure-aggregation.threshold", asked.threshold, policy.min_threshold, 0)
     yield from _outside("secure-aggregation.colluding", asked.colluding, policy.min_colluding, policy.max_colluding)

@@ -83,6 +83,7 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
     rounds there are is one of them: a run that is ended for what it released is counted as if it had not been.
     """
     neighbours = ZEROED if claim.is_against_server else None
+    shared = claim.is_against_server or _holds_shares(budget)
     base = Figure(claim.unit, claim.relation, neighbours, delta=budget.delta, counts=ALL_PLANNED if planned else None)
     of_run = budget.account_of_run if planned is None else partial(composed, planned, budget.relation)
     conditions = [SECURE_CONDITION] * claim.is_against_server + [IF_NOT_BROKEN] * resumed
@@ -99,7 +100,11 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
     run = counted(_adversary(claim), True)
     figures = [run]
     if math.isfinite(budget.epsilon()):
-        everything = _everything(replace(base, adversary=_of_all_runs(budget), scope=ALL_RUNS), budget, planned)
+        # Other runs may have shown their updates to the server; in those with secure aggregation clients know their own
+        # shares of the noise, which may be no fewer than may collude.
+        adversary, relation = (NO_CLIENT, ZEROED) if shared else (OUTSIDERS, None)
+        of_all = replace(base, adversary=adversary, neighbours=relation, scope=ALL_RUNS)
+        everything = _everything(of_all, budget, planned)
         conditions = [SECURE_CONDITION] * claim.is_against_server + [everything.condition or ""]
         figures.append(replace(everything, condition=_joined(conditions)))
     strangers = counted(STRANGERS, False)
@@ -124,15 +129,10 @@ def _adversary(claim: Claim) -> str:
     return f"the server together with {clients}, and whoever sees the models of the run"
 
 
-def _of_all_runs(budget: PrivacyBudget[Ledger]) -> str:
-    """Against whom everything in a ledger holds.
-
-    Other runs may have shown their updates to the server. In those with secure aggregation clients know their own
-    shares of the noise, which may be no fewer than may collude.
-    """
+def _holds_shares(budget: PrivacyBudget[Ledger]) -> bool:
+    """Whether some run in the ledger had its noise in shares."""
     about = (entry.event.parts()[0] for entry in budget.ledger.entries if entry.unit == budget.unit)
-    shared = any(isinstance(event, DistributedGaussian) for event in about)
-    return NO_CLIENT if shared else OUTSIDERS
+    return any(isinstance(event, DistributedGaussian) for event in about)
 
 
 def _everything(figure: Figure, budget: PrivacyBudget[Ledger], planned: Planned | None) -> Figure:
