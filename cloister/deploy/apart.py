@@ -49,7 +49,7 @@ class _Upload:
     Attributes:
         announced: the reply without its content, as Flower checked it.
         root: the part that names the others.
-        present: parts that Flower does not ask for, and that the node has to show all the same.
+        missing: parts that Flower does not have yet. The node has to show the others all the same.
         awaited: parts that the node has not shown yet, but for the root.
         shown: parts that it has shown.
         last: the request with the root, until the others have come.
@@ -57,7 +57,7 @@ class _Upload:
 
     announced: Any
     root: str
-    present: set[str]
+    missing: set[str]
     awaited: set[str]
     shown: set[str] = field(default_factory=set)
     last: Any = None
@@ -72,7 +72,7 @@ class _Upload:
         """The requests that may reach Flower now that this part has been shown."""
         name = request.object_id
         self.awaited.discard(name)
-        is_new = name not in self.shown and name not in self.present
+        is_new = name in self.missing and name not in self.shown
         self.shown.add(name)
         if is_new and name == self.root:
             self.last, is_new = request, False
@@ -83,8 +83,8 @@ class _Upload:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every part has been shown, and none waits for others."""
-        return not self.awaited and self.last is None and self.root in self.shown
+        """Whether every part has been shown, and Flower has all of them: what was shown may be on its way yet."""
+        return not self.awaited and self.root in self.shown and not self.missing
 
     def undo(self, requests: list[Any]) -> None:
         """Expect these parts once more: they have not reached Flower."""
@@ -152,9 +152,9 @@ class OwnMessages(InFront):
         # Before Flower knows of it: the server's app may ask at any time.
         self.unfinished.announced(announced.metadata.reply_to_message_id, request.node.node_id, root)
         answer, names = self._registered(request, state), _names(request.message_object_trees[:1])
-        present = names - set(answer.objects_to_push)
+        missing = names & set(answer.objects_to_push)
         with self.lock:
-            self.uploads[request.node.node_id] = _Upload(announced, root, present, names - {root})
+            self.uploads[request.node.node_id] = _Upload(announced, root, missing, names - {root})
         del answer.objects_to_push[:]
         answer.objects_to_push.extend(sorted(names))
         return answer
@@ -178,7 +178,9 @@ class OwnMessages(InFront):
                 return PushObjectResponse(stored=False)
             ready = upload.on(request)
         stored = self._handed_on(upload, ready, others)
-        self.unfinished.moved(upload.announced.metadata.reply_to_message_id, upload.root, upload.is_whole)
+        with self.lock:
+            is_whole = upload.is_whole
+        self.unfinished.moved(upload.announced.metadata.reply_to_message_id, upload.root, is_whole)
         return PushObjectResponse(stored=stored)
 
     def _handed_on(self, upload: _Upload, ready: list[Any], others: Mapping[str, Any]) -> bool:
@@ -191,6 +193,9 @@ class OwnMessages(InFront):
                 with self.lock:
                     upload.undo(ready[number:])
                 raise
+            with self.lock:
+                # Also if it was not stored: Flower has it from another node, or has given the reply up and says so.
+                upload.missing.discard(request.object_id)
         return stored
 
     def _was_given(self, node: int, name: str) -> bool:

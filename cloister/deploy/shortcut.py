@@ -61,7 +61,8 @@ class Shortcut:
     """ASGI application that answers what is asked often, and hands on the rest.
 
     Args:
-        app: Flower's SuperLink, without extensions and without a log of events, which only its own layers write.
+        app: Flower's SuperLink, without extensions, whose layers would be passed by, and without a log of events, which
+            only its own layers write.
 
     Guarantee: a caller is answered as by Flower, after the same checks.
     """

@@ -91,12 +91,16 @@ class KeepingExecutor(QuietExecutor):
         self._keep(made.rename(self.tasks / made.name.replace("new-", f"task-{spec.task_id}-")))
 
     def reconcile(self) -> None:
-        """Go on with tasks whose keeper was killed, or whose executor was."""
+        """Go on with tasks whose keeper was killed, or whose executor was; forget keepers whose task is over."""
         for folder in self.tasks.glob("task-*"):
             keeper = self._keepers.get(folder)
             if keeper is None or keeper.poll() is not None:
                 log(WARNING, "the keeper of server app %s has died: it is started again", folder.name)
                 self._keep(folder)
+        # Polled until they have ended: a process whose end nobody asks for stays in the kernel's table.
+        self._keepers = {
+            folder: keeper for folder, keeper in self._keepers.items() if keeper.poll() is None or folder.exists()
+        }
 
     def _keep(self, folder: Path) -> None:
         # Flower gives a server app no output but its log.

@@ -116,7 +116,8 @@ def closed_app(config: SuperLinkLifespanConfig) -> App:
     RunningRuns().install()
     revoked.install()
     app = create_app(config, SuperLinkLifespan)
-    plain = config.fleet_event_log_plugin is None and not extensions.get_middleware()
+    # An extension may add middleware, and may change the application in any other way: none may be there.
+    plain = config.fleet_event_log_plugin is None and extensions._try_import_sgxt() is None
     return Door(Shortcut(app) if plain else app)
 
 

@@ -2,8 +2,12 @@
 
 Flower tells the server's app of a reply as soon as a node has announced it. The app then waits for the parts, and looks
 at nobody else's reply meanwhile: for three minutes if the node sends none, for up to two hours if it sends one now and
-then. Replies that came in time are void by then, so that one client decides whose count. Here a reply comes when all
-its parts have. One whose node has sent nothing for so long that Flower gives it up is shown: Flower says so at once.
+then. Replies that came in time are void by then, so that one client decides whose count. Here a reply comes when Flower
+has all its parts. One whose node has sent nothing for so long that Flower gives it up is shown: Flower says so at once.
+
+Two things are accepted. A node that sends one part again and again hides its own reply for as long as it likes: that
+reply misses its deadline, and no other does. A node that announces a reply and dies is reported as lost after
+`GIVEN_UP` seconds instead of the 60 after which Flower misses its heartbeats.
 """
 
 import time
@@ -69,7 +73,7 @@ class Unfinished:
         Args:
             message: that is replied to.
             root: of the reply.
-            is_whole: whether it was the last part.
+            is_whole: whether Flower has all parts now.
         """
         with self._lock:
             begun = self._begun.get(message)

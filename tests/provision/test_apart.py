@@ -419,6 +419,31 @@ class TestRepliesThatAreNotAllThere:
         nodes[1].announce(reply)
         assert link.heard(message) == {message.object_id}
 
+    @pytest.mark.parametrize("meanwhile", ["the same part", "all other parts"])
+    def test_a_reply_is_not_heard_while_a_part_is_on_its_way_to_flower(self, link, nodes, monkeypatch, meanwhile):
+        """A SuperNode sends parts in parallel; the database fails for one of them after others were answered."""
+        message, reply = self.asked(link, nodes[0])
+        answer, objects = nodes[0].announce(reply), get_all_nested_objects(reply)
+        part = next(name for name in objects_of(TRAINED["kernel"]) if not link.store.get(name))
+        others, stored = [name for name in objects if name != part], link.state.store_object
+
+        def push(names):
+            for name in names:
+                assert nodes[0].push(answer.session_id, name, objects[name].deflate())
+
+        def busy_meanwhile(*_):
+            monkeypatch.setattr(link.state, "store_object", stored)
+            push([part] if meanwhile == "the same part" else others)
+            raise TimeoutError
+
+        push(others if meanwhile == "the same part" else [])
+        monkeypatch.setattr(link.state, "store_object", busy_meanwhile)
+        with pytest.raises(TimeoutError):
+            push([part])
+        assert link.heard(message) == set()
+        push([part])
+        assert link.heard(message) == {message.object_id} and all(link.store.get(name) for name in objects)
+
     def test_a_reply_that_flower_gives_up_is_shown(self, link, nodes, clock):
         """Flower answers for it: at once, as it waits no longer for the parts."""
         message, reply = self.asked(link, nodes[0])

@@ -293,6 +293,32 @@ class TestAnExecutorThatDies:
         gone(folder)
 
 
+ENDS_ITS_TASK = """\
+import shutil, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+shutil.rmtree(folder)
+while not folder.parent.with_name("end").exists():
+    time.sleep(0.02)
+"""
+
+
+def test_a_keeper_whose_task_is_over_leaves_no_entry_in_the_table_of_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(superexec, "KEEPER", tmp_path / "keeper.py")
+    superexec.KEEPER.write_text(ENDS_ITS_TASK)
+    executor = superexec.KeepingExecutor(3, tmp_path / "tasks")
+    executor.launch(task())
+    ((folder, keeper),) = executor._keepers.items()
+    gone(folder)
+    executor.reconcile()
+    (tmp_path / "end").touch()
+    os.waitid(os.P_PID, keeper.pid, os.WEXITED | os.WNOWAIT)
+    executor.reconcile()
+    with pytest.raises(ChildProcessError):
+        os.waitid(os.P_PID, keeper.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    assert not executor._keepers
+
+
 def test_start_sh_knows_a_keeper_by_its_name():
     assert "serverapp" in superexec.KEEPER.name
 

@@ -2,11 +2,13 @@
 
 import shutil
 import sqlite3
+import sys
 from base64 import b64encode
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 from anyio import fail_after, run, to_thread
@@ -543,3 +545,18 @@ class TestShortcut:
         monkeypatch.setattr(superlink_module, "create_app", lambda *_: None)
         door = closed_app(replace(configuration(tmp_path / "state.db"), fleet_event_log_plugin=log))
         assert isinstance(door.app, Shortcut) == (log is None)
+
+    def test_it_is_not_taken_past_what_an_extension_adds_to_the_application(self, tmp_path, monkeypatch):
+        class Extension:
+            def __init__(self, app):
+                self.app = app
+
+            async def __call__(self, scope, receive, send):
+                taken.append(scope["path"])
+                await self.app(scope, receive, send)
+
+        taken, path = [], "/v1/fleet/pull-messages"
+        extension = SimpleNamespace(configure_app=lambda app: app.add_middleware(Extension))
+        monkeypatch.setitem(sys.modules, "flwr.ee.superlink.extensions", extension)
+        client = TestClient(closed_app(configuration(tmp_path / "state.db")), raise_server_exceptions=False)
+        assert client.post(path, content=b"", headers=WIRE).status_code == 401 and taken == [path]
