@@ -5,8 +5,9 @@ that state may be written to a disk. A node that is started anew knows of no att
 """
 
 import os
+import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -51,6 +52,7 @@ class _Attempt:
         config: of the run, by which the attempt began; the server may send another with each message.
         member: this node in the protocol; it holds the secrets, and drops them with the last step.
         plan: of the noise.
+        process: in which the attempt began: a fork holds a copy of all of it, which could make a step again.
     """
 
     run: str
@@ -58,6 +60,7 @@ class _Attempt:
     config: RunConfig
     member: Member
     plan: Plan
+    process: int = field(default_factory=os.getpid)
 
 
 @dataclass
@@ -69,6 +72,8 @@ class _Memory:
 
 _memories: dict[int, _Memory] = {}
 """By the identity of the state of a node."""
+_remembering = threading.Lock()
+"""Held while an attempt is looked up and taken: of two messages at the same time one gets it."""
 
 
 def take_part(request: ProtocolRequest, node: Node) -> Reply:
@@ -164,10 +169,11 @@ def _refuse_round_again(request: Request, node: Node) -> None:
 def _memory_of(node: Node) -> _Memory:
     """What this process remembers of a node, for as long as the node's state is there."""
     place = id(node.state)
-    if place not in _memories:
-        _memories[place] = _Memory()
-        weakref.finalize(node.state, _memories.pop, place, None)
-    return _memories[place]
+    with _remembering:
+        if place not in _memories:
+            _memories[place] = _Memory()
+            weakref.finalize(node.state, _memories.pop, place, None)
+        return _memories[place]
 
 
 def _taken(request: Request, node: Node) -> _Attempt:
@@ -178,7 +184,10 @@ def _taken(request: Request, node: Node) -> _Attempt:
             noise that is added.
     """
     memory = _memory_of(node)
-    attempt, memory.attempt = memory.attempt, None
+    with _remembering:
+        attempt, memory.attempt = memory.attempt, None
+    if attempt is not None and attempt.process != os.getpid():
+        raise ProtocolError("the attempt began in another process, which may go on with it; this one does not")
     if attempt is None or (attempt.run, attempt.round) != (request.run, request.round):
         raise ProtocolError(f"this node takes part in no attempt at round {request.round}, or not any more")
     if attempt.config != request.config:

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_rounds import Round, names_of, next_round, roster_of, signing_key, terms_for, vectors
+from secure_twins import Held, both
 
 from cloister.core.errors import ConfigError, ProtocolError, RoundAbandoned
 from cloister.secure_aggregation import member as member_module
@@ -34,6 +35,7 @@ from cloister.secure_aggregation.messages import (
 from cloister.secure_aggregation.ring import into_ring, out_of_ring
 from cloister.secure_aggregation.roster import Roster
 from cloister.secure_aggregation.sharing import combine, split
+from cloister.secure_aggregation.steps import Steps
 
 # Masks.
 
@@ -327,6 +329,14 @@ def test_nothing_of_an_attempt_is_left_in_a_member(secrets, ending):
         one.unmask(signatures)
     assert one._steps._state is None
     assert not {*secrets, X25519PrivateKey} & reachable(vars(one))
+
+
+def test_of_two_threads_that_make_a_step_one_gets_the_state():
+    class Slow(Steps):
+        _state = Held(None)
+
+    steps = Slow("state")
+    assert both(lambda: steps.take(str)) == 1
 
 
 def test_a_member_can_be_neither_copied_nor_saved():

@@ -3,6 +3,7 @@
 import gc
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 from secure_runs import MODEL, PHASES, SecureRun, app_with, phase_of, random_updates, settings
+from secure_twins import Held, both
 
 from cloister.aggregation import secure_sum
 from cloister.client import secure
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import Cohort
-from cloister.core.errors import ConfigError, FederationError
+from cloister.core.errors import ConfigError, FederationError, ProtocolError
 from cloister.core.wire import SECURE, SECURE_MESSAGE, SECURE_STEP
 from cloister.privacy.accounting.events import DistributedGaussian
 from cloister.privacy.mechanisms.distributed.whole import whole_update
@@ -394,6 +396,30 @@ class TestWhatANodeRemembers:
         before = len(resumed.spent())
         assert resumed.collect(2).total is None and len(resumed.spent()) == before
         assert resumed.collect(3).survivors == 5
+
+    def taken(self, folder):
+        """What takes the attempt that the first node has begun, once."""
+        run = SecureRun(settings(folder), random_updates(5))
+        assert not reply_to(run, message(run, 1, "advertise")).has_error()
+        node = SimpleNamespace(state=run.grid._contexts[1].state)
+        attempt = secure._memory_of(node).attempt
+        request = SimpleNamespace(run=attempt.run, round=attempt.round, config=attempt.config)
+        return node, lambda: secure._taken(request, node)
+
+    def test_one_of_two_messages_at_the_same_time_gets_the_attempt(self, tmp_path):
+        node, take = self.taken(tmp_path)
+
+        class Slow:
+            attempt = Held(secure._memory_of(node).attempt)
+
+        secure._memories[id(node.state)] = Slow()
+        assert both(take) == 1
+
+    def test_a_fork_does_not_go_on_with_a_copy(self, tmp_path, monkeypatch):
+        _, take = self.taken(tmp_path)
+        monkeypatch.setattr(secure.os, "getpid", lambda: 1)
+        with pytest.raises(ProtocolError, match="began in another process"):
+            take()
 
     def test_a_node_that_is_started_anew_has_dropped_out(self, tmp_path):
         updates = random_updates(5)
