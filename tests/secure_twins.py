@@ -93,5 +93,5 @@ def key_of(colluder):
 class Unpaired(Member):
     """A twin without masks that peers have in common."""
 
-    def _masked(self, state, values, partners):
-        return super()._masked(state, values, frozenset())
+    def _masks(self, state, partners):
+        return super()._masks(state, frozenset())

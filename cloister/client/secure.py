@@ -107,35 +107,36 @@ def _stepped(member: Member, step: str, content: bytes) -> protocol.Message:
 def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:
     """Let nothing of a training reply through but the update, clipped, with its share of the noise, and masked.
 
+    What other members have sent is looked at before the reply is charged and made: it spends nothing if it is refused.
+
     Args:
         request: of the server.
         node: that answers.
         call_next: trains.
 
     Raises:
-        ProtocolError: the node takes part in no attempt at this round, or the shares are not those of its peers.
+        ProtocolError: the node takes part in no attempt at this round, or not with those whom the server tells it.
     """
     if not request.config.secure_aggregation.enabled or not isinstance(request, TrainRequest):
         return call_next(request, node)
     if request.delivery is None:
         raise ProtocolError("under secure aggregation a model leaves this node masked alone")
     attempt = _taken(request, node)
+    attempt.member.open(request.delivery)
     trained = call_next(request, node).arrays or {}
-    vector = _masked(attempt, request.delivery, request.models[0], trained)
+    vector = _masked(attempt, request.models[0], trained)
     _memory_of(node).attempt = attempt
     return Reply(_packed(vector))
 
 
-def _masked(
-    attempt: _Attempt, delivery: protocol.Delivery, sent: NamedArrays, trained: NamedArrays
-) -> protocol.MaskedInput:
+def _masked(attempt: _Attempt, sent: NamedArrays, trained: NamedArrays) -> protocol.MaskedInput:
     """The update in steps of the grid, with this node's share of the noise and its masks."""
     plan, layout = attempt.plan, Layout.of(sent)
     numbers = whole_update(Cohort.of(layout, layout.rows(sent), (layout.rows(trained),)), plan)
     parties = plan.shares.parties
     chain = SeedChain(os.urandom(LINK), parties.threshold + 1, parties.members) if plan.shares.components else None
     add_share(numbers, plan.shares, os.urandom(LINK), chain.seeds() if chain else {})
-    return attempt.member.mask(delivery, into_ring(numbers, plan.bits), plan.terms(), chain)
+    return attempt.member.mask(into_ring(numbers, plan.bits), plan.terms(), chain)
 
 
 def _advertised(request: ProtocolRequest, node: Node) -> Reply:

@@ -218,7 +218,7 @@ class Coordinator:
         holders, needed = {name, *collected.peers[name]}, self._terms.graph.needed
         shares = {one: answers[one].shares[name] for one in holders & set(answers) if name in answers[one].shares}
         if len(shares) < needed:
-            raise RoundAbandoned(f"{len(shares)} shares of a member's secret were shown; it takes {needed}")
+            raise RoundAbandoned(f"{len(shares)} shares of a secret of {name!r} were shown; it takes {needed}")
         return combine(shares, holders, needed)
 
 

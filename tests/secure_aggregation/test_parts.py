@@ -350,7 +350,8 @@ def test_a_member_can_be_neither_copied_nor_saved():
 STEPS = {
     "advertise": lambda one: one.advertise(),
     "share": lambda one: one.share(Cohort(())),
-    "mask": lambda one: one.mask(Delivery((), {}), np.zeros(5, "<u4")),
+    "open": lambda one: one.open(Delivery((), {})),
+    "mask": lambda one: one.mask(np.zeros(5, "<u4")),
     "sign": lambda one: one.sign(Survivors(())),
     "unmask": lambda one: one.unmask(Signatures({})),
 }

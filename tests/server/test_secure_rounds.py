@@ -23,7 +23,7 @@ from cloister.core.errors import ConfigError, FederationError, ProtocolError
 from cloister.core.wire import SECURE, SECURE_MESSAGE, SECURE_STEP
 from cloister.privacy.accounting.events import DistributedGaussian
 from cloister.privacy.mechanisms.distributed.whole import whole_update
-from cloister.secure_aggregation.messages import Advertisement, SealedShares, Signatures, Survivors
+from cloister.secure_aggregation.messages import Advertisement, Delivery, SealedShares, Signatures, Survivors
 from cloister.secure_aggregation.messages import Cohort as Members
 
 LAYOUT = Layout.of(MODEL)
@@ -192,6 +192,12 @@ def message(run, node, step, content=b"", number=1):
     return Message(RecordDict({"config": ConfigRecord(fields)}), node, SECURE)
 
 
+def replied(sent, answer):
+    """A reply that holds a message of the protocol."""
+    packed = np.frombuffer(answer.encode(), np.uint8)
+    return Message(RecordDict({"arrays": to_record({SECURE_MESSAGE: packed})}), reply_to=sent)
+
+
 def reply_to(run, sent):
     (reply,) = run.grid.send_and_receive([sent])
     return reply
@@ -309,6 +315,28 @@ class TestPolicies:
     )
     def test_that_are_not(self, rules, says, tmp_path):
         assert says in self.refusal(tmp_path, *rules)
+
+
+class TestWhatSpendsNothing:
+    """A round that a node cannot go on with is refused before anything is charged."""
+
+    def test_fewer_members_than_the_threshold(self, tmp_path):
+        nodes = [{"partition-id": n, "num-partitions": 5, "ledger-dir": str(tmp_path / str(n))} for n in range(5)]
+        inner = app_with(random_updates(5))
+
+        def told_of_few(sent, context):
+            if phase_of(sent) == "mask":
+                config = sent.content.config_records["config"]
+                whole = Delivery.decode(config[SECURE_MESSAGE])
+                config[SECURE_MESSAGE] = Delivery(whole.sharers[:3], {}).encode()
+            return inner(sent, context)
+
+        summed = SecureRun(settings(tmp_path), random_updates(5), nodes=nodes, app=told_of_few).collect()
+        assert len(summed.rejected) == 5 and "3 members left; the threshold is 4" in reasons(summed)[1]
+        from cloister.client.ledgers import ledger_of
+        from cloister.client.node import node_of
+
+        assert not any(list(ledger_of(node_of(node), "digits").entries) for node in nodes)
 
 
 class TestAServerThatAsksForMore:
@@ -460,12 +488,27 @@ class TestTheServer:
             if (context.node_id, phase_of(sent)) != (2, "share"):
                 return reply
             own = SealedShares.decode(from_record(reply.content["arrays"])[SECURE_MESSAGE].tobytes())
-            stolen = np.frombuffer(replace(own, sender="client-00000").encode(), np.uint8)
-            return Message(RecordDict({"arrays": to_record({SECURE_MESSAGE: stolen})}), reply_to=sent)
+            return replied(sent, replace(own, sender="client-00000"))
 
         run = SecureRun(settings(tmp_path, z=0.0), updates, app=thief)
         summed = run.collect()
         assert summed.survivors == 4 and reasons(summed) == {2: "the message names another sender"}
+
+    def test_goes_on_with_a_node_that_seals_nonsense_for_another(self, tmp_path):
+        updates = random_updates(5)
+        inner = app_with(updates)
+
+        def hostile(sent, context):
+            reply = inner(sent, context)
+            if (context.node_id, phase_of(sent)) != (2, "share"):
+                return reply
+            sealed = dict(SealedShares.decode(from_record(reply.content["arrays"])[SECURE_MESSAGE].tobytes()).sealed)
+            return replied(sent, SealedShares("client-00001", sealed | {"client-00000": bytes(60)}))
+
+        run = SecureRun(settings(tmp_path, z=0.0), updates, app=hostile)
+        summed = run.collect()
+        assert summed.survivors == 5 and not summed.rejected
+        assert np.array_equal(summed.total, sum_of(updates, run.strategy.mechanism.plan(LAYOUT.size)))
 
     def test_never_tries_a_round_again(self, tmp_path):
         run = SecureRun(settings(tmp_path), random_updates(5), {1: "mask", 2: "mask"})
