@@ -192,10 +192,10 @@ def message(run, node, step, content=b"", number=1):
     return Message(RecordDict({"config": ConfigRecord(fields)}), node, SECURE)
 
 
-def replied(sent, answer):
+def replied(sent, answer, **more):
     """A reply that holds a message of the protocol."""
-    packed = np.frombuffer(answer.encode(), np.uint8)
-    return Message(RecordDict({"arrays": to_record({SECURE_MESSAGE: packed})}), reply_to=sent)
+    packed = {SECURE_MESSAGE: np.frombuffer(answer.encode(), np.uint8)}
+    return Message(RecordDict({"arrays": to_record(packed | more)}), reply_to=sent)
 
 
 def reply_to(run, sent):
@@ -493,6 +493,29 @@ class TestTheServer:
         run = SecureRun(settings(tmp_path, z=0.0), updates, app=thief)
         summed = run.collect()
         assert summed.survivors == 4 and reasons(summed) == {2: "the message names another sender"}
+
+    def test_gives_a_name_to_the_node_that_can_sign_for_it(self, tmp_path):
+        updates = random_updates(6)
+        inner = app_with(updates)
+
+        def thief(sent, context):
+            reply = inner(sent, context)
+            if (context.node_id, phase_of(sent)) != (1, "advertise"):
+                return reply
+            content = from_record(reply.content["arrays"])
+            own = Advertisement.decode(content[SECURE_MESSAGE].tobytes())
+            return replied(sent, replace(own, name="client-00001"), roster=content["roster"])
+
+        run = SecureRun(settings(tmp_path, 6, 5, z=0.0), updates, app=thief)
+        summed = run.collect()
+        assert summed.survivors == 5 and set(reasons(summed)) == {1}
+        assert "has not signed as who it says" in reasons(summed)[1]
+
+    def test_asks_one_of_two_nodes_that_have_a_name(self, tmp_path):
+        nodes = [{"partition-id": n % 5, "num-partitions": 5} for n in range(6)]
+        summed = SecureRun(settings(tmp_path, 6, 5, z=0.0), random_updates(6), nodes=nodes).collect()
+        assert summed.survivors == 5 and set(reasons(summed)) in ({1}, {6})
+        assert set(reasons(summed).values()) == {"the node has the name of another node"}
 
     def test_goes_on_with_a_node_that_seals_nonsense_for_another(self, tmp_path):
         updates = random_updates(5)
