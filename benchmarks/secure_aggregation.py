@@ -81,7 +81,9 @@ def round_of(members: int, parameters: int, meter: Meter) -> None:
     deliveries = meter.of(SERVER, "deliveries", lambda: server.deliveries(shares))
     left = names[: members - members // 10]
     for name in left:
-        (masked,) = answers("mask", lambda n: (deliveries[n],), [name])
+        meter.get(name, deliveries[name])
+        meter.of(name, "open", lambda n=name: parties[n].open(deliveries[n]))
+        (masked,) = answers("mask", lambda _: (), [name])
         meter.of(SERVER, "add", lambda m=masked: server.add(m))
     survivors = meter.of(SERVER, "survivors", server.survivors)
     signed = answers("sign", lambda _: (survivors,), left)
@@ -97,7 +99,7 @@ def main() -> None:
     meter = Meter()
     round_of(members, parameters, meter)
     table = Table("who", "step", "processor seconds")
-    steps = ("advertise", "share", "mask", "sign", "unmask")
+    steps = ("advertise", "share", "open", "mask", "sign", "unmask")
     # The first site answers to the end.
     for step in steps:
         table.add_row("a client", step, f"{meter.seconds['site-0000', step]:.3f}")

@@ -102,7 +102,8 @@ class Round:
 
     def masked(self, name, delivery, numbers):
         values = into_ring(numbers, self.terms.bits)
-        return self.members[name].mask(self.send(delivery), values, self.noise, self.chains.get(name))
+        self.members[name].open(self.send(delivery))
+        return self.members[name].mask(values, self.noise, self.chains.get(name))
 
 
 def sent(message):

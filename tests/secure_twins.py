@@ -1,7 +1,12 @@
 """What a server that knows more than it should can take off a masked vector, and members that lack a check."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError
+
 import numpy as np
 
+from cloister.core.errors import ProtocolError
 from cloister.secure_aggregation.keys import pair_key, private_key
 from cloister.secure_aggregation.masks import add_masks
 from cloister.secure_aggregation.member import Member
@@ -51,6 +56,35 @@ class Repeating(Member):
         self._steps = Unforgetting(self._steps.take(object))
 
 
+class Held:
+    """An attribute that whoever reads it has read before anybody goes on, if two may read it at the same time."""
+
+    def __init__(self, value):
+        self.value, self.readers = value, Barrier(2, timeout=0.5)
+
+    def __get__(self, owner, kind=None):
+        found = self.value
+        with suppress(BrokenBarrierError):  # the other one is not let in
+            self.readers.wait()
+        return found
+
+    def __set__(self, owner, value):
+        self.value = value
+
+
+def both(take):
+    """How many of two threads get what they take at the same time."""
+
+    def taken(_):
+        try:
+            return take() is not None
+        except ProtocolError:
+            return False
+
+    with ThreadPoolExecutor(2) as threads:
+        return sum(threads.map(taken, range(2)))
+
+
 def key_of(colluder):
     """The seed of a colluder's key, as it has told the server."""
     return next(state.mask_seed for state in colluder._steps.states.values() if hasattr(state, "mask_seed"))
@@ -59,5 +93,5 @@ def key_of(colluder):
 class Unpaired(Member):
     """A twin without masks that peers have in common."""
 
-    def _masked(self, state, values, partners):
-        return super()._masked(state, values, frozenset())
+    def _masks(self, state, partners):
+        return super()._masks(state, frozenset())

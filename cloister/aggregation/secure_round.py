@@ -102,12 +102,14 @@ class SecureRound:
         if not introduced:
             raise RoundAbandoned("no node has advertised keys")
         usual = Counter(one.roster for one in introduced.values()).most_common(1)[0][0]
+        coordinator = Coordinator(read_told(usual), self.terms, self.noise)
         for node, one in introduced.items():
-            if one.roster != usual or one.advertisement.name in self._names.values():
-                self._reject(node, "roster", "the node has another roster than most, or the name of another node")
+            if one.roster != usual or not coordinator.is_genuine(one.advertisement):
+                self._reject(node, "roster", "the node has another roster than most, or has not signed as who it says")
+            elif one.advertisement.name in self._names.values():
+                self._reject(node, "roster", "the node has the name of another node")
             else:
                 self._names[node] = one.advertisement.name
-        coordinator = Coordinator(read_told(usual), self.terms, self.noise)
         return coordinator, coordinator.cohort(introduced[node].advertisement for node in self._names)
 
     def _take_vectors(self, coordinator: Coordinator, deliveries: Mapping[int, protocol.Delivery]) -> None:

@@ -5,8 +5,9 @@ that state may be written to a disk. A node that is started anew knows of no att
 """
 
 import os
+import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -51,6 +52,7 @@ class _Attempt:
         config: of the run, by which the attempt began; the server may send another with each message.
         member: this node in the protocol; it holds the secrets, and drops them with the last step.
         plan: of the noise.
+        process: in which the attempt began: a fork holds a copy of all of it, which could make a step again.
     """
 
     run: str
@@ -58,6 +60,7 @@ class _Attempt:
     config: RunConfig
     member: Member
     plan: Plan
+    process: int = field(default_factory=os.getpid)
 
 
 @dataclass
@@ -69,6 +72,8 @@ class _Memory:
 
 _memories: dict[int, _Memory] = {}
 """By the identity of the state of a node."""
+_remembering = threading.Lock()
+"""Held while an attempt is looked up and taken: of two messages at the same time one gets it."""
 
 
 def take_part(request: ProtocolRequest, node: Node) -> Reply:
@@ -102,35 +107,36 @@ def _stepped(member: Member, step: str, content: bytes) -> protocol.Message:
 def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:
     """Let nothing of a training reply through but the update, clipped, with its share of the noise, and masked.
 
+    What other members have sent is looked at before the reply is charged and made: it spends nothing if it is refused.
+
     Args:
         request: of the server.
         node: that answers.
         call_next: trains.
 
     Raises:
-        ProtocolError: the node takes part in no attempt at this round, or the shares are not those of its peers.
+        ProtocolError: the node takes part in no attempt at this round, or not with those whom the server tells it.
     """
     if not request.config.secure_aggregation.enabled or not isinstance(request, TrainRequest):
         return call_next(request, node)
     if request.delivery is None:
         raise ProtocolError("under secure aggregation a model leaves this node masked alone")
     attempt = _taken(request, node)
+    attempt.member.open(request.delivery)
     trained = call_next(request, node).arrays or {}
-    vector = _masked(attempt, request.delivery, request.models[0], trained)
+    vector = _masked(attempt, request.models[0], trained)
     _memory_of(node).attempt = attempt
     return Reply(_packed(vector))
 
 
-def _masked(
-    attempt: _Attempt, delivery: protocol.Delivery, sent: NamedArrays, trained: NamedArrays
-) -> protocol.MaskedInput:
+def _masked(attempt: _Attempt, sent: NamedArrays, trained: NamedArrays) -> protocol.MaskedInput:
     """The update in steps of the grid, with this node's share of the noise and its masks."""
     plan, layout = attempt.plan, Layout.of(sent)
     numbers = whole_update(Cohort.of(layout, layout.rows(sent), (layout.rows(trained),)), plan)
     parties = plan.shares.parties
     chain = SeedChain(os.urandom(LINK), parties.threshold + 1, parties.members) if plan.shares.components else None
     add_share(numbers, plan.shares, os.urandom(LINK), chain.seeds() if chain else {})
-    return attempt.member.mask(delivery, into_ring(numbers, plan.bits), plan.terms(), chain)
+    return attempt.member.mask(into_ring(numbers, plan.bits), plan.terms(), chain)
 
 
 def _advertised(request: ProtocolRequest, node: Node) -> Reply:
@@ -164,10 +170,11 @@ def _refuse_round_again(request: Request, node: Node) -> None:
 def _memory_of(node: Node) -> _Memory:
     """What this process remembers of a node, for as long as the node's state is there."""
     place = id(node.state)
-    if place not in _memories:
-        _memories[place] = _Memory()
-        weakref.finalize(node.state, _memories.pop, place, None)
-    return _memories[place]
+    with _remembering:
+        if place not in _memories:
+            _memories[place] = _Memory()
+            weakref.finalize(node.state, _memories.pop, place, None)
+        return _memories[place]
 
 
 def _taken(request: Request, node: Node) -> _Attempt:
@@ -178,7 +185,10 @@ def _taken(request: Request, node: Node) -> _Attempt:
             noise that is added.
     """
     memory = _memory_of(node)
-    attempt, memory.attempt = memory.attempt, None
+    with _remembering:
+        attempt, memory.attempt = memory.attempt, None
+    if attempt is not None and attempt.process != os.getpid():
+        raise ProtocolError("the attempt began in another process, which may go on with it; this one does not")
     if attempt is None or (attempt.run, attempt.round) != (request.run, request.round):
         raise ProtocolError(f"this node takes part in no attempt at round {request.round}, or not any more")
     if attempt.config != request.config:

@@ -99,6 +99,11 @@ class Coordinator:
         self._roster, self._terms, self._noise = roster, terms.under(roster), noise
         self._steps = Steps(_Advertising())
 
+    def is_genuine(self, one: Advertisement) -> bool:
+        """Whether keys are signed for this attempt by the member whose name they have, who is on the roster."""
+        signed = self._terms.advertisement(one.name, one.mask_key, one.seal_key)
+        return self._roster.has_signed(one.name, one.signature, signed)
+
     def cohort(self, advertisements: Iterable[Advertisement]) -> Cohort:
         """Decide who takes part.
 
@@ -106,7 +111,7 @@ class Coordinator:
             RoundAbandoned: too few or too many do, for the terms.
         """
         self._steps.take(_Advertising)
-        genuine = {one.name: one for one in advertisements if self._is_genuine(one)}
+        genuine = {one.name: one for one in advertisements if self.is_genuine(one)}
         cohort = Cohort(tuple(genuine[name] for name in sorted(genuine)))
         try:
             self._terms.graph.require(len(cohort.names))
@@ -199,10 +204,6 @@ class Coordinator:
         revealed = {name: one.revealed for name, one in sorted(answers.items()) if one.revealed}
         return Total(values, names, revealed)
 
-    def _is_genuine(self, one: Advertisement) -> bool:
-        signed = self._terms.advertisement(one.name, one.mask_key, one.seal_key)
-        return self._roster.has_signed(one.name, one.signature, signed)
-
     def _is_complete(self, one: SealedShares, cohort: Cohort) -> bool:
         others = set(cohort.names) - {one.sender}
         expected = self._terms.graph.degree(len(cohort.names))
@@ -218,7 +219,7 @@ class Coordinator:
         holders, needed = {name, *collected.peers[name]}, self._terms.graph.needed
         shares = {one: answers[one].shares[name] for one in holders & set(answers) if name in answers[one].shares}
         if len(shares) < needed:
-            raise RoundAbandoned(f"{len(shares)} shares of a member's secret were shown; it takes {needed}")
+            raise RoundAbandoned(f"{len(shares)} shares of a secret of {name!r} were shown; it takes {needed}")
         return combine(shares, holders, needed)
 
 

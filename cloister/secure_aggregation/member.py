@@ -1,6 +1,7 @@
 """A member of the protocol: a client that trusts neither the server nor the other members."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from os import urandom
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from cloister.secure_aggregation.messages import (
     Cohort,
     Delivery,
     MaskedInput,
+    Names,
     SealedShares,
     Signatures,
     Survivors,
@@ -66,6 +68,21 @@ class _Shared:
 
 
 @dataclass(frozen=True, repr=False)
+class _Opened:
+    """Shares of others' secrets are here, and the keys of all masks: nothing that a peer has sent is needed any more.
+
+    `plus` and `minus` are the keys of masks that are added and subtracted.
+    """
+
+    held: Mapping[str, Shares]
+    sharers: Names
+    plus: tuple[bytes, ...]
+    minus: tuple[bytes, ...]
+    members: int
+    binding: bytes
+
+
+@dataclass(frozen=True, repr=False)
 class _Masked:
     """The masked input is out. No key is left, only shares of others' secrets."""
 
@@ -88,7 +105,7 @@ class _Signed:
 
 
 class Member:
-    """One member in one attempt at one round: advertise, share, mask, sign, unmask.
+    """One member in one attempt at one round: advertise, share, open, mask, sign, unmask.
 
     Each step can be made once, in this order. A step that refuses ends the attempt, and drops what the member knew.
     Another `Member` may make the first two steps of the next round while this round goes on: its keys may travel with
@@ -146,36 +163,47 @@ class Member:
         self._steps.leave(shared)
         return SealedShares(self.name, sealed)
 
-    def mask(
-        self, delivery: Delivery, values: NDArray, noise: bytes = b"", chain: SeedChain | None = None
-    ) -> MaskedInput:
-        """Mask this member's vector.
+    def open(self, delivery: Delivery) -> None:
+        """Open the peers' shares, and agree on the keys of masks: what others have sent can fail here, and not later.
+
+        Shares that cannot be opened are not held. Their sender is a peer like the others: the masks are the same.
 
         Args:
             delivery: who takes part still, and the peers' shares, from the server.
+
+        Raises:
+            ProtocolError: fewer members than the threshold are left, some are not of the cohort, or the key of one is
+                no key to agree with.
+        """
+        state = self._steps.take(_Shared)
+        sharers, senders = frozenset(delivery.sharers), frozenset(delivery.sealed)
+        self._require_enough(sharers, state.cohort.names, "members left")
+        if not senders <= sharers - {self.name}:
+            raise ProtocolError("shares have come from somebody who is not among those who have sent some")
+        held = {self.name: state.own, **dict(self._opened(state, delivery))}
+        masks = self._masks(state, state.peers & sharers | senders)
+        self._steps.leave(_Opened(held, delivery.sharers, *masks, len(state.cohort.names), state.binding))
+
+    def mask(self, values: NDArray, noise: bytes = b"", chain: SeedChain | None = None) -> MaskedInput:
+        """Mask this member's vector.
+
+        Args:
             values: (p,) in the ring: the input with its noise. It is left as it is.
             noise: terms of the noise in it, which all survivors must have in common.
             chain: seeds of the components of this noise that may be taken off again.
 
         Raises:
-            ProtocolError: fewer members than the threshold are left, some are not of the cohort, shares cannot be
-                opened, or the vector is not one of the terms.
+            ProtocolError: the vector is not one of the terms.
         """
-        state = self._steps.take(_Shared)
-        sharers = frozenset(delivery.sharers)
-        self._require_enough(sharers, state.cohort.names, "members left")
-        senders = frozenset(delivery.sealed)
-        if not senders <= sharers - {self.name}:
-            raise ProtocolError("shares have come from somebody who is not among those who have sent some")
+        state = self._steps.take(_Opened)
         if values.shape != (self._terms.length,) or values.dtype != self._terms.dtype:
             raise ProtocolError(
                 f"the vector must be {self._terms.length} numbers of {self._terms.dtype}, found {values.shape} of"
                 f" {values.dtype}"
             )
-        held = self._opened(state, delivery) | {self.name: state.own}
-        masked = self._masked(state, values, state.peers & sharers | senders)
-        told = self._terms.sharers(state.binding, noise, delivery.sharers)
-        self._steps.leave(_Masked(held, sharers, told, len(state.cohort.names), state.binding, noise, chain))
+        masked = self._masked(state, values)
+        told, sharers = self._terms.sharers(state.binding, noise, state.sharers), frozenset(state.sharers)
+        self._steps.leave(_Masked(state.held, sharers, told, state.members, state.binding, noise, chain))
         return MaskedInput(self.name, masked.tobytes(), self._key.sign(told))
 
     def sign(self, survivors: Survivors) -> SurvivorSignature:
@@ -253,17 +281,19 @@ class Member:
         context = text("sealed shares", state.binding, *way)
         return agreed(state.keys.seal_key, peer.seal_key, context), context
 
-    def _opened(self, state: _Shared, delivery: Delivery) -> dict[str, Shares]:
-        """The shares that peers have sent to this member."""
-        known = {one.name: one for one in state.cohort.advertisements}
-        plain = {
-            name: unseal(*self._seal_key(state, known[name], mine=False), sealed)
-            for name, sealed in delivery.sealed.items()
-        }
-        return {name: Shares(both[:SECRET], both[SECRET:]) for name, both in plain.items()}
+    def _opened(self, state: _Shared, delivery: Delivery) -> Iterator[tuple[str, Shares]]:
+        """The shares that peers have sent to this member, each with its owner, as far as they can be opened.
 
-    def _masked(self, state: _Shared, values: NDArray, partners: frozenset[str]) -> NDArray:
-        """The vector with this member's own mask and those that it has in common with partners."""
+        The server may leave shares out as it likes. So one that is lost here tells nobody more than that would.
+        """
+        known = {one.name: one for one in state.cohort.advertisements}
+        for name, sealed in delivery.sealed.items():
+            with suppress(ProtocolError):
+                both = unseal(*self._seal_key(state, known[name], mine=False), sealed)
+                yield name, Shares(both[:SECRET], both[SECRET:])
+
+    def _masks(self, state: _Shared, partners: frozenset[str]) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+        """The keys of this member's own mask and of those that it has in common with partners, to add and subtract."""
         keys = {
             one.name: pair_key(state.keys.mask_key, one.mask_key, state.binding, self.name, one.name)
             for one in state.cohort.advertisements
@@ -271,6 +301,10 @@ class Member:
         }
         above = [key for name, key in keys.items() if name > self.name]
         below = [key for name, key in keys.items() if name < self.name]
+        return (state.own_mask, *above), tuple(below)
+
+    def _masked(self, state: _Opened, values: NDArray) -> NDArray:
+        """The vector with all masks."""
         masked = values.copy()
-        add_masks(masked, [state.own_mask, *above], below)
+        add_masks(masked, state.plus, state.minus)
         return masked

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_rounds import Round, names_of, next_round, roster_of, signing_key, terms_for, vectors
+from secure_twins import Held, both
 
 from cloister.core.errors import ConfigError, ProtocolError, RoundAbandoned
 from cloister.secure_aggregation import member as member_module
@@ -34,6 +35,7 @@ from cloister.secure_aggregation.messages import (
 from cloister.secure_aggregation.ring import into_ring, out_of_ring
 from cloister.secure_aggregation.roster import Roster
 from cloister.secure_aggregation.sharing import combine, split
+from cloister.secure_aggregation.steps import Steps
 
 # Masks.
 
@@ -329,6 +331,14 @@ def test_nothing_of_an_attempt_is_left_in_a_member(secrets, ending):
     assert not {*secrets, X25519PrivateKey} & reachable(vars(one))
 
 
+def test_of_two_threads_that_make_a_step_one_gets_the_state():
+    class Slow(Steps):
+        _state = Held(None)
+
+    steps = Slow("state")
+    assert both(lambda: steps.take(str)) == 1
+
+
 def test_a_member_can_be_neither_copied_nor_saved():
     one = Member("a", signing_key("a"), roster_of(["a"]), terms_for(3))
     with pytest.raises(ProtocolError, match="could be used twice"):
@@ -340,7 +350,8 @@ def test_a_member_can_be_neither_copied_nor_saved():
 STEPS = {
     "advertise": lambda one: one.advertise(),
     "share": lambda one: one.share(Cohort(())),
-    "mask": lambda one: one.mask(Delivery((), {}), np.zeros(5, "<u4")),
+    "open": lambda one: one.open(Delivery((), {})),
+    "mask": lambda one: one.mask(np.zeros(5, "<u4")),
     "sign": lambda one: one.sign(Survivors(())),
     "unmask": lambda one: one.unmask(Signatures({})),
 }

@@ -39,7 +39,8 @@ def attack(graph, kind=Member, replayed=False):
     masked = {}
     for name in NAMES:
         sealed = {one: shares[one][name] for one in NAMES if name in shares[one] and name != VICTIM}
-        masked[name] = members[name].mask(Delivery(tuple(told[name]), sealed), into_ring(inputs[name], 32))
+        members[name].open(Delivery(tuple(told[name]), sealed))
+        masked[name] = members[name].mask(into_ring(inputs[name], 32))
     signed = {name: one.signature for name, one in masked.items() if one.signature}
     if replayed:
         other = terms_for(30, graph=graph, attempt=2)
@@ -102,10 +103,9 @@ def unmasked_with_other_noise(kind):
     cohort = round_.coordinator.cohort([round_.members[name].advertise() for name in names])
     deliveries = round_.coordinator.deliveries([round_.members[name].share(cohort) for name in names])
     noise = dict.fromkeys(names, b"deviation 8") | {names[0]: b"deviation 1"}
-    known = {
-        name: round_.members[name].mask(deliveries[name], into_ring(inputs[name], 32), noise[name]).signature
-        for name in names
-    }
+    for name in names:
+        round_.members[name].open(deliveries[name])
+    known = {name: round_.members[name].mask(into_ring(inputs[name], 32), noise[name]).signature for name in names}
     survivors = Survivors(tuple(names), known)
     signed = Signatures({name: round_.members[name].sign(survivors).signature for name in names[1:]})
     return [round_.members[name].unmask(signed) for name in names[1:]]

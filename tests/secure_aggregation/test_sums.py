@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from secure_rounds import PHASES, Round, names_of, next_round, roster_of, sent, sum_of, terms_for, vectors
+from secure_rounds import PHASES, Round, names_of, next_round, roster_of, sent, signing_key, sum_of, terms_for, vectors
 
 from cloister.core.errors import ProtocolError, RoundAbandoned
 from cloister.secure_aggregation.chain import SeedChain, seeds
-from cloister.secure_aggregation.graph import Sparse, graph_for
+from cloister.secure_aggregation.graph import Complete, Sparse, graph_for
+from cloister.secure_aggregation.member import Member
+from cloister.secure_aggregation.messages import SealedShares
 from cloister.secure_aggregation.ring import into_ring, out_of_ring
 from cloister.secure_aggregation.roster import Roster
 
@@ -185,13 +187,57 @@ def test_members_with_different_terms_of_the_noise_do_not_unmask():
         round_.run(inputs)
 
 
+class SealsNonsense(Member):
+    """A member whose sealed shares most of its peers cannot open, and `honest` ones can."""
+
+    honest = 0
+
+    def share(self, cohort):
+        sealed = super().share(cohort).sealed
+        return SealedShares(
+            self.name, {n: one if i < self.honest else bytes(60) for i, (n, one) in enumerate(sealed.items())}
+        )
+
+
+def round_with_nonsense(members, terms, honest):
+    """A round in which the first member seals nonsense for all but some."""
+    names = names_of(members)
+    round_ = Round(names, terms)
+    round_.members[names[0]] = SealsNonsense(names[0], signing_key(names[0]), round_.roster, terms)
+    round_.members[names[0]].honest = honest
+    return round_
+
+
+@pytest.mark.parametrize("phase", ["mask", "sign", None])
+@pytest.mark.parametrize("graph", [Complete(4, 0), Sparse(16, 1, 12, 10)])
+def test_is_exact_though_some_cannot_open_what_a_member_has_sealed(graph, phase):
+    """As many as need it hold a share: it may have survived, and may have dropped out."""
+    members = 6 if graph.threshold == 4 else 30
+    terms = terms_for(members, graph=graph)
+    inputs, first = vectors(names_of(members), terms), names_of(members)[0]
+    gone = {first: phase} if phase else {}
+    transcript = round_with_nonsense(members, terms, graph.needed).run(inputs, gone)
+    assert np.array_equal(sum_of(transcript), sum(inputs[name] for name in inputs if (name, phase) != (first, "mask")))
+
+
+def test_is_unknown_if_too_few_can_open_what_a_member_has_sealed_and_the_member_is_named():
+    terms = terms_for(6, 4)
+    with pytest.raises(RoundAbandoned, match="3 shares of a secret of 'site-000' were shown; it takes 4"):
+        round_with_nonsense(6, terms, 2).run(vectors(names_of(6), terms))
+
+
 def test_the_input_is_left_as_it_is():
     names = names_of(3)
     terms = terms_for(3)
     inputs = vectors(names, terms)
     ring = {name: into_ring(numbers, 32) for name, numbers in inputs.items()}
     round_ = Round(names, terms)
-    round_.masked = lambda name, delivery, _: round_.members[name].mask(delivery, ring[name])
+
+    def masked(name, delivery, _):
+        round_.members[name].open(delivery)
+        return round_.members[name].mask(ring[name])
+
+    round_.masked = masked
     transcript = round_.run(inputs)
     assert all(np.array_equal(out_of_ring(ring[name]), inputs[name]) for name in names)
     assert all(transcript.masked[name].payload != ring[name].tobytes() for name in names)

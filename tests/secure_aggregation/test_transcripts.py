@@ -18,15 +18,15 @@ WORLDS = ({VICTIM: 900, HONEST: 100}, {VICTIM: 100, HONEST: 900})
 class HalfMasked(Member):
     """A twin whose masks end in the middle of the vector."""
 
-    def _masked(self, state, values, partners):
-        return np.concatenate([super()._masked(state, values, partners)[:2], values[2:]])
+    def _masked(self, state, values):
+        return np.concatenate([super()._masked(state, values)[:2], values[2:]])
 
 
 class PairedWithOne(Member):
     """A twin that has a mask in common with one peer only, who colludes."""
 
-    def _masked(self, state, values, partners):
-        return super()._masked(state, values, frozenset({COLLUDER}))
+    def _masks(self, state, partners):
+        return super()._masks(state, frozenset({COLLUDER}))
 
 
 def view(kind, world):

@@ -3,6 +3,7 @@
 import gc
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,16 +13,17 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 from secure_runs import MODEL, PHASES, SecureRun, app_with, phase_of, random_updates, settings
+from secure_twins import Held, both
 
 from cloister.aggregation import secure_sum
 from cloister.client import secure
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import Cohort
-from cloister.core.errors import ConfigError, FederationError
+from cloister.core.errors import ConfigError, FederationError, ProtocolError
 from cloister.core.wire import SECURE, SECURE_MESSAGE, SECURE_STEP
 from cloister.privacy.accounting.events import DistributedGaussian, Unaccounted
 from cloister.privacy.mechanisms.distributed.whole import whole_update
-from cloister.secure_aggregation.messages import Advertisement, SealedShares, Signatures, Survivors
+from cloister.secure_aggregation.messages import Advertisement, Delivery, SealedShares, Signatures, Survivors
 from cloister.secure_aggregation.messages import Cohort as Members
 
 LAYOUT = Layout.of(MODEL)
@@ -206,6 +208,12 @@ def message(run, node, step, content=b"", number=1):
     return Message(RecordDict({"config": ConfigRecord(fields)}), node, SECURE)
 
 
+def replied(sent, answer, **more):
+    """A reply that holds a message of the protocol."""
+    packed = {SECURE_MESSAGE: np.frombuffer(answer.encode(), np.uint8)}
+    return Message(RecordDict({"arrays": to_record(packed | more)}), reply_to=sent)
+
+
 def reply_to(run, sent):
     (reply,) = run.grid.send_and_receive([sent])
     return reply
@@ -330,6 +338,28 @@ class TestPolicies:
         assert says in self.refusal(tmp_path, *rules)
 
 
+class TestWhatSpendsNothing:
+    """A round that a node cannot go on with is refused before anything is charged."""
+
+    def test_fewer_members_than_the_threshold(self, tmp_path):
+        nodes = [{"partition-id": n, "num-partitions": 5, "ledger-dir": str(tmp_path / str(n))} for n in range(5)]
+        inner = app_with(random_updates(5))
+
+        def told_of_few(sent, context):
+            if phase_of(sent) == "mask":
+                config = sent.content.config_records["config"]
+                whole = Delivery.decode(config[SECURE_MESSAGE])
+                config[SECURE_MESSAGE] = Delivery(whole.sharers[:3], {}).encode()
+            return inner(sent, context)
+
+        summed = SecureRun(settings(tmp_path), random_updates(5), nodes=nodes, app=told_of_few).collect()
+        assert len(summed.rejected) == 5 and "3 members left; the threshold is 4" in reasons(summed)[1]
+        from cloister.client.ledgers import ledger_of
+        from cloister.client.node import node_of
+
+        assert not any(list(ledger_of(node_of(node), "digits").entries) for node in nodes)
+
+
 class TestAServerThatAsksForMore:
     """Each stops at the node: what it has refused, or said once, it does not say again."""
 
@@ -416,6 +446,30 @@ class TestWhatANodeRemembers:
         assert resumed.collect(2).total is None and len(resumed.spent()) == before
         assert resumed.collect(3).survivors == 5
 
+    def taken(self, folder):
+        """What takes the attempt that the first node has begun, once."""
+        run = SecureRun(settings(folder), random_updates(5))
+        assert not reply_to(run, message(run, 1, "advertise")).has_error()
+        node = SimpleNamespace(state=run.grid._contexts[1].state)
+        attempt = secure._memory_of(node).attempt
+        request = SimpleNamespace(run=attempt.run, round=attempt.round, config=attempt.config)
+        return node, lambda: secure._taken(request, node)
+
+    def test_one_of_two_messages_at_the_same_time_gets_the_attempt(self, tmp_path):
+        node, take = self.taken(tmp_path)
+
+        class Slow:
+            attempt = Held(secure._memory_of(node).attempt)
+
+        secure._memories[id(node.state)] = Slow()
+        assert both(take) == 1
+
+    def test_a_fork_does_not_go_on_with_a_copy(self, tmp_path, monkeypatch):
+        _, take = self.taken(tmp_path)
+        monkeypatch.setattr(secure.os, "getpid", lambda: 1)
+        with pytest.raises(ProtocolError, match="began in another process"):
+            take()
+
     def test_a_node_that_is_started_anew_has_dropped_out(self, tmp_path):
         updates = random_updates(5)
         run = SecureRun(settings(tmp_path, z=0.0), updates)
@@ -455,12 +509,50 @@ class TestTheServer:
             if (context.node_id, phase_of(sent)) != (2, "share"):
                 return reply
             own = SealedShares.decode(from_record(reply.content["arrays"])[SECURE_MESSAGE].tobytes())
-            stolen = np.frombuffer(replace(own, sender="client-00000").encode(), np.uint8)
-            return Message(RecordDict({"arrays": to_record({SECURE_MESSAGE: stolen})}), reply_to=sent)
+            return replied(sent, replace(own, sender="client-00000"))
 
         run = SecureRun(settings(tmp_path, z=0.0), updates, app=thief)
         summed = run.collect()
         assert summed.survivors == 4 and reasons(summed) == {2: "the message names another sender"}
+
+    def test_gives_a_name_to_the_node_that_can_sign_for_it(self, tmp_path):
+        updates = random_updates(6)
+        inner = app_with(updates)
+
+        def thief(sent, context):
+            reply = inner(sent, context)
+            if (context.node_id, phase_of(sent)) != (1, "advertise"):
+                return reply
+            content = from_record(reply.content["arrays"])
+            own = Advertisement.decode(content[SECURE_MESSAGE].tobytes())
+            return replied(sent, replace(own, name="client-00001"), roster=content["roster"])
+
+        run = SecureRun(settings(tmp_path, 6, 5, z=0.0), updates, app=thief)
+        summed = run.collect()
+        assert summed.survivors == 5 and set(reasons(summed)) == {1}
+        assert "has not signed as who it says" in reasons(summed)[1]
+
+    def test_asks_one_of_two_nodes_that_have_a_name(self, tmp_path):
+        nodes = [{"partition-id": n % 5, "num-partitions": 5} for n in range(6)]
+        summed = SecureRun(settings(tmp_path, 6, 5, z=0.0), random_updates(6), nodes=nodes).collect()
+        assert summed.survivors == 5 and set(reasons(summed)) in ({1}, {6})
+        assert set(reasons(summed).values()) == {"the node has the name of another node"}
+
+    def test_goes_on_with_a_node_that_seals_nonsense_for_another(self, tmp_path):
+        updates = random_updates(5)
+        inner = app_with(updates)
+
+        def hostile(sent, context):
+            reply = inner(sent, context)
+            if (context.node_id, phase_of(sent)) != (2, "share"):
+                return reply
+            sealed = dict(SealedShares.decode(from_record(reply.content["arrays"])[SECURE_MESSAGE].tobytes()).sealed)
+            return replied(sent, SealedShares("client-00001", sealed | {"client-00000": bytes(60)}))
+
+        run = SecureRun(settings(tmp_path, z=0.0), updates, app=hostile)
+        summed = run.collect()
+        assert summed.survivors == 5 and not summed.rejected
+        assert np.array_equal(summed.total, sum_of(updates, run.strategy.mechanism.plan(LAYOUT.size)))
 
     def test_never_tries_a_round_again(self, tmp_path):
         run = SecureRun(settings(tmp_path), random_updates(5), {1: "mask", 2: "mask"})
