@@ -81,7 +81,6 @@ class SecureRound:
 
         Raises:
             RoundAbandoned: fewer members than the threshold are left.
-            ProtocolError: a member has keys that nobody can work with.
         """
         coordinator, cohort = self._begun()
         shares = self._answers(SHARE, self._each(cohort.encode()), protocol.SealedShares)
@@ -110,7 +109,11 @@ class SecureRound:
                 self._reject(node, "roster", "the node has the name of another node")
             else:
                 self._names[node] = one.advertisement.name
-        return coordinator, coordinator.cohort(introduced[node].advertisement for node in self._names)
+        cohort = coordinator.cohort(introduced[node].advertisement for node in self._names)
+        for node in [node for node, name in self._names.items() if name not in cohort.names]:
+            self._reject(node, "protocol", "the node has keys that nobody can agree with, or those of another node")
+            del self._names[node]
+        return coordinator, cohort
 
     def _take_vectors(self, coordinator: Coordinator, deliveries: Mapping[int, protocol.Delivery]) -> None:
         """Let those who are left train; each vector is added as it comes, and dropped."""

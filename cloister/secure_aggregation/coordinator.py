@@ -1,5 +1,6 @@
 """The server's side: it passes messages on, adds masked inputs up, and takes the masks off the sum."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -7,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.errors import ProtocolError, RoundAbandoned
-from cloister.secure_aggregation.keys import pair_key, private_key, public_key
+from cloister.secure_aggregation.keys import can_agree, pair_key, private_key, public_key
 from cloister.secure_aggregation.masks import add_masks
 from cloister.secure_aggregation.messages import (
     Advertisement,
@@ -105,14 +106,20 @@ class Coordinator:
         return self._roster.has_signed(one.name, one.signature, signed)
 
     def cohort(self, advertisements: Iterable[Advertisement]) -> Cohort:
-        """Decide who takes part.
+        """Decide who takes part: who has signed keys of its own for this attempt that others can agree with.
+
+        A member with other keys would be refused by all others together with the cohort.
 
         Raises:
             RoundAbandoned: too few or too many do, for the terms.
         """
         self._steps.take(_Advertising)
         genuine = {one.name: one for one in advertisements if self.is_genuine(one)}
-        cohort = Cohort(tuple(genuine[name] for name in sorted(genuine)))
+        keys = Counter(key for one in genuine.values() for key in (one.mask_key, one.seal_key))
+        # Two who have a key in common are both left out: which of them has taken the other's is not known.
+        usable = {key for key, count in keys.items() if count == 1 and can_agree(key)}
+        fit = [name for name in sorted(genuine) if {genuine[name].mask_key, genuine[name].seal_key} <= usable]
+        cohort = Cohort(tuple(map(genuine.__getitem__, fit)))
         try:
             self._terms.graph.require(len(cohort.names))
         except ProtocolError as error:

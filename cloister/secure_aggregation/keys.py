@@ -58,6 +58,15 @@ def agreed(private: X25519PrivateKey, public: bytes, purpose: bytes) -> bytes:
         raise ProtocolError("the key of a member is no key to agree with") from error
 
 
+def can_agree(public: bytes) -> bool:
+    """Whether a key of 32 bytes is one to agree with: of the few that are of low order nobody can make a secret."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return False
+    return True
+
+
 def pair_key(private: X25519PrivateKey, public: bytes, binding: bytes, one: str, other: str) -> bytes:
     """The key of the mask that two members have in common: one adds the mask, the other subtracts it.
 

@@ -405,15 +405,15 @@ def with_old_keys_of_the_victim(told, server):
     return {**told, VICTIM: Member(VICTIM, signing_key(VICTIM), server.roster, TERMS).advertise()}
 
 
-def with_one_key_twice(told, server):
+def with_one_key_twice(told, server, terms=TERMS):
     mask_key, seal_key = told[NAMES[1]].mask_key, told[COLLUDER].seal_key
-    signature = signing_key(COLLUDER).sign(TERMS.advertisement(COLLUDER, mask_key, seal_key))
+    signature = signing_key(COLLUDER).sign(terms.advertisement(COLLUDER, mask_key, seal_key))
     return {**told, COLLUDER: type(told[VICTIM])(COLLUDER, mask_key, seal_key, signature)}
 
 
-def with_a_key_of_low_order(told, server):
+def with_a_key_of_low_order(told, server, terms=TERMS):
     mask_key, seal_key = told[COLLUDER].mask_key, bytes(32)
-    signature = signing_key(COLLUDER).sign(TERMS.advertisement(COLLUDER, mask_key, seal_key))
+    signature = signing_key(COLLUDER).sign(terms.advertisement(COLLUDER, mask_key, seal_key))
     return {**told, COLLUDER: type(told[VICTIM])(COLLUDER, mask_key, seal_key, signature)}
 
 
@@ -431,6 +431,20 @@ def test_a_cohort_is_refused_with(case):
     change, reason = COHORTS[case]
     with pytest.raises(ProtocolError, match=reason):
         told_cohort(change)
+
+
+@pytest.mark.parametrize("change", [with_one_key_twice, with_a_key_of_low_order])
+def test_the_coordinator_tells_no_cohort_that_members_refuse_with(change):
+    """Whoever has another's key may have taken it, or may have lost it: both are left out."""
+    names = names_of(6)
+    terms = terms_for(6, threshold=4, colluding=1)
+    server = Round(names, terms)
+    told = {name: server.members[name].advertise() for name in names}
+    told[COLLUDER] = change(told, server, terms)[COLLUDER]
+    without = {COLLUDER} | ({NAMES[1]} if change is with_one_key_twice else set())
+    cohort = server.coordinator.cohort(told.values())
+    assert set(cohort.names) == set(names) - without
+    assert all(server.members[name].share(cohort) for name in cohort.names)
 
 
 def test_a_cohort_is_refused_that_leaves_room_for_two_lists():

@@ -532,6 +532,35 @@ class TestTheServer:
         assert summed.survivors == 5 and set(reasons(summed)) == {1}
         assert "has not signed as who it says" in reasons(summed)[1]
 
+    @pytest.mark.parametrize("key", ["mask_key", "seal_key"])
+    def test_goes_on_without_a_node_whose_key_nobody_can_agree_with(self, key, tmp_path):
+        self.check_without_first(tmp_path, lambda own: {key: bytes(32)})
+
+    def test_goes_on_without_a_node_that_has_one_key_for_all(self, tmp_path):
+        self.check_without_first(tmp_path, lambda own: {"mask_key": own.seal_key})
+
+    def check_without_first(self, folder, changed):
+        """The first node signs other keys than those that it has made: all others finish the round."""
+        updates = random_updates(6)
+        inner = app_with(updates)
+
+        def hostile(sent, context):
+            reply = inner(sent, context)
+            if (context.node_id, phase_of(sent)) != (1, "advertise"):
+                return reply
+            content, attempt = from_record(reply.content["arrays"]), secure._memories[id(context.state)].attempt
+            own = Advertisement.decode(content[SECURE_MESSAGE].tobytes())
+            other = replace(own, **changed(own))
+            signed = attempt.member._terms.advertisement(own.name, other.mask_key, other.seal_key)
+            other = replace(other, signature=attempt.member._key.sign(signed))
+            return replied(sent, other, roster=content["roster"])
+
+        run = SecureRun(settings(folder, 6, 5, z=0.0), updates, app=hostile)
+        summed = run.collect()
+        assert summed.survivors == 5
+        assert reasons(summed) == {1: "the node has keys that nobody can agree with, or those of another node"}
+        assert np.array_equal(summed.total, sum_of(updates[1:], run.strategy.mechanism.plan(LAYOUT.size)))
+
     def test_asks_one_of_two_nodes_that_have_a_name(self, tmp_path):
         nodes = [{"partition-id": n % 5, "num-partitions": 5} for n in range(6)]
         summed = SecureRun(settings(tmp_path, 6, 5, z=0.0), random_updates(6), nodes=nodes).collect()
