@@ -14,8 +14,11 @@ import time
 from dataclasses import dataclass, field
 from threading import Lock
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
+from flwr.proto.task_pb2 import Task
+from flwr.server.superlink.linkstate import LinkState
 from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS
 from flwr.superlink.servicer.runtime import runtime_handlers
 
@@ -105,10 +108,11 @@ class WholeReplies(InFront):
         super().__init__()
         self.unfinished = unfinished
 
-    def pull_messages(self, request: Any, state: Any, task: Any) -> Any:
+    def pull_messages(self, request: PullAppMessagesRequest, state: LinkState, task: Task) -> PullAppMessagesResponse:
         """The replies that are there to some of the server's messages."""
-        asked = type(request)()
+        asked = PullAppMessagesRequest()
         asked.CopyFrom(request)
         del asked.message_ids[:]
         asked.message_ids.extend(name for name in request.message_ids if not self.unfinished.has(name))
-        return self.inner["pull_messages"](asked, state, task)
+        answer: PullAppMessagesResponse = self.inner["pull_messages"](asked, state, task)
+        return answer

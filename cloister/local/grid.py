@@ -1,6 +1,7 @@
 """A Flower grid whose nodes are function calls."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -10,6 +11,7 @@ from flwr.supercore.run import Run
 
 from cloister.config.run import RunConfig
 from cloister.config.section import Scalar
+from cloister.core.errors import NodeConfigError
 from cloister.core.identity import LOCAL_RUN, assume_run
 from cloister.core.wire import LEAKAGE, number
 from cloister.local.allocator import keep_memory
@@ -137,9 +139,11 @@ class LocalGrid(WatchedGrid):
         from cloister.client.charges import dealt
         from cloister.client.node import node_of
 
-        if not self.is_simulated:
-            return []
-        return [dealt(config.task, node_of(context.node_config), seed) for context in self._contexts.values()]
+        found: list[int] = []
+        for context in self._contexts.values() if self.is_simulated else ():
+            with suppress(NodeConfigError):  # such a node takes no part
+                found.append(dealt(config.task, node_of(context.node_config), seed))
+        return found
 
     def _watched(self, message: Message) -> Message:
         node = message.metadata.dst_node_id

@@ -151,8 +151,7 @@ def _worked_out(
     messages: Sequence[Message],
     nodes: list[Asked],
 ) -> Preview:
-    plan, rounds = prepared.plan, prepared.plan.config.num_rounds
-    shown = shown_rounds(rounds)
+    plan, shown = prepared.plan, shown_rounds(prepared.plan.config.num_rounds)
     dealt = [node.steps for node in nodes] if _are_dealt(plan.config, nodes) else []
     expected = forecast(prepared, shown, dealt)
     sizes = _sizes(prepared, nodes, expected.rounds)

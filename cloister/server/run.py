@@ -136,8 +136,8 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
         narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
         stopping = EarlyStopping(config.evaluation.patience)
         directory = _directory(plan, grid, clients, earlier, stack)
-        scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier)
-        scene = replace(scene, sizes=sizes_known(plan, grid))
+        sizes = sizes_known(plan, grid)
+        scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier, sizes=sizes)
         _enter(scene, grid)
         scene = _open(scene, stack, clients)
         with Stop().listening() as stop, _observers(scene, grid) as observers:
@@ -149,9 +149,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
                 public: dict[str, str | int] = {SEED: plan.seed, ROUND: loop.aggregated, **told_of(model)}
                 _hand_out(stop, lambda: personalise(grid, loop.kept, public, plan.hypotheses))
         seconds = time.perf_counter() - started
-        _report(scene, loop)
-        if scene.tracker is not None:
-            scene.tracker.finish(ending)
+        _report(scene, loop, ending)
         with suppress(OSError) if failure else nullcontext():  # what is full may be the disk that the console is on
             _close(scene, loop, said, ending, seconds)
     if failure is not None and ending.how != "disk":
@@ -326,13 +324,15 @@ def _save_canaries(scene: _Scene) -> None:
         scene.directory.write_json("canaries.json", canaries.facts())
 
 
-def _report(scene: _Scene, loop: RoundLoop) -> None:
-    """Look at the kept model class by class, and write the page. Everything else is saved by then."""
+def _report(scene: _Scene, loop: RoundLoop, ending: Ending) -> None:
+    """Look at the kept model class by class, write the page, and tell another system of the end. All else is saved."""
     directory, score = scene.directory, scene.score
     if score is not None:
         _attempt(EVALUATION, lambda: directory.write_json(EVALUATION, score.in_detail(loop.kept)))
     if scene.plan.config.report:
         _attempt(REPORT, lambda: _write_page(directory.path))
+    if scene.tracker is not None:
+        scene.tracker.finish(ending)
 
 
 def _attempt(name: str, write: Callable[[], None]) -> None:

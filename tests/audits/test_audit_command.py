@@ -233,13 +233,15 @@ class TestCanaries:
     def test_of_a_run(self, run_of, noise):
         run = run_of(**self.SETTINGS | {"privacy.noise-multiplier": noise})
         told = invoke("audit", run, "--only", "canaries")
-        assert told.exit_code == 0, told.output
         (finding,) = json.loads((run / "audit.json").read_text())["findings"]
         assert [item["quantity"] for item in finding["measured"]] == ["epsilon", "epsilon"]
         assert all(item["met"] for item in finding["controls"]) and len(finding["controls"]) == 4
         largest = max(item["value"] for item in finding["measured"])
+        claims = [claim["epsilon"] for claim in json.loads((run / "privacy.json").read_text())["claims"]]
+        # A bound at 95 % contradicts a claim that is true in one run of twenty.
+        assert told.exit_code == (1 if claims and largest > max(claims) else 0), told.output
         # Without noise the canaries still blur each other: 200 directions in 650 dimensions.
-        assert largest < 4.5 if noise else largest > 5
+        assert largest < 8 if noise else largest > 5
         assert ("nothing is claimed" in finding["meaning"]) == (noise == 0.0)
 
     def test_a_claim_that_they_contradict_is_false(self, run_of):

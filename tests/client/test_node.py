@@ -28,6 +28,9 @@ BAD = {
     "public-size": [-1, 10**9 + 1, 40.0, "40", True],
     "policy": NO_PATHS,
     "model-dir": NO_PATHS,
+    "signing-key": NO_PATHS,
+    "roster": NO_PATHS,
+    "roster-key": NO_PATHS,
 }
 KEPT_FOR = {
     "data-path": "own.npz",
@@ -40,6 +43,7 @@ KEPT_FOR = {
     "policy": "policy.toml",
 }
 OTHERS = {"partition-id": 0, "num-partitions": 1, "public-size": 0, "min-radius": 0, "model-dir": "model"}
+SIGNS = {"signing-key": "signing.key", "roster": "roster.signed", "roster-key": "roster.pub"}
 KEYS = [kebab(name) for name in NodeConfig.model_fields]
 TOLD = "NodeConfigError: details are in the log of the node"
 
@@ -53,7 +57,7 @@ class TestEachKey:
         assert "\n" not in str(refused.value)
 
     def test_was_tried(self):
-        assert [*BAD] == KEYS and {**KEPT_FOR, **OTHERS}.keys() == set(KEYS)
+        assert [*BAD] == KEYS and {**KEPT_FOR, **SIGNS, **OTHERS}.keys() == set(KEYS)
 
     def test_that_is_bad_has_a_line_of_its_own(self):
         with pytest.raises(ConfigError) as refused:
@@ -84,6 +88,9 @@ class TestEachKey:
     @pytest.mark.parametrize(("key", "value"), KEPT_FOR.items())
     def test_about_a_ledger_has_one_kept_also_at_its_default(self, key, value):
         assert keeps_ledger(node_of(OTHERS | {key: value}))
+
+    def test_of_a_site_that_signs_has_one_kept(self):
+        assert keeps_ledger(node_of(OTHERS | SIGNS))
 
     def test_of_any_other_node_does_not(self, tmp_path):
         assert not keeps_ledger(node_of({})) and not keeps_ledger(node_of(OTHERS))
@@ -132,4 +139,4 @@ class TestTheOperator:
 
     def test_of_a_federation_writes_what_a_node_takes(self):
         """A kit starts its node with the keys of a site that say where its data is."""
-        assert set(Site.model_fields) - {"name", "public_key"} <= set(NodeConfig.model_fields)
+        assert set(Site.model_fields) - {"name", "public_key", "public_signing_key"} <= set(NodeConfig.model_fields)

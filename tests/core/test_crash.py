@@ -123,8 +123,8 @@ class TestOneLine:
             write_traces_to(tmp_path / "gone")
             fail_about_an_example()
 
-    def test_nowhere_to_write_is_told_too(self, monkeypatch):
-        monkeypatch.setattr("tempfile.tempdir", "/nonexistent")
+    def test_nowhere_to_write_is_told_too(self, monkeypatch, tmp_path):
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
         assert "could be written nowhere" in told(caught(fail_about_an_example))
 
     @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])

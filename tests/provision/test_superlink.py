@@ -474,6 +474,7 @@ class TestShortcut:
     )
     def test_a_node_is_answered_as_by_flower(self, two_ways, node, path, kind):
         flower, short, taken = two_ways
+        taken.clear()
         private, public, number = node
         request = PROTOBUF_REQUEST_TYPES["POST", path]()
         request.node.node_id = number + (kind == "in another's name")
@@ -495,6 +496,7 @@ class TestShortcut:
     @pytest.mark.parametrize("kind", ["genuine", "without token", "wrong token", "two tokens", "other version"])
     def test_an_app_is_answered_as_by_flower(self, two_ways, token, path, kind):
         flower, short, taken = two_ways
+        taken.clear()
         tokens = {"without token": [], "wrong token": ["0"], "two tokens": [token, token]}.get(kind, [token])
         told = {"package_version_value": "1.0.0"} if kind == "other version" else {}
         version = RuntimeVersionMetadata.from_local_component("ServerApp", **told).as_metadata()
