@@ -5,8 +5,7 @@ from flwr.app import ConfigRecord, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
-from cloister.client.app import STEPS, answered_by
-from cloister.client.mods.enforce import enforce_policy
+from cloister.client.app import PROTOCOL_STEPS, STEPS, answered_by
 from cloister.client.request import ProtocolRequest, Reply, TrainRequest
 from cloister.client.secure import take_part
 from cloister.config.run import parse
@@ -50,7 +49,7 @@ def app_with(updates, gone=None, steps=STEPS):
 
     inner = ClientApp()
     inner.train()(answered_by(TrainRequest, train, steps))
-    inner.query("secure")(answered_by(ProtocolRequest, take_part, (enforce_policy,)))
+    inner.query("secure")(answered_by(ProtocolRequest, take_part, PROTOCOL_STEPS))
     last = {node: PHASES.index(phase) for node, phase in (gone or {}).items()}
 
     def app(message, context):

@@ -12,7 +12,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from cloister.client.handlers import evaluate, keep_personal, train
-from cloister.client.mods.budget import keep_budget
+from cloister.client.mods.budget import foresee_budget, keep_budget
 from cloister.client.mods.deadline import no_sooner_than, within_deadline
 from cloister.client.mods.enforce import enforce_policy
 from cloister.client.mods.errors import contain_errors
@@ -42,6 +42,8 @@ STEPS: tuple[Step, ...] = (
     add_local_noise,
 )
 """What a request passes on its way to its handler, and a reply on its way back; the first is outermost."""
+PROTOCOL_STEPS: tuple[Step, ...] = (enforce_policy, foresee_budget)
+"""The same for a step of a secure aggregation in which nobody trains."""
 
 
 def answered_by(
@@ -68,4 +70,4 @@ app = ClientApp(mods=[no_sooner_than, contain_errors, within_deadline])
 app.train()(answered_by(TrainRequest, train))
 app.evaluate()(answered_by(EvaluateRequest, evaluate))
 app.query()(answered_by(KeepRequest, keep_personal))
-app.query(SECURE.partition(".")[2])(answered_by(ProtocolRequest, take_part, (enforce_policy,)))
+app.query(SECURE.partition(".")[2])(answered_by(ProtocolRequest, take_part, PROTOCOL_STEPS))

@@ -341,6 +341,16 @@ class TestPolicies:
 class TestWhatSpendsNothing:
     """A round that a node cannot go on with is refused before anything is charged."""
 
+    def test_nodes_without_budget_abstain_before_others_count_on_them(self, tmp_path):
+        nodes = [{"partition-id": n, "num-partitions": 5, "ledger-dir": str(tmp_path / str(n))} for n in range(5)]
+        poor = [node | {"max-epsilon": 0.5} for node in nodes[:2]]
+        run = SecureRun(settings(tmp_path), random_updates(5), nodes=[*poor, *nodes[2:]])
+        summed = run.collect()
+        assert summed.total is None and not run.spent()
+        assert all("the budget of this node is spent, or cannot cover" in reasons(summed)[node] for node in (1, 2))
+        assert {phase_of(one) for one in run.asked} == {"advertise"}
+        self.check_ledgers_are_empty(nodes)
+
     def test_fewer_members_than_the_threshold(self, tmp_path):
         nodes = [{"partition-id": n, "num-partitions": 5, "ledger-dir": str(tmp_path / str(n))} for n in range(5)]
         inner = app_with(random_updates(5))
@@ -354,6 +364,9 @@ class TestWhatSpendsNothing:
 
         summed = SecureRun(settings(tmp_path), random_updates(5), nodes=nodes, app=told_of_few).collect()
         assert len(summed.rejected) == 5 and "3 members left; the threshold is 4" in reasons(summed)[1]
+        self.check_ledgers_are_empty(nodes)
+
+    def check_ledgers_are_empty(self, nodes):
         from cloister.client.ledgers import ledger_of
         from cloister.client.node import node_of
 

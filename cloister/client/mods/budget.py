@@ -8,7 +8,7 @@ filter that was fixed beforehand (`cloister.privacy.accounting.filters`).
 import logging
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from logging import INFO
 
@@ -19,11 +19,15 @@ from cloister.client.mods.enforce import Handler
 from cloister.client.mods.roles import refuse_other_role
 from cloister.client.node import Node, NodeConfig
 from cloister.client.policy import Policy
-from cloister.client.request import EvaluateRequest, KeepRequest, Reply, Request, TrainRequest
+from cloister.client.request import EvaluateRequest, KeepRequest, ProtocolRequest, Reply, Request, TrainRequest
 from cloister.client.tally import Tally
+from cloister.client.workbench import workbench_of
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.section import kebab
+from cloister.config.secure import shared_mean
+from cloister.core.arrays import Layout
 from cloister.core.errors import BudgetExhausted, PolicyError
+from cloister.core.wire import ADVERTISE
 from cloister.privacy.accounting.budget import PrivacyBudget, Store
 from cloister.privacy.accounting.filters import FilterKind
 from cloister.privacy.accounting.ledger import Ledger, today
@@ -60,12 +64,8 @@ def keep_budget(request: Request, node: Node, call_next: Handler) -> Reply:
     if isinstance(request, EvaluateRequest):
         _refuse_scores(node.config)
     with folder_unnamed(node.config), ExitStack() as stack:
-        try:
+        with _abstaining():
             _record(request, node, stack)
-        except BudgetExhausted as error:
-            # How much was spent, with others too, is the node's own affair.
-            logger.log(INFO, "abstaining: %s", error)
-            raise BudgetExhausted(ABSTAINS) from None
         if keeps_ledger(node.config) and isinstance(request, TrainRequest):
             ledger = ledger_of(node.config, request.config.task.name)
             keep_head(ledger.path, request)
@@ -74,12 +74,51 @@ def keep_budget(request: Request, node: Node, call_next: Handler) -> Reply:
         return call_next(request, node)
 
 
-def _record(request: Request, node: Node, stack: ExitStack) -> None:
-    """Record all releases of a reply, or none: what is not made is not to be counted. Leaving the stack ends them."""
+def foresee_budget(request: ProtocolRequest, node: Node, call_next: Handler) -> Reply:
+    """Abstain from a secure aggregation that this node's budget would not cover, before others count on it.
+
+    No release is recorded: the reply to the training request of this round is charged when it is made.
+
+    Args:
+        request: for a step of the protocol.
+        node: that answers.
+        call_next: makes the step.
+
+    Raises:
+        BudgetExhausted: the node abstains, as in `keep_budget`.
+        PolicyError: there were as many messages today as the policy allows.
+        PrivacyError: what is in the ledger does not go with the round.
+    """
+    if request.step == ADVERTISE:
+        arrays = workbench_of(request.config).model.arrays()
+        promise = shared_mean(request.config).events(Layout.of(arrays))
+        trains = TrainRequest(request.config, request.run, request.round, request.seed, (arrays,), promise=promise)
+        with folder_unnamed(node.config), _abstaining():
+            _required(trains, node)
+    return call_next(request, node)
+
+
+@contextmanager
+def _abstaining() -> Iterator[None]:
+    """Abstain in the same words whichever budget is spent: how much was is the node's own affair."""
+    try:
+        yield
+    except BudgetExhausted as error:
+        logger.log(INFO, "abstaining: %s", error)
+        raise BudgetExhausted(ABSTAINS) from None
+
+
+def _required(request: Request, node: Node) -> list[tuple[PrivacyBudget[Store], Charge]]:
+    """All charges of a reply, each with its budget, once all budgets cover them."""
     planned = list(planned_charges(request, node))
     for budget, charge in planned:
         budget.require(charge.events)
-    for budget, charge in planned:
+    return planned
+
+
+def _record(request: Request, node: Node, stack: ExitStack) -> None:
+    """Record all releases of a reply, or none: what is not made is not to be counted. Leaving the stack ends them."""
+    for budget, charge in _required(request, node):
         if not _own_budget(charge, node.config):
             # Not before: a server could fill the ledger with the budgets of runs that are refused.
             budget.begin(request.run)
