@@ -1,12 +1,14 @@
 """Run directories for tests of the page: written by hand, so that no model is trained."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from cloister.config.run import parse
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
 from cloister.privacy.claims.record import record
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
+from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
 LEDGER = LedgerState("ledger.jsonl", "ab" * 32, 3, False)
 PARAMETERS = {"privacy.noise-multiplier": 1.5, "privacy.clipping-norm": 1.0}
@@ -22,8 +24,10 @@ DP_SGD = DpSgdClaim(
     ),
 )
 LAPLACE = LocalClaim("laplace", ("its radius is private",), adversary="all")
+SHARES = replace(SOUND, parameters=PARAMETERS | {COLLUDING: 1})
 CLAIMS = {
     "sound": (SOUND, None),
+    "shares": (SHARES, None),
     "none": (NONE, None),
     "heuristic": (Claim("metric", ("it is steered by private data",), parameters=PARAMETERS), None),
     "dp-sgd": (NONE, DP_SGD),
