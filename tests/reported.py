@@ -1,12 +1,14 @@
 """Run directories for tests of the page: written by hand, so that no model is trained."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from cloister.config.run import parse
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
 from cloister.privacy.claims.record import record
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
+from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
 LEDGER = LedgerState("ledger.jsonl", "ab" * 32, 3, False)
 PARAMETERS = {"privacy.noise-multiplier": 1.5, "privacy.clipping-norm": 1.0}
@@ -22,9 +24,12 @@ DP_SGD = DpSgdClaim(
     ),
 )
 LAPLACE = LocalClaim("laplace", ("its radius is private",), adversary="all")
+SHARES = replace(SOUND, parameters=PARAMETERS | {COLLUDING: 1})
 CLAIMS = {
     "sound": (SOUND, None),
+    "shares": (SHARES, None),
     "none": (NONE, None),
+    "mixed": (SOUND, None),
     "heuristic": (Claim("metric", ("it is steered by private data",), parameters=PARAMETERS), None),
     "dp-sgd": (NONE, DP_SGD),
     "laplace": (NONE, LAPLACE),
@@ -58,7 +63,8 @@ def write_run(place, kind="sound", rounds=None, settings=(), **files):
     config = parse(SETTINGS | dict(settings))
     facts = {"config": config.flat(), "config-sha256": config.digest(), "seed": 1, "versions": {"flwr": "1.41.0"}}
     server, clients = CLAIMS[kind]
-    statement = Statement(server, 3, "fixed, 100 % of the nodes", LEDGER, clients)
+    ledger = replace(LEDGER, holds_releases_without_a_guarantee=kind == "mixed")
+    statement = Statement(server, 3, "fixed, 100 % of the nodes", ledger, clients)
     ended = {"ended": {"how": "as-asked", "why": ""}}
     files = {"config": facts, "privacy": record(statement) | ended, "evaluation": evaluation()} | files
     for name, content in files.items():

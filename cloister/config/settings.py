@@ -1,5 +1,6 @@
 """Settings from a command line: `key=value` pairs and TOML files, every character of which is read or refused."""
 
+import json
 import os
 import re
 import tomllib
@@ -51,6 +52,27 @@ def read_options(key: str, text: str) -> dict[str, Scalar]:
         return _from_pairs(text) if nested is None else dict(_dotted(nested))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{key}: {error}") from None
+
+
+def as_pairs(settings: Mapping[str, Scalar]) -> str:
+    """Settings in a line that `read_settings` reads back.
+
+    Args:
+        settings: by dotted keys.
+    """
+    return " ".join(f"{key}={_in_single_quotes(value) or toml_of(value)}" for key, value in settings.items())
+
+
+def toml_of(value: Scalar) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _in_single_quotes(value: Scalar) -> str:
+    """A text that needs no escapes; empty for any other value."""
+    return f"'{value}'" if isinstance(value, str) and value.isprintable() and "'" not in value else ""
 
 
 def _is_path(argument: str) -> bool:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 from cloister.config.run import changed, shown
+from cloister.config.settings import as_pairs
 from cloister.plan.allowance import Allowance
 from cloister.plan.estimate import Timing, Traffic
 from cloister.plan.preview import Preview
@@ -20,7 +21,7 @@ AT_MOST = "at most, if all rounds run and a client trains in all of them; nothin
 def render(preview: Preview) -> list[str]:
     """Everything that is known of a run before it, as lines of plain text."""
     config, forecast = preview.config, preview.forecast
-    settings = " ".join(f"{key}={value!r}" for key, value in changed(shown(config.flat())).items())
+    settings = as_pairs(changed(shown(config.flat())))
     lines = [
         f"plan       {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds, "
         f"{preview.options.clients} clients",

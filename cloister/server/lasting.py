@@ -46,7 +46,7 @@ def refuse_forgetful_nodes(config: RunConfig, grid: Grid) -> None:
     """
     if config.secure_aggregation.enabled and not getattr(_innermost(grid), "keeps_memory", False):
         raise ConfigError(
-            "secure-aggregation.enabled = True is for runs in one process (`cloister run`, `simulate`): a node whose "
+            "secure-aggregation.enabled = true is for runs in one process (`cloister run`, `simulate`): a node whose "
             "app is started for each message has lost the secrets of the round when the next one comes"
         )
 

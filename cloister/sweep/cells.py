@@ -9,6 +9,7 @@ from typing import Literal
 
 from cloister.config.run import RunConfig, parse, shown
 from cloister.config.section import Scalar
+from cloister.config.settings import as_pairs
 from cloister.core.errors import BudgetExhausted, CloisterError, ConfigError
 from cloister.core.files import expanded
 from cloister.local.simulation import refuse_too_few
@@ -67,9 +68,7 @@ class Cell:
         return bool(content.get(BUDGET) == self.config.flat()[BUDGET])
 
     def __str__(self) -> str:
-        return " ".join(
-            [*(f"{key}={value!r}" for key, value in shown(self.settings).items()), f"seed={self.config.seed}"]
-        )
+        return as_pairs(shown(self.settings) | {"seed": self.config.seed})
 
 
 def cells_of(sweep: Sweep) -> tuple[Cell, ...]:

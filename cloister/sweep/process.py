@@ -1,6 +1,5 @@
 """A cell in a process of its own, so that its memory is given back, and what it took."""
 
-import json
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from cloister.config.run import changed
 from cloister.config.section import Scalar
+from cloister.config.settings import toml_of
 from cloister.sweep.cells import Cell
 
 COMMAND = "from cloister.cli import app; app()"
@@ -84,10 +84,4 @@ def as_toml(settings: Mapping[str, Scalar]) -> str:
     Args:
         settings: dotted keys.
     """
-    return "".join(f"{key} = {_value(value)}\n" for key, value in settings.items())
-
-
-def _value(value: Scalar) -> str:
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+    return "".join(f"{key} = {toml_of(value)}\n" for key, value in settings.items())

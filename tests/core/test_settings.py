@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from cloister.config.settings import read_settings
+from cloister.config.settings import as_pairs, read_settings
 from cloister.core.errors import SettingsError
 
 
@@ -31,6 +31,17 @@ def test_pairs_and_their_types():
 @pytest.mark.parametrize("text", ["a.b = 'x'", "a.b= 'x'", "a.b ='x'", "  a.b\t=\n'x'  ", "a.b='x'"])
 def test_blanks_around_the_equals_sign(text):
     assert read_settings([f"num-rounds=1 {text} seed=2"]) == {"num-rounds": 1, "a.b": "x", "seed": 2}
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["seed", "task.name", "tensorboard", "task.alpha"]),
+        st.text(st.characters(exclude_categories=["Cs"])) | st.booleans() | st.integers(-9, 9) | st.floats(-9, 9),
+    )
+)
+@example({"secure-aggregation.enabled": True, "tensorboard": False, "task.name": 'it\'s "so" \\'})
+def test_settings_that_are_told_can_be_pasted_back(settings):
+    assert read_settings([as_pairs(settings)]) == settings
 
 
 @pytest.mark.parametrize("empty", [[], [""], ["  "]])

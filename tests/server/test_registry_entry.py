@@ -83,6 +83,22 @@ def test_it_holds_the_largest_epsilon_of_the_claim(tmp_path):
     assert content["url_slug"] == "tumour-triage-four-hospitals-2026" and content["status"] == "Draft"
 
 
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("sound", "Noise is added on a server that is trusted."),
+        (
+            "shares",
+            "Noise is added on the clients, in shares: the server learns a sum with noise, and no single update.",
+        ),
+        ("dp-sgd", "Noise is added on the clients."),
+    ],
+)
+def test_it_tells_who_adds_the_noise(tmp_path, kind, told):
+    content = yaml.safe_load(written(tmp_path, kind=kind).read_text())
+    assert content["deployment"]["deployment_model"]["model_name_details"] == told
+
+
 @pytest.mark.parametrize("kind", ["none", "heuristic", "laplace"])
 def test_a_run_without_a_guarantee_has_no_entry(tmp_path, kind):
     with pytest.raises(ConfigError, match="no sound claim"):

@@ -80,6 +80,22 @@ class TestWhatItSays:
         assert told.startswith("Guaranteed by" if practical else "No protection in practice: the guarantee by")
         assert ("it hides whether" in told) is practical and ("no protection in practice of" in told) is not practical
 
+    @pytest.mark.parametrize(
+        ("kind", "told"),
+        [
+            ("mixed", ["the ledger holds releases without a guarantee, so that ε over everything in it is unknown"]),
+            ("none", ["nothing on the server claims one"]),
+            ("dp-sgd", ["nothing on the server claims one", "simulated clients keep none"]),
+        ],
+    )
+    def test_without_a_curve_of_epsilon_the_page_says_why(self, tmp_path, kind, told):
+        rounds = [line(number) for number in range(4)]
+        for each in rounds[1:]:
+            each["measured"]["epsilon"] = None
+        course = " ".join(texts(tree_of(page_of(tmp_path, kind=kind, rounds=rounds)), ".//section[@id='course']"))
+        assert all(sentence in course for sentence in told)
+        assert ("keep ledgers" in course) is (kind == "dp-sgd") and "claims none" not in course
+
     def test_an_officer_reads_which_epsilon_is_over_what(self, page):
         officer = " ".join(texts(tree_of(page), ".//section[@id='officer']"))
         assert "ε = 1 (this run) and 2 (all runs" in officer

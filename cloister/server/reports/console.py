@@ -9,6 +9,7 @@ from rich.table import Table
 
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import changed, shown
+from cloister.config.settings import as_pairs
 from cloister.core.terminal import can_show
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.meaning import summary_of_clients
@@ -63,7 +64,7 @@ class Narrator:
         self.begin(plan)
         self.console.print(f"Cloister  {config.task.name}, {config.strategy.name}, {config.num_rounds} rounds")
         self.console.print(f"run directory  {directory.path}")
-        settings = " ".join(f"{key}={value!r}" for key, value in changed(shown(config.flat())).items())
+        settings = as_pairs(changed(shown(config.flat())))
         self.console.print(f"settings       {settings or 'the defaults'}")
         self.console.print(f"privacy        {contract(plan.claim, epsilon)}")
         if config.privacy.client.is_on:

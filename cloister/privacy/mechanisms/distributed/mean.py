@@ -98,7 +98,7 @@ class DistributedMean(GaussianMechanism):
 
     def refuse_canaries(self) -> None:
         """Raises ConfigError: the server cannot put made-up clients into a sum that clients mask."""
-        raise ConfigError("privacy.canaries contradicts secure-aggregation.enabled = True; use 0 canaries")
+        raise ConfigError("privacy.canaries contradicts secure-aggregation.enabled = true; use 0 canaries")
 
     def suited_to(self, capabilities: Capabilities | None, strategy: str) -> "DistributedMean":
         """As in `Mechanism`: any strategy that lives on the mean.
@@ -112,7 +112,7 @@ class DistributedMean(GaussianMechanism):
         if capabilities is None or capabilities.needs_every_reply:
             why = "declares no capabilities" if capabilities is None else "needs every reply"
             raise ConfigError(
-                f"secure-aggregation.enabled = True contradicts strategy {strategy}, which {why}: the server learns "
+                f"secure-aggregation.enabled = true contradicts strategy {strategy}, which {why}: the server learns "
                 "the sum of the updates and no single one; use a strategy on the mean"
             )
         return self

@@ -1,5 +1,6 @@
 """The page about a run, made from its directory alone: the same files give the same bytes."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from cloister.config.run import changed
@@ -38,10 +39,13 @@ HOW = {
     "no-replies": "nobody's reply counted",
     "error": "it has not ended in order",
 }
-NO_EPSILON = (
-    "There is no curve of ε: the server's mechanism claims none. What clients with a mechanism of their own have spent "
-    "stands in their own ledgers."
+UNKNOWN_OVER_ALL = (
+    "There is no curve of ε: the ledger holds releases without a guarantee, so that ε over everything in it is "
+    "unknown. What is claimed is about this run alone."
 )
+NONE_CLAIMED = "There is no curve of ε: nothing on the server claims one."
+OF_CLIENTS = "Sites with data of their own keep ledgers of what they have spent; simulated clients keep none."
+NONE_WRITTEN = "There is no curve of ε: no round has written one down."
 EPSILON = (
     "ε by round is that of everything in the ledger, earlier runs on the same data included, as it was counted while "
     "the run went on; the claim counts the whole run by the tightest accountant."
@@ -121,7 +125,7 @@ def _course(facts: Facts) -> dict[str, object]:
     return {
         "ending": _ending(facts),
         "curves": curves(facts.rounds),
-        "notes": [EPSILON if any("epsilon" in done.measured for done in facts.rounds) else NO_EPSILON],
+        "notes": list(_about_epsilon(facts)),
         "secret": facts.secret_cohorts,
         "rejected": rows[:REASONS],
         "left_out": f", the {REASONS} most frequent of {len(rows)} reasons" if len(rows) > REASONS else "",
@@ -133,6 +137,20 @@ def _course(facts: Facts) -> dict[str, object]:
         "parameters": str(facts.parameters or ""),
         "settings": [*sorted((key, str(value)) for key, value in facts.config.items()), *hashes],
     }
+
+
+def _about_epsilon(facts: Facts) -> Iterator[str]:
+    """What ε by round is, or why there is none."""
+    statement = facts.statement
+    if any("epsilon" in done.measured for done in facts.rounds):
+        yield EPSILON
+    elif statement is None:
+        yield NONE_WRITTEN
+    elif statement.claim.status != "sound":
+        yield NONE_CLAIMED
+        yield from () if statement.clients is None else (OF_CLIENTS,)
+    else:
+        yield UNKNOWN_OVER_ALL if statement.ledger.holds_releases_without_a_guarantee else NONE_WRITTEN
 
 
 def _ending(facts: Facts) -> str:

@@ -166,14 +166,9 @@ def _sources(entry: Entry) -> dict[str, object]:
 
 
 def _model(facts: Facts, entry: Entry, told: dict[str, str]) -> dict[str, object]:
-    local = not any(
-        claim.status == "sound" and not isinstance(claim, DpSgdClaim | LocalClaim) for claim in claims_of(facts)
-    )
     return {
         "model_name": "Federated",
-        "model_name_details": "Noise is added on the clients."
-        if local
-        else "Noise is added on a server that is trusted.",
+        "model_name_details": _where_noise_is_added(facts),
         "actors": told["trust"],
         "release_type": "Many releases",
         "release_type_details": "The model of every round counts as released. " + told["composition"],
@@ -181,6 +176,14 @@ def _model(facts: Facts, entry: Entry, told: dict[str, str]) -> dict[str, object
         "access_type": "Non-interactive",
         "access_type_details": told["access"],
     }
+
+
+def _where_noise_is_added(facts: Facts) -> str:
+    sound = [claim for claim in claims_of(facts) if claim.status == "sound"]
+    of_server = [claim for claim in sound if not isinstance(claim, DpSgdClaim | LocalClaim)]
+    if any(claim.is_against_server for claim in of_server):
+        return "Noise is added on the clients, in shares: the server learns a sum with noise, and no single update."
+    return "Noise is added on a server that is trusted." if of_server else "Noise is added on the clients."
 
 
 def _unprotected(facts: Facts) -> list[str]:
