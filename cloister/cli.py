@@ -326,7 +326,7 @@ def audit(
 def report(
     directory: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
     statements: Annotated[
-        Path | None, typer.Option(help="TOML file of what only the operator can state, for the officer's page.")
+        Path | None, typer.Option(help="TOML file of what only the operator can state, for the officer's page; kept.")
     ] = None,
     registry: Annotated[
         Path | None, typer.Option(help="TOML file for an entry in OpenDP's registry of deployments: registry.yaml.")
@@ -336,13 +336,13 @@ def report(
     from cloister.config.errors import read_toml
     from cloister.server.reports.html.page import write_report
     from cloister.server.reports.html.registry import Entry, write_entry
-    from cloister.server.reports.html.statements import Statements
+    from cloister.server.reports.html.statements import Statements, kept
 
-    stated = read_toml(Statements, statements, str(statements)) if statements else Statements()
+    stated = read_toml(Statements, statements, str(statements)) if statements else None
     entry = read_toml(Entry, registry, str(registry)) if registry else None
     typer.echo(write_report(directory, stated))
     if entry is not None:
-        typer.echo(write_entry(directory, entry, stated))
+        typer.echo(write_entry(directory, entry, kept(directory)))
 
 
 @app.command()

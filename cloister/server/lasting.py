@@ -75,6 +75,21 @@ def is_lasting(plan: Plan, directory: Path) -> bool:
     return plan.budget.ledger.path.parent != directory
 
 
+def render_closing(plan: Plan, directory: Path) -> list[str]:
+    """That no later run can keep a budget on the same data, where this one sees to that.
+
+    Args:
+        plan: of a run that has begun.
+        directory: of the run.
+    """
+    if not is_lasting(plan, directory) or (plan.is_accounted and not plan.unprotected_releases):
+        return []
+    return [
+        "budget         this run leaves releases without a guarantee in the ledger of this data: from then on no run "
+        "on it can keep a privacy.max-epsilon"
+    ]
+
+
 def render_ledger(plan: Plan, directory: Path) -> list[str]:
     """Where the ledger is, if no later run will find it."""
     return [] if is_lasting(plan, directory) else [NOT_KEPT, f"  {KEPT_BY}"]

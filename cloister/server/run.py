@@ -28,7 +28,7 @@ from cloister.server.clients import client_claim, personalise, sizes_known
 from cloister.server.drowning import drowned
 from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
-from cloister.server.lasting import confine_ledger, is_lasting, refuse_forgetful_nodes
+from cloister.server.lasting import confine_ledger, is_lasting, refuse_forgetful_nodes, render_closing
 from cloister.server.loop import Observer, Round, RoundLoop
 from cloister.server.prepare import prepare, refuse_impossible_budget
 from cloister.server.progress import Progress, keepers_of
@@ -232,6 +232,8 @@ def _open(scene: _Scene, stack: ExitStack, clients: int) -> _Scene:
     note_ledger(directory, plan.budget.ledger)
     epsilon = plan.maximum_epsilon(scene.layout)
     scene.narrator.opening(plan, directory, epsilon)
+    for line in render_closing(plan, directory.path):
+        scene.narrator.note(line)
     for remark in drowned(plan, scene.layout, clients or plan.config.strategy.min_nodes, scene.sizes):
         scene.narrator.note(f"warning: {remark}")
     parameters = Parameters.of(scene.model)

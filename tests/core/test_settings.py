@@ -33,6 +33,7 @@ def test_blanks_around_the_equals_sign(text):
     assert read_settings([f"num-rounds=1 {text} seed=2"]) == {"num-rounds": 1, "a.b": "x", "seed": 2}
 
 
+@effort(max_examples=60, deadline=None, derandomize=True)
 @given(
     st.dictionaries(
         st.sampled_from(["seed", "task.name", "tensorboard", "task.alpha"]),

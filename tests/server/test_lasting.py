@@ -83,6 +83,18 @@ def test_a_run_without_a_mechanism_is_in_the_ledger_that_a_budget_is_kept_in(tmp
     assert len(after.rounds) == 1 and "nothing can be claimed" in after.stopped
 
 
+@pytest.mark.parametrize(
+    ("public", "server", "closes"),
+    [(False, "none", True), (False, "global-dp", False), (True, "none", False)],
+)
+def test_a_run_says_at_its_start_that_no_budget_can_be_kept_after_it(tmp_path, monkeypatch, public, server, closes):
+    monkeypatch.setattr(Digits, "public", public)
+    changes = {"privacy.server": server, "privacy.noise-multiplier": 0.05, "evaluation.federated": "off"}
+    go(tmp_path, **changes)
+    before, begun, _ = (tmp_path / "said.txt").read_text().partition("round   1/1")
+    assert begun and ("no run on it can keep a privacy.max-epsilon" in before) is closes
+
+
 def test_data_that_is_not_public_has_a_lasting_ledger(tmp_path, monkeypatch):
     monkeypatch.setattr(Digits, "public", False)
     go(tmp_path)

@@ -133,3 +133,20 @@ def test_the_command_writes_both(tmp_path):
     assert done.output.split() == [str(place / "report.html"), str(place / "registry.yaml")]
     actors = yaml.safe_load((place / "registry.yaml").read_text())["deployment"]["deployment_model"]["actors"]
     assert "The operator states: The university's computing centre" in actors
+
+
+def test_later_reports_and_entries_have_the_statements_that_were_given(tmp_path):
+    place = write_run(tmp_path / "run")
+    for name, text in (("stated", STATED), ("other", 'unit = "One hospital."'), ("entry", ENTRY)):
+        (tmp_path / f"{name}.toml").write_text(text)
+
+    def reported(*options):
+        done = CliRunner().invoke(app, ["report", str(place), *options])
+        assert done.exit_code == 0, done.output
+        return (place / "report.html").read_text(encoding="utf-8")
+
+    stated = reported("--statements", str(tmp_path / "stated.toml"))
+    assert "computing centre" in stated and reported("--registry", str(tmp_path / "entry.toml")) == stated
+    assert "computing centre" in (place / "registry.yaml").read_text(encoding="utf-8")
+    reported("--statements", str(tmp_path / "other.toml"))
+    assert "One hospital." in reported() and "computing centre" not in reported()

@@ -57,8 +57,8 @@ class Filter(ABC):
         if math.isinf(after):
             return (
                 f"{keeper} holds, or would hold, releases for which nothing can be claimed: no ε up to {epsilon:g} "
-                "covers them. Runs without privacy.max-epsilon go on, and their own claims hold; if this is other "
-                "data, set privacy.data-identity to another name"
+                "covers them. Runs without privacy.max-epsilon go on, and their own claims hold. If this is other "
+                "data, or nobody has seen or used what those runs released, set privacy.data-identity to another name"
             )
         shares = (100 * share(spent, self.limit(epsilon, delta)) for spent in (before, after))
         rise = "from {:.4g} % to {:.4g} %".format(*shares)

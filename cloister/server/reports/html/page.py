@@ -11,7 +11,7 @@ from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.figures import confusion, curves
 from cloister.server.reports.html.filling import filled
 from cloister.server.reports.html.officer import claims_of, questions, unprotected
-from cloister.server.reports.html.statements import Statements
+from cloister.server.reports.html.statements import Statements, keep, kept
 from cloister.server.reports.html.tables import (
     by_round,
     class_rows,
@@ -57,7 +57,8 @@ def write_report(directory: Path, statements: Statements | None = None) -> Path:
 
     Args:
         directory: of a run that has ended.
-        statements: of the operator, for the officer's page; without them all are marked as still to be stated.
+        statements: of the operator, for the officer's page, which later reports keep; None: those that were given
+            last. What is not in them is marked as still to be stated.
 
     Returns:
         Its path.
@@ -65,10 +66,13 @@ def write_report(directory: Path, statements: Statements | None = None) -> Path:
     Raises:
         ConfigError: the directory cannot be read as that of a run.
     """
-    page = rendered(Facts.read(directory), statements or Statements())
+    facts = Facts.read(directory)
+    page = rendered(facts, kept(directory) if statements is None else statements)
     path = directory / REPORT
     with atomic_path(path) as partial:
         partial.write_text(page, encoding="utf-8")
+    if statements is not None:
+        keep(directory, statements)
     return path
 
 

@@ -1,11 +1,17 @@
 """What the operator states for the officer's page, read strictly from a small TOML file."""
 
+import json
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
+from cloister.config.errors import checked
 from cloister.config.section import Section
+from cloister.core.files import atomic_path, read_json
 
+STATED = "statements.json"
+"""In the run directory: what was stated last, for the reports that are written after it."""
 LONGEST = 240
 """Characters of one statement: nine of them have to leave room for the facts on one page."""
 Stated = Annotated[str, Field(max_length=LONGEST)]
@@ -35,3 +41,25 @@ class Statements(Section):
     implementation: Stated = ""
     access: Stated = ""
     collection: Stated = ""
+
+
+def keep(directory: Path, statements: Statements) -> None:
+    """Write statements into a run directory, for later reports.
+
+    Args:
+        directory: of the run.
+        statements: of the operator.
+    """
+    content = {name: stated for name, stated in statements.model_dump().items() if stated}
+    with atomic_path(directory / STATED) as partial:
+        partial.write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def kept(directory: Path) -> Statements:
+    """What was stated last about a run; nothing where nobody has stated anything.
+
+    Raises:
+        ConfigError: the file holds something else.
+    """
+    path = directory / STATED
+    return checked(Statements, read_json(path), f"{path}: ") if path.is_file() else Statements()
