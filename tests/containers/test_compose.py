@@ -221,7 +221,7 @@ def test_no_secret_is_in_an_argument_a_variable_or_a_layer(stack: Stack) -> None
     kits = stack.folder / "kits"
     # Of each file the last long word: the lines before it begin alike in all keys.
     secrets = [re.findall(r"[\w+/=-]{32,}", path.read_text())[-1] for path in secret_files(kits)]
-    assert len(set(secrets)) == len(secrets) == 5 + 2 * len(SITES)
+    assert len(set(secrets)) == len(secrets) == 6 + 3 * len(SITES)
     seen = [json.dumps(stack.inspect(service)) for service in SERVICES]
     seen += [call("docker", "history", "--no-trunc", f"cloister-{name}") for name in ("superlink", "supernode")]
     assert not [secret for secret in secrets for text in seen if secret in text]
