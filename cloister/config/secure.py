@@ -82,7 +82,7 @@ def refusal(config: "RunConfig") -> str:
     if not config.secure_aggregation.enabled:
         return ""
     reason = next(filter(None, (rule(config) for rule in _RULES)), "")
-    return f"{ENABLED} = True contradicts {reason}" if reason else ""
+    return f"{ENABLED} = true contradicts {reason}" if reason else ""
 
 
 def _of_server(config: "RunConfig") -> str:

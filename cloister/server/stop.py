@@ -74,23 +74,26 @@ class Stop:
         told.setblocking(False)
         handler = signal.signal(signal.SIGURG, lambda *_: None)
         descriptor = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
-        waker = threading.Thread(target=self._wake, args=(heard, threading.get_ident()), daemon=True)
+        done = threading.Event()
+        waker = threading.Thread(target=self._wake, args=(heard, threading.get_ident(), done), daemon=True)
         waker.start()
         try:
             yield
         finally:
+            done.set()
             signal.set_wakeup_fd(descriptor)
             told.close()
             waker.join()
             heard.close()
             signal.signal(signal.SIGURG, handler)
 
-    def _wake(self, heard: socket.socket, main_thread: int) -> None:
+    def _wake(self, heard: socket.socket, main_thread: int, done: threading.Event) -> None:
         """Interrupt the main thread until it has heard of each request; Python sends the number of every signal."""
         while number := heard.recv(1):
-            while number[0] in SIGNALS and not self.asked:
+            # A request in the last moment goes to the handler that was there before: it is not heard here.
+            while number[0] in SIGNALS and not self.asked and not done.is_set():
                 signal.pthread_kill(main_thread, signal.SIGURG)
-                time.sleep(WAKE_SECONDS)
+                done.wait(WAKE_SECONDS)
 
     def _hear(self, number: int, _: Any) -> None:
         if self.asked:  # only SIGINT is still listened to

@@ -112,6 +112,17 @@ def test_a_request_raised_by_another_thread_interrupts_a_wait_without_a_timeout(
     assert threading.active_count() == threads and signal.set_wakeup_fd(-1) == -1
 
 
+def test_a_request_that_another_handler_hears_in_the_last_moment_holds_nothing_up():
+    with Stop().listening() as stop:
+        rescue = threading.Timer(20, setattr, (stop, "asked", "the rescue"))
+        rescue.start()
+        wakes = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(wakes)
+        os.write(wakes, bytes([signal.SIGINT]))
+    rescue.cancel()
+    assert not stop.asked
+
+
 def test_a_second_request_is_not_held_back():
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append("old handler"))

@@ -3,7 +3,6 @@
 import math
 import os
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from cloister.client.data import local_data, task_of
 from cloister.client.node import Node
@@ -11,24 +10,12 @@ from cloister.client.policy import CHECKED_BUNDLE, PLUGIN, Policy, is_server_sid
 from cloister.client.request import EvaluateRequest, ProtocolRequest, Reply, Request, TrainRequest
 from cloister.client.training.plan import requested_plan
 from cloister.config.run import RunConfig
+from cloister.config.secure import SecureAggregationConfig
 from cloister.core.errors import PolicyError
 from cloister.privacy.accounting.promises import multiplier_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks.training.plan import TrainingPlan
 from cloister.tasks.training.recipe import recipe_of
-
-
-class SecureSums(Protocol):
-    """What a run says of its secure aggregation."""
-
-    @property
-    def threshold(self) -> int:
-        """How many clients a sum has at least: t."""
-
-    @property
-    def colluding(self) -> int:
-        """How many clients may collude with the server: c."""
-
 
 Handler = Callable[[Request, Node], Reply]
 ROUNDING = 1e-9
@@ -77,7 +64,7 @@ def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterat
         yield f"task.group = {config.task.group!r}, demanded: {policy.group!r}"
 
 
-def about_secure_sums(policy: Policy, asked: SecureSums | None) -> Iterator[str]:
+def about_secure_sums(policy: Policy, asked: SecureAggregationConfig | None) -> Iterator[str]:
     """What a policy misses of secure aggregation in a run: that it is there, where it is demanded, and its bounds.
 
     Args:

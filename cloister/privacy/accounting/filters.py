@@ -58,7 +58,8 @@ class Filter(ABC):
             return (
                 f"{keeper} holds, or would hold, releases for which nothing can be claimed: no ε up to {epsilon:g} "
                 "covers them. Runs without privacy.max-epsilon go on, and their own claims hold. If this is other "
-                "data, or nobody has seen or used what those runs released, set privacy.data-identity to another name"
+                "data, or those runs were simulations whose results nobody else has seen and nobody uses, set "
+                "privacy.data-identity to another name"
             )
         shares = (100 * share(spent, self.limit(epsilon, delta)) for spent in (before, after))
         rise = "from {:.4g} % to {:.4g} %".format(*shares)
