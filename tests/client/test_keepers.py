@@ -15,6 +15,7 @@ from secure_twins import both, stripped
 
 from cloister.client import keepers, secure
 from cloister.client.keepers import InFolder, InMemory
+from cloister.client.node import node_of
 from cloister.core.arrays import Layout, from_record
 from cloister.core.cohort import Cohort as Updates
 from cloister.core.errors import NodeConfigError, ProtocolError
@@ -188,6 +189,13 @@ class TestAFolder:
         keeper.clear()
         assert not list(shelf.iterdir())
 
+    def test_is_emptied_by_a_warm_node_that_starts_or_ends(self, shelf):
+        from cloister.deploy.warm.node import _clear_secrets
+
+        self.kept(shelf)
+        _clear_secrets(node_of({"secure-state": str(shelf)}))
+        assert not list(shelf.iterdir())
+
     def test_that_is_on_a_disk_is_refused(self, shelf, tmp_path, monkeypatch):
         device = shelf.stat().st_dev
         mounts = tmp_path / "mounts"
@@ -223,7 +231,8 @@ def run_on(shelf, folder, clients=3, gone=None, app=None):
     for number in range(clients):
         own = shelf / str(number)
         own.mkdir(mode=0o700)
-        nodes.append({"partition-id": number, "num-partitions": clients, "secure-state": str(own)})
+        kept = {"secure-state": str(own), "ledger-dir": str(folder / f"ledgers-{number}")}
+        nodes.append({"partition-id": number, "num-partitions": clients, **kept})
     run = SecureRun(settings(folder, clients, clients // 2 + 1, z=0.0), UPDATES[:clients], nodes=nodes)
     run.grid._client_app = forgetful(app or app_with(UPDATES, gone))
     return run

@@ -44,8 +44,8 @@ KEPT_FOR = {
     "policy": "policy.toml",
 }
 OTHERS = {"partition-id": 0, "num-partitions": 1, "public-size": 0, "min-radius": 0, "model-dir": "model"}
-OTHERS |= {"secure-state": "shelf"}
 SIGNS = {"signing-key": "signing.key", "roster": "roster.signed", "roster-key": "roster.pub"}
+SIGNS |= {"secure-state": "shelf"}
 KEYS = [kebab(name) for name in NodeConfig.model_fields]
 TOLD = "NodeConfigError: details are in the log of the node"
 
