@@ -40,7 +40,8 @@ RANDOM_BY_EXAMPLE = (
     keras.layers.GaussianDropout,
     keras.layers.GaussianNoise,
 )
-"""Layers that draw random numbers and do nothing with them across examples; no subclass of them."""
+"""Layers that draw random numbers and do nothing with them across examples; no subclass of them, and none with a
+`noise_shape` that gives the examples of a call one mask together."""
 ACTIVITY = "activity_regularizer"
 PENALTIES = ("kernel_regularizer", "bias_regularizer", ACTIVITY)
 """Attributes of a layer that add to the loss of the batch; those on the weights of a frozen layer add nothing."""
@@ -141,9 +142,18 @@ def draws_otherwise(model: Network) -> bool:
 
     What it draws may mix examples, for some numbers and not for those of a trial. So it is given one example at a time.
     """
-    known = [layer for layer in model._flatten_layers() if type(layer) in RANDOM_BY_EXAMPLE]
+    known = [layer for layer in model._flatten_layers() if _draws_by_example(layer)]
     states = {id(variable) for layer in known for variable in layer.variables}
     return any(is_seed(variable) and id(variable) not in states for variable in model.non_trainable_variables)
+
+
+def _draws_by_example(layer: Layer) -> bool:
+    """Whether each example draws numbers of its own, so that the law is the same however examples are cut into calls.
+
+    Of masks that a call shares, one example more would give others to those that it pushes into the next call.
+    """
+    shape = getattr(layer, "noise_shape", None)
+    return type(layer) in RANDOM_BY_EXAMPLE and (shape is None or tuple(shape)[:1] == (None,))
 
 
 def _reasons(layer: Layer) -> Iterator[str]:
