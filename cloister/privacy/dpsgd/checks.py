@@ -6,7 +6,7 @@ with the other examples, and norms and sums must agree with TensorFlow's own gra
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import keras
 import numpy as np
@@ -69,7 +69,7 @@ def checked(model: Network, loss: Loss, probe: Probe) -> Gradients:
     with _refusing_what_cannot_be_tried():
         trial = _Trial(model, loss, probe)
         trial.refuse_coupling()
-        alone = draws_otherwise(model) or trial.is_batch_dependent()
+        alone = draws_otherwise(model) or trial.shares_draws() or trial.is_batch_dependent()
         by_layer = None if alone else _by_layer(model, loss, trial)
         return by_layer or _as_a_whole(model, loss, trial)
 
@@ -223,6 +223,15 @@ class _Trial:
             for place, order in ((0, [0, 1, 2]), (2, [2, 1, 0]), (0, [0, 1]), (1, [2, 0, 1, 1]))
         )
 
+    def shares_draws(self) -> bool:
+        """Whether a random layer is given something else than a row for each example: what it draws is for all."""
+        shapes: list[tuple[int | None, ...]] = []
+        with ExitStack() as patches, self._scope():
+            for layer in filter(_draws_by_example, self.model._flatten_layers()):
+                patches.enter_context(_noting(layer, shapes))
+            self._plain.losses(self.x, self.y)
+        return any(shape[:1] != (EXAMPLES,) for shape in shapes)
+
     def _of(self, place: int, order: list[int], training: bool) -> list[Tensor]:
         """The gradient of the example at this place of a batch of these."""
         with self._scope(), tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -287,6 +296,23 @@ class _Trial:
         # An example that is classified with certainty has no gradient: its square is 0, and nothing to divide by.
         norms_agree = (got >= exact * (1 - AGREEMENT)) & (got <= exact * (1 + OVERSTATED) + NO_SQUARE)
         return bool(np.all(norms_agree)) and _same(total, got_total)
+
+
+@contextmanager
+def _noting(layer: Layer, shapes: list[tuple[int | None, ...]]) -> Iterator[None]:
+    """Note the shapes of what the layer is given while the block runs."""
+    original = layer.call
+
+    def call(inputs: Tensor, *args: object, **kwargs: object) -> Tensor:
+        shapes.append(tuple(inputs.shape))
+        return original(inputs, *args, **kwargs)
+
+    # Past Keras' own bookkeeping of attributes, as in `capture`.
+    object.__setattr__(layer, "call", call)
+    try:
+        yield
+    finally:
+        object.__delattr__(layer, "call")
 
 
 def moved(variable: Variable, seed: int) -> Tensor:
