@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from flwr.serverapp import strategy as flower
 from scipy import stats
+from support import mostly_slow
 
 from cloister.aggregation import GlobalDP, MetricDP
 from cloister.audits.epsilon import Trials, maximum_rate, minimum_rate, try_to_tell
@@ -157,7 +158,7 @@ class TestTheBound:
 
 
 class TestSoundModes:
-    @pytest.mark.parametrize("name", FINALIZED)
+    @pytest.mark.parametrize("name", mostly_slow(FINALIZED, ["fedavg", "fedyogi"]))
     def test_global_dp_whatever_the_optimizer(self, name):
         kind = STRATEGIES.load(name)
         assert keeps(global_dp(lambda: everybody(kind)), least=0.1, runs=600)
