@@ -313,6 +313,7 @@ class TestBrokenOnes:
     def test_no_noise(self):
         assert caught(global_dp(z=0), self.claim)
 
+    @pytest.mark.slow
     def test_no_clip(self, monkeypatch, unverified):
         monkeypatch.setattr(gaussian, "clip", lambda cohort, bound: replace(cohort, l2_bound=bound))
         assert caught(broken(), self.claim)
@@ -328,6 +329,7 @@ class TestBrokenOnes:
         monkeypatch.setattr(gaussian, "clip", lambda cohort, bound: replace(right(cohort, 2 * bound), l2_bound=bound))
         assert attack(broken()).shift(CONFIDENCE) > 1 / Z_BROKEN
 
+    @pytest.mark.slow
     def test_weights_that_nobody_bounds(self, monkeypatch, unverified):
         monkeypatch.setattr(
             gaussian,
@@ -336,6 +338,7 @@ class TestBrokenOnes:
         )
         assert caught(broken(examples_cap=10), self.claim, counts=[1e9, 1.0, 30.0])
 
+    @pytest.mark.slow
     def test_noise_divided_by_the_cohort_twice(self, monkeypatch):
         right = gaussian.Grid.of
         monkeypatch.setattr(gaussian.Grid, "of", lambda bound, z, count: right(bound, z / count, count))

@@ -92,7 +92,7 @@ def test_equal_to_brute_force(name):
     assert set(step.kernels.values()) >= FORMS[name]
 
 
-@pytest.mark.parametrize("build", [mnist._mlp, mnist._cnn])
+@pytest.mark.parametrize("build", mostly_slow([mnist._mlp, mnist._cnn], [mnist._mlp]))
 def test_the_models_of_the_thesis(build):
     assert assert_equal_to_brute_force(smooth(build()), size=5, batch_size=5).method == "layers"
 
