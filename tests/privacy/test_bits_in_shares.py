@@ -108,6 +108,18 @@ class TestWhatOneClientMoves:
         bits = bits_of()
         assert covers(bits, farthest(bits)[0])
 
+    def test_in_all_parts_of_the_sum_is_one_release_of_the_joint_multiplier(self):
+        """In units of their noise: at most 1/z_joint, and a long update moves them by all of it."""
+        z, z_b, rng, found = 2.0, 3.0, np.random.default_rng(2), 0.0
+        plan = plan_with(bits_of(multiplier=z_b), multiplier=z)
+        joint = AdaptiveClip(1.0, bits_multiplier=z_b).joint_multiplier(z)
+        for scale in [0.1, 1.0, 10.0, 1e3] * 10:
+            *update, bit = whole_input(update_of(*scale * rng.standard_normal(3)), plan).astype(float)
+            moved = math.hypot(np.linalg.norm(update) / (z * plan.steps), bit / (z_b * STEPS))
+            assert moved <= 1 / joint * (1 + 1e-12)
+            found = max(found, moved)
+        assert found > 0.999 / joint
+
     def test_a_twin_that_counts_who_sends_nothing_is_found_by_both(self):
         """Zeroing an update beyond the clip then turns its bit, by twice as much as the noise is for."""
         twin = bits_of(kind=AlwaysThere)

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from secure_runs import MODEL, SecureRun, app_with, phase_of, random_updates, settings
+from statistics_of_noise import is_normal, std_is
 
+from cloister.client import secure
 from cloister.client.ledgers import ledger_of
 from cloister.client.node import node_of
 from cloister.client.request import ProtocolRequest, TrainRequest, request_of
@@ -15,10 +17,13 @@ from cloister.core.arrays import to_record
 from cloister.core.errors import FederationError
 from cloister.core.wire import CLIPPING_NORM, CONFIG, SECURE_MESSAGE, SECURE_STEP
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
+from cloister.privacy.mechanisms.distributed.beside import STEPS
+from cloister.privacy.mechanisms.distributed.mean import DistributedMean
+from cloister.privacy.mechanisms.distributed.whole import add_noise
 from cloister.secure_aggregation.messages import Delivery
 
 ADAPTIVE = {"privacy.clipping": "adaptive", "privacy.clipping-rate": 1.0, "privacy.bits-noise-multiplier": 1e-3}
-"""With noise on the bits that does not show."""
+"""With the least noise on the bits that is made: it moves C by a thousandth."""
 
 
 def long_updates(*norms):
@@ -47,21 +52,21 @@ class TestTheClip:
         run = run_of(tmp_path, long_updates(0.5, 0.9, 0.99, 3.0, 4.0), {4: "mask"})
         arrays, _ = one_round(run)
         assert arrays is not None
-        assert run.strategy.mechanism.clip.bound == pytest.approx(math.exp(-(3 / 4 - 0.5)), rel=1e-3)
+        assert run.strategy.mechanism.clip.bound == pytest.approx(math.exp(-(3 / 4 - 0.5)), rel=1e-2)
         assert run.strategy.measured.clipping_norm == 1.0
 
     def test_of_the_next_round_is_told_in_each_of_its_messages_and_clips_the_updates(self, tmp_path):
         run = run_of(tmp_path, long_updates(*[8.0] * 5), **{"privacy.noise-multiplier": 0.0})
         one_round(run)
         first, second = len(run.asked), run.strategy.mechanism.clip.bound
-        assert second == pytest.approx(math.exp(0.5), rel=1e-3)
+        assert second == pytest.approx(math.exp(0.5), rel=1e-2)
         summed = run.collect(2)
         assert set(told(run)[:first]) == {1.0} and set(told(run)[first:]) == {second}
         steps = run.strategy.mechanism.plan(650).steps
-        assert np.linalg.norm(summed.total[:-1].astype(float)) == pytest.approx(5 * steps, rel=1e-3)
+        assert np.linalg.norm(summed.total[:-1].astype(float)) == pytest.approx(5 * steps, rel=1e-2)
         arrays, _ = run.strategy.aggregate_train(2, summed)
         released = np.concatenate([array.numpy().ravel() for array in arrays.values()])
-        assert np.linalg.norm(released) == pytest.approx(second, rel=1e-3)
+        assert np.linalg.norm(released) == pytest.approx(second, rel=1e-2)
 
     def test_stays_where_it_was_if_the_round_is_abandoned(self, tmp_path):
         run = run_of(tmp_path, random_updates(5), {1: "sign", 2: "sign"})
@@ -82,6 +87,36 @@ class TestTheClip:
         for number in range(1, 7):
             one_round(run, number)
         assert 0.1 < run.strategy.mechanism.clip.bound < 0.45
+
+
+@pytest.mark.slow
+class TestTheNoise:
+    """Of 2,000 bits a client instead of one, which are charged as one: noise of each is a number of a sample."""
+
+    def sample(self, folder, monkeypatch, gone=None):
+        plan, updates = DistributedMean.plan, long_updates(*[0.5] * 5)
+        monkeypatch.setattr(DistributedMean, "events", lambda own, layout, *_: plan(own, layout.size).events())
+        monkeypatch.setattr(
+            DistributedMean, "plan", lambda own, size: replace(plan(own, size), beside=(own.bits,) * 2000)
+        )
+        keys = {"threshold": 3, "privacy.bits-noise-multiplier": 2.0}
+        run, noise = run_of(folder, updates, gone, **keys), []
+        for number in range(1, 6):
+            summed = run.collect(number)
+            noise.append(summed.total[650:] - summed.survivors * STEPS)
+        return np.concatenate(noise) / STEPS
+
+    @pytest.mark.parametrize(("gone", "survivors"), [({}, 5), ({5: "mask"}, 4)])
+    def test_in_the_sum_is_that_of_all_survivors(self, gone, survivors, tmp_path, monkeypatch):
+        expected, sample = 2.0 * math.sqrt(survivors / 3), self.sample(tmp_path, monkeypatch, gone)
+        assert std_is(sample, expected, 0.05) and is_normal(sample, expected)
+        assert not std_is(sample, expected * 0.9, 0.05) and not std_is(sample, expected * 1.1, 0.05)
+
+    def test_of_clients_that_leave_it_out_is_missed(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(
+            secure, "add_noise", lambda numbers, plan, *given: add_noise(numbers, replace(plan, beside=()), *given)
+        )
+        assert not self.sample(tmp_path, monkeypatch).any()
 
 
 class TestCharges:
@@ -141,16 +176,15 @@ class TestWhatAServerTells:
         )
         assert summed.total is None and "and in no other" in found[1]
 
-    def test_different_bounds_for_different_nodes_are_never_unmasked(self, tmp_path, monkeypatch):
-        """The server of this test takes every vector; nodes look at what the others have signed."""
-        monkeypatch.setattr(Coordinator, "_require_signed", lambda *_: None)
+    def test_who_was_told_another_one_is_in_no_sum(self, tmp_path):
+        """It has signed other terms than the others have, who would not unmask a sum that it is in."""
 
         def change(config, node):
             config[CLIPPING_NORM] = 2.0 if node == 1 else 1.0
 
         summed, found = self.changed(tmp_path, change)
-        assert summed.total is None
-        assert "'client-00000' has not signed the noise and the sharers" in found[2]
+        assert summed.survivors == 4
+        assert found == {1: "'client-00000' has not signed the noise and the sharers of this attempt"}
 
     @pytest.mark.parametrize(
         ("rule", "side"), [("min-client-clipping-norm = 2.0", "least"), ("max-client-clipping-norm = 0.5", "most")]
