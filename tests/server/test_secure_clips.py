@@ -91,13 +91,13 @@ class TestTheClip:
 
 @pytest.mark.slow
 class TestTheNoise:
-    """Of 2,000 bits a client instead of one, which are charged as one: noise of each is a number of a sample."""
+    """Of 1,500 bits a client instead of one, which are charged as one: noise of each is a number of a sample."""
 
     def sample(self, folder, monkeypatch, gone=None):
         plan, updates = DistributedMean.plan, long_updates(*[0.5] * 5)
         monkeypatch.setattr(DistributedMean, "events", lambda own, layout, *_: plan(own, layout.size).events())
         monkeypatch.setattr(
-            DistributedMean, "plan", lambda own, size: replace(plan(own, size), beside=(own.bits,) * 2000)
+            DistributedMean, "plan", lambda own, size: replace(plan(own, size), beside=(own.bits,) * 1500)
         )
         keys = {"threshold": 3, "privacy.bits-noise-multiplier": 2.0}
         run, noise = run_of(folder, updates, gone, **keys), []
