@@ -98,6 +98,21 @@ class TestTable:
         cells = ["".join(part).replace(" ", "") for part in zip(*rows, strict=True)]
         assert names[0] in cells[0] and names[1] in cells[0] and "seconds" in cells[-2] and "dead" in cells[-1]
 
+    def test_long_names_beside_many_numbers(self, tmp_path):
+        """Of these widths one column had to give way to another that could not."""
+        settings = {"privacy.noise-multiplier": 1.5, "client.optimizer": "sgd"}
+        names = [f"a-long-name-of-{number}-{'x' * 9 * number}" for number in range(4)]
+        places = [
+            write_run(tmp_path / name, kind, rounds(0.5), settings=settings | {"run-name": name})
+            for name, kind in zip(names, ("sound", "dp-sgd", "sound", "heuristic"), strict=True)
+        ]
+        (places[3] / "privacy.json").write_text(json.dumps(RUNNING))
+        told = lines(comparison(*places))
+        rows = [row.strip("│").split("│") for row in told if row.startswith("│")]
+        assert all(row.endswith("│") and len(row) == len(told[0]) <= 100 for row in told if row.startswith("│"))
+        cells = ["".join(part).replace(" ", "") for part in zip(*rows, strict=True)]
+        assert all(name in cells[0] for name in names) and "seconds" in cells[-2] and "[2]" in " ".join(told)
+
     def test_as_markdown(self, two):
         first, rule, *_ = markdown(comparison(*two)).splitlines()
         scores = "final accuracy | best accuracy | macro F1 | macro AUC"
@@ -269,7 +284,9 @@ class TestEpsilon:
         found = comparison(two[0], write_run(tmp_path / "c", kind, settings=settings))
         assert [picture.title for picture in pictures(found)] == ["Accuracy by round"]
         assert any("on no common axis" in note for note in found.notes)
-        assert "(client, add-or-remove)" in " ".join(table_of(found).rows[0])
+        cells = [row[table_of(found).columns.index("ε")] for row in table_of(found).rows]
+        assert [cell.split()[1] for cell in cells] == ["[1]", "[2]"]
+        assert all(f"[{number}] {kind}" in " ".join(found.notes) for number, kind in enumerate(found.kinds, 1))
 
     def test_different_tasks_are_named(self, two, tmp_path):
         found = comparison(two[0], write_run(tmp_path / "c", settings={"task.name": "breast-cancer"}))
