@@ -36,7 +36,7 @@ class DistributedMean(GaussianMechanism):
     Attributes:
         parties: the largest cohort, and how many of it must be left and may collude.
 
-    Guarantee: each round costs what `Plan.event` says, for zeroing one client's update, against the server together
+    Guarantee: each round costs what `Plan.events` says, for zeroing one client's update, against the server together
         with as many clients as may collude, whoever drops out. It rests on a sum that holds at least
         `parties.honest` honest inputs: the protocol's part.
 
