@@ -108,7 +108,10 @@ class Victim:
 
     def seconds_a_search(self) -> float:
         """About how long a search takes on this machine, by one step of each attack: the mean of both."""
-        seen, wanted = self._listed(self.gradient(np.zeros(self.shape), 0)), tf.one_hot([0], self.classes, dtype=tf.float64)
+        seen, wanted = (
+            self._listed(self.gradient(np.zeros(self.shape), 0)),
+            tf.one_hot([0], self.classes, dtype=tf.float64),
+        )
         point = tf.zeros(int(np.prod(self.shape)) + self.classes, tf.float64)
         image, scale = tf.zeros((1, *self.shape, 1), tf.float64), tf.constant(1.0, tf.float64)
         leaking = SEARCH["maxiter"] * _seconds(lambda: self._distance(point, seen, scale))

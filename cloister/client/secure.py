@@ -27,7 +27,7 @@ from cloister.core.errors import ProtocolError
 from cloister.core.identity import LOCAL_RUN
 from cloister.core.wire import ADVERTISE, ROSTER, SECURE_MESSAGE, SHARE, SIGN, UNMASK
 from cloister.privacy.mechanisms.distributed.plan import Plan
-from cloister.privacy.mechanisms.distributed.whole import add_share, whole_update
+from cloister.privacy.mechanisms.distributed.whole import add_noise, whole_input
 from cloister.secure_aggregation import messages as protocol
 from cloister.secure_aggregation.chain import LINK, SeedChain
 from cloister.secure_aggregation.graph import Complete
@@ -80,7 +80,7 @@ class _Part:
         mechanism = shared_mean(request.config)
         plan = mechanism.plan(parameters)
         graph = Complete(mechanism.parties.threshold, mechanism.parties.colluding)
-        terms = Terms(request.run, request.round, ATTEMPT, graph, plan.parameters, plan.bits).under(who.roster)
+        terms = Terms(request.run, request.round, ATTEMPT, graph, plan.length, plan.bits).under(who.roster)
         given = who.name, who.key, who.roster, terms
         member = Member.taken_up(*given, kept) if kept else Member(*given)
         named = hashlib.sha256(terms.encoded + who.name.encode()).digest()
@@ -139,18 +139,19 @@ def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:
     part = _taken(request, node)
     part.member.open(request.delivery)
     trained = call_next(request, node).arrays or {}
-    vector = _masked(part, request.models[0], trained)
+    vector = _masked(part, request, trained)
     _kept(part, request, node)
     return Reply(_packed(vector))
 
 
-def _masked(part: _Part, sent: NamedArrays, trained: NamedArrays) -> protocol.MaskedInput:
+def _masked(part: _Part, request: TrainRequest, trained: NamedArrays) -> protocol.MaskedInput:
     """The update in steps of the grid, with this node's share of the noise and its masks."""
-    plan, layout = part.plan, Layout.of(sent)
-    numbers = whole_update(Cohort.of(layout, layout.rows(sent), (layout.rows(trained),)), plan)
+    (sent,) = request.models
+    plan, layout = part.plan.at(request.bound), Layout.of(sent)
+    numbers = whole_input(Cohort.of(layout, layout.rows(sent), (layout.rows(trained),)), plan)
     parties = plan.shares.parties
     chain = SeedChain(os.urandom(LINK), parties.threshold + 1, parties.members) if plan.shares.components else None
-    add_share(numbers, plan.shares, os.urandom(LINK), chain.seeds() if chain else {})
+    add_noise(numbers, plan, os.urandom, chain.seeds() if chain else {})
     return part.member.mask(into_ring(numbers, plan.bits), plan.terms(), chain)
 
 
