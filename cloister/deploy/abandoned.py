@@ -1,9 +1,9 @@
 """Messages that a server's app began to send and will not finish: nodes do not wait for the rest of them.
 
-A node that is told of a message waits for all its parts, and looks for no other one meanwhile. Flower gives a message up
-three minutes after its last part. An app that is killed while it sends, and resumes its run, sends the round again: its
-nodes were deaf to that, and a run without a guarantee ended for want of replies. Here a node is told that a part does
-not exist, and looks for the next message, once the app has begun to send it another one in the same run.
+A node that is told of a message waits for all its parts, and looks for no other one meanwhile. Flower gives a message
+up three minutes after its last part. An app that is killed while it sends, and resumes its run, sends the round again:
+its nodes were deaf to that, and a run without a guarantee ended for want of replies. Here a node is told that a part
+does not exist, and looks for the next message, once the app has begun to send it another one in the same run.
 """
 
 from types import ModuleType

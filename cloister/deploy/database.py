@@ -23,7 +23,7 @@ INCREMENTAL = 2
 AT_ONCE = 64 * 2**20 // PAGE
 """Pages given back in one go: others wait meanwhile."""
 ABSENCE = 180.0
-"""Seconds: the 60 that Flower waits for a heartbeat, and those in which a busy machine starts this server and others."""
+"""Seconds: the 60 that Flower waits for a heartbeat, and those that a busy machine takes to start this server."""
 INTERVAL = 60.0
 """Seconds between two looks at the size."""
 NEARLY = 0.8
