@@ -240,7 +240,7 @@ def check_task(
 
 @app.command()
 def new(
-    kind: Annotated[str, typer.Argument(help="task, strategy or mechanism.")],
+    kind: Annotated[str, typer.Argument(help="What to write.", metavar="task|strategy|mechanism")],
     name: Annotated[str, typer.Argument(help="Of what it makes: small letters, digits and '-'.")],
     data: Annotated[str, typer.Option("--from", help="Of a task: csv, npz or images.")] = "csv",
     folder: Annotated[Path | None, typer.Option("--to", help="Folder to make; by default, one of that name.")] = None,

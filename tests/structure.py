@@ -92,8 +92,9 @@ def figures() -> dict[str, float]:
     told = [said for module in every if module.parts[0] in DOCUMENTED for _, said in with_arguments_told(module)]
     folders, rooms = Counter(), Counter()
     for module in every:
-        folders["/".join(module.parts[:-1]) or "."] += code_lines(module)
-        rooms[module.parts[0]] += code_lines(module)
+        lines = code_lines(module)
+        folders["/".join(module.parts[:-1]) or "."] += lines
+        rooms[module.parts[0]] += lines
     total = sum(folders.values())
     text = [module.text for module in every]
     return {

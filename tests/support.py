@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
@@ -15,6 +16,16 @@ from cloister.strategies.sampling import Sampling
 
 Arrays = dict[str, np.ndarray]
 ClientFunction = Callable[[int, Arrays], Any]
+
+
+def mostly_slow(cases: Iterable[Any], fast: Iterable[Any]) -> list[Any]:
+    """Parameters of a test: those in `fast` in every run of the tests, the others with `-m slow`."""
+    fast = list(fast)
+    return [case if case in fast else _slow(case) for case in cases]
+
+
+def _slow(case: Any) -> Any:
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
 
 
 def zeros(width: int = 6) -> Arrays:

@@ -23,6 +23,7 @@ from cloister.core.errors import ProtocolError, RoundAbandoned
 from cloister.core.wire import (
     ADVERTISE,
     ARRAYS,
+    CLIPPING_NORM,
     CONFIG,
     ROSTER,
     ROUND,
@@ -144,9 +145,10 @@ class SecureRound:
 
     def _messages(self, step: str, told: Mapping[int, bytes]) -> list[Message]:
         public = self.asked[0].content.config_records[CONFIG] if self.asked else {}
+        common = {key: public[key] for key in (SEED, CLIPPING_NORM) if key in public}
         made = []
         for node, content in told.items():
-            fields = {ROUND: self.terms.round, SEED: public[SEED], SECURE_STEP: step, SECURE_MESSAGE: content}
+            fields = {ROUND: self.terms.round, **common, SECURE_STEP: step, SECURE_MESSAGE: content}
             made.append(Message(RecordDict({CONFIG: ConfigRecord(fields)}), node, SECURE))
         return made
 

@@ -25,6 +25,7 @@ from cloister.core.arrays import Layout, Row, from_record
 from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, FederationError, ProtocolError, RoundAbandoned
+from cloister.core.wire import CLIPPING_NORM
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
 from cloister.privacy.mechanisms.distributed.plan import Plan
@@ -46,7 +47,8 @@ class Summed(Screening):
     """What came of a round: nobody's row, and one sum.
 
     Attributes:
-        total: of the whole numbers of those who are left, shape (p,), without surplus noise; None: there is none.
+        total: of the whole numbers of those who are left, shape (plan.length,), without surplus noise; None: there is
+            none.
         survivors: how many are left.
     """
 
@@ -71,7 +73,7 @@ class SecureSum(PrivateStrategy):
         super().__init__(inner, mechanism, budget=budget)
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
-        """As in `PrivateStrategy`.
+        """As in `PrivateStrategy`; clients are told C of this round where it adapts.
 
         Args:
             server_round, arrays, config, grid: as in `PrivateStrategy.configure_train`.
@@ -80,6 +82,8 @@ class SecureSum(PrivateStrategy):
             BudgetExhausted: the round would pass the budget.
             ConfigError: more nodes would be asked than two lists of survivors can be told apart among.
         """
+        if self.mechanism.bits:
+            config[CLIPPING_NORM] = self.mechanism.clipping_norm
         messages = list(super().configure_train(server_round, arrays, config, grid))
         parties = self.mechanism.parties
         if len(messages) > parties.members:
@@ -130,7 +134,7 @@ class SecureSum(PrivateStrategy):
         raise FederationError("under secure aggregation a round has several steps; let Cloister's round loop drive it")
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
-        """Let the wrapped strategy aggregate the mean of those who are left.
+        """Let the wrapped strategy aggregate the mean of those who are left, and the clip follow.
 
         Args:
             server_round: counted from 1.
@@ -144,13 +148,14 @@ class SecureSum(PrivateStrategy):
         released = self.mechanism.released(found.total, layout, sent, found.survivors)
         arrays, metrics = self._aggregated(server_round, layout, released)
         self.measured = self._measurements(found, released)
+        self._follow(released.following, layout)
         return arrays, metrics
 
     def _terms(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> Terms:
         parties = self.mechanism.parties
         run = str(asked[0].metadata.run_id) if asked else ""
         graph = Complete(parties.threshold, parties.colluding)
-        return Terms(run, server_round, ONLY_ATTEMPT, graph, plan.parameters, plan.bits)
+        return Terms(run, server_round, ONLY_ATTEMPT, graph, plan.length, plan.bits)
 
     def _summed(
         self, layout: Layout, rejected: Sequence[Rejection], total: Total | None = None, plan: Plan | None = None
@@ -168,4 +173,6 @@ def _released(total: Total, plan: Plan) -> NDArray[np.int64]:
     """The sum, without the noise that so many survivors have shown to be more than is needed."""
     survivors, lowest = len(total.survivors), plan.shares.parties.threshold + 1
     shown = [seeds(link, lowest, survivors) for link in total.revealed.values()]
-    return without_surplus(out_of_ring(total.values), plan.shares, survivors, shown)
+    whole, update = out_of_ring(total.values), slice(plan.parameters)
+    whole[update] = without_surplus(whole[update], plan.shares, survivors, shown)
+    return whole

@@ -88,7 +88,8 @@ def attacked(victim: "Victim", steps: Sequence[Step], channels: Mapping[str, Cha
     """
     attacks = {LEAKAGE: victim.deep_leakage, INVERTING: victim.inverting}
     found: Results = {attack: {name: [] for name in channels} for attack in attacks}
-    effort.progress.expect(len(attacks) * len(channels) * len(steps), "searches for an image")
+    searches = len(attacks) * len(channels) * len(steps)
+    effort.progress.expect(searches, "searches for an image", victim.seconds_a_search())
     for name, channel in channels.items():
         for step in steps:
             seen = channel(step)

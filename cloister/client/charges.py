@@ -8,7 +8,6 @@ from cloister.client.request import Request, TrainRequest
 from cloister.client.training.plan import requested_plan
 from cloister.client.units import size_of
 from cloister.config.run import TaskConfig
-from cloister.config.secure import shared_mean
 from cloister.core.arrays import Layout
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Event, Pure, Unaccounted
@@ -90,11 +89,10 @@ def _of_shared_noise(request: TrainRequest, node: Node, unit: Unit) -> list[Char
     The run says how many of the others may work with the server. Unless a rule of the node says at least how many, what
     covers its examples may be its own share alone.
     """
-    clip = shared_mean(request.config).clipping_norm
-    client = Charge("client", request.promise, SHARED, clip)
+    client = Charge("client", request.promise, SHARED, request.bound)
     if node.policy is None or not node.policy.min_colluding:
         return [client, Charge(unit, (Unaccounted("no policy of this node has min-colluding"),), SHARED)]
-    return [client, Charge(unit, tuple(event.replaced() for event in request.promise), SHARED, clip)]
+    return [client, Charge(unit, tuple(event.replaced() for event in request.promise), SHARED, request.bound)]
 
 
 def _of_steps(request: TrainRequest, node: Node, unit: Unit) -> Charge:

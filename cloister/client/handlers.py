@@ -134,11 +134,12 @@ def evaluate(request: EvaluateRequest, node: Node) -> Reply:
 def keep_personal(request: KeepRequest, node: Node) -> Reply:
     """Save the final hypothesis that suits this client best in the `model-dir` of its node, and tell nobody which.
 
-    Where the client protects itself, or its node has a policy, nor does anybody hear whether that failed.
+    Where the client protects itself, or its node has a policy or a limit, nor does anybody hear whether that failed.
     """
     if node.config.model_dir:
         _bench(request)
-        attempt = _contained if _is_protected(request) or node.policy else _open
+        silent = _is_protected(request) or node.policy or node.config.has_limit
+        attempt = _contained if silent else _open
         attempt(lambda: _save_best(request, node), lambda: None)
     return Reply()
 

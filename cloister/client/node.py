@@ -75,6 +75,11 @@ class NodeConfig(Section):
         """The folder of the ledgers, absolute."""
         return expanded(self.ledger_dir).resolve()
 
+    @property
+    def has_limit(self) -> bool:
+        """Whether there is a budget, or a limit of leakage."""
+        return any((self.max_epsilon, self.max_example_epsilon, self.max_leakage))
+
     def under(self, policy: Policy | None) -> "NodeConfig":
         """The same with the stricter budgets of both in force, and the size that the policy states."""
         if policy is None:

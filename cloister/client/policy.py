@@ -69,7 +69,7 @@ class Policy(Section):
         target_delta: at which it is judged.
         max_leakage: that a run with `laplace` may be configured for; 0: no limit.
         min_radius, max_radius: that a run with `laplace` may choose; a minimum of 0: it may choose none.
-        min_client_clipping_norm, max_client_clipping_norm: S of DP-SGD, C of local Gaussian noise.
+        min_client_clipping_norm, max_client_clipping_norm: S of DP-SGD, C of local Gaussian noise and of a sum.
         max_learning_rate, min_batch_size, max_batch_size, max_local_epochs, max_steps: of training in one round.
         max_test_fraction: share of its examples that a run may have the node keep back.
         max_group_cap: most examples of a group that a run may train on.

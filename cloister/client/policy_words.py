@@ -78,7 +78,10 @@ RANGES = {
     "secure-aggregation.threshold": ("min_threshold", ""),
     "secure-aggregation.colluding": ("min_colluding", "max_colluding"),
     "privacy.radius of laplace": ("min_radius", "max_radius"),
-    "privacy.client-clipping-norm": ("min_client_clipping_norm", "max_client_clipping_norm"),
+    "what this node clips to (privacy.client-clipping-norm, privacy.clipping-norm of a sum)": (
+        "min_client_clipping_norm",
+        "max_client_clipping_norm",
+    ),
     "client.learning-rate": ("", "max_learning_rate"),
     "client.batch-size": ("min_batch_size", "max_batch_size"),
     "client.local-epochs": ("", "max_local_epochs"),

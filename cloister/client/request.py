@@ -28,6 +28,7 @@ from cloister.core.hypotheses import unstacked
 from cloister.core.wire import (
     ADVERTISE,
     ARRAYS,
+    CLIPPING_NORM,
     CONFIG,
     FROZEN,
     HYPOTHESES,
@@ -45,6 +46,7 @@ from cloister.core.wire import (
 )
 from cloister.privacy.accounting.events import DistributedGaussian, Event, Unaccounted
 from cloister.privacy.accounting.promises import from_wire
+from cloister.privacy.mechanisms.clipping import MAX_BOUND, MIN_BOUND
 from cloister.secure_aggregation.messages import Delivery
 
 logger = logging.getLogger("cloister.client")
@@ -89,12 +91,14 @@ class TrainRequest(Request):
         promise: the releases that the reply will go into, as the server says.
         ledger_head: hash of the last line of the server's ledger; empty: the server told none.
         delivery: under secure aggregation, what this node masks its update with; None elsewhere.
+        bound: under secure aggregation, C that this node clips its update to; 0 elsewhere.
     """
 
     proximal_mu: float = 0.0
     promise: tuple[Event, ...] = ()
     ledger_head: str = ""
     delivery: Delivery | None = None
+    bound: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,10 +108,12 @@ class ProtocolRequest(Request):
     Attributes:
         step: which one.
         content: what the server tells in it, undecoded.
+        bound: C that this node will clip its update to.
     """
 
     step: str = field(kw_only=True)
     content: bytes = field(repr=False, kw_only=True)
+    bound: float = field(default=0.0, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -145,8 +151,8 @@ class Reply:
 
 
 SPECIFIC: dict[type[Request], tuple[str, ...]] = {
-    TrainRequest: (PROXIMAL_MU, PROMISE, LEDGER_HEAD, SECURE_MESSAGE),
-    ProtocolRequest: (SECURE_STEP, SECURE_MESSAGE),
+    TrainRequest: (PROXIMAL_MU, PROMISE, LEDGER_HEAD, SECURE_MESSAGE, CLIPPING_NORM),
+    ProtocolRequest: (SECURE_STEP, SECURE_MESSAGE, CLIPPING_NORM),
     EvaluateRequest: (),
     KeepRequest: (),
 }
@@ -194,7 +200,8 @@ def _special(
     promise = promised(fields) if delivery is None else _shared(fields, config, models)
     if delivery is None:
         refuse_shares_of_noise(promise)
-    return {"proximal_mu": float(mu), "promise": promise, "ledger_head": head, "delivery": delivery}
+    shared = {"delivery": delivery, "bound": _bound(fields, config)}
+    return {"proximal_mu": float(mu), "promise": promise, "ledger_head": head, **shared}
 
 
 def _step(fields: ConfigRecord, config: RunConfig) -> dict[str, object]:
@@ -206,7 +213,7 @@ def _step(fields: ConfigRecord, config: RunConfig) -> dict[str, object]:
         raise FederationError(
             f"the server's message must carry {SECURE_STEP!r} as a step of the protocol and {SECURE_MESSAGE!r} as bytes"
         )
-    return {"step": step, "content": content}
+    return {"step": step, "content": content, "bound": _bound(fields, config)}
 
 
 def _delivery(fields: ConfigRecord, config: RunConfig) -> Delivery | None:
@@ -223,6 +230,28 @@ def _delivery(fields: ConfigRecord, config: RunConfig) -> Delivery | None:
             "other"
         )
     return Delivery.decode(said) if isinstance(said, bytes) else None
+
+
+def _bound(fields: ConfigRecord, config: RunConfig) -> float:
+    """C of a secure aggregation: the server tells it where it adapts, and nowhere else.
+
+    It decides what a step of the grid is worth. In steps, update and noise are the same whatever it is, so that no
+    server makes a node add less noise to what it clips by telling it another one.
+
+    Raises:
+        FederationError: the message lacks it, has it where it should not, or it is out of range.
+    """
+    found = fields.get(CLIPPING_NORM)
+    mechanism = shared_mean(config) if config.secure_aggregation.enabled else None
+    if mechanism is not None and mechanism.bits:
+        if isinstance(found, float) and MIN_BOUND <= found <= MAX_BOUND:
+            return found
+    elif found is None:
+        return mechanism.clipping_norm if mechanism else 0.0
+    raise FederationError(
+        f"{CLIPPING_NORM!r} must be in the server's message, as a number from {MIN_BOUND:g} to {MAX_BOUND:g}, in a run "
+        "with secure aggregation and privacy.clipping = 'adaptive', and in no other"
+    )
 
 
 def _shared(fields: ConfigRecord, config: RunConfig, models: tuple[NamedArrays, ...]) -> tuple[Event, ...]:

@@ -27,7 +27,7 @@ from cloister.core.errors import ProtocolError
 from cloister.core.identity import LOCAL_RUN
 from cloister.core.wire import ADVERTISE, ROSTER, SECURE_MESSAGE, SHARE, SIGN, UNMASK, number
 from cloister.privacy.mechanisms.distributed.plan import Plan
-from cloister.privacy.mechanisms.distributed.whole import add_share, whole_update
+from cloister.privacy.mechanisms.distributed.whole import add_noise, whole_input
 from cloister.secure_aggregation import messages as protocol
 from cloister.secure_aggregation.chain import LINK, SeedChain
 from cloister.secure_aggregation.graph import Complete
@@ -124,18 +124,19 @@ def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:
     attempt = _taken(request, node)
     attempt.member.open(request.delivery)
     trained = call_next(request, node).arrays or {}
-    vector = _masked(attempt, request.models[0], trained)
+    vector = _masked(attempt, request, trained)
     _memory_of(node).attempt = attempt
     return Reply(_packed(vector))
 
 
-def _masked(attempt: _Attempt, sent: NamedArrays, trained: NamedArrays) -> protocol.MaskedInput:
+def _masked(attempt: _Attempt, request: TrainRequest, trained: NamedArrays) -> protocol.MaskedInput:
     """The update in steps of the grid, with this node's share of the noise and its masks."""
-    plan, layout = attempt.plan, Layout.of(sent)
-    numbers = whole_update(Cohort.of(layout, layout.rows(sent), (layout.rows(trained),)), plan)
+    (sent,) = request.models
+    plan, layout = attempt.plan.at(request.bound), Layout.of(sent)
+    numbers = whole_input(Cohort.of(layout, layout.rows(sent), (layout.rows(trained),)), plan)
     parties = plan.shares.parties
     chain = SeedChain(os.urandom(LINK), parties.threshold + 1, parties.members) if plan.shares.components else None
-    add_share(numbers, plan.shares, os.urandom(LINK), chain.seeds() if chain else {})
+    add_noise(numbers, plan, os.urandom, chain.seeds() if chain else {})
     return attempt.member.mask(into_ring(numbers, plan.bits), plan.terms(), chain)
 
 
@@ -147,7 +148,7 @@ def _advertised(request: ProtocolRequest, node: Node) -> Reply:
     mechanism = shared_mean(request.config)
     plan = mechanism.plan(Layout.of(workbench_of(request.config).model.arrays()).size)
     graph = Complete(mechanism.parties.threshold, mechanism.parties.colluding)
-    terms = Terms(request.run, request.round, ATTEMPT, graph, plan.parameters, plan.bits)
+    terms = Terms(request.run, request.round, ATTEMPT, graph, plan.length, plan.bits)
     member = Member(who.name, who.key, who.roster, terms)
     advertisement = member.advertise()
     _memory_of(node).attempt = _Attempt(request.run, request.round, request.config, member, plan)

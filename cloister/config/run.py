@@ -37,7 +37,7 @@ class TaskConfig(Section):
     rotated_fraction: Fraction = 0.0
     test_fraction: Share = 0.2
     group: Word = ""
-    image_size: Annotated[int, Field(ge=18, le=256)] | Auto = "auto"
+    image_size: Annotated[int, Field(ge=1, le=256)] | Auto = "auto"
     skip_damaged: bool = False
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ from pydantic import model_validator
 from cloister.config import variants
 from cloister.config.section import Scalar, Section, Whole
 from cloister.core.errors import ConfigError
+from cloister.privacy.mechanisms.distributed.beside import LARGEST_MULTIPLIER
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD, Parties
 
@@ -94,9 +95,11 @@ def _of_server(config: "RunConfig") -> str:
         )
     if server.placement != "update":
         return f"privacy.placement = {server.placement!r}, which needs single updates; use 'update'"
-    if not isinstance(server.clipping, variants.FixedClipping):
+    clipping = server.clipping
+    if isinstance(clipping, variants.AdaptiveClipping) and clipping.bits_noise_multiplier > LARGEST_MULTIPLIER:
         return (
-            f"privacy.clipping = {server.clipping.name!r}: the norms of single updates are seen by nobody; use 'fixed'"
+            f"privacy.bits-noise-multiplier = {clipping.bits_noise_multiplier:g}: no shares of so much noise are made; "
+            f"use at most {LARGEST_MULTIPLIER:g}"
         )
     if server.is_calibrated:
         return (

@@ -18,6 +18,7 @@ from cloister.server.reports.status import RunState, state_told
 
 DRAWN = 16
 """Runs whose figures are kept, because drawing them takes longest."""
+NEXT_TO_NOTHING = "promises next to nothing"
 _drawing = Lock()
 """The settings of matplotlib belong to the process, and pages are made in threads."""
 
@@ -44,6 +45,7 @@ def overview(view: View, connection: str, live: bool) -> str:
             {"ledger": ledger, "unit": unit, "share": f"{100 * share:.3g} %"}
             for (ledger, unit), share in snapshot.spent.items()
         ],
+        "closed": [{"ledger": ledger, "unit": unit} for ledger, unit in snapshot.closed],
     }
     return _page(OVERVIEW, view, live, context)
 
@@ -88,11 +90,14 @@ def _facts(run: RunState | None) -> dict[str, str] | None:
         "state": _state(run),
         "left": _left(run.seconds_left),
         "epsilon": _epsilon(run),
+        "little": NEXT_TO_NOTHING if run.promises_little else "",
     }
 
 
 def _told(run: RunState) -> list[tuple[str, str]]:
     """What `cloister status` says about a run; what it does not know has no line."""
+    little = f"; it {NEXT_TO_NOTHING}" if run.promises_little else ""
+    claimed = "" if run.claimed is None else f"{run.claimed:.3g}, for one {run.claimed_for}{little}"
     facts = [
         ("Directory", run.path),
         ("Task", run.task),
@@ -103,8 +108,8 @@ def _told(run: RunState) -> list[tuple[str, str]]:
         ("Why it ended", run.why),
         ("Time left", _left(run.seconds_left)),
         ("Replies that counted", f"{run.replies[0]} of {run.replies[1]}" if run.replies else ""),
-        ("ε that is claimed", f"{run.claimed:.3g}, for one {run.claimed_for}" if run.claimed is not None else ""),
-        ("ε of the ledger", "" if run.epsilon is None else f"{run.epsilon:.3g}"),
+        ("ε that is claimed", claimed),
+        ("ε of the ledger", "" if run.epsilon is None else f"{run.epsilon:.3g}{little if run.claimed is None else ''}"),
         ("Left of the budget", "" if run.budget_left is None else f"{run.budget_left:.3g}"),
     ]
     return [(title, value) for title, value in facts if value]

@@ -115,7 +115,8 @@ else 'No SuperLink was asked: cloister dashboard CONNECTION names one' }}.</p>
 <tbody>{% for run in runs %}<tr><th scope="row"><a href="/runs/{{ run.name | urlencode }}">{{ run.name }}</a></th>
 {% if run.facts is none %}<td colspan="6">its files are not what a run writes</td>{% else %}
 <td>{{ run.facts.task }}</td><td>{{ run.facts.privacy }}</td><td class="n">{{ run.facts.round }}</td>
-<td>{{ run.facts.state }}</td><td>{{ run.facts.left }}</td><td class="n">{{ run.facts.epsilon }}</td>
+<td>{{ run.facts.state }}</td><td>{{ run.facts.left }}</td><td class="n">{{ run.facts.epsilon }}
+{%- if run.facts.little %}<br><span class="warning">{{ run.facts.little }}</span>{% endif %}</td>
 {% endif %}</tr>
 {% endfor %}</tbody></table></div>
 {% else %}<p>There is no run yet, or none is looked at.</p>{% endif %}
@@ -129,7 +130,11 @@ else 'No SuperLink was asked: cloister dashboard CONNECTION names one' }}.</p>
 <tbody>{% for row in spent %}<tr><th scope="row" class="code">{{ row.ledger }}</th><td>{{ row.unit }}</td>
 <td class="n">{{ row.share }}</td></tr>
 {% endfor %}</tbody></table></div>
-{% else %}<p>No ledger with a budget is looked at.</p>{% endif %}
+{% elif not closed %}<p>No ledger with a budget is looked at.</p>{% endif %}
+{% if closed and not secret %}<p class="warning">No budget can be kept any more on the data of these ledgers: some of
+their releases have no guarantee.</p>
+<ul>{% for row in closed %}<li><span class="code">{{ row.ledger }}</span>, for each {{ row.unit }}</li>{% endfor %}</ul>
+{% endif %}
 </section>
 {% endblock %}
 """

@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
     load_ssh_public_key,
 )
-from flwr.cli.flower_config import read_superlink_connection
+from flwr.cli.flower_config import read_flower_config, read_superlink_connection
+from flwr.cli.typing import SuperLinkConnection
 from flwr.cli.utils import flwr_cli_exc_handler, init_http_client_from_connection
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 from flwr.proto.node_pb2 import NodeInfo
@@ -103,13 +104,28 @@ def control(connection: str) -> Iterator[Control]:
     try:
         # Flower prints which connection it uses: the output of these commands may be read by programs.
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-            client = init_http_client_from_connection(read_superlink_connection(connection))
+            client = init_http_client_from_connection(_configured(connection))
         yield Control(client)
     except click.ClickException as error:
         raise FederationError(f"SuperLink connection {connection!r}: {' '.join(error.message.split())}") from None
     finally:
         if client is not None:
             client.close()
+
+
+def _configured(connection: str) -> SuperLinkConnection:
+    """A connection of Flower's `config.toml`; Flower itself does not say which there are.
+
+    Raises:
+        FederationError: there is none of this name.
+    """
+    settings, path = read_flower_config()
+    known = sorted(name for name, value in settings.get("superlink", {}).items() if isinstance(value, dict))
+    if connection not in known:
+        raise FederationError(
+            f"SuperLink connection {connection!r}: not found in {path}; known: {', '.join(known) or 'none'}"
+        )
+    return read_superlink_connection(connection)
 
 
 def living_nodes(connection: str) -> list[dict[str, str]]:

@@ -33,7 +33,7 @@ from cloister.tasks.faults import (
 )
 from cloister.tasks.frozen import Parameters
 from cloister.tasks.labels import NO_CLASS
-from cloister.tasks.making import dataset_of, model_of
+from cloister.tasks.making import dataset_of, explained_model_of
 
 CLIENTS = 2
 ONE_ROUND: Mapping[str, Scalar] = {"num-rounds": 1, "privacy.server": "none", "tensorboard": False}
@@ -188,9 +188,9 @@ def _about_balance(task: Task, examples: Examples, where: str) -> Iterator[Line]
 
 
 def _about_model(config: RunConfig, task: Task, examples: Examples | None) -> Iterator[Line]:
-    model, problem = tried(lambda: model_of(task))
+    model, problem = tried(lambda: explained_model_of(task))
     if model is None:
-        yield Line("fault", f"build(): {problem}")
+        yield Line("fault", problem.removeprefix(f"task {task.config.name!r}: "))
         return
     inputs = sample(task, examples)
     faults: list[Fault] = [*faults_of_naming(task, model), *faults_of_model(task, model, inputs)]

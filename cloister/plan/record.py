@@ -25,6 +25,7 @@ def record(preview: Preview) -> dict[str, object]:
         "refusal": preview.refusal,
         "noise": _noise(preview),
         "warnings": list(preview.hopeless),
+        "closes-budgets": forecast.closing,
         "privacy": record_statement(replace(forecast.last, ledger=replace(forecast.last.ledger, head=""))),
         "by-round": [_series(series) for series in preview.series],
         "by-size": _sizes(preview),

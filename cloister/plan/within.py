@@ -181,6 +181,26 @@ def _found(calibrate: Callable[[], float]) -> tuple[float | None, str]:
         return None, str(error)
 
 
+def for_all(found: Sequence[Within]) -> tuple[Within, ...]:
+    """One answer for clients of all sizes, in the place of one for each: that of those who need the most noise.
+
+    Args:
+        found: of the server, and of clients of several sizes.
+    """
+    by_key: dict[str, list[Within]] = {}
+    for each in found:
+        by_key.setdefault(each.key, []).append(each)
+    return tuple(_hardest(those) if those[1:] else those[0] for those in by_key.values())
+
+
+def _hardest(found: Sequence[Within]) -> Within:
+    hardest = max(found, key=lambda each: math.inf if each.noise is None else each.noise)
+    rounds = [each.rounds for each in found if each.rounds is not None]
+    nothing = [each.smallest for each in found if each.is_nothing]
+    smallest = None if None in nothing else max(filter(None, nothing), default=None)
+    return replace(hardest, whose="every client's", rounds=min(rounds, default=None), smallest=smallest)
+
+
 def rounded_up(number: float) -> float:
     """A number above 0 to four digits, never less than it is: a smaller multiplier would pass the budget."""
     unit = 10.0 ** (math.floor(math.log10(number)) - 3)

@@ -1,7 +1,7 @@
 """A preview as plain lines, for a terminal and for a pipe."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cloister.config.run import changed, shown
 from cloister.config.settings import as_pairs
@@ -9,9 +9,10 @@ from cloister.plan.allowance import Allowance
 from cloister.plan.estimate import Timing, Traffic
 from cloister.plan.preview import Preview
 from cloister.plan.series import Series
-from cloister.plan.within import Within
+from cloister.plan.within import Within, for_all
 from cloister.privacy.claims.words import render as render_statement
 from cloister.privacy.claims.words import render_clients
+from cloister.server.lasting import CLOSING
 
 BAR = 40
 """Columns of the longest bar of a curve."""
@@ -28,6 +29,8 @@ def render(preview: Preview) -> list[str]:
         f"settings   {settings or 'the defaults'}",
         f"claims     {AT_MOST}",
     ]
+    if forecast.closing:
+        lines.append(f"budget     {CLOSING}")
     if forecast.stopped:
         lines.append(f"the run would stop {forecast.stopped}")
     if preview.refusal:
@@ -38,7 +41,7 @@ def render(preview: Preview) -> list[str]:
         ("clients as large as these", _sizes(preview)),
         ("by round", _curves(preview)),
         ("budgets", map(_allowance, preview.allowances)),
-        (f"within ε = {preview.epsilon:g}", map(_within, preview.within)),
+        (f"within ε = {preview.epsilon:g}", _all_within(preview.within)),
         ("time and bytes of training messages", _estimate(preview.traffic, preview.timing)),
     ):
         found = [f"  {line}" for line in part]
@@ -110,6 +113,12 @@ def _allowance(found: Allowance) -> str:
     )
 
 
+def _all_within(found: Sequence[Within]) -> Iterator[str]:
+    yield from map(_within, found)
+    if found != (together := for_all(found)):
+        yield from (f"{each.whose}: {each.key}={each.noise:.4g} for all rounds" for each in together if each.noise)
+
+
 def _within(found: Within) -> str:
     noise = f"{found.key}={found.noise:.4g} for all rounds" if found.noise else found.why
     rounds = f"num-rounds={found.rounds}" if found.rounds else "not one round"
@@ -120,8 +129,10 @@ def _within(found: Within) -> str:
 
 def render_nothing(preview: Preview) -> str:
     """Why not one round of what was planned fits a budget, and what would; empty if rounds fit."""
-    wanted = [item for item in preview.within if item.is_nothing]
+    wanted = [item for item in for_all(preview.within) if item.is_nothing]
     told = [f"{item.whose} of {preview.epsilon:g} for one {item.unit}: {_remedy(item)}" for item in wanted]
+    if any(item.smallest for item in wanted):
+        told.append("a budget counts more strictly than the ε that a run claims")
     if preview.forecast.rounds and not told and not preview.options.epsilon:
         told = [
             f"{item.whose} of {item.limit:g} for one {item.unit}: use a larger one, or more noise"

@@ -32,7 +32,7 @@ from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.secure_aggregation.messages import Delivery
 from cloister.server.build import Plan
 from cloister.server.clients import client_claim
-from cloister.server.lasting import needs_lasting_ledger
+from cloister.server.lasting import leaves_unguaranteed, needs_lasting_ledger
 from cloister.server.prepare import Prepared
 from cloister.server.run import render_sampling
 from cloister.server.strategies import named_strategy
@@ -55,6 +55,7 @@ class Forecast:
         before: share of the budget that is spent before the run; None: there is no budget.
         after: share that is spent after it.
         more: how many more such rounds would fit afterwards; None: as many as you like.
+        closing: whether no later run on the same data could keep a budget.
     """
 
     prepared: Prepared
@@ -65,6 +66,7 @@ class Forecast:
     before: float | None
     after: float | None
     more: int | None
+    closing: bool
 
 
 def draft(plan: Plan, grid: Grid) -> PrivacyBudget[Ledger]:
@@ -106,7 +108,8 @@ def forecast(prepared: Prepared, shown: Sequence[int], sizes: Sequence[LocalStep
     last = replace(_statement(prepared, number), clients=client_claim(plan, layout, number, sizes))
     after = budget.share() if budget.max_epsilon else None
     more = budget.fits(plan.strategy.events(layout))
-    return Forecast(prepared, statements, last, number, stopped, before, after, more)
+    closing = last.ledger.lasting and leaves_unguaranteed(plan)
+    return Forecast(prepared, statements, last, number, stopped, before, after, more, closing)
 
 
 def _statement(prepared: Prepared, rounds: int) -> Statement:

@@ -17,6 +17,12 @@ NOT_KEPT = (
 KEPT_BY = "set privacy.max-epsilon, privacy.data-identity or privacy.ledger-dir for a ledger that all runs share"
 
 
+CLOSING = (
+    "this run leaves releases without a guarantee in the ledger of this data: from then on no run on it can keep a "
+    "privacy.max-epsilon"
+)
+
+
 def confine_ledger(plan: Plan, grid: Grid, directory: Path) -> None:
     """Keep the ledger of a run that needs no lasting one in its directory, before anything is released.
 
@@ -82,12 +88,12 @@ def render_closing(plan: Plan, directory: Path) -> list[str]:
         plan: of a run that has begun.
         directory: of the run.
     """
-    if not is_lasting(plan, directory) or (plan.is_accounted and not plan.unprotected_releases):
-        return []
-    return [
-        "budget         this run leaves releases without a guarantee in the ledger of this data: from then on no run "
-        "on it can keep a privacy.max-epsilon"
-    ]
+    return [f"budget         {CLOSING}"] if is_lasting(plan, directory) and leaves_unguaranteed(plan) else []
+
+
+def leaves_unguaranteed(plan: Plan) -> bool:
+    """Whether a run releases something that no budget can cover."""
+    return not plan.is_accounted or bool(plan.unprotected_releases)
 
 
 def render_ledger(plan: Plan, directory: Path) -> list[str]:

@@ -13,7 +13,7 @@ from cloister.server.build import Plan, build
 from cloister.server.initial import initial_model
 from cloister.server.resume import Earlier
 from cloister.tasks.base import Model
-from cloister.tasks.making import model_of
+from cloister.tasks.making import explained_model_of
 
 NOISE = "privacy.noise-multiplier"
 
@@ -54,7 +54,7 @@ def prepare(config: RunConfig, pretrain: bool = True, earlier: Earlier | None = 
     if earlier is not None:
         plan = replace(plan, seed=earlier.seed, resumes=earlier.resumes)
     progress = None if earlier is None else earlier.progress
-    model = model_of(plan.task)
+    model = explained_model_of(plan.task)
     initial = to_record(initial_model(plan, model, pretrain and progress is None))
     layout = Layout.of(from_record(initial))
     if earlier is not None and progress is not None:

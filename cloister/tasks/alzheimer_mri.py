@@ -39,7 +39,7 @@ class AlzheimerMri(PictureTask):
     classes = len(CLASSES)
     class_names = CLASSES
     models = ("cnn",)
-    usual_size = 128
+    usual_size, smallest_size = 128, 18
     tables = TABLES
     public = True
 

@@ -1,9 +1,12 @@
 """A task by its name, with its data and its model: what code of a user's own gives is looked at before it is used."""
 
 import inspect
+import re
 
 from cloister.config.run import TaskConfig
-from cloister.core.errors import ConfigError, PluginError
+from cloister.core.crash import kind, place
+from cloister.core.errors import CloisterError, ConfigError, PluginError
+from cloister.core.text import clean
 from cloister.tasks import TASKS
 from cloister.tasks.base import Dataset, Examples, Model, Recipe, Task
 
@@ -13,6 +16,9 @@ STATED = {
     "models": '("mlp",)',
 }
 """What every class of tasks states, each with an example."""
+WORDS = 240
+"""Characters of what a library says of a network that cannot be built."""
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 METHODS = ("initialise", "arrays", "assign", "predict", "predict_alone", "save", "load")
 
 
@@ -76,6 +82,27 @@ def model_of(task: Task) -> Model:
             "KerasModel(function that makes a Keras model)"
         )
     return model
+
+
+def explained_model_of(task: Task) -> Model:
+    """A new model of a task, for whoever wrote it or starts a run: an error of `build` is told in its own words.
+
+    `build` sees no examples, so that its words hold none. A node, whose errors others see, uses `model_of`.
+
+    Raises:
+        ConfigError: `build` fails, or gives no model.
+    """
+    try:
+        return model_of(task)
+    except CloisterError:
+        raise
+    except Exception as error:
+        words = clean(" ".join(COLOURS.sub("", str(error)).split()))
+        said = f": {words[:WORDS]}{' ...' if len(words) > WORDS else ''}" if words else ""
+        raise ConfigError(
+            f"task {task.config.name!r}: build() fails with {kind(error)} at {place(error)}{said}; change the network, "
+            f"or what it is built for: inputs of shape {task.input_shape}"
+        ) from error
 
 
 def _kind(found: object) -> str:

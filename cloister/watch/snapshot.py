@@ -12,6 +12,7 @@ from pathlib import Path
 from cloister.core.errors import CloisterError, ConfigError
 from cloister.deploy.control import living_nodes
 from cloister.deploy.warm.meeting import warnings_of
+from cloister.privacy.accounting.events import Unaccounted
 from cloister.privacy.accounting.filters import share
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.reports.rundir import LEDGER
@@ -44,6 +45,7 @@ class Snapshot:
         nodes: all that are registered, as `cloister status --json` has them; None: no SuperLink was asked.
         warnings: about clocks and certificates.
         spent: ledger and unit -> share of the budget that is spent.
+        closed: ledger and unit of which some releases have no guarantee, so that no budget can be kept.
         database_bytes: of the state database with its log; None: it is not measured.
         unreadable: what could not be looked at, a sentence each.
         missing: ledgers that are not there: of those that were named, and the copy in a run that has ended.
@@ -54,6 +56,7 @@ class Snapshot:
     nodes: tuple[Mapping[str, str], ...] | None = None
     warnings: tuple[str, ...] = ()
     spent: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    closed: tuple[tuple[str, str], ...] = ()
     database_bytes: int | None = None
     unreadable: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -70,16 +73,29 @@ def look(places: Places) -> Snapshot:
     unreadable: list[str] = []
     nodes, warnings = _superlink(places.connection, unreadable)
     run, spent, size = None, dict[tuple[str, str], float](), None
+    closed: list[tuple[str, str]] = []
     secret = False
     with _noted(unreadable):
         secret = places.runs is not None and any(map(hides_progress, run_directories(places.runs)))
         run = _run(places.runs)
     for path in places.ledgers or _ledgers_beside(places.runs):
         with _noted(unreadable):
-            spent |= _spent(path)
+            ledger = Ledger(path)
+            spent |= _spent(ledger)
+            closed += _closed(ledger)
     with _noted(unreadable):
         size = _bytes(places.database)
-    return Snapshot(run, nodes, warnings, spent, size, tuple(unreadable), _missing(places.ledgers, run), secret)
+    return Snapshot(
+        run,
+        nodes,
+        warnings,
+        spent,
+        tuple(closed),
+        size,
+        tuple(unreadable),
+        _missing(places.ledgers, run),
+        secret,
+    )
 
 
 @contextmanager
@@ -123,16 +139,21 @@ def _ledgers_beside(runs: Path | None) -> list[Path]:
     return [] if runs is None else sorted((runs / "ledgers").glob("*.jsonl"))
 
 
-def _spent(path: Path) -> dict[tuple[str, str], float]:
+def _closed(ledger: Ledger) -> list[tuple[str, str]]:
+    """The units for which no budget can be kept any more."""
+    units = {entry.unit for entry in ledger.entries if isinstance(entry.event, Unaccounted)}
+    return [(ledger.name, unit) for unit in sorted(units)]
+
+
+def _spent(ledger: Ledger) -> dict[tuple[str, str], float]:
     """The share of every budget in force that is spent; a ledger that is not there yet has none."""
-    ledger = Ledger(path)
     found: dict[tuple[str, str], float] = {}
     for budget in ledger.budgets:  # the last one about a unit is in force
         relation = ledger.relation_of(budget.unit, budget.relation)
-        found.pop((str(path), budget.unit), None)
+        found.pop((ledger.name, budget.unit), None)
         if budget.epsilon:
             spent = ledger.spent(budget.unit, budget.filter, relation)
-            found[str(path), budget.unit] = share(spent, budget.filter.limit(budget.epsilon, budget.delta))
+            found[ledger.name, budget.unit] = share(spent, budget.filter.limit(budget.epsilon, budget.delta))
     return found
 
 

@@ -19,6 +19,7 @@ from cloister.audits.gradient_inversion import (
     _meaning,
     attacked,
 )
+from cloister.audits.progress import Progress
 from cloister.audits.similarity import ssim
 from cloister.audits.subject import FinishedRun
 from cloister.audits.table import Effort
@@ -121,7 +122,7 @@ class TestVerdicts:
 
 
 @pytest.mark.slow
-def test_digits_are_recovered_without_privacy_and_lost_in_noise():
+def test_digits_are_recovered_without_privacy_and_lost_in_noise(monkeypatch):
     from cloister.audits.keras_inversion import Victim
 
     victim = Victim((8, 8), 10, 0)
@@ -137,7 +138,11 @@ def test_digits_are_recovered_without_privacy_and_lost_in_noise():
         DROWNED: published_laplace(30.0),
         SENT: channels_of(private, 4, victim.model)[SENT],
     }
+    told = []
+    monkeypatch.setattr(Progress, "expect", lambda self, *said: told.append(said))
     results = attacked(victim, [step], channels, Effort())
+    ((searches, _, each),) = told
+    assert searches == 10 and each > 0, "an estimate before the first search"
     for attack in (LEAKAGE, INVERTING):
         found = {channel: results[attack][channel][0][0] for channel in channels}
         assert min(found[UNPROTECTED], found["little"], found["little, per layer"]) > 0.9

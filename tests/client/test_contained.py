@@ -224,6 +224,13 @@ class TestPersonalModel:
         reply = answer(OPEN, node, message_of(kind="query"))
         assert not reply.has_error() and not list(reply.content)
 
+    @pytest.mark.parametrize("limit", ["max-epsilon", "max-example-epsilon", "max-leakage"])
+    def test_nor_under_a_limit_of_the_node(self, tmp_path, limit):
+        """Nothing is charged for keeping a model: an error would tell of a bad row for nothing, as often as asked."""
+        node = broken_node(tmp_path, "one nan") | {"model-dir": str(tmp_path / "models"), limit: 1.0}
+        reply = answer(OPEN, node, message_of(kind="query"))
+        assert not reply.has_error() and not list(reply.content)
+
     def test_in_an_open_run_its_type_is_told(self, tmp_path):
         reply, _ = self.kept(tmp_path, OPEN, "missing file")
         assert reply.error.reason == "DataError: details are in the log of the node"

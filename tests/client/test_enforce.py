@@ -494,6 +494,15 @@ class TestEdges:
         ask(tmp_path, OPEN, configured=node, **rules, min_rows=40)
         refused("fewer examples", tmp_path, OPEN, configured=node, **rules, min_rows=41)
 
+    @pytest.mark.parametrize("limit", ["max_example_epsilon", "max_leakage"])
+    @pytest.mark.parametrize("fraction", [0.0, 0.8])
+    def test_rows_are_not_counted_for_a_run_that_a_limit_of_the_node_refuses(self, tmp_path, limit, fraction):
+        """By the share of test rows at which the answer changed, a server read which rows there are: uncharged."""
+        policy = str(policy_file(tmp_path, **ANY, min_rows=20))
+        node = own_node(tmp_path, policy=policy) | {limit.replace("_", "-"): 1.0}
+        reply = answer(OPEN | {"task.test-fraction": fraction}, node)
+        assert reply.error.reason.startswith("BudgetExhausted: "), "whatever there is"
+
     def test_the_rows_are_those_of_the_runs_seed(self, tmp_path, monkeypatch):
         asked = []
         monkeypatch.setattr(

@@ -158,8 +158,10 @@ def test_what_an_ended_run_claims(tmp_path):
     (steps / "config.json").write_text(json.dumps(settings))
     client = Asking(application(Places(runs=tmp_path)))
     shown = page(client, "/")
-    assert re.search(r"early digits global-dp 3/3 ended: operator 28\.4", shown)
+    assert re.search(r"early digits global-dp 3/3 ended: operator 28\.4 promises next to nothing", shown)
     assert re.search(r"steps digits dp-sgd on clients 3/3 ended: as-asked 3 \(example\)", shown)
+    assert shown.count("promises next to nothing") == 1
+    assert "28.4, for one client; it promises next to nothing" in page(client, "/runs/early")
     assert "ε that is claimed 3, for one example" in page(client, "/runs/steps")
     state = status.run_state(tmp_path / "early")
     assert state.claimed == 28.37 and "  ε 28.4 claimed, for one client" in status.told(state, None)
@@ -170,6 +172,18 @@ def test_budgets(tmp_path):
     spend_some(path)
     client = Asking(application(Places(ledgers=(path,))))
     assert re.search(rf"{path} client \d[\d.]* %", page(client, "/"))
+
+
+def test_ledgers_of_which_no_budget_can_be_kept(tmp_path):
+    path, sound = tmp_path / "open.jsonl", tmp_path / "sound.jsonl"
+    PrivacyBudget(Ledger(path), "a").record_unprotected("scores")
+    spend_some(sound)
+    told = f"some of their releases have no guarantee. {path}, for each client"
+    shown = page(Asking(application(Places(ledgers=(path,)))), "/")
+    assert told in shown and "No ledger with a budget" not in shown
+    shown = page(Asking(application(Places(ledgers=(path, sound)))), "/")
+    assert told in shown and re.search(rf"{sound} client \d[\d.]* %", shown)
+    assert "some of their releases" not in page(Asking(application(Places(ledgers=(sound,)))), "/")
 
 
 def test_budgets_beside_runs_need_not_be_named(tmp_path):

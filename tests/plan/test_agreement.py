@@ -42,6 +42,9 @@ CASES = {
 }
 SLOW = {
     "registered clients": GLOBAL | FEW | {"privacy.population": 4, "seed": -1},
+    "adaptive clip of a sum": GLOBAL
+    | {"privacy.clipping": "adaptive", "privacy.bits-noise-multiplier": 4.0, "strategy.min-nodes": 4}
+    | {"secure-aggregation.enabled": True, "secure-aggregation.threshold": 3, "secure-aggregation.colluding": 1},
     "secret draws": GLOBAL | POISSON,
     "secret draws under a private distance": PRIVATE | POISSON,
     "dp-sgd": DP_SGD,

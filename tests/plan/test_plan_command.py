@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from cloister import cli
 from cloister.client.app import app
 from cloister.config.run import parse
+from cloister.config.settings import as_pairs
 from cloister.core.errors import ConfigError, FederationError
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
@@ -126,7 +127,7 @@ def test_json_for_machines():
     estimate = told["estimate"]
     assert set(told) == {
         *("note", "clients", "rounds", "stops", "refusal", "noise", "privacy", "by-round", "by-size", "budgets"),
-        *("within", "estimate", "warnings"),
+        *("within", "estimate", "warnings", "closes-budgets"),
     }
     assert (estimate["down"], estimate["up"], estimate["cohort"], estimate["total-bytes"]) == (2600, 2600, 4, 41600)
     assert estimate["one-by-one-seconds"] >= estimate["side-by-side-seconds"] >= estimate["first-seconds"] > 0
@@ -162,6 +163,25 @@ def test_a_budget_that_not_one_round_fits_is_one_error_with_the_remedy(settings,
         assert invoke("-c", more, *arguments, "--no-timing").exit_code == 0
         assert invoke("-c", settings.replace("=0.5", f"={budget}"), "--no-timing").exit_code == 0
     assert not invoke("-c", settings, *arguments, "--no-timing").stdout, "a table of what cannot be"
+
+
+@pytest.mark.slow
+def test_clients_of_several_sizes_get_one_answer():
+    settings, options = f"{DP_SGDLY} client.batch-size=64", ("--no-timing", "--epsilon")
+    (line,) = invoke("-c", settings, *options, 1).stderr.splitlines()
+    (noise,) = re.findall(r"set privacy.client-noise-multiplier=(\S+), or a budget", line)
+    assert "every client's of 1 for one example: " in line and "more strictly than the ε that a run claims" in line
+    told = printed("-c", f"{settings} privacy.client-noise-multiplier={noise}", *options, 1)
+    assert told.count("a client's with ") > 1
+    assert f"  every client's: privacy.client-noise-multiplier={noise} for all rounds" in told
+
+
+def test_a_run_that_closes_budgets_says_so_before():
+    private = TINY | {"privacy.server": "none", "privacy.data-identity": "ward"}
+    assert planned(private)["closes-budgets"] and not planned(TINY | {"privacy.server": "none"})["closes-budgets"]
+    assert "budget     this run leaves releases without" in printed("-c", as_pairs(private), "--no-timing")
+    guarded = private | {"privacy.server": "global-dp", "privacy.noise-multiplier": 2.0}
+    assert not planned(guarded)["closes-budgets"]
 
 
 def test_models_side_by_side_are_sent_all_and_come_back_one_by_one():

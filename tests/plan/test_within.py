@@ -1,11 +1,13 @@
 """From a budget to the noise and to the rounds: what is printed stays within the budget, and wastes little of it."""
 
+from dataclasses import replace
+
 import pytest
 from planned import CLIENTS, DP_SGD, GLOBAL, TINY, planned, run
 
 from cloister.config.run import parse
 from cloister.core.errors import ConfigError, PrivacyError
-from cloister.plan.within import CLIENT_NOISE, of_server, rounded_up
+from cloister.plan.within import CLIENT_NOISE, Within, for_all, of_server, rounded_up
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.filters import filter_for
@@ -124,6 +126,17 @@ def answered(settings):
     """In how many rounds all clients replied: those in which none does count nothing."""
     outcome = run(settings | {"strategy.min-replies": 0})
     return sum(done.measured.accepted == CLIENTS for done in outcome.rounds[1:])
+
+
+def test_clients_of_several_sizes_get_the_answer_of_those_who_need_the_most_noise():
+    server = Within("client", "the server's", "privacy.noise-multiplier", 1.5, "", 3)
+    small = Within("example", "a client's with 38 examples", CLIENT_NOISE, 2.135, "", 0, 12.84)
+    large = Within("example", "a client's with 39 examples", CLIENT_NOISE, 2.095, "", 2)
+    together = replace(small, whose="every client's")
+    assert for_all([server, large, small]) == (server, together) and for_all([small]) == (small,)
+    none = replace(large, noise=None, why="no noise does", rounds=0, smallest=None)
+    (found,) = for_all([small, none])
+    assert found.is_nothing and found.why == "no noise does" and found.noise is found.smallest is None
 
 
 @pytest.mark.slow

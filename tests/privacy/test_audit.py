@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from flwr.serverapp import strategy as flower
 from scipy import stats
+from support import mostly_slow
 
 from cloister.aggregation import GlobalDP, MetricDP
 from cloister.audits.epsilon import Trials, maximum_rate, minimum_rate, try_to_tell
@@ -157,7 +158,7 @@ class TestTheBound:
 
 
 class TestSoundModes:
-    @pytest.mark.parametrize("name", FINALIZED)
+    @pytest.mark.parametrize("name", mostly_slow(FINALIZED, ["fedavg", "fedyogi"]))
     def test_global_dp_whatever_the_optimizer(self, name):
         kind = STRATEGIES.load(name)
         assert keeps(global_dp(lambda: everybody(kind)), least=0.1, runs=600)
@@ -312,6 +313,7 @@ class TestBrokenOnes:
     def test_no_noise(self):
         assert caught(global_dp(z=0), self.claim)
 
+    @pytest.mark.slow
     def test_no_clip(self, monkeypatch, unverified):
         monkeypatch.setattr(gaussian, "clip", lambda cohort, bound: replace(cohort, l2_bound=bound))
         assert caught(broken(), self.claim)
@@ -327,6 +329,7 @@ class TestBrokenOnes:
         monkeypatch.setattr(gaussian, "clip", lambda cohort, bound: replace(right(cohort, 2 * bound), l2_bound=bound))
         assert attack(broken()).shift(CONFIDENCE) > 1 / Z_BROKEN
 
+    @pytest.mark.slow
     def test_weights_that_nobody_bounds(self, monkeypatch, unverified):
         monkeypatch.setattr(
             gaussian,
@@ -335,6 +338,7 @@ class TestBrokenOnes:
         )
         assert caught(broken(examples_cap=10), self.claim, counts=[1e9, 1.0, 30.0])
 
+    @pytest.mark.slow
     def test_noise_divided_by_the_cohort_twice(self, monkeypatch):
         right = gaussian.Grid.of
         monkeypatch.setattr(gaussian.Grid, "of", lambda bound, z, count: right(bound, z / count, count))

@@ -83,6 +83,15 @@ class TestTheCommand:
         assert "no guarantee: the noise is seeded" in result.output and "ε = inf by rdp" in result.output
         assert "poisson 0.1" in result.output and "3 of 9" in result.output
 
+    def test_show_begins_with_what_has_a_bound(self, path):
+        """A site with DP-SGD protects its examples, and no client as a whole."""
+        write(path, [Unaccounted("the server claims nothing for this round")])
+        budget = PrivacyBudget(Ledger(path), "run", "example")
+        with budget.release(Gaussian(2.0), 1):
+            pass
+        lines = self.invoke("show", path).output.splitlines()
+        assert [line.split(",")[0] for line in lines if "δ = 1e-05" in line] == ["example", "client"]
+
     def test_show_gives_every_reason_in_full_however_narrow_the_window(self, path):
         reason = "the server claims nothing for this round, " + "and says so at some length, " * 6 + "to the end"
         ledger = write(path, [Unaccounted(reason)] * 3)

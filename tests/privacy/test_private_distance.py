@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 from statistics_of_noise import is_normal, std_is
-from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
+from support import all_nodes, content, flat, grid_of, mostly_slow, one_round, random_models, zeros
 from test_clipping import cohort_of
 
 from cloister.aggregation import MetricDP
@@ -92,7 +92,7 @@ def farthest(name, widths, move):
 
 
 FOUR = (1, 2, 1, 1)
-WIDTHS = [(3,), (2, 1), pytest.param(FOUR, marks=pytest.mark.slow)]
+WIDTHS = [(3,), *(pytest.param(widths, marks=pytest.mark.slow) for widths in ((2, 1), FOUR))]
 MOVES = ["add-or-remove", "replace-one"]
 
 
@@ -177,7 +177,7 @@ def test_every_round_draws_its_own():
     assert len(set(draws(private(), 100)[1])) == 100
 
 
-@pytest.mark.parametrize("direction", ["divide", "multiply"])
+@pytest.mark.parametrize("direction", mostly_slow(["divide", "multiply"], ["divide"]))
 @pytest.mark.parametrize(
     ("limits", "low", "high"),
     [
@@ -195,7 +195,7 @@ def test_the_distance_is_held_between_its_limits_and_what_geometry_allows(direct
         assert set(np.unique(held)) >= {low, high}, "2000 rounds should meet both limits"
 
 
-@pytest.mark.parametrize("direction", ["divide", "multiply"])
+@pytest.mark.parametrize("direction", mostly_slow(["divide", "multiply"], ["multiply"]))
 @pytest.mark.parametrize("models", [OPPOSED, OPPOSED[:1], OPPOSED[::2]], ids=["opposed", "one", "equal"])
 @pytest.mark.parametrize("limits", [{}, {"min_distance": 0.2, "max_distance": 0.4}])
 def test_no_round_costs_more_than_the_worst(direction, models, limits):

@@ -60,6 +60,7 @@ def sums_hold(kit):
     return not subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=kit).returncode
 
 
+@pytest.mark.slow
 def test_wherever_the_disk_fills_up_running_again_completes_the_kits(description, tmp_path, monkeypatch):
     complete = set(contents(provision(description, tmp_path / "kits", "").folder))
     for room in range(len(complete)):

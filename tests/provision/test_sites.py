@@ -142,7 +142,7 @@ def test_an_unknown_connection_is_one_line(tmp_path, monkeypatch):
         control.control("hospital"),
     ):
         pass
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(refused.value) and str(refused.value).endswith("known: trial")
 
 
 def test_the_commands(opened, key, tmp_path, monkeypatch):

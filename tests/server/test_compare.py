@@ -25,7 +25,7 @@ from cloister.server.reports.compare.page import rendered, write_page
 from cloister.server.reports.compare.record import record as compare_record
 from cloister.server.reports.compare.runs import read_runs
 from cloister.server.reports.compare.settings import differing
-from cloister.server.reports.compare.table import lines, markdown, table_of
+from cloister.server.reports.compare.table import Table, _drawn, lines, markdown, table_of
 from cloister.server.reports.compare.together import epsilon_together
 
 RUNNING = {"status": "running", "mechanism": "global-dp", "claims": []}
@@ -97,6 +97,14 @@ class TestTable:
         assert max(map(len, told)) <= 100 and len(rows) == sum("│" in row for row in told)
         cells = ["".join(part).replace(" ", "") for part in zip(*rows, strict=True)]
         assert names[0] in cells[0] and names[1] in cells[0] and "seconds" in cells[-2] and "dead" in cells[-1]
+
+    def test_no_column_takes_the_room_of_the_last_one(self):
+        """At some lengths of a name one column gave way to another that could not become as narrow."""
+        columns = ("run", "rounds", "final accuracy", "best accuracy", "macro F1", "macro AUC", "ε", "seconds")
+        for length in range(1, 90):
+            cells = ("x" * length, "4", *["0.9123"] * 4, "10.91 (example, add-or-remove)", "12.3")
+            drawn = _drawn(Table(columns, (cells,), (False, *[True] * 7)))
+            assert len({len(row) for row in drawn}) == 1 and len(drawn[0]) <= 100 and drawn[0][-1] == "╮"
 
     def test_as_markdown(self, two):
         first, rule, *_ = markdown(comparison(*two)).splitlines()
@@ -269,7 +277,9 @@ class TestEpsilon:
         found = comparison(two[0], write_run(tmp_path / "c", kind, settings=settings))
         assert [picture.title for picture in pictures(found)] == ["Accuracy by round"]
         assert any("on no common axis" in note for note in found.notes)
-        assert "(client, add-or-remove)" in " ".join(table_of(found).rows[0])
+        cells = [row[table_of(found).columns.index("ε")] for row in table_of(found).rows]
+        assert [cell.split()[1] for cell in cells] == ["[1]", "[2]"]
+        assert all(f"[{number}] {kind}" in " ".join(found.notes) for number, kind in enumerate(found.kinds, 1))
 
     def test_different_tasks_are_named(self, two, tmp_path):
         found = comparison(two[0], write_run(tmp_path / "c", settings={"task.name": "breast-cancer"}))

@@ -21,12 +21,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cloister.audits.finding import Control, Finding, Measured
+from cloister.audits.report import NAMES as TERMINAL
 from cloister.cli import app
 from cloister.config.errors import read_toml
 from cloister.core.errors import ConfigError
 from cloister.local.simulation import simulate
 from cloister.server.reports.console import Narrator
-from cloister.server.reports.html.audit import audit_of
+from cloister.server.reports.html.audit import NAMES, audit_of
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.figures import NAME_WIDTH
 from cloister.server.reports.html.page import write_report
@@ -178,12 +179,25 @@ class TestWhatItSays:
         text = page_of(tmp_path, audit=audit)
         rows = texts(tree_of(text), ".//section[@id='results']//table/tbody/tr")
         row = next(row for row in rows if row.startswith("loss"))
-        assert row.startswith("loss auc 0.61 (0.5 to 0.7)") and row.endswith("delta 1e-05"), "what says most is first"
+        assert row.startswith("loss AUC 0.610 (0.500 to 0.700)"), "what says most is first"
+        assert row.endswith("unit example, δ = 1e-05")
         assert "shows nothing" in row and "2 more are in audit.json" in text
         assert "measured: little" in text and "more than is claimed" not in text
         assert "more than is claimed" in page_of(tmp_path, audit=audit | {"contradicted": [{"value": 9}]})
         sound = [replace(finding, controls=()).facts()]
         assert "shows nothing" not in page_of(tmp_path, audit=audit | {"findings": sound})
+
+    def test_an_audit_is_told_in_the_words_of_a_terminal(self, tmp_path):
+        sure = Measured("ratio", "epsilon", 0.0, "client", delta=1e-5, confidence=0.95, assumption="of a shape")
+        found = Measured("ratio", "tpr", 0.25, "client", alarms=0.001)
+        finding = Finding("membership", "", (found, sure), ())
+        tree = tree_of(page_of(tmp_path, audit={"findings": [finding.facts()]}))
+        rows = [row for row in texts(tree, ".//section[@id='results']//table/tbody/tr") if row.startswith("ratio")]
+        assert rows == [
+            "ratio ε at least 0.000 unit client, δ = 1e-05, 95 % sure, of a shape",
+            "ratio members found 0.250 unit client, at 0.1 % false alarms",
+        ]
+        assert {key: TERMINAL[key] for key in NAMES} == NAMES
 
     @pytest.mark.parametrize("findings", [1, 2])
     def test_it_is_told_how_many_figures_of_an_audit_are_left_out(self, tmp_path, findings):

@@ -1,5 +1,6 @@
 """The page in a real browser: four pages of A4, light and dark, with the network off."""
 
+import re
 import unicodedata
 
 import pypdf
@@ -90,6 +91,28 @@ def test_a_screen_reader_can_read_a_comparison(tmp_path, scheme):
     places = [write_run(tmp_path / f"run-{number}", settings=each) for number, each in enumerate(settings)]
     write_page(compared(each_alone(read_runs(places))), tmp_path / "page.html")
     audited(tmp_path, tmp_path / "page.html", scheme)
+
+
+WIDER = """<script>document.body.textContent = 'wider by ' + [...document.querySelectorAll('.wide')].map(
+part => part.scrollWidth - part.clientWidth);</script></body>"""
+
+
+def test_a_comparison_is_seen_as_a_whole(tmp_path):
+    """On a screen of 1,100 pixels nothing has to be scrolled to, and in print nothing is cut off."""
+    kinds = ["sound", "dp-sgd", "heuristic", "none"]
+    rounds = [line(number, central={"accuracy": 0.5}, seconds={"total": 1.5}) for number in range(3)]
+    more = {"client.optimizer": "adam", "client.batch-size": 64, "task.partition": "dirichlet", "task.alpha": 0.3}
+    places = [
+        write_run(tmp_path / f"20261122-2045{n}-hand-digits-fedavg-{kind}", kind, rounds, more if n else ())
+        for n, kind in enumerate(kinds)
+    ]
+    write_page(compared(each_alone(read_runs(places))), tmp_path / "page.html")
+    printed = " ".join("".join(page.extract_text() for page in pages_of(tmp_path, tmp_path / "page.html")).split())
+    assert printed.count("4.5") == 4 and "[1]" in printed and "[2]" in printed
+    text = re.sub(r"<meta http-equiv=.*?>", "", (tmp_path / "page.html").read_text())
+    (tmp_path / "probe.html").write_text(text.replace("</body>", WIDER))
+    shown = chromium(tmp_path, tmp_path / "probe.html", "--window-size=1100,1000", "--dump-dom")
+    assert re.findall(r"wider by [\d,]*", shown) == ["wider by 0"]
 
 
 def test_its_own_policy_stops_scripts(tmp_path):

@@ -148,7 +148,7 @@ class TestTheNoise:
         assert not is_standard(self.sample(tmp_path))
 
     def test_clients_that_add_none_are_found(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(secure, "add_share", lambda *_: None)
+        monkeypatch.setattr(secure, "add_noise", lambda *_: None)
         assert not is_standard(self.sample(tmp_path))
 
     def test_of_survivors_that_vanish_before_they_unmask_stays_as_it_is(self, tmp_path):

@@ -113,6 +113,7 @@ def test_a_store_that_cannot_be_used_ends_the_run_before_it_begins(tmp_path, mon
     assert "password" not in str(refused.value) and not list((tmp_path / "runs").glob("*/*"))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_resumed_leaves_no_second_one_behind(folder):
     outcome = ran(folder, {"run-name": "broken-off", "num-rounds": 1})
     (outcome.directory.path / "privacy.json").unlink()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from scipy.stats import chi2
-from support import flat
+from support import flat, mostly_slow
 
 from cloister.client.data import task_of
 from cloister.config.run import TaskConfig
@@ -76,7 +76,10 @@ def quietly(keys):
     return simulate(keys, CLIENTS, Narrator(keys["num-rounds"], Console(file=io.StringIO())))
 
 
-@pytest.mark.parametrize(("name", "server", "placement"), [each for each in CELLS if is_legal(*each)])
+LEGAL = [each for each in CELLS if is_legal(*each)]
+
+
+@pytest.mark.parametrize(("name", "server", "placement"), mostly_slow(LEGAL, LEGAL[::3]))
 def test_a_legal_combination_learns(name, server, placement, tmp_path):
     outcome = quietly(cell(name, server, placement, tmp_path))
     assert [done.number for done in outcome.rounds] == list(range(ROUNDS + 1))

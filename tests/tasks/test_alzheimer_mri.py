@@ -372,6 +372,15 @@ def test_settings_of_images_belong_to_this_task(key, value):
         local_data(TaskConfig(**{key: value}), node_of({"partition-id": 0, "num-partitions": 4}), 1)
 
 
+@pytest.mark.parametrize(("size", "key"), [(17, "task.image-size"), ("auto", "usual_size")])
+def test_one_rule_says_how_small_images_may_be(size, key):
+    class Tiny(AlzheimerMri):
+        usual_size = 17
+
+    with pytest.raises(ConfigError, match=rf"{key} = 17 is not valid: the network .* takes images of 18 pixels"):
+        Tiny(TaskConfig(name="alzheimer-mri", image_size=size))
+
+
 # The model and its scores
 
 

@@ -1,5 +1,6 @@
 """`cloister check task`: what it tries, and what it leaves behind: nothing."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,9 @@ from cloister.cli import app
 from cloister.client.data import benchmark_of, task_of
 from cloister.client.workbench import _made
 from cloister.config.run import parse
+from cloister.core.errors import ConfigError
 from cloister.local.checking import _settings, check_task
+from cloister.server.prepare import prepare
 from cloister.tasks.base import Dataset, Examples
 from cloister.tasks.breast_cancer import RANGES, BreastCancer
 
@@ -150,9 +153,22 @@ def test_an_error_of_the_user_s_code_is_one_line(monkeypatch):
     def build(self):
         raise RuntimeError("first\nsecond")
 
-    line = build.__code__.co_firstlineno + 1
+    at = f"{__file__}:{build.__code__.co_firstlineno + 1}"
     monkeypatch.setattr(BreastCancer, "build", build)
-    assert found("breast-cancer")[-1] == ("fault", f"build(): RuntimeError at {__file__}:{line}")
+    remedy = "change the network, or what it is built for: inputs of shape (30,)"
+    told = f"build() fails with RuntimeError at {at}: first second; {remedy}"
+    assert found("breast-cancer")[-1] == ("fault", told)
+    with pytest.raises(ConfigError, match=re.escape(f"task 'breast-cancer': {told}")):
+        prepare(parse({"task.name": "breast-cancer"}))
+
+
+def test_an_error_of_build_is_not_told_at_length(monkeypatch):
+    def build(self):
+        raise ValueError("\x1b[1mtoo small\x1b[0m" + "\x1b" * 500)
+
+    monkeypatch.setattr(BreastCancer, "build", build)
+    (*_, (_, text)) = found("breast-cancer")
+    assert ": too small\ufffd" in text and len(text) < 600 and "\x1b" not in text
 
 
 def test_a_run_refuses_the_same_faults_before_it_makes_a_directory(tmp_path, monkeypatch):

@@ -214,3 +214,8 @@ def test_folders_of_other_names_are_named_in_place_of_those_that_were_expected(t
     expected = "folders of images named Mild, Moderate, which may lie below train and test, or parquet files"
     there = "there are folders named more-0, more-1, more-2, more-3, ring and 1 more"
     assert str(refused.value) == f"no images at {tmp_path}; expected {expected}; {there}"
+    for name in ("more-0", "ring", "square"):
+        (tmp_path / name).rename(tmp_path / f"more-1/{name}")
+    (tmp_path / "more-1").rename(tmp_path / "Train")
+    with pytest.raises(DataError, match=r"there are folders named Train/more-0, Train/ring, Train/square, more-2"):
+        find_pictures(tmp_path, ("Mild", "Moderate"))

@@ -59,6 +59,7 @@ def test_hospitals_score_the_rmse_on_what_they_keep_back(tmp_path):
     assert {"loss", "rmse"} <= set(last.federated) and {"loss", "rmse"} <= set(last.central)
 
 
+@pytest.mark.slow
 def test_two_thousand_hospitals_learn(tmp_path):
     settings = {
         "task.name": "hospital-charges",

@@ -92,7 +92,8 @@ def foresee_budget(request: ProtocolRequest, node: Node, call_next: Handler) -> 
     if request.step == ADVERTISE:
         arrays = workbench_of(request.config).model.arrays()
         promise = shared_mean(request.config).events(Layout.of(arrays))
-        trains = TrainRequest(request.config, request.run, request.round, request.seed, (arrays,), promise=promise)
+        about = (request.config, request.run, request.round, request.seed, (arrays,))
+        trains = TrainRequest(*about, promise=promise, bound=request.bound)
         with folder_unnamed(node.config), _abstaining():
             _required(trains, node)
     return call_next(request, node)

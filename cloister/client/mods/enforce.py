@@ -49,6 +49,9 @@ def _complaints(policy: Policy, request: Request, node: Node) -> Iterator[str]:
     yield from _bounds(policy, config)
     if isinstance(request, TrainRequest | ProtocolRequest):
         yield from about_secure_sums(policy, config.secure_aggregation if config.secure_aggregation.enabled else None)
+        # 0 where nothing is clipped for a sum.
+        smallest, largest = policy.min_client_clipping_norm, policy.max_client_clipping_norm
+        yield from _outside("clipping-norm", request.bound, smallest if request.bound else 0, largest)
     if isinstance(request, TrainRequest):
         yield from _about_training(policy, request, node)
     elif isinstance(request, EvaluateRequest) and not policy.scores_may_leave:
@@ -91,6 +94,8 @@ def _rows(request: TrainRequest, node: Node) -> float:
         return node.config.public_size or math.inf
     if client.is_on or request.config.secure_aggregation.enabled:
         return math.inf  # under local noise the handler answers for it, where that does not show
+    if node.config.max_example_epsilon or node.config.max_leakage:
+        return math.inf  # no run without this node's noise is within such a limit, whatever its rows are
     return len(local_data(request.config.task, node.config, request.seed).train)
 
 

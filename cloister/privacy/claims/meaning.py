@@ -223,7 +223,7 @@ def _sizes(claim: DpSgdClaim) -> str:
         return f"; this ε is {render_largest(claim)}. By Rényi DP no client has a size that costs more. {whole}"
     beside = (
         "The server does not know how large its clients are, so that these are examples of sizes: what a client has "
-        "spent stands in its own ledger."
+        "spent stands in its own ledger, and `cloister plan --public-size N` says what one that states N comes to."
     )
     return f"; this ε is {render_largest(claim)}. {beside} {whole}"
 

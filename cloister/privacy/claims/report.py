@@ -67,7 +67,8 @@ def _render_budget(budget: Budget) -> str:
 def _amounts(ledger: Ledger, delta: float, relation: Relation) -> list[str]:
     """What the releases about each unit come to, and how much that is of its budget."""
     lines = []
-    for unit in sorted({entry.unit for entry in ledger.entries}):
+    # What has no bound comes last: a node with DP-SGD protects examples, and states none for the client as a whole.
+    for unit in sorted({entry.unit for entry in ledger.entries}, key=lambda unit: (_is_open(ledger, unit), unit)):
         if unit == "neighbourhood":
             lines.append(f"neighbourhood: leakage {ledger.leakage():.4g} within it")
             continue
@@ -76,6 +77,11 @@ def _amounts(ledger: Ledger, delta: float, relation: Relation) -> list[str]:
         lines.append(f"{unit}, {relation}, δ = {delta:g}: {figures}; {IF_FIXED}")
         lines += _of_the_budget(ledger, unit, relation)
     return lines
+
+
+def _is_open(ledger: Ledger, unit: Unit) -> bool:
+    """Whether some release about a unit has no guarantee."""
+    return any(entry.unit == unit and isinstance(entry.event, Unaccounted) for entry in ledger.entries)
 
 
 def _of_the_budget(ledger: Ledger, unit: Unit, relation: Relation) -> list[str]:

@@ -14,8 +14,8 @@ from cloister.privacy.claims.server import RUN
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
 NOT_KNOWN = (
-    "how large they are is not known here: figures are for examples of sizes, and what each client has spent stands in "
-    "its own ledger"
+    "how large they are is not known here: figures are for examples of sizes, what each client has spent stands in its "
+    "own ledger, and `cloister plan --public-size N` says what a site that states N comes to"
 )
 KNOWN = "figures are for sizes that they have: the smallest, the middle, the largest and, by Rényi DP, the costliest"
 NOTHING_RELEASED = "nothing was released: no round was run, and the model is the one that the run began with"

@@ -6,7 +6,7 @@ with the other examples, and norms and sums must agree with TensorFlow's own gra
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import keras
 import numpy as np
@@ -40,7 +40,8 @@ RANDOM_BY_EXAMPLE = (
     keras.layers.GaussianDropout,
     keras.layers.GaussianNoise,
 )
-"""Layers that draw random numbers and do nothing with them across examples; no subclass of them."""
+"""Layers that draw random numbers and do nothing with them across examples; no subclass of them, and none with a
+`noise_shape` that gives the examples of a call one mask together."""
 ACTIVITY = "activity_regularizer"
 PENALTIES = ("kernel_regularizer", "bias_regularizer", ACTIVITY)
 """Attributes of a layer that add to the loss of the batch; those on the weights of a frozen layer add nothing."""
@@ -68,7 +69,7 @@ def checked(model: Network, loss: Loss, probe: Probe) -> Gradients:
     with _refusing_what_cannot_be_tried():
         trial = _Trial(model, loss, probe)
         trial.refuse_coupling()
-        alone = draws_otherwise(model) or trial.is_batch_dependent()
+        alone = draws_otherwise(model) or trial.shares_draws() or trial.is_batch_dependent()
         by_layer = None if alone else _by_layer(model, loss, trial)
         return by_layer or _as_a_whole(model, loss, trial)
 
@@ -141,9 +142,18 @@ def draws_otherwise(model: Network) -> bool:
 
     What it draws may mix examples, for some numbers and not for those of a trial. So it is given one example at a time.
     """
-    known = [layer for layer in model._flatten_layers() if type(layer) in RANDOM_BY_EXAMPLE]
+    known = [layer for layer in model._flatten_layers() if _draws_by_example(layer)]
     states = {id(variable) for layer in known for variable in layer.variables}
     return any(is_seed(variable) and id(variable) not in states for variable in model.non_trainable_variables)
+
+
+def _draws_by_example(layer: Layer) -> bool:
+    """Whether each example draws numbers of its own, so that the law is the same however examples are cut into calls.
+
+    Of masks that a call shares, one example more would give others to those that it pushes into the next call.
+    """
+    shape = getattr(layer, "noise_shape", None)
+    return type(layer) in RANDOM_BY_EXAMPLE and (shape is None or tuple(shape)[:1] == (None,))
 
 
 def _reasons(layer: Layer) -> Iterator[str]:
@@ -213,6 +223,15 @@ class _Trial:
             for place, order in ((0, [0, 1, 2]), (2, [2, 1, 0]), (0, [0, 1]), (1, [2, 0, 1, 1]))
         )
 
+    def shares_draws(self) -> bool:
+        """Whether a random layer is given something else than a row for each example: what it draws is for all."""
+        shapes: list[tuple[int | None, ...]] = []
+        with ExitStack() as patches, self._scope():
+            for layer in filter(_draws_by_example, self.model._flatten_layers()):
+                patches.enter_context(_noting(layer, shapes))
+            self._plain.losses(self.x, self.y)
+        return any(shape[:1] != (EXAMPLES,) for shape in shapes)
+
     def _of(self, place: int, order: list[int], training: bool) -> list[Tensor]:
         """The gradient of the example at this place of a batch of these."""
         with self._scope(), tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -277,6 +296,23 @@ class _Trial:
         # An example that is classified with certainty has no gradient: its square is 0, and nothing to divide by.
         norms_agree = (got >= exact * (1 - AGREEMENT)) & (got <= exact * (1 + OVERSTATED) + NO_SQUARE)
         return bool(np.all(norms_agree)) and _same(total, got_total)
+
+
+@contextmanager
+def _noting(layer: Layer, shapes: list[tuple[int | None, ...]]) -> Iterator[None]:
+    """Note the shapes of what the layer is given while the block runs."""
+    original = layer.call
+
+    def call(inputs: Tensor, *args: object, **kwargs: object) -> Tensor:
+        shapes.append(tuple(inputs.shape))
+        return original(inputs, *args, **kwargs)
+
+    # Past Keras' own bookkeeping of attributes, as in `capture`.
+    object.__setattr__(layer, "call", call)
+    try:
+        yield
+    finally:
+        object.__delattr__(layer, "call")
 
 
 def moved(variable: Variable, seed: int) -> Tensor:

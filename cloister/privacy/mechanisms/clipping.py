@@ -92,6 +92,24 @@ def capped_weights(cohort: Cohort, examples: tuple[float, ...], cap: float) -> C
     return replace(cohort, factors=cohort.factors * weights)
 
 
+def heaviest(quantile: float) -> float:
+    """What one client adds to the sum that an adaptive clip follows, at most: max(γ, 1 - γ)."""
+    return max(quantile, 1 - quantile)
+
+
+def whole_bits(grid: Grid, quantile: float) -> tuple[int, int]:
+    """What a client within the bound adds to the sum that an adaptive clip follows, and one outside of it.
+
+    Args:
+        grid: of the sum, whose bound is what `heaviest` says.
+        quantile: γ.
+
+    Returns:
+        1 - γ and -γ, in whole steps toward zero: at most as many as the bound has.
+    """
+    return grid.whole((1 - quantile) / grid.bound), grid.whole(-quantile / grid.bound)
+
+
 @dataclass(frozen=True)
 class FixedClip:
     """The same bound in every round.
@@ -199,14 +217,21 @@ class AdaptiveClip(FixedClip):
             size: the public number of clients the share is taken over.
             noise: for the share.
         """
-        largest = max(self.quantile, 1 - self.quantile)
-        grid = Grid.of(largest, self.bits_multiplier, len(cohort))
+        grid = Grid.of(heaviest(self.quantile), self.bits_multiplier, len(cohort))
         within = int(np.sum(cohort.norms <= self.bound))
         # What one client adds is one of two public whole numbers: their sum is exact.
-        inside, outside = grid.whole((1 - self.quantile) / largest), grid.whole(-self.quantile / largest)
+        inside, outside = whole_bits(grid, self.quantile)
         noisy = grid.noised(within * inside + (len(cohort) - within) * outside, noise)
+        return self.moved(noisy / size)
+
+    def moved(self, share: float) -> "AdaptiveClip":
+        """This clip, moved towards its quantile.
+
+        Args:
+            share: of the clients within the bound, less γ; noised.
+        """
         # No share lies outside of these: the noise alone shall not take the bound further.
-        step = min(1 - self.quantile, max(-self.quantile, noisy / size))
+        step = min(1 - self.quantile, max(-self.quantile, share))
         moved = self.bound * math.exp(-self.rate * step)
         return replace(self, bound=max(MIN_BOUND, min(MAX_BOUND, moved)), initial=self.initial or self.bound)
 

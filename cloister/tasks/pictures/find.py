@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cloister.core.errors import DataError
-from cloister.tasks.pictures.folders import FolderPerClass, folders_in
+from cloister.tasks.pictures.folders import PARTS, FolderPerClass, folders_in
 from cloister.tasks.pictures.parquet import ParquetFiles
 from cloister.tasks.pictures.picture import Source
 
@@ -40,9 +40,15 @@ def find_pictures(path: Path, classes: Sequence[str], tolerant: bool = False) ->
 
 def _instead(path: Path) -> str:
     """Which folders there are in place of those that were expected."""
-    there = [folder.name for folder in folders_in(path)] if path.is_dir() else []
+    there = _folders_named(path) if path.is_dir() else []
     others = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
     return f"; there are folders named {', '.join(there[:NAMED])}{others}" if there else ""
+
+
+def _folders_named(path: Path) -> list[str]:
+    """The folders in a folder, and in place of `train` and `test` those in these."""
+    below = {folder: folders_in(folder) if folder.name.lower() in PARTS else [] for folder in folders_in(path)}
+    return [each.relative_to(path).as_posix() for folder, inner in below.items() for each in inner or [folder]]
 
 
 def _at(path: Path, classes: Sequence[str], tolerant: bool) -> list[Source]:

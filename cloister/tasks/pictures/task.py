@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.config.run import TaskConfig
-from cloister.core.errors import DataError
+from cloister.core.errors import ConfigError, DataError
 from cloister.core.files import expanded
 from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.partition import holdout
@@ -32,14 +32,22 @@ class PictureTask(Task):
 
     Attributes:
         usual_size: height and width where `task.image-size` does not say otherwise.
+        smallest_size: that the network takes, whichever of the two says it.
     """
 
     usual_size: ClassVar[int]
+    smallest_size: ClassVar[int] = 1
     decodes = True
 
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)
         self.size = self.usual_size if config.image_size == "auto" else config.image_size
+        if self.size < self.smallest_size:
+            key = "usual_size" if config.image_size == "auto" else "task.image-size"
+            raise ConfigError(
+                f"{key} = {self.size} is not valid: the network of task {config.name!r} takes images of "
+                f"{self.smallest_size} pixels and more"
+            )
         self.input_shape = (self.size, self.size, 1)
         self.image_shape = (self.size, self.size)
 

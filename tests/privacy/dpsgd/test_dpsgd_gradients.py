@@ -30,6 +30,7 @@ from examples_of_dpsgd import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import mostly_slow
 
 from cloister.privacy.dpsgd import convolution
 from cloister.privacy.dpsgd.gradients import Gradients
@@ -84,14 +85,14 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_slow(MODELS, ["shared", "deep_convolution", "sequence", "embedding"]))
 def test_equal_to_brute_force(name):
     step = assert_equal_to_brute_force(smooth(perturbed(MODELS[name]())), size=7)
     assert step.method == "layers"
     assert set(step.kernels.values()) >= FORMS[name]
 
 
-@pytest.mark.parametrize("build", [mnist._mlp, mnist._cnn])
+@pytest.mark.parametrize("build", mostly_slow([mnist._mlp, mnist._cnn], [mnist._mlp]))
 def test_the_models_of_the_thesis(build):
     assert assert_equal_to_brute_force(smooth(build()), size=5, batch_size=5).method == "layers"
 
@@ -125,8 +126,13 @@ def test_other_models_with_kinks(build):
 
 
 @pytest.mark.parametrize("form", convolution.KERNELS)
-@pytest.mark.parametrize("padding", ["same", "valid"])
-@pytest.mark.parametrize("strides, dilation", [((1, 1), (1, 1)), ((2, 3), (1, 1)), ((1, 1), (2, 3))])
+@pytest.mark.parametrize(
+    "padding, strides, dilation",
+    mostly_slow(
+        [(p, *form) for p in ("same", "valid") for form in (((1, 1), (1, 1)), ((2, 3), (1, 1)), ((1, 1), (2, 3)))],
+        [("same", (2, 3), (1, 1)), ("valid", (1, 1), (2, 3))],
+    ),
+)
 def test_every_form_of_convolution(form, padding, strides, dilation, monkeypatch):
     if form == "loop" and dilation != (1, 1):
         pytest.skip("never chosen for a dilated convolution")
@@ -211,7 +217,7 @@ def test_another_loss():
     assert relative_error(found.sums, brute_force(model, x, y, 0.3, keras.losses.mean_squared_error)) < TOLERANCE
 
 
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("build", mostly_slow(MODELS.values(), [shared, large_convolution, sequence, embedding]))
 def test_no_contribution_is_longer_than_the_bound(build):
     model = perturbed(build())
     step = dp_sgd(model, batch_size=1)
@@ -222,8 +228,11 @@ def test_no_contribution_is_longer_than_the_bound(build):
 
 @pytest.mark.parametrize(
     "build, bad",
-    [(sequence, np.inf), (odd_convolutions, 3e38), (large_convolution, np.inf)]
-    + [(build, np.nan) for build in MODELS.values() if build is not embedding],
+    mostly_slow(
+        [(sequence, np.inf), (odd_convolutions, 3e38), (large_convolution, np.inf)]
+        + [(build, np.nan) for build in MODELS.values() if build is not embedding],
+        [(sequence, np.inf), (odd_convolutions, 3e38), (shared, np.nan)],
+    ),
 )
 def test_what_is_not_finite_contributes_zero(build, bad):
     model = build()

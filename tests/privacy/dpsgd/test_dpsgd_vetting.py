@@ -19,7 +19,7 @@ from examples_of_dpsgd import (
 )
 
 from cloister.core.errors import ConfigError, UnsupportedModel
-from cloister.privacy.dpsgd.checks import moved
+from cloister.privacy.dpsgd.checks import checked, draws_otherwise, made_up, moved
 
 layers = keras.layers
 
@@ -41,6 +41,17 @@ class MixedNowAndThen(keras.Layer):
     def call(self, x):
         mixed = keras.random.uniform((), seed=self.seed_generator) < 0.1
         return x + keras.ops.cast(mixed, x.dtype) * x[::-1]
+
+
+class DropsAConstant(keras.Layer):
+    """Adds a constant of which dropout leaves the same part to every example of a call."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = layers.Dropout(0.5)
+
+    def call(self, x, training=False):
+        return x + self.dropout(keras.ops.ones((1, x.shape[-1])), training=training)
 
 
 class MyDropout(layers.Dropout):
@@ -347,6 +358,26 @@ def test_a_layer_whose_draws_are_not_known_is_given_one_example_at_a_time():
         (layers.GaussianNoise(0.5), "layers"),
     ):
         assert dp_sgd(small(layers.Dense(4), layer)).method == method
+
+
+def test_a_mask_that_a_call_shares_cannot_let_an_example_move_the_sum_by_pushing_others_into_the_next_call():
+    """Opposite gradients at the end of each call of 16 cancelled, and one example in front undid that: 7.9·S."""
+    for layer, alone in (
+        (layers.Dropout(0.5, noise_shape=(1, 4)), True),
+        (layers.AlphaDropout(0.5, noise_shape=[1, None]), True),
+        (layers.Dropout(0.5, noise_shape=(None, 1)), False),
+        (layers.AlphaDropout(0.5, noise_shape=[None, 1]), False),
+        (layers.SpatialDropout1D(0.5), False),
+    ):
+        assert draws_otherwise(keras.Sequential([layer])) == alone, layer.name
+
+
+@pytest.mark.slow
+def test_nor_can_one_that_dropout_makes_of_something_else_than_examples():
+    for layer, by_layer in ((DropsAConstant(), False), (layers.Dropout(0.5), True)):
+        model = keras.Sequential([keras.Input((4,)), layer, layers.Dense(3, activation="softmax")])
+        assert checked(model, LOSS, made_up(model)).by_layer == by_layer, layer.name
+        assert "call" not in vars(layer), "it is as it was"
 
 
 def test_no_draw_of_such_a_layer_lets_an_example_move_the_sum_by_more_than_the_bound():

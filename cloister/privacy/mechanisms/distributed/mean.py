@@ -4,11 +4,11 @@
 |---|---|
 | a client's training fails, or it has no examples | its update is 0, with its share of the noise |
 | an update with NaN, infinity, or squares that overflow | it counts as 0, with its share of the noise |
-| fewer clients than the threshold are left | there is no sum; the model stays as it was |
+| fewer clients than the threshold are left | there is no sum; the model and the clip stay as they were |
 | single updates in the server's hands | refused: there is nothing here that would add noise to them |
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -21,6 +21,8 @@ from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
+from cloister.privacy.mechanisms.clipping import AdaptiveClip
+from cloister.privacy.mechanisms.distributed.beside import Bits
 from cloister.privacy.mechanisms.distributed.plan import Plan
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD, Parties
 from cloister.privacy.mechanisms.gaussian import GaussianMechanism
@@ -34,7 +36,7 @@ class DistributedMean(GaussianMechanism):
     Attributes:
         parties: the largest cohort, and how many of it must be left and may collude.
 
-    Guarantee: each round costs what `Plan.event` says, for zeroing one client's update, against the server together
+    Guarantee: each round costs what `Plan.events` says, for zeroing one client's update, against the server together
         with as many clients as may collude, whoever drops out. It rests on a sum that holds at least
         `parties.honest` honest inputs: the protocol's part.
 
@@ -59,21 +61,29 @@ class DistributedMean(GaussianMechanism):
         Raises:
             PrivacyError: the sum might leave the widest ring, or the noise is more than can be made.
         """
-        return _planned(self.clip.bound, self.multiplier, self.parties, parameters)
+        beside = (self.bits,) if self.bits else ()
+        return _planned(self.clip.bound, self.multiplier, self.parties, parameters, beside)
+
+    @property
+    def bits(self) -> Bits | None:
+        """What the clip follows; None where it is fixed."""
+        return Bits.of(self.clip, self.parties) if isinstance(self.clip, AdaptiveClip) else None
 
     def events(self, layout: Layout, sampling: Sampling = UNSAMPLED) -> tuple[Event, ...]:
-        """The one release of a round, whoever is left.
+        """The releases of a round, whoever is left: the bits that a clip follows, where it adapts, and the sum.
+
+        None depends on C, which an adaptive clip moves: updates and noise are counted in steps of it.
 
         Args:
             layout, sampling: as in `GaussianMechanism.events`.
         """
-        return (self.plan(layout.size).event(),)
+        return self.plan(layout.size).events()
 
     def released(self, total: NDArray[np.int64], layout: Layout, sent: Row, survivors: int) -> Released:
         """The model that follows from a sum.
 
         Args:
-            total: of the survivors' whole numbers, shape (p,), without surplus noise.
+            total: of the survivors' whole numbers, shape (plan.length,), without surplus noise.
             layout: of the model.
             sent: the global model of the round.
             survivors: how many updates are in the sum: a public number.
@@ -88,7 +98,14 @@ class DistributedMean(GaussianMechanism):
             sensitivity,
             noise_multiplier=self.multiplier,
             clipping_norm=self.clip.bound,
+            following=self._followed(int(total[-1]), survivors),
         )
+
+    def _followed(self, bits: int, survivors: int) -> "DistributedMean | None":
+        """The mechanism of the next round, whose clip has followed the sum of bits; None where it is fixed."""
+        if not (isinstance(self.clip, AdaptiveClip) and self.bits):
+            return None
+        return replace(self, clip=self.clip.moved(self.bits.share(bits, survivors)))
 
     def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
         raise PrivacyError(
@@ -124,9 +141,9 @@ class DistributedMean(GaussianMechanism):
 
 
 @lru_cache(maxsize=16)
-def _planned(bound: float, multiplier: float, parties: Parties, parameters: int) -> Plan:
+def _planned(bound: float, multiplier: float, parties: Parties, parameters: int, beside: tuple[Bits, ...] = ()) -> Plan:
     """The plan in the narrower ring that has room for the sum."""
     try:
-        return Plan.of(bound, multiplier, parties, parameters)
+        return Plan.of(bound, multiplier, parties, parameters, beside=beside)
     except PrivacyError:
-        return Plan.of(bound, multiplier, parties, parameters, bits=64)
+        return Plan.of(bound, multiplier, parties, parameters, bits=64, beside=beside)

@@ -16,6 +16,9 @@ passes 10·√(n·V) with probability at most 2·e^-50. So where
 a sum of p numbers is read wrongly with probability at most 2p·e^-50, below 4.7e-16 for 1.2 million. What is read
 wrongly costs accuracy, not privacy: it is a function of the noised sum.
 
+**Beside the update** other numbers may travel in the same sum, on grids and with noise of their own (`beside`). All of
+them are in steps, and so is the noise: what C is, which may change from round to round, decides neither.
+
 | edge case | what happens |
 |---|---|
 | a multiplier of 0 | no noise; the event is `Unaccounted` |
@@ -25,22 +28,19 @@ wrongly costs accuracy, not privacy: it is a function of the noised sum.
 
 import json
 import math
-from dataclasses import asdict, dataclass
-from fractions import Fraction
+from dataclasses import asdict, dataclass, replace
 
 from cloister.core import check
 from cloister.core.errors import PrivacyError
-from cloister.privacy.accounting.distributed import SMOOTHED
-from cloister.privacy.accounting.events import DistributedGaussian, Event, Unaccounted
-from cloister.privacy.mechanisms.distributed.shares import Parties, Shares
+from cloister.privacy.accounting.events import Event, Unaccounted
+from cloister.privacy.mechanisms.distributed.beside import Bits
+from cloister.privacy.mechanisms.distributed.shares import DEVIATIONS, Parties, Shares, variance_of
 from cloister.privacy.mechanisms.grid import FINEST, Grid
 
 COARSEST = 20
 """The bound of a client is at least 2 to this power of steps."""
 ROUNDING = 1e-3
 """What truncation moves an update by, as a share of the bound, at most."""
-DEVIATIONS = 10
-"""Deviations of the noise that the ring has room for."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Plan:
         shares: of the noise.
         parameters: p, numbers of an update.
         bits: of the ring, 32 or 64.
+        beside: what travels beside an update, a number each.
 
     Guarantee: every sum of at least t clients' numbers, with the components taken off that belong to their number,
         holds honest noise of variance (z·D)² + 25 steps² or more, and is read as what it is but for a probability
@@ -64,6 +65,7 @@ class Plan:
     shares: Shares
     parameters: int
     bits: int
+    beside: tuple[Bits, ...] = ()
 
     @classmethod
     def of(
@@ -74,6 +76,7 @@ class Plan:
         parameters: int,
         bits: int = 32,
         removable: bool = True,
+        beside: tuple[Bits, ...] = (),
     ) -> "Plan":
         """The plan of a round.
 
@@ -84,6 +87,7 @@ class Plan:
             parameters: p.
             bits: of the ring, 32 or 64.
             removable: whether surplus noise can be taken off.
+            beside: what travels beside an update.
 
         Raises:
             PrivacyError: the sum might leave the ring, or the noise is more than can be made.
@@ -99,8 +103,8 @@ class Plan:
         check.non_negative(multiplier=multiplier)
         check.one_of({"32", "64"}, bits=str(bits))
         steps = _steps(parameters)
-        variance = math.ceil((Fraction(multiplier) * steps) ** 2) + SMOOTHED if multiplier else 0
-        plan = cls(bound, steps, Shares.of(variance, parties, removable), parameters, bits)
+        shares = Shares.of(variance_of(multiplier, steps), parties, removable)
+        plan = cls(bound, steps, shares, parameters, bits, beside)
         plan._require_space_in_ring()
         return plan
 
@@ -110,19 +114,32 @@ class Plan:
         return Grid(self.bound, float(self.steps), 0)
 
     @property
+    def length(self) -> int:
+        """Numbers of a client's vector: those of its update, and what travels beside them."""
+        return self.parameters + len(self.beside)
+
+    def at(self, bound: float) -> "Plan":
+        """The same plan with updates that are clipped to another C: numbers and noise in steps stay as they are.
+
+        Args:
+            bound: C > 0, in units of the weights.
+        """
+        return replace(self, bound=bound)
+
+    @property
     def misread(self) -> float:
-        """The probability, at most, that some number of a sum is read as another: 2p·e^-50."""
+        """The probability, at most, that some number of an update's sum is read as another: 2p·e^-50."""
         return 2 * self.parameters * math.exp(-(DEVIATIONS**2) / 2) if self.shares.base else 0.0
 
     def event(self) -> Event:
-        """What a round costs at worst, whoever is left: known before anything is sent."""
-        shares, honest = self.shares, self.shares.parties.honest
-        if not shares.base:
+        """What the sum of updates costs at worst, whoever is left: known before anything is sent."""
+        if not self.shares.base:
             return Unaccounted("the noise multiplier is 0: there is no noise")
-        # Rounded down, to a number that doubles hold: a scale is below 2^25.
-        scale = math.isqrt(shares.variance * 4**24 // honest) / 2**24
-        components = -(-shares.terms // honest)
-        return DistributedGaussian(honest, self.steps, scale, self.parameters, components, shares.smallest)
+        return self.shares.event(self.steps, self.parameters)
+
+    def events(self) -> tuple[Event, ...]:
+        """What a round costs at worst: what travels beside the update is released first, each number by itself."""
+        return (*(one.event() for one in self.beside), self.event())
 
     def terms(self) -> bytes:
         """The plan as bytes, which are the same only for the same plan: for all parties to agree on."""
@@ -130,9 +147,7 @@ class Plan:
 
     def _require_space_in_ring(self) -> None:
         members = self.shares.parties.members
-        most = members * self.shares.left(self.shares.parties.threshold)
-        # A root rounded up.
-        reach = members * self.steps + math.isqrt(DEVIATIONS**2 * most) + 1
+        reach = max(self.shares.reach(self.steps), *(one.shares.reach(one.steps) for one in self.beside), 0)
         if reach >= 1 << (self.bits - 1):
             raise PrivacyError(
                 f"a sum of {members} updates of {self.steps} steps with their noise reaches {reach}, and has no room in"

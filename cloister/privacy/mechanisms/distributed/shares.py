@@ -22,12 +22,29 @@ Source: the components are those of XNoise (Jiang, Wang, Chen, 2024, arXiv:2209.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from cloister.core.errors import PrivacyError
+from cloister.privacy.accounting.distributed import SMOOTHED
+from cloister.privacy.accounting.events import DistributedGaussian
 from cloister.privacy.mechanisms.discrete.tables import LARGEST, SMALLEST
 
 THRESHOLD, COLLUDING = "secure-aggregation.threshold", "secure-aggregation.colluding"
 """The keys of t and c in a configuration, and among the parameters of a claim."""
+
+
+DEVIATIONS = 10
+"""Deviations of the noise that the ring has room for."""
+
+
+def variance_of(multiplier: float, steps: int) -> int:
+    """Of the noise of a sum, in steps²: (z·D)² + 25, so that it costs no more than a continuous Gaussian; 0 for z = 0.
+
+    Args:
+        multiplier: z ≥ 0.
+        steps: D, by how much one client moves the sum.
+    """
+    return math.ceil((Fraction(multiplier) * steps) ** 2) + SMOOTHED if multiplier else 0
 
 
 @dataclass(frozen=True)
@@ -142,6 +159,28 @@ class Shares:
     def smallest(self) -> int:
         """The least scale of one of them, in steps."""
         return min(self.base, *self.scales().values()) if self.scales() else self.base
+
+    def event(self, sensitivity: int, parameters: int) -> DistributedGaussian:
+        """What a sum costs at worst, whoever is left: known before anything is sent.
+
+        Args:
+            sensitivity: D, in steps: by how much one client moves the sum.
+            parameters: numbers of the sum.
+        """
+        honest = self.parties.honest
+        # Rounded down, to a number that doubles hold: a scale is below 2^25.
+        scale = math.isqrt(self.variance * 4**24 // honest) / 2**24
+        return DistributedGaussian(honest, sensitivity, scale, parameters, -(-self.terms // honest), self.smallest)
+
+    def reach(self, steps: int) -> int:
+        """What no number of a sum passes, but with probability 2·e^-50: n·D + 10·√(n·V), rounded up.
+
+        Args:
+            steps: D: what a client gives to a number at most.
+        """
+        members = self.parties.members
+        most = members * self.left(self.parties.threshold)
+        return members * steps + math.isqrt(DEVIATIONS**2 * most) + 1
 
     def require(self, seeds: Mapping[int, bytes], up_to: int) -> None:
         """Refuse seeds that are not those of the components from t + 1 up to a number.

@@ -9,7 +9,7 @@
 | a client that shows wrong seeds | noise that nobody has added is taken off: the sum is worth less, not the privacy |
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ from cloister.privacy.mechanisms.distributed.plan import Plan
 from cloister.privacy.mechanisms.distributed.shares import Shares
 from cloister.privacy.mechanisms.total import Total
 
+SECRET = 32
+"""Bytes of a secret that noise is made from."""
 Seeds = Mapping[int, bytes]
 """Number of a component -> the secret that its noise is made from."""
 
@@ -49,6 +51,42 @@ def whole_update(cohort: Cohort, plan: Plan) -> NDArray[np.int64]:
     total = Total(plan.grid, cohort.layout, cohort.sent)
     total.add(clip(cohort, plan.bound))
     return total.whole()
+
+
+def whole_input(cohort: Cohort, plan: Plan) -> NDArray[np.int64]:
+    """Everything that a client puts into a sum, before its noise: its update, and what travels beside it.
+
+    Args:
+        cohort: of this one client.
+        plan: of the round.
+
+    Returns:
+        Whole numbers, shape (plan.length,).
+
+    Raises:
+        PrivacyError: the cohort is not one update of p numbers.
+
+    Guarantee: each part is within the bound that its noise is for. All of it is 0 if the update is.
+    """
+    beside = np.array([one.number(cohort, plan.bound) for one in plan.beside], np.int64)
+    return np.concatenate((whole_update(cohort, plan), beside))
+
+
+def add_noise(numbers: NDArray[np.int64], plan: Plan, draw: Callable[[int], bytes], seeds: Seeds) -> None:
+    """Add a client's shares of all noise, in place.
+
+    Args:
+        numbers: as `whole_input` gives them.
+        plan: of the round.
+        draw: gives so many secret bytes of the operating system, new ones each time: every part has noise of its own.
+        seeds: of the components of the update's noise, as in `add_share`.
+
+    Raises:
+        PrivacyError: a component has no seed, or a seed no component.
+    """
+    add_share(numbers[: plan.parameters], plan.shares, draw(SECRET), seeds)
+    for place, one in enumerate(plan.beside, plan.parameters):
+        add_share(numbers[place : place + 1], one.shares, draw(SECRET), {})
 
 
 def add_share(numbers: NDArray[np.int64], shares: Shares, base: bytes, seeds: Seeds) -> None:

@@ -257,7 +257,7 @@ def _about_epsilon(comparison: Comparison) -> Iterable[str]:
     if len(comparison.kinds) == 1:
         yield f"ε of a run by itself, the largest in its claim: for {comparison.kinds[0]}."
     else:
-        told = "; ".join(map(str, comparison.kinds))
+        told = "; ".join(f"[{number}] {kind}" for number, kind in enumerate(comparison.kinds, start=1))
         yield f"The ε are about different things, cannot be compared, and are on no common axis: {told}."
     if len(comparison.runs) > 1:
         yield told_together(comparison.runs, comparison.kinds)

@@ -6,7 +6,7 @@ from cloister.core.errors import ConfigError
 from cloister.core.files import atomic_path
 from cloister.server.reports.compare.comparison import Comparison
 from cloister.server.reports.compare.figures import pictures
-from cloister.server.reports.compare.table import table_of
+from cloister.server.reports.compare.table import fitting
 from cloister.server.reports.html.filling import filled
 
 PAGE = """
@@ -24,13 +24,16 @@ PAGE = """
 {% block content %}
 <section class="page" id="table" aria-labelledby="table-title">
 <h2 id="table-title">The runs</h2>
-<div class="wide" tabindex="0"><table>
-<caption>The settings that differ, the scores, and what is claimed</caption>
+<div class="wide" tabindex="0"><table class="runs">
+<caption>{{ 'The' if settings else 'The settings that differ, the' }} scores, and what is claimed</caption>
 <thead><tr>{% for name in table.columns %}<th scope="col"{% if table.numeric[loop.index0] %} class="n"{% endif %}>
 {{- name }}</th>{% endfor %}</tr></thead>
 <tbody>{% for row in table.rows %}<tr><th scope="row">{{ row[0] }}</th>
 {%- for cell in row[1:] %}<td{% if table.numeric[loop.index] %} class="n"{% endif %}>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table></div>
+{% if settings %}<h3>Settings that differ</h3>
+{% for group in settings %}<p class="small">{{ group }}</p>
+{% endfor %}{% endif %}
 {% if notes %}<h3>How to read it</h3>
 {% for note in notes %}<p class="small">{{ note }}</p>
 {% endfor %}{% endif %}
@@ -70,11 +73,12 @@ def rendered(comparison: Comparison, title: str = "") -> str:
     Args: as `write_page`.
     """
     tasks = sorted({str(run.facts.config.get("task.name")) for run in comparison.runs})
-    count = len(comparison.runs)
+    count, (table, settings) = len(comparison.runs), fitting(comparison)
     context = {
         "title": title or f"Comparison of {count} run{'s' if count > 1 else ''}",
         "about": f"{count} run{'s' if count > 1 else ''} of {', '.join(tasks)}",
-        "table": table_of(comparison),
+        "table": table,
+        "settings": settings,
         "notes": comparison.notes,
         "pictures": pictures(comparison),
     }

@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 
 from cloister.core.text import clean
 from cloister.server.reports.compare.comparison import Comparison, Group, Spread, short_keys
-from cloister.server.reports.compare.runs import AS_ASKED, Cost
+from cloister.server.reports.compare.runs import AS_ASKED, Cost, Kind
 from cloister.server.reports.html.tables import short
 
 UNKNOWN = "–"
@@ -56,7 +56,7 @@ def _cells(comparison: Comparison, group: Group, settings: Mapping[str, str]) ->
         cells[f"final {score}"] = _spread(group.final(score, on_clients))
         cells[f"best {score}"] = _spread(group.best(score, on_clients))
     cells |= {name: _spread(group.over_classes(name)) for name in comparison.over_classes}
-    cells["ε"] = "; ".join(_epsilon(cost, len(comparison.kinds) > 1) for cost in group.costs)
+    cells["ε"] = "; ".join(_epsilon(cost, comparison.kinds) for cost in group.costs)
     cells["seconds"] = _spread(group.seconds, ".1f")
     if any(run.ended != AS_ASKED for run in comparison.runs):
         cells["ended"] = ", ".join(dict.fromkeys(run.ended for run in group.runs))
@@ -78,23 +78,26 @@ def _rounds(group: Group) -> str:
     return span if done == [wanted] else f"{span} of {wanted}"
 
 
-def _epsilon(cost: Cost, with_kind: bool) -> str:
+def _epsilon(cost: Cost, kinds: Sequence[Kind]) -> str:
+    """With the number under which a note says what it is about, where the runs have ε about different things."""
     if cost.epsilon is None or cost.kind is None:
         return cost.status
-    about = f" ({cost.kind.unit}, {cost.kind.relation})" if with_kind else ""
-    return f"{cost.epsilon:.4g}{about}"
+    return f"{cost.epsilon:.4g}" + (f" [{kinds.index(cost.kind) + 1}]" if len(kinds) > 1 else "")
 
 
 def lines(comparison: Comparison) -> list[str]:
-    """The table and its notes for a terminal of `WIDTH` columns.
-
-    Settings that do not fit beside the rest stand below the table, a sentence for each group.
-    """
-    table, settings = table_of(comparison), list[str]()
-    if _width(_narrowest(table)) > WIDTH:
-        table, settings = table_of(replace(comparison, groups=tuple(map(_bare, comparison.groups)))), _below(comparison)
+    """The table and its notes for a terminal of `WIDTH` columns."""
+    table, settings = fitting(comparison)
     told = (*settings, *comparison.notes)
     return [*_drawn(table), *(line for text in told for line in wrap(text, WIDTH, break_on_hyphens=False))]
+
+
+def fitting(comparison: Comparison) -> tuple[Table, list[str]]:
+    """The table, and a sentence for each group with its settings if these do not fit beside the rest."""
+    table = table_of(comparison)
+    if _width(_narrowest(table)) <= WIDTH:
+        return table, []
+    return table_of(replace(comparison, groups=tuple(map(_bare, comparison.groups)))), _below(comparison)
 
 
 def _width(columns: Sequence[int]) -> int:
@@ -131,27 +134,30 @@ def _below(comparison: Comparison) -> list[str]:
 
 
 def _drawn(table: Table) -> list[str]:
-    """The table in lines; where it would be too wide, headings of numbers are wrapped, and texts where that must be."""
-    drawn, narrow = RichTable(box=ROUNDED), _narrowest(table)
-    whole = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
-    firm = [each and _width(whole) > WIDTH for each in _firm(table)]
-    fits = _width(narrow) <= WIDTH
-    if _width([least if each else FEWEST for each, least in zip(firm, narrow, strict=True)]) > WIDTH:
-        firm = [False] * len(firm)  # so many columns that numbers are wrapped too
-    for name, numeric, each, least in zip(table.columns, table.numeric, firm, narrow, strict=True):
-        drawn.add_column(
-            name,
-            justify="right" if numeric else "left",
-            overflow="fold",
-            width=least if each else None,
-            min_width=least if fits else None,
-        )
+    """The table in lines."""
+    drawn = RichTable(box=ROUNDED)
+    for name, numeric, width in zip(table.columns, table.numeric, _widths(table), strict=True):
+        drawn.add_column(name, justify="right" if numeric else "left", overflow="fold", width=width)
     for row in table.rows:
         drawn.add_row(*row)
     console = Console(width=WIDTH, markup=False, emoji=False, highlight=False, no_color=True, color_system=None)
     with console.capture() as capture:
         console.print(drawn)
     return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def _widths(table: Table) -> list[int]:
+    """Characters of each column: where not all has room, headings are wrapped, then texts, and numbers last."""
+    whole = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
+    if _width(whole) <= WIDTH:
+        return whole
+    widths, texts = _narrowest(table), [number for number, each in enumerate(_firm(table)) if not each]
+    while _width(widths) > WIDTH and max(widths) > 1:
+        wide = [number for number in texts if widths[number] > FEWEST] or range(len(widths))
+        widths[max(wide, key=widths.__getitem__)] -= 1
+    while _width(widths) < WIDTH and (lacking := [number for number in texts if widths[number] < whole[number]]):
+        widths[min(lacking, key=widths.__getitem__)] += 1
+    return widths
 
 
 def markdown(comparison: Comparison) -> str:

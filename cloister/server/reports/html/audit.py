@@ -1,11 +1,18 @@
 """What attacks on a run came to, as `audit.json` tells it; an audit may say more than is read here."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 FIRST = ("epsilon", "auc", "similarity")
 """Quantities that sum an attack up."""
+NAMES = {"auc": "AUC", "epsilon": "ε at least", "tpr": "members found", "similarity": "SSIM"}
+"""What a terminal calls them too."""
+NOTES: Mapping[str, Callable[[float], str]] = {
+    "alarms": lambda rate: f"at {100 * rate:.3g} % false alarms",
+    "confidence": lambda share: f"{100 * share:.3g} % sure",
+    "delta": lambda delta: f"δ = {delta:g}",
+}
 
 
 @dataclass(frozen=True)
@@ -82,16 +89,27 @@ def _rank(item: Mapping[str, Any]) -> int:
 
 
 def _figure(item: Mapping[str, Any]) -> Figure:
-    interval = f" ({_number(item['low'])} to {_number(item['high'])})" if "low" in item and "high" in item else ""
     known = ("attack", "name", "quantity", "value", "low", "high", "borne-out")
-    notes = [f"{key} {_number(value)}" for key, value in item.items() if key not in known and _is_plain(value)]
+    notes = [_note(key, value) for key, value in item.items() if key not in known and _is_plain(value)]
+    quantity = str(item.get("quantity", ""))
+    form = ".3f" if quantity in NAMES else ".4g"
+    low, value, high = (_number(item.get(key, ""), form) for key in ("low", "value", "high"))
     return Figure(
         str(item.get("attack", item.get("name", ""))),
-        str(item.get("quantity", "")),
-        _number(item.get("value", "")) + interval,
+        NAMES.get(quantity, quantity),
+        f"{value} ({low} to {high})" if low and high else value,
         ", ".join(notes),
         item.get("borne-out", True) is not False,
     )
+
+
+def _note(key: str, value: str | float) -> str:
+    """What else is said about a number, in words where its key is known."""
+    if isinstance(value, str):
+        return value if key == "assumption" else f"{key} {value}"
+    if isinstance(value, float) and key in NOTES:
+        return NOTES[key](value)
+    return f"{key} {_number(value)}"
 
 
 def _tables(content: Any) -> list[Mapping[str, Any]]:
@@ -106,5 +124,5 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float) and value != ""
 
 
-def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _number(value: Any, form: str = ".4g") -> str:
+    return f"{value:{form}}" if isinstance(value, float) else str(value)

@@ -53,6 +53,7 @@ start; }
 .columns p { margin: 0 0 .15rem; overflow-wrap: anywhere; break-inside: avoid; }
 #claim th[scope=row], .classes thead th { white-space: nowrap; }
 .classes th[scope=row], .classes td:last-child { max-width: 9rem; overflow-wrap: break-word; }
+.runs th { white-space: normal; } .runs td, .runs tbody th { overflow-wrap: anywhere; }
 .two.by-class { grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); }
 ul { margin: 0 0 .6rem; padding-left: 1.2rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: 0 0 .6rem; font-size: .9rem; }

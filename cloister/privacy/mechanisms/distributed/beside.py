@@ -1,0 +1,86 @@
+"""A number that travels beside an update in a sum that nobody sees a part of: the bit that an adaptive clip follows.
+
+It has a grid of its own and shares of noise of its own, so that it is a release of its own. Their surplus is not taken
+off: it would take seeds of its own, for one number.
+
+| edge case | what happens |
+|---|---|
+| an update of 0, as that of a client whose training failed | the number is 0: the client is as if it were not there |
+| an update with NaN, infinity, or squares that overflow | it counts as 0, and so does the number |
+| a client that sends another number than it should | it moves the clip by one step of its rule, at most |
+"""
+
+from dataclasses import dataclass
+
+from cloister.core.cohort import Cohort
+from cloister.privacy.accounting.events import DistributedGaussian
+from cloister.privacy.mechanisms.clipping import AdaptiveClip, heaviest, whole_bits
+from cloister.privacy.mechanisms.distributed.shares import Parties, Shares, variance_of
+from cloister.privacy.mechanisms.grid import Grid
+
+STEPS = 1 << 16
+"""That the most which a client adds has: truncation moves it by less than any noise shows."""
+LARGEST_MULTIPLIER = 256.0
+"""Of the noise on bits: shares of it are below 2^25 steps, whatever t and c are, and the narrow ring has room."""
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Whether each update is within the clip: 1 - γ if it is, -γ if not, 0 for an update of 0.
+
+    Attributes:
+        quantile: γ, between 0 and 1.
+        steps: D, that max(γ, 1 - γ) has.
+        shares: of the noise.
+
+    Guarantee: a client adds at most D steps, and 0 where its update is 0: what zeroing an update costs is `event`.
+    """
+
+    quantile: float
+    steps: int
+    shares: Shares
+
+    @classmethod
+    def of(cls, clip: AdaptiveClip, parties: Parties) -> "Bits":
+        """The bits of a clip, with noise of deviation z_b·max(γ, 1 - γ) on their sum.
+
+        Args:
+            clip: that follows them.
+            parties: how many there are of whom.
+
+        Raises:
+            PrivacyError: the noise is more than can be made.
+        """
+        variance = variance_of(clip.bits_multiplier, STEPS)
+        return cls(clip.quantile, STEPS, Shares.of(variance, parties, removable=False))
+
+    @property
+    def grid(self) -> Grid:
+        """What bits are counted in, without noise."""
+        return Grid(heaviest(self.quantile), float(self.steps), 0)
+
+    def number(self, cohort: Cohort, bound: float) -> int:
+        """What a client adds.
+
+        Args:
+            cohort: of this one client, as it was trained.
+            bound: C.
+        """
+        (norm,) = cohort.norms
+        inside, outside = whole_bits(self.grid, self.quantile)
+        if not 0 < norm < float("inf"):
+            return 0
+        return inside if norm <= bound else outside
+
+    def share(self, total: int, survivors: int) -> float:
+        """The share of the survivors within the clip, less γ.
+
+        Args:
+            total: the sum of their numbers, with its noise.
+            survivors: how many there are: a public number.
+        """
+        return total * self.grid.step / survivors
+
+    def event(self) -> DistributedGaussian:
+        """What the sum of bits costs at worst, whoever is left."""
+        return self.shares.event(self.steps, 1)
