@@ -326,10 +326,11 @@ def table(task: str, found: Sequence[Point]) -> str:
     ]
     for point in found:
         noise = f"{point.strength:g}" if point.strength else "–"
-        accuracy = f"{point.mean:.3f} ± {statistics.pstdev(point.accuracy):.3f}"
+        spread = f" ± {statistics.stdev(point.accuracy):.3f}" if len(point.accuracy) > 1 else ""
         epsilon = "–" if point.epsilon is None else f"{point.epsilon:.3g}, one {point.unit}"
         attacks = " | ".join(_in_words(point.attacks[unit]) for unit in UNITS)
-        lines.append(f"| {point.mechanism} | {noise} | {accuracy} | {epsilon} | {attacks} | {len(point.accuracy)} |")
+        figures = f"{noise} | {point.mean:.3f}{spread} | {epsilon} | {attacks} | {len(point.accuracy)}"
+        lines.append(f"| {point.mechanism} | {figures} |")
     return "\n".join(lines) + "\n"
 
 
