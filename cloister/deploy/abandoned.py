@@ -7,9 +7,10 @@ does not exist, and looks for the next message, once the app has begun to send i
 """
 
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.runtime_pb2 import PushAppMessagesRequest, PushAppMessagesResponse
 from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.linkstate import LinkState
@@ -42,16 +43,16 @@ class Abandoned(InFront):
         """
         self._sent[node] = (run, messages)
 
-    def pull_messages(self, request: Any, **others: Any) -> Any:
+    def pull_messages(self, request: PullMessagesRequest, **others: object) -> PullMessagesResponse:
         """Remember which message a node is given."""
-        answer = self.inner["pull_messages"](request=request, **others)
+        answer: PullMessagesResponse = self.inner["pull_messages"](request=request, **others)
         for tree in answer.message_object_trees:
             self._given[request.node.node_id] = tree.object_id
         return answer
 
-    def pull_object(self, request: Any, **others: Any) -> Any:
+    def pull_object(self, request: PullObjectRequest, **others: object) -> PullObjectResponse:
         """Give a part of a message, unless it is still to come and never will."""
-        answer = self.inner["pull_object"](request=request, **others)
+        answer: PullObjectResponse = self.inner["pull_object"](request=request, **others)
         if answer.object_available or not self._is_superseded(request.node.node_id, request.run_id):
             return answer
         return PullObjectResponse(object_found=False, object_available=False)

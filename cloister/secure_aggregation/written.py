@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self, cast
+from typing import Self, cast
 
 from cloister.core.errors import ProtocolError
 from cloister.secure_aggregation.canonical import Item, read, text
@@ -141,7 +141,7 @@ def check_names(names: object) -> None:
         raise ProtocolError("names must be in order, and each must be there once")
 
 
-def _ordered(owner: object, name: str) -> dict[str, Any]:
+def _ordered(owner: object, name: str) -> dict[str, object]:
     found = getattr(owner, name)
     if not isinstance(found, Mapping):
         raise ProtocolError(f"{name} must be a mapping by name, found {type(found).__name__}")
