@@ -9,6 +9,7 @@ fast; its network is cut; the disk of the server's app is slow. All but the firs
 each site's own), `faketime` and `strace`.
 """
 
+import json
 import os
 import random
 import shutil
@@ -344,7 +345,8 @@ def unrecorded(sites: Sites) -> int:
     """How many rounds of all runs are not in the server's ledger."""
     missing = 0
     for path in (sites.runs_folder / f"run-{number}" for number in range(1, sites.runs + 1)):
-        recorded = {entry.round for entry in Ledger(path / "ledger.jsonl").entries if entry.run == path.name}
+        ledger = Ledger(path / json.loads((path / "ledger.json").read_text())["path"])
+        recorded = {entry.round for entry in ledger.entries if entry.run == path.name}
         missing += len({line["round"] for line in finished(path)} - recorded)
     return missing
 
