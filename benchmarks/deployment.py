@@ -1,6 +1,6 @@
 """A deployment of four idle nodes as processes: seconds a round, start-up and memory, with cold and with warm clients.
 
-python benchmarks/deployment.py [rounds]
+python benchmarks/deployment.py [rounds] [case]
 
 Each way is run twice, in turns. Seconds depend on what else the machine does; processor seconds hardly do.
 """
@@ -12,14 +12,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common import machine, table
 
+from cloister.deploy.kits import provision
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtimes"))
-from processes import Processes
+from processes import Processes, Setting
 
 NODES = 4
 COLD, WARM, WARM_LIGHT = ("flower-supernode",), ("cloister", "warm-node"), ("cloister", "warm-node", "--no-keras")
@@ -28,21 +30,29 @@ CASES = {
     "Keras, warm": ("mlp", WARM),
     "NumPy, cold": ("softmax", COLD),
     "NumPy, warm": ("softmax", WARM_LIGHT),
+    "NumPy, warm, secure aggregation": ("softmax", WARM_LIGHT),
 }
+SECURE = {
+    "privacy.server": "global-dp", "privacy.noise-multiplier": 1.0, "secure-aggregation.enabled": True,
+    "secure-aggregation.threshold": 3, "secure-aggregation.colluding": 1,
+}  # fmt: skip
 SECONDS = 900
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def measure(model: str, program: tuple[str, ...], rounds: int, folder: Path) -> dict[str, list[float]]:
+def measure(
+    model: str, program: tuple[str, ...], rounds: int, folder: Path, secure: bool = False
+) -> dict[str, list[float]]:
     """Start everything, train, and look at what it took."""
     settings = {
         "task.model": model, "num-rounds": rounds, "strategy.min-nodes": NODES, "evaluation.central": False,
-        "evaluation.federated": "off", "output-dir": str(folder), "run-name": "run",
+        "evaluation.federated": "off", "output-dir": str(folder), "run-name": "run", **(SECURE if secure else {}),
     }  # fmt: skip
     with Processes(folder / "processes") as processes:
         processes.superlink()
         began = time.perf_counter()
-        configs = [{"partition-id": number, "num-partitions": NODES} for number in range(NODES)]
+        own = identities(folder) if secure else [{}] * NODES
+        configs = [{"partition-id": number, "num-partitions": NODES, **own[number]} for number in range(NODES)]
         processes.supernodes(configs, *program)
         nodes = [processes.services[f"supernode-{number}"].pid for number in range(NODES)]
         ready = "warm:" if program != COLD else "SuperNode ID"
@@ -58,6 +68,23 @@ def measure(model: str, program: tuple[str, ...], rounds: int, folder: Path) -> 
         "first": seconds[:1], "later": seconds[1:], "processor": [processor / rounds], "start": [started],
         "idle": [memory[0]], "peak": [max(memory)],
     }  # fmt: skip
+
+
+def identities(folder: Path) -> list[Mapping[str, Setting]]:
+    """Who the nodes are in secure aggregations, and where each keeps its secrets."""
+    sites = "".join(f'[[sites]]\nname = "{n}"\npartition-id = {n}\nnum-partitions = {NODES}\n' for n in range(NODES))
+    description = folder / "federation.toml"
+    description.write_text(f'name = "bench"\n[server]\naddresses = ["localhost"]\n{sites}')
+    kits = provision(description, folder / "kits", "").folder / "sites"
+    files = {"signing-key": "signing.key", "roster": "roster.signed", "roster-key": "roster.pub"}
+    found = []
+    for number in range(NODES):
+        own: dict[str, Setting] = {key: str(kits / str(number) / name) for key, name in files.items()}
+        # The folder of a benchmark is removed at its end; this one, which is empty then, is left.
+        own["secure-state"] = tempfile.mkdtemp(prefix="cloister-", dir="/dev/shm")
+        own["ledger-dir"] = str(folder / f"ledger-{number}")
+        found.append(own)
+    return found
 
 
 def family(pid: int) -> list[int]:
@@ -118,12 +145,14 @@ def watched(pid: int) -> Iterator[list[float]]:
 def main() -> None:
     """Print the table."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 6
+    cases = {name: case for name, case in CASES.items() if name in (sys.argv[2:] or CASES)}
     machine()
-    results: dict[str, dict[str, list[float]]] = {name: {} for name in CASES}
+    results: dict[str, dict[str, list[float]]] = {name: {} for name in cases}
     for turn in range(2):
-        for name, (model, program) in CASES.items():
+        for name, (model, program) in cases.items():
             with tempfile.TemporaryDirectory(prefix="cloister-") as folder:
-                for key, values in measure(model, program, rounds, Path(folder)).items():
+                secure = name.endswith("secure aggregation")
+                for key, values in measure(model, program, rounds, Path(folder), secure).items():
                     results[name].setdefault(key, []).extend(values)
             print(f"turn {turn}: {name} done, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
     lines = []

@@ -2,8 +2,8 @@
 
 python benchmarks/kills.py [kills of each kind] [minutes] [seed]
 
-Processes on this machine, each as `start.sh` starts it, but without TLS and keys, for which a node would be kept out
-for a minute after each kill. This script is their supervisor: it starts again what it killed, after a second, and what
+Processes on this machine, each as `start.sh` starts it, but nodes without keys, for which one would be kept out for a
+minute after each kill. This script is their supervisor: it starts again what it killed, after a second, and what
 ended by itself; nothing else is done by hand. Runs without noise (only server apps and executors are killed) have to
 end with the model of a run that nobody disturbed, and runs with noise (everything is killed) with every release in the
 ledgers. It ends with an error where one does not.
@@ -28,19 +28,20 @@ from common import machine, table
 from cloister.privacy.accounting.ledger import Ledger
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtimes"))
-from processes import CONNECTION, SUPERLINK, Processes, Setting
+from open_server import CONNECTION, OpenServer, open_server
+from processes import SUPERLINK, Setting, flower_line, free_ports
 
 NODES = 2
-ROUNDS = 10
+ROUNDS = 12
 PATIENCE = 240
 """Seconds within which a run has to go on after a kill."""
 PLAIN: dict[str, Setting] = {
     "task.name": "digits", "task.model": "softmax", "strategy.name": "fedadam", "strategy.min-nodes": NODES,
     "strategy.fraction-evaluate": 0.0, "privacy.server": "none", "num-rounds": ROUNDS, "seed": 1, "tensorboard": False,
-    "report": False, "round-timeout": 120.0, "node-timeout": 300.0,
+    "report": False, "round-timeout": 60.0, "node-timeout": 300.0,
 }  # fmt: skip
 PRIVATE: dict[str, Setting] = PLAIN | {
-    "privacy.server": "global-dp", "privacy.noise-multiplier": 4.0, "round-timeout": 40.0, "late-timeout": 20.0,
+    "privacy.server": "global-dp", "privacy.noise-multiplier": 4.0, "round-timeout": 30.0, "late-timeout": 15.0,
 }  # fmt: skip
 SERVERS = ("server app", "superexec")
 """What can be killed without the loss of a reply."""
@@ -51,24 +52,23 @@ class Federation:
     """The processes, and how to kill each kind of them.
 
     Args:
-        processes: runs them.
-        folder: for everything that they write.
+        server: which runs.
+        folder: for everything that nodes write.
         rng: chooses what is killed, and when.
     """
 
-    def __init__(self, processes: Processes, folder: Path, rng: random.Random) -> None:
-        """Nothing is started yet."""
-        self.processes, self.folder, self.rng = processes, folder, rng
+    def __init__(self, server: OpenServer, folder: Path, rng: random.Random) -> None:
+        """No node is started yet."""
+        self.server, self.folder, self.rng = server, folder, rng
+        self.processes = server.processes
         self.revived: list[str] = []
 
     def start(self) -> None:
-        """Start the server and its nodes."""
-        self.processes.superlink("--database", str(self.folder / "state.db"), "--isolation", "process")
-        link = ["--insecure", "--runtime-api-address", self.processes.address]
-        options = ["--resume", "1000", "--tasks", str(self.folder / "tasks")]
-        self.processes.start("superexec", "cloister", "superexec", *options, *link)
-        configs = [self._node(number) for number in range(NODES)]
-        self.processes.supernodes(configs, "cloister", "warm-node", "--no-keras")
+        """Start the nodes."""
+        link = ["--superlink", self.server.address, "--root-certificates", self.server.authority]
+        for number, port in enumerate(free_ports(NODES)):
+            config = ["--port", str(port), "--node-config", flower_line(self._node(number))]
+            self.processes.start(f"supernode-{number}", "cloister", "warm-node", "--no-keras", *link, *config)
 
     def kill(self, kind: str) -> bool:
         """Kill one process, and start again what has no keeper of its own; False if there was none at this moment."""
@@ -79,7 +79,10 @@ class Federation:
             return self._killed(self._clients(self.processes.services[node].pid))
         name = {"superexec": "superexec", "SuperLink": SUPERLINK, "node": node}[kind]
         service = self.processes.services.pop(name)
-        os.killpg(service.pid, signal.SIGKILL)
+        if kind == "node":
+            os.killpg(service.pid, signal.SIGKILL)  # with its clients
+        else:
+            service.kill()
         service.wait()
         time.sleep(1)
         self.processes.restart(name)
@@ -162,10 +165,11 @@ class Harassed:
         """Begin the run, kill until it has ended, or until the time is over, and wait for its end."""
         processes = self.federation.processes
         place: dict[str, Setting] = {"output-dir": str(self.directory.parent), "run-name": self.directory.name}
-        processes.flwr_begin(settings | place, PATIENCE)
-        self.federation.wait(lambda: bool(finished(self.directory)), PATIENCE, "first round")
+        self.federation.server.begin(settings | place, PATIENCE)
+        self.federation.wait((self.directory / "config.json").exists, PATIENCE, "beginning of the run")
         while not ended(self.directory) and len(finished(self.directory)) < ROUNDS and time.monotonic() < until:
-            time.sleep(self.federation.rng.uniform(0, max(1.0, finished(self.directory)[-1]["seconds"]["train"])))
+            last = [line["seconds"]["train"] for line in finished(self.directory)[-1:]]
+            time.sleep(self.federation.rng.uniform(0, max([1.0, *last])))
             self._kill()
         self.federation.wait(lambda: bool(ended(self.directory)), ROUNDS * PATIENCE, "end of the run")
         self.federation.wait(lambda: not processes.pids("serverapp_kept.py"), PATIENCE, "end of its process")
@@ -270,8 +274,8 @@ def main(kills: int = 50, minutes: float = 600, seed: int = 0) -> None:
     private, releases = 0, 0
     with tempfile.TemporaryDirectory(prefix="cloister-kills-") as scratch:
         folder = Path(scratch)
-        with Processes(folder / "processes") as processes:
-            federation = Federation(processes, folder, rng)
+        with open_server(folder, PATIENCE, "--resume", "1000", "--tasks", str(folder / "tasks")) as server:
+            federation = Federation(server, folder, rng)
             federation.start()
             Harassed(federation, folder / "whole", {}).run(PLAIN, 0)
             assert complete(folder / "whole", None)
@@ -297,7 +301,7 @@ def main(kills: int = 50, minutes: float = 600, seed: int = 0) -> None:
                         f"ended by themselves and started again: {federation.revived or 'none'}",
                     ],
                 )
-            told = processes.told("flwr", "list", CONNECTION, "--format", "json")["runs"]
+            told = server.processes.told("flwr", "list", CONNECTION, "--format", "json")["runs"]
             assert {found["status"] for found in told} == {"finished:completed"}, "Flower counts a run as failed"
 
 

@@ -38,6 +38,7 @@ class NodeConfig(Section):
         signing_key: file of the private key that the site signs with in secure aggregations; empty: it has none.
         roster: file of the signed roster of who takes part in them.
         roster_key: file of the public key of whoever signs rosters; empty: the policy's `peers` alone count.
+        secure_state: folder in memory, for what is kept of a secure aggregation between messages; empty: none is kept.
     """
 
     # A key has the one spelling that is documented: `LocalGrid.is_simulated` looks at the keys as they were said.
@@ -59,6 +60,7 @@ class NodeConfig(Section):
     signing_key: Place = ""
     roster: Place = ""
     roster_key: Place = ""
+    secure_state: Place = ""
 
     @model_validator(mode="after")
     def _agree(self) -> "NodeConfig":

@@ -1,19 +1,19 @@
 """A node's part in a secure aggregation: who it is, what it keeps from one message to the next, and what it sends.
 
-What it keeps is in the memory of this process alone, beside the state that Flower keeps for the node and never in it:
-that state may be written to a disk. A node that is started anew knows of no attempt, and has dropped out.
+What it keeps is with a keeper (`cloister.client.keepers`), and never in the state that Flower keeps for the node: that
+may be written to a disk. A node that is started anew knows of no attempt, and has dropped out.
 """
 
+import hashlib
+import json
 import os
-import threading
-import weakref
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.app import ConfigRecord
 
+from cloister.client.keepers import InFolder, InMemory, Keeper
 from cloister.client.mods.enforce import Handler
 from cloister.client.node import Node
 from cloister.client.request import NamedArrays, ProtocolRequest, Reply, Request, TrainRequest
@@ -25,7 +25,7 @@ from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ProtocolError
 from cloister.core.identity import LOCAL_RUN
-from cloister.core.wire import ADVERTISE, ROSTER, SECURE_MESSAGE, SHARE, SIGN, UNMASK, number
+from cloister.core.wire import ADVERTISE, ROSTER, SECURE_MESSAGE, SHARE, SIGN, UNMASK
 from cloister.privacy.mechanisms.distributed.plan import Plan
 from cloister.privacy.mechanisms.distributed.whole import add_noise, whole_input
 from cloister.secure_aggregation import messages as protocol
@@ -35,45 +35,60 @@ from cloister.secure_aggregation.introduction import told
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.ring import into_ring
 from cloister.secure_aggregation.roster import Roster, public_bytes
-from cloister.secure_aggregation.terms import Terms
+from cloister.secure_aggregation.terms import HASH, Terms
+from cloister.secure_aggregation.written import NUMBER, TEXT, Written, sized
 
-STATE = "secure-aggregation"
-"""The record of the last round that a node has taken part in; it holds no secret."""
 ATTEMPT = 1
 """A node takes part in a round once: it has the same update to give in another attempt."""
 
 
 @dataclass(frozen=True, repr=False)
-class _Attempt:
-    """A round that this node takes part in.
+class Attempt(Written):
+    """What is kept of a round that this node takes part in, between two messages.
 
     Args:
-        run, round: which one.
-        config: of the run, by which the attempt began; the server may send another with each message.
-        member: this node in the protocol; it holds the secrets, and drops them with the last step.
-        plan: of the noise.
-        process: in which the attempt began: a fork holds a copy of all of it, which could make a step again.
+        settings: hash of the run's, by which the attempt began; the server may send others with each message.
+        terms: hash of the terms: the round, who may take part, and who this node is.
+        parameters: p, numbers of an update.
+        member: this node in the protocol, put down; it holds the secrets, but not the long-term key.
     """
 
-    run: str
-    round: int
-    config: RunConfig
+    settings: bytes = field(metadata=sized(HASH))
+    terms: bytes = field(metadata=sized(HASH))
+    parameters: int = field(metadata=NUMBER)
+    member: bytes = field(metadata=TEXT)
+
+
+@dataclass(frozen=True, repr=False)
+class _Part:
+    """This node in an attempt, while it makes a step.
+
+    Args:
+        member: in the protocol.
+        plan: of the noise.
+        settings, terms: as in `Attempt`.
+    """
+
     member: Member
     plan: Plan
-    process: int = field(default_factory=os.getpid)
+    settings: bytes
+    terms: bytes
 
+    @classmethod
+    def of(cls, request: Request, who: Identity, parameters: int, kept: bytes = b"") -> "_Part":
+        """The part of this node by its own files and the settings of the request, at the start or where it was put."""
+        mechanism = shared_mean(request.config)
+        plan = mechanism.plan(parameters)
+        graph = Complete(mechanism.parties.threshold, mechanism.parties.colluding)
+        terms = Terms(request.run, request.round, ATTEMPT, graph, plan.length, plan.bits).under(who.roster)
+        given = who.name, who.key, who.roster, terms
+        member = Member.taken_up(*given, kept) if kept else Member(*given)
+        named = hashlib.sha256(terms.encoded + who.name.encode()).digest()
+        return cls(member, plan, _digest(request.config), named)
 
-@dataclass
-class _Memory:
-    """What a node remembers from one message to the next."""
-
-    attempt: _Attempt | None = None
-
-
-_memories: dict[int, _Memory] = {}
-"""By the identity of the state of a node."""
-_remembering = threading.Lock()
-"""Held while an attempt is looked up and taken: of two messages at the same time one gets it."""
+    def put_down(self) -> bytes:
+        """What is to be kept until the next message; the member has forgotten it."""
+        return Attempt(self.settings, self.terms, self.plan.parameters, self.member.put_down()).encode()
 
 
 def take_part(request: ProtocolRequest, node: Node) -> Reply:
@@ -88,10 +103,10 @@ def take_part(request: ProtocolRequest, node: Node) -> Reply:
     """
     if request.step == ADVERTISE:
         return _advertised(request, node)
-    attempt = _taken(request, node)
-    answer = _stepped(attempt.member, request.step, request.content)
+    part = _taken(request, node)
+    answer = _stepped(part.member, request.step, request.content)
     if request.step != UNMASK:
-        _memory_of(node).attempt = attempt
+        _kept(part, request, node)
     return Reply(_packed(answer))
 
 
@@ -121,37 +136,33 @@ def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:
         return call_next(request, node)
     if request.delivery is None:
         raise ProtocolError("under secure aggregation a model leaves this node masked alone")
-    attempt = _taken(request, node)
-    attempt.member.open(request.delivery)
+    part = _taken(request, node)
+    part.member.open(request.delivery)
     trained = call_next(request, node).arrays or {}
-    vector = _masked(attempt, request, trained)
-    _memory_of(node).attempt = attempt
+    vector = _masked(part, request, trained)
+    _kept(part, request, node)
     return Reply(_packed(vector))
 
 
-def _masked(attempt: _Attempt, request: TrainRequest, trained: NamedArrays) -> protocol.MaskedInput:
+def _masked(part: _Part, request: TrainRequest, trained: NamedArrays) -> protocol.MaskedInput:
     """The update in steps of the grid, with this node's share of the noise and its masks."""
     (sent,) = request.models
-    plan, layout = attempt.plan.at(request.bound), Layout.of(sent)
+    plan, layout = part.plan.at(request.bound), Layout.of(sent)
     numbers = whole_input(Cohort.of(layout, layout.rows(sent), (layout.rows(trained),)), plan)
     parties = plan.shares.parties
     chain = SeedChain(os.urandom(LINK), parties.threshold + 1, parties.members) if plan.shares.components else None
     add_noise(numbers, plan, os.urandom, chain.seeds() if chain else {})
-    return attempt.member.mask(into_ring(numbers, plan.bits), plan.terms(), chain)
+    return part.member.mask(into_ring(numbers, plan.bits), plan.terms(), chain)
 
 
 def _advertised(request: ProtocolRequest, node: Node) -> Reply:
     """Begin an attempt: keys for it, and the roster that this node goes by."""
-    _memory_of(node).attempt = None  # one that was not finished is over
+    keeper = keeper_of(request, node)
     who = identity_of(request, node)
-    _refuse_round_again(request, node)
-    mechanism = shared_mean(request.config)
-    plan = mechanism.plan(Layout.of(workbench_of(request.config).model.arrays()).size)
-    graph = Complete(mechanism.parties.threshold, mechanism.parties.colluding)
-    terms = Terms(request.run, request.round, ATTEMPT, graph, plan.length, plan.bits)
-    member = Member(who.name, who.key, who.roster, terms)
-    advertisement = member.advertise()
-    _memory_of(node).attempt = _Attempt(request.run, request.round, request.config, member, plan)
+    keeper.begin(request.run, request.round)
+    part = _Part.of(request, who, Layout.of(workbench_of(request.config).model.arrays()).size)
+    advertisement = part.member.advertise()
+    _kept(part, request, node)
     return Reply({**_packed(advertisement), ROSTER: np.frombuffer(told(who.roster), np.uint8)})
 
 
@@ -160,41 +171,52 @@ def _packed(message: protocol.Message) -> NamedArrays:
     return {SECURE_MESSAGE: np.frombuffer(message.encode(), np.uint8)}
 
 
-def _refuse_round_again(request: Request, node: Node) -> None:
-    """Raises ProtocolError if this node took part in this round, or a later one, before; remembers it otherwise."""
-    last = node.state.config_records.get(STATE, ConfigRecord({"run": "", "round": 0}))
-    if last["run"] == request.run and request.round <= number(last, "round"):
-        raise ProtocolError(f"this node has taken part in round {request.round} of this run or a later one")
-    node.state.config_records[STATE] = ConfigRecord({"run": request.run, "round": request.round})
+def _kept(part: _Part, request: Request, node: Node) -> None:
+    """Keep the part until the next message."""
+    keeper_of(request, node).keep(request.run, request.round, part.put_down())
 
 
-def _memory_of(node: Node) -> _Memory:
-    """What this process remembers of a node, for as long as the node's state is there."""
-    place = id(node.state)
-    with _remembering:
-        if place not in _memories:
-            _memories[place] = _Memory()
-            weakref.finalize(node.state, _memories.pop, place, None)
-        return _memories[place]
-
-
-def _taken(request: Request, node: Node) -> _Attempt:
-    """The attempt that this node takes part in, which it forgets: a step that fails leaves nothing.
+def _taken(request: Request, node: Node) -> _Part:
+    """The part of this node, which nobody else has from then on: a step that fails leaves nothing.
 
     Raises:
-        ProtocolError: there is none for this round, or it began under other settings: what is charged would not be the
-            noise that is added.
+        ProtocolError: there is none in this round; or it began under other settings: what is charged would not be the
+            noise that is added; or this node has another name since, or another roster.
     """
-    memory = _memory_of(node)
-    with _remembering:
-        attempt, memory.attempt = memory.attempt, None
-    if attempt is not None and attempt.process != os.getpid():
-        raise ProtocolError("the attempt began in another process, which may go on with it; this one does not")
-    if attempt is None or (attempt.run, attempt.round) != (request.run, request.round):
+    kept = keeper_of(request, node).take(request.run)
+    if not kept:
         raise ProtocolError(f"this node takes part in no attempt at round {request.round}, or not any more")
-    if attempt.config != request.config:
+    attempt = Attempt.decode(kept)
+    if attempt.settings != _digest(request.config):
         raise ProtocolError(f"the settings of the run have changed since the attempt at round {request.round} began")
-    return attempt
+    part = _Part.of(request, identity_of(request, node), attempt.parameters, attempt.member)
+    if part.terms != attempt.terms:
+        raise ProtocolError(
+            f"this node takes part in no attempt at round {request.round} with the roster and the name that it has now"
+        )
+    return part
+
+
+def _digest(config: RunConfig) -> bytes:
+    """The hash of all settings of a run."""
+    return hashlib.sha256(json.dumps(config.flat(), sort_keys=True).encode()).digest()
+
+
+def keeper_of(request: Request, node: Node) -> Keeper:
+    """What keeps an attempt for this node.
+
+    Args:
+        request: of the server.
+        node: that answers.
+
+    Raises:
+        ProtocolError: its configuration names no folder for that, and its process lives no longer than a message.
+    """
+    if node.config.secure_state:
+        return InFolder(node.config.secure_state)
+    if request.run != str(LOCAL_RUN):
+        raise ProtocolError("this node has no secure-state in its configuration to keep an attempt in between messages")
+    return InMemory(node.state)
 
 
 def identity_of(request: Request, node: Node) -> Identity:

@@ -22,8 +22,8 @@ INCREMENTAL = 2
 """SQLite's mode in which freed pages are given back on demand."""
 AT_ONCE = 64 * 2**20 // PAGE
 """Pages given back in one go: others wait meanwhile."""
-ABSENCE = 60.0
-"""Seconds: those that Flower waits for a heartbeat."""
+ABSENCE = 180.0
+"""Seconds: the 60 that Flower waits for a heartbeat, and those that a busy machine takes to start this server."""
 INTERVAL = 60.0
 """Seconds between two looks at the size."""
 NEARLY = 0.8
@@ -80,7 +80,7 @@ def wait_for_tasks(path: Path, seconds: float = ABSENCE) -> None:
 
     Args:
         path: of a database that no SuperLink has open.
-        seconds: after which Flower takes for dead who was not heard.
+        seconds: from now, after which Flower takes for dead who was not heard.
     """
     until = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(sep=" ")
     running = "running_at IS NOT NULL AND finished_at IS NULL AND token IS NOT NULL"

@@ -31,6 +31,7 @@ from flwr.superlink.main import create_app
 
 from cloister.core.errors import ConfigError
 from cloister.deploy import certificates, database, revoked
+from cloister.deploy.abandoned import Abandoned, Sending
 from cloister.deploy.apart import OwnMessages
 from cloister.deploy.credentials import is_known, read_digests
 from cloister.deploy.door import App, Door
@@ -111,6 +112,9 @@ def closed_app(config: SuperLinkLifespanConfig) -> App:
     own = OwnMessages()
     own.install()
     WholeReplies(own.unfinished).install()
+    abandoned = Abandoned()
+    abandoned.install()
+    Sending(abandoned).install()
     # Outermost: it counts also what the objects' guard does not hand on.
     ReplyLimit().install()
     RunningRuns().install()

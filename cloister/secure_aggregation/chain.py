@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from cloister.core.errors import ProtocolError
 from cloister.secure_aggregation.canonical import text
 from cloister.secure_aggregation.keys import derived
+from cloister.secure_aggregation.written import NUMBER, Written, sized
 
 LINK = 32
 """Bytes of a link of the chain, and of a seed."""
 
 
 @dataclass(frozen=True)
-class SeedChain:
+class SeedChain(Written):
     """The seeds of components `lowest` to `highest` of a member's noise.
 
     A link is derived from the link above it, by a function that nobody can invert. So the link of component j gives the
@@ -23,9 +24,9 @@ class SeedChain:
         highest: number of the highest: the number of members.
     """
 
-    top: bytes = field(repr=False)
-    lowest: int
-    highest: int
+    top: bytes = field(repr=False, metadata=sized(LINK))
+    lowest: int = field(metadata=NUMBER)
+    highest: int = field(metadata=NUMBER)
 
     def reveal(self, survivors: int) -> bytes:
         """The one value that gives the seeds of all components up to the number of survivors, and of none above.

@@ -4,23 +4,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from os import urandom
-from typing import NamedTuple
+from typing import Self, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from cloister.core.errors import ProtocolError
-from cloister.secure_aggregation.canonical import text
+from cloister.secure_aggregation.canonical import read, text
 from cloister.secure_aggregation.chain import SeedChain
-from cloister.secure_aggregation.keys import KEY, agreed, pair_key, private_key, seal, unseal
+from cloister.secure_aggregation.keys import KEY, agreed, pair_key, private_key, public_key, seal, unseal
 from cloister.secure_aggregation.masks import add_masks
 from cloister.secure_aggregation.messages import (
     Advertisement,
     Cohort,
     Delivery,
     MaskedInput,
-    Names,
     SealedShares,
     Signatures,
     Survivors,
@@ -30,14 +28,27 @@ from cloister.secure_aggregation.messages import (
 from cloister.secure_aggregation.roster import Roster
 from cloister.secure_aggregation.sharing import SECRET, split
 from cloister.secure_aggregation.steps import Steps
-from cloister.secure_aggregation.terms import Terms
+from cloister.secure_aggregation.terms import HASH, Terms
+from cloister.secure_aggregation.written import (
+    NUMBER,
+    SEVERAL_NAMES,
+    TEXT,
+    Names,
+    Written,
+    nested,
+    nested_by_name,
+    sized,
+)
+
+KEPT_LABEL = "member between two messages"
 
 
-class Shares(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class Shares(Written):
     """What a member holds of one peer. One of the two may be shown, never both."""
 
-    of_key: bytes
-    of_mask: bytes
+    of_key: bytes = field(metadata=sized(SECRET))
+    of_mask: bytes = field(metadata=sized(SECRET))
 
 
 @dataclass(frozen=True)
@@ -45,26 +56,29 @@ class _New:
     """Before the first step."""
 
 
+class _Kept(Written):
+    """Where a member stands between two messages of the server."""
+
+
 @dataclass(frozen=True, repr=False)
-class _Advertised:
+class _Advertised(_Kept):
     """Keys are out."""
 
-    mask_seed: bytes
-    mask_key: X25519PrivateKey
-    seal_key: X25519PrivateKey
-    advertisement: Advertisement
+    mask_seed: bytes = field(metadata=sized(KEY))
+    seal_seed: bytes = field(metadata=sized(KEY))
+    advertisement: Advertisement = field(metadata=nested(Advertisement))
 
 
 @dataclass(frozen=True, repr=False)
-class _Shared:
+class _Shared(_Kept):
     """Shares are out."""
 
-    keys: _Advertised
-    own_mask: bytes
-    own: Shares
-    peers: frozenset[str]
-    cohort: Cohort
-    binding: bytes
+    keys: _Advertised = field(metadata=nested(_Advertised))
+    own_mask: bytes = field(metadata=sized(KEY))
+    own: Shares = field(metadata=nested(Shares))
+    peers: Names = field(metadata=SEVERAL_NAMES)
+    cohort: Cohort = field(metadata=nested(Cohort))
+    binding: bytes = field(metadata=sized(HASH))
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,25 +97,27 @@ class _Opened:
 
 
 @dataclass(frozen=True, repr=False)
-class _Masked:
+class _Masked(_Kept):
     """The masked input is out. No key is left, only shares of others' secrets."""
 
-    held: Mapping[str, Shares]
-    sharers: frozenset[str]
-    told: bytes
-    members: int
-    binding: bytes
-    noise: bytes
-    chain: SeedChain | None = field(default=None)
+    held: Mapping[str, Shares] = field(metadata=nested_by_name(Shares))
+    sharers: Names = field(metadata=SEVERAL_NAMES)
+    members: int = field(metadata=NUMBER)
+    binding: bytes = field(metadata=sized(HASH))
+    noise: bytes = field(metadata=TEXT)
+    chain: SeedChain | None = field(metadata=nested(SeedChain, or_none=True))
 
 
 @dataclass(frozen=True, repr=False)
-class _Signed:
-    """The one list of survivors is signed."""
+class _Signed(_Kept):
+    """The one list of survivors is signed. What may not be shown of it is gone."""
 
-    masked: _Masked
-    survivors: frozenset[str]
-    signed: bytes
+    survivors: Names = field(metadata=SEVERAL_NAMES)
+    signed: bytes = field(metadata=TEXT)
+    shown: Unmasking = field(metadata=nested(Unmasking))
+
+
+KEPT: Mapping[str, type[_Kept]] = {kind.__name__: kind for kind in (_Advertised, _Shared, _Masked, _Signed)}
 
 
 class Member:
@@ -122,6 +138,38 @@ class Member:
         self.name, self._key, self._roster, self._terms = name, key, roster, terms.under(roster)
         self._steps = Steps(_New())
 
+    def put_down(self) -> bytes:
+        """Where this member stands, as bytes, for `taken_up`; from then on this object knows nothing of the attempt.
+
+        Returns:
+            Secrets: whoever has a copy of them can do what this member could. Its long-term key is not among them.
+
+        Raises:
+            ProtocolError: it stands nowhere between two messages of the server, or the attempt is over.
+        """
+        state = self._steps.take(_Kept)
+        return text(KEPT_LABEL, type(state).__name__, state.encode())
+
+    @classmethod
+    def taken_up(cls, name: str, key: Ed25519PrivateKey, roster: Roster, terms: Terms, kept: bytes) -> Self:
+        """A member that goes on where one was put down. The caller sees to it that nobody else takes it up as well.
+
+        Args:
+            name, key, roster, terms: as those of the member that was put down.
+            kept: what `put_down` returned.
+
+        Raises:
+            ProtocolError: the bytes are nothing that `put_down` returns.
+        """
+        try:
+            kind, content = cast(tuple[str, bytes], read(KEPT_LABEL, kept))
+            state = KEPT[kind].decode(content)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ProtocolError("what was kept of an attempt is no state of a member") from None
+        member = cls(name, key, roster, terms)
+        member._steps.leave(state)
+        return member
+
     def advertise(self) -> Advertisement:
         """Make the keys of this attempt and sign them.
 
@@ -129,12 +177,11 @@ class Member:
             ProtocolError: this step was made before.
         """
         self._steps.take(_New)
-        mask_seed = urandom(KEY)
-        keys = private_key(mask_seed), private_key(urandom(KEY))
-        mask_key, seal_key = (key.public_key().public_bytes_raw() for key in keys)
+        seeds = urandom(KEY), urandom(KEY)
+        mask_key, seal_key = map(public_key, seeds)
         signature = self._key.sign(self._terms.advertisement(self.name, mask_key, seal_key))
         advertisement = Advertisement(self.name, mask_key, seal_key, signature)
-        self._steps.leave(_Advertised(mask_seed, *keys, advertisement))
+        self._steps.leave(_Advertised(*seeds, advertisement))
         return advertisement
 
     def share(self, cohort: Cohort) -> SealedShares:
@@ -154,7 +201,7 @@ class Member:
         of_key = split(state.mask_seed, {self.name, *peers}, graph.needed)
         of_mask = split(own_mask, {self.name, *peers}, graph.needed)
         own = Shares(of_key[self.name], of_mask[self.name])
-        shared = _Shared(state, own_mask, own, peers, cohort, binding)
+        shared = _Shared(state, own_mask, own, tuple(sorted(peers)), cohort, binding)
         sealed = {
             one.name: seal(*self._seal_key(shared, one, mine=True), of_key[one.name] + of_mask[one.name])
             for one in cohort.advertisements
@@ -181,7 +228,7 @@ class Member:
         if not senders <= sharers - {self.name}:
             raise ProtocolError("shares have come from somebody who is not among those who have sent some")
         held = {self.name: state.own, **dict(self._opened(state, delivery))}
-        masks = self._masks(state, state.peers & sharers | senders)
+        masks = self._masks(state, sharers.intersection(state.peers) | senders)
         self._steps.leave(_Opened(held, delivery.sharers, *masks, len(state.cohort.names), state.binding))
 
     def mask(self, values: NDArray, noise: bytes = b"", chain: SeedChain | None = None) -> MaskedInput:
@@ -202,8 +249,8 @@ class Member:
                 f" {values.dtype}"
             )
         masked = self._masked(state, values)
-        told, sharers = self._terms.sharers(state.binding, noise, state.sharers), frozenset(state.sharers)
-        self._steps.leave(_Masked(state.held, sharers, told, state.members, state.binding, noise, chain))
+        told = self._terms.sharers(state.binding, noise, state.sharers)
+        self._steps.leave(_Masked(state.held, state.sharers, state.members, state.binding, noise, chain))
         return MaskedInput(self.name, masked.tobytes(), self._key.sign(told))
 
     def sign(self, survivors: Survivors) -> SurvivorSignature:
@@ -219,9 +266,10 @@ class Member:
         state = self._steps.take(_Masked)
         names = frozenset(survivors.names)
         self._require_enough(names, state.sharers, "survivors")
-        self._require_told_the_same(survivors, state.told)
+        self._require_told_the_same(survivors, self._terms.sharers(state.binding, state.noise, state.sharers))
         signed = self._terms.survivors(state.binding, state.members, state.noise, survivors.names)
-        self._steps.leave(_Signed(state, names, signed))
+        shown = self._shown(state, names)
+        self._steps.leave(_Signed(survivors.names, signed, shown))
         return SurvivorSignature(self.name, self._key.sign(signed))
 
     def unmask(self, signatures: Signatures) -> Unmasking:
@@ -241,13 +289,16 @@ class Member:
                 f"{signers} survivors have signed what this member has signed; the threshold is"
                 f" {self._terms.graph.threshold}"
             )
-        held, chain = state.masked.held, state.masked.chain
-        shares = {name: one.of_mask if name in state.survivors else one.of_key for name, one in held.items()}
-        return Unmasking(self.name, shares, chain.reveal(len(state.survivors)) if chain else b"")
+        return state.shown
 
     def abandon(self) -> None:
         """End the attempt: what this member knew of it is dropped."""
         self._steps.end()
+
+    def _shown(self, state: _Masked, survivors: frozenset[str]) -> Unmasking:
+        """What may be shown once enough others have signed the same survivors."""
+        shares = {name: one.of_mask if name in survivors else one.of_key for name, one in state.held.items()}
+        return Unmasking(self.name, shares, state.chain.reveal(len(survivors)) if state.chain else b"")
 
     def _require_genuine(self, cohort: Cohort, own: Advertisement) -> None:
         """Refuse a cohort with a key that is not its owner's, of this attempt and new."""
@@ -279,7 +330,7 @@ class Member:
         """The key and the context of shares that this member sends to a peer, or gets from it."""
         way = (self.name, peer.name) if mine else (peer.name, self.name)
         context = text("sealed shares", state.binding, *way)
-        return agreed(state.keys.seal_key, peer.seal_key, context), context
+        return agreed(private_key(state.keys.seal_seed), peer.seal_key, context), context
 
     def _opened(self, state: _Shared, delivery: Delivery) -> Iterator[tuple[str, Shares]]:
         """The shares that peers have sent to this member, each with its owner, as far as they can be opened.
@@ -294,8 +345,9 @@ class Member:
 
     def _masks(self, state: _Shared, partners: frozenset[str]) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
         """The keys of this member's own mask and of those that it has in common with partners, to add and subtract."""
+        own = private_key(state.keys.mask_seed)
         keys = {
-            one.name: pair_key(state.keys.mask_key, one.mask_key, state.binding, self.name, one.name)
+            one.name: pair_key(own, one.mask_key, state.binding, self.name, one.name)
             for one in state.cohort.advertisements
             if one.name in partners
         }

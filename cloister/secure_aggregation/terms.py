@@ -15,6 +15,9 @@ from cloister.secure_aggregation.messages import Cohort
 from cloister.secure_aggregation.ring import RINGS
 from cloister.secure_aggregation.roster import Roster
 
+HASH = 32
+"""Bytes of a hash, by SHA-256."""
+
 
 @dataclass(frozen=True)
 class Terms:

@@ -45,15 +45,19 @@ def needs_lasting_ledger(plan: Plan, grid: Grid) -> bool:
 
 
 def refuse_forgetful_nodes(config: RunConfig, grid: Grid) -> None:
-    """Refuse secure aggregation where nodes would lose the secrets of a round between two of its messages.
+    """Refuse secure aggregation in a simulation that would lose the secrets of a round between two of its messages.
+
+    SuperNodes have a folder for them; one that has none says so when it is asked.
 
     Raises:
-        ConfigError: they would.
+        ConfigError: it would.
     """
-    if config.secure_aggregation.enabled and not getattr(_innermost(grid), "keeps_memory", False):
+    if not config.secure_aggregation.enabled or not is_simulated(grid):
+        return
+    if not getattr(_innermost(grid), "keeps_memory", False):
         raise ConfigError(
-            "secure-aggregation.enabled = true is for runs in one process (`cloister run`, `simulate`): a node whose "
-            "app is started for each message has lost the secrets of the round when the next one comes"
+            "secure-aggregation.enabled = true is for SuperNodes and for runs in one process (`cloister run`, "
+            "`simulate`): a process of Flower's simulation has lost the secrets of the round when the next one comes"
         )
 
 

@@ -182,6 +182,7 @@ def note_ledger(directory: RunDirectory, ledger: Ledger) -> None:
         directory: of the run.
         ledger: of the run, with its budget.
     """
+    ledger.sync()  # a line that was noted and lost with the power would be missed for ever
     directory.write_json(LEDGER, {"path": _place(directory, ledger), "head": ledger.head})
 
 

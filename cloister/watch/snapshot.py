@@ -45,22 +45,22 @@ class Snapshot:
         nodes: all that are registered, as `cloister status --json` has them; None: no SuperLink was asked.
         warnings: about clocks and certificates.
         spent: ledger and unit -> share of the budget that is spent.
-        closed: ledger and unit of which some releases have no guarantee, so that no budget can be kept.
         database_bytes: of the state database with its log; None: it is not measured.
         unreadable: what could not be looked at, a sentence each.
         missing: ledgers that are not there: of those that were named, and the copy in a run that has ended.
         secret_runs: whether any run goes on whose rounds must not be seen to end: the newest need not be the only one.
+        closed: ledger and unit of which some releases have no guarantee, so that no budget can be kept.
     """
 
     run: RunState | None = None
     nodes: tuple[Mapping[str, str], ...] | None = None
     warnings: tuple[str, ...] = ()
     spent: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    closed: tuple[tuple[str, str], ...] = ()
     database_bytes: int | None = None
     unreadable: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     secret_runs: bool = False
+    closed: tuple[tuple[str, str], ...] = ()
 
     @property
     def hides_progress(self) -> bool:
@@ -90,11 +90,11 @@ def look(places: Places) -> Snapshot:
         nodes,
         warnings,
         spent,
-        tuple(closed),
         size,
         tuple(unreadable),
         _missing(places.ledgers, run),
         secret,
+        tuple(closed),
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from schedules import KINDS, Broken, Simulation, cheap, everywhere, happened, many, memory, undisturbed
+from schedules import KINDS, Broken, Schedule, Simulation, cheap, everywhere, happened, many, memory, undisturbed
 from virtual_disk import ERRORS, FAULTS, KILL, POWER, Killed
 from virtual_grid import HARMFUL, HARMLESS, ForEver
 
@@ -34,6 +34,11 @@ def quickly():
 def folder():
     with tempfile.TemporaryDirectory(dir=memory()) as place:
         yield Path(place)
+
+
+def test_a_line_whose_writer_died_before_its_sync_is_on_disk_before_it_is_counted_on():
+    """Killed as it synced its budget; the next process found that line, noted it as there, and lost its power."""
+    happened(Schedule(987, "private", ("quick",), ({16: KILL}, {effect: POWER})) for effect in range(22, 30))
 
 
 def test_some_schedules():

@@ -15,7 +15,7 @@ from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, Pu
 from flwr.proto.message_pb2 import Message as WireMessage
 from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, OBJECT_PUSH_SESSION_TTL_SECONDS, TaskType
 from flwr.supercore.inflatable.inflatable_object import (
@@ -32,6 +32,7 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 from cloister.core.arrays import from_record, to_record
 from cloister.core.identity import assume_run
 from cloister.deploy import unfinished
+from cloister.deploy.abandoned import Abandoned, Sending
 from cloister.deploy.apart import OwnMessages
 from cloister.deploy.unfinished import GIVEN_UP, WholeReplies
 
@@ -160,7 +161,7 @@ def objects_of(array):
 @pytest.fixture
 def guarded(monkeypatch):
     """Flower's functions keep every node to its own objects, until the test is over."""
-    for name in OwnMessages.names:
+    for name in OwnMessages.names:  # Abandoned.names among them
         monkeypatch.setattr(fleet_handlers, name, getattr(fleet_handlers, name))
     own = OwnMessages()
     own.install()
@@ -357,6 +358,69 @@ def test_what_the_server_reads_is_what_was_sent(link, nodes):
     reply = nodes[0].reply(message)
     arrays = from_record(reply.content.array_records["arrays"])
     assert all(link.store.get(name) for array in arrays.values() for name in objects_of(array))
+
+
+class TestMessagesThatAreNotAllThere:
+    """As of an app that was killed while it sent them. A node waits for the parts, and looks for nothing else."""
+
+    @pytest.fixture(autouse=True)
+    def noted(self, link, monkeypatch):
+        monkeypatch.setattr(runtime_handlers, "push_messages", runtime_handlers.push_messages)
+        abandoned = Abandoned()
+        abandoned.install()
+        Sending(abandoned).install()
+
+    @staticmethod
+    def begin(link, node, number):
+        """Send all of a message but its parts."""
+        message = Message(RecordDict({"config": ConfigRecord({"number": number})}), node.id, "train")
+        message = labelled(message, SUPERLINK_NODE_ID, link.run)
+        request = PushAppMessagesRequest(
+            messages_list=[message_to_proto(remove_content_from_message(message))],
+            message_object_trees=[get_object_tree(message)],
+        )
+        return message, runtime_handlers.push_messages(request, link.state, SimpleNamespace(run_id=link.run))
+
+    @staticmethod
+    def finish(link, message, answer):
+        for name in answer.objects_to_push:
+            part = get_all_nested_objects(message)[name].deflate()
+            assert link.state.store_object(link.run, answer.session_id, name, part)
+
+    @staticmethod
+    def told(node):
+        request = PullMessagesRequest(node=Node(node_id=node.id))
+        found = fleet_handlers.pull_messages(request=request, state=node.link.state, store=node.link.store)
+        return [tree.object_id for tree in found.message_object_trees]
+
+    def test_a_node_waits_for_them_until_it_is_sent_another_one(self, link, nodes):
+        node, other = nodes
+        first, _ = self.begin(link, node, 1)
+        assert self.told(node) == [first.object_id]
+        self.begin(link, other, 2)
+        assert node.pull(first.object_id).object_found, "they may still come"
+        second, answer = self.begin(link, node, 3)
+        assert not node.pull(first.object_id).object_found, "the SuperNode looks for the next message"
+        assert self.told(node) == [second.object_id]
+        assert node.pull(second.object_id).object_found
+        self.finish(link, second, answer)
+        assert node.pull(second.object_id).object_available
+
+    def test_a_node_that_was_not_told_yet_does_not_wait_either(self, link, nodes):
+        first, _ = self.begin(link, nodes[0], 1)
+        second, _ = self.begin(link, nodes[0], 2)
+        told = self.told(nodes[0])
+        if told == [first.object_id]:
+            assert not nodes[0].pull(first.object_id).object_found
+            told = self.told(nodes[0])
+        assert told == [second.object_id]
+
+    def test_a_message_that_is_all_there_can_be_fetched_whatever_is_sent(self, link, nodes):
+        message, answer = self.begin(link, nodes[0], 1)
+        self.finish(link, message, answer)
+        assert self.told(nodes[0]) == [message.object_id]
+        self.begin(link, nodes[0], 2)
+        assert nodes[0].pull(message.object_id).object_available
 
 
 class TestRepliesThatAreNotAllThere:

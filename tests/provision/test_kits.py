@@ -180,8 +180,7 @@ class TestScripts:
         """The script calls whatever CLOISTER_NODE names: here a program that prints its arguments, a line each."""
         kit = tmp_path / "a kit that moved"
         shutil.copytree(make().folder / "sites" / site, kit)
-        environment = {"PATH": "/usr/bin:/bin", "CLOISTER_NODE": "printf %s\\n"}
-        arguments = self.lines_of(kit / "start.sh", environment)
+        arguments = self.lines_of(kit / "start.sh", self.printing(tmp_path))
         options = dict(zip(arguments[::2], arguments[1::2], strict=True))
         assert options["--superlink"] == "fl.example.org:8443"
         assert options["--auth-supernode-private-key"] == f"{kit}/node.key"
@@ -192,32 +191,62 @@ class TestScripts:
             "roster": f"{kit}/roster.signed",
             "roster-key": f"{kit}/roster.pub",
         }
-        assert parse_config_args([options["--node-config"]]) == own | data
+        said = parse_config_args([options["--node-config"]])
+        folder = Path(said.pop("secure-state"))
+        assert said == own | data
+        assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700 and not list(folder.iterdir())
         assert "--insecure" not in arguments
 
+    @staticmethod
+    def printing(folder):
+        """What makes the script of a site print the arguments of the node, with a folder for secrets."""
+        return {"PATH": "/usr/bin:/bin", "CLOISTER_NODE": "printf %s\\n", "CLOISTER_SECRETS": str(folder)}
+
+    def test_a_site_keeps_secrets_in_a_folder_of_each_start_and_removes_those_of_starts_that_are_gone(
+        self, make, tmp_path
+    ):
+        kit, secrets = make().folder / "sites" / "north", tmp_path / "secrets"
+        secrets.mkdir()
+        self.lines_of(kit / "start.sh", self.printing(secrets))
+        (first,) = secrets.iterdir()
+        (first / "1.attempt").write_text("secret")
+        running = first.with_suffix(f".{os.getpid()}")
+        running.mkdir()
+        self.lines_of(kit / "start.sh", self.printing(secrets))
+        (second,) = set(secrets.iterdir()) - {running}
+        assert second != first and not list(second.iterdir())
+
+    def test_a_site_without_such_a_folder_has_a_node_all_the_same(self, make, tmp_path):
+        kit = make().folder / "sites" / "north"
+        arguments = self.lines_of(kit / "start.sh", self.printing(tmp_path / "absent"))
+        assert "secure-state" not in arguments[arguments.index("--node-config") + 1]
+
     @pytest.mark.parametrize(
-        ("gone", "keys"), [("signing.key", set()), ("roster.pub", {"signing-key", "roster"})], ids=["no key", "pins"]
+        ("gone", "keys"),
+        [("signing.key", set()), ("roster.pub", {"signing-key", "roster", "secure-state"})],
+        ids=["no key", "pins"],
     )
-    def test_a_site_says_of_itself_what_it_has_files_for(self, make, gone, keys):
+    def test_a_site_says_of_itself_what_it_has_files_for(self, make, gone, keys, tmp_path):
         kit = make().folder / "sites" / "north"
         (kit / gone).unlink()
-        arguments = self.lines_of(kit / "start.sh", {"PATH": "/usr/bin:/bin", "CLOISTER_NODE": "printf %s\\n"})
+        arguments = self.lines_of(kit / "start.sh", self.printing(tmp_path))
         said = set(parse_config_args([arguments[arguments.index("--node-config") + 1]]))
         assert said == {"policy", "ledger-dir", "data-path"} | keys
 
-    def test_a_site_may_insist_on_signed_code(self, make):
+    def test_a_site_may_insist_on_signed_code(self, make, tmp_path):
         kit = make().folder / "sites" / "north"
         (kit / "trusted-entities.yaml").write_text("# of the review board\nfpk_1: ssh-ed25519 AAAA\n")
-        arguments = self.lines_of(kit / "start.sh", {"PATH": "/usr/bin:/bin", "CLOISTER_NODE": "printf %s\\n"})
+        arguments = self.lines_of(kit / "start.sh", self.printing(tmp_path))
         assert arguments[-2:] == ["--trusted-entities", f"{kit}/trusted-entities.yaml"]
 
     @pytest.mark.parametrize("content", ["", "\n", "# fpk_1: ssh-ed25519 AAAA\n", "{}\n"])
-    def test_a_list_of_nobody_is_no_list(self, make, content):
+    def test_a_list_of_nobody_is_no_list(self, make, content, tmp_path):
         """Flower would take it for none and let every bundle run."""
         kit = make().folder / "sites" / "north"
         (kit / "trusted-entities.yaml").write_text(content)
-        environment = {"PATH": "/usr/bin:/bin", "CLOISTER_NODE": "printf %s\\n"}
-        done = subprocess.run([str(kit / "start.sh")], env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [str(kit / "start.sh")], env=self.printing(tmp_path), capture_output=True, text=True, check=False
+        )
         assert done.returncode == 2 and "names nobody" in done.stderr and not done.stdout
 
     @pytest.mark.parametrize("part", ["superexec", "both"])

@@ -41,6 +41,7 @@ from flwr.supercore.constant import (
     TASK_TOKEN_HEADER,
     TaskType,
 )
+from flwr.supercore.corestate import sql_corestate
 from flwr.supercore.error import FlowerError
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
@@ -59,6 +60,7 @@ from starlette.testclient import TestClient
 
 from cloister.deploy import certificates, database, replies, revoked
 from cloister.deploy import superlink as superlink_module
+from cloister.deploy.abandoned import Sending
 from cloister.deploy.apart import OwnMessages
 from cloister.deploy.door import Door
 from cloister.deploy.runs import SECONDS, RunningRuns
@@ -72,7 +74,7 @@ def flower_as_it_was(monkeypatch):
     """What is put in the place of Flower's functions is taken away after each test."""
     for module, names in [
         (fleet_handlers, (*OwnMessages.names, *RunningRuns.names)),
-        (runtime_handlers, WholeReplies.names),
+        (runtime_handlers, (*WholeReplies.names, *Sending.names)),
         (control_handlers, ("register_node",)),
         (sql_mixin, ("SQLITE_PRAGMAS",)),
     ]:
@@ -311,7 +313,7 @@ class TestDatabase:
         database.prepare(path)
         assert path.stat().st_size < 10**6
 
-    def test_the_time_for_which_it_was_not_there_does_not_count_against_who_was_at_a_task(self, tmp_path):
+    def test_the_time_for_which_it_was_not_there_does_not_count_against_who_was_at_a_task(self, tmp_path, monkeypatch):
         path = tmp_path / "state.db"
         database.wait_for_tasks(path)  # a new one has none
         state = self.state(path)
@@ -323,6 +325,8 @@ class TestDatabase:
         with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute("UPDATE task SET active_until = ? WHERE active_until IS NOT NULL", (long_ago,))
         database.wait_for_tasks(path)
+        # A busy machine may take two minutes to start everything.
+        monkeypatch.setattr(sql_corestate, "now", lambda: datetime.now(UTC) + timedelta(minutes=2))
         assert state.acknowledge_task_heartbeat(tasks[0]) and not state.acknowledge_task_heartbeat(tasks[1])
         assert [state.get_task_by_token(token) is not None for token in tokens] == [True, False, False]
 

@@ -31,17 +31,25 @@ class OpenServer:
 
     def train(self, settings: dict[str, Setting], seconds: float) -> None:
         """Run the app of this repository, and wait for its end."""
-        options = ["--stream", "--run-config", flower_line(settings)]
-        self.processes.run("flwr", "flwr", "run", str(REPOSITORY), CONNECTION, *options, seconds=seconds)
+        self._run(settings, "--stream", seconds=seconds)
+
+    def begin(self, settings: dict[str, Setting], seconds: float) -> None:
+        """Have a run of this app begin; it goes on by itself."""
+        self._run(settings, seconds=seconds)
+
+    def _run(self, settings: dict[str, Setting], *options: str, seconds: float) -> None:
+        command = ["run", str(REPOSITORY), CONNECTION, "--run-config", flower_line(settings), *options]
+        self.processes.run("flwr", "flwr", *command, seconds=seconds)
 
 
 @contextmanager
-def open_server(folder: Path, seconds: float) -> Iterator[OpenServer]:
+def open_server(folder: Path, seconds: float, *executor: str) -> Iterator[OpenServer]:
     """A server for the time of the block.
 
     Args:
         folder: for its kit, its state and its logs.
         seconds: how long it may take until it answers.
+        executor: options of the executor.
     """
     (port,) = free_ports(1)
     description = folder / "federation.toml"
@@ -54,7 +62,8 @@ def open_server(folder: Path, seconds: float) -> Iterator[OpenServer]:
     secret = ["--superexec-auth-secret-file", str(server / "superexec.secret")]
     authority = str(server / "ca.crt")
     with Processes(folder / "processes") as processes:
-        shutil.copytree(kits / "operator", processes.folder / "homes" / "flwr")
+        for name in ("flwr", "told"):
+            shutil.copytree(kits / "operator", processes.folder / "homes" / name)
         processes.start(
             SUPERLINK, "cloister", "superlink", "--operators", str(server / "operators.sha256"),
             "--ssl-ca-certfile", authority, "--ssl-certfile", str(server / "server.crt"),
@@ -62,6 +71,6 @@ def open_server(folder: Path, seconds: float) -> Iterator[OpenServer]:
             *secret, "--host", "127.0.0.1", "--port", str(port),
         )  # fmt: skip
         link = ["--runtime-api-address", address, "--root-certificates", authority]
-        processes.start("superexec", "cloister", "superexec", *link, *secret)
+        processes.start("superexec", "cloister", "superexec", *link, *secret, *executor)
         processes.wait(lambda: "Uvicorn running" in processes.log(SUPERLINK), seconds, "SuperLink")
         yield OpenServer(processes, address, authority, database)

@@ -149,7 +149,9 @@ class OtherKind(Repeating):
         self.asked += 1
         if self.asked == 1:
             return shown
-        held = next(state for state in self._steps.states.values() if hasattr(state, "survivors")).masked.held
+        held = next(
+            state for state in self._steps.states.values() if hasattr(state, "held") and hasattr(state, "noise")
+        ).held
         return type(shown)(self.name, {name: one.of_key for name, one in held.items()})
 
 

@@ -311,7 +311,7 @@ def test_nothing_of_an_attempt_is_left_in_a_member(secrets, ending):
     round_ = Round(names, terms)
     one = round_.members[names[0]]
     cohort = round_.coordinator.cohort([round_.members[name].advertise() for name in names])
-    assert {secrets[0], X25519PrivateKey} <= reachable(vars(one))
+    assert {secrets[0], secrets[1]} <= reachable(vars(one))
     if ending == "abandoned":
         one.abandon()
     elif ending == "refused":

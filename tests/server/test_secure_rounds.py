@@ -3,7 +3,6 @@
 import gc
 import os
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from secure_runs import MODEL, PHASES, SecureRun, app_with, phase_of, random_upd
 from secure_twins import Held, both
 
 from cloister.aggregation import secure_sum
-from cloister.client import secure
+from cloister.client import keepers, secure
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, FederationError, ProtocolError
@@ -444,10 +443,10 @@ class TestWhatANodeRemembers:
         run = SecureRun(settings(tmp_path), random_updates(5), {1: "unmask"})
         run.collect()
         places = {node: id(context.state) for node, context in run.grid._contexts.items()}
-        assert [node for node, place in places.items() if secure._memories[place].attempt] == [1]
+        assert [node for node, place in places.items() if keepers._memories[place].attempt] == [1]
         del run
         gc.collect()
-        assert not any(place in secure._memories for place in places.values())
+        assert not any(place in keepers._memories for place in places.values())
 
     def test_a_run_that_goes_on_does_not_make_a_round_again(self, tmp_path):
         updates = random_updates(5)
@@ -463,23 +462,22 @@ class TestWhatANodeRemembers:
         """What takes the attempt that the first node has begun, once."""
         run = SecureRun(settings(folder), random_updates(5))
         assert not reply_to(run, message(run, 1, "advertise")).has_error()
-        node = SimpleNamespace(state=run.grid._contexts[1].state)
-        attempt = secure._memory_of(node).attempt
-        request = SimpleNamespace(run=attempt.run, round=attempt.round, config=attempt.config)
-        return node, lambda: secure._taken(request, node)
+        keeper = keepers.InMemory(run.grid._contexts[1].state)
+        return keeper, lambda: keeper.take("1") or None
 
     def test_one_of_two_messages_at_the_same_time_gets_the_attempt(self, tmp_path):
-        node, take = self.taken(tmp_path)
+        keeper, take = self.taken(tmp_path)
 
         class Slow:
-            attempt = Held(secure._memory_of(node).attempt)
+            attempt = Held(keepers._memories[id(keeper._state)].attempt)
+            process = os.getpid()
 
-        secure._memories[id(node.state)] = Slow()
+        keepers._memories[id(keeper._state)] = Slow()
         assert both(take) == 1
 
     def test_a_fork_does_not_go_on_with_a_copy(self, tmp_path, monkeypatch):
         _, take = self.taken(tmp_path)
-        monkeypatch.setattr(secure.os, "getpid", lambda: 1)
+        monkeypatch.setattr(keepers.os, "getpid", lambda: 1)
         with pytest.raises(ProtocolError, match="began in another process"):
             take()
 
@@ -496,6 +494,12 @@ class TestWhatANodeRemembers:
         run.grid._client_app = forgetful
         summed = run.collect()
         assert summed.survivors == 4 and "no attempt at round 1" in reasons(summed)[2]
+
+
+def terms_of(run):
+    """Of its first round, as all members have them."""
+    clients, plan = len(run.grid._contexts), run.strategy.mechanism.plan(LAYOUT.size)
+    return run.strategy._terms(1, plan, run.asked).under(secure._simulated(clients)[1])
 
 
 class TestTheServer:
@@ -561,11 +565,11 @@ class TestTheServer:
             reply = inner(sent, context)
             if (context.node_id, phase_of(sent)) != (1, "advertise"):
                 return reply
-            content, attempt = from_record(reply.content["arrays"]), secure._memories[id(context.state)].attempt
+            content, terms = from_record(reply.content["arrays"]), terms_of(run)
             own = Advertisement.decode(content[SECURE_MESSAGE].tobytes())
             other = replace(own, **changed(own))
-            signed = attempt.member._terms.advertisement(own.name, other.mask_key, other.seal_key)
-            other = replace(other, signature=attempt.member._key.sign(signed))
+            signed = terms.advertisement(own.name, other.mask_key, other.seal_key)
+            other = replace(other, signature=secure._simulated(6)[0][own.name].sign(signed))
             return replied(sent, other, roster=content["roster"])
 
         run = SecureRun(settings(folder, 6, 5, z=0.0), updates, app=hostile)

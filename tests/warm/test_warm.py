@@ -42,7 +42,8 @@ def draw(end):
     import cloister, numpy
     from cloister.privacy.mechanisms.noise import GaussianNoise
     noise = GaussianNoise().standard_normal(4).tolist()
-    os.write(end, json.dumps([cloister.__file__, id(numpy) == mark, noise]).encode())
+    from cloister.privacy.mechanisms.discrete.sampler import kernel
+    os.write(end, json.dumps([cloister.__file__, id(numpy) == mark, noise, kernel().NAME]).encode())
 
 for _ in range(2):
     read, write = os.pipe()
@@ -61,9 +62,10 @@ def test_a_child_has_the_app_of_its_bundle_and_the_libraries_of_its_parent(tmp_p
     done = subprocess.run(
         [sys.executable, "-c", CHILDREN, str(bundle)], capture_output=True, text=True, timeout=120, check=True
     )
-    (first, warm, noise), (second, warm_too, other_noise) = map(json.loads, done.stdout.splitlines())
+    (first, warm, noise, kernel), (second, warm_too, other_noise, _) = map(json.loads, done.stdout.splitlines())
     assert first == second == str(bundle / "cloister" / "__init__.py")
     assert warm and warm_too and noise != other_noise
+    assert kernel == "numpy", "nothing is compiled for one message"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,19 @@ cd "$state"
 # Who it is in secure aggregations, once it has a key to sign with.
 [ ! -f "$kit/signing.key" ] || config="signing-key=\"$kit/signing.key\" roster=\"$kit/roster.signed\" $config"
 [ ! -f "$kit/signing.key" ] || [ ! -f "$kit/roster.pub" ] || config="roster-key=\"$kit/roster.pub\" $config"
+# What it has to remember between the messages of a secure aggregation: in memory, in a folder of this start alone. The
+# number at its end is that of the process, which stays the same; folders of processes that are gone are removed.
+if [ -f "$kit/signing.key" ]; then
+    secrets=${CLOISTER_SECRETS:-/dev/shm}/cloister-$(id -u)-$(printf %s "$(uname -n) $kit" | cksum | cut -d' ' -f1)
+    for old in "$secrets".*; do
+        [ ! -d "$old" ] || kill -0 "${old##*.}" 2>/dev/null || rm -rf "$old"
+    done
+    if rm -rf "$secrets.$$" && mkdir -m 700 "$secrets.$$"; then
+        config="secure-state=\"$secrets.$$\" $config"
+    else
+        echo "no folder in memory, and so no secure aggregation: name one by CLOISTER_SECRETS" >&2
+    fi
+fi
 set -- --superlink "${CLOISTER_SUPERLINK:-$address}" --root-certificates "$kit/ca.crt" \
     --auth-supernode-private-key "$kit/node.key" --superexec-auth-secret-file "$kit/superexec.secret" \
     --port "${CLOISTER_PORT:-9094}" \

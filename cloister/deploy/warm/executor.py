@@ -61,8 +61,8 @@ LIBRARIES = (
     "sklearn.datasets",
     "pandas",
 )
-OPTIONAL = "numba"
-"""Compiles the kernel of exact noise where it is installed; to import it takes a second."""
+COMPILED = "cloister.privacy.mechanisms.discrete.numba_kernel"
+"""Makes the numbers that NumPy makes, a little sooner. To compile it takes seconds, and a child could keep nothing."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,6 @@ def warm_up(keras: bool) -> None:
     """Import what clients need, without computing anything: a process forked after a computation may hang."""
     for name in LIBRARIES:
         importlib.import_module(name)
-    with suppress(ImportError):
-        importlib.import_module(OPTIONAL)
     if keras:
         from cloister.tasks.backend import import_keras
 
@@ -269,9 +267,13 @@ def _as_child(work: Callable[[], None]) -> NoReturn:
 
 
 def _forget_app() -> None:
-    """Unload this process' own copy of the app: the child imports that of its bundle, as a cold client would."""
+    """Unload this process' own copy of the app: the child imports that of its bundle, as a cold client would.
+
+    What is compiled is left out: machine code is kept beside the source, here in a folder of one message.
+    """
     for name in [name for name in sys.modules if name == APP or name.startswith(APP + ".")]:
         del sys.modules[name]
+    vars(sys)["modules"][COMPILED] = None
     importlib.invalidate_caches()
 
 

@@ -14,6 +14,7 @@ from flwr.supercore import log
 from flwr.supercore.auth import load_superexec_auth_secret
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
+from cloister.client.keepers import InFolder
 from cloister.client.node import NodeConfig, node_of
 from cloister.client.policy import policy_of
 from cloister.config.settings import read_options
@@ -41,7 +42,8 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
         The exit status of the SuperNode.
 
     Raises:
-        ConfigError: an option is not for this command, or the node configuration is not valid: each bad key is named.
+        ConfigError: an option is not for this command, or the node configuration is not valid: each bad key is named;
+            or its `secure-state` is no folder to keep secrets in.
         FederationError: the SuperNode's certificate is not one to be trusted, the clocks of this machine and the
             SuperLink are too far apart, or the SuperLink refused this node.
         PolicyError: the node's policy cannot be read, or cannot be enforced with this flwr.
@@ -57,6 +59,7 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
             raise PolicyError(f"allowed-fabs cannot be enforced with this flwr, only with {TESTED_WITH}")
         # In place of this process: a signal to it is then one to the SuperNode.
         os.execvp(SUPERNODE, [SUPERNODE, *options])
+    _clear_secrets(node)
     pauses = [f"{seconds:g}" for seconds in polls]
     supernode = subprocess.Popen(
         [sys.executable, "-P", "-m", "cloister.deploy.warm.supernode", *pauses, *options, "--isolation", "process"]
@@ -68,6 +71,7 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
         Executor(_link(ours), lambda: policy_of(node.policy)).serve(lambda: supernode.poll() is None)
     finally:
         _end(supernode)
+        _clear_secrets(node)
     status = supernode.wait()
     if not status and not asked:
         # A SuperNode that is refused ends as if it had been asked to.
@@ -90,6 +94,16 @@ def _configured(text: str) -> NodeConfig:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return node_of(parse_config_args([text] if text else None))
+
+
+def _clear_secrets(node: NodeConfig) -> None:
+    """Remove what is kept of secure aggregations: a node that is started anew has dropped out of them.
+
+    Raises:
+        NodeConfigError: the folder for it is not one to keep secrets in.
+    """
+    if node.secure_state:
+        InFolder(node.secure_state).clear()
 
 
 def _ended_by_signals(supernode: "subprocess.Popen[bytes]") -> list[int]:

@@ -281,6 +281,17 @@ class Ledger:
                 raise LedgerError(f"{self.path}: release {release} was never opened")
             self._append(file, "done", {"release": release})
 
+    def sync(self) -> None:
+        """Wait until the disk has every line: whoever wrote the last one may have died before it did.
+
+        Raises:
+            LedgerError: the ledger cannot be written.
+        """
+        if self.path.exists():
+            with self._locked() as file:
+                os.fsync(file.fileno())
+                sync_folder(self.path.parent)
+
     @contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:
         """The file, locked, with everything read that others wrote and a torn line cut off."""

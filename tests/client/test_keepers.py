@@ -1,0 +1,417 @@
+"""Where a node keeps an attempt between messages: a server that asks out of order, other users, copies, twins."""
+
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Barrier, BrokenBarrierError
+
+import numpy as np
+import pytest
+from flwr.app import Message, RecordDict
+from secure_runs import MODEL, SecureRun, app_with, phase_of, random_updates, settings
+from secure_twins import both, stripped
+
+from cloister.client import keepers, secure
+from cloister.client.keepers import InFolder, InMemory
+from cloister.client.node import node_of
+from cloister.core.arrays import Layout, from_record
+from cloister.core.cohort import Cohort as Updates
+from cloister.core.errors import NodeConfigError, ProtocolError
+from cloister.core.wire import CONFIG, SECURE_MESSAGE, SECURE_STEP, SIGN
+from cloister.privacy.mechanisms.distributed.whole import whole_update
+from cloister.secure_aggregation.messages import (
+    Cohort,
+    MaskedInput,
+    Signatures,
+    Survivors,
+    SurvivorSignature,
+    Unmasking,
+)
+from cloister.secure_aggregation.sharing import combine
+
+IN_MEMORY = Path("/dev/shm")
+RUN, SECRET = "17", b"what is needed for the next step"
+
+
+@pytest.fixture
+def shelf():
+    """A folder in memory for each node."""
+    if not IN_MEMORY.is_dir():
+        pytest.skip("there is no folder in memory")
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(params=["in a folder", "in memory"])
+def keeper(request, shelf):
+    return InFolder(str(shelf)) if request.param == "in a folder" else InMemory(RecordDict())
+
+
+class TestAKeeper:
+    def test_gives_what_it_keeps_once(self, keeper):
+        keeper.begin(RUN, 3)
+        keeper.keep(RUN, 3, SECRET)
+        assert (keeper.take(RUN), keeper.take(RUN)) == (SECRET, b"")
+
+    def test_has_nothing_of_a_run_that_it_does_not_know(self, keeper):
+        assert keeper.take(RUN) == b""
+
+    @pytest.mark.parametrize("number", [1, 3])
+    def test_begins_no_round_again(self, number, keeper):
+        keeper.begin(RUN, 3)
+        with pytest.raises(ProtocolError, match=f"has taken part in round {number} of this run or a later one"):
+            keeper.begin(RUN, number)
+        keeper.begin(RUN, 4)
+
+    def test_has_no_attempt_any_more_once_another_round_is_asked_for(self, keeper):
+        keeper.begin(RUN, 3)
+        keeper.keep(RUN, 3, SECRET)
+        with suppress(ProtocolError):
+            keeper.begin(RUN, 3)
+        assert keeper.take(RUN) == b""
+
+    def test_takes_nothing_of_a_round_back_after_a_later_one_was_begun(self, keeper):
+        """A slow step of a round ends while the server has the next one begin."""
+        keeper.begin(RUN, 3)
+        keeper.begin(RUN, 4)
+        keeper.keep(RUN, 4, SECRET)
+        with pytest.raises(ProtocolError, match="the attempt at round 3 is over"):
+            keeper.keep(RUN, 3, b"of the round before")
+        assert keeper.take(RUN) == SECRET
+
+
+class Seen:
+    """A look at what is kept, which two have had before either goes on, if two may look at the same time."""
+
+    def __init__(self):
+        self.readers = Barrier(2, timeout=0.3)
+
+    def __call__(self, look):
+        def seen(*given):
+            found = look(*given)
+            with suppress(BrokenBarrierError):  # the other one is not let in
+                self.readers.wait()
+            return found
+
+        return seen
+
+
+class Unlocked(InFolder):
+    """A twin that works on the folder whoever else does."""
+
+    @contextmanager
+    def _alone(self):
+        self._folder = keepers._opened(self._path)
+        yield
+        os.close(self._folder)
+
+
+class TestTwoAtTheSameTime:
+    """Each has the folder open for itself, as two processes have."""
+
+    def takers(self, kind, shelf, monkeypatch):
+        InFolder(str(shelf)).begin(RUN, 1)
+        InFolder(str(shelf)).keep(RUN, 1, SECRET)
+        monkeypatch.setattr(InFolder, "_get", Seen()(InFolder._get))
+        return both(lambda: kind(str(shelf)).take(RUN) or None)
+
+    def beginners(self, kind, shelf, monkeypatch):
+        monkeypatch.setattr(InFolder, "_last", Seen()(InFolder._last))
+        return both(lambda: kind(str(shelf)).begin(RUN, 1) or True)
+
+    def test_one_gets_the_attempt(self, shelf, monkeypatch):
+        assert self.takers(InFolder, shelf, monkeypatch) == 1
+
+    def test_one_begins_the_round(self, shelf, monkeypatch):
+        assert self.beginners(InFolder, shelf, monkeypatch) == 1
+
+    def test_a_twin_without_a_lock_gives_both_the_attempt(self, shelf, monkeypatch):
+        assert self.takers(Unlocked, shelf, monkeypatch) == 2
+
+    def test_a_twin_without_a_lock_begins_the_round_twice(self, shelf, monkeypatch):
+        assert self.beginners(Unlocked, shelf, monkeypatch) == 2
+
+
+class TestAFolder:
+    def kept(self, shelf):
+        keeper = InFolder(str(shelf))
+        keeper.begin(RUN, 1)
+        keeper.keep(RUN, 1, SECRET)
+        return keeper, shelf / f"{RUN}.attempt"
+
+    def test_has_files_that_their_owner_alone_can_read(self, shelf):
+        self.kept(shelf)
+        assert {path.stat().st_mode & 0o777 for path in shelf.iterdir()} == {0o600}
+
+    def test_gives_no_attempt_from_a_copy_of_it(self, shelf):
+        keeper, _ = self.kept(shelf)
+        with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+            copy = shutil.copytree(shelf, Path(folder) / "copy")
+            copy.chmod(0o700)
+            with pytest.raises(ProtocolError, match="torn, or a copy"):
+                InFolder(str(copy)).take(RUN)
+        assert keeper.take(RUN) == SECRET
+
+    def test_gives_no_attempt_that_was_put_back_from_a_copy(self, shelf):
+        keeper, file = self.kept(shelf)
+        copy = file.read_bytes()
+        assert keeper.take(RUN) == SECRET
+        # Another file in between: the place of the one that is gone is not its own again.
+        (shelf / "other").write_bytes(b"")
+        file.write_bytes(copy)
+        with pytest.raises(ProtocolError, match="torn, or a copy"):
+            keeper.take(RUN)
+
+    def test_gives_no_attempt_that_has_a_second_name(self, shelf):
+        keeper, file = self.kept(shelf)
+        os.link(file, shelf / "second")
+        with pytest.raises(ProtocolError, match="torn, or a copy"):
+            keeper.take(RUN)
+
+    def test_gives_nothing_of_a_file_that_is_torn(self, shelf):
+        keeper, file = self.kept(shelf)
+        file.write_bytes(file.read_bytes()[:-1])
+        with pytest.raises(ProtocolError, match="torn, or a copy"):
+            keeper.take(RUN)
+        assert keeper.take(RUN) == b""
+
+    @pytest.mark.parametrize("content", ["", "1", "x" * 20, "-0000000000000000001"])
+    def test_takes_part_in_nothing_more_if_the_number_of_the_round_is_none(self, content, shelf):
+        keeper, _ = self.kept(shelf)
+        (shelf / f"{RUN}.round").write_text(content)
+        with pytest.raises(ProtocolError, match="is no number"):
+            keeper.begin(RUN, 2)
+
+    def test_that_was_cleared_holds_nothing(self, shelf):
+        keeper, _ = self.kept(shelf)
+        keeper.clear()
+        assert not list(shelf.iterdir())
+
+    def test_is_emptied_by_a_warm_node_that_starts_or_ends(self, shelf):
+        from cloister.deploy.warm.node import _clear_secrets
+
+        self.kept(shelf)
+        _clear_secrets(node_of({"secure-state": str(shelf)}))
+        assert not list(shelf.iterdir())
+
+    def test_that_is_on_a_disk_is_refused(self, shelf, tmp_path, monkeypatch):
+        device = shelf.stat().st_dev
+        mounts = tmp_path / "mounts"
+        mounts.write_text(f"22 1 {os.major(device)}:{os.minor(device)} / /x rw shared:1 - ext4 /dev/sda rw\n")
+        monkeypatch.setattr(keepers, "MOUNTS", mounts)
+        self.check_refused(shelf, "is on ext4; it must be in memory: tmpfs or ramfs")
+
+    @pytest.mark.parametrize("mode", [0o750, 0o701, 0o777, 0o500])
+    def test_that_others_can_look_into_is_refused(self, mode, shelf):
+        shelf.chmod(mode)
+        self.check_refused(shelf, "must belong to this user, with mode 0700")
+
+    def test_of_another_user_is_refused(self, shelf, monkeypatch):
+        monkeypatch.setattr(keepers.os, "geteuid", lambda: 12345)
+        self.check_refused(shelf, "must belong to this user, with mode 0700")
+
+    def test_behind_a_link_is_refused(self, shelf):
+        (shelf / "inner").mkdir(mode=0o700)
+        (shelf / "link").symlink_to(shelf / "inner")
+        self.check_refused(shelf / "link", "Not a directory|symbolic links")
+
+    def test_that_is_not_there_is_refused(self, shelf):
+        self.check_refused(shelf / "absent", "No such file or directory")
+
+    def check_refused(self, folder, says):
+        with pytest.raises(NodeConfigError, match=f"^secure-state {folder}.*({says})"):
+            InFolder(str(folder)).begin(RUN, 1)
+
+
+def run_on(shelf, folder, clients=3, gone=None, app=None):
+    """A run whose nodes have a folder each, and nothing else that outlives a message."""
+    nodes = []
+    for number in range(clients):
+        own = shelf / str(number)
+        own.mkdir(mode=0o700)
+        kept = {"secure-state": str(own), "ledger-dir": str(folder / f"ledgers-{number}")}
+        nodes.append({"partition-id": number, "num-partitions": clients, **kept})
+    run = SecureRun(settings(folder, clients, clients // 2 + 1, z=0.0), UPDATES[:clients], nodes=nodes)
+    run.grid._client_app = forgetful(app or app_with(UPDATES, gone))
+    return run
+
+
+def forgetful(app):
+    """An app that finds no state of Flower's, as if each message had another process."""
+
+    def answer(message, context):
+        context.state = RecordDict()
+        return app(message, context)
+
+    return answer
+
+
+UPDATES = random_updates(5)
+LAYOUT = Layout.of(MODEL)
+
+
+def whole(number, run):
+    """What a client puts into the sum."""
+    row = LAYOUT.rows({name: MODEL[name] + UPDATES[number][name] for name in MODEL})
+    return whole_update(Updates.of(LAYOUT, LAYOUT.rows(MODEL), (row,)), plan_of(run))
+
+
+def plan_of(run):
+    return run.strategy.mechanism.plan(LAYOUT.size)
+
+
+class TestARound:
+    @pytest.mark.parametrize("gone", [{}, {2: "mask"}, {1: "sign", 4: "share"}])
+    def test_gives_the_exact_sum_though_no_process_outlives_a_message(self, gone, shelf, tmp_path):
+        run = run_on(shelf, tmp_path, 5, gone)
+        summed = run.collect()
+        left = [n for n in range(5) if gone.get(n + 1) not in ("share", "mask")]
+        assert summed.survivors == len(left)
+        assert np.array_equal(summed.total, sum(whole(number, run) for number in left))
+
+    def test_leaves_numbers_of_rounds_and_nothing_else(self, shelf, tmp_path):
+        run_on(shelf, tmp_path).collect()
+        assert {path.name for path in shelf.glob("*/*")} == {"1.round"}
+
+    def test_goes_on_without_a_node_whose_folder_is_new(self, shelf, tmp_path):
+        inner = app_with(UPDATES)
+
+        def restarted(message, context):
+            if (context.node_id, phase_of(message)) == (2, "mask"):
+                InFolder(str(shelf / "1")).clear()
+            return inner(message, context)
+
+        summed = run_on(shelf, tmp_path, app=restarted).collect()
+        assert summed.survivors == 2
+        assert "no attempt at round 1" in summed.rejected[0].detail
+
+    def test_is_over_for_a_node_with_another_roster_or_name_than_it_began_with(self, shelf, tmp_path):
+        run = run_on(shelf, tmp_path, gone=dict.fromkeys((1, 2, 3), "share"))
+        run.collect()
+        run.grid._client_app = forgetful(app_with(UPDATES))
+        for context, number in zip(run.grid._contexts.values(), (1, 2, 0), strict=True):
+            context.node_config["partition-id"] = number
+        for asked in [one for one in run.asked if phase_of(one) == "share"]:
+            assert "the roster and the name that it has now" in reply_to(run, asked).error.reason
+
+    def test_needs_a_folder_where_processes_end_with_their_message(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(secure, "LOCAL_RUN", 2)
+        summed = SecureRun(settings(tmp_path, 3, 2), UPDATES[:3]).collect()
+        assert all("this node has no secure-state in its configuration" in one.detail for one in summed.rejected)
+        assert len(summed.rejected) == 3
+
+
+def reply_to(run, message, content=None):
+    node, kind = message.metadata.dst_node_id, message.metadata.message_type
+    (reply,) = run.grid.send_and_receive([Message(content or message.content, node, kind)])
+    return reply
+
+
+class Copying(InFolder):
+    """A twin that leaves what it gives where it is."""
+
+    def take(self, run):
+        with self._alone():
+            return self._get(run)
+
+
+class Asking:
+    """A server that asks for a signature on a second list while the node is at the signature on the first.
+
+    It wants the vector of the first node, which survives by one list, and by the other does not.
+    """
+
+    def __init__(self, shelf, folder, monkeypatch):
+        self.run = run_on(shelf, folder, gone=dict.fromkeys((1, 2, 3), "sign"))
+        self.run.collect()
+        self.run.grid._client_app = forgetful(app_with(UPDATES))
+        self.asked = [one for one in self.run.asked if phase_of(one) == "sign"]
+        self.whole = Survivors.decode(self.asked[0].content.config_records[CONFIG][SECURE_MESSAGE])
+        self.fewer = Survivors(self.whole.names[1:], dict(list(self.whole.signatures.items())[1:]))
+        self.stepped, self.refused, self.first, self.second = secure._stepped, [], {}, {}
+        self.shares = {}
+        monkeypatch.setattr(secure, "_stepped", self.interrupted)
+
+    def interrupted(self, member, step, content):
+        """A step of a node; at the first list it is asked for the second, and then the next node for both."""
+        if step == SIGN and content == self.whole.encode():
+            self.ask(self.asked[len(self.first)], SIGN, self.fewer, self.second)
+            self.first[member.name] = None
+            self.sign_by_next()
+        return self.stepped(member, step, content)
+
+    def sign_by_next(self):
+        """Have the next node sign the first list; once all are at it, those of the second are unmasked."""
+        if len(self.first) < len(self.asked):
+            asked = self.asked[len(self.first)]
+            self.ask(asked, SIGN, self.whole, self.first)
+        else:
+            self.unmask(self.second)
+
+    def ask(self, asked, step, told, signed):
+        reply = self.reply(asked, step, told)
+        if reply.has_error():
+            self.refused.append(reply.error.reason)
+            return
+        one = SurvivorSignature.decode(from_record(reply.content["arrays"])[SECURE_MESSAGE].tobytes())
+        signed[one.sender] = one.signature
+
+    def reply(self, asked, step, told):
+        content = RecordDict(dict(asked.content))
+        fields = {**asked.content.config_records[CONFIG], SECURE_MESSAGE: told.encode(), SECURE_STEP: step}
+        content[CONFIG] = type(asked.content.config_records[CONFIG])(fields)
+        return reply_to(self.run, asked, content)
+
+    def unmask(self, signed):
+        told = Signatures({name: one for name, one in signed.items() if one})
+        for asked in self.asked:
+            reply = self.reply(asked, "unmask", told)
+            if not reply.has_error():
+                shown = Unmasking.decode(from_record(reply.content["arrays"])[SECURE_MESSAGE].tobytes())
+                self.shares.setdefault(signed is self.first, {})[shown.sender] = shown.shares
+
+    def attack(self):
+        """The vector of the first node, as far as the shares that were shown give it away; None: they do not."""
+        self.sign_by_next()
+        self.unmask(self.first)
+        victim, names = self.whole.names[0], self.whole.names
+        own, of_key = ({h: one[victim] for h, one in self.shares.get(k, {}).items()} for k in (True, False))
+        if min(len(own), len(of_key)) < 2:
+            return None
+        asked = next(one for one in self.run.asked if phase_of(one) == "share")
+        cohort = Cohort.decode(asked.content.config_records[CONFIG][SECURE_MESSAGE])
+        vectors = [one for one in map(masked_of, self.run.answered) if one and one.sender == victim]
+        terms = self.run.strategy._terms(1, plan_of(self.run), self.run.asked).under(secure._simulated(3)[1])
+        return stripped(vectors[0], terms, cohort, victim, combine(own, names, 2), {victim: combine(of_key, names, 2)})
+
+
+def masked_of(reply):
+    try:
+        return MaskedInput.decode(from_record(reply.content["arrays"])[SECURE_MESSAGE].tobytes())
+    except (ProtocolError, KeyError, ValueError):
+        return None
+
+
+class TestAServerThatAsksWhileANodeIsAtIt:
+    def test_gets_one_signature_and_one_unmasking(self, shelf, tmp_path, monkeypatch):
+        server = Asking(shelf, tmp_path, monkeypatch)
+        assert server.attack() is None
+        assert not server.second and len(server.refused) == 3
+        assert all("takes part in no attempt" in reason for reason in server.refused)
+        assert sorted(server.shares[True]) == sorted(server.whole.names)
+
+    def test_a_twin_that_copies_instead_of_taking_leaks_by_two_unmaskings(self, shelf, tmp_path, monkeypatch):
+        monkeypatch.setattr(secure, "InFolder", Copying)
+        server = Asking(shelf, tmp_path, monkeypatch)
+        assert np.array_equal(server.attack(), whole(0, server.run))
+
+    @pytest.mark.parametrize("kind", [InFolder, Copying])
+    def test_gets_one_kind_of_share_by_asking_again(self, kind, shelf, tmp_path, monkeypatch):
+        """What may not be shown is gone with the signature: asked again, even the twin has nothing else to show."""
+        monkeypatch.setattr(secure, "InFolder", kind)
+        run = run_on(shelf, tmp_path)
+        run.collect()
+        (last, *_) = [one for one in run.asked if phase_of(one) == "unmask"]
+        assert reply_to(run, last).has_error() == (kind is InFolder)
