@@ -278,8 +278,8 @@ class Adder:
                 sums.change(row, sign)
             return
         base, block = span.of(cohort.sent), self._updates[: len(span)]
-        for at, row in enumerate(cohort.rows):
-            compiled.update(span.of(row), base, weights[at], block)
+        for at, trained in enumerate(cohort.rows):
+            compiled.update(span.of(trained), base, weights[at], block)
             with np.errstate(over="ignore", invalid="ignore"):
                 squares[at] = row_squares(block[None])[0]
             if self._grid.holds(squares[at]):
