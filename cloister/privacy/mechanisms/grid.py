@@ -22,6 +22,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -38,6 +40,8 @@ CARRY = 1 << FINEST
 """What sums carry over in."""
 DISTINCT = 1 << 16
 """Steps in a standard deviation from which on truncation does not show beside the noise."""
+COMPILED = 1 << 14
+"""Numbers in a span from which on a compiled kernel adds them: a small model does not wait for it."""
 SHORTER = 1 - 2.0**-12
 """What a contribution is shortened to, as a share of the bound: far enough below it to show, whatever is rounded."""
 
@@ -202,11 +206,19 @@ class WholeSums:
             whole: its numbers, at most D each.
             sign: 1 or -1.
         """
+        low = self.room(len(whole))
+        (np.add if sign > 0 else np.subtract)(low, whole, out=low)
+
+    def room(self, count: int) -> NDArray[np.signedinteger]:
+        """Integers in which one contribution can be added or taken off, in place.
+
+        Args:
+            count: how many numbers it has, at most D each.
+        """
         if self._changes == self._room:
             self._carry()
-        low = self._low[: len(whole)]
-        (np.add if sign > 0 else np.subtract)(low, whole, out=low)
         self._changes += 1
+        return self._low[:count]
 
     def write(self, out: NDArray[np.float64]) -> None:
         """Write the sums, the first as many as there is room for.
@@ -258,8 +270,20 @@ class Adder:
             sums: of these columns.
             sign: 1, or -1 to take off what was added with the same weights.
         """
-        for row in self._rows(cohort, span, weights.astype(self._updates.dtype), squares):
-            sums.change(row, sign)
+        weights, compiled = weights.astype(self._updates.dtype), None
+        if len(span) >= COMPILED and all(span.of(row).dtype == weights.dtype for row in (cohort.sent, *cohort.rows)):
+            compiled = kernel(weights.dtype, self._integers.dtype)
+        if compiled is None:
+            for row in self._rows(cohort, span, weights, squares):
+                sums.change(row, sign)
+            return
+        base, block = span.of(cohort.sent), self._updates[: len(span)]
+        for at, trained in enumerate(cohort.rows):
+            compiled.update(span.of(trained), base, weights[at], block)
+            with np.errstate(over="ignore", invalid="ignore"):
+                squares[at] = row_squares(block[None])[0]
+            if self._grid.holds(squares[at]):
+                compiled.change(block, sums.room(len(span)), sign)
 
     def _rows(
         self, cohort: Cohort, span: Span, weights: NDArray, squares: NDArray
@@ -274,6 +298,46 @@ class Adder:
                 whole = self._integers[: block.size].reshape(block.shape)
                 np.copyto(whole, block, casting="unsafe")  # toward zero
                 yield from whole
+
+
+@cache
+def kernel(dtype: np.dtype, integers: np.dtype) -> ModuleType | None:
+    """The compiled kernel, if numba is installed and knows the dtype; imported when the first large sum is made.
+
+    Args:
+        dtype: of updates.
+        integers: of sums.
+
+    Raises:
+        PrivacyError: it does not add what NumPy adds, as one from an older cache might not.
+    """
+    if dtype not in (np.float32, np.float64):
+        return None
+    try:
+        from cloister.privacy.mechanisms import compiled_grid
+    except ImportError:
+        return None
+    if not adds_as_numpy(compiled_grid, dtype, integers):
+        raise PrivacyError("numba's kernel of sums is not NumPy's; empty numba's cache, or uninstall numba")
+    return compiled_grid
+
+
+def adds_as_numpy(compiled: ModuleType, dtype: np.dtype, integers: np.dtype) -> bool:
+    """Whether a kernel truncates, adds and takes off as NumPy does.
+
+    Args:
+        compiled: a module with the function `change`.
+        dtype: of updates.
+        integers: of sums.
+    """
+    wide = np.linspace(-float(CARRY), float(CARRY), 1001)
+    numbers = np.concatenate([wide, wide / CARRY * 3.0, [-0.0, 5e-324, -1e-40]]).astype(dtype)
+    sums = np.arange(len(numbers), dtype=integers)
+    more, less = sums.copy(), sums.copy()
+    compiled.change(numbers, more, 1)
+    compiled.change(numbers, less, -1)
+    whole = numbers.astype(integers)
+    return np.array_equal(more, sums + whole) and np.array_equal(less, sums - whole)
 
 
 def _following(multiplier: float) -> tuple[float, int]:
