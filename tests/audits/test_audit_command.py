@@ -89,6 +89,7 @@ class TestCommand:
         assert "not run: gradient-inversion: examples of task 'linear' are no images" in told.output
         assert len(list(tmp_path.glob("*/audit.json"))) == 1
 
+    @pytest.mark.slow
     def test_what_is_found_is_written_before_the_next_attack(self, copied, few_resamples, monkeypatch):
         class Breaking:
             name = "client-inference"

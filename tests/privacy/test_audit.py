@@ -158,7 +158,7 @@ class TestTheBound:
 
 
 class TestSoundModes:
-    @pytest.mark.parametrize("name", mostly_slow(FINALIZED, ["fedavg", "fedyogi"]))
+    @pytest.mark.parametrize("name", mostly_slow(FINALIZED, ["fedavg"]))
     def test_global_dp_whatever_the_optimizer(self, name):
         kind = STRATEGIES.load(name)
         assert keeps(global_dp(lambda: everybody(kind)), least=0.1, runs=600)
@@ -318,6 +318,7 @@ class TestBrokenOnes:
         monkeypatch.setattr(gaussian, "clip", lambda cohort, bound: replace(cohort, l2_bound=bound))
         assert caught(broken(), self.claim)
 
+    @pytest.mark.slow
     def test_without_a_clip_the_release_bounds_by_itself(self, monkeypatch):
         monkeypatch.setattr(gaussian, "clip", lambda cohort, bound: replace(cohort, l2_bound=bound))
         assert not caught(broken(), self.claim)

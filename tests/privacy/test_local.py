@@ -90,6 +90,7 @@ def test_laplace_noise_has_the_length_that_the_radius_sets():
     assert not laplace_noise_is_right(mechanism, 3 / (5.0 * 0.7) / 1.2)
 
 
+@pytest.mark.slow
 def test_every_array_has_its_own_ball_and_its_own_noise():
     mechanism, noise = LocalLaplace(0.7, 5.0, per_layer=True), GaussianNoise(3)
     start, trained = arrays([0.0, 0.0], [0.0] * 4, dtype=np.float64), arrays([3.0, 4.0], [0.0] * 4, dtype=np.float64)

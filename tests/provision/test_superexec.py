@@ -209,6 +209,7 @@ class TestAKilledApp:
         assert answer.task_id == 7 and run_from_proto(answer.run).override_config == {"resume": "/srv/runs/r"}
         assert pulled == ["first"], "Flower hands it out once"
 
+    @pytest.mark.slow
     def test_the_app_says_which_run_it_has_made(self, tmp_path, monkeypatch):
         monkeypatch.setenv("CLOISTER_RUN_FILE", str(tmp_path / "run"))
         settings = {"task.name": "linear", "task.test-fraction": 0.0, "num-rounds": 1, "run-name": "r"}

@@ -55,6 +55,7 @@ def test_noise_alone_is_claimed_for_the_sizes_that_a_simulation_dealt(tmp_path):
     assert sum(dealt) == pytest.approx(0.8 * 1797 * 0.8, rel=0.01)
 
 
+@pytest.mark.slow
 def test_and_for_examples_of_sizes_where_nobody_knows_them(tmp_path):
     facts = record_clients(client_claim(build(parse(SETTINGS | {"output-dir": str(tmp_path)})), LAYOUT, 1))
     spent = {size["examples"]: size["claims"][0]["epsilon"] for size in facts["by-examples"]}

@@ -227,6 +227,7 @@ class TestWithNoise:
         assert sorted(releases) == [1, 2, 3, 3]
         assert all((lost[name] != array).all() for name, array in numbers(resumed).items())
 
+    @pytest.mark.slow
     def test_a_budget_that_a_lost_release_has_used_up_ends_the_run_in_order(self, died):
         settings = PRIVATE | {"privacy.max-epsilon": 5.0, "privacy.noise-multiplier": "auto"}
         folder, whole, deaths = died(settings)
@@ -690,6 +691,7 @@ class TestWhatGoesOn:
         assert ("ε ≤ 9" in shown) == told[3].startswith("  ε ≤ 9,") == bool(budget)
 
     @pytest.mark.parametrize("sampling", [pytest.param("fixed", marks=pytest.mark.slow), "poisson"])
+    @pytest.mark.slow
     def test_the_curves(self, died, sampling):
         """A round that was made again is one point of each curve, where the times of files are hidden too."""
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

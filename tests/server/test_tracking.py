@@ -123,6 +123,7 @@ def test_a_run_that_is_not_resumed_leaves_no_second_one_behind(folder):
     tracked(outcome)  # it is one run
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_as_it_begins_is_told_as_failed(folder, monkeypatch):
     monkeypatch.setattr(PrivacyBudget, "begin", lambda self, run: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -122,7 +122,7 @@ def test_inputs_that_were_not_scaled_are_noted(monkeypatch):
 
 class TestSettings:
     def test_those_of_the_task_and_of_training_are_tried(self):
-        own = {"task.partition": "dirichlet", "task.alpha": 0.4, "client.local-epochs": 2, "num-rounds": 30}
+        own = {"task.partition": "dirichlet", "task.alpha": 40.0, "client.local-epochs": 2, "num-rounds": 30}
         note, *rest = found("breast-cancer", None, own | {"client.warmup-rounds": 5, "privacy.server": "global-dp"})
         assert note[0] == "note" and note[1].endswith(": num-rounds, client.warmup-rounds, privacy.server")
         assert [kind for kind, _ in rest] == ["ok"] * 5

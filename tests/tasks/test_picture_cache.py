@@ -169,6 +169,7 @@ def test_an_interrupted_process_leaves_no_cache_that_is_read(images, monkeypatch
     assert np.isfinite(pixels(images)).all() and count() == 12
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_read_the_same(images):
     program = f"""
 import sys

@@ -32,6 +32,7 @@ def theta(outcome):
 @pytest.mark.parametrize(
     "privacy", [pytest.param({"privacy.server": "none"}, marks=pytest.mark.slow), GLOBAL_DP], ids=["none", "global-dp"]
 )
+@pytest.mark.slow
 def test_one_model_for_two_populations_ends_between_them(tmp_path, privacy):
     """Their mean has an RMSE of ½‖θ*₁ - θ*₂‖ = 5.27 from inputs of unit variance; each alone would have 0.29."""
     outcome = run(tmp_path, 100, {"task.name": "linear", "num-rounds": 25, "task.test-fraction": 0.0} | privacy)

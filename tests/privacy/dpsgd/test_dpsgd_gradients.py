@@ -111,6 +111,7 @@ def assert_equal_with_kinks(build):
     assert step.method == "layers"
 
 
+@pytest.mark.slow
 def test_equal_to_brute_force_with_kinks():
     assert_equal_with_kinks(lambda: perturbed(shared()))
 

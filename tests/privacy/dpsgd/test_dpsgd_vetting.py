@@ -17,6 +17,7 @@ from examples_of_dpsgd import (
     perturbed,
     relative_error,
 )
+from support import mostly_slow
 
 from cloister.core.errors import ConfigError, UnsupportedModel
 from cloister.privacy.dpsgd.checks import checked, draws_otherwise, made_up, moved
@@ -223,7 +224,7 @@ def small_frozen():
     return model
 
 
-@pytest.mark.parametrize("reason", REFUSED)
+@pytest.mark.parametrize("reason", mostly_slow(REFUSED, [reason for reason in REFUSED if "recurrent" not in reason]))
 def test_refusals_give_the_reason_and_what_to_do(reason):
     with pytest.raises(UnsupportedModel, match=reason):
         dp_sgd(REFUSED[reason]())
@@ -349,6 +350,7 @@ def test_layers_that_mix_examples_are_refused_whatever_they_would_draw(mix, seed
         dp_sgd(model)
 
 
+@pytest.mark.slow
 def test_a_layer_whose_draws_are_not_known_is_given_one_example_at_a_time():
     """It could mix examples for other numbers than those of the trial."""
     for layer, method in (
