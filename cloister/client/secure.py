@@ -192,7 +192,8 @@ def _taken(request: Request, node: Node) -> _Part:
     part = _Part.of(request, identity_of(request, node), attempt.parameters, attempt.member)
     if part.terms != attempt.terms:
         raise ProtocolError(
-            f"this node takes part in no attempt at round {request.round} with the roster and the name that it has now"
+            f"this node takes part in no attempt at round {request.round} with the roster and the name that it has "
+            "now: the attempt is over"
         )
     return part
 

@@ -2,8 +2,8 @@
 
 A node that is told of a message waits for all its parts, and looks for no other one meanwhile. Flower gives a message
 up three minutes after its last part. An app that is killed while it sends, and resumes its run, sends the round again:
-its nodes were deaf to that, and a run without a guarantee ended for want of replies. Here a node is told that a part
-does not exist, and looks for the next message, once the app has begun to send it another one in the same run.
+its nodes did not hear of that, and a run without a guarantee ended because no replies came. Here a node is told that a
+part does not exist, and looks for the next message, once the app has begun to send it another one in the same run.
 """
 
 from types import ModuleType
@@ -51,7 +51,7 @@ class Abandoned(InFront):
         return answer
 
     def pull_object(self, request: PullObjectRequest, **others: object) -> PullObjectResponse:
-        """Give a part of a message, unless it is still to come and never will."""
+        """Give a part of a message; say that there is none where a newer message has taken its place."""
         answer: PullObjectResponse = self.inner["pull_object"](request=request, **others)
         if answer.object_available or not self._is_superseded(request.node.node_id, request.run_id):
             return answer

@@ -494,7 +494,7 @@ class TestEdges:
         ask(tmp_path, OPEN, configured=node, **rules, min_rows=40)
         refused("fewer examples", tmp_path, OPEN, configured=node, **rules, min_rows=41)
 
-    @pytest.mark.parametrize("limit", ["max_example_epsilon", "max_leakage"])
+    @pytest.mark.parametrize("limit", ["max_epsilon", "max_example_epsilon", "max_leakage"])
     @pytest.mark.parametrize("fraction", [0.0, 0.8])
     def test_rows_are_not_counted_for_a_run_that_a_limit_of_the_node_refuses(self, tmp_path, limit, fraction):
         """By the share of test rows at which the answer changed, a server read which rows there are: uncharged."""

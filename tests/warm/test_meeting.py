@@ -17,6 +17,7 @@ import pytest
 from cloister.core.errors import FederationError
 from cloister.deploy import certificates
 from cloister.deploy.warm import meeting, node
+from cloister.deploy.warm.supernode import GAVE_UP
 
 COMMAND = [sys.executable, "-c", "from cloister.cli import app; app()", "warm-node"]
 
@@ -126,14 +127,14 @@ class TestCertificate:
 class TestNode:
     @pytest.fixture
     def refused_by(self, monkeypatch):
-        """The error of a node whose SuperNode ended by itself, with 0, after the clocks went apart by so much."""
+        """The error of a node whose SuperNode gave up after the clocks went apart by so much."""
 
         class SuperNode:
             def __init__(self, command, **_):
                 pass
 
             def poll(self):
-                return 0
+                return GAVE_UP
 
             wait = terminate = poll
 

@@ -34,4 +34,4 @@ def test_a_supernode_that_gives_up_ends(monkeypatch):
     ]:
         monkeypatch.setattr(module, name, getattr(module, name))
     supernode.main()
-    assert ended == ["given up", 1]
+    assert ended == ["given up", supernode.GAVE_UP]

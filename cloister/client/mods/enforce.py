@@ -94,8 +94,8 @@ def _rows(request: TrainRequest, node: Node) -> float:
         return node.config.public_size or math.inf
     if client.is_on or request.config.secure_aggregation.enabled:
         return math.inf  # under local noise the handler answers for it, where that does not show
-    if node.config.max_example_epsilon or node.config.max_leakage:
-        return math.inf  # no run without this node's noise is within such a limit, whatever its rows are
+    if node.config.has_limit:
+        return math.inf  # a limit may refuse the run; after that, once it is charged, the handler answers for it
     return len(local_data(request.config.task, node.config, request.seed).train)
 
 

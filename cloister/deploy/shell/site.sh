@@ -20,7 +20,8 @@ cd "$state"
 if [ -f "$kit/signing.key" ]; then
     secrets=${CLOISTER_SECRETS:-/dev/shm}/cloister-$(id -u)-$(printf %s "$(uname -n) $kit" | cksum | cut -d' ' -f1)
     for old in "$secrets".*; do
-        [ ! -d "$old" ] || kill -0 "${old##*.}" 2>/dev/null || rm -rf "$old"
+        # What another user has put there, who cannot be kept from it, stays and does not hold up the start.
+        [ ! -d "$old" ] || kill -0 "${old##*.}" 2>/dev/null || rm -rf "$old" 2>/dev/null || :
     done
     if rm -rf "$secrets.$$" && mkdir -m 700 "$secrets.$$"; then
         config="secure-state=\"$secrets.$$\" $config"

@@ -22,6 +22,7 @@ from cloister.core.errors import ConfigError, FederationError, PolicyError
 from cloister.core.files import expanded
 from cloister.deploy.warm.executor import TESTED_WITH, Executor, Link, is_tested, warm_up
 from cloister.deploy.warm.meeting import Meeting, meet
+from cloister.deploy.warm.supernode import GAVE_UP
 
 SUPERNODE = "flower-supernode"
 
@@ -73,8 +74,7 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
         _end(supernode)
         _clear_secrets(node)
     status = supernode.wait()
-    if not status and not asked:
-        # A SuperNode that is refused ends as if it had been asked to.
+    if status == GAVE_UP and not asked:
         raise FederationError(_why_refused(ours))
     return status
 
@@ -136,7 +136,10 @@ def _why_refused(ours: argparse.Namespace) -> str:
     found = _met(ours)
     if found and found.refusal:
         return f"the SuperLink refused this node: {found.refusal}"
-    return "the SuperLink refused this node (401): its key is not registered there, or was unregistered"
+    return (
+        "the SuperNode gave up, and its log says why; after a refusal (401) this node's key is not registered there, "
+        "or was unregistered"
+    )
 
 
 def _met(ours: argparse.Namespace) -> Meeting | None:

@@ -14,6 +14,8 @@ from cloister.deploy.warm.polling import Polling
 
 CUT = "UNEXPECTED_EOF"
 """What OpenSSL says where a connection is cut during the handshake."""
+GAVE_UP = 3
+"""Exit status of a SuperNode that has ended by itself, after an error; Flower's own are 0 and 1."""
 
 
 def patient(make: Callable[[], RetryInvoker]) -> Callable[[], RetryInvoker]:
@@ -48,7 +50,7 @@ def main() -> None:
     flower_supernode()
     # It returns after an error, which it has logged. Its threads would keep a process that does nothing any more.
     sys.stdout.flush()
-    os._exit(1)
+    os._exit(GAVE_UP)
 
 
 if __name__ == "__main__":
