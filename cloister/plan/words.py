@@ -115,8 +115,8 @@ def _allowance(found: Allowance) -> str:
 
 def _all_within(found: Sequence[Within]) -> Iterator[str]:
     yield from map(_within, found)
-    if found != (together := for_all(found)):
-        yield from (f"{each.whose}: {each.key}={each.noise:.4g} for all rounds" for each in together if each.noise)
+    together = (each for each in for_all(found) if each.noise and each not in found)
+    yield from (f"{each.whose}: {each.key}={each.noise:.4g} for all rounds" for each in together)
 
 
 def _within(found: Within) -> str:

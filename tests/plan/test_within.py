@@ -7,6 +7,7 @@ from planned import CLIENTS, DP_SGD, GLOBAL, TINY, planned, run
 
 from cloister.config.run import parse
 from cloister.core.errors import ConfigError, PrivacyError
+from cloister.plan import words
 from cloister.plan.within import CLIENT_NOISE, Within, for_all, of_server, rounded_up
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
@@ -134,6 +135,8 @@ def test_clients_of_several_sizes_get_the_answer_of_those_who_need_the_most_nois
     large = Within("example", "a client's with 39 examples", CLIENT_NOISE, 2.095, "", 2)
     together = replace(small, whose="every client's")
     assert for_all([server, large, small]) == (server, together) and for_all([small]) == (small,)
+    told = list(words._all_within([server, large, small]))
+    assert len(told) == 4 and told[-1] == f"every client's: {CLIENT_NOISE}=2.135 for all rounds"
     none = replace(large, noise=None, why="no noise does", rounds=0, smallest=None)
     (found,) = for_all([small, none])
     assert found.is_nothing and found.why == "no noise does" and found.noise is found.smallest is None
