@@ -17,7 +17,7 @@ import pytest
 from cloister.core.errors import FederationError
 from cloister.deploy import certificates
 from cloister.deploy.warm import meeting, node
-from cloister.deploy.warm.supernode import GAVE_UP
+from cloister.deploy.warm.supernode import GAVE_UP, REFUSED
 
 COMMAND = [sys.executable, "-c", "from cloister.cli import app; app()", "warm-node"]
 
@@ -125,16 +125,16 @@ class TestCertificate:
 
 
 class TestNode:
-    @pytest.fixture
-    def refused_by(self, monkeypatch):
-        """The error of a node whose SuperNode gave up after the clocks went apart by so much."""
+    @pytest.fixture(params=[GAVE_UP, REFUSED])
+    def refused_by(self, request, monkeypatch):
+        """The error of a node whose SuperNode ended by itself after the clocks went apart by so much."""
 
         class SuperNode:
             def __init__(self, command, **_):
                 pass
 
             def poll(self):
-                return GAVE_UP
+                return request.param
 
             wait = terminate = poll
 

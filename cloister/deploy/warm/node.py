@@ -22,7 +22,7 @@ from cloister.core.errors import ConfigError, FederationError, PolicyError
 from cloister.core.files import expanded
 from cloister.deploy.warm.executor import TESTED_WITH, Executor, Link, is_tested, warm_up
 from cloister.deploy.warm.meeting import Meeting, meet
-from cloister.deploy.warm.supernode import GAVE_UP
+from cloister.deploy.warm.supernode import GAVE_UP, REFUSED
 
 SUPERNODE = "flower-supernode"
 
@@ -74,7 +74,7 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
         _end(supernode)
         _clear_secrets(node)
     status = supernode.wait()
-    if status == GAVE_UP and not asked:
+    if status in (REFUSED, GAVE_UP) and not asked:
         raise FederationError(_why_refused(ours))
     return status
 

@@ -15,7 +15,9 @@ from cloister.deploy.warm.polling import Polling
 CUT = "UNEXPECTED_EOF"
 """What OpenSSL says where a connection is cut during the handshake."""
 GAVE_UP = 3
-"""Exit status of a SuperNode that has ended by itself, after an error; Flower's own are 0 and 1."""
+"""Exit status of a SuperNode that has ended by itself, after an error of a message."""
+REFUSED = 0
+"""Flower's exit status of one that a signal has ended; it sends the signal to itself where a heartbeat is refused."""
 
 
 def patient(make: Callable[[], RetryInvoker]) -> Callable[[], RetryInvoker]:
