@@ -199,8 +199,7 @@ def _refuse_other_groups(ledger: Ledger, group: str) -> None:
         before = others[0].removeprefix(GROUPED)
         raise BudgetExhausted(
             f"{ledger.path} holds releases that were counted for groups by {before!r}: no budget for groups by "
-            f"{group!r} covers them; name the groups in a policy, and if this is other data, give it another "
-            "data-identity"
+            f"{group!r} covers them; if this is other data, give it another data-identity"
         )
 
 

@@ -23,13 +23,15 @@ ROUNDING = 1e-9
 
 
 def enforce_policy(request: Request, node: Node, call_next: Handler) -> Reply:
-    """Refuse a request that asks for less than the node's policy does; pass on the rest.
+    """Refuse a request that asks for less than the node's policy does, or names other groups than it; pass on the rest.
 
     Raises:
         PolicyError: it does. The text names what was asked for and what is demanded.
     """
     policy = node.policy
     if policy is None:
+        for complaint in _about_group(request, node):
+            raise PolicyError(f"refused by this node: {complaint}")
         return call_next(request, node)
     # Rows are counted for runs that are taken part in alone: a refusal must not say what the data is like.
     if complaints := list(_complaints(policy, request, node)) or list(_too_few(policy, request, node)):
@@ -63,8 +65,19 @@ def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterat
     yield from _about_noise(policy, request)
     yield from _about_leakage(policy, config)
     yield from _about_plan(policy, request, node)
-    if config.privacy.client.clips_gradients and policy.group != config.task.group:
-        yield f"task.group = {config.task.group!r}, demanded: {policy.group!r}"
+    yield from _about_group(request, node)
+
+
+def _about_group(request: Request, node: Node) -> Iterator[str]:
+    """Another unit than the site's own. A budget says what one costs: no server chooses what that is.
+
+    A node without a policy, a budget for each unit and groups of its own takes what a run says.
+    """
+    config, own = request.config, node.config
+    is_stated = node.policy or own.max_example_epsilon or own.group
+    if isinstance(request, TrainRequest) and config.privacy.client.clips_gradients and is_stated:
+        if config.task.group != own.group:
+            yield f"task.group = {config.task.group!r}, demanded: {own.group!r}"
 
 
 def about_secure_sums(policy: Policy, asked: SecureAggregationConfig | None) -> Iterator[str]:
