@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 
+from cloister.core.digits import at_most
 from cloister.core.files import read_text
 from cloister.dashboard.template import FRAME, OVERVIEW, RUN, STYLE
 from cloister.dashboard.views import Run, View
@@ -109,7 +110,10 @@ def _told(run: RunState) -> list[tuple[str, str]]:
         ("Time left", _left(run.seconds_left)),
         ("Replies that counted", f"{run.replies[0]} of {run.replies[1]}" if run.replies else ""),
         ("ε that is claimed", claimed),
-        ("ε of the ledger", "" if run.epsilon is None else f"{run.epsilon:.3g}{little if run.claimed is None else ''}"),
+        (
+            "ε of the ledger",
+            "" if run.epsilon is None else f"{at_most(run.epsilon, 3)}{little if run.claimed is None else ''}",
+        ),
         ("Left of the budget", "" if run.budget_left is None else f"{run.budget_left:.3g}"),
     ]
     return [(title, value) for title, value in facts if value]
@@ -121,7 +125,7 @@ def _epsilon(run: RunState) -> str:
         return f"{run.claimed:.3g}" + (f" ({run.claimed_for})" if run.claimed_for != "client" else "")
     if run.state != "running" or run.privacy == "none":
         return "none claimed"
-    return "not told yet" if run.epsilon is None else f"{run.epsilon:.3g} so far"
+    return "not told yet" if run.epsilon is None else f"{at_most(run.epsilon, 3)} so far"
 
 
 def _state(run: RunState) -> str:
