@@ -13,7 +13,7 @@ SUFFIX = ".py"
 def sources() -> dict[str, bytes]:
     """The Python files of the installed package as they are on disk, by the names that they have in a bundle."""
     package = Path(cloister.__path__[0])
-    files = sorted(package.rglob(f"*{SUFFIX}"))
+    files = package.rglob(f"*{SUFFIX}")
     return {path.relative_to(package.parent).as_posix(): path.read_bytes() for path in files}
 
 
