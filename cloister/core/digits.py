@@ -9,7 +9,7 @@ def at_most(value: float | None, digits: int = 4) -> str:
 
     Args:
         value: the bound; None: there is none.
-        digits: that count, from 1 to 15.
+        digits: that count, from 1 to 9.
 
     Examples:
         >>> at_most(1.23401), at_most(8.0), at_most(9.99991), at_most(1e-5)
@@ -23,7 +23,7 @@ def at_least(value: float, digits: int = 4) -> str:
 
     Args:
         value: the bound.
-        digits: that count, from 1 to 15.
+        digits: that count, from 1 to 9.
 
     Examples:
         >>> at_least(0.89449), at_least(1.0)
@@ -33,8 +33,8 @@ def at_least(value: float, digits: int = 4) -> str:
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:
-    """By the first twelve digits: what comes after them is how floats round, and 0.1 is 0.1 in print."""
+    """By the first nine digits: what is after them comes of how floats, and grids, round; 0.1 is 0.1 in print."""
     if not math.isfinite(value):
         return f"{value:g}"
-    shown = f"{value:.12g}"
+    shown = f"{value:.9g}"
     return f"{float(Context(digits, rounding).create_decimal(shown)):.{digits}g}"

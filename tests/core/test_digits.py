@@ -37,7 +37,7 @@ def test_a_bound_is_on_its_side_and_near(digits):
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.0, "0"), (0.1, "0.1"), (3 * 0.1, "0.3"), (8, "8"), (100 * 0.07, "7"), (1e-5, "1e-05"), (np.float64(2), "2")],
+    [(0.0, "0"), (0.1, "0.1"), (3 * 0.1, "0.3"), (8, "8"), (100 * 0.07, "7"), (1e-5, "1e-05"), (1 - 2e-11, "1")],
 )
 def test_what_is_short_already_stays_as_it_is(value, shown):
     assert at_most(value) == at_least(value) == shown
