@@ -16,6 +16,7 @@ from cloister.client.request import ProtocolRequest, TrainRequest, request_of
 from cloister.core.arrays import to_record
 from cloister.core.errors import FederationError
 from cloister.core.wire import CONFIG, DISTANCE, SECURE_MESSAGE, SECURE_STEP
+from cloister.privacy.mechanisms.distributed import mean
 from cloister.privacy.mechanisms.distributed.plan import Plan
 from cloister.secure_aggregation.messages import Delivery
 
@@ -85,12 +86,10 @@ class TestTheNoise:
         assert not std_is(sample, expected * 0.85, 0.1) and not std_is(sample, expected * 1.2, 0.1)
 
     def test_of_nodes_that_do_not_hold_what_they_are_told_is_found(self, tmp_path, monkeypatch):
-        held = Plan.of
+        def unheld(bound, multiplier, parties, parameters, beside, *given):
+            return Plan.of(bound, multiplier / 4, parties, parameters, beside=beside)
 
-        def unheld(bound, multiplier, *given, **more):
-            return held(bound, multiplier / 4, *given, **(more | {"least": 0}))
-
-        monkeypatch.setattr(Plan, "of", unheld)
+        monkeypatch.setattr(mean, "_planned", unheld)
         assert not std_is(noise_of(tmp_path, 1e300, rounds=7), 0.5 * math.sqrt(5 / 4), 0.1)
 
 
