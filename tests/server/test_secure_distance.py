@@ -20,11 +20,12 @@ from cloister.privacy.mechanisms.distributed import mean
 from cloister.privacy.mechanisms.distributed.plan import Plan
 from cloister.secure_aggregation.messages import Delivery
 
+Z_D = "privacy.distance-noise-multiplier"
 METRIC = {
     "privacy.server": "metric",
     "privacy.distance": "rms",
     "privacy.distance-release": "private",
-    "privacy.distance-noise-multiplier": 0.005,
+    Z_D: 0.005,
 }
 
 
@@ -42,6 +43,7 @@ def told(messages):
 
 
 class TestTheDistance:
+    @pytest.mark.slow
     def test_is_that_of_the_survivors_and_told_in_each_message_of_the_next_round(self, tmp_path):
         """One of them vanishes before it shows its surplus: its noise is known all the same."""
         updates = random_updates(5, scale=0.02)
@@ -65,12 +67,12 @@ class TestTheDistance:
         assert run.strategy.mechanism.distance == 0.5
 
 
-def noise_of(folder, distance, rounds=3, **more):
-    """The noise in the sums of some rounds in which a distance is told, over C."""
+def noise_of(folder, distance):
+    """The noise in the sums of three rounds in which a distance is told, over C."""
     updates = [{name: np.zeros_like(array) for name, array in MODEL.items()} for _ in range(5)]
-    run, found = run_of(folder, updates, colluding=1, **more), []
+    run, found = run_of(folder, updates, colluding=1), []
     run.strategy.mechanism = replace(run.strategy.mechanism, distance=distance)
-    for number in range(1, rounds + 1):
+    for number in (1, 2, 3):
         found.append(run.collect(number).total[:650])
     return np.concatenate(found) / run.strategy.mechanism.plan(650).steps
 
@@ -81,7 +83,7 @@ class TestTheNoise:
 
     @pytest.mark.parametrize(("distance", "factor"), [(0.4, 2.5), (1e300, 0.5)])
     def test_in_the_sum_follows_what_is_told_down_to_the_least(self, distance, factor, tmp_path):
-        sample, expected = noise_of(tmp_path, distance, rounds=7), factor * math.sqrt(5 / 4)
+        sample, expected = noise_of(tmp_path, distance), factor * math.sqrt(5 / 4)
         assert std_is(sample, expected, 0.1) and is_normal(sample, expected)
         assert not std_is(sample, expected * 0.85, 0.1) and not std_is(sample, expected * 1.2, 0.1)
 
@@ -90,7 +92,7 @@ class TestTheNoise:
             return Plan.of(bound, multiplier / 4, parties, parameters, beside=beside)
 
         monkeypatch.setattr(mean, "_planned", unheld)
-        assert not std_is(noise_of(tmp_path, 1e300, rounds=7), 0.5 * math.sqrt(5 / 4), 0.1)
+        assert not std_is(noise_of(tmp_path, 1e300), 0.5 * math.sqrt(5 / 4), 0.1)
 
 
 class TestCharges:
@@ -99,7 +101,7 @@ class TestCharges:
         policy.write_text('tasks = ["digits"]\nmechanisms = ["metric"]\nmax-epsilon = 90.0\nmin-colluding = 1\n')
         own = [{"policy": str(policy), "ledger-dir": str(tmp_path / str(n))} for n in range(5)]
         nodes = [{"partition-id": n, "num-partitions": 5, **node} for n, node in enumerate(own)]
-        run = run_of(tmp_path, nodes=nodes, gone={2: "share"}, z=3.0, colluding=1, **{METRIC_NOISE: 2.0})
+        run = run_of(tmp_path, nodes=nodes, gone={2: "share"}, z=3.0, colluding=1, **{Z_D: 2.0})
         run.strategy.mechanism = replace(run.strategy.mechanism, distance=0.5)
         run.collect()
         squares, update = run.spent()
@@ -112,19 +114,16 @@ class TestCharges:
             expected = [("client", squares), ("client", update), *replaced] if number != 2 else []
             assert [(entry.unit, entry.event) for entry in entries] == expected
 
-    @pytest.mark.parametrize(("minimum", "taken"), [(1.1, True), (1.3, False)])
+    @pytest.mark.parametrize(("minimum", "taken"), [pytest.param(1.1, True, marks=pytest.mark.slow), (1.3, False)])
     def test_a_policy_counts_the_least_noise_of_both(self, minimum, taken, tmp_path):
         """1.5 for the updates and 2 for the squares are 1.2 together, whatever distance is told."""
         (tmp_path / "policy.toml").write_text(
             f'tasks = ["digits"]\nmechanisms = ["metric"]\nmin-server-noise-multiplier = {minimum}\n'
         )
         nodes = [{"partition-id": n, "num-partitions": 5, "policy": str(tmp_path / "policy.toml")} for n in range(5)]
-        run = run_of(tmp_path, nodes=nodes, z=3.0, **{METRIC_NOISE: 2.0})
+        run = run_of(tmp_path, nodes=nodes, z=3.0, **{Z_D: 2.0})
         run.strategy.mechanism = replace(run.strategy.mechanism, distance=0.1)
         assert (run.collect().total is not None) == taken
-
-
-METRIC_NOISE = "privacy.distance-noise-multiplier"
 
 
 class TestWhatAServerTells:
