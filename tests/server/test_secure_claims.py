@@ -34,6 +34,7 @@ SHORT = {"tensorboard": False, "report": False, "num-rounds": 2, "run-name": "r"
 
 
 RMS = {"privacy.server": "metric", "privacy.distance": "rms", "privacy.distance-release": "private"}
+GROUPS = {"privacy.server": "laplace-clustering", "privacy.noise-multiplier": None, "privacy.clipping-norm": None}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ RMS = {"privacy.server": "metric", "privacy.distance": "rms", "privacy.distance-
         (RMS | {"privacy.distance-release": "exact", "privacy.distance-clip": "before"}, "use 'private' and 'after'"),
         (RMS | {"privacy.clipping": "adaptive"}, "a distance is of one clip; use 'fixed'"),
         (RMS | {"privacy.distance-noise-multiplier": 257.0}, "multiplier = 257: .* at most 256"),
-        ({"privacy.server": "laplace-clustering"}, "groups and choices need single updates"),
+        (GROUPS, "groups and choices need single updates"),
         ({"privacy.server": "some-plugin"}, "privacy.server = 'some-plugin'"),
         ({"privacy.placement": "rule"}, "privacy.placement = 'rule'"),
         ({"privacy.placement": "model"}, "privacy.placement = 'model'"),
