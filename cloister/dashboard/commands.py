@@ -32,8 +32,8 @@ def dashboard(
 
     CONNECTION is a SuperLink connection of Flower's config.toml; without it, no nodes are shown.
     """
-    from cloister.dashboard.serving import Entrance, serve
+    from cloister.dashboard.serving import Endpoint, serve
     from cloister.watch.snapshot import Places
 
-    entrance = Entrance(host_and_port(listen), operators, certificate, key)
-    serve(Places(connection, runs, tuple(ledger or ())), entrance, typer.echo)
+    endpoint = Endpoint(host_and_port(listen), operators, certificate, key)
+    serve(Places(connection, runs, tuple(ledger or ())), endpoint, typer.echo)
