@@ -19,7 +19,6 @@ from cloister.server.reports.status import RunState, state_told
 
 DRAWN = 16
 """Runs whose figures are kept, because drawing them takes longest."""
-NEXT_TO_NOTHING = "promises next to nothing"
 _drawing = Lock()
 """The settings of matplotlib belong to the process, and pages are made in threads."""
 
@@ -91,13 +90,13 @@ def _facts(run: RunState | None) -> dict[str, str] | None:
         "state": _state(run),
         "left": _left(run.seconds_left),
         "epsilon": _epsilon(run),
-        "little": NEXT_TO_NOTHING if run.promises_little else "",
+        "little": run.worth,
     }
 
 
 def _told(run: RunState) -> list[tuple[str, str]]:
     """What `cloister status` says about a run; what it does not know has no line."""
-    little = f"; it {NEXT_TO_NOTHING}" if run.promises_little else ""
+    little = f"; it is {run.worth}" if run.worth else ""
     claimed = "" if run.claimed is None else f"{at_most(run.claimed, 3)}, for one {run.claimed_for}{little}"
     facts = [
         ("Directory", run.path),

@@ -13,7 +13,7 @@ from cloister.plan.series import Series
 from cloister.plan.within import Within, for_all
 from cloister.privacy.claims.words import render as render_statement
 from cloister.privacy.claims.words import render_clients
-from cloister.server.lasting import CLOSING
+from cloister.server.lasting import closing_refused, told_closing
 
 BAR = 40
 """Columns of the longest bar of a curve."""
@@ -31,7 +31,9 @@ def render(preview: Preview) -> list[str]:
         f"claims     {AT_MOST}",
     ]
     if forecast.closing:
-        lines.append(f"budget     {CLOSING}")
+        lines.append(f"budget     {told_closing(forecast.kept)}")
+    if refused := closing_refused(forecast.prepared.plan, forecast.kept):
+        lines.append(f"this run would be refused: {refused}")
     if forecast.stopped:
         lines.append(f"the run would stop {forecast.stopped}")
     if preview.refusal:

@@ -12,6 +12,7 @@ from cloister.privacy.claims.claim import (
     Statement,
 )
 from cloister.privacy.claims.server import RUN
+from cloister.privacy.claims.worth import NO_PROTECTION, is_practical
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
 NOT_KNOWN = (
@@ -21,15 +22,11 @@ NOT_KNOWN = (
 KNOWN = "figures are for sizes that they have: the smallest, the middle, the largest and, by Rényi DP, the costliest"
 NOTHING_RELEASED = "nothing was released: no round was run, and the model is the one that the run began with"
 NOBODY_TRAINED = "no client trained: nothing that follows from its data left any of them"
-WEAK = 20.0
-"""An ε above this multiplies the odds of any inference by up to e²⁰, half a billion: it promises next to nothing."""
 
 
 def strength(epsilon: float | None) -> str:
     """What to call a sound claim of this ε; None: it is not known."""
-    if epsilon is not None and epsilon > WEAK:
-        return "sound, but it promises next to nothing"
-    return "sound"
+    return "sound" if is_practical(epsilon) else f"sound, but {NO_PROTECTION}"
 
 
 def contract(claim: Claim, epsilon: float | None = None) -> str:
@@ -81,11 +78,20 @@ def render_resumed(epsilon: float | None, budget: float) -> list[str]:
     ]
 
 
+def _worth(claim: Claim | ClientClaim, epsilon: float | None) -> str:
+    return strength(epsilon) if claim.status == "sound" else claim.status
+
+
+def _of_run(claim: Claim) -> float | None:
+    """ε of the run by itself, as the report judges it."""
+    return next((figure.epsilon for figure in claim.figures if figure.scope == RUN), None)
+
+
 def summary(claim: Claim) -> str:
     """The mechanism on the server, and how much its claim is worth, in a few words."""
     if claim.status == "none":
         return claim.mechanism
-    return f"{claim.mechanism} ({strength(claim.epsilon) if claim.status == 'sound' else claim.status})"
+    return f"{claim.mechanism} ({_worth(claim, _of_run(claim))})"
 
 
 def render(statement: Statement) -> list[str]:
@@ -99,7 +105,7 @@ def _render_server(statement: Statement) -> list[str]:
     if claim.status == "none":
         seen = "every client's model" if statement.clients is None else "what every client sends"
         return [f"privacy on the server: none. The server, and whoever sees its records, sees {seen}.", *unprotected]
-    lines = [f"privacy: {claim.mechanism}, {claim.status}", *_reasons(claim)]
+    lines = [f"privacy: {claim.mechanism}, {_worth(claim, _of_run(claim))}", *_reasons(claim)]
     if statement.released_nothing:
         lines.append(f"  {NOTHING_RELEASED}")
     for figure in claim.figures:
@@ -184,7 +190,8 @@ def render_clients(claim: ClientClaim) -> list[str]:
     """What may be said about the clients' own mechanism as lines of plain text."""
     budget = [f"  {told}"] if (told := beyond_budget(claim)) else []
     if isinstance(claim, DpSgdClaim):
-        first = f"clients: dp-sgd, {claim.status}; {KNOWN if claim.known else NOT_KNOWN}"
+        dearest = max((figure.epsilon or 0.0 for figure in claim.by_size.values()), default=None)
+        first = f"clients: dp-sgd, {_worth(claim, dearest)}; {KNOWN if claim.known else NOT_KNOWN}"
         if claim.nobody_trained:
             return [first, f"  {NOBODY_TRAINED}", *_reasons(claim), *budget]
         sizes = [line for size in claim.sizes for line in _render_size(claim.unit, size)]
@@ -217,5 +224,5 @@ def _render_local_figure(figure: Figure) -> str:
     if figure.leakage is not None:
         return f"leakage of at most {at_most(figure.leakage)} within distance {figure.radius:.4g}, {figure.scope}"
     at = f" at δ = {at_most(figure.delta)}" if figure.delta else ", pure"
-    worth = ", which promises next to nothing" if figure.epsilon is not None and not figure.epsilon <= WEAK else ""
+    worth = "" if is_practical(figure.epsilon) else f", which is {NO_PROTECTION}"
     return f"ε = {at_most(figure.epsilon)}{at} for everything a client holds, {figure.relation}, {figure.scope}{worth}"

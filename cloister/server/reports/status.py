@@ -22,7 +22,7 @@ from cloister.privacy.claims.claim import Figure
 from cloister.privacy.claims.meaning import weakest
 from cloister.privacy.claims.record import statement_of
 from cloister.privacy.claims.server import RUN
-from cloister.privacy.claims.words import WEAK
+from cloister.privacy.claims.worth import NO_PROTECTION, is_practical
 from cloister.server.reports.rundir import BEGUN, RUNNING
 
 STOPPED_AFTER = 60
@@ -90,10 +90,10 @@ class RunState:
         return self.hides_times and self.state == "running"
 
     @property
-    def promises_little(self) -> bool:
-        """Whether the ε that is shown of it is so large that it promises next to nothing."""
+    def worth(self) -> str:
+        """What the ε that is shown of it is, in words, where that is no protection; else empty."""
         shown = self.epsilon if self.claimed is None and self.state == "running" else self.claimed
-        return shown is not None and not shown <= WEAK
+        return "" if is_practical(shown) else NO_PROTECTION
 
     def without_ledger(self) -> "RunState":
         """The same without what it tells of its ledger, where other runs spend that must not be seen to."""

@@ -64,7 +64,18 @@ Draw = partial[None]
 
 
 def _wanted(comparison: Comparison) -> list[tuple[str, str, str, Draw]]:
-    """Name, title, description and what draws each figure."""
+    """Name, title, description and what draws each figure; scores of different tasks are on no common axis."""
+    tasks = comparison.tasks
+    if len(tasks) == 1:
+        return _of_one_task(comparison)
+    return [
+        (f"{name}-{number}", f"{title}, {clean(task)}", told, draw)
+        for number, task in enumerate(tasks, start=1)
+        for name, title, told, draw in _of_one_task(comparison.about(task))
+    ]
+
+
+def _of_one_task(comparison: Comparison) -> list[tuple[str, str, str, Draw]]:
     score, found = clean(comparison.score), list[tuple[str, str, str, Draw]]()
     if any(group.curve(comparison.score, comparison.on_clients) for group in comparison.groups):
         title = f"{score[:1].upper()}{score[1:]} by round"

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from cloister.aggregation.screening import Rejection
 from cloister.core.digits import at_least, at_most
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
-from cloister.privacy.claims.meaning import best_guess, percent
+from cloister.privacy.claims.meaning import percent
+from cloister.privacy.claims.worth import best_guess
 from cloister.server.reports.html.facts import Facts, RoundFacts
 from cloister.server.reports.html.figures import taken_for, thinned
 from cloister.server.reports.html.officer import figures_of
