@@ -124,7 +124,7 @@ def main(kills: int = 5, minutes: float = 60, seed: int = 0) -> None:
             Trial(containers, KINDS, kills, minutes).run()
             print("started again:", {name: containers.stack.inspect(name)["RestartCount"] for name in SERVICES})
         except BaseException:
-            print(containers.compose("logs", "--no-color", "--tail", "60"))
+            print(containers.compose("logs", "--no-color", "--tail", "200"))
             raise
         finally:
             containers.compose("down", "--volumes", "--remove-orphans")

@@ -244,8 +244,8 @@ def complete(directory: Path, whole: Path | None) -> str:
         AssertionError: it did not end as it was asked to, or its model is another one.
     """
     lines = finished(directory)
-    assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1)), "a round is missing or twice"
     assert ended(directory) == "as-asked", f"{directory.name} ended: {ended(directory)}"
+    assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1)), "a round is missing or twice"
     if whole is None or any(line["measured"]["accepted"] < NODES for line in lines):
         return "a reply was lost"
     with np.load(directory / "model.npz") as one, np.load(whole / "model.npz") as other:
