@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cloister.core.digits import at_most
 from cloister.core.errors import ConfigError, LedgerError
 
 ledger = typer.Typer(help="Read the ledger of a server or a node.", no_args_is_help=True)
@@ -71,7 +72,7 @@ def leakage(paths: Annotated[list[Path], typer.Argument(help="Ledgers of clients
 
     spent = [_opened(path).leakage() for path in paths]
     for path, leaked in zip(paths, spent, strict=True):
-        typer.echo(f"{path}: {leaked:.6g}")
+        typer.echo(f"{path}: {at_most(leaked, 6)}")
     for line in render_leakage(leakage_report(spent)):
         typer.echo(line)
 

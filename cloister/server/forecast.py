@@ -165,7 +165,8 @@ def noise_on_release(prepared: Prepared, nodes: int) -> NoiseOnRelease | None:
     mechanism, clients = strategy.mechanism, prepared.plan.cohort(nodes)
     if isinstance(mechanism, DistributedMean):
         std = mechanism.multiplier * mechanism.clipping_norm / max(1, round(clients))
-        return NoiseOnRelease(mechanism.multiplier, (std, std))
+        low, high = mechanism.scale.factors(mechanism.clip.bound, prepared.layout)
+        return NoiseOnRelease(mechanism.multiplier, (std * low, std * high))
     asked, expected = max(1, round(clients)), clients + len(strategy.canaries) / 2
     sent = prepared.layout.rows(from_record(prepared.initial))
     cohort = Cohort(prepared.layout, sent, (sent,) * asked, np.zeros(asked), np.ones(asked))

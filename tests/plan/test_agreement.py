@@ -45,6 +45,9 @@ SLOW = {
     "adaptive clip of a sum": GLOBAL
     | {"privacy.clipping": "adaptive", "privacy.bits-noise-multiplier": 4.0, "strategy.min-nodes": 4}
     | {"secure-aggregation.enabled": True, "secure-aggregation.threshold": 3, "secure-aggregation.colluding": 1},
+    "distance of a sum": PRIVATE
+    | {"privacy.distance": "rms", "privacy.max-distance": 1.5, "strategy.min-nodes": 4}
+    | {"secure-aggregation.enabled": True, "secure-aggregation.threshold": 3, "secure-aggregation.colluding": 1},
     "secret draws": GLOBAL | POISSON,
     "secret draws under a private distance": PRIVATE | POISSON,
     "dp-sgd": DP_SGD,

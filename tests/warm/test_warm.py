@@ -18,6 +18,7 @@ from flwr.proto.task_pb2 import Task
 from flwr.supercore.constant import TaskType
 from flwr.supernode.runtime import run_clientapp as clientapp
 
+from cloister.client.app import app
 from cloister.client.policy import CHECKED_BUNDLE, Policy
 from cloister.core.errors import ConfigError, FederationError, PolicyError
 from cloister.deploy.warm import executor, node
@@ -37,8 +38,10 @@ import numpy  # what stands for a heavy library
 mark = id(numpy)
 
 def draw(end):
-    executor._forget_app()
-    sys.path.insert(0, sys.argv[1])
+    executor._compile_nothing()
+    if sys.argv[1:]:
+        executor._forget_app()
+        sys.path.insert(0, sys.argv[1])
     import cloister, numpy
     from cloister.privacy.mechanisms.noise import GaussianNoise
     noise = GaussianNoise().standard_normal(4).tolist()
@@ -55,17 +58,28 @@ for _ in range(2):
 """
 
 
+def children(*bundle):
+    """Of two children, one after the other: where the app is from, whether libraries are shared, noise, and kernel."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHILDREN, *bundle], capture_output=True, text=True, timeout=120, check=True
+    )
+    return map(json.loads, done.stdout.splitlines())
+
+
 def test_a_child_has_the_app_of_its_bundle_and_the_libraries_of_its_parent(tmp_path):
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     bundle.joinpath("cloister").symlink_to(Path(executor.__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", CHILDREN, str(bundle)], capture_output=True, text=True, timeout=120, check=True
-    )
-    (first, warm, noise, kernel), (second, warm_too, other_noise, _) = map(json.loads, done.stdout.splitlines())
+    (first, warm, noise, kernel), (second, warm_too, other_noise, _) = children(str(bundle))
     assert first == second == str(bundle / "cloister" / "__init__.py")
     assert warm and warm_too and noise != other_noise
     assert kernel == "numpy", "nothing is compiled for one message"
+
+
+def test_children_with_the_app_of_their_parent_have_noise_of_their_own():
+    (first, _, noise, kernel), (_, _, other_noise, _) = children()
+    assert first == str(Path(executor.__file__).parents[2] / "__init__.py")
+    assert noise != other_noise and kernel == "numpy"
 
 
 @pytest.mark.parametrize(
@@ -132,6 +146,8 @@ class TestWhatIsLoaded:
         monkeypatch.setattr(clientapp, "install_from_fab", clientapp.install_from_fab)
         monkeypatch.setattr(clientapp, "get_load_client_app_fn", clientapp.get_load_client_app_fn)
         monkeypatch.setattr(sys, "path", sys.path[:])
+        # This process is no child: other tests need what it has imported.
+        monkeypatch.setattr(executor, "_forget_app", lambda: None)
         (tmp_path / "private").mkdir()
         return self.built(tmp_path, "vetted")
 
@@ -161,7 +177,7 @@ class TestWhatIsLoaded:
     def loaded(self, tmp_path, bundle, digest, version="1.0.0", policy=True):
         """What `run_clientapp` does with a bundle and the names that the server gives."""
         listed = Policy.model_validate({"mechanisms": [], "tasks": ["digits"], "allowed-fabs": [sha(bundle)]})
-        executor.load_only_what_is_allowed(lambda: listed if policy else None, tmp_path / "private")
+        executor.load_only_what_is_allowed(lambda: listed if policy else None, tmp_path / "private", {})
         clientapp.install_from_fab(bundle, skip_prompt=True)
         load = clientapp.get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
         return load("p/pinned", version, digest)
@@ -184,6 +200,10 @@ class TestWhatIsLoaded:
         clientapp.install_from_fab(self.built(tmp_path, "planted", "2.0.0"), skip_prompt=True)
         with pytest.raises(LoadClientAppError, match="mismatch"):
             self.loaded(tmp_path, bundle, sha(bundle), version="2.0.0")
+
+    def test_one_of_the_package_that_is_installed_is_not_unpacked(self, bundle, tmp_path, monkeypatch):
+        monkeypatch.setattr(executor, "is_installed", lambda carried, imported: (carried, imported) == (bundle, {}))
+        assert self.loaded(tmp_path, bundle, sha(bundle)) is app and not any((tmp_path / "private").iterdir())
 
     def test_nor_into_a_folder_in_which_something_lies(self, bundle, tmp_path):
         (tmp_path / "private" / "apps").mkdir()

@@ -3,7 +3,8 @@
 A process that has imported everything heavy, and computed nothing, asks the SuperNode for tasks. For each it forks a
 child, which runs `flwr-clientapp`'s own function once and ends: what a client computes, and above all its noise, never
 lives longer than its message. A child loads the very bundle that was looked at, from a folder that nobody else has
-written to: Flower's own loader goes by the names that the server gives, into a folder shared by all runs.
+written to: Flower's own loader goes by the names that the server gives, into a folder shared by all runs. A bundle
+whose source is that of the installed package is not loaded at all: the parent has imported the same code already.
 """
 
 import gc
@@ -16,7 +17,7 @@ import ssl
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from logging import ERROR, INFO, WARNING
@@ -46,6 +47,7 @@ from flwr.supernode.runtime import run_clientapp as clientapp
 
 from cloister.client.policy import CHECKED_BUNDLE, Policy
 from cloister.core.errors import FederationError, PolicyError
+from cloister.deploy.warm.installed import is_installed, sources
 
 TESTED_WITH = "1.41.0"
 """The flwr whose internals this package relies on; with any other, clients start cold."""
@@ -62,7 +64,7 @@ LIBRARIES = (
     "pandas",
 )
 COMPILED = "cloister.privacy.mechanisms.discrete.numba_kernel"
-"""Makes the numbers that NumPy makes, a little sooner. To compile it takes seconds, and a child could keep nothing."""
+"""Makes the numbers that NumPy makes, a little sooner."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +128,12 @@ class Executor:
     Args:
         link: to the SuperNode.
         policy: gives the policy in force, whose `allowed-fabs` is enforced before anything of a bundle runs.
+        imported: source files of the package as this process has imported it.
     """
 
     link: Link
     policy: Callable[[], Policy | None] = lambda: None
+    imported: Mapping[str, bytes] = field(default_factory=sources)
     children: dict[int, Path] = field(default_factory=dict)
     reachable: bool = True
 
@@ -162,8 +166,8 @@ class Executor:
 
     def _run(self, token: str, parent: int, folder: Path) -> None:
         """Be `flwr-clientapp` for one task."""
-        load_only_what_is_allowed(self.policy, folder)
-        _forget_app()
+        _compile_nothing()
+        load_only_what_is_allowed(self.policy, folder, self.imported)
         clientapp.run_clientapp(
             runtime_api_address=self.link.address,
             token=token,
@@ -267,38 +271,53 @@ def _as_child(work: Callable[[], None]) -> NoReturn:
 
 
 def _forget_app() -> None:
-    """Unload this process' own copy of the app: the child imports that of its bundle, as a cold client would.
-
-    What is compiled is left out: machine code is kept beside the source, here in a folder of one message.
-    """
+    """Unload this process' own copy of the app: the child imports that of its bundle, as a cold client would."""
     for name in [name for name in sys.modules if name == APP or name.startswith(APP + ".")]:
-        del sys.modules[name]
-    vars(sys)["modules"][COMPILED] = None
+        if name != COMPILED:
+            del sys.modules[name]
     importlib.invalidate_caches()
 
 
-def load_only_what_is_allowed(policy: Callable[[], Policy | None], folder: Path) -> None:
-    """Have this process unpack a bundle that the policy allows in `folder`, and load the app from there and no other.
+def _compile_nothing() -> None:
+    """Leave out what is compiled: it takes seconds, and one message cannot keep it."""
+    vars(sys)["modules"][COMPILED] = None
+
+
+def load_only_what_is_allowed(policy: Callable[[], Policy | None], folder: Path, imported: Mapping[str, bytes]) -> None:
+    """Have this process load the app of a bundle that the policy allows, and no other.
 
     What the server says about the bundle (its name, its version, its digest) chooses nothing: a bundle of another name
     or version than the run's is an error of Flower's loader.
+
+    Args:
+        policy: gives the policy in force.
+        folder: an empty one, in which the bundle is unpacked.
+        imported: source files that this process has imported. A bundle of the very same is not unpacked.
     """
     names = vars(clientapp)
     unpack, loader = names["install_from_fab"], names["get_load_client_app_fn"]
     unpacked: list[Path] = []
 
-    def install(bundle: bytes, **_: object) -> Path:
+    def install(bundle: bytes, **_: object) -> None:
         if any(folder.iterdir()):
             raise PolicyError("the folder for an app bundle was not empty")
-        path: Path = unpack(_allowed(bundle, policy()), install_dir=folder, skip_prompt=True)
-        unpacked.append(path)
-        return path
+        if not is_installed(_allowed(bundle, policy()), imported):
+            _forget_app()
+            unpacked.append(unpack(bundle, install_dir=folder, skip_prompt=True))
 
     def get_load(**_: object) -> Callable[[str, str, str], ClientApp]:
-        (path,) = unpacked
-        return loader(default_app_ref="", app_path=str(path), multi_app=True)
+        if not unpacked:
+            return _imported_app
+        return loader(default_app_ref="", app_path=str(unpacked[0]), multi_app=True)
 
     names["install_from_fab"], names["get_load_client_app_fn"] = install, get_load
+
+
+def _imported_app(*_: str) -> ClientApp:
+    """The client of the package as this process has imported it; the package has one, whatever a bundle calls it."""
+    from cloister.client.app import app
+
+    return app
 
 
 def _allowed(bundle: bytes, policy: Policy | None) -> bytes:

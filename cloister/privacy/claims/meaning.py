@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cloister.core.digits import at_most
 from cloister.privacy.claims.claim import Claim, ClientClaim, DpSgdClaim, Figure, LocalClaim, Statement
 from cloister.privacy.claims.server import ALL_RUNS, RUN
 from cloister.privacy.claims.words import (
@@ -205,7 +206,8 @@ def summary_of_clients(claim: ClientClaim) -> str:
         return f"{claim.mechanism} ({claim.status})"
     if isinstance(claim, DpSgdClaim) and claim.nobody_trained:
         return f"{claim.mechanism} (nobody trained)"
-    return f"{claim.mechanism} ({strength(figure.epsilon)}; ε = {figure.epsilon:.4g} for one {figure.unit}{_of(claim)})"
+    told = f"ε = {at_most(figure.epsilon)} for one {figure.unit}{_of(claim)}"
+    return f"{claim.mechanism} ({strength(figure.epsilon)}; {told})"
 
 
 def _of(claim: ClientClaim) -> str:
@@ -279,4 +281,4 @@ def _guess(figure: Figure) -> float:
 
 
 def _parameters(figure: Figure) -> str:
-    return f"ε = {figure.epsilon:.4g}, δ = {figure.delta or 0.0:g}"
+    return f"ε = {at_most(figure.epsilon)}, δ = {at_most(figure.delta or 0.0)}"

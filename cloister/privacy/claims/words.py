@@ -1,5 +1,6 @@
 """Claims put into words: the one place that does, for the console and every report."""
 
+from cloister.core.digits import at_least, at_most
 from cloister.privacy.claims.claim import (
     CLIENT_BUDGET,
     Claim,
@@ -41,12 +42,24 @@ def contract(claim: Claim, epsilon: float | None = None) -> str:
     if claim.mechanism == "none":
         return "none on the server, which sees what every client sends"
     named = [(key.removeprefix("privacy."), value) for key, value in list(claim.parameters.items())[:3]]
-    settings = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in named)
+    settings = ", ".join(f"{key} {setting(key, value)}" for key, value in named)
     if claim.status != "sound":
         return f"{claim.mechanism} ({settings}); {claim.status}"
-    at_most = "" if epsilon is None else f"; ε at most {epsilon:.4g} for the whole run"
+    whole = "" if epsilon is None else f"; ε at most {at_most(epsilon)} for the whole run"
     who = f"; secure aggregation, colluding {claim.parameters[COLLUDING]}" if claim.is_against_server else ""
-    return f"{claim.mechanism} ({settings}){who}; {strength(epsilon)}; unit: {claim.unit}, {claim.relation}{at_most}"
+    return f"{claim.mechanism} ({settings}){who}; {strength(epsilon)}; unit: {claim.unit}, {claim.relation}{whole}"
+
+
+def setting(key: str, value: float | str | bool) -> str:
+    """The value of a parameter of a mechanism, of noise no more than there is.
+
+    Args:
+        key: of the configuration.
+        value: of the parameter.
+    """
+    if not isinstance(value, float):
+        return str(value)
+    return at_least(value) if key.endswith("noise-multiplier") else f"{value:.4g}"
 
 
 def render_resumed(epsilon: float | None, budget: float) -> list[str]:
@@ -58,9 +71,10 @@ def render_resumed(epsilon: float | None, budget: float) -> list[str]:
     """
     if epsilon is None:
         return []
-    everything = f"≤ {budget:g}, at the end: the budget, of all runs in the ledger" if budget else ""
+    everything = f"≤ {at_most(budget, 6)}, at the end: the budget, of all runs in the ledger" if budget else ""
     return [
-        f"  ε at most {epsilon:.4g}: of all planned rounds, and of one more for each time that the run was resumed",
+        f"  ε at most {at_most(epsilon)}: of all planned rounds, and of one more for each time that the run was "
+        "resumed",
         "  ε of a round: of everything in the ledger up to this round, earlier runs included",
         "  ε of this run, at the end: of what it has released",
         f"  ε {everything or 'of all runs, at the end: of what is in the ledger then'}",
@@ -117,11 +131,15 @@ def _render_figure(figure: Figure) -> str:
     condition, counts = _condition(figure), _counts(figure)
     if figure.budget:
         return (
-            f"  ε ≤ {figure.epsilon:.4g} at δ = {figure.delta:g}, {about}; "
+            f"  ε ≤ {_amount(figure)}, {about}; "
             "also if later runs were chosen by what earlier ones released "
-            f"(a budget, kept by {figure.filter}); {100 * (figure.spent or 0.0):.3g} % spent{condition}"
+            f"(a budget, kept by {figure.filter}); {at_most(100 * (figure.spent or 0.0), 3)} % spent{condition}"
         )
-    return f"  ε = {figure.epsilon:.4g} at δ = {figure.delta:g}, {about}; by {figure.accountant}{condition}{counts}"
+    return f"  ε = {_amount(figure)}, {about}; by {figure.accountant}{condition}{counts}"
+
+
+def _amount(figure: Figure) -> str:
+    return f"{at_most(figure.epsilon)} at δ = {at_most(figure.delta)}"
 
 
 def _condition(figure: Figure) -> str:
@@ -147,7 +165,7 @@ def render_largest(claim: DpSgdClaim) -> str:
     whose = f"that of a client with {high} {claim.unit}s{fewest}"
     if high == low:
         return whose
-    return f"{whose}; other sizes go down to ε = {found[low].epsilon:.4g} with {low} {claim.unit}s"
+    return f"{whose}; other sizes go down to ε = {at_most(found[low].epsilon)} with {low} {claim.unit}s"
 
 
 def beyond_budget(claim: ClientClaim) -> str:
@@ -177,7 +195,7 @@ def render_clients(claim: ClientClaim) -> list[str]:
 
 def _render_size(unit: str, size: OfSize) -> list[str]:
     return [
-        f"  ε = {figure.epsilon:.4g} at δ = {figure.delta:g} for one {unit} of a client with {size.size} {unit}s that "
+        f"  ε = {_amount(figure)} for one {unit} of a client with {size.size} {unit}s that "
         f"trained in {size.rounds} rounds: against {figure.adversary}{_condition(figure)}{_counts(figure)}"
         for figure in size.figures
         if figure.unit == unit
@@ -187,7 +205,7 @@ def _render_size(unit: str, size: OfSize) -> list[str]:
 def _render_local(claim: LocalClaim) -> list[str]:
     lines = []
     if claim.leakage_of_a_release is not None:
-        lines.append(f"  one release leaks {claim.leakage_of_a_release:.4g} within its neighbourhood")
+        lines.append(f"  one release leaks {at_most(claim.leakage_of_a_release)} within its neighbourhood")
     lines += [
         f"  {_render_local_figure(figure)}: against {figure.adversary}{_condition(figure)}{_counts(figure)}"
         for figure in claim.figures
@@ -197,7 +215,7 @@ def _render_local(claim: LocalClaim) -> list[str]:
 
 def _render_local_figure(figure: Figure) -> str:
     if figure.leakage is not None:
-        return f"leakage of at most {figure.leakage:.4g} within distance {figure.radius:.4g}, {figure.scope}"
-    at = f" at δ = {figure.delta:g}" if figure.delta else ", pure"
+        return f"leakage of at most {at_most(figure.leakage)} within distance {figure.radius:.4g}, {figure.scope}"
+    at = f" at δ = {at_most(figure.delta)}" if figure.delta else ", pure"
     worth = ", which promises next to nothing" if figure.epsilon is not None and not figure.epsilon <= WEAK else ""
-    return f"ε = {figure.epsilon:.4g}{at} for everything a client holds, {figure.relation}, {figure.scope}{worth}"
+    return f"ε = {at_most(figure.epsilon)}{at} for everything a client holds, {figure.relation}, {figure.scope}{worth}"

@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from cloister.core.digits import at_most
 from cloister.core.errors import ConfigError
 from cloister.core.text import clean
 from cloister.server.reports.compare.comparison import LABEL, Comparison, Spread
@@ -158,7 +159,8 @@ def _ends(comparison: Comparison) -> str:
 
 def _said(comparison: Comparison, points: dict[str, tuple[float, Spread]]) -> str:
     told = [
-        f"{_label(comparison, name)}: {final.text()} at ε = {epsilon:.4g}" for name, (epsilon, final) in points.items()
+        f"{_label(comparison, name)}: {final.text()} at ε = {at_most(epsilon)}"
+        for name, (epsilon, final) in points.items()
     ]
     more = f"; and {len(told) - DESCRIBED} more, in the table." if len(told) > DESCRIBED else "."
     return "; ".join(told[:DESCRIBED]) + more

@@ -1,0 +1,92 @@
+"""Bundles that are the installed package, and bundles that only look like it."""
+
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+
+from cloister.deploy.warm import installed
+
+ROOT = Path(__file__).parents[2]
+FILE = "cloister/client/app.py"
+
+
+def bundle_of(files):
+    held = BytesIO()
+    with ZipFile(held, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return held.getvalue()
+
+
+@pytest.fixture(scope="module")
+def imported():
+    return installed.sources()
+
+
+def test_the_bundle_that_flower_builds_of_the_package_is(imported):
+    assert installed.is_installed(build_fab_from_disk(ROOT), imported)
+
+
+def test_what_is_no_code_does_not_matter(imported):
+    assert installed.is_installed(bundle_of(imported | {"README.md": b"other", "pyproject.toml": b""}), imported)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda files: files | {FILE: files[FILE] + b"#"},
+        lambda files: files | {FILE: files[FILE].replace(b"train", b"trajn", 1)},
+        lambda files: files | {"cloister/more.py": b""},
+        lambda files: files | {"numpy.py": b""},
+        lambda files: {name: content for name, content in files.items() if name != FILE},
+        lambda files: {},
+    ],
+    ids=["longer", "same length", "one more", "beside the package", "one less", "none"],
+)
+def test_one_that_differs_is_not(imported, changed):
+    assert not installed.is_installed(bundle_of(changed(imported)), imported)
+
+
+def test_nor_one_of_a_package_that_was_upgraded_on_disk_since_it_was_imported(imported, monkeypatch):
+    monkeypatch.setattr(installed, "sources", lambda: imported | {FILE: b"upgraded"})
+    assert not installed.is_installed(bundle_of(imported), imported)
+    assert not installed.is_installed(bundle_of(imported | {FILE: b"upgraded"}), imported)
+
+
+def test_one_of_other_sizes_is_not_read(imported, monkeypatch):
+    monkeypatch.setattr(ZipFile, "read", lambda *_: pytest.fail("read"))
+    assert not installed.is_installed(bundle_of(imported | {FILE: bytes(10**6)}), imported)
+
+
+RANDOM = """
+import os, secrets, sys
+import numpy as np
+from cloister.deploy.warm import executor
+for name in [name for name in sys.modules if name.startswith("cloister")]:
+    del sys.modules[name]
+
+def watched(make):
+    def draw(*given, **named):
+        frame = sys._getframe(1)
+        assert not frame.f_globals.get("__name__", "").startswith("cloister"), frame.f_globals["__name__"]
+        return make(*given, **named)
+    return draw
+
+for module, names in {os: ["urandom"], secrets: ["token_bytes", "randbits", "SystemRandom"],
+                      np.random: ["default_rng", "SeedSequence", "PCG64", "Philox", "MT19937"]}.items():
+    for name in names:
+        setattr(module, name, watched(getattr(module, name)))
+executor.warm_up(False)
+print("warm")
+"""
+
+
+def test_nothing_random_is_made_when_the_package_is_imported():
+    """It would be the same in every child."""
+    done = subprocess.run([sys.executable, "-c", RANDOM], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "warm\n", done.stderr[-2000:]
