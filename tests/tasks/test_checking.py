@@ -224,7 +224,7 @@ def test_a_faulty_row_is_named_to_its_owner_and_is_no_part_of_the_error(tmp_path
     with pytest.raises(DataError) as refused:
         COLUMNS.read(path)
     assert says in str(refused.value) and first in refused.value.first
-    assert "row" not in str(refused.value) and first not in repr(refused.value)
+    assert "below the header" not in str(refused.value) and first not in repr(refused.value)
 
 
 def test_a_row_out_of_range_is_left_out_under_dp_sgd_and_rows_without_labels_can_be_predicted(tmp_path):
