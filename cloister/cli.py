@@ -37,8 +37,8 @@ class Commands(TyperGroup):
             with one_line(unchanged=_OF_THE_COMMAND_LINE):
                 return super().invoke(context)
         except click.NoSuchOption as error:
-            error.message += _meant(error.option_name)
-            raise
+            said = error.message + _meant(error.option_name)
+            raise click.NoSuchOption(error.option_name, said, error.possibilities, error.ctx) from None
         except Crash as crash:
             said = "\n".join(map(clean, str(crash).splitlines()))
             typer.secho(said, fg=typer.colors.RED, err=True)

@@ -306,9 +306,9 @@ class Task(ABC):
                 f"data-path: {path} must hold inputs of shape {self.input_shape}, found {examples.x.shape[1:]}"
             )
         inputs = examples.x.astype(np.float32, copy=False)
-        finite = np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1)
-        if not finite.all():
-            first = f"x[{finite.argmin()}] is the first of {len(finite) - finite.sum()}"
+        bad = np.flatnonzero(~np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1))
+        if len(bad):
+            first = f"x[{bad[0]}] is the first of {len(bad)}"
             raise DataError(f"data-path: {path} holds inputs that are NaN or infinite as float32", first)
         return Examples(inputs, self.checked_targets(examples.y, path), examples.groups)
 
