@@ -8,16 +8,16 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from cloister.dashboard.door import SEALED
+from cloister.dashboard.guard import SEALED
 from cloister.dashboard.pages import overview, run_page
 from cloister.dashboard.template import SCRIPT
-from cloister.dashboard.views import Lookout, Run, View
+from cloister.dashboard.views import CachedView, Run, View
 from cloister.server.reports.rundir import REPORT
 from cloister.watch.snapshot import Places
 
 
 def application(places: Places) -> Starlette:
-    """Make the dashboard of a federation; it lets everybody in, so that `Door` belongs in front.
+    """Make the dashboard of a federation; it lets everybody in, so that `Guard` belongs in front.
 
     Args:
         places: to look at.
@@ -38,10 +38,10 @@ class _Site:
     """What stands at each address. The functions are not `async`: Starlette calls them in threads."""
 
     def __init__(self, places: Places) -> None:
-        self._places, self._lookout = places, Lookout(places)
+        self._places, self._cached = places, CachedView(places)
 
     def overview(self, request: Request) -> Response:
-        return HTMLResponse(overview(self._lookout.view(), self._places.connection, _live(request)))
+        return HTMLResponse(overview(self._cached.view(), self._places.connection, _live(request)))
 
     def run(self, request: Request) -> Response:
         view, run = self._asked(request)
@@ -60,7 +60,7 @@ class _Site:
         return Response(SCRIPT, media_type="text/javascript")
 
     def _asked(self, request: Request) -> tuple[View, Run]:
-        view = self._lookout.view()
+        view = self._cached.view()
         run = view.run(request.path_params["name"])
         if run is None:
             raise HTTPException(404)

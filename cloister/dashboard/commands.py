@@ -31,8 +31,8 @@ def dashboard(
     key: Annotated[Path | None, typer.Option(help="The key of the certificate, PEM.")] = None,
 ) -> None:
     """Serve a page about nodes, runs, budgets and events, to be read in a browser."""
-    from cloister.dashboard.serving import Entrance, serve
+    from cloister.dashboard.serving import Endpoint, serve
     from cloister.watch.snapshot import Places
 
-    entrance = Entrance(host_and_port(listen), operators, certificate, key)
-    serve(Places(connection, runs, tuple(ledger or ())), entrance, typer.echo)
+    endpoint = Endpoint(host_and_port(listen), operators, certificate, key)
+    serve(Places(connection, runs, tuple(ledger or ())), endpoint, typer.echo)

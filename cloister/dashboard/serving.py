@@ -12,13 +12,13 @@ from starlette.types import ASGIApp
 
 from cloister.core.errors import ConfigError
 from cloister.dashboard.app import application
-from cloister.dashboard.door import LOOPBACK, Door
+from cloister.dashboard.guard import LOOPBACK, Guard
 from cloister.deploy.credentials import read_digests
 from cloister.watch.snapshot import Places
 
 
 @dataclass(frozen=True)
-class Entrance:
+class Endpoint:
     """Where the dashboard is reached, and by whom.
 
     Args:
@@ -56,12 +56,12 @@ class Entrance:
         except ValueError:
             return False
 
-    def guarded(self, app: ASGIApp) -> Door:
-        """The application behind the door that belongs here."""
+    def guarded(self, app: ASGIApp) -> Guard:
+        """The application behind the guard of this endpoint."""
         digests = read_digests(self.operators) if self.operators is not None else ()
         # On other addresses any name is taken: there a page from elsewhere has no operator's token.
         hosts = LOOPBACK | {self.address[0]} if self.is_local else frozenset[str]()
-        return Door(app, hosts, digests)
+        return Guard(app, hosts, digests)
 
     def opened(self) -> socket.socket:
         """A socket that listens.
@@ -76,21 +76,21 @@ class Entrance:
             raise ConfigError(f"--listen {host}:{port}: {error.strerror}") from None
 
 
-def serve(places: Places, entrance: Entrance, told: Callable[[str], None]) -> None:
+def serve(places: Places, endpoint: Endpoint, told: Callable[[str], None]) -> None:
     """Serve the dashboard until the process is told to end.
 
     Args:
         places: to look at.
-        entrance: by which it is reached.
+        endpoint: where it is reached, and by whom.
         told: gets its address.
 
     Raises:
         ConfigError: it cannot be served there.
     """
     config = uvicorn.Config(
-        entrance.guarded(application(places)),
-        ssl_certfile=entrance.certificate,
-        ssl_keyfile=entrance.key,
+        endpoint.guarded(application(places)),
+        ssl_certfile=endpoint.certificate,
+        ssl_keyfile=endpoint.key,
         log_config=None,
         log_level="warning",
         access_log=False,  # times of requests, and lengths of pages, are not to be kept
@@ -99,10 +99,10 @@ def serve(places: Places, entrance: Entrance, told: Callable[[str], None]) -> No
         lifespan="off",
         ws="none",
     )
-    with entrance.opened() as listening:
+    with endpoint.opened() as listening:
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        told(f"dashboard: {'https' if entrance.certificate else 'http'}://{shown}:{port}/")
+        told(f"dashboard: {'https' if endpoint.certificate else 'http'}://{shown}:{port}/")
         uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -64,7 +64,7 @@ class View:
         return next((run for run in self.runs if run.name == name), None)
 
 
-class Lookout:
+class CachedView:
     """Looks at a federation when somebody asks, and not again for some seconds.
 
     Args:

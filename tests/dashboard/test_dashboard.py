@@ -24,9 +24,9 @@ from cloister import cli
 from cloister.core.errors import ConfigError, FederationError
 from cloister.core.files import coarse_mtime
 from cloister.dashboard.app import application
-from cloister.dashboard.door import HEADERS, SEALED, Door
-from cloister.dashboard.serving import Entrance
-from cloister.dashboard.views import KEPT, Lookout
+from cloister.dashboard.guard import HEADERS, SEALED, Guard
+from cloister.dashboard.serving import Endpoint
+from cloister.dashboard.views import KEPT, CachedView
 from cloister.deploy import certificates, credentials
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian
@@ -77,7 +77,7 @@ def client(tmp_path, monkeypatch):
     """Of a dashboard of the runs in `tmp_path`, on a SuperLink with three nodes."""
     monkeypatch.setattr(snapshots, "warnings_of", lambda connection: [])
     monkeypatch.setattr(snapshots, "living_nodes", lambda connection: NODES)
-    return Asking(Door(application(Places("hospital", tmp_path))))
+    return Asking(Guard(application(Places("hospital", tmp_path))))
 
 
 def page(client, address):
@@ -357,7 +357,7 @@ def test_no_page_has_a_script_of_its_own(tmp_path, client):
 def test_hostile_names_of_runs(tmp_path):
     for name in ("runs/a", "secret"):
         with_report(write_run(tmp_path / name))
-    client = Asking(Door(application(Places(runs=tmp_path / "runs"))), "http://localhost")
+    client = Asking(Guard(application(Places(runs=tmp_path / "runs"))), "http://localhost")
     assert client.get("/runs/a/report.html").status_code == 200
     up = ("%2e%2e", "%2e%2e%2fsecret", "a%2f..%2f..%2fsecret", "..%2f..%2fetc%2fpasswd", "%5c..%5csecret", "%2e")
     for name in (*up, "", "A", "%00", "a%00", "a%0a", "%ff%fe", "\u202e", "<script>", "a/../../secret"):
@@ -410,7 +410,7 @@ def basic(password, name="anybody"):
      f"Bearer {TOKEN}", basic("x", TOKEN), basic(credentials.digest_of(TOKEN))],
 )  # fmt: skip
 def test_without_an_operators_token_nothing_is_shown(tmp_path, given):
-    client = Asking(Door(application(Places(runs=tmp_path)), frozenset(), (credentials.digest_of(TOKEN),)))
+    client = Asking(Guard(application(Places(runs=tmp_path)), frozenset(), (credentials.digest_of(TOKEN),)))
     for address in ("/", "/live.js", "/nothing"):
         answer = client.get(address, headers={"Authorization": given} if given else {})
         assert answer.status_code == 401 and answer.headers["www-authenticate"].startswith("Basic ")
@@ -436,28 +436,28 @@ def pair(tmp_path_factory):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "server.example", "localhost.example"])
 def test_off_this_machine_it_needs_operators_and_tls(pair, host):
     files = {"operators": pair / "operators", "certificate": pair / "server.pem", "key": pair / "server.key"}
-    assert Entrance((host, 0), **files).guarded(lambda *_: None).digests
+    assert Endpoint((host, 0), **files).guarded(lambda *_: None).digests
     for missing in ({"operators"}, {"certificate", "key"}, set(files)):
         with pytest.raises(ConfigError, match="is reached from other machines: give --operators"):
-            Entrance((host, 0), **{name: file for name, file in files.items() if name not in missing})
+            Endpoint((host, 0), **{name: file for name, file in files.items() if name not in missing})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
 def test_on_this_machine_it_needs_neither(host):
-    door = Entrance((host, 0)).guarded(lambda *_: None)
-    assert host in door.hosts and not door.digests
+    guard = Endpoint((host, 0)).guarded(lambda *_: None)
+    assert host in guard.hosts and not guard.digests
 
 
 def test_files_that_are_not_what_they_should_be(pair, tmp_path):
     with pytest.raises(ConfigError, match="come together"):
-        Entrance(("127.0.0.1", 0), certificate=pair / "server.pem")
+        Endpoint(("127.0.0.1", 0), certificate=pair / "server.pem")
     with pytest.raises(ConfigError, match="No such file"):
-        Entrance(("127.0.0.1", 0), certificate=pair / "server.pem", key=tmp_path / "none")
+        Endpoint(("127.0.0.1", 0), certificate=pair / "server.pem", key=tmp_path / "none")
     with pytest.raises(ConfigError, match="it is not a pair in PEM"):
-        Entrance(("127.0.0.1", 0), certificate=pair / "ca.pem", key=pair / "server.key")
+        Endpoint(("127.0.0.1", 0), certificate=pair / "ca.pem", key=pair / "server.key")
     (tmp_path / "operators").write_text("secret\n")
     with pytest.raises(ConfigError, match="must hold the SHA-256"):
-        Entrance(("127.0.0.1", 0), tmp_path / "operators").guarded(lambda *_: None)
+        Endpoint(("127.0.0.1", 0), tmp_path / "operators").guarded(lambda *_: None)
 
 
 def test_a_port_that_is_taken(tmp_path):
@@ -478,12 +478,12 @@ def test_a_look_is_kept_for_some_seconds(tmp_path, monkeypatch):
     asked, now = [], [100.0]
     monkeypatch.setattr(snapshots, "warnings_of", lambda connection: [])
     monkeypatch.setattr(snapshots, "living_nodes", lambda connection: asked.append(now[0]) or NODES)
-    lookout = Lookout(Places("hospital", tmp_path), lambda: now[0])
-    first = lookout.view()
+    cached = CachedView(Places("hospital", tmp_path), lambda: now[0])
+    first = cached.view()
     now[0] += KEPT - 0.1
-    assert lookout.view() is first
+    assert cached.view() is first
     now[0] += 0.2
-    assert lookout.view() is not first and asked == [100.0, now[0]]
+    assert cached.view() is not first and asked == [100.0, now[0]]
 
 
 # As a process.

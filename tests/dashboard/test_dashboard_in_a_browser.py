@@ -9,10 +9,10 @@ from reported import line, write_run
 
 from cloister.dashboard import views
 from cloister.dashboard.app import application
-from cloister.dashboard.door import Door
+from cloister.dashboard.guard import Guard
 from cloister.dashboard.pages import overview, run_page
-from cloister.dashboard.serving import Entrance
-from cloister.dashboard.views import Lookout
+from cloister.dashboard.serving import Endpoint
+from cloister.dashboard.views import CachedView
 from cloister.server.reports.html.page import write_report
 from cloister.watch import snapshot as snapshots
 from cloister.watch.snapshot import Places
@@ -44,9 +44,9 @@ def places(tmp_path, monkeypatch):
 def address(places, monkeypatch):
     """Of a dashboard that looks anew for every page."""
     monkeypatch.setattr(views, "KEPT", 0.0)
-    config = uvicorn.Config(Door(application(places)), log_config=None, lifespan="off", ws="none")
+    config = uvicorn.Config(Guard(application(places)), log_config=None, lifespan="off", ws="none")
     server = uvicorn.Server(config)
-    with Entrance(("127.0.0.1", 0)).opened() as listening:
+    with Endpoint(("127.0.0.1", 0)).opened() as listening:
         thread = Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
@@ -65,13 +65,13 @@ def test_it_renews_itself(tmp_path, address):
 
 def test_it_says_when_nobody_answers(tmp_path, address, monkeypatch):
     """The first look is shown, and every later one breaks the server."""
-    seen = Lookout.view
+    seen = CachedView.view
 
     def once(self):
-        monkeypatch.setattr(Lookout, "view", lambda _: 1 / 0)
+        monkeypatch.setattr(CachedView, "view", lambda _: 1 / 0)
         return seen(self)
 
-    monkeypatch.setattr(Lookout, "view", once)
+    monkeypatch.setattr(CachedView, "view", once)
     told = chromium(tmp_path, address, "--virtual-time-budget=30000", "--dump-dom")
     assert "look-1" in told and 'id="lost" role="status">' in told
 
@@ -89,7 +89,7 @@ def test_it_is_light_or_dark_as_asked(tmp_path, address, scheme):
 
 @pytest.mark.parametrize("scheme", [[], [DARK]], ids=["light", "dark"])
 def test_a_screen_reader_can_read_it(tmp_path, places, scheme):
-    view = Lookout(places).view()
+    view = CachedView(places).view()
     for text in (overview(view, "hospital", True), run_page(view, view.run("died"), True)):
         page = tmp_path / "page.html"
         page.write_text(text)

@@ -28,7 +28,7 @@ HEADERS = {
 """Headers of every answer, unless it has a stricter one of its own."""
 
 
-class Door:
+class Guard:
     """ASGI middleware in front of the dashboard.
 
     Args:
