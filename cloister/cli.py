@@ -36,6 +36,9 @@ class Commands(TyperGroup):
         try:
             with one_line(unchanged=_OF_THE_COMMAND_LINE):
                 return super().invoke(context)
+        except click.NoSuchOption as error:
+            error.message += _meant(error.option_name)
+            raise
         except Crash as crash:
             said = "\n".join(map(clean, str(crash).splitlines()))
             typer.secho(said, fg=typer.colors.RED, err=True)
@@ -43,6 +46,16 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _meant(option: str) -> str:
+    """The key of a run that somebody took for an option; empty where there is none like it."""
+    from cloister.config.run import known_keys
+
+    name = option.lstrip("-").replace("_", "-")
+    meant = [key for key in known_keys() if f"-{key.replace('.', '-')}".endswith(f"-{name}")]
+    nearest = min(meant, key=lambda key: (key.count("."), len(key)), default="")
+    return f" Settings of a run are given by -c, such as -c {nearest}=VALUE." if nearest else ""
 
 
 def _code_of(error: Exception) -> int:
@@ -97,8 +110,8 @@ def run(
 ) -> None:
     """Simulate a federation in this process; the defaults train digits under metric-aware noise.
 
-    Exit code 0: the run ended as asked; 1: it failed; 2: the settings cannot be read; 3: a budget ended it; 130: it was
-    stopped by Ctrl-C or SIGTERM.
+    Exit code 0: the run ended as asked; 1: it failed, or a setting is not valid; 2: the command line, or the text of
+    -c, cannot be read; 3: a budget ended it, or refused it; 130: it was stopped by Ctrl-C or SIGTERM.
     """
     from cloister.local.simulation import simulate
 
@@ -178,7 +191,7 @@ def warm_node(
 
 @app.command()
 def status(
-    connection: Annotated[str, typer.Argument(help="A SuperLink connection of Flower's config.toml.")] = "",
+    connection: Annotated[str, typer.Argument()] = "",
     output: Annotated[Path, typer.Option("--runs", help="An output-dir, or one run directory.")] = Path("runs"),
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     check: Annotated[
@@ -186,7 +199,10 @@ def status(
         typer.Option("--check", help="For a monitor: say what is wrong; exit code 0: nothing, 1: warnings, 2: more."),
     ] = False,
 ) -> None:
-    """Show the nodes and runs of a SuperLink, and how far the newest run in output-dir is; exit code 1 if it died."""
+    """Show the nodes and runs of a SuperLink, and how far the newest run in output-dir is; exit code 1 if it died.
+
+    CONNECTION is a SuperLink connection of Flower's config.toml.
+    """
     if check:
         raise typer.Exit(check_once(connection, output))
     from cloister.deploy.control import living_nodes
@@ -216,7 +232,7 @@ app.add_typer(check, name="check")
 
 @check.command("task")
 def check_task(
-    name: Annotated[str, typer.Argument(help="The task's name, as in task.name.")],
+    name: Annotated[str, typer.Argument()],
     data: Annotated[
         Path | None, typer.Option(help="A site's own file or folder; without it, the task's benchmark data is tried.")
     ] = None,
@@ -224,7 +240,7 @@ def check_task(
 ) -> None:
     """Check a task's data and model, and run one round of two clients; a line a fault, with the remedy.
 
-    Of -c the keys of task and client count, such as task.image-size=64.
+    NAME is the task's, as in task.name. Of -c the keys of task and client count, such as task.image-size=64.
 
     Exit code 0: nothing is wrong; 1: there are faults.
     """
@@ -240,12 +256,18 @@ def check_task(
 
 @app.command()
 def new(
-    kind: Annotated[str, typer.Argument(help="What to write.", metavar="task|strategy|mechanism")],
-    name: Annotated[str, typer.Argument(help="Of what it makes: small letters, digits and '-'.")],
+    kind: Annotated[str, typer.Argument(metavar="task|strategy|mechanism")],
+    name: Annotated[str, typer.Argument()],
     data: Annotated[str, typer.Option("--from", help="Of a task: csv, npz or images.")] = "csv",
     folder: Annotated[Path | None, typer.Option("--to", help="Folder to make; by default, one of that name.")] = None,
 ) -> None:
-    """Write a package of your own that runs at once: code to change, tests, example data and a README."""
+    """Write a package of your own that runs at once: code to change, tests, example data and a README.
+
+    The first word says what to write: a task (data and model), a strategy (how the server combines models) or a
+    mechanism (how it protects them). NAME is what it will be called: small letters, digits and '-'.
+
+    Example: cloister new task ward-rows --from csv
+    """
     from cloister.local.names import refuse_taken
     from cloister.scaffold.package import write_package
 
@@ -255,8 +277,11 @@ def new(
 
 
 @app.command()
-def policy(path: Annotated[Path, typer.Argument(help="A policy.toml file.")]) -> None:
-    """Check the policy of a site, and say in words what it demands."""
+def policy(path: Annotated[Path, typer.Argument()]) -> None:
+    """Check the policy of a site, and say in words what it demands.
+
+    PATH is a policy.toml file.
+    """
     from cloister.client.policy import read_policy
     from cloister.client.policy_words import render
 
@@ -265,8 +290,8 @@ def policy(path: Annotated[Path, typer.Argument(help="A policy.toml file.")]) ->
 
 @app.command()
 def predict(
-    model: Annotated[Path, typer.Argument(help="A run directory, or the model-dir of a client.")],
-    data: Annotated[Path, typer.Argument(help="A CSV file, an .npz file, or a folder of images.")],
+    model: Annotated[Path, typer.Argument()],
+    data: Annotated[Path, typer.Argument()],
     out: Annotated[
         Path | None, typer.Option(help="Where to write the predictions, as CSV; else they are printed.")
     ] = None,
@@ -274,7 +299,11 @@ def predict(
         int | None, typer.Option(min=0, help="Which of several hypotheses; needed if the examples have no labels.")
     ] = None,
 ) -> None:
-    """Score examples with a trained model; print figures of merit too where the examples have labels."""
+    """Score examples with a trained model; print figures of merit too where the examples have labels.
+
+    MODEL is a run directory, or the model-dir of a client. DATA is a CSV file, an .npz file, or a folder of images; it
+    need not have labels.
+    """
     from cloister.predict import predict as predictions
 
     found = predictions(model, data, hypothesis)
@@ -290,9 +319,7 @@ def predict(
 
 @app.command()
 def audit(
-    run_directory: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="The directory of a run that has ended.")
-    ] = None,
+    run_directory: Annotated[Path | None, typer.Argument(metavar="RUN")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--run-config", "-c", help="Instead of RUN: settings of a run that is simulated first."),
@@ -302,6 +329,8 @@ def audit(
     shadows: Annotated[int, typer.Option(min=4, help="How many runs of its own an attack learns from.")] = 16,
 ) -> None:
     """Attack a finished run as its adversaries would, and write audit.json beside what it claims.
+
+    RUN is the directory of a run that has ended.
 
     Exit code 0: no attack contradicts the claim; 1: one does, or the audit failed; 2: the settings cannot be read.
     """
@@ -324,7 +353,7 @@ def audit(
 
 @app.command()
 def report(
-    directory: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
+    directory: Annotated[Path, typer.Argument(metavar="RUN")],
     statements: Annotated[
         Path | None, typer.Option(help="TOML file of what only the operator can state, for the officer's page; kept.")
     ] = None,
@@ -332,7 +361,10 @@ def report(
         Path | None, typer.Option(help="TOML file for an entry in OpenDP's registry of deployments: registry.yaml.")
     ] = None,
 ) -> None:
-    """Write report.html of a finished run into its directory; with --registry, registry.yaml too."""
+    """Write report.html of a finished run into its directory; with --registry, registry.yaml too.
+
+    RUN is a run directory.
+    """
     from cloister.config.errors import read_toml
     from cloister.server.reports.html.page import write_report
     from cloister.server.reports.html.registry import Entry, write_entry
@@ -347,13 +379,16 @@ def report(
 
 @app.command()
 def compare(
-    directories: Annotated[list[Path], typer.Argument(help="Run directories, finished or not.", metavar="RUN...")],
+    directories: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     score: Annotated[str, typer.Option(help="Name of the score to compare by; by default the first beside loss.")] = "",
     output: Annotated[Path | None, typer.Option(help="Write it as an HTML page into this file.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw the figures into this file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Put several runs beside each other: the settings that differ, scores, ε and time."""
+    """Put several runs beside each other: the settings that differ, scores, ε and time.
+
+    Each RUN is a run directory, of a run that has finished or not.
+    """
     from cloister.server.reports.compare.comparison import compared, each_alone
     from cloister.server.reports.compare.figures import write_png
     from cloister.server.reports.compare.page import write_page
@@ -371,12 +406,14 @@ def compare(
 
 @app.command()
 def sweep(
-    description: Annotated[Path, typer.Argument(help="TOML file: [base], [grid] and seeds.", metavar="FILE")],
+    description: Annotated[Path, typer.Argument(metavar="FILE")],
     check: Annotated[
         bool, typer.Option("--check", help="Check every cell, say what would run, and start none.")
     ] = False,
 ) -> None:
     """Run a grid of configurations and seeds, each in a process of its own; again: what is missing.
+
+    FILE is a TOML file with base, grid and seeds.
 
     Exit code 0: every cell is done; 1: some failed; 3: a budget ended one; 130: it was stopped by Ctrl-C or SIGTERM.
     """
@@ -393,7 +430,7 @@ app.command()(dashboard)
 
 @app.command(name="provision")
 def provision_kits(
-    description: Annotated[Path, typer.Argument(help="federation.toml: the server, the authority and the sites.")],
+    description: Annotated[Path, typer.Argument()],
     output: Annotated[Path, typer.Option(help="Folder for the kits.")] = Path("kits"),
     renew: Annotated[bool, typer.Option("--renew", help="Make a new server certificate.")] = False,
     renew_authority: Annotated[
@@ -404,7 +441,10 @@ def provision_kits(
         typer.Option(help="server, operator or sites/NAME: make a kit anew that was made before and is not here."),
     ] = None,
 ) -> None:
-    """Write a start-up kit for the server, the operator and each site; again: add what is missing."""
+    """Write a start-up kit for the server, the operator and each site; again: add what is missing.
+
+    DESCRIPTION is a federation.toml: the server, the authority and the sites.
+    """
     from cloister.deploy.kits import provision
     from cloister.deploy.report import show
     from cloister.deploy.scripts import policy_for

@@ -124,7 +124,8 @@ def read(task: Task, data: Path) -> Scored:
     """Examples from a CSV file, an `.npz` file, or a folder of images.
 
     A CSV file has a header, and one column for each number of an example, in the task's order and units; a last column
-    `y` or `label` holds labels. Where the task has a table format of its own, the file is in that one. An `.npz` file
+    `y` or `label` holds labels. Where the task has a table format of its own, the file is in that one; it need not have
+    the column of labels. An `.npz` file
     has `x`, and maybe `y`. A folder holds images; where they lie in folders named 0, 1, ..., or as the task calls its
     classes, those are their labels.
 
@@ -140,7 +141,8 @@ def read(task: Task, data: Path) -> Scored:
     if data.suffix.lower() == ".npz":
         return _archive(task, data)
     if type(task).read is not Task.read or type(task).rows is not Task.rows:
-        return _numbered(task.read(data), data)
+        inputs = task.unlabelled(data)
+        return _numbered(task.read(data), data) if inputs is None else _checked(task, inputs, None, data)
     return _table(task, data)
 
 

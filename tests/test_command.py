@@ -49,7 +49,7 @@ class TestSettings:
         result = invoke("run", "-c", given)
         assert result.exit_code == 2 and not list(tmp_path.iterdir())
         (line,) = result.output.splitlines()
-        assert line.startswith("SettingsError: --run-config: ")
+        assert line.startswith("SettingsError: -c (--run-config): ")
 
     def test_files_and_pairs_are_mixed_and_the_later_win(self, tmp_path):
         path = tmp_path / "run.toml"
@@ -193,3 +193,15 @@ class TestExitCodes:
 def test_the_version_is_that_of_the_package():
     result = invoke("--version")
     assert result.exit_code == 0 and result.output.strip() == f"cloister {version('cloister')}"
+
+
+@pytest.mark.parametrize(("option", "key"), [("--rounds", "num-rounds"), ("--learning-rate", "client.learning-rate")])
+def test_a_setting_that_is_given_as_an_option_is_answered_with_its_key(option, key):
+    done = invoke("run", option, "3")
+    assert done.exit_code == 2 and f"-c {key}=VALUE" in " ".join(done.output.replace("│", " ").split())
+    assert "-c " not in invoke("run", "--colour", "3").output
+
+
+def test_what_arguments_mean_is_in_the_help():
+    for command, says in (("new", "what to write"), ("predict", "model-dir of a client"), ("compare", "run directory")):
+        assert says in invoke(command, "--help").output

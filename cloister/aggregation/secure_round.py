@@ -25,6 +25,7 @@ from cloister.core.wire import (
     ARRAYS,
     CLIPPING_NORM,
     CONFIG,
+    DISTANCE,
     ROSTER,
     ROUND,
     SECURE,
@@ -145,7 +146,7 @@ class SecureRound:
 
     def _messages(self, step: str, told: Mapping[int, bytes]) -> list[Message]:
         public = self.asked[0].content.config_records[CONFIG] if self.asked else {}
-        common = {key: public[key] for key in (SEED, CLIPPING_NORM) if key in public}
+        common = {key: public[key] for key in (SEED, CLIPPING_NORM, DISTANCE) if key in public}
         made = []
         for node, content in told.items():
             fields = {ROUND: self.terms.round, **common, SECURE_STEP: step, SECURE_MESSAGE: content}

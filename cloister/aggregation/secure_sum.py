@@ -25,7 +25,7 @@ from cloister.core.arrays import Layout, Row, from_record
 from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, FederationError, ProtocolError, RoundAbandoned
-from cloister.core.wire import CLIPPING_NORM
+from cloister.core.wire import CLIPPING_NORM, DISTANCE
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
 from cloister.privacy.mechanisms.distributed.plan import Plan
@@ -50,10 +50,12 @@ class Summed(Screening):
         total: of the whole numbers of those who are left, shape (plan.length,), without surplus noise; None: there is
             none.
         survivors: how many are left.
+        shown: how many of them have shown what of their noise is surplus.
     """
 
     total: NDArray[np.int64] | None = None
     survivors: int = 0
+    shown: int = 0
 
 
 class SecureSum(PrivateStrategy):
@@ -73,7 +75,7 @@ class SecureSum(PrivateStrategy):
         super().__init__(inner, mechanism, budget=budget)
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
-        """As in `PrivateStrategy`; clients are told C of this round where it adapts.
+        """As in `PrivateStrategy`; clients are told C and the distance where they follow earlier rounds.
 
         Args:
             server_round, arrays, config, grid: as in `PrivateStrategy.configure_train`.
@@ -84,6 +86,8 @@ class SecureSum(PrivateStrategy):
         """
         if self.mechanism.bits:
             config[CLIPPING_NORM] = self.mechanism.clipping_norm
+        if self.mechanism.squares:
+            config[DISTANCE] = self.mechanism.distance
         messages = list(super().configure_train(server_round, arrays, config, grid))
         parties = self.mechanism.parties
         if len(messages) > parties.members:
@@ -145,7 +149,7 @@ class SecureSum(PrivateStrategy):
             self.measured = Measurements(asked, 0, screening.rejected, epsilon=self.spent(), abandoned=True)
             return None, None
         layout, sent = found.cohort.layout, found.cohort.sent
-        released = self.mechanism.released(found.total, layout, sent, found.survivors)
+        released = self.mechanism.released(found.total, layout, sent, found.survivors, found.shown)
         arrays, metrics = self._aggregated(server_round, layout, released)
         self.measured = self._measurements(found, released)
         self._follow(released.following, layout)
@@ -166,7 +170,8 @@ class SecureSum(PrivateStrategy):
         cohort = Cohort(layout, sent, (), np.zeros(count), np.ones(count))
         order = tuple(sorted(rejected, key=lambda one: one.node_id))
         numbers = _released(total, plan) if total and plan else None
-        return Summed(cohort, (), (1.0,) * count, order, total=numbers, survivors=count)
+        shown = len(total.revealed) if total else 0
+        return Summed(cohort, (), (1.0,) * count, order, total=numbers, survivors=count, shown=shown)
 
 
 def _released(total: Total, plan: Plan) -> NDArray[np.int64]:

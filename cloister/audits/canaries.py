@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from cloister.audits.one_run import CONFIDENCE, OneRun
+from cloister.core.digits import at_least, at_most
 from cloister.core.errors import ConfigError
 from cloister.core.files import read_text
 from cloister.privacy.claims.server import RUN
@@ -50,7 +51,7 @@ class CanaryBounds:
     def words(self) -> tuple[str, ...]:
         """The claim, each bound with what it rests on, and the verdict: a sentence each."""
         sure = f"with {self.confidence:.0%} confidence"
-        claimed = "nothing is claimed" if self.claimed is None else f"ε = {self.claimed:.4g} at δ = {self.delta:g}"
+        claimed = "nothing is claimed" if self.claimed is None else f"ε = {at_most(self.claimed)} at δ = {self.delta:g}"
         verdict = (
             f"The claim is contradicted, {self.confidence:.0%} sure, by the bound: {', '.join(self.contradicted)}."
             if self.contradicted
@@ -58,10 +59,11 @@ class CanaryBounds:
         )
         return (
             f"Claimed: {claimed}, for a client, over all rounds.",
-            f"Distribution-free: ε is at least {self.distribution_free:.4g} {sure}, whatever the scores look like; "
-            f"{self.right} of {self.guesses} guesses about {self.canaries} canaries were right.",
-            f"Under the Gaussian shape: ε is at least {self.gaussian:.4g} {sure} (μ at least {self.shift:.4g}), if the "
-            "scores of canaries are normal with one spread, as under Gaussian noise without a draw.",
+            f"Distribution-free: ε is at least {at_least(self.distribution_free)} {sure}, whatever the scores look "
+            f"like; {self.right} of {self.guesses} guesses about {self.canaries} canaries were right.",
+            f"Under the Gaussian shape: ε is at least {at_least(self.gaussian)} {sure} (μ at least "
+            f"{at_least(self.shift)}), if the scores of canaries are normal with one spread, as under Gaussian noise "
+            "without a draw.",
             verdict,
         )
 

@@ -29,7 +29,7 @@ class Progress:
         self._console, self._clock = console, clock
         self._draws = console is not None and can_show(console)
         self._name, self._begun = "", clock()
-        self._amount = self._done = 0.0
+        self._counted_from, self._amount, self._done = self._begun, 0.0, 0.0
         self._expected: float | None = None
 
     @contextmanager
@@ -40,6 +40,7 @@ class Progress:
             name: of the audit.
         """
         self._name, self._begun, self._amount, self._done, self._expected = name, self._clock(), 0.0, 0.0, None
+        self._counted_from = self._begun
         self._say(f"{name} ...")
         screen = Live(self, console=self._console, refresh_per_second=REFRESHES, transient=True)
         with screen if self._draws else nullcontext():
@@ -58,7 +59,8 @@ class Progress:
             unit: what they are, in words.
             each: seconds that one takes; None: not known before the first.
         """
-        self._amount, self._done = amount, 0.0
+        # What an audit does before its units, such as to import a library, says nothing about them.
+        self._amount, self._done, self._counted_from = amount, 0.0, self._clock()
         self._expected = None if each is None else amount * each
         about = "how long they take is seen at the first" if each is None else f"about {spoken(amount * each)}"
         self._say(f"{self._name}: {amount:g} {unit}, {about}")
@@ -76,9 +78,10 @@ class Progress:
 
     def left(self) -> float | None:
         """About how many seconds the rest takes; None before that can be said."""
+        taken = self._clock() - self._counted_from
         if self._done:
-            return self.seconds * max(0.0, self._amount - self._done) / self._done
-        return None if self._expected is None else max(0.0, self._expected - self.seconds)
+            return taken * max(0.0, self._amount - self._done) / self._done
+        return None if self._expected is None else max(0.0, self._expected - taken)
 
     def __rich__(self) -> Table:
         line = Table.grid(padding=(0, 2))

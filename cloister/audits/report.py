@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cloister.audits.finding import Control, Finding, Measured, Skipped, strongest
+from cloister.core.digits import at_least, at_most
 from cloister.core.errors import ConfigError
 from cloister.core.files import atomic_path, read_json
 from cloister.core.text import clean
@@ -120,8 +121,8 @@ def claimed(privacy: Mapping[str, Any]) -> str:
     for mechanism in (privacy, privacy.get("clients") or {}):
         if figures := _figures(mechanism):
             item = max(figures, key=lambda figure: figure["epsilon"])
-            claim = f"ε = {item['epsilon']:.4g} at δ = {item['delta']:g} for one {item['unit']}, {item['relation']}"
-            told.append(f"{claim} ({mechanism['mechanism']}, {mechanism['status']})")
+            claim = f"ε = {at_most(item['epsilon'])} at δ = {at_most(item['delta'])} for one {item['unit']}"
+            told.append(f"{claim}, {item['relation']} ({mechanism['mechanism']}, {mechanism['status']})")
     if told:
         return "; ".join(told)
     return f"no ε ({privacy.get('mechanism', 'none')}, {privacy.get('status', 'none')})"
@@ -144,7 +145,7 @@ def in_words(item: Measured) -> str:
         item: the figure.
     """
     if item.quantity == "epsilon":
-        told = f"ε ≥ {item.value:.3g} at δ = {item.delta or 0:g}, {100 * (item.confidence or 0):.3g} % sure"
+        told = f"ε ≥ {at_least(item.value, 3)} at δ = {item.delta or 0:g}, {100 * (item.confidence or 0):.3g} % sure"
     else:
         at = "" if item.alarms is None else f" at {100 * item.alarms:g} % false alarms"
         told = f"{NAMES[item.quantity]} {item.value:.3f}{at}"

@@ -65,15 +65,15 @@ def charges_of(request: Request, node: Node) -> list[Charge]:
 
 
 def unit_of(request: Request, node: Node) -> Unit:
-    """Whom the node protects beside itself: groups where its policy or the run names them, else examples.
+    """Whom the node protects beside itself: groups where it or the run names them, else examples.
 
     Noise on everything that a client sends protects its groups too: it costs them what it costs an example.
 
     Args:
         request: of the server.
-        node: may have a policy.
+        node: may name groups.
     """
-    return "group" if request.config.task.group or (node.policy and node.policy.group) else "example"
+    return "group" if request.config.task.group or node.config.group else "example"
 
 
 def _of_promise(request: TrainRequest, node: Node) -> Charge:

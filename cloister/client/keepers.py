@@ -13,6 +13,7 @@ import fcntl
 import os
 import stat
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -37,6 +38,11 @@ LABEL = "kept in this file"
 DIGITS = 20
 """Of the number of a round in a file."""
 OWN = stat.S_IRUSR | stat.S_IWUSR
+KEPT = ".attempt"
+MOST = 32
+"""Attempts that a folder keeps, each of another run: of more the one that has waited longest is over."""
+LONGEST = 86_400.0
+"""Seconds that an attempt waits for its next step."""
 
 
 class Keeper(ABC):
@@ -159,6 +165,8 @@ class InFolder(Keeper):
     """In files that this user alone can read, in a folder of its own that is in memory.
 
     A file says in which place it was made, and counts there alone: a copy of it, or of the folder, gives no attempt.
+    What a server never ends is over after a day, or when it has begun many others: the node has dropped out of it. To
+    refuse new ones instead would keep it from all rounds once so many runs had been killed.
 
     Args:
         folder: its path.
@@ -183,13 +191,23 @@ class InFolder(Keeper):
             self._folder = _opened(self._path)
             try:
                 fcntl.flock(self._folder, fcntl.LOCK_EX)
+                self._end_those_left(MOST)
                 yield
             finally:
                 os.close(self._folder)
 
+    def _end_those_left(self, most: int) -> None:
+        """Remove attempts that have waited too long for their next step, and the oldest of too many."""
+        names = [name for name in os.listdir(self._folder) if name.endswith(KEPT)]
+        since = {name: os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_mtime for name in names}
+        newest = sorted(names, key=since.__getitem__, reverse=True)
+        for place, name in enumerate(newest):
+            if place >= most or time.time() - since[name] > LONGEST:
+                os.unlink(name, dir_fd=self._folder)
+
     def _get(self, run: str) -> bytes:
         try:
-            file = self._open(f"{run}.attempt", os.O_RDONLY)
+            file = self._open(f"{run}{KEPT}", os.O_RDONLY)
         except FileNotFoundError:
             return b""
         with os.fdopen(file, "rb") as opened:
@@ -204,10 +222,11 @@ class InFolder(Keeper):
         return cast(bytes, attempt)
 
     def _put(self, run: str, attempt: bytes) -> None:
-        name = f"{run}.attempt"
+        name = f"{run}{KEPT}"
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._folder)
         if attempt:
+            self._end_those_left(MOST - 1)
             file = self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             with os.fdopen(file, "wb") as opened:
                 opened.write(text(LABEL, *_place(file), attempt))

@@ -12,7 +12,7 @@ from cloister.core.files import expanded
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.tasks import TASKS
 
-WITHOUT_LEDGER = {"partition_id", "num_partitions", "public_size", "min_radius", "model_dir"}
+WITHOUT_LEDGER = {"partition_id", "num_partitions", "public_size", "group", "min_radius", "model_dir"}
 """All that the configuration of a node without a ledger may say; whatever else it says, the node keeps one on disk."""
 
 

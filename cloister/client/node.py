@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from cloister.client.policy import Policy, policy_of
 from cloister.config.errors import checked
-from cloister.config.section import Count, Inner, NonNegative, Scalar, Section, Whole
+from cloister.config.section import Count, Inner, NonNegative, Scalar, Section, Whole, Word
 from cloister.core.errors import NodeConfigError
 from cloister.core.files import expanded
 
@@ -33,6 +33,7 @@ class NodeConfig(Section):
         max_leakage: most that its noised models may leak in all; 0: no limit.
         min_radius: smallest radius of a run that a node with a limit of leakage takes part in.
         public_size: number of units that it says it has; 0: not stated.
+        group: the array that says whose a row is; a run with DP-SGD must protect groups by it. Empty: rows are units.
         policy: path of the site's policy; empty: there is none.
         model_dir: where it keeps its personal model; empty: it keeps none.
         signing_key: file of the private key that the site signs with in secure aggregations; empty: it has none.
@@ -55,6 +56,7 @@ class NodeConfig(Section):
     max_leakage: NonNegative = 0.0
     min_radius: NonNegative = 0.0
     public_size: Annotated[int, Field(ge=0, le=MAXIMUM_SIZE)] = 0
+    group: Word = ""
     policy: Place = ""
     model_dir: Place = ""
     signing_key: Place = ""
@@ -83,10 +85,13 @@ class NodeConfig(Section):
         return any((self.max_epsilon, self.max_example_epsilon, self.max_leakage))
 
     def under(self, policy: Policy | None) -> "NodeConfig":
-        """The same with the stricter budgets of both in force, and the size that the policy states."""
+        """The same with the stricter budgets of both in force, and the size and the groups that the policy states."""
         if policy is None:
             return self
-        values: dict[str, Scalar] = {"public_size": policy.public_size or self.public_size}
+        values: dict[str, Scalar] = {
+            "public_size": policy.public_size or self.public_size,
+            "group": policy.group or self.group,
+        }
         if policy.max_epsilon or policy.max_example_epsilon:
             values["max_epsilon"] = stricter(self.max_epsilon, policy.max_epsilon)
             values["max_example_epsilon"] = stricter(self.max_example_epsilon, policy.max_example_epsilon)

@@ -1,6 +1,7 @@
 """A policy in words: what it demands, and what a malicious server could still learn under it."""
 
 from cloister.client.policy import Policy
+from cloister.core.digits import at_least, at_most
 
 
 def render(policy: Policy) -> list[str]:
@@ -20,7 +21,10 @@ def _noise(policy: Policy) -> list[str]:
         **dict.fromkeys(policy.believed, policy.min_server_noise_multiplier),
     }
     named = [(name, minima.get(name, policy.min_client_noise_multiplier)) for name in policy.mechanisms]
-    words = [f"{name} with at least {minimum:g}" if minimum else f"{name} with any noise" for name, minimum in named]
+    words = [
+        f"{name} with at least {at_least(minimum, 6)}" if minimum else f"{name} with any noise"
+        for name, minimum in named
+    ]
     whose = "other clients add" if policy.demands_secure_aggregation else "server adds"
     believed = [f"! this site cannot check the noise that the {whose}"] if policy.believed else []
     return ["noise: " + ", or ".join(words), *believed]
@@ -41,16 +45,19 @@ def _sums(policy: Policy) -> list[str]:
 
 
 def _budgets(policy: Policy) -> list[str]:
-    unit, at = ("group" if policy.group else "example"), f"at δ = {policy.target_delta:g} over all runs on this data"
+    unit, at = (
+        ("group" if policy.group else "example"),
+        f"at δ = {at_most(policy.target_delta)} over all runs on this data",
+    )
     lines = [f"each {policy.group} is protected as a whole"] if policy.group else []
     if policy.max_epsilon:
-        lines.append(f"for the site at most ε = {policy.max_epsilon:g} {at}")
+        lines.append(f"for the site at most ε = {at_most(policy.max_epsilon, 6)} {at}")
     if policy.max_example_epsilon:
-        lines.append(f"for each {unit} at most ε = {policy.max_example_epsilon:g} {at}")
+        lines.append(f"for each {unit} at most ε = {at_most(policy.max_example_epsilon, 6)} {at}")
     if not (policy.max_epsilon or policy.max_example_epsilon):
         lines.append("! no budget: this site takes part in every run within these rules, however many there are")
     if policy.max_leakage:
-        lines.append(f"laplace: privacy.max-leakage at most {policy.max_leakage:g}")
+        lines.append(f"laplace: privacy.max-leakage at most {at_most(policy.max_leakage, 6)}")
     if policy.public_size:
         lines.append(f"this site says that it has {policy.public_size} {unit}s")
     return lines
@@ -60,7 +67,7 @@ def _limits(policy: Policy) -> list[str]:
     lines = []
     for key, (minimum, maximum) in RANGES.items():
         low, high = getattr(policy, minimum, 0), getattr(policy, maximum, 0)
-        bounds = [f"at least {low:g}"] * bool(low) + [f"at most {high:g}"] * bool(high)
+        bounds = [f"at least {at_least(low, 6)}"] * bool(low) + [f"at most {at_most(high, 6)}"] * bool(high)
         if bounds:
             lines.append(f"{key}: {' and '.join(bounds)}")
     if policy.max_steps and not policy.public_size:

@@ -8,6 +8,7 @@ A refusal depends on the message and the run configuration alone, never on the n
 """
 
 import logging
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from cloister.core.wire import (
     ARRAYS,
     CLIPPING_NORM,
     CONFIG,
+    DISTANCE,
     FROZEN,
     HYPOTHESES,
     LEDGER_HEAD,
@@ -92,6 +94,7 @@ class TrainRequest(Request):
         ledger_head: hash of the last line of the server's ledger; empty: the server told none.
         delivery: under secure aggregation, what this node masks its update with; None elsewhere.
         bound: under secure aggregation, C that this node clips its update to; 0 elsewhere.
+        distance: under secure aggregation, d that scales this node's noise; 1 where none does.
     """
 
     proximal_mu: float = 0.0
@@ -99,6 +102,7 @@ class TrainRequest(Request):
     ledger_head: str = ""
     delivery: Delivery | None = None
     bound: float = 0.0
+    distance: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -109,11 +113,13 @@ class ProtocolRequest(Request):
         step: which one.
         content: what the server tells in it, undecoded.
         bound: C that this node will clip its update to.
+        distance: d that will scale its noise; 1 where none does.
     """
 
     step: str = field(kw_only=True)
     content: bytes = field(repr=False, kw_only=True)
     bound: float = field(default=0.0, kw_only=True)
+    distance: float = field(default=1.0, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -151,8 +157,8 @@ class Reply:
 
 
 SPECIFIC: dict[type[Request], tuple[str, ...]] = {
-    TrainRequest: (PROXIMAL_MU, PROMISE, LEDGER_HEAD, SECURE_MESSAGE, CLIPPING_NORM),
-    ProtocolRequest: (SECURE_STEP, SECURE_MESSAGE, CLIPPING_NORM),
+    TrainRequest: (PROXIMAL_MU, PROMISE, LEDGER_HEAD, SECURE_MESSAGE, CLIPPING_NORM, DISTANCE),
+    ProtocolRequest: (SECURE_STEP, SECURE_MESSAGE, CLIPPING_NORM, DISTANCE),
     EvaluateRequest: (),
     KeepRequest: (),
 }
@@ -200,7 +206,7 @@ def _special(
     promise = promised(fields) if delivery is None else _shared(fields, config, models)
     if delivery is None:
         refuse_shares_of_noise(promise)
-    shared = {"delivery": delivery, "bound": _bound(fields, config)}
+    shared = {"delivery": delivery, **_followed(fields, config)}
     return {"proximal_mu": float(mu), "promise": promise, "ledger_head": head, **shared}
 
 
@@ -213,7 +219,7 @@ def _step(fields: ConfigRecord, config: RunConfig) -> dict[str, object]:
         raise FederationError(
             f"the server's message must carry {SECURE_STEP!r} as a step of the protocol and {SECURE_MESSAGE!r} as bytes"
         )
-    return {"step": step, "content": content, "bound": _bound(fields, config)}
+    return {"step": step, "content": content, **_followed(fields, config)}
 
 
 def _delivery(fields: ConfigRecord, config: RunConfig) -> Delivery | None:
@@ -230,6 +236,11 @@ def _delivery(fields: ConfigRecord, config: RunConfig) -> Delivery | None:
             "other"
         )
     return Delivery.decode(said) if isinstance(said, bytes) else None
+
+
+def _followed(fields: ConfigRecord, config: RunConfig) -> dict[str, float]:
+    """What of a secure aggregation may follow from earlier rounds."""
+    return {"bound": _bound(fields, config), "distance": _distance(fields, config)}
 
 
 def _bound(fields: ConfigRecord, config: RunConfig) -> float:
@@ -251,6 +262,26 @@ def _bound(fields: ConfigRecord, config: RunConfig) -> float:
     raise FederationError(
         f"{CLIPPING_NORM!r} must be in the server's message, as a number from {MIN_BOUND:g} to {MAX_BOUND:g}, in a run "
         "with secure aggregation and privacy.clipping = 'adaptive', and in no other"
+    )
+
+
+def _distance(fields: ConfigRecord, config: RunConfig) -> float:
+    """d of a secure aggregation: the server tells it where one scales the noise, and nowhere else.
+
+    The mechanism holds it between the limits of the configuration: no d makes noise of less than what is charged.
+
+    Raises:
+        FederationError: the message lacks it, has it where it should not, or it is no distance.
+    """
+    found = fields.get(DISTANCE)
+    if config.secure_aggregation.enabled and shared_mean(config).squares:
+        if isinstance(found, float) and 0 < found < math.inf:
+            return found
+    elif found is None:
+        return 1.0
+    raise FederationError(
+        f"{DISTANCE!r} must be in the server's message, as a finite number above 0, in a run with secure aggregation "
+        "and privacy.server = 'metric', and in no other"
     )
 
 

@@ -38,6 +38,8 @@ from cloister.secure_aggregation.roster import Roster, public_bytes
 from cloister.secure_aggregation.terms import HASH, Terms
 from cloister.secure_aggregation.written import NUMBER, TEXT, Written, sized
 
+AnyStep = TrainRequest | ProtocolRequest
+"""What a node is asked for in an attempt."""
 ATTEMPT = 1
 """A node takes part in a round once: it has the same update to give in another attempt."""
 
@@ -75,9 +77,9 @@ class _Part:
     terms: bytes
 
     @classmethod
-    def of(cls, request: Request, who: Identity, parameters: int, kept: bytes = b"") -> "_Part":
+    def of(cls, request: AnyStep, who: Identity, parameters: int, kept: bytes = b"") -> "_Part":
         """The part of this node by its own files and the settings of the request, at the start or where it was put."""
-        mechanism = shared_mean(request.config)
+        mechanism = shared_mean(request.config).told(request.distance)
         plan = mechanism.plan(parameters)
         graph = Complete(mechanism.parties.threshold, mechanism.parties.colluding)
         terms = Terms(request.run, request.round, ATTEMPT, graph, plan.length, plan.bits).under(who.roster)
@@ -176,7 +178,7 @@ def _kept(part: _Part, request: Request, node: Node) -> None:
     keeper_of(request, node).keep(request.run, request.round, part.put_down())
 
 
-def _taken(request: Request, node: Node) -> _Part:
+def _taken(request: AnyStep, node: Node) -> _Part:
     """The part of this node, which nobody else has from then on: a step that fails leaves nothing.
 
     Raises:

@@ -27,6 +27,7 @@ class PrivacyConfig(Section):
         noise_seed: -1: the operating system's entropy.
         target_delta: δ at which budgets and claims are stated.
         ledger_dir, data_identity: where the ledger lies, and whose data it is about.
+        close_budget: whether a run without a guarantee may end the budget that is kept there.
         choice, choice_epsilon, max_loss: how a client that protects itself chooses among hypotheses.
     """
 
@@ -36,6 +37,7 @@ class PrivacyConfig(Section):
     target_delta: Inner = 1e-5
     ledger_dir: str = ""
     data_identity: Annotated[str, Field(pattern=r"^[\w.-]{0,200}$")] = ""
+    close_budget: bool = False
     choice: Literal["private", "exact"] = "private"
     choice_epsilon: Positive = 1.0
     max_loss: Positive = 10.0
@@ -169,9 +171,9 @@ CHOICE = ("choice", "choice-epsilon", "max-loss")
 KEYS = """
 server noise-multiplier clipping-norm clipping clipping-quantile clipping-rate bits-noise-multiplier examples-cap
 placement distance distance-release distance-noise-multiplier distance-direction distance-clip min-distance
-max-distance noise-seed target-delta max-epsilon canaries population ledger-dir data-identity clusters clusters-start
-options client client-noise-multiplier client-clipping-norm clipping-decay least-clipping-norm batch-sampling
-client-max-epsilon radius per-layer max-leakage choice choice-epsilon max-loss group-cap
+max-distance noise-seed target-delta max-epsilon canaries population ledger-dir data-identity close-budget clusters
+clusters-start options client client-noise-multiplier client-clipping-norm clipping-decay least-clipping-norm
+batch-sampling client-max-epsilon radius per-layer max-leakage choice choice-epsilon max-loss group-cap
 """.split()  # noqa: SIM905
 """Every key, in the order in which it is written down."""
 _FIELDS = [

@@ -69,12 +69,13 @@ def shared_mean(config: "RunConfig") -> DistributedMean:
         ConfigError: it has none.
     """
     server = config.privacy.server
-    if not config.secure_aggregation.enabled or not isinstance(server, variants.GlobalPrivacy):
+    if not config.secure_aggregation.enabled or not isinstance(server, variants.GlobalPrivacy | variants.MetricPrivacy):
         raise ConfigError(f"{ENABLED} = {config.secure_aggregation.enabled} with privacy.server = {server.name!r}")
     return DistributedMean(
         noise_multiplier=server.noise_multiplier,
         clip=server.clipping.clip(),
         parties=config.secure_aggregation.parties,
+        scale=server.scale(),
     )
 
 
@@ -88,10 +89,13 @@ def refusal(config: "RunConfig") -> str:
 
 def _of_server(config: "RunConfig") -> str:
     server = config.privacy.server
-    if not isinstance(server, variants.GlobalPrivacy):
+    if isinstance(server, variants.MetricPrivacy):
+        if reason := _of_distance(server):
+            return reason
+    elif not isinstance(server, variants.GlobalPrivacy):
         return (
-            f"privacy.server = {server.name!r}: distances, groups and choices need single updates, and the server sees "
-            "none; use 'global-dp'"
+            f"privacy.server = {server.name!r}: groups and choices need single updates, and the server sees none; use "
+            "'global-dp', or 'metric' with privacy.distance = 'rms'"
         )
     if server.placement != "update":
         return f"privacy.placement = {server.placement!r}, which needs single updates; use 'update'"
@@ -109,6 +113,28 @@ def _of_server(config: "RunConfig") -> str:
     if server.examples_cap or config.strategy.weighting == "examples":
         return (
             "strategy.weighting = 'examples': every update counts the same; use 'uniform' and no privacy.examples-cap"
+        )
+    return ""
+
+
+def _of_distance(server: variants.MetricPrivacy) -> str:
+    if server.distance != "rms":
+        return (
+            f"privacy.distance = {server.distance!r}: the distance of two clients needs single updates, and the server "
+            "sees none; use 'rms', which follows from sums"
+        )
+    if server.distance_release != "private" or server.distance_clip != "after":
+        return (
+            f"privacy.distance-release = {server.distance_release!r} with privacy.distance-clip = "
+            f"{server.distance_clip!r}: what the server learns beside the sum has noise of its own, and is of clipped "
+            "updates; use 'private' and 'after'"
+        )
+    if isinstance(server.clipping, variants.AdaptiveClipping):
+        return "privacy.clipping = 'adaptive' with privacy.server = 'metric': a distance is of one clip; use 'fixed'"
+    if server.distance_noise_multiplier > LARGEST_MULTIPLIER:
+        return (
+            f"privacy.distance-noise-multiplier = {server.distance_noise_multiplier:g}: no shares of so much noise are "
+            f"made; use at most {LARGEST_MULTIPLIER:g}"
         )
     return ""
 

@@ -10,7 +10,7 @@ from cloister.config.section import Scalar
 from cloister.core.errors import SettingsError
 from cloister.core.files import expanded
 
-OPTION = "--run-config"
+OPTION = "-c (--run-config)"
 _KEY = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=\s*")
 _VALUE = re.compile(r"""("(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s"'#]+)(?=\s|$)""")
 

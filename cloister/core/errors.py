@@ -43,7 +43,17 @@ class PluginError(CloisterError):
 
 
 class DataError(CloisterError):
-    """A data file is absent or is not what its task reads."""
+    """A data file is absent or is not what its task reads.
+
+    Args:
+        text: what is wrong, as anybody may read it.
+        first: where it is wrong first, and what stands there: for whoever has the file, as `cloister check task` shows
+            it. It is no part of the text, so that no log, and no reply to a server, has it.
+    """
+
+    def __init__(self, text: str, first: str = "") -> None:
+        super().__init__(text)
+        self.first = first
 
 
 class FederationError(CloisterError):

@@ -33,6 +33,8 @@ SECURE_MESSAGE = "secure-message"
 """What one party of a secure aggregation tells another, as bytes: among the settings there, an array of bytes back."""
 CLIPPING_NORM = "clipping-norm"
 """C of a round, where clients clip for a secure aggregation and C adapts; absent: it is that of the configuration."""
+DISTANCE = "distance"
+"""How far the updates of the last round lay apart, where clients scale noise for a secure aggregation by it."""
 ROSTER = "roster"
 """The roster that a node has, beside its keys for an attempt."""
 

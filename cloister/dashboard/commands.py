@@ -9,9 +9,7 @@ from cloister.core.address import host_and_port
 
 
 def dashboard(
-    connection: Annotated[
-        str, typer.Argument(help="A SuperLink connection of Flower's config.toml; without it, no nodes are shown.")
-    ] = "",
+    connection: Annotated[str, typer.Argument()] = "",
     runs: Annotated[Path, typer.Option(help="An output-dir, on the machine of the ServerApp.")] = Path("runs"),
     ledger: Annotated[
         list[Path] | None, typer.Option(help="A ledger whose budget is shown; may be given several times.")
@@ -30,7 +28,10 @@ def dashboard(
     certificate: Annotated[Path | None, typer.Option(help="The server's certificate, PEM.")] = None,
     key: Annotated[Path | None, typer.Option(help="The key of the certificate, PEM.")] = None,
 ) -> None:
-    """Serve a page about nodes, runs, budgets and events, to be read in a browser."""
+    """Serve a page about nodes, runs, budgets and events, to be read in a browser.
+
+    CONNECTION is a SuperLink connection of Flower's config.toml; without it, no nodes are shown.
+    """
     from cloister.dashboard.serving import Endpoint, serve
     from cloister.watch.snapshot import Places
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 
+from cloister.core.digits import at_least, at_most
 from cloister.core.files import read_text
 from cloister.dashboard.template import FRAME, OVERVIEW, RUN, STYLE
 from cloister.dashboard.views import Run, View
@@ -18,7 +19,6 @@ from cloister.server.reports.status import RunState, state_told
 
 DRAWN = 16
 """Runs whose figures are kept, because drawing them takes longest."""
-NEXT_TO_NOTHING = "promises next to nothing"
 _drawing = Lock()
 """The settings of matplotlib belong to the process, and pages are made in threads."""
 
@@ -90,14 +90,14 @@ def _facts(run: RunState | None) -> dict[str, str] | None:
         "state": _state(run),
         "left": _left(run.seconds_left),
         "epsilon": _epsilon(run),
-        "little": NEXT_TO_NOTHING if run.promises_little else "",
+        "little": run.worth,
     }
 
 
 def _told(run: RunState) -> list[tuple[str, str]]:
     """What `cloister status` says about a run; what it does not know has no line."""
-    little = f"; it {NEXT_TO_NOTHING}" if run.promises_little else ""
-    claimed = "" if run.claimed is None else f"{run.claimed:.3g}, for one {run.claimed_for}{little}"
+    little = f"; it is {run.worth}" if run.worth else ""
+    claimed = "" if run.claimed is None else f"{at_most(run.claimed, 3)}, for one {run.claimed_for}{little}"
     facts = [
         ("Directory", run.path),
         ("Task", run.task),
@@ -109,8 +109,11 @@ def _told(run: RunState) -> list[tuple[str, str]]:
         ("Time left", _left(run.seconds_left)),
         ("Replies that counted", f"{run.replies[0]} of {run.replies[1]}" if run.replies else ""),
         ("ε that is claimed", claimed),
-        ("ε of the ledger", "" if run.epsilon is None else f"{run.epsilon:.3g}{little if run.claimed is None else ''}"),
-        ("Left of the budget", "" if run.budget_left is None else f"{run.budget_left:.3g}"),
+        (
+            "ε of the ledger",
+            "" if run.epsilon is None else f"{at_most(run.epsilon, 3)}{little if run.claimed is None else ''}",
+        ),
+        ("Left of the budget", "" if run.budget_left is None else at_least(run.budget_left, 3)),
     ]
     return [(title, value) for title, value in facts if value]
 
@@ -118,10 +121,10 @@ def _told(run: RunState) -> list[tuple[str, str]]:
 def _epsilon(run: RunState) -> str:
     """What an ended run claims; what is in the ledger so far of one that goes on."""
     if run.claimed is not None:
-        return f"{run.claimed:.3g}" + (f" ({run.claimed_for})" if run.claimed_for != "client" else "")
+        return at_most(run.claimed, 3) + (f" ({run.claimed_for})" if run.claimed_for != "client" else "")
     if run.state != "running" or run.privacy == "none":
         return "none claimed"
-    return "not told yet" if run.epsilon is None else f"{run.epsilon:.3g} so far"
+    return "not told yet" if run.epsilon is None else f"{at_most(run.epsilon, 3)} so far"
 
 
 def _state(run: RunState) -> str:

@@ -31,7 +31,7 @@ class Abandoned(InFront):
     def __init__(self) -> None:
         super().__init__()
         self._given: dict[int, str] = {}
-        self._sent: dict[int, tuple[int, frozenset[str]]] = {}
+        self._sent: dict[tuple[int, int], frozenset[str]] = {}
 
     def sent(self, node: int, run: int, messages: frozenset[str]) -> None:
         """A server's app begins to send.
@@ -41,7 +41,7 @@ class Abandoned(InFront):
             run: of the app.
             messages: ids of all that it sends to that node at once.
         """
-        self._sent[node] = (run, messages)
+        self._sent[node, run] = messages
 
     def pull_messages(self, request: PullMessagesRequest, **others: object) -> PullMessagesResponse:
         """Remember which message a node is given."""
@@ -58,8 +58,8 @@ class Abandoned(InFront):
         return PullObjectResponse(object_found=False, object_available=False)
 
     def _is_superseded(self, node: int, run: int) -> bool:
-        newest_run, newest = self._sent.get(node, (None, frozenset()))
-        return newest_run == run and self._given.get(node) not in newest
+        newest = self._sent.get((node, run))
+        return newest is not None and self._given.get(node) not in newest
 
 
 class Sending(InFront):

@@ -10,10 +10,13 @@ import typer
 from cloister.core.errors import ConfigError
 from cloister.deploy.folder import ISSUED, Kits
 
-site = typer.Typer(help="Sites by name, at a SuperLink: FLWR_HOME is the operator's kit.", no_args_is_help=True)
+site = typer.Typer(
+    help="Sites by NAME, at a SuperLink: CONNECTION is one of Flower's config.toml, FLWR_HOME the operator's kit.",
+    no_args_is_help=True,
+)
 
-Connection = Annotated[str, typer.Argument(help="A SuperLink connection of Flower's config.toml.")]
-SiteName = Annotated[str, typer.Argument(help="Of the site.")]
+Connection = Annotated[str, typer.Argument()]
+SiteName = Annotated[str, typer.Argument()]
 NewKey = Annotated[Path | None, typer.Option("--key", help="Its public key; by default nodes/NAME.pub of the kit.")]
 Expected = Annotated[
     str, typer.Option("--fingerprint", help="Of the key, as the site told it: anything else is refused.")

@@ -15,7 +15,7 @@ from cloister.client.data import task_of
 from cloister.client.workbench import workbench_of
 from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
-from cloister.core.errors import ConfigError
+from cloister.core.errors import ConfigError, DataError
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.server.reports.console import Narrator
@@ -126,12 +126,11 @@ def _lines(config: RunConfig, data: Path | None) -> Iterator[Line]:
 
 
 def _data_and_model(config: RunConfig, task: Task, data: Path | None) -> Iterator[Line]:
+    parts, problem = _told_to_owner(lambda: _parts(task, data))
+    if problem:
+        yield Line("fault", f"{'read()' if data else 'load()'}: {problem}{_labels_in(task, data) if data else ''}")
     found = []
-    for where, read in _sources(task, data):
-        examples, problem = tried(read)
-        if examples is None:
-            yield Line("fault", f"{where}: {problem}{_labels_in(task, data) if data else ''}")
-            continue
+    for where, examples in (parts or {}).items():
         about = list(_about(task, examples, where))
         yield from about
         if all(line.kind != "fault" for line in about):
@@ -149,18 +148,32 @@ def _labels_in(task: Task, data: Path) -> str:
     return "" if low == NO_CLASS or 0 <= low <= high < task.classes else f"; found labels from {low} to {high}"
 
 
-def _sources(task: Task, data: Path | None) -> Iterator[tuple[str, Callable[[], Examples]]]:
-    """Where examples come from: a site's file, or the benchmark data."""
+def _parts(task: Task, data: Path | None) -> dict[str, Examples]:
+    """Examples by where they come from: a site's file, or the benchmark data."""
     if data is not None:
-        yield "read()", lambda: task.read(data)
-    else:
-        yield "load(), train", lambda: dataset_of(task).train
-        yield "load(), test", lambda: dataset_of(task).test
+        return {"read()": task.read(data)}
+    loaded = dataset_of(task)
+    return {"load(), train": loaded.train, "load(), test": loaded.test}
+
+
+def _told_to_owner(read: Callable[[], dict[str, Examples]]) -> tuple[dict[str, Examples] | None, str]:
+    """What is read, and what is wrong with it, with the first faulty row: whoever runs the check has the data."""
+    rows = []
+
+    def noted() -> dict[str, Examples]:
+        try:
+            return read()
+        except DataError as error:
+            rows.append(error.first)
+            raise
+
+    parts, problem = tried(noted)
+    return parts, "; ".join(filter(None, (problem, *rows)))
 
 
 def _about(task: Task, examples: Examples, where: str) -> Iterator[Line]:
     faults = list(faults_of_examples(task, examples, where))
-    yield from (Line("fault", str(fault)) for fault in faults)
+    yield from (Line("fault", "; ".join(filter(None, (str(fault), fault.first)))) for fault in faults)
     if faults:
         return
     kind = f"{task.classes} classes" if task.classes else "numbers as targets"

@@ -8,6 +8,8 @@ from cloister.config.section import Scalar
 from cloister.core.errors import ConfigError
 from cloister.local.grid import LocalGrid
 from cloister.privacy.accounting.leakage import leakage_report
+from cloister.server.budgets import refuse_idle_clients
+from cloister.server.build import build
 from cloister.server.reports.console import Narrator
 from cloister.server.resume import clients_of, settings_of
 from cloister.server.run import Outcome, run
@@ -43,6 +45,8 @@ def simulate(
     refuse_too_few(config, clients)
     refuse_what_clients_would(config, clients)
     grid = LocalGrid.simulated(app, config.flat(), clients)
+    if not config.resume:
+        refuse_idle_clients(build(config), grid)
     outcome = run(grid, config, narrator, clients)
     if config.privacy.client.counts_leakage:
         outcome.directory.write_json("leakage.json", leakage_report(grid.leakages()))

@@ -8,6 +8,7 @@ from cloister.plan.series import Series
 from cloister.plan.words import AT_MOST
 from cloister.privacy.claims.record import record as record_statement
 from cloister.privacy.claims.record import record_clients
+from cloister.server.lasting import closing_refused
 
 
 def record(preview: Preview) -> dict[str, object]:
@@ -22,7 +23,7 @@ def record(preview: Preview) -> dict[str, object]:
         "clients": preview.options.clients,
         "rounds": forecast.rounds,
         "stops": forecast.stopped,
-        "refusal": preview.refusal,
+        "refusal": closing_refused(forecast.prepared.plan, forecast.kept) or preview.refusal,
         "noise": _noise(preview),
         "warnings": list(preview.hopeless),
         "closes-budgets": forecast.closing,

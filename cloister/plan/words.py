@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from cloister.config.run import changed, shown
 from cloister.config.settings import as_pairs
+from cloister.core.digits import at_least, at_most
 from cloister.plan.allowance import Allowance
 from cloister.plan.estimate import Timing, Traffic
 from cloister.plan.preview import Preview
@@ -12,7 +13,7 @@ from cloister.plan.series import Series
 from cloister.plan.within import Within, for_all
 from cloister.privacy.claims.words import render as render_statement
 from cloister.privacy.claims.words import render_clients
-from cloister.server.lasting import CLOSING
+from cloister.server.lasting import closing_refused, told_closing
 
 BAR = 40
 """Columns of the longest bar of a curve."""
@@ -30,7 +31,9 @@ def render(preview: Preview) -> list[str]:
         f"claims     {AT_MOST}",
     ]
     if forecast.closing:
-        lines.append(f"budget     {CLOSING}")
+        lines.append(f"budget     {told_closing(forecast.kept)}")
+    if refused := closing_refused(forecast.prepared.plan, forecast.kept):
+        lines.append(f"this run would be refused: {refused}")
     if forecast.stopped:
         lines.append(f"the run would stop {forecast.stopped}")
     if preview.refusal:
@@ -52,12 +55,12 @@ def render(preview: Preview) -> list[str]:
 def _noise(preview: Preview) -> Iterator[str]:
     if (noise := preview.noise) is not None:
         server = preview.config.privacy.server
-        z = "" if noise.multiplier is None else f"noise multiplier {noise.multiplier:.6g}, "
+        z = "" if noise.multiplier is None else f"noise multiplier {at_least(noise.multiplier, 6)}, "
         auto = "from 'auto', " if server.is_calibrated else ""
         yield f"server, {server.name}: {z}{auto}standard deviation {_range(noise.std)} on a weight of the model"
     for added in preview.noise_of_clients:
         std = "as training moves the model" if added.std is None else f"{added.std:.4g}"
-        z = f"noise multiplier {added.multiplier:.6g}"
+        z = f"noise multiplier {at_least(added.multiplier, 6)}"
         yield f"clients, {added.mechanism}: {z}, standard deviation {std} on {added.on}"
     if preview.noise is None and not preview.noise_of_clients:
         yield "none"
@@ -92,7 +95,7 @@ def _curves(preview: Preview) -> Iterator[str]:
         largest = max((value for _, value in series.points if math.isfinite(value)), default=0.0)
         for number, value in series.points:
             length = BAR if math.isinf(value) else round(BAR * value / largest) if largest else 0
-            yield f"  round {number:>5}  {value:<8.4g}  {'█' * length}".rstrip()
+            yield f"  round {number:>5}  {at_most(value):<8}  {'█' * length}".rstrip()
     if preview.series:
         yield "one example of a client, or one group of them, is covered by what holds for the whole client"
 
@@ -100,16 +103,16 @@ def _curves(preview: Preview) -> Iterator[str]:
 def title(series: Series) -> str:
     """What a curve is about, in one line."""
     figure = "leakage" if "d-privacy" in series.relation else "ε"
-    delta = f" at δ = {series.delta:g}" if series.delta else ", pure" if series.delta == 0 else ""
+    delta = f" at δ = {at_most(series.delta)}" if series.delta else ", pure" if series.delta == 0 else ""
     return f"{series.mechanism}: {figure}{delta} for {series.of}, {series.relation}; against {series.adversary}"
 
 
 def _allowance(found: Allowance) -> str:
-    what = "leakage" if found.unit == "neighbourhood" else f"ε at δ = {found.delta:g}"
+    what = "leakage" if found.unit == "neighbourhood" else f"ε at δ = {at_most(found.delta)}"
     more = "any number" if found.more is None else found.more
     return (
-        f"{found.whose}, {what} of {found.limit:g} for one {found.unit}: {100 * found.before:.3g} % spent before, "
-        f"{100 * found.after:.3g} % after {found.rounds} rounds; {more} more such rounds would fit"
+        f"{found.whose}, {what} of {found.limit:g} for one {found.unit}: {at_most(100 * found.before, 3)} % spent "
+        f"before, {at_most(100 * found.after, 3)} % after {found.rounds} rounds; {more} more such rounds would fit"
     )
 
 
@@ -144,7 +147,7 @@ def render_nothing(preview: Preview) -> str:
 
 def _remedy(found: Within) -> str:
     noise = f"set {found.key}={found.noise:.4g}" if found.noise else found.why
-    return noise + (f", or a budget of ε = {found.smallest:.4g}, for all rounds" if found.smallest else "")
+    return noise + (f", or a budget of ε = {at_most(found.smallest)}, for all rounds" if found.smallest else "")
 
 
 def _estimate(traffic: Traffic, timing: Timing | None) -> Iterator[str]:

@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from cloister.core.digits import at_most
 from cloister.core.errors import ConfigError, LedgerError
 
-ledger = typer.Typer(help="Read the ledger of a server or a node.", no_args_is_help=True)
+ledger = typer.Typer(help="Read the ledger of a server or a node: PATH is a ledger.jsonl file.", no_args_is_help=True)
 
-LedgerPath = Annotated[Path, typer.Argument(help="A ledger.jsonl file.")]
+LedgerPath = Annotated[Path, typer.Argument()]
 
 
 @ledger.command()
@@ -65,13 +66,16 @@ def show(
 
 
 @ledger.command()
-def leakage(paths: Annotated[list[Path], typer.Argument(help="Ledgers of clients, one each.")]) -> None:
-    """Add up what clients that noise their own models have leaked: each of them, and how they compare."""
+def leakage(paths: Annotated[list[Path], typer.Argument()]) -> None:
+    """Add up what clients that noise their own models have leaked: each of them, and how they compare.
+
+    PATHS are the ledgers of the clients, one each.
+    """
     from cloister.privacy.accounting.leakage import leakage_report, render_leakage
 
     spent = [_opened(path).leakage() for path in paths]
     for path, leaked in zip(paths, spent, strict=True):
-        typer.echo(f"{path}: {leaked:.6g}")
+        typer.echo(f"{path}: {at_most(leaked, 6)}")
     for line in render_leakage(leakage_report(spent)):
         typer.echo(line)
 

@@ -23,8 +23,9 @@ from cloister.privacy.mechanisms.gaussian import GaussianMechanism
 from cloister.privacy.mechanisms.local import LocalGaussian
 from cloister.server.build import Plan
 
-DROWNED = 5.0
-"""Noise so many times as long as what it hides: of digits by regression, half are right at 2, and one in six at 8."""
+LOUD, DROWNED = 1.5, 5.0
+"""Noise so many times as long as what it hides harms a model, or hides all that is taught: of digits by regression
+half are right at 2, and one in six at 8."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class _Noise:
 
 
 def drowned(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[LocalSteps] = ()) -> list[str]:
-    """What is hopeless about a run, in a sentence each; nothing where a model can learn.
+    """What lets a model learn little or nothing, in a sentence each; nothing where the noise is short.
 
     Args:
         plan: of the run; its noise is calibrated.
@@ -55,14 +56,15 @@ def drowned(plan: Plan, layout: Layout, nodes: int, sizes: Sequence[LocalSteps] 
     """
     cohort, parameters = plan.cohort(nodes), layout.size // max(1, plan.hypotheses)
     noises = (*_of_server(plan, layout, cohort), *_of_clients(plan, parameters, cohort, sizes))
-    told = [_told(plan, noise, parameters, cohort) for noise in noises if noise.ratio > DROWNED]
+    told = [_told(plan, noise, parameters, cohort) for noise in noises if noise.ratio > LOUD]
     return [*told, *_batches(plan, sizes)]
 
 
 def _told(plan: Plan, noise: _Noise, parameters: int, cohort: float) -> str:
     least = noise.multiplier / noise.ratio
+    does = "drowns what the clients teach the model" if noise.ratio > DROWNED else "lets the model learn little"
     return (
-        f"{noise.whose} drowns what the clients teach the model: over {plan.config.num_rounds} rounds its expected "
+        f"{noise.whose} {does}: over {plan.config.num_rounds} rounds its expected "
         f"norm is at least {noise.ratio:.2g} times the most that clipped updates come to ({noise.key} = "
         f"{noise.multiplier:.4g}, {cohort:g} clients a round, {parameters} parameters); they would be level at "
         f"{noise.key} = {least:.2g}. More clients, a smaller model, frozen layers or a larger budget help"

@@ -32,7 +32,7 @@ from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.secure_aggregation.messages import Delivery
 from cloister.server.build import Plan
 from cloister.server.clients import client_claim
-from cloister.server.lasting import leaves_unguaranteed, needs_lasting_ledger
+from cloister.server.lasting import kept_budget, leaves_unguaranteed, needs_lasting_ledger
 from cloister.server.prepare import Prepared
 from cloister.server.run import render_sampling
 from cloister.server.strategies import named_strategy
@@ -56,6 +56,7 @@ class Forecast:
         after: share that is spent after it.
         more: how many more such rounds would fit afterwards; None: as many as you like.
         closing: whether no later run on the same data could keep a budget.
+        kept: the budget that is kept on this data before the run, in words; empty: none.
     """
 
     prepared: Prepared
@@ -67,6 +68,7 @@ class Forecast:
     after: float | None
     more: int | None
     closing: bool
+    kept: str
 
 
 def draft(plan: Plan, grid: Grid) -> PrivacyBudget[Ledger]:
@@ -92,6 +94,7 @@ def forecast(prepared: Prepared, shown: Sequence[int], sizes: Sequence[LocalStep
     plan, layout = prepared.plan, prepared.layout
     budget, statements, stopped, number = plan.budget, dict[int, Statement](), "", 0
     before = budget.share() if budget.max_epsilon else None
+    kept = kept_budget(plan)
     budget.begin(PLANNED)
     for reason in plan.unprotected_releases:
         budget.record_unprotected(reason)
@@ -109,7 +112,7 @@ def forecast(prepared: Prepared, shown: Sequence[int], sizes: Sequence[LocalStep
     after = budget.share() if budget.max_epsilon else None
     more = budget.fits(plan.strategy.events(layout))
     closing = last.ledger.lasting and leaves_unguaranteed(plan)
-    return Forecast(prepared, statements, last, number, stopped, before, after, more, closing)
+    return Forecast(prepared, statements, last, number, stopped, before, after, more, closing, kept)
 
 
 def _statement(prepared: Prepared, rounds: int) -> Statement:
@@ -165,7 +168,8 @@ def noise_on_release(prepared: Prepared, nodes: int) -> NoiseOnRelease | None:
     mechanism, clients = strategy.mechanism, prepared.plan.cohort(nodes)
     if isinstance(mechanism, DistributedMean):
         std = mechanism.multiplier * mechanism.clipping_norm / max(1, round(clients))
-        return NoiseOnRelease(mechanism.multiplier, (std, std))
+        low, high = mechanism.scale.factors(mechanism.clip.bound, prepared.layout)
+        return NoiseOnRelease(mechanism.multiplier, (std * low, std * high))
     asked, expected = max(1, round(clients)), clients + len(strategy.canaries) / 2
     sent = prepared.layout.rows(from_record(prepared.initial))
     cohort = Cohort(prepared.layout, sent, (sent,) * asked, np.zeros(asked), np.ones(asked))

@@ -1,12 +1,15 @@
 """Which runs are about data that is to be remembered: all, but simulations on data that anybody can have."""
 
+import math
 import sys
 from pathlib import Path
 
 from flwr.serverapp import Grid
 
 from cloister.config.run import RunConfig
-from cloister.core.errors import ConfigError
+from cloister.core.arrays import Layout
+from cloister.core.errors import ConfigError, PrivacyError
+from cloister.privacy.accounting.filters import share
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.build import Plan
 from cloister.server.stragglers import PatientGrid
@@ -85,14 +88,98 @@ def is_lasting(plan: Plan, directory: Path) -> bool:
     return plan.budget.ledger.path.parent != directory
 
 
-def render_closing(plan: Plan, directory: Path) -> list[str]:
-    """That no later run can keep a budget on the same data, where this one sees to that.
+def kept_budget(plan: Plan) -> str:
+    """The budget that the ledger of a run's data keeps, and what is left of it, in words; empty where it keeps none.
+
+    Releases without a guarantee end every budget.
 
     Args:
-        plan: of a run that has begun.
+        plan: of a run that has entered nothing yet.
+    """
+    ledger, unit = plan.budget.ledger, plan.budget.unit
+    last = next((each for each in reversed(ledger.budgets) if each.unit == unit and each.epsilon), None)
+    if last is None:
+        return ""
+    spent = ledger.spent(unit, last.filter, ledger.relation_of(unit, last.relation))
+    if math.isinf(spent):
+        return ""
+    left = 1 - share(spent, last.filter.limit(last.epsilon, last.delta))
+    return (
+        f"ε = {last.epsilon:g} at δ = {last.delta:g} for one {unit}, {100 * max(0.0, left):.3g} % of it left, in "
+        f"{ledger.path}"
+    )
+
+
+def closing_refused(plan: Plan, kept: str) -> str:
+    """Why a run that would end a budget does not begin; empty if it may.
+
+    Args:
+        plan: of the run.
+        kept: what `kept_budget` says.
+    """
+    if not kept or plan.config.privacy.close_budget or not leaves_unguaranteed(plan):
+        return ""
+    why = "; ".join(plan.unprotected_releases) or f"privacy.server = {plan.claim.mechanism!r} is no guarantee"
+    return (
+        f"privacy.close-budget = false: a budget is kept on this data ({kept}), and this run would end it for good by "
+        f"releases without a guarantee: {why}; use settings that the budget covers, or try out on other data; to end "
+        "the budget on purpose, set privacy.close-budget = true"
+    )
+
+
+def refuse_closing(plan: Plan, grid: Grid) -> None:
+    """Refuse a run that would end the budget that is kept on its data, unless that is asked for.
+
+    Args:
+        plan: of a run that has entered nothing yet.
+        grid: to the clients.
+
+    Raises:
+        PrivacyError: it names the budget, what is left of it, and how to go on.
+    """
+    if needs_lasting_ledger(plan, grid) and (refusal := closing_refused(plan, kept_budget(plan))):
+        raise PrivacyError(refusal)
+
+
+def told_closing(kept: str) -> str:
+    """That no later run can keep a budget on the same data, in words.
+
+    Args:
+        kept: the budget that is ended by it; empty: there is none.
+    """
+    return f"{CLOSING}; that ends the budget which is kept there: {kept}" if kept else CLOSING
+
+
+def render_budget(plan: Plan, layout: Layout, directory: Path) -> list[str]:
+    """What a run takes of its budget, or that no later run can keep one; nothing where neither is so.
+
+    Args:
+        plan: of a run that has entered nothing yet.
+        layout: of everything that the server sends.
         directory: of the run.
     """
-    return [f"budget         {CLOSING}"] if is_lasting(plan, directory) and leaves_unguaranteed(plan) else []
+    if is_lasting(plan, directory) and leaves_unguaranteed(plan):
+        return [f"budget         {told_closing(kept_budget(plan))}"]
+    return [f"budget         {told_room(plan, layout)}"] if plan.budget.max_epsilon else []
+
+
+def told_room(plan: Plan, layout: Layout) -> str:
+    """What a run takes of the budget of the server, and how many more such rounds fit after it.
+
+    Args:
+        plan: of a run with a budget that has entered nothing yet.
+        layout: of everything that the server sends.
+    """
+    budget, rounds, events = plan.budget, plan.config.num_rounds, plan.strategy.events(layout)
+    each, fits = sum(map(budget.cost, events)), budget.fits(events)
+    covered = rounds if fits is None else min(rounds, fits)
+    after = share(budget.spent() + covered * each, budget.limit)
+    left = "any number of such rounds fit" if fits is None else f"{fits - covered} more such rounds fit"
+    ends = f"; it ends this run after {covered} of {rounds} rounds" if covered < rounds else ""
+    return (
+        f"ε = {budget.max_epsilon:g} at δ = {budget.delta:g} over all runs on this data: {100 * budget.share():.3g} % "
+        f"spent before this run, {100 * after:.3g} % after it; then {left}{ends}"
+    )
 
 
 def leaves_unguaranteed(plan: Plan) -> bool:

@@ -23,14 +23,21 @@ from cloister.privacy.claims.claim import ClientClaim, Statement
 from cloister.privacy.claims.record import record, running
 from cloister.privacy.claims.server import ALL_PLANNED, IF_NOT_BROKEN, statement
 from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.server.budgets import refuse_impossible_budget
 from cloister.server.build import Plan
 from cloister.server.clients import client_claim, personalise, sizes_known
 from cloister.server.drowning import drowned
 from cloister.server.ending import Ended, Ending, ending_of, is_disk_full
 from cloister.server.evaluation import CentralEvaluation
-from cloister.server.lasting import confine_ledger, is_lasting, refuse_forgetful_nodes, render_closing
+from cloister.server.lasting import (
+    confine_ledger,
+    is_lasting,
+    refuse_closing,
+    refuse_forgetful_nodes,
+    render_budget,
+)
 from cloister.server.loop import Observer, Round, RoundLoop
-from cloister.server.prepare import prepare, refuse_impossible_budget
+from cloister.server.prepare import prepare
 from cloister.server.progress import Progress, keepers_of
 from cloister.server.quorum import Quorum
 from cloister.server.reports.console import Narrator
@@ -129,6 +136,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
     with ExitStack() as stack:
         earlier = stack.enter_context(earlier_run(config, grid, clients)) if config.resume else None
         prepared = prepare(config, earlier=earlier)
+        refuse_closing(prepared.plan, grid)
         if earlier is None:
             refuse_impossible_budget(prepared)
         plan, model, score = prepared.plan, prepared.model, _central(prepared.plan, prepared.model)
@@ -226,13 +234,15 @@ def _open(scene: _Scene, stack: ExitStack, clients: int) -> _Scene:
     """Begin the budget, and say what is about to happen, also to another system."""
     scene = replace(scene, tracker=_tracker(scene, stack))
     plan, directory = scene.plan, scene.directory
+    # Beforehand: what is entered from here on counts as spent.
+    room = [] if scene.rounds else render_budget(plan, scene.layout, directory.path)
     plan.budget.begin(directory.name)
     for reason in plan.unprotected_releases:
         plan.budget.record_unprotected(reason)
     note_ledger(directory, plan.budget.ledger)
     epsilon = plan.maximum_epsilon(scene.layout)
     scene.narrator.opening(plan, directory, epsilon)
-    for line in render_closing(plan, directory.path):
+    for line in room:
         scene.narrator.note(line)
     for remark in drowned(plan, scene.layout, clients or plan.config.strategy.min_nodes, scene.sizes):
         scene.narrator.note(f"warning: {remark}")

@@ -261,6 +261,16 @@ class Task(ABC):
         """
         return read_npz(path, self.classes, self.class_names, self.config.group)
 
+    def unlabelled(self, path: Path) -> NDArray | None:
+        """The inputs of a file without labels, shape (n, *input_shape), to be predicted; None: it has labels.
+
+        For tasks with a format of their own; one that has none takes files with labels alone.
+
+        Raises:
+            DataError: the file is not what the task reads.
+        """
+        return None
+
     def refuse_groups(self, path: Path) -> None:
         """Refuse `task.group` for a table, which has no column for it.
 
@@ -296,8 +306,10 @@ class Task(ABC):
                 f"data-path: {path} must hold inputs of shape {self.input_shape}, found {examples.x.shape[1:]}"
             )
         inputs = examples.x.astype(np.float32, copy=False)
-        if not np.isfinite(inputs).all():
-            raise DataError(f"data-path: {path} holds inputs that are NaN or infinite as float32")
+        finite = np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1)
+        if not finite.all():
+            first = f"x[{finite.argmin()}] is the first of {len(finite) - finite.sum()}"
+            raise DataError(f"data-path: {path} holds inputs that are NaN or infinite as float32", first)
         return Examples(inputs, self.checked_targets(examples.y, path), examples.groups)
 
     def checked_targets(self, y: NDArray, path: Path) -> NDArray:
@@ -313,7 +325,8 @@ class Task(ABC):
         if len(y) and not (y.min() >= 0 and y.max() < self.classes):
             raise DataError(
                 f"data-path: {path} must hold labels {described(self.classes, self.class_names)}; subtract 1 from each "
-                "where they begin one too high"
+                "where they begin one too high",
+                f"y[{((y >= 0) & (y < self.classes)).argmin()}] is the first that is none of them",
             )
         return y.astype(np.int64)
 

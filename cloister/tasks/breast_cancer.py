@@ -51,7 +51,7 @@ RANGES = {
 
 
 NAMES = ("malignant", "benign")
-TABLE = Table(RANGES, "target", len(NAMES), NAMES)
+TABLE = Table(RANGES, "target", len(NAMES), NAMES, tolerance=0.02)
 
 
 class BreastCancer(Task):
@@ -97,6 +97,14 @@ class BreastCancer(Task):
             return super().read(path)
         self.refuse_groups(path)
         return self.checked(TABLE.read(path), path)
+
+    def unlabelled(self, path: Path) -> NDArray | None:
+        """Tumours in a `.csv` file without `target`.
+
+        Raises:
+            DataError: the file is not what the task reads.
+        """
+        return TABLE.unlabelled(path) if path.suffix.lower() == ".csv" else None
 
     def build(self) -> Model:
         """Softmax regression."""

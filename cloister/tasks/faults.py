@@ -32,11 +32,13 @@ class Fault:
         where: what it is about: an attribute or a method of the task, or a file.
         found: what was found there; never a value of an example.
         remedy: what to do about it.
+        first: which example is faulty first, and what it holds; for whoever has the data, and no part of the text.
     """
 
     where: str
     found: str
     remedy: str
+    first: str = ""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.found}; {self.remedy}"
@@ -111,8 +113,9 @@ def faults_of_examples(task: Task, examples: Examples, where: str) -> Iterator[F
         yield Fault(where, f"inputs of shape {x.shape[1:]}, where input_shape is {task.input_shape}", remedy)
     if x.dtype.kind not in "fiu":
         yield Fault(where, f"inputs of {x.dtype}", "make them numbers: float32")
-    elif x.dtype.kind == "f" and (bad := _rows_not_finite(x)):
-        yield Fault(where, f"NaN or infinity in {bad} of {len(x)} inputs", "leave these rows out, or fill them in")
+    elif x.dtype.kind == "f" and (bad := _rows_not_finite(x)).any():
+        found, first = f"NaN or infinity in {bad.sum()} of {len(x)} inputs", f"x[{bad.argmax()}] is the first"
+        yield Fault(where, found, "leave these rows out, or fill them in", first)
     yield from _faults_of_targets(task, y, where)
 
 
@@ -120,14 +123,15 @@ def _faults_of_targets(task: Task, y: NDArray, where: str) -> Iterator[Fault]:
     if y.ndim != 1:
         yield Fault(where, f"targets of shape {y.shape}", "give shape (n,): use .argmax(axis=1) on one-hot rows")
     elif not task.classes:
-        if y.dtype.kind not in "fiu" or _rows_not_finite(y):
+        if y.dtype.kind not in "fiu" or _rows_not_finite(y).any():
             yield Fault(where, f"targets of {y.dtype} that are not finite numbers", "make them finite float32")
     elif y.dtype.kind not in "iu":
         remedy = "make them integers, the places in class_names; cloister.tasks.labels.classes_of does"
         yield Fault(where, f"labels of {y.dtype}", remedy)
-    elif ((y < 0) | (y >= task.classes)).any():
-        found = f"labels from {y.min()} to {y.max()}, where classes is {task.classes}"
-        yield Fault(where, found, f"they must lie {described(task.classes, ())}; labels from 1 need - 1")
+    elif (unknown := (y < 0) | (y >= task.classes)).any():
+        found, at = f"labels from {y.min()} to {y.max()}, where classes is {task.classes}", int(unknown.argmax())
+        remedy = f"they must lie {described(task.classes, ())}; labels from 1 need - 1"
+        yield Fault(where, found, remedy, f"y[{at}] = {y[at]} is the first")
 
 
 def faults_of_model(task: Task, model: Model, x: NDArray) -> Iterator[Fault]:
@@ -229,13 +233,13 @@ def tried(work: Callable[[], Any]) -> tuple[Any, str]:
         return None, f"{kind(error)} at {place(error)}"
 
 
-def _rows_not_finite(x: NDArray, block: int = 1024) -> int:
-    """How many rows are not finite as float32; a block at a time, as x may be mapped from a file."""
+def _rows_not_finite(x: NDArray, block: int = 1024) -> NDArray[np.bool_]:
+    """Which rows are not finite as float32; a block at a time, as x may be mapped from a file."""
     with np.errstate(over="ignore"):
         parts = (
             x[start : start + block].astype(np.float32).reshape(-1, _width(x)) for start in range(0, len(x), block)
         )
-        return int(sum((~np.isfinite(part).all(axis=1)).sum() for part in parts))
+        return np.concatenate([~np.isfinite(part).all(axis=1) for part in parts])
 
 
 def _width(x: NDArray) -> int:

@@ -5,6 +5,7 @@ the same in every hospital and nothing about a hospital's patients enters its pr
 """
 
 import csv
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,6 +132,20 @@ class HeartDisease(Task):
         self.refuse_groups(path)
         return _read_hospital(path)
 
+    def unlabelled(self, path: Path) -> NDArray | None:
+        """Patients in a file of 13 columns, without the diagnosis.
+
+        Raises:
+            DataError: a column holds what it cannot.
+        """
+        if path.suffix.lower() not in (".data", ".csv"):
+            return None
+        try:
+            rows = _rows(path, len(COLUMNS))
+        except DataError:
+            return None  # it has the diagnosis, or `read` says what is wrong
+        return _features(rows.T)
+
     def build(self) -> Model:
         """Softmax regression."""
         from cloister.tasks.softmax import SoftmaxRegression
@@ -196,11 +211,11 @@ def _usable_row(number: int, line: str) -> Examples | None:
         return None
 
 
-def _rows(path: Path) -> NDArray[np.float64]:
-    """The file's numbers, shape (n, 14), with NaN for missing."""
+def _rows(path: Path, width: int = len(COLUMNS) + 1) -> NDArray[np.float64]:
+    """The file's numbers, shape (n, width), with NaN for missing."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows = [_numbers(number, cells) for number, cells in enumerate(csv.reader(file), 1) if cells]
+            rows = [_numbers(number, cells, width) for number, cells in enumerate(csv.reader(file), 1) if cells]
     except (ValueError, OSError, csv.Error):
         # Not chained: the cause would quote a patient's cell.
         raise DataError("not a text file of numbers and ?, set apart by commas, without a header") from None
@@ -209,9 +224,9 @@ def _rows(path: Path) -> NDArray[np.float64]:
     return np.array(rows)
 
 
-def _numbers(number: int, cells: list[str]) -> list[float]:
-    if len(cells) != len(COLUMNS) + 1:
-        raise DataError(f"row {number} has {len(cells)} columns; expected {len(COLUMNS) + 1}")
+def _numbers(number: int, cells: list[str], width: int = len(COLUMNS) + 1) -> list[float]:
+    if len(cells) != width:
+        raise DataError(f"row {number} has {len(cells)} columns; expected {width}")
     return [np.nan if cell.strip() in MISSING else float(cell) for cell in cells]
 
 
@@ -220,6 +235,11 @@ def _encode(rows: NDArray[np.float64]) -> Examples:
     if np.isnan(diagnosis).any():
         raise DataError("column num, the diagnosis, must not be missing")
     DIAGNOSIS.features(diagnosis)
+    return Examples(_features(values), (diagnosis > 0).astype(np.int64))
+
+
+def _features(values: Iterable[NDArray[np.float64]]) -> NDArray[np.float32]:
+    """Shape (n, `FEATURES`), from the values of each column, shape (n,)."""
     pairs = zip(COLUMNS, values, strict=True)
     features = np.concatenate([column.features(column_values) for column, column_values in pairs], axis=1)
-    return Examples(features.astype(np.float32), (diagnosis > 0).astype(np.int64))
+    return features.astype(np.float32)

@@ -15,6 +15,8 @@ from cloister.tasks.labels import classes_of, described
 
 LONGEST = 200
 """Characters of a cell."""
+QUOTED = 40
+"""Characters of a cell that its owner is shown."""
 NAMED = 5
 """Of the columns that are missing."""
 Cells = Mapping[str, Sequence[str]]
@@ -32,6 +34,7 @@ class Table:
         classes: how many there are; 0 for a regression.
         names: of the classes (see `classes_of`).
         group: name of the column that says whose a row is; empty: each row is its own.
+        tolerance: by how much of its range a value may lie beyond it, where published ranges are rounded.
     """
 
     columns: Mapping[str, tuple[float, float]]
@@ -39,35 +42,67 @@ class Table:
     classes: int
     names: tuple[str, ...] = ()
     group: str = ""
+    tolerance: float = 0.0
 
     def rows(self, path: Path) -> Examples:
         """Every line by itself: one that cannot be read has NaN for numbers, and a label that is no class.
 
-        Under DP-SGD a row that the task cannot take must not change what becomes of any other.
+        Under DP-SGD a row that the task cannot take must not change what becomes of any other. A value outside of its
+        range is NaN too.
 
         Raises:
             DataError: the file is absent or lacks a column.
         """
-        return self._examples(self._cells(path, tolerant=True))
+        examples = self._examples(self._cells(path, tolerant=True))
+        beyond = (examples.x < -self.tolerance) | (examples.x > 1 + self.tolerance)
+        return Examples(np.where(beyond, np.float32(np.nan), examples.x), examples.y, examples.groups)
 
     def read(self, path: Path) -> Examples:
         """The same, of a file without a fault.
 
         Raises:
-            DataError: as `rows`; or a cell is no finite number or no class. The column is named, and no cell quoted.
+            DataError: as `rows`; or a cell is no finite number, outside of its range, or no class. The column is named,
+                and no cell quoted.
         """
         cells = self._cells(path, tolerant=False)
-        if not cells[self.target]:
-            raise DataError(f"data-path: {path} has no rows below its header")
-        for name in (*self.columns, *(() if self.classes else (self.target,))):
-            _refuse_faults(cells[name], name, path)
+        self._refuse_faulty_inputs(cells, path)
+        if not self.classes:
+            _refuse_faults(cells[self.target], self.target, path)
         examples = self._examples(cells)
-        if self.classes and not ((examples.y >= 0) & (examples.y < self.classes)).all():
+        known = (examples.y >= 0) & (examples.y < self.classes)
+        if self.classes and not known.all():
             raise DataError(
                 f"data-path: {path}: column {self.target} must hold {'' if self.names else 'labels '}"
-                f"{described(self.classes, self.names)} only"
+                f"{described(self.classes, self.names)} only",
+                _first(cells[self.target], ~known),
             )
         return examples
+
+    def unlabelled(self, path: Path) -> NDArray[np.float32] | None:
+        """The inputs of a file without targets (no column, or an empty one), shape (n, columns); None: it has some.
+
+        Raises:
+            DataError: as `read`.
+        """
+        cells = self._cells(path, tolerant=False, needs=tuple(self.columns))
+        if any(cell.strip() for cell in cells.get(self.target, ())):
+            return None
+        self._refuse_faulty_inputs(cells, path)
+        return self._inputs(cells)
+
+    def _refuse_faulty_inputs(self, cells: Cells, path: Path) -> None:
+        for name, (low, high) in self.columns.items():
+            if not cells[name]:
+                raise DataError(f"data-path: {path} has no rows below its header")
+            _refuse_faults(cells[name], name, path)
+            numbers, slack = _numbers(cells[name]), self.tolerance * (high - low)
+            beyond = (numbers < low - slack) | (numbers > high + slack)
+            if beyond.any():
+                raise DataError(
+                    f"data-path: {path}: column {name} must hold numbers from {low:g} to {high:g}, the range that the "
+                    "task states for it; correct the file, or widen the range in the task, at every site alike",
+                    _first(cells[name], beyond),
+                )
 
     def scaled(self, features: NDArray) -> NDArray[np.float32]:
         """Numbers in the units of the columns, shape (n, columns), as parts of their ranges."""
@@ -76,7 +111,7 @@ class Table:
             scaled: NDArray[np.float32] = ((features - low) / (high - low)).astype(np.float32)
         return scaled
 
-    def _cells(self, path: Path, tolerant: bool) -> Cells:
+    def _cells(self, path: Path, tolerant: bool, needs: Sequence[str] = ()) -> Cells:
         if not path.is_file():
             expected = f"a .csv file with {len(self.columns)} features and {self.target}"
             raise DataError(f"data-path: no file at {path}; expected {expected}")
@@ -85,7 +120,8 @@ class Table:
         except (ValueError, csv.Error, StopIteration):
             # Not chained: the cause quotes what it cannot read, which may be a patient's.
             raise DataError(f"data-path: {path} must be a .csv file with a header") from None
-        missing = [name for name in (*self.columns, self.target, self.group) if name and name not in cells]
+        needed = needs or (*self.columns, self.target, self.group)
+        missing = [name for name in needed if name and name not in cells]
         if missing:
             more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
             raise DataError(
@@ -94,11 +130,13 @@ class Table:
         return cells
 
     def _examples(self, cells: Cells) -> Examples:
-        x = self.scaled(np.stack([_numbers(cells[name]) for name in self.columns], axis=1))
-        target = cells[self.target]
+        x, target = self._inputs(cells), cells[self.target]
         y = classes_of(target, self.classes, self.names) if self.classes else _numbers(target)
         groups = np.array(cells[self.group], np.str_) if self.group else None
         return Examples(x, y if self.classes else y.astype(np.float32), groups)
+
+    def _inputs(self, cells: Cells) -> NDArray[np.float32]:
+        return self.scaled(np.stack([_numbers(cells[name]) for name in self.columns], axis=1))
 
 
 def _strict(path: Path) -> Cells:
@@ -150,8 +188,18 @@ def _numbers(cells: Sequence[str]) -> NDArray[np.float64]:
 
 def _refuse_faults(cells: Sequence[str], name: str, path: Path) -> None:
     numbers = _numbers(cells)
-    faulty = [cell.strip().lower() for cell, number in zip(cells, numbers, strict=True) if math.isnan(number)]
-    if set(faulty) - {"", "nan"}:
-        raise DataError(f"data-path: {path}: column {name} must hold numbers only")
+    words = np.array([cell.strip().lower() not in ("", "nan") for cell in cells], bool) & np.isnan(numbers)
+    if words.any():
+        raise DataError(f"data-path: {path}: column {name} must hold numbers only", _first(cells, words))
     if not np.isfinite(numbers).all():
-        raise DataError(f"data-path: {path}: column {name} has empty or infinite cells; every cell needs a number")
+        raise DataError(
+            f"data-path: {path}: column {name} has empty or infinite cells; every cell needs a number",
+            _first(cells, ~np.isfinite(numbers)),
+        )
+
+
+def _first(cells: Sequence[str], faulty: NDArray[np.bool_]) -> str:
+    """Which row below the header is faulty first, what it holds, and how many more there are."""
+    row, more = int(faulty.argmax()), int(faulty.sum()) - 1
+    held = cells[row] if len(cells[row]) <= QUOTED else f"{cells[row][:QUOTED]}..."
+    return f"row {row + 1} below the header holds {held!r}" + (f", and {more} more rows are faulty" if more else "")

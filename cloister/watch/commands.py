@@ -35,9 +35,7 @@ def check_once(connection: str, runs: Path) -> int:
 
 
 def watch(
-    connection: Annotated[
-        str, typer.Argument(help="A SuperLink connection of Flower's config.toml; on a node: none.")
-    ] = "",
+    connection: Annotated[str, typer.Argument()] = "",
     runs: Annotated[Path | None, typer.Option(help="An output-dir, on the machine of the ServerApp.")] = None,
     ledger: Annotated[
         list[Path] | None, typer.Option(help="A ledger whose budget is watched; may be given again.")
@@ -50,7 +48,10 @@ def watch(
     ] = "",
     every: Annotated[float, typer.Option(min=1.0, help="Seconds between two looks.")] = 60.0,
 ) -> None:
-    """Look at a federation again and again: serve metrics for Prometheus, call a webhook when something is wrong."""
+    """Look at a federation again and again: serve metrics for Prometheus, call a webhook when something is wrong.
+
+    CONNECTION is a SuperLink connection of Flower's config.toml; on a node there is none.
+    """
     from cloister.watch.snapshot import Places
     from cloister.watch.watching import Watch
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from cloister.core.digits import at_most
 from cloister.server.reports.status import RunState
 from cloister.watch.snapshot import Snapshot
 
@@ -99,5 +100,5 @@ def _of_budgets(spent: Mapping[tuple[str, str], float]) -> Iterator[Finding]:
     for (ledger, unit), share in spent.items():
         if share >= LOW:
             kind, level = ("budget-spent", "critical") if share >= SPENT else ("budget-low", "warning")
-            text = f"{100 * share:.3g} % of the budget for each {unit} is spent in {ledger}"
+            text = f"{at_most(100 * share, 3)} % of the budget for each {unit} is spent in {ledger}"
             yield Finding(kind, level, text, f"{ledger} {unit}")  # type: ignore[arg-type]

@@ -118,3 +118,14 @@ def test_rounds_that_no_run_has_written_tell_no_seconds(tmp_path):
     (tmp_path / "rounds.jsonl").unlink()
     os.mkfifo(tmp_path / "rounds.jsonl")
     assert FinishedRun(tmp_path, None, 0, {}, 0).seconds_a_round is None
+
+
+def test_what_comes_before_the_units_says_nothing_about_them(clock):
+    progress = Progress(None, clock)
+    with progress.audit("guesses"):
+        clock.now += 60.0  # a library is imported
+        progress.expect(10, "rounds", 1.0)
+        assert progress.left() == 10.0
+        clock.now += 1.0
+        progress.step()
+        assert progress.left() == 9.0 and progress.seconds == 61.0

@@ -160,7 +160,7 @@ def test_its_options_are_explained():
     ("arguments", "says"),
     [
         (["-c", "num-round=3"], "ConfigError: unknown key 'num-round'; did you mean 'num-rounds'"),
-        (["-c", "stray"], "SettingsError: --run-config: "),
+        (["-c", "stray"], "SettingsError: -c (--run-config): "),
         (["-c", SETTINGS, "-n", 1], "ConfigError: clients = 1 is fewer than strategy.min-nodes = 2"),
         (["-c", SETTINGS, "--seconds", 0], "ConfigError: --seconds must be > 0, got 0"),
         (["-c", SETTINGS, "--seconds", "nan"], "ConfigError: --seconds must be > 0, got nan"),

@@ -16,11 +16,13 @@ from asking import (
     OPEN,
     SOFTMAX,
     answer,
+    entries_of,
     message_of,
     node_at,
     own_node,
     policy_file,
     request_of_kind,
+    write_data,
 )
 
 from cloister.client.data import task_of
@@ -311,6 +313,23 @@ class TestLimits:
         ask(tmp_path, grouped, **only("dp-sgd", group="patient"))
         refused("task.group = '', demanded: 'patient'", tmp_path, DP_SGD, **only("dp-sgd", group="patient"))
         refused("task.group = 'patient', demanded: ''", tmp_path, grouped, **only("dp-sgd"))
+
+    @pytest.mark.parametrize(("own", "named"), [("", "patient"), ("visit", "patient"), ("patient", "")])
+    def test_groups_that_a_server_chooses_for_a_budget_of_the_site(self, tmp_path, own, named):
+        """Rows were counted where patients were meant, or a patient's rows in groups of the server's choice."""
+        node = own_node(tmp_path, write_data(tmp_path, patient=np.arange(40) // 5), max_example_epsilon=50.0, group=own)
+        assert not answer(DP_SGD | {"task.group": own}, node).has_error()
+        reply = answer(DP_SGD | {"task.group": named}, node)
+        assert reply.error.reason == f"PolicyError: refused by this node: task.group = {named!r}, demanded: {own!r}"
+        assert len(entries_of(node, "client")) == 1
+
+    def test_a_site_that_names_groups_and_has_no_budget_means_them_too(self, tmp_path):
+        node = own_node(tmp_path, write_data(tmp_path, patient=np.arange(40) // 5), group="patient")
+        assert answer(DP_SGD, node).error.reason.endswith("task.group = '', demanded: 'patient'")
+        silent = policy_file(tmp_path, **only("dp-sgd"))
+        assert "demanded: 'patient'" in answer(DP_SGD, node | {"policy": str(silent)}).error.reason
+        assert not answer(DP_SGD | {"task.group": "patient"}, node | {"policy": str(silent)}).has_error()
+        assert not answer(DP_SGD | {"task.group": "patient"}, own_node(tmp_path / "open")).has_error()
 
     def test_a_group_is_no_word_of_runs_that_protect_the_site(self, tmp_path):
         ask(tmp_path, GAUSSIAN, **only("gaussian", group="patient"))

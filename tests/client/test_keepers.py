@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
@@ -144,6 +145,26 @@ class TestAFolder:
     def test_has_files_that_their_owner_alone_can_read(self, shelf):
         self.kept(shelf)
         assert {path.stat().st_mode & 0o777 for path in shelf.iterdir()} == {0o600}
+
+    @pytest.mark.parametrize(("seconds", "found"), [(86_300, SECRET), (86_500, b"")])
+    def test_keeps_an_attempt_for_a_day(self, shelf, seconds, found):
+        keeper, file = self.kept(shelf)
+        before = file.stat().st_mtime - seconds
+        os.utime(file, (before, before))
+        assert keeper.take(RUN) == found and not file.exists()
+
+    def test_keeps_as_many_attempts_as_it_may_and_of_more_the_newest(self, shelf, monkeypatch):
+        """The number of a round stays, so that none is begun again."""
+        monkeypatch.setattr(keepers, "MOST", 3)
+        keeper = InFolder(str(shelf))
+        for number in range(1, 6):
+            keeper.begin(str(number), 1)
+            keeper.keep(str(number), 1, SECRET)
+            os.utime(shelf / f"{number}.attempt", (time.time() - 100 + number,) * 2)
+        assert len(list(shelf.glob("*.attempt"))) == 3 and len(list(shelf.glob("*.round"))) == 5
+        assert [keeper.take(str(number)) for number in range(1, 6)] == [b"", b"", SECRET, SECRET, SECRET]
+        with pytest.raises(ProtocolError, match="has taken part in round 1"):
+            keeper.begin("1", 1)
 
     def test_gives_no_attempt_from_a_copy_of_it(self, shelf):
         keeper, _ = self.kept(shelf)

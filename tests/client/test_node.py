@@ -26,6 +26,7 @@ BAD = {
     "max-leakage": NO_NUMBERS,
     "min-radius": NO_NUMBERS,
     "public-size": [-1, 10**9 + 1, 40.0, "40", True],
+    "group": ["two words", "../other", 7, True],
     "policy": NO_PATHS,
     "model-dir": NO_PATHS,
     "signing-key": NO_PATHS,
@@ -43,7 +44,8 @@ KEPT_FOR = {
     "max-leakage": 0,
     "policy": "policy.toml",
 }
-OTHERS = {"partition-id": 0, "num-partitions": 1, "public-size": 0, "min-radius": 0, "model-dir": "model"}
+OTHERS = {"partition-id": 0, "num-partitions": 1, "public-size": 0, "group": "ward", "min-radius": 0}
+OTHERS |= {"model-dir": "model"}
 SIGNS = {"signing-key": "signing.key", "roster": "roster.signed", "roster-key": "roster.pub"}
 SIGNS |= {"secure-state": "shelf"}
 KEYS = [kebab(name) for name in NodeConfig.model_fields]

@@ -104,23 +104,23 @@ class TestBudgets:
 
     @pytest.mark.parametrize("groups_first", [False, True])
     def test_examples_and_groups_have_no_budget_each(self, tmp_path, groups_first):
-        """Neither counts what the other was charged: a server that names groups now and then would have two."""
+        """Neither counts what the other was charged: a site that names groups now and then would have two."""
         data = write_data(tmp_path, patient=np.repeat(np.arange(8), 5))
         node = own_node(tmp_path, data) | {"max-example-epsilon": 20.0}
-        runs = [DP_SGD, DP_SGD | {"task.group": "patient"}]
+        runs = [(DP_SGD, node), (DP_SGD | {"task.group": "patient"}, node | {"group": "patient"})]
         first, second = reversed(runs) if groups_first else runs
-        assert self.until_refused(first, node, most=1) == 1
-        assert self.until_refused(second, node) == 0
-        assert self.until_refused(first, node, most=1) == 1
+        assert self.until_refused(*first, most=1) == 1
+        assert self.until_refused(*second) == 0
+        assert self.until_refused(*first, most=1) == 1
 
     def test_groups_of_two_kinds_have_no_budget_together(self, tmp_path):
-        """A server that names other groups would be charged for one of them, and a patient's rows lie in several."""
+        """A site that names others would be charged for one of them, and a patient's rows lie in several."""
         data = write_data(tmp_path, patient=np.repeat(np.arange(8), 5), visit=np.arange(40))
         node = own_node(tmp_path, data) | {"max-example-epsilon": 20.0}
-        patients, visits = (DP_SGD | {"task.group": name} for name in ("patient", "visit"))
-        assert self.until_refused(patients, node, most=1) == 1
-        assert self.until_refused(visits, node) == 0
-        assert self.until_refused(patients, node, most=1) == 1
+        patients, visits = ((DP_SGD | {"task.group": name}, node | {"group": name}) for name in ("patient", "visit"))
+        assert self.until_refused(*patients, most=1) == 1
+        assert self.until_refused(*visits) == 0
+        assert self.until_refused(*patients, most=1) == 1
         assert {entry.mechanism for entry in entries_of(node, "group")} == {"dp-sgd, groups by patient"}
 
     @pytest.mark.parametrize("groups_first", [False, True])
@@ -130,18 +130,20 @@ class TestBudgets:
         node = own_node(tmp_path, data, max_example_epsilon=4.0)
         grouped = DP_SGD | {"task.group": "who", "privacy.client-noise-multiplier": 2.0}
         alone = DP_SGD | {"privacy.client-noise-multiplier": 2.0}
-        first, then = (grouped, alone) if groups_first else (alone, grouped)
+        of_groups = node | {"group": "who"}
+        runs = (grouped, of_groups), (alone, node)
+        first, then = runs if groups_first else reversed(runs)
         enter = Ledger.open
 
         def after_another(ledger, event, unit, *args, **more):
             if unit != "client":
                 monkeypatch.setattr(Ledger, "open", enter)
                 ledgers._ledger.cache_clear()
-                assert not answer(first, node).has_error()
+                assert not answer(*first).has_error()
             return enter(ledger, event, unit, *args, **more)
 
         monkeypatch.setattr(Ledger, "open", after_another)
-        assert answer(then, node).error.reason.startswith("BudgetExhausted")
+        assert answer(*then).error.reason.startswith("BudgetExhausted")
         assert not entries_of(node, "example" if groups_first else "group")
 
     def test_a_policy_that_begins_to_name_groups_needs_a_new_ledger(self, tmp_path):

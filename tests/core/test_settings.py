@@ -81,7 +81,7 @@ def test_nothing_is_nothing(empty):
 def test_what_cannot_be_read_is_refused(text, says):
     with pytest.raises(SettingsError) as caught:
         read_settings([text])
-    assert says in str(caught.value) and str(caught.value).startswith("--run-config: ")
+    assert says in str(caught.value) and str(caught.value).startswith("-c (--run-config): ")
 
 
 class TestFiles:

@@ -45,6 +45,9 @@ SLOW = {
     "adaptive clip of a sum": GLOBAL
     | {"privacy.clipping": "adaptive", "privacy.bits-noise-multiplier": 4.0, "strategy.min-nodes": 4}
     | {"secure-aggregation.enabled": True, "secure-aggregation.threshold": 3, "secure-aggregation.colluding": 1},
+    "distance of a sum": PRIVATE
+    | {"privacy.distance": "rms", "privacy.max-distance": 1.5, "strategy.min-nodes": 4}
+    | {"secure-aggregation.enabled": True, "secure-aggregation.threshold": 3, "secure-aggregation.colluding": 1},
     "secret draws": GLOBAL | POISSON,
     "secret draws under a private distance": PRIVATE | POISSON,
     "dp-sgd": DP_SGD,
@@ -110,7 +113,9 @@ def test_a_budget_that_is_spent_leaves_no_rounds(tmp_path):
     assert told["rounds"] == 0 and "before round 1" in told["stops"]
     (budget,) = told["budgets"]
     assert budget["before"] == budget["after"] > 0.5 and budget["more"] == 0
-    assert told["privacy"] == claimed(run(settings))
+    assert told["privacy"]["rounds"] == 0
+    with pytest.raises(BudgetExhausted, match=r"not one round fits privacy\.max-epsilon = 3"):
+        run(settings)
     with pytest.raises(BudgetExhausted, match="is spent"):
         planned(settings | {"privacy.noise-multiplier": "auto", "privacy.max-epsilon": 2.0})
 

@@ -261,7 +261,7 @@ def gaussian(z):
     ("arguments", "says"),
     [
         (["-c", "num-round=3"], "ConfigError: unknown key 'num-round'; did you mean 'num-rounds'"),
-        (["-c", "stray"], "SettingsError: --run-config: "),
+        (["-c", "stray"], "SettingsError: -c (--run-config): "),
         (["-c", TINILY, "-n", 1], "ConfigError: clients = 1 is fewer than strategy.min-nodes = 2"),
         (
             ["-c", f"{GLOBALLY} privacy.population=9"],

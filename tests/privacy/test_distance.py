@@ -1,5 +1,7 @@
 """Distances: the paper's golden example, brute force, and digits that do not cancel."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -57,6 +59,15 @@ def test_against_a_loop_over_pairs(name, count, seed, width):
     assert found == pytest.approx(brute_force(name, models, sent), rel=3e-6)
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_the_root_mean_square_is_that_of_all_pairs(count):
+    models = random_models(count, like=zeros(30))
+    rows = [np.concatenate([array.ravel() for array in model.values()]) for model in models]
+    squares = [np.sum((one - other) ** 2) for number, one in enumerate(rows) for other in rows[:number]]
+    found = DISTANCES.load("rms").of(cohort_of(models, zeros(30)))
+    assert found == pytest.approx(math.sqrt(np.mean(squares)) if squares else 0.0, rel=3e-6)
+
+
 @pytest.mark.parametrize("name", ["mean-layer-frobenius", "l2"])
 def test_near_clients_lose_no_digits(name):
     """Updates of norm 1000 that differ by 1e-4: a plain Gram matrix would have no digit left."""
@@ -106,5 +117,5 @@ def test_layer_grams_are_those_of_the_bounded_updates():
 
 
 def test_an_unknown_distance_lists_the_known():
-    with pytest.raises(PluginError, match="unknown distance 'l3'; known: cosine, l2, mean-layer-frobenius"):
+    with pytest.raises(PluginError, match="unknown distance 'l3'; known: cosine, l2, mean-layer-frobenius, rms"):
         DISTANCES.load("l3")

@@ -5,6 +5,7 @@ from forged_ledgers import EVENTS, chained, lines_of, rewrite, write
 from typer.testing import CliRunner
 
 from cloister.cli import app
+from cloister.core.digits import at_most
 from cloister.core.errors import LedgerError
 from cloister.privacy.accounting import ledger as module
 from cloister.privacy.accounting.budget import PrivacyBudget
@@ -63,19 +64,19 @@ class TestTheCommand:
         assert result.exit_code == 0 and result.output.count("gaussian, z = 1.5") == 3
         assert result.output.count("unknown: counts") == 3
         for name in ("rdp", "pld"):
-            assert f"ε = {account.epsilon(1e-6, name):.4g} by {name}" in result.output
+            assert f"ε = {at_most(account.epsilon(1e-6, name))} by {name}" in result.output
 
     def test_show_has_both_relations(self, path):
         write(path, EVENTS[:1])
         adding, replacing = (self.invoke("show", path, "--relation", name) for name in ("add-or-remove", "replace-one"))
         assert adding.exit_code == replacing.exit_code == 0
         halved = Ledger(path).account("client", "replace-one").epsilon(1e-5, "pld")
-        assert f"ε = {halved:.4g} by pld" in replacing.output and adding.output != replacing.output
+        assert f"ε = {at_most(halved)} by pld" in replacing.output and adding.output != replacing.output
 
     def test_show_counts_no_draw_that_the_clients_together_know(self, path):
         write(path, [Gaussian(4.0, Sampling("without-replacement", cohort=1, population=1000))])
         shown = self.invoke("show", path, "--relation", "replace-one").output
-        assert f"ε = {module.Account([Gaussian(2.0)]).epsilon(1e-5, 'pld'):.4g} by pld" in shown
+        assert f"ε = {at_most(module.Account([Gaussian(2.0)]).epsilon(1e-5, 'pld'))} by pld" in shown
 
     def test_show_says_where_nothing_can_be_claimed(self, path):
         write(path)
@@ -121,7 +122,7 @@ class TestTheCommand:
             share = 100 * PrivacyBudget(Ledger(path), "", unit, max_epsilon=5.0).share()
             assert f"{unit}, add-or-remove, δ = 1e-05: ε = " in shown
             budget = f"{unit}, add-or-remove: ε ≤ 5 at δ = 1e-05, also if later runs were chosen by what earlier ones"
-            assert f"{budget} released; {share:.3g} %" in shown
+            assert f"{budget} released; {at_most(share, 3)} %" in shown
         assert shown.count("it holds if no run was chosen, ended early or resumed by what had been released") == 3
         assert shown.count("kept by Rényi DP of order") == 2 and "kept by Gaussian DP" in shown
 

@@ -11,10 +11,11 @@ from scipy import stats
 
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
-from cloister.privacy.claims.meaning import best_guess, best_guess_of_a_part, meanings, percent, summary_of_clients
+from cloister.privacy.claims.meaning import best_guess_of_a_part, meanings, percent, summary_of_clients
 from cloister.privacy.claims.record import record, statement_of
 from cloister.privacy.claims.server import ALL_RUNS, OUTSIDERS, RUN
-from cloister.privacy.claims.words import render, render_clients, render_largest
+from cloister.privacy.claims.words import render, render_clients, render_largest, summary
+from cloister.privacy.claims.worth import best_guess
 
 LEDGER = LedgerState("ledger.jsonl", "0" * 64, 3, False)
 OF_RUN = Figure("client", "add-or-remove", None, OUTSIDERS, RUN, 1.0, 1e-5, "pld", {"pld": 1.0, "rdp": 1.2})
@@ -91,16 +92,22 @@ class TestSentences:
         claim = DpSgdClaim("dp-sgd", unit="example", sizes=sizes, parameters={"privacy.client-max-epsilon": 4.0})
         lines = render_clients(claim)
         assert "ε = 12.75" in lines[1] and "before ε = 4 for one example is passed" in lines[-1]
-        assert summary_of_clients(claim) == "dp-sgd (sound; ε = 12.75 for one example of a client with 64)"
+        assert (
+            summary_of_clients(claim)
+            == "dp-sgd (sound, but no protection in practice; ε = 12.75 for one example of a client with 64)"
+        )
         assert summary_of_clients(replace(claim, reasons=("no noise",))) == "dp-sgd (heuristic)"
         (told,) = meanings(stated(mechanism="none", clients=claim))
         assert "do not count on that, as each node keeps its budget itself." in told.how_much
         (without,) = meanings(stated(mechanism="none", clients=replace(claim, parameters={})))
         assert "budget" not in without.how_much and len(render_clients(replace(claim, parameters={}))) == len(lines) - 1
 
-    def test_next_to_nothing_is_called_so(self):
-        (told,) = meanings(stated(Figure("client", "add-or-remove", None, OUTSIDERS, RUN, 30.0, 1e-5)))
-        assert "100 % instead of 50 %" in told.how_much and "next to nothing" in told.how_much
+    def test_what_protects_nobody_is_called_so_in_the_same_words_everywhere(self):
+        said = stated(Figure("client", "add-or-remove", None, OUTSIDERS, RUN, 7.999, 1e-5))
+        (told,) = meanings(said)
+        assert "no protection in practice" in told.who and "which is no protection in practice" in told.how_much
+        assert render(said)[0].endswith("sound, but no protection in practice") and not told.practical
+        assert summary(said.claim).endswith("(sound, but no protection in practice)")
 
     @pytest.mark.parametrize(
         "statement",

@@ -366,9 +366,9 @@ class TestMessagesThatAreNotAllThere:
     @pytest.fixture(autouse=True)
     def noted(self, link, monkeypatch):
         monkeypatch.setattr(runtime_handlers, "push_messages", runtime_handlers.push_messages)
-        abandoned = Abandoned()
-        abandoned.install()
-        Sending(abandoned).install()
+        self.abandoned = Abandoned()
+        self.abandoned.install()
+        Sending(self.abandoned).install()
 
     @staticmethod
     def begin(link, node, number):
@@ -405,6 +405,16 @@ class TestMessagesThatAreNotAllThere:
         assert node.pull(second.object_id).object_found
         self.finish(link, second, answer)
         assert node.pull(second.object_id).object_available
+
+    def test_what_another_run_is_sent_meanwhile_changes_nothing(self, link, nodes):
+        node = nodes[0]
+        first, _ = self.begin(link, node, 1)
+        assert self.told(node) == [first.object_id]
+        self.abandoned.sent(node.id, link.run + 1, frozenset({"of another run"}))
+        assert node.pull(first.object_id).object_found, "that run has not taken its place"
+        self.begin(link, node, 2)
+        self.abandoned.sent(node.id, link.run + 1, frozenset({"and one more"}))
+        assert not node.pull(first.object_id).object_found
 
     def test_a_node_that_was_not_told_yet_does_not_wait_either(self, link, nodes):
         first, _ = self.begin(link, nodes[0], 1)

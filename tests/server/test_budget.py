@@ -78,10 +78,25 @@ def test_a_budget_that_not_one_round_fits_is_refused_with_the_noise_that_does(tm
     assert len(go(tmp_path, privacy__noise_multiplier=noise, privacy__max_epsilon=0.5).rounds) == 5
 
 
+def test_a_budget_of_clients_that_not_one_round_fits_is_refused_with_the_noise_that_does(tmp_path):
+    settings = {"privacy__server": "none", "privacy__client": "dp-sgd", "privacy__client_max_epsilon": 0.5}
+    settings |= {"privacy__noise_multiplier": 0.05, "privacy__clipping_norm": 2.0}
+    with pytest.raises(BudgetExhausted, match=r"not one round fits privacy\.client-max-epsilon = 0\.5 at") as refused:
+        go(tmp_path, **settings)
+    assert not list(tmp_path.iterdir()), "nothing was begun"
+    noise = float(re.search(r"client-noise-multiplier of (\S+) or more for 4 rounds", str(refused.value)).group(1))
+    outcome = go(tmp_path, **settings, privacy__client_noise_multiplier=noise)
+    assert len(outcome.rounds) == 5 and all(done.measured.accepted == 4 for done in outcome.rounds[1:])
+
+
 def test_the_next_run_on_the_same_data_goes_on_where_the_last_one_stopped(tmp_path):
     first = go(tmp_path, privacy__max_epsilon=4.0)
-    second = go(tmp_path, privacy__max_epsilon=4.0)
-    assert len(first.rounds) > 1 and len(second.rounds) == 1 and "before round 1" in second.stopped
+    begun = set(tmp_path.iterdir())
+    with pytest.raises(
+        BudgetExhausted, match=r"earlier runs have left [0-9.]+ %; use a larger budget, or privacy.noise-"
+    ):
+        go(tmp_path, privacy__max_epsilon=4.0)
+    assert len(first.rounds) > 1 and set(tmp_path.iterdir()) == begun, "no run directory is left behind"
     third = go(tmp_path, privacy__max_epsilon=4.0, privacy__data_identity="other")
     assert len(third.rounds) == len(first.rounds)
 

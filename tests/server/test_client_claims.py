@@ -80,8 +80,9 @@ def test_nodes_with_data_of_their_own_tell_no_size(tmp_path):
 def test_clients_that_all_abstain_have_told_nothing(tmp_path):
     """Their budget decides it by public numbers: what was planned never happened."""
     settings = SETTINGS | {"output-dir": str(tmp_path), "privacy.client-max-epsilon": 0.01, "num-rounds": 3}
+    config = parse(settings)
     with pytest.raises(FederationError, match="no reply counted in round 1"):
-        simulate(settings, 4, Narrator(3, Console(quiet=True)))
+        run(LocalGrid.simulated(app, config.flat(), 4), config, Narrator(3, Console(quiet=True)))
     (path,) = tmp_path.glob("*/privacy.json")
     facts = json.loads(path.read_text())["clients"]
     assert {(size["rounds"], size["claims"][0]["epsilon"]) for size in facts["by-examples"]} == {(0, 0.0)}

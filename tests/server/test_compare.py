@@ -13,6 +13,7 @@ from reported import CLAIMS, LEDGER, OF_ALL, OF_RUN, SOUND, line, write_run
 from typer.testing import CliRunner
 
 from cloister import cli
+from cloister.core.digits import at_most
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.events import Gaussian, Unaccounted
@@ -303,7 +304,7 @@ class TestTogether:
         expected = best_epsilon(Account([Gaussian(2.0)] * 2 + [Gaussian(3.0)] * 2, insiders=True), 1e-5)[0]
         found = comparison(*two)
         assert epsilon_together(found.runs, found.kinds) == pytest.approx(expected, rel=1e-12)
-        assert any(f"come to ε = {expected:.4g}" in note for note in found.notes)
+        assert any(f"come to ε = {at_most(expected)}" in note for note in found.notes)
 
     def test_a_ledger_that_they_share_counts_once(self, two):
         record_in(two[0], "a", Gaussian(2.0), Gaussian(3.0))

@@ -185,8 +185,9 @@ class TestBudget:
         assert outcome.rounds[1].measured.accepted == 3
 
     def test_a_budget_that_no_round_fits_ends_the_run(self, tmp_path):
+        config = parse(settings(tmp_path, privacy__client_max_epsilon=0.01))
         with pytest.raises(FederationError, match="budget of this node is spent"):
-            simulate(settings(tmp_path, privacy__client_max_epsilon=0.01), CLIENTS, silent())
+            run(LocalGrid.simulated(app, config.flat(), CLIENTS), config, silent())
 
     @pytest.mark.parametrize("budget", ["much", True, -1.0])
     def test_a_node_whose_budget_is_no_number_takes_no_part(self, tmp_path, budget, caplog):

@@ -36,16 +36,20 @@ def told(settings, nodes=10, sizes=()):
         ),
     ],
 )
-def test_it_begins_where_the_noise_is_five_times_as_long_as_all_updates(settings, key, at_5):
-    assert not told(settings | {key: 0.98 * at_5})
+def test_it_begins_where_the_noise_is_longer_than_all_updates_and_drowns_them_at_five_times(settings, key, at_5):
+    assert not told(settings | {key: 0.29 * at_5})
+    for share in (0.31, 0.98):
+        (line,) = told(settings | {key: share * at_5})
+        assert "noise lets the model learn little: over 4 rounds" in line and "drowns" not in line
     (line,) = told(settings | {key: 1.02 * at_5})
+    assert "noise drowns what the clients teach" in line
     assert key in line and "5.1 times" in line and "10 clients a round, 400 parameters" in line
     assert f"level at {key} = {at_5 / 5:.2g}" in line
 
 
 def test_more_clients_or_rounds_help():
     drowning = SERVER | {"privacy.noise-multiplier": 6.0}
-    assert told(drowning) and not told(drowning, nodes=20) and not told(drowning | {"num-rounds": 16})
+    assert told(drowning) and not told(drowning, nodes=50) and not told(drowning | {"num-rounds": 100})
     assert told(drowning | {"strategy.fraction-train": 0.5}, nodes=10)
 
 
@@ -60,8 +64,9 @@ def test_steps_of_dp_sgd():
     sizes = [LocalSteps(64, 32, 1)] * 10
     at_5 = 5 * 80 * 32 / (20 * math.sqrt(80))
     settings = CLIENTS | {"privacy.client": "dp-sgd", "client.batch-size": 32}
-    assert not told(settings | {"privacy.client-noise-multiplier": 0.98 * at_5}, sizes=sizes)
-    assert told(settings | {"privacy.client-noise-multiplier": 1.02 * at_5}, sizes=sizes)
+    assert not told(settings | {"privacy.client-noise-multiplier": 0.29 * at_5}, sizes=sizes)
+    assert "drowns" not in told(settings | {"privacy.client-noise-multiplier": 0.98 * at_5}, sizes=sizes)[0]
+    assert "drowns" in told(settings | {"privacy.client-noise-multiplier": 1.02 * at_5}, sizes=sizes)[0]
     assert not told(settings | {"privacy.client-noise-multiplier": 1e6}), "sizes are not known"
 
 

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from cloister.client.app import app
 from cloister.config.run import parse
+from cloister.core.errors import BudgetExhausted, PrivacyError
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.privacy.accounting.ledger import Ledger
@@ -76,11 +77,20 @@ def test_a_run_without_a_mechanism_is_in_the_ledger_that_a_budget_is_kept_in(tmp
     """It could not be told which data it was about: the next budget was kept as if there had been no such run."""
     named = {"privacy.data-identity": "ward", "privacy.ledger-dir": str(tmp_path / "ledgers")}
     go(tmp_path, **named, **{"privacy.max-epsilon": 50.0})
-    go(tmp_path, **named, **{"privacy.server": server, "privacy.noise-multiplier": 0.05})
-    (path,) = shared(tmp_path)
+    unguarded = {"privacy.server": server, "privacy.noise-multiplier": 0.05}
+    (path,), runs = shared(tmp_path), set(tmp_path.iterdir())
+    before = path.read_bytes()
+    with pytest.raises(
+        PrivacyError, match=r"ε = 50 at δ = 1e-05 for one client, 9.* % of it left.*close-budget = true"
+    ):
+        go(tmp_path, **named, **unguarded)
+    assert path.read_bytes() == before and set(tmp_path.iterdir()) == runs, "nothing was begun"
+    go(tmp_path, **named, **unguarded, **{"privacy.close-budget": True})
+    assert "that ends the budget which is kept there: ε = 50" in (tmp_path / "said.txt").read_text()
     assert [type(entry.event).__name__ for entry in Ledger(path).entries][:2] == ["Gaussian", "Unaccounted"]
-    after = go(tmp_path, **named, **{"privacy.max-epsilon": 50.0})
-    assert len(after.rounds) == 1 and "nothing can be claimed" in after.stopped
+    go(tmp_path, **named, **unguarded)  # there is none left to end
+    with pytest.raises(BudgetExhausted, match="nothing can be claimed"):
+        go(tmp_path, **named, **{"privacy.max-epsilon": 50.0})
 
 
 @pytest.mark.parametrize(

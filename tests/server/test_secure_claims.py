@@ -33,6 +33,10 @@ from cloister.server.stragglers import PatientGrid
 SHORT = {"tensorboard": False, "report": False, "num-rounds": 2, "run-name": "r", "client.local-epochs": 1}
 
 
+RMS = {"privacy.server": "metric", "privacy.distance": "rms", "privacy.distance-release": "private"}
+GROUPS = {"privacy.server": "laplace-clustering", "privacy.noise-multiplier": None, "privacy.clipping-norm": None}
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -43,7 +47,12 @@ SHORT = {"tensorboard": False, "report": False, "num-rounds": 2, "run-name": "r"
         ({"secure-aggregation.colluding": 4}, "above secure-aggregation.colluding = 4"),
         ({"strategy.min-nodes": 3}, "strategy.min-nodes = 3: .* a round needs 4 to 7 clients"),
         ({"strategy.min-nodes": 8}, "strategy.min-nodes = 8: "),
-        ({"privacy.server": "metric"}, "distances, groups and choices need single updates"),
+        ({"privacy.server": "metric"}, "distance of two clients needs single updates, .* use 'rms'"),
+        (RMS | {"privacy.distance-release": "exact"}, "use 'private' and 'after'"),
+        (RMS | {"privacy.distance-release": "exact", "privacy.distance-clip": "before"}, "use 'private' and 'after'"),
+        (RMS | {"privacy.clipping": "adaptive"}, "a distance is of one clip; use 'fixed'"),
+        (RMS | {"privacy.distance-noise-multiplier": 257.0}, "multiplier = 257: .* at most 256"),
+        (GROUPS, "groups and choices need single updates"),
         ({"privacy.server": "some-plugin"}, "privacy.server = 'some-plugin'"),
         ({"privacy.placement": "rule"}, "privacy.placement = 'rule'"),
         ({"privacy.placement": "model"}, "privacy.placement = 'model'"),

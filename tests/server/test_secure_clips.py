@@ -199,6 +199,33 @@ class TestWhatAServerTells:
         assert summed.total is None and not run.spent()
         assert all(f"clipping-norm = 1, demanded: at {side} {limit}" in one.detail for one in summed.rejected)
 
+    @pytest.mark.parametrize(
+        ("clipping", "rules", "says"),
+        [
+            ("fixed", "min-server-noise-multiplier = 1.0", ""),
+            ("adaptive", "min-server-noise-multiplier = 0.89", ""),
+            ("adaptive", "min-server-noise-multiplier = 0.9", "multiplier of 0.8944, demanded: at least 0.9"),
+            (
+                "fixed",
+                "max-epsilon = 9.0\nmax-learning-rate = 0.1",
+                "client.learning-rate = 0.5, demanded: at most 0.1",
+            ),
+        ],
+    )
+    def test_who_forbids_the_training_or_its_noise_says_so_before_anything_is_charged(
+        self, clipping, rules, says, tmp_path
+    ):
+        """The noise is that of both releases, where the bits of a clip are one: 1/z² = 1/1² + 1/2²."""
+        policy, keys = tmp_path / "policy.toml", {"privacy.clipping": clipping, "client.learning-rate": 0.5}
+        policy.write_text(f'tasks = ["digits"]\nmechanisms = ["global-dp"]\n{rules}\n')
+        own = [{"policy": str(policy), "ledger-dir": str(tmp_path / str(n))} for n in range(5)]
+        nodes = [{"partition-id": n, "num-partitions": 5, **node} for n, node in enumerate(own)]
+        bits = {"privacy.bits-noise-multiplier": 2.0} if clipping == "adaptive" else {}
+        run = run_of(tmp_path, random_updates(5), nodes=nodes, **keys, **bits)
+        summed = run.collect()
+        assert (summed.total is None, bool(run.spent())) == (bool(says), not says)
+        assert len(summed.rejected) == (5 if says else 0) and all(says in one.detail for one in summed.rejected)
+
     def test_and_again_in_the_message_that_asks_for_the_update(self, tmp_path):
         (tmp_path / "policy.toml").write_text('tasks = ["digits"]\nmechanisms = []\nmax-client-clipping-norm = 2.0\n')
         inner, updates = None, random_updates(5)

@@ -10,12 +10,14 @@ from typer.testing import CliRunner
 from cloister.cli import app
 from cloister.client.data import benchmark_of, task_of
 from cloister.client.workbench import _made
-from cloister.config.run import parse
-from cloister.core.errors import ConfigError
+from cloister.config.run import TaskConfig, parse
+from cloister.core.errors import ConfigError, DataError
 from cloister.local.checking import _settings, check_task
 from cloister.server.prepare import prepare
 from cloister.tasks.base import Dataset, Examples
 from cloister.tasks.breast_cancer import RANGES, BreastCancer
+from cloister.tasks.parts import dataset_at
+from cloister.tasks.tables import Table
 
 
 @pytest.fixture(autouse=True)
@@ -199,3 +201,51 @@ def test_labels_that_begin_at_one_are_told_to_whoever_has_the_file(tmp_path):
     assert line[0] == "fault" and line[1].endswith(
         "must hold labels from 0 to 9; subtract 1 from each where they begin one too high; found labels from 1 to 10"
     )
+
+
+COLUMNS = Table({"age": (18.0, 100.0), "dose": (0.0, 10.0)}, "outcome", 2, ("healthy", "ill"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "says", "first"),
+    [
+        (["30,1,ill", "17,1,ill"], "column age must hold numbers from 18 to 100", "row 2 below the header holds '17'"),
+        (
+            ["30,x,ill", "30,y,ill"],
+            "column dose must hold numbers only",
+            "row 1 below the header holds 'x', and 1 more",
+        ),
+        (["30,1,ill", "30,1,sick"], "column outcome must hold 0 (healthy) or 1 (ill) only", "holds 'sick'"),
+    ],
+)
+def test_a_faulty_row_is_named_to_its_owner_and_is_no_part_of_the_error(tmp_path, rows, says, first):
+    path = tmp_path / "own.csv"
+    path.write_text("\n".join(["age,dose,outcome", *rows]))
+    with pytest.raises(DataError) as refused:
+        COLUMNS.read(path)
+    assert says in str(refused.value) and first in refused.value.first
+    assert "row" not in str(refused.value) and first not in repr(refused.value)
+
+
+def test_a_row_out_of_range_is_left_out_under_dp_sgd_and_rows_without_labels_can_be_predicted(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("age,dose,outcome\n30,1,ill\n17,1,ill\n")
+    assert np.isnan(COLUMNS.rows(path).x).any(axis=1).tolist() == [False, True]
+    assert COLUMNS.unlabelled(tmp_path / "own.csv") is None
+    path.write_text("age,dose\n59,5\n")
+    np.testing.assert_allclose(COLUMNS.unlabelled(path), [[0.5, 0.5]])
+
+
+def test_one_file_is_divided_and_a_folder_that_is_not_there_is_said_to_be_so(tmp_path):
+    class Rows(BreastCancer):
+        def read(self, path):
+            return COLUMNS.read(path)
+
+    task, path = Rows(TaskConfig(name="breast-cancer")), tmp_path / "own.csv"
+    path.write_text("\n".join(["age,dose,outcome", *["30,1,ill", "40,1,healthy"] * 10]))
+    data = dataset_at(task, path, ".csv")
+    assert (len(data.train), len(data.test)) == (16, 4)
+    with pytest.raises(DataError, match=r"there is no file or folder at .*gone"):
+        dataset_at(task, tmp_path / "gone", ".csv")
+    with pytest.raises(DataError, match=r"lacks train\.csv and test\.csv; .* to use own\.csv alone, name "):
+        dataset_at(task, tmp_path, ".csv")

@@ -13,6 +13,7 @@ from functools import partial
 from logging import INFO
 
 from cloister.client.charges import FURTHER, GROUPED, PROMISED, SCORES, Charge, charges_of, steps_by
+from cloister.client.foreseen import foreseen
 from cloister.client.heads import keep_head
 from cloister.client.ledgers import folder_unnamed, keeps_ledger, ledger_of
 from cloister.client.mods.enforce import Handler
@@ -21,11 +22,8 @@ from cloister.client.node import Node, NodeConfig
 from cloister.client.policy import Policy
 from cloister.client.request import EvaluateRequest, KeepRequest, ProtocolRequest, Reply, Request, TrainRequest
 from cloister.client.tally import Tally
-from cloister.client.workbench import workbench_of
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.section import kebab
-from cloister.config.secure import shared_mean
-from cloister.core.arrays import Layout
 from cloister.core.errors import BudgetExhausted, PolicyError
 from cloister.core.wire import ADVERTISE
 from cloister.privacy.accounting.budget import PrivacyBudget, Store
@@ -90,12 +88,8 @@ def foresee_budget(request: ProtocolRequest, node: Node, call_next: Handler) -> 
         PrivacyError: what is in the ledger does not go with the round.
     """
     if request.step == ADVERTISE:
-        arrays = workbench_of(request.config).model.arrays()
-        promise = shared_mean(request.config).events(Layout.of(arrays))
-        about = (request.config, request.run, request.round, request.seed, (arrays,))
-        trains = TrainRequest(*about, promise=promise, bound=request.bound)
         with folder_unnamed(node.config), _abstaining():
-            _required(trains, node)
+            _required(foreseen(request), node)
     return call_next(request, node)
 
 
@@ -199,8 +193,7 @@ def _refuse_other_groups(ledger: Ledger, group: str) -> None:
         before = others[0].removeprefix(GROUPED)
         raise BudgetExhausted(
             f"{ledger.path} holds releases that were counted for groups by {before!r}: no budget for groups by "
-            f"{group!r} covers them; name the groups in a policy, and if this is other data, give it another "
-            "data-identity"
+            f"{group!r} covers them; if this is other data, give it another data-identity"
         )
 
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from cloister.client.data import local_data, task_of
+from cloister.client.foreseen import foreseen
 from cloister.client.node import Node
 from cloister.client.policy import CHECKED_BUNDLE, PLUGIN, Policy, is_server_side
 from cloister.client.request import EvaluateRequest, ProtocolRequest, Reply, Request, TrainRequest
@@ -12,6 +13,7 @@ from cloister.client.training.plan import requested_plan
 from cloister.config.run import RunConfig
 from cloister.config.secure import SecureAggregationConfig
 from cloister.core.errors import PolicyError
+from cloister.core.wire import ADVERTISE
 from cloister.privacy.accounting.promises import multiplier_of
 from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks.training.plan import TrainingPlan
@@ -23,13 +25,15 @@ ROUNDING = 1e-9
 
 
 def enforce_policy(request: Request, node: Node, call_next: Handler) -> Reply:
-    """Refuse a request that asks for less than the node's policy does; pass on the rest.
+    """Refuse a request that asks for less than the node's policy does, or names other groups than it; pass on the rest.
 
     Raises:
         PolicyError: it does. The text names what was asked for and what is demanded.
     """
     policy = node.policy
     if policy is None:
+        for complaint in _about_group(request, node):
+            raise PolicyError(f"refused by this node: {complaint}")
         return call_next(request, node)
     # Rows are counted for runs that are taken part in alone: a refusal must not say what the data is like.
     if complaints := list(_complaints(policy, request, node)) or list(_too_few(policy, request, node)):
@@ -52,10 +56,17 @@ def _complaints(policy: Policy, request: Request, node: Node) -> Iterator[str]:
         # 0 where nothing is clipped for a sum.
         smallest, largest = policy.min_client_clipping_norm, policy.max_client_clipping_norm
         yield from _outside("clipping-norm", request.bound, smallest if request.bound else 0, largest)
-    if isinstance(request, TrainRequest):
-        yield from _about_training(policy, request, node)
+    if (trains := _training_of(request)) is not None:
+        yield from _about_training(policy, trains, node)
     elif isinstance(request, EvaluateRequest) and not policy.scores_may_leave:
         yield "scores of a model on its examples may not leave"
+
+
+def _training_of(request: Request) -> TrainRequest | None:
+    """The training that a request asks for, or leads to: who refuses that does so before others count on it."""
+    if isinstance(request, ProtocolRequest) and request.step == ADVERTISE:
+        return foreseen(request)
+    return request if isinstance(request, TrainRequest) else None
 
 
 def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterator[str]:
@@ -63,8 +74,19 @@ def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterat
     yield from _about_noise(policy, request)
     yield from _about_leakage(policy, config)
     yield from _about_plan(policy, request, node)
-    if config.privacy.client.clips_gradients and policy.group != config.task.group:
-        yield f"task.group = {config.task.group!r}, demanded: {policy.group!r}"
+    yield from _about_group(request, node)
+
+
+def _about_group(request: Request, node: Node) -> Iterator[str]:
+    """Another unit than the site's own. A budget says what one costs: no server chooses what that is.
+
+    A node without a policy, a budget for each unit and groups of its own takes what a run says.
+    """
+    config, own = request.config, node.config
+    is_stated = node.policy or own.max_example_epsilon or own.group
+    is_about = isinstance(request, TrainRequest) and config.privacy.client.clips_gradients
+    if is_about and is_stated and config.task.group != own.group:
+        yield f"task.group = {config.task.group!r}, demanded: {own.group!r}"
 
 
 def about_secure_sums(policy: Policy, asked: SecureAggregationConfig | None) -> Iterator[str]:

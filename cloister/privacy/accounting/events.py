@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cloister.core.digits import at_least, at_most
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting import distributed
 from cloister.privacy.accounting.vocabulary import (
@@ -216,7 +217,7 @@ class Gaussian(Event, kind="gaussian"):
         return Gaussian(self.noise_multiplier / 2)
 
     def __str__(self) -> str:
-        return f"gaussian, z = {self.noise_multiplier:.4g}{self.sampling}"
+        return f"gaussian, z = {at_least(self.noise_multiplier)}{self.sampling}"
 
 
 @dataclass(frozen=True)
@@ -312,7 +313,7 @@ class Pure(Event, kind="pure"):
         return Pure(2 * self.epsilon)
 
     def __str__(self) -> str:
-        return f"pure, ε = {self.epsilon:.4g}"
+        return f"pure, ε = {at_most(self.epsilon)}"
 
 
 class Unbounded:
@@ -398,7 +399,9 @@ class Laplace(Unbounded, Event, kind="laplace"):
         return self
 
     def __str__(self) -> str:
-        return f"laplace, ε = {self.epsilon:.4g} per unit, leakage {self.leakage:.4g} within {self.radius:.4g}"
+        return (
+            f"laplace, ε = {at_most(self.epsilon)} per unit, leakage {at_most(self.leakage)} within {self.radius:.4g}"
+        )
 
 
 MAX_STEPS = 2.0**53
@@ -514,7 +517,7 @@ class DistributedGaussian(Event, kind="distributed-gaussian"):
         return replace(self, honest=self.honest - 1)
 
     def __str__(self) -> str:
-        return f"distributed gaussian, {self.honest} shares, z = {self._multiplier:.4g}"
+        return f"distributed gaussian, {self.honest} shares, z = {at_least(self._multiplier)}"
 
 
 def accountants() -> ModuleType:

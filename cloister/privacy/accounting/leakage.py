@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from cloister.core.digits import at_most
+
 EVERYBODY = "everybody but the client itself: the server, the other clients, and whoever sees the models"
 BINS = 10
 """Of the histogram of composed leakage."""
@@ -42,7 +44,7 @@ def render_leakage(report: dict[str, Any]) -> list[str]:
         lines.append(f"{report['without-limit']} clients released something without noise: their leakage has no limit")
     if not report["that-released"]:
         return lines
-    lines.append(f"composed leakage: median {report['median']:.4g}, maximum {report['maximum']:.4g}")
+    lines.append(f"composed leakage: median {at_most(report['median'])}, maximum {at_most(report['maximum'])}")
     edges, counts = report["histogram"]["edges"], report["histogram"]["counts"]
     for low, high, count in zip(edges, edges[1:], counts, strict=False):
         lines.append(f"  {low:9.4g} to {high:9.4g} {count:6} {'#' * math.ceil(count / max(counts) * BAR)}".rstrip())

@@ -4,16 +4,17 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cloister.core.digits import at_most
 from cloister.privacy.claims.claim import Claim, ClientClaim, DpSgdClaim, Figure, LocalClaim, Statement
 from cloister.privacy.claims.server import ALL_RUNS, RUN
 from cloister.privacy.claims.words import (
     NOBODY_TRAINED,
     NOTHING_RELEASED,
-    WEAK,
     beyond_budget,
     render_largest,
     strength,
 )
+from cloister.privacy.claims.worth import NO_PROTECTION, best_guess, is_practical
 
 NO_BOUND = (
     "No number bounds how much a guess about one client or one person can improve: treat the models as if they had "
@@ -21,8 +22,10 @@ NO_BOUND = (
 )
 NO_GUESS = "There is nothing that anybody could guess from."
 UNHELPED = "Whoever takes two datasets for equally likely guesses right with a probability of 50 %, as before (ε = 0)."
-LITTLE_DOUBT, NO_PROTECTION = 0.95, 0.99
-"""A guess that may be right more often than this is called by its name."""
+LITTLE_DOUBT = 0.95
+"""A guess that may be right more often than this is called nearly certain."""
+ALWAYS = 20.0
+"""An ε of a client above this bounds no guess about a part of what it holds."""
 HELD = {
     "client": "every client, with everything it holds",
     "example": "every single example of every client",
@@ -56,37 +59,6 @@ class Meaning:
         return self.who, self.against, self.how_much
 
 
-def best_guess(epsilon: float, delta: float) -> float:
-    """The largest probability with which a guess between two equally likely, neighbouring datasets can be right.
-
-    Somebody knows everything but which of the two datasets D and D' was used, holds each for as likely as the other,
-    sees all that was released, and guesses. Let A be what he sees when he guesses D'. With a = P(A | D) and
-    b = P(not A | D') he is wrong with probability (a + b)/2. (ε, δ)-differential privacy, applied to A and to its
-    complement, says 1 - b ≤ e^ε·a + δ and 1 - a ≤ e^ε·b + δ. Their sum is a + b ≥ 2(1 - δ)/(1 + e^ε), so that he is
-    right with probability at most
-
-        1 - (1 - δ)/(1 + e^ε) = (e^ε + δ)/(1 + e^ε).
-
-    Args:
-        epsilon: ε ≥ 0; infinity promises nothing.
-        delta: δ from 0 to 1.
-
-    Returns:
-        From 1/2 (ε = δ = 0: seeing the release does not help) to 1.
-
-    Guarantee: it bounds every rule of guessing, on average over what is released. For δ = 0 it bounds the posterior
-        probability after each single release too; for δ > 0 something that occurs with probability δ may tell all.
-
-    Source: Kairouz, Oh and Viswanath (2015), The Composition Theorem for Differential Privacy.
-
-    Examples:
-        >>> best_guess(0.0, 0.0), round(best_guess(1.0, 1e-5), 3)
-        (0.5, 0.731)
-    """
-    wrong = math.exp(-epsilon) / (1 + math.exp(-epsilon))  # 1/(1 + e^ε), without an overflow
-    return 1 - (1 - delta) * wrong
-
-
 def best_guess_of_a_part(epsilon: float, delta: float) -> float:
     """As `best_guess`, about one person whose data is a part of what a client holds, where a client may be left out.
 
@@ -97,7 +69,7 @@ def best_guess_of_a_part(epsilon: float, delta: float) -> float:
         epsilon: ε ≥ 0 under add-or-remove, of a client.
         delta: δ from 0 to 1.
     """
-    if epsilon > WEAK:
+    if epsilon > ALWAYS:
         return 1.0
     return best_guess(2 * epsilon, min(1.0, (1 + math.exp(epsilon)) * delta))
 
@@ -205,7 +177,8 @@ def summary_of_clients(claim: ClientClaim) -> str:
         return f"{claim.mechanism} ({claim.status})"
     if isinstance(claim, DpSgdClaim) and claim.nobody_trained:
         return f"{claim.mechanism} (nobody trained)"
-    return f"{claim.mechanism} ({strength(figure.epsilon)}; ε = {figure.epsilon:.4g} for one {figure.unit}{_of(claim)})"
+    told = f"ε = {at_most(figure.epsilon)} for one {figure.unit}{_of(claim)}"
+    return f"{claim.mechanism} ({strength(figure.epsilon)}; {told})"
 
 
 def _of(claim: ClientClaim) -> str:
@@ -237,12 +210,12 @@ def _without_guarantee(about: str, claim: Claim) -> Meaning:
 def _who(figure: Figure) -> str:
     whom = HELD.get(figure.unit, figure.unit)
     if not _is_practical(figure):
-        return f"There is a claim for {whom}, but it is no protection in practice of {_secret(figure)}."
+        return f"There is a claim for {whom}, but it is {NO_PROTECTION} of {_secret(figure)}."
     return f"The run protects {whom}: it hides {_secret(figure)}."
 
 
 def _is_practical(figure: Figure) -> bool:
-    return _guess(figure) <= NO_PROTECTION
+    return is_practical(figure.epsilon or 0.0, figure.delta or 0.0)
 
 
 def _secret(figure: Figure) -> str:
@@ -264,9 +237,9 @@ def _how_much(figure: Figure) -> str:
         f"Somebody who knows everything else, and takes {_between(figure)} for equally likely, guesses right which of "
         f"the two it was with a probability of at most {percent(guess)} instead of 50 % ({_parameters(figure)})"
     )
-    if (figure.epsilon or 0.0) > WEAK:
-        return f"{told}, which promises next to nothing"
-    if guess > LITTLE_DOUBT:
+    if not _is_practical(figure):
+        told += f", which is {NO_PROTECTION}"
+    elif guess > LITTLE_DOUBT:
         told += ", so that the guess may be nearly certain"
     if figure.unit == "client" and figure.relation == "add-or-remove":
         part = best_guess_of_a_part(figure.epsilon or 0.0, figure.delta or 0.0)
@@ -279,4 +252,4 @@ def _guess(figure: Figure) -> float:
 
 
 def _parameters(figure: Figure) -> str:
-    return f"ε = {figure.epsilon:.4g}, δ = {figure.delta or 0.0:g}"
+    return f"ε = {at_most(figure.epsilon)}, δ = {at_most(figure.delta or 0.0)}"

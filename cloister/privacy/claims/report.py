@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cloister.core import check
+from cloister.core.digits import at_most
 from cloister.privacy.accounting.account import by_accountant
 from cloister.privacy.accounting.events import Unaccounted
 from cloister.privacy.accounting.ledger import Budget, Ledger
@@ -60,7 +61,7 @@ def _reasons(ledger: Ledger) -> list[str]:
 
 
 def _render_budget(budget: Budget) -> str:
-    limit = f"ε = {budget.epsilon:g} at δ = {budget.delta:g}" if budget.epsilon else "none"
+    limit = f"ε = {at_most(budget.epsilon, 6)} at δ = {at_most(budget.delta)}" if budget.epsilon else "none"
     return f"budget from {_date(budget.time)}, run {budget.run}, unit {budget.unit}: {limit}, kept by {budget.filter}"
 
 
@@ -70,11 +71,11 @@ def _amounts(ledger: Ledger, delta: float, relation: Relation) -> list[str]:
     # What has no bound comes last: a node with DP-SGD protects examples, and states none for the client as a whole.
     for unit in sorted({entry.unit for entry in ledger.entries}, key=lambda unit: (_is_open(ledger, unit), unit)):
         if unit == "neighbourhood":
-            lines.append(f"neighbourhood: leakage {ledger.leakage():.4g} within it")
+            lines.append(f"neighbourhood: leakage {at_most(ledger.leakage())} within it")
             continue
         found = by_accountant(ledger.account(unit, relation, insiders=True), delta)
-        figures = "; ".join(f"ε = {epsilon:.4g} by {name}" for name, epsilon in found.items())
-        lines.append(f"{unit}, {relation}, δ = {delta:g}: {figures}; {IF_FIXED}")
+        figures = "; ".join(f"ε = {at_most(epsilon)} by {name}" for name, epsilon in found.items())
+        lines.append(f"{unit}, {relation}, δ = {at_most(delta)}: {figures}; {IF_FIXED}")
         lines += _of_the_budget(ledger, unit, relation)
     return lines
 
@@ -90,13 +91,14 @@ def _of_the_budget(ledger: Ledger, unit: Unit, relation: Relation) -> list[str]:
     if last is None or not last.epsilon:
         return []
     spent, limit = ledger.spent(unit, last.filter, relation), last.filter.limit(last.epsilon, last.delta)
+    told = f"{at_most(last.epsilon, 6)} at δ = {at_most(last.delta)}"
     if spent > limit:
-        return [f"{unit}, {relation}: more is spent than the budget of ε = {last.epsilon:g} at δ = {last.delta:g}"]
+        return [f"{unit}, {relation}: more is spent than the budget of ε = {told}"]
     share = 100 * spent / limit if limit else 0.0
     return [
-        f"{unit}, {relation}: ε ≤ {last.epsilon:g} at δ = {last.delta:g}, "
+        f"{unit}, {relation}: ε ≤ {told}, "
         "also if later runs were chosen by what earlier ones released; "
-        f"{share:.3g} % spent"
+        f"{at_most(share, 3)} % spent"
     ]
 
 

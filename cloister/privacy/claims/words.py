@@ -1,5 +1,6 @@
 """Claims put into words: the one place that does, for the console and every report."""
 
+from cloister.core.digits import at_least, at_most
 from cloister.privacy.claims.claim import (
     CLIENT_BUDGET,
     Claim,
@@ -11,6 +12,7 @@ from cloister.privacy.claims.claim import (
     Statement,
 )
 from cloister.privacy.claims.server import RUN
+from cloister.privacy.claims.worth import NO_PROTECTION, is_practical
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING
 
 NOT_KNOWN = (
@@ -20,15 +22,11 @@ NOT_KNOWN = (
 KNOWN = "figures are for sizes that they have: the smallest, the middle, the largest and, by Rényi DP, the costliest"
 NOTHING_RELEASED = "nothing was released: no round was run, and the model is the one that the run began with"
 NOBODY_TRAINED = "no client trained: nothing that follows from its data left any of them"
-WEAK = 20.0
-"""An ε above this multiplies the odds of any inference by up to e²⁰, half a billion: it promises next to nothing."""
 
 
 def strength(epsilon: float | None) -> str:
     """What to call a sound claim of this ε; None: it is not known."""
-    if epsilon is not None and epsilon > WEAK:
-        return "sound, but it promises next to nothing"
-    return "sound"
+    return "sound" if is_practical(epsilon) else f"sound, but {NO_PROTECTION}"
 
 
 def contract(claim: Claim, epsilon: float | None = None) -> str:
@@ -41,12 +39,24 @@ def contract(claim: Claim, epsilon: float | None = None) -> str:
     if claim.mechanism == "none":
         return "none on the server, which sees what every client sends"
     named = [(key.removeprefix("privacy."), value) for key, value in list(claim.parameters.items())[:3]]
-    settings = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in named)
+    settings = ", ".join(f"{key} {setting(key, value)}" for key, value in named)
     if claim.status != "sound":
         return f"{claim.mechanism} ({settings}); {claim.status}"
-    at_most = "" if epsilon is None else f"; ε at most {epsilon:.4g} for the whole run"
+    whole = "" if epsilon is None else f"; ε at most {at_most(epsilon)} for the whole run"
     who = f"; secure aggregation, colluding {claim.parameters[COLLUDING]}" if claim.is_against_server else ""
-    return f"{claim.mechanism} ({settings}){who}; {strength(epsilon)}; unit: {claim.unit}, {claim.relation}{at_most}"
+    return f"{claim.mechanism} ({settings}){who}; {strength(epsilon)}; unit: {claim.unit}, {claim.relation}{whole}"
+
+
+def setting(key: str, value: float | str | bool) -> str:
+    """The value of a parameter of a mechanism, of noise no more than there is.
+
+    Args:
+        key: of the configuration.
+        value: of the parameter.
+    """
+    if not isinstance(value, float):
+        return str(value)
+    return at_least(value) if key.endswith("noise-multiplier") else f"{value:.4g}"
 
 
 def render_resumed(epsilon: float | None, budget: float) -> list[str]:
@@ -58,20 +68,30 @@ def render_resumed(epsilon: float | None, budget: float) -> list[str]:
     """
     if epsilon is None:
         return []
-    everything = f"≤ {budget:g}, at the end: the budget, of all runs in the ledger" if budget else ""
+    everything = f"≤ {at_most(budget, 6)}, at the end: the budget, of all runs in the ledger" if budget else ""
     return [
-        f"  ε at most {epsilon:.4g}: of all planned rounds, and of one more for each time that the run was resumed",
+        f"  ε at most {at_most(epsilon)}: of all planned rounds, and of one more for each time that the run was "
+        "resumed",
         "  ε of a round: of everything in the ledger up to this round, earlier runs included",
         "  ε of this run, at the end: of what it has released",
         f"  ε {everything or 'of all runs, at the end: of what is in the ledger then'}",
     ]
 
 
+def _worth(claim: Claim | ClientClaim, epsilon: float | None) -> str:
+    return strength(epsilon) if claim.status == "sound" else claim.status
+
+
+def _of_run(claim: Claim) -> float | None:
+    """ε of the run by itself, as the report judges it."""
+    return next((figure.epsilon for figure in claim.figures if figure.scope == RUN), None)
+
+
 def summary(claim: Claim) -> str:
     """The mechanism on the server, and how much its claim is worth, in a few words."""
     if claim.status == "none":
         return claim.mechanism
-    return f"{claim.mechanism} ({strength(claim.epsilon) if claim.status == 'sound' else claim.status})"
+    return f"{claim.mechanism} ({_worth(claim, _of_run(claim))})"
 
 
 def render(statement: Statement) -> list[str]:
@@ -85,7 +105,7 @@ def _render_server(statement: Statement) -> list[str]:
     if claim.status == "none":
         seen = "every client's model" if statement.clients is None else "what every client sends"
         return [f"privacy on the server: none. The server, and whoever sees its records, sees {seen}.", *unprotected]
-    lines = [f"privacy: {claim.mechanism}, {claim.status}", *_reasons(claim)]
+    lines = [f"privacy: {claim.mechanism}, {_worth(claim, _of_run(claim))}", *_reasons(claim)]
     if statement.released_nothing:
         lines.append(f"  {NOTHING_RELEASED}")
     for figure in claim.figures:
@@ -117,11 +137,15 @@ def _render_figure(figure: Figure) -> str:
     condition, counts = _condition(figure), _counts(figure)
     if figure.budget:
         return (
-            f"  ε ≤ {figure.epsilon:.4g} at δ = {figure.delta:g}, {about}; "
+            f"  ε ≤ {_amount(figure)}, {about}; "
             "also if later runs were chosen by what earlier ones released "
-            f"(a budget, kept by {figure.filter}); {100 * (figure.spent or 0.0):.3g} % spent{condition}"
+            f"(a budget, kept by {figure.filter}); {at_most(100 * (figure.spent or 0.0), 3)} % spent{condition}"
         )
-    return f"  ε = {figure.epsilon:.4g} at δ = {figure.delta:g}, {about}; by {figure.accountant}{condition}{counts}"
+    return f"  ε = {_amount(figure)}, {about}; by {figure.accountant}{condition}{counts}"
+
+
+def _amount(figure: Figure) -> str:
+    return f"{at_most(figure.epsilon)} at δ = {at_most(figure.delta)}"
 
 
 def _condition(figure: Figure) -> str:
@@ -147,7 +171,7 @@ def render_largest(claim: DpSgdClaim) -> str:
     whose = f"that of a client with {high} {claim.unit}s{fewest}"
     if high == low:
         return whose
-    return f"{whose}; other sizes go down to ε = {found[low].epsilon:.4g} with {low} {claim.unit}s"
+    return f"{whose}; other sizes go down to ε = {at_most(found[low].epsilon)} with {low} {claim.unit}s"
 
 
 def beyond_budget(claim: ClientClaim) -> str:
@@ -166,7 +190,8 @@ def render_clients(claim: ClientClaim) -> list[str]:
     """What may be said about the clients' own mechanism as lines of plain text."""
     budget = [f"  {told}"] if (told := beyond_budget(claim)) else []
     if isinstance(claim, DpSgdClaim):
-        first = f"clients: dp-sgd, {claim.status}; {KNOWN if claim.known else NOT_KNOWN}"
+        dearest = max((figure.epsilon or 0.0 for figure in claim.by_size.values()), default=None)
+        first = f"clients: dp-sgd, {_worth(claim, dearest)}; {KNOWN if claim.known else NOT_KNOWN}"
         if claim.nobody_trained:
             return [first, f"  {NOBODY_TRAINED}", *_reasons(claim), *budget]
         sizes = [line for size in claim.sizes for line in _render_size(claim.unit, size)]
@@ -177,7 +202,7 @@ def render_clients(claim: ClientClaim) -> list[str]:
 
 def _render_size(unit: str, size: OfSize) -> list[str]:
     return [
-        f"  ε = {figure.epsilon:.4g} at δ = {figure.delta:g} for one {unit} of a client with {size.size} {unit}s that "
+        f"  ε = {_amount(figure)} for one {unit} of a client with {size.size} {unit}s that "
         f"trained in {size.rounds} rounds: against {figure.adversary}{_condition(figure)}{_counts(figure)}"
         for figure in size.figures
         if figure.unit == unit
@@ -187,7 +212,7 @@ def _render_size(unit: str, size: OfSize) -> list[str]:
 def _render_local(claim: LocalClaim) -> list[str]:
     lines = []
     if claim.leakage_of_a_release is not None:
-        lines.append(f"  one release leaks {claim.leakage_of_a_release:.4g} within its neighbourhood")
+        lines.append(f"  one release leaks {at_most(claim.leakage_of_a_release)} within its neighbourhood")
     lines += [
         f"  {_render_local_figure(figure)}: against {figure.adversary}{_condition(figure)}{_counts(figure)}"
         for figure in claim.figures
@@ -197,7 +222,7 @@ def _render_local(claim: LocalClaim) -> list[str]:
 
 def _render_local_figure(figure: Figure) -> str:
     if figure.leakage is not None:
-        return f"leakage of at most {figure.leakage:.4g} within distance {figure.radius:.4g}, {figure.scope}"
-    at = f" at δ = {figure.delta:g}" if figure.delta else ", pure"
-    worth = ", which promises next to nothing" if figure.epsilon is not None and not figure.epsilon <= WEAK else ""
-    return f"ε = {figure.epsilon:.4g}{at} for everything a client holds, {figure.relation}, {figure.scope}{worth}"
+        return f"leakage of at most {at_most(figure.leakage)} within distance {figure.radius:.4g}, {figure.scope}"
+    at = f" at δ = {at_most(figure.delta)}" if figure.delta else ", pure"
+    worth = "" if is_practical(figure.epsilon) else f", which is {NO_PROTECTION}"
+    return f"ε = {at_most(figure.epsilon)}{at} for everything a client holds, {figure.relation}, {figure.scope}{worth}"

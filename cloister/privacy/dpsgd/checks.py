@@ -224,13 +224,20 @@ class _Trial:
         )
 
     def shares_draws(self) -> bool:
-        """Whether a random layer is given something else than a row for each example: what it draws is for all."""
+        """Whether a random layer is given something else than a row for each example: what it draws is for all.
+
+        Two numbers of examples are tried: what is not of the examples may have as many rows as one of them.
+        """
+        layers = [layer for layer in self.model._flatten_layers() if _draws_by_example(layer)]
+        return bool(layers) and any(self._draws_for_others(layers, order) for order in ([0, 1, 2], [0, 1, 2, 0]))
+
+    def _draws_for_others(self, layers: Sequence[Layer], order: list[int]) -> bool:
         shapes: list[tuple[int | None, ...]] = []
         with ExitStack() as patches, self._scope():
-            for layer in filter(_draws_by_example, self.model._flatten_layers()):
+            for layer in layers:
                 patches.enter_context(_noting(layer, shapes))
-            self._plain.losses(self.x, self.y)
-        return any(shape[:1] != (EXAMPLES,) for shape in shapes)
+            self._plain.losses(*self._ordered(self.x, order))
+        return any(shape[:1] != (len(order),) for shape in shapes)
 
     def _of(self, place: int, order: list[int], training: bool) -> list[Tensor]:
         """The gradient of the example at this place of a batch of these."""

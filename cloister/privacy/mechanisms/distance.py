@@ -1,8 +1,8 @@
 """How far the models of a round lie apart: the number that scales metric-aware noise.
 
-A distance of a cohort is the largest distance of any pair of clients. Distances are plugins: `Distance` objects. All of
-ours come from Gram matrices, G = U·Uᵀ per array, in float64, made block by block: one pass over memory whatever the
-number of pairs.
+A distance of a cohort is the largest distance of any pair of clients, or the root of the mean of all squared ones.
+Distances are plugins: `Distance` objects. All of ours come from Gram matrices, G = U·Uᵀ per array, in float64, made
+block by block: one pass over memory whatever the number of pairs.
 
 | edge case | the distance |
 |---|---|
@@ -36,10 +36,23 @@ class Distance:
         largest: what no distance of two clients can pass once updates are clipped to C, for a model of L arrays. The
             distance of a cohort lies between 0 and that, so one client moves it by no more: it is its sensitivity,
             for adding, removing and replacing alike. Infinite where there is no such bound.
+        averaged: take the root of the mean of the squares of all pairs, not the largest pair, for the cohort's.
     """
 
     pairwise: Callable[[Cohort], Matrix]
     largest: Callable[[float, int], float]
+    averaged: bool = False
+
+    def of(self, cohort: Cohort) -> float:
+        """The distance of a cohort; 0 where there are fewer than two clients.
+
+        Args:
+            cohort: of n updates.
+        """
+        if not self.averaged:
+            return largest_distance(cohort, self.pairwise)
+        count = len(cohort)
+        return math.sqrt(float(np.sum(self.pairwise(cohort) ** 2)) / (count * (count - 1))) if count > 1 else 0.0
 
 
 DISTANCES = Registry(
@@ -49,6 +62,7 @@ DISTANCES = Registry(
         "mean-layer-frobenius": "cloister.privacy.mechanisms.distance:MEAN_LAYER_FROBENIUS",
         "l2": "cloister.privacy.mechanisms.distance:L2",
         "cosine": "cloister.privacy.mechanisms.distance:COSINE",
+        "rms": "cloister.privacy.mechanisms.distance:RMS",
     },
 )
 
@@ -112,6 +126,7 @@ def cosine(cohort: Cohort) -> Matrix:
 
 MEAN_LAYER_FROBENIUS = Distance(mean_layer_frobenius, lambda bound, arrays: 2 * bound / math.sqrt(arrays))
 L2 = Distance(l2, lambda bound, arrays: 2 * bound)
+RMS = Distance(l2, lambda bound, arrays: 2 * bound, averaged=True)
 COSINE = Distance(cosine, lambda bound, arrays: 2.0)
 
 

@@ -80,6 +80,23 @@ class Constant:
         """
         return 1.0, 1.0
 
+    def limits(self, bound: float, layout: Layout) -> tuple[float, float]:
+        """What a distance is held between.
+
+        Args:
+            bound, layout: as in `factors`.
+        """
+        return 1.0, 1.0
+
+    def at(self, distance: float, bound: float, layout: Layout) -> float:
+        """The factor of a round.
+
+        Args:
+            distance: d, as it was found or told.
+            bound, layout: as in `factors`.
+        """
+        return 1.0
+
     def widest(self, bound: float, layout: Layout) -> float:
         """The largest factor that a round can have, where the factor is private; 0: it is public.
 
@@ -111,10 +128,10 @@ CONSTANT = Constant()
 
 @dataclass(frozen=True, kw_only=True)
 class DistanceScaled(Constant):
-    """A multiplier divided (or multiplied) by the largest distance d of two clients: σ = (z/d)·C/n.
+    """A multiplier divided (or multiplied) by the distance d of the clients: σ = (z/d)·C/n.
 
     Attributes:
-        distance: a registered distance, `mean-layer-frobenius` in the paper.
+        distance: a registered distance, the largest of two clients for most; `mean-layer-frobenius` in the paper.
         direction: `divide` the multiplier by the distance (the paper's formula and code) or `multiply` (its text).
         measure: the distance `after` clipping (bounded: one client cannot drive the noise to nothing) or `before`
             (the paper's Algorithm 1 and code).
@@ -215,8 +232,26 @@ class DistanceScaled(Constant):
         Args:
             bound, layout: as in `Constant.factors`.
         """
-        low, high = self.min_distance, self._maximum(bound, layout)
+        low, high = self.limits(bound, layout)
         return (1 / high, 1 / low) if self.direction == "divide" else (low, high)
+
+    def limits(self, bound: float, layout: Layout) -> tuple[float, float]:
+        """As in `Constant`: what is configured, and where the release is private what geometry allows.
+
+        Args:
+            bound, layout: as in `Constant.factors`.
+        """
+        return self.min_distance, self._maximum(bound, layout)
+
+    def at(self, distance: float, bound: float, layout: Layout) -> float:
+        """1/d or d, with d held between its limits, so that no noise is less than `minimum` says.
+
+        Args:
+            distance, bound, layout: as in `Constant.at`.
+        """
+        low, high = self.limits(bound, layout)
+        held = min(max(distance, low), high)
+        return 1 / held if self.direction == "divide" else held
 
     def widest(self, bound: float, layout: Layout) -> float:
         """As in `Constant`: an exact distance is private, and so is the factor that it makes.
@@ -234,13 +269,12 @@ class DistanceScaled(Constant):
             bounded: the same, clipped.
         """
         raw, bound = contributions.cohort, bounded.l2_bound
-        distance = largest_distance(raw if self.measure == "before" else bounded, self._distance.pairwise)
+        distance = self._distance.of(raw if self.measure == "before" else bounded)
         # The paper's c̄: the largest L2 distance of two models in the first round, before clipping.
         hint = largest_distance(raw, L2.pairwise) if self.is_exact and contributions.server_round == 1 else None
         released = None if self.is_exact else self.noised(distance, bounded, contributions.noise)
         used = distance if released is None else released
-        held = min(max(used, self.min_distance), self._maximum(bound, bounded.layout))
-        factor = 1 / held if self.direction == "divide" else held
+        factor = self.at(used, bound, bounded.layout)
         return Scaling(factor, released, Diagnostics(clip_calibration=hint, distance=distance))
 
     def noised(self, distance: float, bounded: Cohort, noise: GaussianNoise) -> float:

@@ -10,6 +10,7 @@ from rich.table import Table
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import changed, shown
 from cloister.config.settings import as_pairs
+from cloister.core.digits import at_least, at_most
 from cloister.core.terminal import can_show
 from cloister.privacy.claims.claim import Statement
 from cloister.privacy.claims.meaning import summary_of_clients
@@ -123,7 +124,7 @@ class Narrator:
             if done.measured.noise_std is not None:
                 parts.append(f"noise std {done.measured.noise_std:.2e}")
             if done.measured.epsilon is not None:
-                parts.append(f"ε {done.measured.epsilon:.3g}")
+                parts.append(f"ε {at_most(done.measured.epsilon, 3)}")
             if not self.secret_cohorts:
                 parts.append(f"replies {done.measured.accepted}/{done.measured.asked}")
             if done.measured.abandoned:
@@ -174,7 +175,9 @@ class Narrator:
 def contract_of_clients(privacy: PrivacyConfig) -> str:
     """What the clients do to what they send, in one line."""
     client = privacy.client
-    return f"{client.name} ({', '.join([f'client-noise-multiplier {client.noise_multiplier:.4g}', *client.bounds])})"
+    return (
+        f"{client.name} ({', '.join([f'client-noise-multiplier {at_least(client.noise_multiplier)}', *client.bounds])})"
+    )
 
 
 def render_canaries(count: int) -> str:
@@ -202,7 +205,7 @@ def _rows(kept: Round | None, last: Round | None, plan: Plan, statement: Stateme
         rows.append(("noise std on a weight, last round", f"{measured.noise_std:.3e}"))
     if measured and measured.noise_multiplier is not None:
         nominal = "" if plan.claim.status == "sound" else "nominal "
-        rows.append((f"{nominal}noise multiplier, last round", f"{measured.noise_multiplier:.4g}"))
+        rows.append((f"{nominal}noise multiplier, last round", at_least(measured.noise_multiplier)))
     rows.append(("rounds", str(last.number if last else 0)))
     return rows
 

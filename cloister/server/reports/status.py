@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cloister.config.section import Scalar
+from cloister.core.digits import at_least, at_most
 from cloister.core.errors import ConfigError, FederationError
 from cloister.core.files import DAY, read_json, read_text
 from cloister.core.text import clean
@@ -21,7 +22,7 @@ from cloister.privacy.claims.claim import Figure
 from cloister.privacy.claims.meaning import weakest
 from cloister.privacy.claims.record import statement_of
 from cloister.privacy.claims.server import RUN
-from cloister.privacy.claims.words import WEAK
+from cloister.privacy.claims.worth import NO_PROTECTION, is_practical
 from cloister.server.reports.rundir import BEGUN, RUNNING
 
 STOPPED_AFTER = 60
@@ -89,10 +90,10 @@ class RunState:
         return self.hides_times and self.state == "running"
 
     @property
-    def promises_little(self) -> bool:
-        """Whether the ε that is shown of it is so large that it promises next to nothing."""
+    def worth(self) -> str:
+        """What the ε that is shown of it is, in words, where that is no protection; else empty."""
         shown = self.epsilon if self.claimed is None and self.state == "running" else self.claimed
-        return shown is not None and not shown <= WEAK
+        return "" if is_practical(shown) else NO_PROTECTION
 
     def without_ledger(self) -> "RunState":
         """The same without what it tells of its ledger, where other runs spend that must not be seen to."""
@@ -323,7 +324,7 @@ def told(run: RunState | None, superlink: Mapping[str, Any] | None, budgets: Bud
     lines += [f"run {item['run-id']}  {item['status']}" for item in (superlink or {}).get("runs", [])]
     lines += _run_told(run) if run else []
     for (path, unit), share in (budgets or {}).items():
-        lines.append(f"budget for each {unit}: {100 * share:.3g} % is spent in {path}")
+        lines.append(f"budget for each {unit}: {at_most(100 * share, 3)} % is spent in {path}")
     return [clean(line) for line in lines]
 
 
@@ -336,11 +337,11 @@ def _run_told(run: RunState) -> list[str]:
     if run.replies:
         lines.append(f"  replies {run.replies[0]}/{run.replies[1]}")
     lines += [f"  rejected: {reason}" for reason in run.rejected]
-    left = "" if run.budget_left is None else f", {run.budget_left:.3g} left of the budget"
+    left = "" if run.budget_left is None else f", {at_least(run.budget_left, 3)} left of the budget"
     if run.claimed is not None:
-        lines.append(f"  ε {run.claimed:.3g} claimed, for one {run.claimed_for}{left}")
+        lines.append(f"  ε {at_most(run.claimed, 3)} claimed, for one {run.claimed_for}{left}")
     elif run.epsilon is not None:
-        lines.append(f"  ε {run.epsilon:.3g}{left}")
+        lines.append(f"  ε {at_most(run.epsilon, 3)}{left}")
     return lines
 
 

@@ -5,6 +5,7 @@ another one. It may be deleted at any time.
 """
 
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -22,13 +23,18 @@ from cloister.tasks.pictures.picture import Source
 VERSION = 1
 """Of how images are decoded: another one makes other files."""
 FOLDER = ".cloister-cache"
+CACHE = "CLOISTER_CACHE"
+"""The environment variable that names another folder for all caches."""
 KEPT = 4
 """Files that stay in one place: whoever chooses sizes must not be able to fill a disk."""
 _writing = threading.Lock()
+logger = logging.getLogger("cloister.tasks")
 
 
 def decoded(source: Source, size: int, order: Sequence[int] | NDArray[np.intp]) -> NDArray[np.float32]:
     """The pixels of images, from a cache beside them, or below the user's cache folder if that cannot be written.
+
+    Where the environment variable `CLOISTER_CACHE` names a folder, the cache is there, and nowhere else.
 
     Args:
         source: of n images.
@@ -64,10 +70,12 @@ def _state(path: Path) -> tuple[int, int]:
     return (stat.st_size, stat.st_mtime_ns)
 
 
-def _places(root: Path) -> tuple[Path, Path]:
+def _places(root: Path) -> tuple[Path, ...]:
     """Where a cache may lie, the better place first."""
-    caches = expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     below = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
+    if chosen := os.environ.get(CACHE):
+        return (expanded(chosen) / below,)
+    caches = expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return root / FOLDER, caches / "cloister" / below
 
 
@@ -89,6 +97,7 @@ def _made(source: Source, ranks: NDArray[np.intp], shape: tuple[int, ...], name:
             with _writing, atomic_path(place / name) as partial:
                 _write(source, ranks, shape, partial)
             _forget_the_oldest(place)
+            logger.warning("decoded images are kept in %s, and may be deleted; %s names another folder", place, CACHE)
         except OSError as error:
             reasons.append(f"{place} ({error.strerror})")
             continue
@@ -96,7 +105,7 @@ def _made(source: Source, ranks: NDArray[np.intp], shape: tuple[int, ...], name:
         if made is not None:
             return made
         reasons.append(f"{place} (what was written cannot be read)")
-    raise DataError(f"decoded images can be kept in none of {', '.join(reasons)}; set XDG_CACHE_HOME to another folder")
+    raise DataError(f"decoded images can be kept in none of {', '.join(reasons)}; set {CACHE} to another folder")
 
 
 def _write(source: Source, ranks: NDArray[np.intp], shape: tuple[int, ...], path: Path) -> None:

@@ -25,6 +25,8 @@ def find_pictures(path: Path, classes: Sequence[str], tolerant: bool = False) ->
     Raises:
         DataError: there are no such images, or they lie in more than one such folder.
     """
+    if not path.exists():
+        raise DataError(f"there is no file or folder at {path}; name a folder with a folder of images for each class")
     found = _at(path, classes, tolerant)
     if not found and path.is_dir():
         found = [source for folder in folders_in(path) for source in _at(folder, classes, tolerant)]

@@ -47,12 +47,12 @@ class MixedNowAndThen(keras.Layer):
 class DropsAConstant(keras.Layer):
     """Adds a constant of which dropout leaves the same part to every example of a call."""
 
-    def __init__(self):
+    def __init__(self, rows):
         super().__init__()
-        self.dropout = layers.Dropout(0.5)
+        self.rows, self.dropout = rows, layers.Dropout(0.5)
 
     def call(self, x, training=False):
-        return x + self.dropout(keras.ops.ones((1, x.shape[-1])), training=training)
+        return x + self.dropout(keras.ops.ones((self.rows, x.shape[-1])), training=training)[:1]
 
 
 class MyDropout(layers.Dropout):
@@ -376,7 +376,13 @@ def test_a_mask_that_a_call_shares_cannot_let_an_example_move_the_sum_by_pushing
 
 @pytest.mark.slow
 def test_nor_can_one_that_dropout_makes_of_something_else_than_examples():
-    for layer, by_layer in ((DropsAConstant(), False), (layers.Dropout(0.5), True)):
+    """Also where it has as many rows as a trial has examples."""
+    for layer, by_layer in (
+        (DropsAConstant(1), False),
+        (DropsAConstant(3), False),
+        (DropsAConstant(4), False),
+        (layers.Dropout(0.5), True),
+    ):
         model = keras.Sequential([keras.Input((4,)), layer, layers.Dense(3, activation="softmax")])
         assert checked(model, LOSS, made_up(model)).by_layer == by_layer, layer.name
         assert "call" not in vars(layer), "it is as it was"

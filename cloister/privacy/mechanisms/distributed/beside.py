@@ -1,4 +1,7 @@
-"""A number that travels beside an update in a sum that nobody sees a part of: the bit that an adaptive clip follows.
+"""A number that travels beside an update in a sum that nobody sees a part of.
+
+    bits       whether each update is within the clip: what an adaptive clip follows
+    squares    how long each update is, squared: with the sum of updates it says how far they lie apart
 
 It has a grid of its own and shares of noise of its own, so that it is a release of its own. Their surplus is not taken
 off: it would take seeds of its own, for one number.
@@ -7,9 +10,10 @@ off: it would take seeds of its own, for one number.
 |---|---|
 | an update of 0, as that of a client whose training failed | the number is 0: the client is as if it were not there |
 | an update with NaN, infinity, or squares that overflow | it counts as 0, and so does the number |
-| a client that sends another number than it should | it moves the clip by one step of its rule, at most |
+| a client that sends another number than it should | a clip moves by one step of its rule at most; a distance is held |
 """
 
+import math
 from dataclasses import dataclass
 
 from cloister.core.cohort import Cohort
@@ -21,7 +25,7 @@ from cloister.privacy.mechanisms.grid import Grid
 STEPS = 1 << 16
 """That the most which a client adds has: truncation moves it by less than any noise shows."""
 LARGEST_MULTIPLIER = 256.0
-"""Of the noise on bits: shares of it are below 2^25 steps, whatever t and c are, and the narrow ring has room."""
+"""Of the noise on either: shares of it are below 2^25 steps, whatever t and c are, and the narrow ring has room."""
 
 
 @dataclass(frozen=True)
@@ -83,4 +87,59 @@ class Bits:
 
     def event(self) -> DistributedGaussian:
         """What the sum of bits costs at worst, whoever is left."""
+        return self.shares.event(self.steps, 1)
+
+
+@dataclass(frozen=True)
+class Squares:
+    """The squared norm of each update after clipping, in units of C²: 0 to 1.
+
+    Attributes:
+        steps: D, that 1 has.
+        shares: of the noise.
+
+    Guarantee: a client adds 0 to D steps, and 0 where its update is 0: what zeroing an update costs is `event`.
+    """
+
+    steps: int
+    shares: Shares
+
+    @classmethod
+    def of(cls, multiplier: float, parties: Parties) -> "Squares":
+        """The squares of a round, with noise of a deviation of so many C² on their sum.
+
+        Args:
+            multiplier: z_d > 0.
+            parties: how many there are of whom.
+
+        Raises:
+            PrivacyError: the noise is more than can be made.
+        """
+        return cls(STEPS, Shares.of(variance_of(multiplier, STEPS), parties, removable=False))
+
+    def number(self, cohort: Cohort, bound: float) -> int:
+        """What a client adds.
+
+        Args:
+            cohort: of this one client, as it was trained.
+            bound: C.
+        """
+        (norm,) = cohort.norms
+        return int(min(norm / bound, 1.0) ** 2 * self.steps) if norm < float("inf") else 0
+
+    def apart(self, squares: int, summed: float, survivors: int) -> float:
+        """The root mean squared distance of two updates, in units of C; 0 where noise takes its square below 0.
+
+        It is √(2·(u·Σ‖x‖² - ‖Σx‖²)/(u·(u - 1))), x being an update over C.
+
+        Args:
+            squares: the sum of their numbers, with its noise.
+            summed: ‖Σx‖², as it is estimated.
+            survivors: u ≥ 2: a public number.
+        """
+        pairs = survivors * squares / self.steps - summed
+        return math.sqrt(max(0.0, 2 * pairs / (survivors * (survivors - 1))))
+
+    def event(self) -> DistributedGaussian:
+        """What the sum of squares costs at worst, whoever is left."""
         return self.shares.event(self.steps, 1)

@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, replace
 from cloister.core import check
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Event, Unaccounted
-from cloister.privacy.mechanisms.distributed.beside import Bits
+from cloister.privacy.mechanisms.distributed.beside import Bits, Squares
 from cloister.privacy.mechanisms.distributed.shares import DEVIATIONS, Parties, Shares, variance_of
 from cloister.privacy.mechanisms.grid import FINEST, Grid
 
@@ -65,7 +65,7 @@ class Plan:
     shares: Shares
     parameters: int
     bits: int
-    beside: tuple[Bits, ...] = ()
+    beside: tuple[Bits | Squares, ...] = ()
 
     @classmethod
     def of(
@@ -76,7 +76,8 @@ class Plan:
         parameters: int,
         bits: int = 32,
         removable: bool = True,
-        beside: tuple[Bits, ...] = (),
+        beside: tuple[Bits | Squares, ...] = (),
+        least: int = 0,
     ) -> "Plan":
         """The plan of a round.
 
@@ -88,6 +89,7 @@ class Plan:
             bits: of the ring, 32 or 64.
             removable: whether surplus noise can be taken off.
             beside: what travels beside an update.
+            least: variance that the noise has whatever the multiplier is, in steps².
 
         Raises:
             PrivacyError: the sum might leave the ring, or the noise is more than can be made.
@@ -103,7 +105,7 @@ class Plan:
         check.non_negative(multiplier=multiplier)
         check.one_of({"32", "64"}, bits=str(bits))
         steps = _steps(parameters)
-        shares = Shares.of(variance_of(multiplier, steps), parties, removable)
+        shares = Shares.of(max(variance_of(multiplier, steps), least), parties, removable)
         plan = cls(bound, steps, shares, parameters, bits, beside)
         plan._require_space_in_ring()
         return plan

@@ -142,6 +142,15 @@ class Shares:
             )
         return self.base**2 + sum(scale**2 for number, scale in self.scales().items() if number > survivors)
 
+    def within(self, survivors: int, shown: int) -> int:
+        """Variance of the noise in a sum, in steps², if everybody has added all of it.
+
+        Args:
+            survivors: u.
+            shown: so many of them have shown the seeds of the components up to number u.
+        """
+        return shown * self.left(survivors) + (survivors - shown) * self.left(self.parties.threshold)
+
     @property
     def variance(self) -> int:
         """The least variance that honest noise has in any sum, in steps²."""

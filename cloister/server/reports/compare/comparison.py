@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cloister.config.section import Scalar
@@ -70,6 +70,11 @@ class Group:
     name: str
     settings: Mapping[str, Scalar]
     runs: tuple[RunSummary, ...]
+
+    @property
+    def task(self) -> str:
+        """That its runs are about."""
+        return str(self.runs[0].facts.config.get("task.name"))
 
     def final(self, score: str, on_clients: bool) -> Spread | None:
         """A score after the last round that has it, over the runs that have not diverged.
@@ -144,6 +149,19 @@ class Comparison:
     def runs(self) -> tuple[RunSummary, ...]:
         """Of all groups."""
         return tuple(run for group in self.groups for run in group.runs)
+
+    @cached_property
+    def tasks(self) -> tuple[str, ...]:
+        """That the runs are about."""
+        return tuple(sorted({group.task for group in self.groups}))
+
+    def about(self, task: str) -> "Comparison":
+        """The groups that are about one task.
+
+        Args:
+            task: its name.
+        """
+        return replace(self, groups=tuple(group for group in self.groups if group.task == task))
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -235,9 +253,9 @@ def short_keys(keys: Sequence[str]) -> list[str]:
 
 
 def _about_scores(comparison: Comparison) -> Iterable[str]:
-    tasks = sorted({str(run.facts.config.get("task.name")) for run in comparison.runs})
-    if tasks[1:]:
-        yield f"The runs are about different tasks ({', '.join(tasks)}): their scores do not measure the same thing."
+    if comparison.tasks[1:]:
+        told = ", ".join(comparison.tasks)
+        yield f"The runs are about different tasks ({told}): their scores do not measure the same thing."
     if not comparison.score:
         yield "No run has a score."
     elif comparison.on_clients:
@@ -257,7 +275,9 @@ def _about_epsilon(comparison: Comparison) -> Iterable[str]:
     if len(comparison.kinds) == 1:
         yield f"ε of a run by itself, the largest in its claim: for {comparison.kinds[0]}."
     else:
-        told = "; ".join(f"[{number}] {kind}" for number, kind in enumerate(comparison.kinds, start=1))
+        several = len({kind.task for kind in comparison.kinds}) > 1
+        kinds = [f"{kind.task}: {kind}" if several else str(kind) for kind in comparison.kinds]
+        told = "; ".join(f"[{number}] {kind}" for number, kind in enumerate(kinds, start=1))
         yield f"The ε are about different things, cannot be compared, and are on no common axis: {told}."
     if len(comparison.runs) > 1:
         yield told_together(comparison.runs, comparison.kinds)

@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from cloister.core.digits import at_most
 from cloister.core.errors import ConfigError
 from cloister.core.text import clean
 from cloister.server.reports.compare.comparison import LABEL, Comparison, Spread
@@ -63,7 +64,18 @@ Draw = partial[None]
 
 
 def _wanted(comparison: Comparison) -> list[tuple[str, str, str, Draw]]:
-    """Name, title, description and what draws each figure."""
+    """Name, title, description and what draws each figure; scores of different tasks are on no common axis."""
+    tasks = comparison.tasks
+    if len(tasks) == 1:
+        return _of_one_task(comparison)
+    return [
+        (f"{name}-{number}", f"{title}, {clean(task)}", told, draw)
+        for number, task in enumerate(tasks, start=1)
+        for name, title, told, draw in _of_one_task(comparison.about(task))
+    ]
+
+
+def _of_one_task(comparison: Comparison) -> list[tuple[str, str, str, Draw]]:
     score, found = clean(comparison.score), list[tuple[str, str, str, Draw]]()
     if any(group.curve(comparison.score, comparison.on_clients) for group in comparison.groups):
         title = f"{score[:1].upper()}{score[1:]} by round"
@@ -158,7 +170,8 @@ def _ends(comparison: Comparison) -> str:
 
 def _said(comparison: Comparison, points: dict[str, tuple[float, Spread]]) -> str:
     told = [
-        f"{_label(comparison, name)}: {final.text()} at ε = {epsilon:.4g}" for name, (epsilon, final) in points.items()
+        f"{_label(comparison, name)}: {final.text()} at ε = {at_most(epsilon)}"
+        for name, (epsilon, final) in points.items()
     ]
     more = f"; and {len(told) - DESCRIBED} more, in the table." if len(told) > DESCRIBED else "."
     return "; ".join(told[:DESCRIBED]) + more

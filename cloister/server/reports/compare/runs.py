@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloister.core.digits import at_most
 from cloister.core.errors import ConfigError
 from cloister.core.files import read_text
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
@@ -48,7 +49,7 @@ class Kind:
 
     def __str__(self) -> str:
         owner = {"server": "the server's", "clients": "the clients'"}[self.side]
-        return f"one {self.unit}, {self.relation}, δ = {self.delta:g}, by {owner} mechanism"
+        return f"one {self.unit}, {self.relation}, δ = {at_most(self.delta)}, by {owner} mechanism"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ PLACES = ("run-name", "output-dir")
 """Keys that say what a run is called and where it lies, and nothing about what it does."""
 AMOUNTS = tuple(f"privacy.{side}{name}" for side in ("", "client-") for name in ("noise-multiplier", "clipping-norm"))
 """Keys that tell mechanisms apart at their defaults too."""
+BUDGETS = ("privacy.max-epsilon", "privacy.client-max-epsilon", "privacy.max-leakage")
+"""Keys whose 0 is no number but says that there is no budget."""
 Settings = Mapping[str, Scalar]
 
 
@@ -23,6 +25,7 @@ def in_force(facts: Facts) -> dict[str, Scalar]:
     """
     found = {key: value for claim in claims_of(facts) for key, value in claim.parameters.items()}
     without = idle(facts.config)
+    without |= {key for key in BUDGETS if not facts.config.get(key)}
     settings = {key: value for key, value in facts.config.items() if key not in without}
     return settings | {key: _rounded(found[key]) for key, value in settings.items() if value == "auto" and key in found}
 

@@ -8,6 +8,7 @@ from rich.box import ROUNDED
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from cloister.core.digits import at_most
 from cloister.core.text import clean
 from cloister.server.reports.compare.comparison import Comparison, Group, Spread, short_keys
 from cloister.server.reports.compare.runs import AS_ASKED, Cost, Kind
@@ -82,7 +83,7 @@ def _epsilon(cost: Cost, kinds: Sequence[Kind]) -> str:
     """With the number under which a note says what it is about, where the runs have ε about different things."""
     if cost.epsilon is None or cost.kind is None:
         return cost.status
-    return f"{cost.epsilon:.4g}" + (f" [{kinds.index(cost.kind) + 1}]" if len(kinds) > 1 else "")
+    return at_most(cost.epsilon) + (f" [{kinds.index(cost.kind) + 1}]" if len(kinds) > 1 else "")
 
 
 def lines(comparison: Comparison) -> list[str]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from cloister.core.digits import at_most
 from cloister.privacy.accounting.account import Account, best_epsilon
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Relation
@@ -28,11 +29,11 @@ def told_together(runs: Sequence[RunSummary], kinds: Sequence[Kind]) -> str:
     if math.isinf(epsilon):
         return "No ε bounds all runs together, nor a choice among them: some of them released without a guarantee."
     budget = _budget(runs)
-    kept = f"; the budget of ε = {budget:g} holds whatever they were set up by" if budget else ""
+    kept = f"; the budget of ε = {at_most(budget, 6)} holds whatever they were set up by" if budget else ""
     return (
-        f"All of them together, with what else is in their ledgers, come to ε = {epsilon:.4g} if none was set up, or "
-        f"resumed, because of what had been released, and no other run in those ledgers was ended because of it{kept}. "
-        "This holds for a run that is chosen among them; its own ε does not."
+        f"All of them together, with what else is in their ledgers, come to ε = {at_most(epsilon)} if none was set up, "
+        "or resumed, because of what had been released, and no other run in those ledgers was ended because of "
+        f"it{kept}. This holds for a run that is chosen among them; its own ε does not."
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
+from cloister.core.digits import at_most
 from cloister.core.text import clean, parts
 from cloister.server.reports.html.facts import RoundFacts, Scores
 from cloister.server.reports.html.svg import FIRST, INK, LINE, SECOND, inlined
@@ -158,9 +159,13 @@ def _told(curve: _Curve) -> str:
     first, last = numbers[0], numbers[-1]
     low, high = (choose(curve.points, key=lambda number: curve.points[number]) for choose in (min, max))
     label = f"{curve.label[0].upper()}{curve.label[1:]}"
+    shown = {
+        number: at_most(curve.points[number]) if "ε" in curve.label else f"{curve.points[number]:.4g}"
+        for number in (first, last, low, high)
+    }
     return (
-        f"{label}: {curve.points[first]:.4g} at round {first}, {curve.points[last]:.4g} at round {last}; smallest "
-        f"{curve.points[low]:.4g} at round {low}, largest {curve.points[high]:.4g} at round {high}."
+        f"{label}: {shown[first]} at round {first}, {shown[last]} at round {last}; "
+        f"smallest {shown[low]} at round {low}, largest {shown[high]} at round {high}."
     )
 
 

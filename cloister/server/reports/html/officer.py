@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from cloister.core.digits import at_most
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
 from cloister.privacy.claims.meaning import HELD
 from cloister.privacy.claims.record import NEIGHBOURS
+from cloister.privacy.claims.words import setting
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.statements import Statements
 
@@ -118,7 +120,9 @@ def figures_of(claim: Claim) -> tuple[tuple[str, Figure], ...]:
 
 def variant(figure: Figure) -> str:
     """Which kind of differential privacy a figure is about."""
-    return f"(ε, δ)-differential privacy, δ = {figure.delta:g}" if figure.delta else "pure ε-differential privacy"
+    return (
+        f"(ε, δ)-differential privacy, δ = {at_most(figure.delta)}" if figure.delta else "pure ε-differential privacy"
+    )
 
 
 def _parameters(facts: Facts) -> Iterator[str]:
@@ -142,8 +146,8 @@ def _epsilons(claim: Claim, found: list[Figure]) -> str:
     """Each ε with what it is over; of clients of several sizes, the least and the largest."""
     values = sorted({figure.epsilon or 0.0 for figure in found})
     if isinstance(claim, DpSgdClaim) and values[1:]:
-        return f"ε from {values[0]:.4g} to {values[-1]:.4g}, by the size of a client,"
-    scoped = [f"{figure.epsilon or 0.0:.4g}" + (f" ({figure.scope})" if values[1:] else "") for figure in found]
+        return f"ε from {at_most(values[0])} to {at_most(values[-1])}, by the size of a client,"
+    scoped = [at_most(figure.epsilon) + (f" ({figure.scope})" if values[1:] else "") for figure in found]
     return f"ε = {' and '.join(scoped if values[1:] else scoped[:1])}"
 
 
@@ -166,7 +170,7 @@ def _mechanism(facts: Facts) -> Iterator[str]:
     if not claims_of(facts):
         yield NO_MECHANISM
     for claim in claims_of(facts):
-        values = [f"{key.removeprefix('privacy.')} {_value(value)}" for key, value in claim.parameters.items()]
+        values = [f"{key.removeprefix('privacy.')} {setting(key, value)}" for key, value in claim.parameters.items()]
         noise = "noise from a seed, which whoever knows it removes" if claim.seeded else "noise that no seed repeats"
         yield f"{claim.mechanism} ({claim.status}), {noise}: {', '.join(values)}."
 
@@ -214,7 +218,8 @@ def _composition(facts: Facts) -> Iterator[str]:
         yield "The ledger is of this run alone: other runs on the same data are not in it, and not in any figure."
     for figure in statement.claim.figures:
         if figure.budget:
-            yield f"A budget of ε = {figure.epsilon:g} over all runs in it was kept; {figure.spent or 0:.1%} is spent."
+            spent = at_most(100 * (figure.spent or 0.0), 3)
+            yield f"A budget of ε = {at_most(figure.epsilon, 6)} over all runs in it was kept; {spent} % is spent."
     if ledger.holds_releases_without_a_guarantee:
         yield "The ledger also holds releases without a guarantee about the same clients: no ε bounds all runs."
 
@@ -263,7 +268,3 @@ ASKED: tuple[tuple[str, str, str, Answer], ...] = (
     ("collection", "Data collection", "how, on what grounds and for how long data is kept", _collection),
 )
 """In the order of the pyramid of NIST SP 800-226, from its top down: key, title, what is left open, answers."""
-
-
-def _value(value: float | str | bool) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from cloister.config.section import Section
+from cloister.core.digits import at_most
 from cloister.core.errors import ConfigError
 from cloister.core.files import atomic_path
 from cloister.core.text import clean
@@ -149,8 +150,8 @@ def _basic(entry: Entry) -> dict[str, object]:
 
 def _loss(claim: Claim, figure: Figure, unit: str) -> dict[str, object]:
     every = [
-        f"ε = {each.epsilon:.6g} at δ = {each.delta or 0:g} for one {each.unit}, {about or each.scope}: against "
-        f"{each.adversary}"
+        f"ε = {at_most(each.epsilon, 6)} at δ = {at_most(each.delta or 0.0)} for one {each.unit}, "
+        f"{about or each.scope}: against {each.adversary}"
         for about, each in figures_of(claim)
     ]
     return {

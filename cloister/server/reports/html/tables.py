@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cloister.aggregation.screening import Rejection
+from cloister.core.digits import at_least, at_most
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LocalClaim
-from cloister.privacy.claims.meaning import best_guess, percent
+from cloister.privacy.claims.meaning import percent
+from cloister.privacy.claims.worth import best_guess
 from cloister.server.reports.html.facts import Facts, RoundFacts
 from cloister.server.reports.html.figures import taken_for, thinned
 from cloister.server.reports.html.officer import figures_of
@@ -21,6 +23,8 @@ NAMES = 5
 """Sites that are named in one row."""
 WORDS = 140
 """Characters of a reason or a value, in a table."""
+BOUNDS = {"epsilon": at_most, "noise multiplier": at_least}
+"""How what bounds something is rounded in the table by round."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,8 @@ def _figure_row(claim: Claim, about: str, figure: Figure) -> FigureRow:
     return FigureRow(
         claim.mechanism,
         figure.unit,
-        f"{'≤ ' if figure.budget else ''}{epsilon:.4g}",
-        f"{delta:g}",
+        f"{'≤ ' if figure.budget else ''}{at_most(epsilon)}",
+        at_most(delta),
         percent(best_guess(epsilon, delta)),
         against.partition(":")[0] if isinstance(claim, DpSgdClaim | LocalClaim) else against,
         "; ".join([*scope, by] if by else scope),
@@ -121,13 +125,15 @@ def by_round(rounds: Sequence[RoundFacts], columns: Sequence[str]) -> list[tuple
         columns: names, as `columns_of` gives them.
     """
     return [
-        (rounds[place].number, [_number(_cells(rounds[place]).get(name, "")) for name in columns])
+        (rounds[place].number, [_number(name, _cells(rounds[place]).get(name, "")) for name in columns])
         for place in thinned(range(len(rounds)), ROUNDS)
     ]
 
 
-def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
+def _number(name: str, value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return BOUNDS[name](value) if name in BOUNDS else f"{value:.4g}"
 
 
 def hashes_of(facts: Facts) -> list[tuple[str, str]]:

@@ -1,0 +1,40 @@
+"""Bounds in a few digits: in print a bound says no more than it does."""
+
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+
+
+def at_most(value: float | None, digits: int = 4) -> str:
+    """A number that something is at most (ε, δ, leakage, what is spent), rounded up.
+
+    Args:
+        value: the bound; None: there is none.
+        digits: that count, from 1 to 9.
+
+    Examples:
+        >>> at_most(1.23401), at_most(8.0), at_most(9.99991), at_most(1e-5)
+        ('1.235', '8', '10', '1e-05')
+    """
+    return _rounded(math.inf if value is None else value, digits, ROUND_CEILING)
+
+
+def at_least(value: float, digits: int = 4) -> str:
+    """A number that something is at least (a noise multiplier, what is left of a budget), rounded down.
+
+    Args:
+        value: the bound.
+        digits: that count, from 1 to 9.
+
+    Examples:
+        >>> at_least(0.89449), at_least(1.0)
+        ('0.8944', '1')
+    """
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    """By the first nine digits: what is after them comes of how floats, and grids, round; 0.1 is 0.1 in print."""
+    if not math.isfinite(value):
+        return f"{value:g}"
+    shown = f"{value:.9g}"
+    return f"{float(Context(digits, rounding).create_decimal(shown)):.{digits}g}"

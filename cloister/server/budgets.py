@@ -1,0 +1,105 @@
+"""Budgets that not one round fits: refused before a run begins, with the noise that all rounds would fit."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from flwr.serverapp import Grid
+
+from cloister.config.run import parse
+from cloister.config.secure import SWITCHED_OFF
+from cloister.core.errors import BudgetExhausted, CloisterError
+from cloister.privacy.accounting.events import Event, Gaussian, Pure
+from cloister.privacy.accounting.filters import cost, filter_for, minimum_multiplier
+from cloister.privacy.dpsgd.local_steps import LocalSteps
+from cloister.privacy.mechanisms.local import LocalGaussian
+from cloister.server.build import Plan, build
+from cloister.server.clients import sizes_known
+from cloister.server.prepare import Prepared
+
+NOISE, CLIENT_NOISE = "privacy.noise-multiplier", "privacy.client-noise-multiplier"
+
+
+def refuse_impossible_budget(prepared: Prepared) -> None:
+    """Refuse a budget of the server that has no room for one round.
+
+    Raises:
+        BudgetExhausted: it names what one round takes, what is left, and the noise that all rounds would fit with.
+    """
+    plan = prepared.plan
+    budget, events = plan.budget, plan.strategy.events(prepared.layout)
+    if not budget.max_epsilon:
+        return
+    each, spent = sum(map(budget.cost, events)), budget.spent()
+    if spent + each <= budget.limit:
+        return
+    if math.isinf(spent):
+        budget.require(())  # releases without a guarantee are refused in words of their own
+    left = f", and earlier runs have left {_percent(max(0.0, 1 - budget.share()))}" if spent else ""
+    raise BudgetExhausted(
+        f"not one round fits privacy.max-epsilon = {budget.max_epsilon:g} at privacy.target-delta = {budget.delta:g}: "
+        f"one takes {_percent(each / budget.limit)} of it{left}; use a larger budget"
+        f"{_more_noise(NOISE, lambda: _least_of_server(prepared), plan.config.num_rounds)}"
+    )
+
+
+def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
+    """Refuse a budget of the clients that no simulated client has room for one round in: nobody would train.
+
+    What budgets of SuperNodes have left, they know alone.
+
+    Args:
+        plan: of the run.
+        grid: to the clients, which have spent nothing yet.
+
+    Raises:
+        BudgetExhausted: it names what one round takes, and the noise that all rounds would fit with.
+    """
+    privacy, rounds, limit = plan.config.privacy, plan.config.num_rounds, plan.config.privacy.client.max_epsilon
+    if not limit:
+        return
+    sizes, kept = sizes_known(plan, grid), filter_for("renyi", limit, privacy.target_delta)
+    room = kept.limit(limit, privacy.target_delta)
+
+    def dearest(multiplier: float) -> list[float]:
+        return [sum(cost(kept, event, "add-or-remove") for event in at) for at in _of_clients(plan, sizes, multiplier)]
+
+    each = min(dearest(privacy.client.noise_multiplier), default=0.0)
+    if each <= room or math.isinf(each):
+        return
+    least = _more_noise(
+        CLIENT_NOISE, lambda: minimum_multiplier(lambda z: rounds * max(dearest(z)), room, f"ε = {limit:g}"), rounds
+    )
+    raise BudgetExhausted(
+        f"not one round fits privacy.client-max-epsilon = {limit:g} at privacy.target-delta = "
+        f"{privacy.target_delta:g}, so that no client would train: one takes {_percent(each / room)} of it, or more; "
+        f"use a larger budget{least}"
+    )
+
+
+def _of_clients(plan: Plan, sizes: Sequence[LocalSteps], multiplier: float) -> list[list[Event]]:
+    """What a round with so much noise costs a client of each size, or every client; none where that is not known."""
+    privacy = plan.config.privacy
+    choice: list[Event] = [Pure(privacy.choice_epsilon)] if privacy.chooses_privately else []
+    if privacy.client.clips_gradients:
+        return [[steps.event(multiplier), *choice] for steps in sizes]
+    return [[Gaussian(multiplier), *choice]] if isinstance(privacy.client.noise_on_update, LocalGaussian) else []
+
+
+def _least_of_server(prepared: Prepared) -> float:
+    config = parse({**prepared.plan.config.flat(), NOISE: "auto", **SWITCHED_OFF})
+    claim = build(config).strategy.calibrated(prepared.layout, config.num_rounds).claim()
+    return float(claim.parameters[NOISE])
+
+
+def _more_noise(key: str, least: Callable[[], float], rounds: int) -> str:
+    """With how much noise all rounds would fit; empty where there is no such noise, or none that could be chosen."""
+    try:
+        found = least()
+    except (CloisterError, KeyError):
+        return ""
+    unit = 10.0 ** (math.floor(math.log10(found)) - 3)
+    return f", or {key} of {math.ceil(found / unit) * unit:.4g} or more for {rounds} rounds"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"
