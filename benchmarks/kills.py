@@ -4,11 +4,12 @@ python benchmarks/kills.py [kills of each kind] [minutes] [seed]
 
 Processes on this machine, each as `start.sh` starts it, but nodes without keys, for which one would be kept out for a
 minute after each kill. This script is their supervisor: it starts again what it killed, after a second, and what
-ended by itself; nothing else is done by hand. Runs without noise (only server apps and executors are killed) have to
+ended by itself; nothing else is done by hand. Runs without noise (only the server's processes are killed) have to
 end with the model of a run that nobody disturbed, and runs with noise (everything is killed) with every release in the
 ledgers. It ends with an error where one does not.
 """
 
+import itertools
 import json
 import os
 import random
@@ -17,10 +18,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from common import machine, table
@@ -43,9 +44,9 @@ PLAIN: dict[str, Setting] = {
 PRIVATE: dict[str, Setting] = PLAIN | {
     "privacy.server": "global-dp", "privacy.noise-multiplier": 4.0, "round-timeout": 30.0, "late-timeout": 15.0,
 }  # fmt: skip
-SERVERS = ("server app", "superexec")
+SERVERS = ("server app", "superexec", "SuperLink")
 """What can be killed without the loss of a reply."""
-KINDS = (*SERVERS, "SuperLink", "node", "client app")
+KINDS = (*SERVERS, "node", "client app")
 
 
 class Federation:
@@ -62,6 +63,15 @@ class Federation:
         self.server, self.folder, self.rng = server, folder, rng
         self.processes = server.processes
         self.revived: list[str] = []
+
+    def begin(self, name: str, settings: dict[str, Setting]) -> Path:
+        """Have a run begin, and tell its directory."""
+        self.server.begin(settings | {"output-dir": str(self.folder), "run-name": name}, PATIENCE)
+        return self.folder / name
+
+    def trains(self) -> bool:
+        """Whether there is a process of a server app."""
+        return bool(self.processes.pids("serverapp_kept.py"))
 
     def start(self) -> None:
         """Start the nodes."""
@@ -147,32 +157,53 @@ def ended(directory: Path) -> str:
     return ""
 
 
+class Killable(Protocol):
+    """A federation, as far as it is known to who kills parts of it."""
+
+    rng: random.Random
+    revived: list[str]
+
+    def begin(self, name: str, settings: dict[str, Setting]) -> Path:
+        """Have a run begin, and tell its directory."""
+
+    def trains(self) -> bool:
+        """Whether there is a process of a server app."""
+
+    def kill(self, kind: str) -> bool:
+        """Kill one of a kind; False if there was none at this moment."""
+
+    def wait(self, done: Callable[[], bool], seconds: float, what: str) -> None:
+        """Wait; an AssertionError says what for, if it took longer."""
+
+    def ledgers(self, number: int) -> Path:
+        """Where a node keeps its ledger."""
+
+
 class Harassed:
     """One run, and what was killed in it.
 
     Args:
         federation: that runs it.
-        directory: of the run.
+        name: of the run.
         wanted: kinds, with how many kills are missing of each; counted down.
     """
 
-    def __init__(self, federation: Federation, directory: Path, wanted: dict[str, int]) -> None:
+    def __init__(self, federation: Killable, name: str, wanted: dict[str, int]) -> None:
         """Nothing is begun yet."""
-        self.federation, self.directory, self.wanted = federation, directory, wanted
+        self.federation, self.name, self.wanted = federation, name, wanted
         self.seconds: dict[str, list[float]] = {}
 
     def run(self, settings: dict[str, Setting], until: float) -> None:
         """Begin the run, kill until it has ended, or until the time is over, and wait for its end."""
-        processes = self.federation.processes
-        place: dict[str, Setting] = {"output-dir": str(self.directory.parent), "run-name": self.directory.name}
-        self.federation.server.begin(settings | place, PATIENCE)
+        self.directory = self.federation.begin(self.name, settings)
         self.federation.wait((self.directory / "config.json").exists, PATIENCE, "beginning of the run")
         while not ended(self.directory) and len(finished(self.directory)) < ROUNDS and time.monotonic() < until:
-            last = [line["seconds"]["train"] for line in finished(self.directory)[-1:]]
-            time.sleep(self.federation.rng.uniform(0, max([1.0, *last])))
+            # The median: a round in which something was killed took long, and the next one will not.
+            usual = statistics.median([1.0, *(line["seconds"]["train"] for line in finished(self.directory))])
+            time.sleep(self.federation.rng.uniform(0, max(1.0, usual)))
             self._kill()
         self.federation.wait(lambda: bool(ended(self.directory)), ROUNDS * PATIENCE, "end of the run")
-        self.federation.wait(lambda: not processes.pids("serverapp_kept.py"), PATIENCE, "end of its process")
+        self.federation.wait(lambda: not self.federation.trains(), PATIENCE, "end of its process")
 
     def _kill(self) -> None:
         kinds = [kind for kind, missing in self.wanted.items() if missing]
@@ -186,6 +217,7 @@ class Harassed:
         self.federation.wait(lambda: self._is_at(goal), PATIENCE, f"round after {kind} was killed")
         self.wanted[kind] -= 1
         self.seconds.setdefault(kind, []).append(time.monotonic() - began)
+        print(f"{self.name}, round {goal}: {kind}, {self.seconds[kind][-1]:.1f} s", flush=True)
 
     def _is_at(self, goal: int) -> bool:
         return len(finished(self.directory)) >= goal or bool(ended(self.directory))
@@ -212,8 +244,8 @@ def complete(directory: Path, whole: Path | None) -> str:
         AssertionError: it did not end as it was asked to, or its model is another one.
     """
     lines = finished(directory)
-    assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1)), "a round is missing or twice"
     assert ended(directory) == "as-asked", f"{directory.name} ended: {ended(directory)}"
+    assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1)), "a round is missing or twice"
     if whole is None or any(line["measured"]["accepted"] < NODES for line in lines):
         return "a reply was lost"
     with np.load(directory / "model.npz") as one, np.load(whole / "model.npz") as other:
@@ -221,7 +253,7 @@ def complete(directory: Path, whole: Path | None) -> str:
     return "equal"
 
 
-def recorded(federation: Federation, directory: Path, seen: set[str]) -> int:
+def recorded(federation: Killable, directory: Path, seen: set[str]) -> int:
     """Check the ledgers after a run with noise.
 
     Args:
@@ -254,53 +286,75 @@ def recorded(federation: Federation, directory: Path, seen: set[str]) -> int:
     return len(releases)
 
 
-def show(seconds: dict[str, list[float]], said: list[str]) -> None:
-    """Print what was found so far."""
-    head = ["killed", "kills", "until the next round was done, s: median", "longest"]
-    rows = [
-        [kind, len(times), f"{statistics.median(times):.1f}", f"{max(times):.1f}"] for kind, times in seconds.items()
-    ]
-    table(head, rows)
-    print("\n".join(said), flush=True)
+class Trial:
+    """Runs of one federation, in which everything is killed so many times.
+
+    Args:
+        federation: that runs.
+        kinds: of what is killed.
+        kills: of each kind.
+        minutes: after which nothing more is killed.
+    """
+
+    def __init__(self, federation: Killable, kinds: Sequence[str], kills: int, minutes: float) -> None:
+        """Nothing is begun yet."""
+        self.federation, self.until = federation, time.monotonic() + 60 * minutes
+        self.wanted = dict.fromkeys(kinds, kills)
+        self.seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+        self.models: list[str] = []
+        self.private = self.releases = 0
+        self.seen: set[str] = set()
+
+    def run(self) -> None:
+        """A run that nobody disturbs, and then one after the other, every third without noise."""
+        whole = Harassed(self.federation, "whole", {})
+        whole.run(PLAIN, 0)
+        assert complete(whole.directory, None)
+        for number in itertools.count():
+            if not any(self.wanted.values()) or time.monotonic() >= self.until:
+                return
+            plain = number % 3 == 0 and any(self.wanted.get(kind) for kind in SERVERS)
+            self._one(f"run-{number}", whole.directory if plain else None)
+            self.show()
+
+    def _one(self, name: str, whole: Path | None) -> None:
+        """A run without noise, to be compared, or one with noise."""
+        ours = {kind: missing for kind, missing in self.wanted.items() if whole is None or kind in SERVERS}
+        run = Harassed(self.federation, name, ours)
+        run.run(PLAIN if whole else PRIVATE, self.until)
+        self.wanted |= ours
+        for kind, times in run.seconds.items():
+            self.seconds[kind] += times
+        if whole:
+            self.models.append(complete(run.directory, whole))
+        else:
+            self.private += 1
+            self.releases += recorded(self.federation, run.directory, self.seen)
+
+    def show(self) -> None:
+        """Print what was found so far."""
+        head = ["killed", "kills", "until the next round was done, s: median", "longest"]
+        times = {kind: times for kind, times in self.seconds.items() if times}
+        table(head, [[kind, len(t), f"{statistics.median(t):.1f}", f"{max(t):.1f}"] for kind, t in times.items()])
+        equal = self.models.count("equal")
+        print(
+            f"{len(self.models)} runs without noise: {equal} with the model of the undisturbed run,"
+            f" {len(self.models) - equal} not compared, for a reply was lost\n"
+            f"{self.private} runs with noise of {ROUNDS} rounds: {self.releases} releases, all in the ledgers\n"
+            f"ended by themselves and started again: {self.federation.revived or 'none'}",
+            flush=True,
+        )
 
 
 def main(kills: int = 50, minutes: float = 600, seed: int = 0) -> None:
     """Kill until there are enough kills, or the time is over."""
     machine()
-    until, rng, number = time.monotonic() + 60 * minutes, random.Random(seed), 0
-    wanted, seen = dict.fromkeys(KINDS, kills), set[str]()
-    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    models: list[str] = []
-    private, releases = 0, 0
     with tempfile.TemporaryDirectory(prefix="cloister-kills-") as scratch:
         folder = Path(scratch)
         with open_server(folder, PATIENCE, "--resume", "1000", "--tasks", str(folder / "tasks")) as server:
-            federation = Federation(server, folder, rng)
+            federation = Federation(server, folder, random.Random(seed))
             federation.start()
-            Harassed(federation, folder / "whole", {}).run(PLAIN, 0)
-            assert complete(folder / "whole", None)
-            while any(wanted.values()) and time.monotonic() < until:
-                plain = number % 3 == 0 and any(wanted[kind] for kind in SERVERS)
-                ours = {kind: wanted[kind] for kind in (SERVERS if plain else KINDS)}
-                run = Harassed(federation, folder / f"run-{number}", ours)
-                run.run(PLAIN if plain else PRIVATE, until)
-                wanted |= ours
-                for kind, times in run.seconds.items():
-                    seconds[kind] += times
-                if plain:
-                    models.append(complete(run.directory, folder / "whole"))
-                else:
-                    private, releases = private + 1, releases + recorded(federation, run.directory, seen)
-                number += 1
-                show(
-                    {kind: times for kind, times in seconds.items() if times},
-                    [
-                        f"{len(models)} runs without noise: {models.count('equal')} with the model of the undisturbed"
-                        f" run, {len(models) - models.count('equal')} not compared, for a reply was lost",
-                        f"{private} runs with noise of {ROUNDS} rounds: {releases} releases, all in the ledgers",
-                        f"ended by themselves and started again: {federation.revived or 'none'}",
-                    ],
-                )
+            Trial(federation, KINDS, kills, minutes).run()
             told = server.processes.told("flwr", "list", CONNECTION, "--format", "json")["runs"]
             assert {found["status"] for found in told} == {"finished:completed"}, "Flower counts a run as failed"
 

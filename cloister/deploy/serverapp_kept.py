@@ -6,6 +6,7 @@ nodes it is the same run. Run as a file, not as a module: nothing of this packag
 """
 
 import os
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,8 +44,10 @@ if __name__ == "__main__":
     from flwr.proto.runtime_pb2 import PullTaskInputResponse
     from flwr.supercore.runtime.runtime_http_client import RuntimeHttpClient
     from flwr.superlink.cli.flwr_serverapp import flwr_serverapp
+    from flwr.superlink.grid import http_grid
 
     # Only this process sees what it changes here.
+    runpy.run_path(str(Path(__file__).with_name("patience.py")))["install"](http_grid)
     client: Any = RuntimeHttpClient
     client.PullTaskInput = kept(
         client.PullTaskInput, Path(os.environ["CLOISTER_TASK"]), PullTaskInputResponse.FromString

@@ -1,0 +1,46 @@
+"""Flower's way to try again, without its mistake: it takes a connection that is cut for a wrong certificate.
+
+A SuperLink that is killed cuts handshakes off. OpenSSL says so, with its own name in the message, and Flower gives up
+whatever speaks of SSL. Server apps load this file by its place: they may import nothing of this package before the
+bundle.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+
+import httpx
+from flwr.supercore.retry import RetryInvoker
+
+CUT = "UNEXPECTED_EOF"
+"""What OpenSSL says where a connection is cut during the handshake."""
+MAKER = "make_simple_http_retry_invoker"
+"""Flower's name for what makes one, in each module that does."""
+
+
+def patient(make: Callable[[], RetryInvoker]) -> Callable[[], RetryInvoker]:
+    """Flower's maker of what tries again, with more patience for handshakes that were cut, or took too long.
+
+    Args:
+        make: Flower's.
+    """
+
+    def made() -> RetryInvoker:
+        invoker = make()
+        gives_up = invoker.should_giveup
+        invoker.should_giveup = lambda error: not _is_cut(error) and gives_up is not None and gives_up(error)
+        return invoker
+
+    return made
+
+
+def install(module: ModuleType) -> None:
+    """Have a module of Flower be patient, in this process.
+
+    Args:
+        module: that connects to the SuperLink.
+    """
+    vars(module)[MAKER] = patient(vars(module)[MAKER])
+
+
+def _is_cut(error: Exception) -> bool:
+    return isinstance(error, httpx.TimeoutException) or (isinstance(error, httpx.TransportError) and CUT in str(error))

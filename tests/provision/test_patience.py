@@ -1,0 +1,76 @@
+"""Who goes on asking a SuperLink that was killed in the midst of a handshake."""
+
+import importlib
+import io
+import runpy
+import socket
+import sys
+from threading import Thread
+from types import ModuleType
+
+import httpx
+import pytest
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.superexec import run_superexec
+from flwr.superlink.grid import http_grid
+
+from cloister.deploy import patience, superexec
+
+WRONG = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate"
+LATE = "_ssl.c:989: The handshake operation timed out"
+
+
+@pytest.fixture(scope="module")
+def cut() -> httpx.TransportError:
+    """What is raised where the other side dies in the midst of a handshake."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def die() -> None:
+            connection, _ = listener.accept()
+            connection.recv(1 << 16)
+            connection.close()
+
+        Thread(target=die, daemon=True).start()
+        with pytest.raises(httpx.TransportError) as caught:
+            httpx.get(f"https://127.0.0.1:{listener.getsockname()[1]}", timeout=30)
+    return caught.value
+
+
+def test_a_cut_or_slow_handshake_is_no_wrong_certificate(cut):
+    gives_up = patience.patient(make_simple_http_retry_invoker)().should_giveup
+    assert make_simple_http_retry_invoker().should_giveup(cut)
+    assert not gives_up(cut)
+    assert not gives_up(httpx.ConnectTimeout(LATE))
+    assert not gives_up(httpx.ConnectError("[Errno 111] Connection refused"))
+    assert gives_up(httpx.ConnectError(WRONG))
+
+
+FLOWER = importlib.import_module("flwr.superlink.cli.flwr_serverapp")
+
+
+@pytest.mark.parametrize("name", ["serverapp.py", "serverapp_kept.py"])
+def test_a_server_app_goes_on_after_a_cut(monkeypatch, tmp_path, cut, name):
+    monkeypatch.setenv("CLOISTER_TASK", str(tmp_path))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("token"))
+    monkeypatch.setattr(sys, "argv", [name])
+    monkeypatch.setattr(RuntimeHttpClient, "PullTaskInput", RuntimeHttpClient.PullTaskInput)
+    asked = asks(monkeypatch, FLOWER, "flwr_serverapp", http_grid, cut)
+    runpy.run_path(str(superexec.APP.with_name(name)), run_name="__main__")
+    assert asked == [False]
+
+
+def test_an_executor_goes_on_after_a_cut(monkeypatch, cut):
+    monkeypatch.setitem(vars(run_superexec), "get_executor", run_superexec.get_executor)
+    monkeypatch.setattr(sys, "argv", ["cloister"])
+    asked = asks(monkeypatch, superexec, "flower_superexec", run_superexec, cut)
+    superexec.run([])
+    assert asked == [False]
+
+
+def asks(monkeypatch, place: ModuleType, part: str, module: ModuleType, error: Exception) -> list[bool]:
+    """Put a question in the place of Flower's part: whether a module that connects gives up at an error."""
+    asked = []
+    monkeypatch.setattr(module, patience.MAKER, getattr(module, patience.MAKER))
+    monkeypatch.setattr(place, part, lambda: asked.append(getattr(module, patience.MAKER)().should_giveup(error)))
+    return asked
