@@ -7,9 +7,13 @@ hypothesis of least loss on the rows that are scored, as the paper does; that ch
 grows. `rmse-of-other-rows` does not: the hypothesis for a row is chosen on the hospital's other rows.
 
     python experiments/hospital_charges.py --data FOLDER [--seeds 0 100 200] [--rounds 60] [--output-dir runs]
+        [--start first-releases] [--hypotheses 1 3 5 7] [--multipliers 0 5 1 3 0.1 2]
+
+Results of another start of the hypotheses (`privacy.clusters-start`) lie in a folder of its name.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -104,28 +108,41 @@ def _cell(runs: list[dict[str, Any]], figure: str) -> str:
     return f"{statistics.mean(values):.4f} ± {statistics.pstdev(values):.4f}"
 
 
+def run_all(arguments: argparse.Namespace, place: Path) -> None:
+    """Run what has not been run yet, a file of results a seed.
+
+    Args:
+        arguments: of the command line.
+        place: folder of the results.
+    """
+    for seed in arguments.seeds:
+        path = place / f"seed-{seed}.json"
+        found = json.loads(path.read_text()) if path.exists() else []
+        for nu, k in itertools.product(arguments.multipliers, arguments.hypotheses):
+            if any((run["k"], run["nu"]) == (k, nu) for run in found):
+                continue
+            with tempfile.TemporaryDirectory() as scratch:
+                given = {"task.data-path": arguments.data, "num-rounds": arguments.rounds}
+                given["output-dir"] = arguments.output_dir or scratch
+                found.append(trained(k, nu, seed, given | {"privacy.clusters-start": arguments.start}))
+            path.write_text(json.dumps(found, indent=2) + "\n")
+
+
 def main() -> None:
-    """Run what has not been run yet, a file of results a seed; then show everything that is there."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run what is asked for, then show everything that is there of that start."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 100, 200])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--output-dir", default="")
+    parser.add_argument("--start", choices=("random", "first-releases"), default="random")
+    parser.add_argument("--hypotheses", type=int, nargs="+", default=HYPOTHESES)
+    parser.add_argument("--multipliers", type=float, nargs="+", default=ORDER)
     arguments = parser.parse_args()
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    for seed in arguments.seeds:
-        path = RESULTS / f"seed-{seed}.json"
-        found = json.loads(path.read_text()) if path.exists() else []
-        for nu in ORDER:
-            for k in HYPOTHESES:
-                if any((run["k"], run["nu"]) == (k, nu) for run in found):
-                    continue
-                with tempfile.TemporaryDirectory() as scratch:
-                    given = {"task.data-path": arguments.data, "num-rounds": arguments.rounds}
-                    given["output-dir"] = arguments.output_dir or scratch
-                    found.append(trained(k, nu, seed, given))
-                path.write_text(json.dumps(found, indent=2) + "\n")
-    show([run for path in sorted(RESULTS.glob("seed-*.json")) for run in json.loads(path.read_text())])
+    place = RESULTS if arguments.start == "random" else RESULTS / arguments.start
+    place.mkdir(parents=True, exist_ok=True)
+    run_all(arguments, place)
+    show([run for path in sorted(place.glob("seed-*.json")) for run in json.loads(path.read_text())])
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@
 The server adds no noise: what reaches it is released already. Whatever it makes of that is post-processing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -21,7 +22,7 @@ from cloister.core.errors import FederationError
 from cloister.core.hypotheses import stacked, unstacked
 from cloister.core.state import State, joined, part
 from cloister.core.wire import HYPOTHESES
-from cloister.privacy.mechanisms.kmeans import clustered
+from cloister.privacy.mechanisms.kmeans import clustered, scattered
 
 
 class LaplaceClustering(Decorator):
@@ -36,16 +37,20 @@ class LaplaceClustering(Decorator):
         make: a copy of it for one hypothesis, which aggregates. Whom it would draw is not asked.
         hypotheses: k ≥ 1. With one, and clients that add no noise, this is the wrapped strategy itself; with several
             and no noise it is IFCA (Ghosh et al., 2020).
+        from_releases: while all hypotheses are alike, start k-means from releases far from each other (`scattered`).
 
     Guarantee: none of its own. What a client sends is protected, or not, by what the client does to it.
 
     Source: Galli et al. (2023), Algorithm 1.
     """
 
-    def __init__(self, inner: Strategy, make: Callable[[], Strategy], hypotheses: int) -> None:
+    def __init__(
+        self, inner: Strategy, make: Callable[[], Strategy], hypotheses: int, from_releases: bool = False
+    ) -> None:
         check.positive(clusters=hypotheses)
         super().__init__(inner)
         self._hypotheses = hypotheses
+        self._from_releases = from_releases
         self.copies = [make() for _ in range(hypotheses)]
 
     @property
@@ -108,7 +113,7 @@ class LaplaceClustering(Decorator):
         """
         cohort, sent = screening.cohort, unstacked(from_record(self.sent))
         layout = Layout.of(sent[0])
-        found = clustered(layout, cohort.rows, [layout.rows(model) for model in sent])
+        found = clustered(layout, cohort.rows, self._start(layout, cohort.rows, sent))
         models, metrics = list(sent), None
         for number, copy in enumerate(self.copies):
             replies = [virtual_reply(layout, cohort.rows[i]) for i, label in enumerate(found.labels) if label == number]
@@ -124,6 +129,14 @@ class LaplaceClustering(Decorator):
         )
         return to_record(stacked(models)), metrics
 
+    def _start(self, layout: Layout, releases: Sequence[Row], sent: Sequence[NamedArrays]) -> list[Row]:
+        """What k-means starts from: the hypotheses, or releases in their place."""
+        start = [layout.rows(model) for model in sent]
+        if self._from_releases and releases and all(_alike(model, sent[0]) for model in sent):
+            chosen = scattered(layout, releases, len(start))
+            start[: len(chosen)] = [releases[number] for number in chosen]
+        return start
+
     def state_dict(self) -> State:
         """As `Decorator.state_dict`, with every copy."""
         copies = {f"copy-{number}": state_of(copy) for number, copy in enumerate(self.copies)}
@@ -134,3 +147,7 @@ class LaplaceClustering(Decorator):
         super().load_state_dict(state)
         for number, copy in enumerate(self.copies):
             restore(copy, part(state, f"copy-{number}"))
+
+
+def _alike(one: NamedArrays, other: NamedArrays) -> bool:
+    return all(np.array_equal(array, other[name]) for name, array in one.items())

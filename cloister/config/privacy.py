@@ -48,6 +48,11 @@ class PrivacyConfig(Section):
         return self.server.hypotheses > 1 and self.choice == "exact"
 
     @property
+    def begins_alike(self) -> bool:
+        """Whether all hypotheses begin as one model, which the first releases tell apart."""
+        return isinstance(self.server, variants.ClusteringPrivacy) and self.server.start == "first-releases"
+
+    @property
     def chooses_privately(self) -> bool:
         """Whether clients choose among hypotheses by noised losses."""
         return self.server.hypotheses > 1 and self.client.is_on and self.choice == "private"
@@ -167,8 +172,8 @@ KEYS = """
 server noise-multiplier clipping-norm clipping clipping-quantile clipping-rate bits-noise-multiplier examples-cap
 placement distance distance-release distance-noise-multiplier distance-direction distance-clip min-distance
 max-distance noise-seed target-delta max-epsilon canaries population ledger-dir data-identity close-budget clusters
-options client client-noise-multiplier client-clipping-norm clipping-decay least-clipping-norm batch-sampling
-client-max-epsilon radius per-layer max-leakage choice choice-epsilon max-loss group-cap
+clusters-start options client client-noise-multiplier client-clipping-norm clipping-decay least-clipping-norm
+batch-sampling client-max-epsilon radius per-layer max-leakage choice choice-epsilon max-loss group-cap
 """.split()  # noqa: SIM905
 """Every key, in the order in which it is written down."""
 _FIELDS = [

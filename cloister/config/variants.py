@@ -74,10 +74,13 @@ class ClusteringPrivacy(_WithoutNoise):
 
     Args:
         hypotheses: how many models there are, `privacy.clusters`.
+        start: where they begin, `privacy.clusters-start`: each elsewhere at random, or all alike until the first
+            releases tell them apart.
     """
 
     name: Literal["laplace-clustering"] = Field(default="laplace-clustering", alias="server")
     hypotheses: Annotated[int, Field(ge=1, le=100)] = Field(default=2, alias="clusters")
+    start: Literal["random", "first-releases"] = Field(default="random", alias="clusters-start")
     is_on: ClassVar[bool] = True
 
 

@@ -22,7 +22,8 @@ APART = 0.01
 def initial_model(plan: Plan, model: Model, pretrain: bool = True) -> dict[str, NDArray]:
     """New weights, or several models under hypotheses; the same for the same seed.
 
-    With `strategy.pretrain-epochs` each is trained on the server's own examples first.
+    With `strategy.pretrain-epochs` each is trained on the server's own examples first. Hypotheses that begin alike
+    (`privacy.clusters-start`) are copies of one model.
 
     Args:
         plan: of the run.
@@ -33,14 +34,14 @@ def initial_model(plan: Plan, model: Model, pretrain: bool = True) -> dict[str, 
         DataError: the server has no examples to train on.
         ConfigError: training on them diverged.
     """
-    models = []
-    for number in range(max(1, plan.hypotheses)):
+    models, copies = [], plan.hypotheses if plan.config.privacy.begins_alike else 1
+    for number in range(max(1, plan.hypotheses) // copies):
         model.initialise(plan.seed + number)
         models.append(model.arrays())
     models = _apart(models, plan.seed)
     if pretrain and plan.config.strategy.pretrain_epochs:
         models = _pretrained(plan, model, models)
-    return stacked(models) if plan.hypotheses else models[0]
+    return stacked(models * copies) if plan.hypotheses else models[0]
 
 
 def _pretrained(plan: Plan, model: Model, models: list[dict[str, NDArray]]) -> list[dict[str, NDArray]]:

@@ -245,7 +245,13 @@ ADAPTIVE_ONLY = ["clipping-quantile", "clipping-rate", "bits-noise-multiplier"]
 
 def test_the_settings_tried_here_are_all_there_are():
     keys = {key.removeprefix("privacy.") for key in known_keys() if key.startswith("privacy.")}
-    assert keys - set(SETTINGS) - set(CLIENT_ONLY) == {"server", "client", "clusters", "options"}
+    assert keys - set(SETTINGS) - set(CLIENT_ONLY) == {
+        "server",
+        "client",
+        "clusters",
+        "clusters-start",
+        "options",
+    }
 
 
 @pytest.mark.parametrize(
@@ -340,9 +346,10 @@ def test_variants_are_values_of_their_own():
         _ = PrivacyConfig().dp_sgd
 
 
-def test_clusters_are_for_clustering():
-    assert "has no effect with privacy.server = 'metric'" in refusal(privacy__clusters=3)
-    assert parse({"privacy.server": "laplace-clustering", "privacy.clusters": 3})
+@pytest.mark.parametrize(("key", "value"), [("clusters", 3), ("clusters-start", "first-releases")])
+def test_clusters_are_for_clustering(key, value):
+    assert "has no effect with privacy.server = 'metric'" in refusal(**{f"privacy.{key}": value})
+    assert parse({"privacy.server": "laplace-clustering", f"privacy.{key}": value})
 
 
 def test_whom_to_hold_out_must_be_asked():

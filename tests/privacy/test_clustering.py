@@ -6,12 +6,13 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from support import all_nodes, content, grid_of, one_round, random_models, zeros
 
-from cloister.aggregation import LaplaceClustering
+from cloister.aggregation import LaplaceClustering, clustering
 from cloister.config.run import parse
 from cloister.core.arrays import from_record, to_record
 from cloister.core.errors import ConfigError, FederationError
 from cloister.core.hypotheses import stacked, unstacked
 from cloister.core.wire import CONFIG, HYPOTHESES
+from cloister.privacy.mechanisms.kmeans import scattered
 from cloister.server.mechanisms import decorate
 from cloister.server.strategies import named_strategy
 from cloister.strategies import STRATEGIES
@@ -151,6 +152,48 @@ def test_hypotheses_that_lie_on_each_other_are_reported():
         stacked([model, model]),
     )
     assert strategy.measured.collapsed == ((0, 1),)
+
+
+class TestHypothesesThatBeginAlike:
+    """The first releases tell them apart; here those of odd nodes lie far from those of even ones."""
+
+    model = random_models(1)[0]
+
+    def release(self, node):
+        return lambda sent: shifted(self.model, node % 2 * FAR)
+
+    def told_apart(self, hypotheses, *grids, from_releases=True):
+        """How far the hypotheses have moved after a round with each grid, and what the last round measured."""
+        make = everybody(FedAvg)
+        strategy = LaplaceClustering(make(), make, hypotheses, from_releases)
+        arrays = to_record(stacked([self.model] * hypotheses))
+        for number, grid in enumerate(grids, start=1):
+            arrays, _ = one_round(strategy, grid, from_record(arrays), number)
+        return [float((each["bias"] - self.model["bias"]).mean()) for each in models_of(arrays)], strategy.measured
+
+    def test_each_population_gets_one(self):
+        moved, measured = self.told_apart(2, grid_for(9, self.release))
+        assert sorted(measured.cluster_sizes) == [4, 5] and not measured.collapsed
+        assert sorted(moved) == pytest.approx([0, FAR], abs=1e-3)
+
+    @pytest.mark.parametrize(("from_releases", "times"), [(True, 1), (False, 0)])
+    def test_once_and_where_it_is_asked_for(self, from_releases, times, monkeypatch):
+        """Afterwards k-means starts from the hypotheses."""
+        asked = []
+        monkeypatch.setattr(clustering, "scattered", lambda *given: asked.append(given) or scattered(*given))
+        self.told_apart(2, *[grid_for(9, self.release)] * 3, from_releases=from_releases)
+        assert len(asked) == times
+
+    def test_a_round_without_replies_leaves_it_to_the_next(self):
+        def fails(node, sent):
+            raise RuntimeError("no")
+
+        moved, _ = self.told_apart(2, grid_of(fails, 3), grid_for(9, self.release))
+        assert sorted(moved) == pytest.approx([0, FAR], abs=1e-3)
+
+    def test_fewer_releases_than_hypotheses_leave_the_others_where_they_are(self):
+        moved, measured = self.told_apart(4, grid_for(2, self.release))
+        assert sum(measured.cluster_sizes) == 2 and sorted(moved) == pytest.approx([0, 0, 0, FAR], abs=1e-3)
 
 
 def test_a_reply_of_all_hypotheses_is_rejected(sent):

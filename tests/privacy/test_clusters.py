@@ -7,7 +7,7 @@ import pytest
 from sklearn.cluster import KMeans
 
 from cloister.core.arrays import Layout
-from cloister.privacy.mechanisms.kmeans import TOGETHER, clustered, lloyd
+from cloister.privacy.mechanisms.kmeans import TOGETHER, clustered, lloyd, scattered
 
 
 def rows_of(points):
@@ -112,6 +112,31 @@ def test_hypotheses_are_told_apart_by_the_clients_scatter(gap, collapsed):
 def test_the_search_ends():
     labels = lloyd(np.zeros((5, 2)), np.zeros((3, 2)))
     assert (labels == 0).all()
+
+
+def scattered_among(points, count):
+    return scattered(*rows_of(points), count)
+
+
+@pytest.mark.parametrize("dimensions", [3, 300])
+def test_a_start_has_a_model_of_every_group(dimensions):
+    """Groups of 90, 5 and 5: models chosen with equal probabilities would all be of the large one in most draws."""
+    centres = np.eye(3, dimensions, dtype=np.float32) * 20 + 1000
+    belongs = np.repeat([0, 1, 2], [90, 5, 5])
+    noise = np.random.default_rng(0).standard_normal((100, dimensions)).astype(np.float32) / dimensions**0.5
+    chosen = scattered_among(centres[belongs] + noise, 3)
+    assert sorted(belongs[chosen]) == [0, 1, 2]
+
+
+def test_a_start_among_fewer_models_than_hypotheses_is_all_that_differ():
+    points = np.array([[1, 0, 0], [1, 0, 0], [0, 1, 0]], np.float32)
+    chosen = scattered_among(points, 5)
+    assert len(chosen) == 2 and len(np.unique(points[chosen], axis=0)) == 2
+
+
+def test_a_start_is_the_same_for_the_same_models():
+    points, _ = groups(60, 11, 3)
+    assert scattered_among(points, 4) == scattered_among(points.copy(), 4)
 
 
 @pytest.mark.slow

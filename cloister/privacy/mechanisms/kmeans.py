@@ -29,6 +29,9 @@ MAX_STEPS = 300
 TOGETHER = 0.1
 """Hypotheses closer than this share of the clients' distance to their own no longer tell groups apart."""
 
+DRAWS = 10
+"""Starts of k-means that are tried where the hypotheses are no start."""
+
 
 @dataclass(frozen=True)
 class Clusters:
@@ -74,6 +77,44 @@ def clustered(layout: Layout, models: Sequence[Row], hypotheses: Sequence[Row]) 
     squares = np.square(members - centres[labels]).sum(axis=1)
     spread = float(np.sqrt(squares.mean())) if len(models) else 0.0
     return Clusters(labels, spread, np.linalg.norm(centres[:, None] - centres[None], axis=2))
+
+
+def scattered(layout: Layout, models: Sequence[Row], count: int) -> list[int]:
+    """Choose models far from each other, for k-means to start from where the hypotheses are all alike.
+
+    They are drawn by k-means++ several times; the draw counts that k-means makes the tightest clusters of. This looks
+    at nothing but the models: where these were released, it is post-processing. The draws are no secret, and the same
+    for the same models.
+
+    Args:
+        layout: of a model.
+        models: n ≥ 1 of them.
+        count: how many to choose, k ≥ 1.
+
+    Returns:
+        Their numbers; fewer than k where fewer differ.
+
+    Source: Arthur and Vassilvitskii (2007), k-means++: The Advantages of Careful Seeding.
+    """
+    points, rng = _coordinates(layout, models), np.random.default_rng(0)
+    points -= points.mean(axis=0)
+    return min((_drawn_apart(points, count, rng) for _ in range(DRAWS)), key=lambda draw: _scatter(points, draw))
+
+
+def _drawn_apart(points: NDArray, count: int, rng: np.random.Generator) -> list[int]:
+    """The first with equal probabilities, each other in proportion to its squared distance to the nearest of those."""
+    chosen = [int(rng.integers(len(points)))]
+    squares = np.square(points - points[chosen[0]]).sum(axis=1)
+    while len(chosen) < count and squares.any():
+        chosen.append(int(rng.choice(len(points), p=squares / squares.sum())))
+        squares = np.minimum(squares, np.square(points - points[chosen[-1]]).sum(axis=1))
+    return chosen
+
+
+def _scatter(points: NDArray, start: list[int]) -> float:
+    """Sum of squared distances to the middles that k-means finds from a start."""
+    centres = points[start]
+    return float(np.square(points - centres[lloyd(points, centres)]).sum())
 
 
 def lloyd(points: NDArray, centres: NDArray) -> NDArray[np.intp]:
