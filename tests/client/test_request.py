@@ -324,7 +324,7 @@ EXACTLY = [
         {"much": 1, "more": 1},
         {},
         f"unknown field 'more' in the server's message; {FIELDS}, proximal-mu, privacy-events, ledger-head, "
-        "secure-message, clipping-norm",
+        "secure-message, clipping-norm, distance",
     ),
     ("evaluate", {"proximal_mu": 0.1}, {}, f"unknown field 'proximal-mu' in the server's message; {FIELDS}"),
     ("query", {"proximal_mu": 0.1}, {}, f"unknown field 'proximal-mu' in the server's message; {FIELDS}"),
