@@ -306,7 +306,7 @@ class Task(ABC):
                 f"data-path: {path} must hold inputs of shape {self.input_shape}, found {examples.x.shape[1:]}"
             )
         inputs = examples.x.astype(np.float32, copy=False)
-        bad = np.flatnonzero(~np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1))
+        bad = np.flatnonzero(~np.isfinite(inputs).all(axis=tuple(range(1, inputs.ndim))))
         if len(bad):
             first = f"x[{bad[0]}] is the first of {len(bad)}"
             raise DataError(f"data-path: {path} holds inputs that are NaN or infinite as float32", first)

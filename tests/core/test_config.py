@@ -250,6 +250,7 @@ def test_the_settings_tried_here_are_all_there_are():
         "client",
         "clusters",
         "clusters-start",
+        "close-budget",
         "options",
     }
 

@@ -13,8 +13,8 @@ from cloister import DiscreteGaussian
 from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
-from cloister.privacy.mechanisms import noise_scale
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, clip
+from cloister.privacy.mechanisms.distance import Distance
 from cloister.privacy.mechanisms.gaussian import GaussianTrimmedMean
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.mechanism import NOTHING_SEEN, Contributions
@@ -78,7 +78,7 @@ def test_the_events_of_a_private_distance_and_the_sum_at_its_limit(options, leas
     ],
 )
 def test_a_multiplier_by_hand(monkeypatch, options, distance, expected):
-    monkeypatch.setattr(noise_scale, "largest_distance", lambda *_: distance)
+    monkeypatch.setattr(Distance, "of", lambda *_: distance)
     monkeypatch.setattr(Grid, "noised", lambda grid, whole, noise: whole * grid.step)
     mechanism = metrically(**options).mechanism
     scaling = mechanism.scale.of(given(), BOUNDED)

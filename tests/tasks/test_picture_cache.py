@@ -140,7 +140,7 @@ def test_it_is_never_taken_for_a_class_nor_for_images(images):
 def test_no_place_for_a_cache_is_one_clear_error(images, caches):
     (images / FOLDER).write_text("")
     caches.write_text("")
-    with pytest.raises(DataError, match=r"can be kept in none of .*cloister-cache .*caches.*; set XDG_CACHE_HOME"):
+    with pytest.raises(DataError, match=r"can be kept in none of .*cloister-cache .*caches.*; set CLOISTER_CACHE"):
         pixels(images)
 
 
