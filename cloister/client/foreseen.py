@@ -14,5 +14,13 @@ def foreseen(request: ProtocolRequest) -> TrainRequest:
     """
     arrays = workbench_of(request.config).model.arrays()
     promise = shared_mean(request.config).events(Layout.of(arrays))
-    about = (request.config, request.run, request.round, request.seed, (arrays,))
-    return TrainRequest(*about, promise=promise, bound=request.bound, distance=request.distance)
+    return TrainRequest(
+        config=request.config,
+        run=request.run,
+        round=request.round,
+        seed=request.seed,
+        models=(arrays,),
+        promise=promise,
+        bound=request.bound,
+        distance=request.distance,
+    )

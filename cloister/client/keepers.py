@@ -38,10 +38,10 @@ LABEL = "kept in this file"
 DIGITS = 20
 """Of the number of a round in a file."""
 OWN = stat.S_IRUSR | stat.S_IWUSR
-KEPT = ".attempt"
-MOST = 32
+SUFFIX = ".attempt"
+MAXIMUM_ATTEMPTS = 32
 """Attempts that a folder keeps, each of another run: of more the one that has waited longest is over."""
-LONGEST = 86_400.0
+MAXIMUM_WAIT = 86_400.0
 """Seconds that an attempt waits for its next step."""
 
 
@@ -191,23 +191,23 @@ class InFolder(Keeper):
             self._folder = _opened(self._path)
             try:
                 fcntl.flock(self._folder, fcntl.LOCK_EX)
-                self._end_those_left(MOST)
+                self._end_those_left(MAXIMUM_ATTEMPTS)
                 yield
             finally:
                 os.close(self._folder)
 
     def _end_those_left(self, most: int) -> None:
         """Remove attempts that have waited too long for their next step, and the oldest of too many."""
-        names = [name for name in os.listdir(self._folder) if name.endswith(KEPT)]
+        names = [name for name in os.listdir(self._folder) if name.endswith(SUFFIX)]
         since = {name: os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_mtime for name in names}
         newest = sorted(names, key=since.__getitem__, reverse=True)
         for place, name in enumerate(newest):
-            if place >= most or time.time() - since[name] > LONGEST:
+            if place >= most or time.time() - since[name] > MAXIMUM_WAIT:
                 os.unlink(name, dir_fd=self._folder)
 
     def _get(self, run: str) -> bytes:
         try:
-            file = self._open(f"{run}{KEPT}", os.O_RDONLY)
+            file = self._open(f"{run}{SUFFIX}", os.O_RDONLY)
         except FileNotFoundError:
             return b""
         with os.fdopen(file, "rb") as opened:
@@ -222,11 +222,11 @@ class InFolder(Keeper):
         return cast(bytes, attempt)
 
     def _put(self, run: str, attempt: bytes) -> None:
-        name = f"{run}{KEPT}"
+        name = f"{run}{SUFFIX}"
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._folder)
         if attempt:
-            self._end_those_left(MOST - 1)
+            self._end_those_left(MAXIMUM_ATTEMPTS - 1)
             file = self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             with os.fdopen(file, "wb") as opened:
                 opened.write(text(LABEL, *_place(file), attempt))

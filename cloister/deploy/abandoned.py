@@ -6,6 +6,7 @@ its nodes did not hear of that, and a run without a guarantee ended because no r
 part does not exist, and looks for the next message, once the app has begun to send it another one in the same run.
 """
 
+from threading import Lock
 from types import ModuleType
 from typing import ClassVar
 
@@ -17,6 +18,9 @@ from flwr.server.superlink.linkstate import LinkState
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from cloister.deploy.fleet import InFront
+
+RUNS = 64
+"""Runs that are remembered: of more the one that began first is forgotten, and its nodes wait as Flower has them."""
 
 
 class Abandoned(InFront):
@@ -31,7 +35,8 @@ class Abandoned(InFront):
     def __init__(self) -> None:
         super().__init__()
         self._given: dict[int, str] = {}
-        self._sent: dict[tuple[int, int], frozenset[str]] = {}
+        self._sent: dict[int, dict[int, frozenset[str]]] = {}
+        self._noting = Lock()
 
     def sent(self, node: int, run: int, messages: frozenset[str]) -> None:
         """A server's app begins to send.
@@ -41,7 +46,10 @@ class Abandoned(InFront):
             run: of the app.
             messages: ids of all that it sends to that node at once.
         """
-        self._sent[node, run] = messages
+        with self._noting:
+            self._sent.setdefault(run, {})[node] = messages
+            if len(self._sent) > RUNS:
+                del self._sent[next(iter(self._sent))]
 
     def pull_messages(self, request: PullMessagesRequest, **others: object) -> PullMessagesResponse:
         """Remember which message a node is given."""
@@ -58,7 +66,7 @@ class Abandoned(InFront):
         return PullObjectResponse(object_found=False, object_available=False)
 
     def _is_superseded(self, node: int, run: int) -> bool:
-        newest = self._sent.get((node, run))
+        newest = self._sent.get(run, {}).get(node)
         return newest is not None and self._given.get(node) not in newest
 
 

@@ -12,6 +12,6 @@ if __name__ == "__main__":
     from flwr.superlink.grid import http_grid
 
     # Only this process sees what it changes here.
-    runpy.run_path(str(Path(__file__).with_name("patience.py")))["install"](http_grid)
+    runpy.run_path(str(Path(__file__).with_name("handshakes.py")))["install"](http_grid)
     sys.argv = ["flwr-serverapp", *sys.argv[1:], "--token", sys.stdin.readline().strip()]
     flwr_serverapp()

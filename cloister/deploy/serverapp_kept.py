@@ -47,7 +47,7 @@ if __name__ == "__main__":
     from flwr.superlink.grid import http_grid
 
     # Only this process sees what it changes here.
-    runpy.run_path(str(Path(__file__).with_name("patience.py")))["install"](http_grid)
+    runpy.run_path(str(Path(__file__).with_name("handshakes.py")))["install"](http_grid)
     client: Any = RuntimeHttpClient
     client.PullTaskInput = kept(
         client.PullTaskInput, Path(os.environ["CLOISTER_TASK"]), PullTaskInputResponse.FromString

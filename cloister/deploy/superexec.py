@@ -22,7 +22,7 @@ from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExec
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
 from cloister.core.errors import ConfigError
-from cloister.deploy import patience
+from cloister.deploy import handshakes
 from cloister.deploy.serverapp_keeper import LOCK, TASK
 
 APP = Path(__file__).with_name("serverapp.py")
@@ -149,6 +149,6 @@ def run(arguments: list[str], resumes: int = 0, tasks: Path | None = None) -> No
         raise ConfigError("--resume needs --tasks: a folder in which the next executor finds what this one has begun")
     executor = KeepingExecutor(resumes, tasks.absolute()) if resumes and tasks else QuietExecutor()
     names["get_executor"] = lambda *_, **__: executor
-    patience.install(run_superexec)
+    handshakes.install(run_superexec)
     sys.argv = ["flower-superexec", *arguments]
     flower_superexec()

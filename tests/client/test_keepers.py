@@ -155,7 +155,7 @@ class TestAFolder:
 
     def test_keeps_as_many_attempts_as_it_may_and_of_more_the_newest(self, shelf, monkeypatch):
         """The number of a round stays, so that none is begun again."""
-        monkeypatch.setattr(keepers, "MOST", 3)
+        monkeypatch.setattr(keepers, "MAXIMUM_ATTEMPTS", 3)
         keeper = InFolder(str(shelf))
         for number in range(1, 6):
             keeper.begin(str(number), 1)

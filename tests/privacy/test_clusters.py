@@ -128,8 +128,9 @@ def test_a_start_has_a_model_of_every_group(dimensions):
     assert sorted(belongs[chosen]) == [0, 1, 2]
 
 
-def test_a_start_among_fewer_models_than_hypotheses_is_all_that_differ():
-    points = np.array([[1, 0, 0], [1, 0, 0], [0, 1, 0]], np.float32)
+@pytest.mark.parametrize("dimensions", [3, 300])
+def test_a_start_among_fewer_models_than_hypotheses_is_all_that_differ(dimensions):
+    points = np.random.default_rng(4).standard_normal((2, dimensions)).astype(np.float32)[[0, 0, 1, 0, 1]]
     chosen = scattered_among(points, 5)
     assert len(chosen) == 2 and len(np.unique(points[chosen], axis=0)) == 2
 

@@ -15,7 +15,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.superexec import run_superexec
 from flwr.superlink.grid import http_grid
 
-from cloister.deploy import patience, superexec
+from cloister.deploy import handshakes, superexec
 
 WRONG = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate"
 LATE = "_ssl.c:989: The handshake operation timed out"
@@ -38,7 +38,7 @@ def cut() -> httpx.TransportError:
 
 
 def test_a_cut_or_slow_handshake_is_no_wrong_certificate(cut):
-    gives_up = patience.patient(make_simple_http_retry_invoker)().should_giveup
+    gives_up = handshakes.retrying(make_simple_http_retry_invoker)().should_giveup
     assert make_simple_http_retry_invoker().should_giveup(cut)
     assert not gives_up(cut)
     assert not gives_up(httpx.ConnectTimeout(LATE))
@@ -71,6 +71,6 @@ def test_an_executor_goes_on_after_a_cut(monkeypatch, cut):
 def asks(monkeypatch, place: ModuleType, part: str, module: ModuleType, error: Exception) -> list[bool]:
     """Put a question in the place of Flower's part: whether a module that connects gives up at an error."""
     asked = []
-    monkeypatch.setattr(module, patience.MAKER, getattr(module, patience.MAKER))
-    monkeypatch.setattr(place, part, lambda: asked.append(getattr(module, patience.MAKER)().should_giveup(error)))
+    monkeypatch.setattr(module, handshakes.MAKER, getattr(module, handshakes.MAKER))
+    monkeypatch.setattr(place, part, lambda: asked.append(getattr(module, handshakes.MAKER)().should_giveup(error)))
     return asked

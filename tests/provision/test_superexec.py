@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.core.errors import ConfigError
-from cloister.deploy import patience, superexec
+from cloister.deploy import handshakes, superexec
 from cloister.deploy.serverapp_kept import kept
 from cloister.local.simulation import simulate
 
@@ -113,7 +113,7 @@ def test_the_app_process_loads_nothing_of_this_package_but_what_the_bundle_bring
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert imported == {"pathlib", "runpy", "sys", "flwr.superlink.cli.flwr_serverapp", "flwr.superlink.grid"}
-    tree = ast.parse(superexec.APP.with_name("patience.py").read_text())
+    tree = ast.parse(superexec.APP.with_name("handshakes.py").read_text())
     assert not [line for node in tree.body if "cloister" in (line := ast.unparse(node)) and "import" in line]
 
 
@@ -121,7 +121,7 @@ def test_flowers_executor_runs_with_ours(monkeypatch):
     called = []
     names = vars(superexec.run_superexec)
     monkeypatch.setitem(names, "get_executor", get_executor)
-    monkeypatch.setitem(names, patience.MAKER, names[patience.MAKER])
+    monkeypatch.setitem(names, handshakes.MAKER, names[handshakes.MAKER])
     monkeypatch.setattr(superexec, "flower_superexec", lambda: called.append((sys.argv, names["get_executor"]("any"))))
     monkeypatch.setattr(sys, "argv", ["cloister"])
     superexec.run(["--insecure", "--runtime-api-address", "127.0.0.1:1"])

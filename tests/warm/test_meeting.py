@@ -17,7 +17,7 @@ import pytest
 from cloister.core.errors import FederationError
 from cloister.deploy import certificates
 from cloister.deploy.warm import meeting, node
-from cloister.deploy.warm.supernode import GAVE_UP, REFUSED
+from cloister.deploy.warm.supernode import GAVE_UP, SIGNALLED
 
 COMMAND = [sys.executable, "-c", "from cloister.cli import app; app()", "warm-node"]
 
@@ -125,7 +125,7 @@ class TestCertificate:
 
 
 class TestNode:
-    @pytest.fixture(params=[GAVE_UP, REFUSED])
+    @pytest.fixture(params=[GAVE_UP, SIGNALLED])
     def refused_by(self, request, monkeypatch):
         """The error of a node whose SuperNode ended by itself after the clocks went apart by so much."""
 

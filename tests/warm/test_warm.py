@@ -240,7 +240,7 @@ class TestServing:
             monkeypatch.setattr(executor.Link, "client_of_task", lambda *_: Client())
             monkeypatch.setattr(executor.Executor, "fork", lambda _, token: called.append(("fork", token)))
             with suppress(StopIteration):
-                executor.Executor(executor.Link("node:1")).serve(lambda: True)
+                executor.Executor(executor.Link("node:1"), {}).serve(lambda: True)
             return called
 
         monkeypatch.setattr(executor, "POLL_SECONDS", 0.0)
@@ -269,7 +269,7 @@ class TestServing:
 @pytest.mark.parametrize("deaf", [False, True])
 def test_no_child_outlives_its_executor(tmp_path, monkeypatch, deaf):
     monkeypatch.setattr(executor, "LEAVE_SECONDS", 1.0)
-    asking = executor.Executor(executor.Link("node:1"))
+    asking = executor.Executor(executor.Link("node:1"), {})
     folder = tmp_path / "bundle"
     folder.mkdir()
     child = subprocess.Popen(["sh", "-c", f"trap '{'' if deaf else 'exit 0'}' TERM; echo; while :; do sleep 0.1; done"],

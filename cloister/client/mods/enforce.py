@@ -35,8 +35,10 @@ def enforce_policy(request: Request, node: Node, call_next: Handler) -> Reply:
         for complaint in _about_group(request, node):
             raise PolicyError(f"refused by this node: {complaint}")
         return call_next(request, node)
-    # Rows are counted for runs that are taken part in alone: a refusal must not say what the data is like.
-    if complaints := list(_complaints(policy, request, node)) or list(_too_few(policy, request, node)):
+    # One after another: a model is made, and rows are counted, for runs that nothing else is said against. A refusal
+    # must not say what the data is like.
+    stages = (_complaints, _about_first_step, _too_few)
+    if complaints := next(filter(None, (list(about(policy, request, node)) for about in stages)), []):
         raise PolicyError("refused by the policy of this node: " + "; ".join(complaints))
     return call_next(request, node)
 
@@ -56,17 +58,16 @@ def _complaints(policy: Policy, request: Request, node: Node) -> Iterator[str]:
         # 0 where nothing is clipped for a sum.
         smallest, largest = policy.min_client_clipping_norm, policy.max_client_clipping_norm
         yield from _outside("clipping-norm", request.bound, smallest if request.bound else 0, largest)
-    if (trains := _training_of(request)) is not None:
-        yield from _about_training(policy, trains, node)
+    if isinstance(request, TrainRequest):
+        yield from _about_training(policy, request, node)
     elif isinstance(request, EvaluateRequest) and not policy.scores_may_leave:
         yield "scores of a model on its examples may not leave"
 
 
-def _training_of(request: Request) -> TrainRequest | None:
-    """The training that a request asks for, or leads to: who refuses that does so before others count on it."""
+def _about_first_step(policy: Policy, request: Request, node: Node) -> Iterator[str]:
+    """About the training that a secure aggregation leads to: who refuses that does so before others count on it."""
     if isinstance(request, ProtocolRequest) and request.step == ADVERTISE:
-        return foreseen(request)
-    return request if isinstance(request, TrainRequest) else None
+        yield from _about_training(policy, foreseen(request), node)
 
 
 def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterator[str]:
@@ -80,7 +81,7 @@ def _about_training(policy: Policy, request: TrainRequest, node: Node) -> Iterat
 def _about_group(request: Request, node: Node) -> Iterator[str]:
     """Another unit than the site's own. A budget says what one costs: no server chooses what that is.
 
-    A node without a policy, a budget for each unit and groups of its own takes what a run says.
+    A node with none of a policy, a budget for each unit, and groups of its own takes what a run says.
     """
     config, own = request.config, node.config
     is_stated = node.policy or own.max_example_epsilon or own.group

@@ -47,7 +47,7 @@ from flwr.supernode.runtime import run_clientapp as clientapp
 
 from cloister.client.policy import CHECKED_BUNDLE, Policy
 from cloister.core.errors import FederationError, PolicyError
-from cloister.deploy.warm.installed import is_installed, sources
+from cloister.deploy.warm.installed import is_installed
 
 TESTED_WITH = "1.41.0"
 """The flwr whose internals this package relies on; with any other, clients start cold."""
@@ -127,13 +127,13 @@ class Executor:
 
     Args:
         link: to the SuperNode.
-        policy: gives the policy in force, whose `allowed-fabs` is enforced before anything of a bundle runs.
         imported: source files of the package as this process has imported it.
+        policy: gives the policy in force, whose `allowed-fabs` is enforced before anything of a bundle runs.
     """
 
     link: Link
+    imported: Mapping[str, bytes]
     policy: Callable[[], Policy | None] = lambda: None
-    imported: Mapping[str, bytes] = field(default_factory=sources)
     children: dict[int, Path] = field(default_factory=dict)
     reachable: bool = True
 
@@ -296,19 +296,23 @@ def load_only_what_is_allowed(policy: Callable[[], Policy | None], folder: Path,
     """
     names = vars(clientapp)
     unpack, loader = names["install_from_fab"], names["get_load_client_app_fn"]
-    unpacked: list[Path] = []
+    # Of the bundle that was looked at: where it is unpacked; None: nowhere, it is what is installed.
+    looked_at: list[Path | None] = []
 
     def install(bundle: bytes, **_: object) -> None:
         if any(folder.iterdir()):
             raise PolicyError("the folder for an app bundle was not empty")
-        if not is_installed(_allowed(bundle, policy()), imported):
+        if is_installed(_allowed(bundle, policy()), imported):
+            looked_at.append(None)
+        else:
             _forget_app()
-            unpacked.append(unpack(bundle, install_dir=folder, skip_prompt=True))
+            looked_at.append(unpack(bundle, install_dir=folder, skip_prompt=True))
 
     def get_load(**_: object) -> Callable[[str, str, str], ClientApp]:
-        if not unpacked:
+        (path,) = looked_at
+        if path is None:
             return _imported_app
-        return loader(default_app_ref="", app_path=str(unpacked[0]), multi_app=True)
+        return loader(default_app_ref="", app_path=str(path), multi_app=True)
 
     names["install_from_fab"], names["get_load_client_app_fn"] = install, get_load
 

@@ -21,8 +21,9 @@ from cloister.config.settings import read_options
 from cloister.core.errors import ConfigError, FederationError, PolicyError
 from cloister.core.files import expanded
 from cloister.deploy.warm.executor import TESTED_WITH, Executor, Link, is_tested, warm_up
+from cloister.deploy.warm.installed import sources
 from cloister.deploy.warm.meeting import Meeting, meet
-from cloister.deploy.warm.supernode import GAVE_UP, REFUSED
+from cloister.deploy.warm.supernode import GAVE_UP, SIGNALLED
 
 SUPERNODE = "flower-supernode"
 
@@ -67,14 +68,16 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
     )
     asked = _ended_by_signals(supernode)
     try:
+        # Before the package is imported: files that change meanwhile are not those of a bundle.
+        imported = sources()
         warm_up(keras)
         log(INFO, "warm: clients of this node are forked from process %s", os.getpid())
-        Executor(_link(ours), lambda: policy_of(node.policy)).serve(lambda: supernode.poll() is None)
+        Executor(_link(ours), imported, lambda: policy_of(node.policy)).serve(lambda: supernode.poll() is None)
     finally:
         _end(supernode)
         _clear_secrets(node)
     status = supernode.wait()
-    if status in (REFUSED, GAVE_UP) and not asked:
+    if status in (SIGNALLED, GAVE_UP) and not asked:
         raise FederationError(_why_refused(ours))
     return status
 

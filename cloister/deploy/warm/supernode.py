@@ -7,12 +7,12 @@ from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.cli import flower_supernode
 
-from cloister.deploy import patience
+from cloister.deploy import handshakes
 from cloister.deploy.warm.polling import Polling
 
 GAVE_UP = 3
 """Exit status of a SuperNode that has ended by itself, after an error of a message."""
-REFUSED = 0
+SIGNALLED = 0
 """Flower's exit status of one that a signal has ended; it sends the signal to itself where a heartbeat is refused."""
 
 
@@ -21,7 +21,7 @@ def main() -> None:
     fastest, slowest = float(sys.argv.pop(1)), float(sys.argv.pop(1))
     sys.argv[0] = "flower-supernode"
     Polling(fastest, slowest).install()
-    patience.install(fleet_http_connection)
+    handshakes.install(fleet_http_connection)
     # Without its executor a SuperNode would take messages that nobody works on.
     start_parent_process_monitor(os.getppid())
     flower_supernode()

@@ -31,6 +31,8 @@ TOGETHER = 0.1
 
 DRAWS = 10
 """Starts of k-means that are tried where the hypotheses are no start."""
+ROUNDING = 1e-12
+"""Squared distances up to this, where the largest coordinate is 1, come of rounding: such models are the same one."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ def scattered(layout: Layout, models: Sequence[Row], count: int) -> list[int]:
     """
     points, rng = _coordinates(layout, models), np.random.default_rng(0)
     points -= points.mean(axis=0)
+    points /= np.abs(points).max() or 1.0
     return min((_drawn_apart(points, count, rng) for _ in range(DRAWS)), key=lambda draw: _scatter(points, draw))
 
 
@@ -105,7 +108,7 @@ def _drawn_apart(points: NDArray, count: int, rng: np.random.Generator) -> list[
     """The first with equal probabilities, each other in proportion to its squared distance to the nearest of those."""
     chosen = [int(rng.integers(len(points)))]
     squares = np.square(points - points[chosen[0]]).sum(axis=1)
-    while len(chosen) < count and squares.any():
+    while len(chosen) < count and (squares > ROUNDING).any():
         chosen.append(int(rng.choice(len(points), p=squares / squares.sum())))
         squares = np.minimum(squares, np.square(points - points[chosen[-1]]).sum(axis=1))
     return chosen
@@ -145,7 +148,7 @@ def _coordinates(layout: Layout, rows: Sequence[Row]) -> NDArray[np.float64]:
     """The rows as they are, in float64, or in as many dimensions as there are rows, at the same distances."""
     if layout.size <= len(rows):
         return np.array([np.concatenate(row) for row in rows], np.float64)
-    # Centred at the last hypothesis: where clients nearly agree, differences lose no digits to the model itself.
+    # Centred at the last row, a hypothesis where there are any: where clients nearly agree, differences lose no digits.
     cohort = Cohort(layout, rows[-1], tuple(rows), np.zeros(len(rows)), np.ones(len(rows)))
     values, vectors = np.linalg.eigh(total_gram(cohort))
     return vectors * np.sqrt(np.maximum(values, 0.0))

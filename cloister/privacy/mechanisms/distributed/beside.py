@@ -14,6 +14,7 @@ off: it would take seeds of its own, for one number.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from cloister.core.cohort import Cohort
@@ -29,20 +30,42 @@ LARGEST_MULTIPLIER = 256.0
 
 
 @dataclass(frozen=True)
-class Bits:
-    """Whether each update is within the clip: 1 - γ if it is, -γ if not, 0 for an update of 0.
+class Beside(ABC):
+    """A number that each client adds beside its update.
 
     Attributes:
-        quantile: γ, between 0 and 1.
-        steps: D, that max(γ, 1 - γ) has.
+        steps: D, that the most which a client adds has.
         shares: of the noise.
 
     Guarantee: a client adds at most D steps, and 0 where its update is 0: what zeroing an update costs is `event`.
     """
 
-    quantile: float
     steps: int
     shares: Shares
+
+    @abstractmethod
+    def number(self, cohort: Cohort, bound: float) -> int:
+        """What a client adds.
+
+        Args:
+            cohort: of this one client, as it was trained.
+            bound: C.
+        """
+
+    def event(self) -> DistributedGaussian:
+        """What the sum of these numbers costs at worst, whoever is left."""
+        return self.shares.event(self.steps, 1)
+
+
+@dataclass(frozen=True)
+class Bits(Beside):
+    """Whether each update is within the clip: 1 - γ if it is, -γ if not, 0 for an update of 0.
+
+    Attributes:
+        quantile: γ, between 0 and 1. D is what max(γ, 1 - γ) has.
+    """
+
+    quantile: float
 
     @classmethod
     def of(cls, clip: AdaptiveClip, parties: Parties) -> "Bits":
@@ -56,7 +79,7 @@ class Bits:
             PrivacyError: the noise is more than can be made.
         """
         variance = variance_of(clip.bits_multiplier, STEPS)
-        return cls(clip.quantile, STEPS, Shares.of(variance, parties, removable=False))
+        return cls(STEPS, Shares.of(variance, parties, removable=False), clip.quantile)
 
     @property
     def grid(self) -> Grid:
@@ -64,12 +87,7 @@ class Bits:
         return Grid(heaviest(self.quantile), float(self.steps), 0)
 
     def number(self, cohort: Cohort, bound: float) -> int:
-        """What a client adds.
-
-        Args:
-            cohort: of this one client, as it was trained.
-            bound: C.
-        """
+        """As in `Beside`."""
         (norm,) = cohort.norms
         inside, outside = whole_bits(self.grid, self.quantile)
         if not 0 < norm < float("inf"):
@@ -85,24 +103,10 @@ class Bits:
         """
         return total * self.grid.step / survivors
 
-    def event(self) -> DistributedGaussian:
-        """What the sum of bits costs at worst, whoever is left."""
-        return self.shares.event(self.steps, 1)
-
 
 @dataclass(frozen=True)
-class Squares:
-    """The squared norm of each update after clipping, in units of C²: 0 to 1.
-
-    Attributes:
-        steps: D, that 1 has.
-        shares: of the noise.
-
-    Guarantee: a client adds 0 to D steps, and 0 where its update is 0: what zeroing an update costs is `event`.
-    """
-
-    steps: int
-    shares: Shares
+class Squares(Beside):
+    """The squared norm of each update after clipping, in units of C²: 0 to 1, which has D steps."""
 
     @classmethod
     def of(cls, multiplier: float, parties: Parties) -> "Squares":
@@ -118,12 +122,7 @@ class Squares:
         return cls(STEPS, Shares.of(variance_of(multiplier, STEPS), parties, removable=False))
 
     def number(self, cohort: Cohort, bound: float) -> int:
-        """What a client adds.
-
-        Args:
-            cohort: of this one client, as it was trained.
-            bound: C.
-        """
+        """As in `Beside`."""
         (norm,) = cohort.norms
         return int(min(norm / bound, 1.0) ** 2 * self.steps) if norm < float("inf") else 0
 
@@ -139,7 +138,3 @@ class Squares:
         """
         pairs = survivors * squares / self.steps - summed
         return math.sqrt(max(0.0, 2 * pairs / (survivors * (survivors - 1))))
-
-    def event(self) -> DistributedGaussian:
-        """What the sum of squares costs at worst, whoever is left."""
-        return self.shares.event(self.steps, 1)

@@ -24,7 +24,7 @@ from cloister.core.state import State
 from cloister.privacy.accounting.events import Event
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
-from cloister.privacy.mechanisms.distributed.beside import Bits, Squares
+from cloister.privacy.mechanisms.distributed.beside import Beside, Bits, Squares
 from cloister.privacy.mechanisms.distributed.plan import Plan
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD, Parties
 from cloister.privacy.mechanisms.gaussian import GaussianMechanism
@@ -95,16 +95,16 @@ class DistributedMean(GaussianMechanism):
     def _at(self, factor: float, parameters: int) -> Plan:
         """The plan of a round with a factor. The ring is that of the largest factor, and no noise is less than charged.
 
-        Scales are rounded up to whole steps: without `least`, a little more noise than the least might come out as
-        less than what the least is charged as.
+        Charged is the noise of the smallest factor. Scales of shares are rounded up to whole steps: a factor that is
+        barely larger could come out with less noise, so that the smallest one's variance is a minimum for all.
         """
         given = self.parties, parameters, tuple(one for one in (self.bits, self.squares) if one)
         low, high = (self.multiplier * one for one in self.scale.factors(self.clip.bound, ANY_MODEL))
-        bits = _planned(self.clip.bound, high, *given).bits
-        least = _planned(self.clip.bound, low, *given, bits)
+        ring = _planned(self.clip.bound, high, *given).bits
+        charged = _planned(self.clip.bound, low, *given, ring)
         if self.multiplier * factor <= low:
-            return least
-        return _planned(self.clip.bound, self.multiplier * factor, *given, bits, least.shares.variance)
+            return charged
+        return _planned(self.clip.bound, self.multiplier * factor, *given, ring, charged.shares.variance)
 
     @property
     def bits(self) -> Bits | None:
@@ -190,7 +190,7 @@ class DistributedMean(GaussianMechanism):
 
     def restored(self, state: State) -> "DistributedMean":
         """As in `Mechanism`."""
-        return replace(super().restored(state), distance=float(state["distance"]))
+        return replace(super().restored(state), distance=float(state.get("distance", self.distance)))
 
     def _noised(self, bounded: Cohort, multiplier: float, contributions: Contributions) -> Released:
         raise PrivacyError(
@@ -231,13 +231,15 @@ def _planned(
     multiplier: float,
     parties: Parties,
     parameters: int,
-    beside: tuple[Bits | Squares, ...] = (),
-    bits: int = 0,
-    least: int = 0,
+    beside: tuple[Beside, ...] = (),
+    ring: int | None = None,
+    minimum_variance: int = 0,
 ) -> Plan:
-    """The plan in a ring; 0: in the narrower one that has room for the sum."""
-    if bits:
-        return Plan.of(bound, multiplier, parties, parameters, bits=bits, beside=beside, least=least)
+    """The plan in a ring of so many bits; None: in the narrower one that has room for the sum."""
+    if ring is not None:
+        return Plan.of(
+            bound, multiplier, parties, parameters, bits=ring, beside=beside, minimum_variance=minimum_variance
+        )
     try:
         return Plan.of(bound, multiplier, parties, parameters, beside=beside)
     except PrivacyError:

@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, replace
 from cloister.core import check
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting.events import Event, Unaccounted
-from cloister.privacy.mechanisms.distributed.beside import Bits, Squares
+from cloister.privacy.mechanisms.distributed.beside import Beside
 from cloister.privacy.mechanisms.distributed.shares import DEVIATIONS, Parties, Shares, variance_of
 from cloister.privacy.mechanisms.grid import FINEST, Grid
 
@@ -65,7 +65,7 @@ class Plan:
     shares: Shares
     parameters: int
     bits: int
-    beside: tuple[Bits | Squares, ...] = ()
+    beside: tuple[Beside, ...] = ()
 
     @classmethod
     def of(
@@ -76,8 +76,8 @@ class Plan:
         parameters: int,
         bits: int = 32,
         removable: bool = True,
-        beside: tuple[Bits | Squares, ...] = (),
-        least: int = 0,
+        beside: tuple[Beside, ...] = (),
+        minimum_variance: int = 0,
     ) -> "Plan":
         """The plan of a round.
 
@@ -89,7 +89,7 @@ class Plan:
             bits: of the ring, 32 or 64.
             removable: whether surplus noise can be taken off.
             beside: what travels beside an update.
-            least: variance that the noise has whatever the multiplier is, in steps².
+            minimum_variance: of the noise, whatever the multiplier is, in steps².
 
         Raises:
             PrivacyError: the sum might leave the ring, or the noise is more than can be made.
@@ -105,7 +105,7 @@ class Plan:
         check.non_negative(multiplier=multiplier)
         check.one_of({"32", "64"}, bits=str(bits))
         steps = _steps(parameters)
-        shares = Shares.of(max(variance_of(multiplier, steps), least), parties, removable)
+        shares = Shares.of(max(variance_of(multiplier, steps), minimum_variance), parties, removable)
         plan = cls(bound, steps, shares, parameters, bits, beside)
         plan._require_space_in_ring()
         return plan

@@ -1,4 +1,4 @@
-"""Flower's way to try again, without its mistake: it takes a connection that is cut for a wrong certificate.
+"""Connecting again after a handshake that was cut: Flower takes a cut connection for a wrong certificate, and gives up.
 
 A SuperLink that is killed cuts handshakes off. OpenSSL says so, with its own name in the message, and Flower gives up
 whatever speaks of SSL. Server apps load this file by its place: they may import nothing of this package before the
@@ -17,8 +17,8 @@ MAKER = "make_simple_http_retry_invoker"
 """Flower's name for what makes one, in each module that does."""
 
 
-def patient(make: Callable[[], RetryInvoker]) -> Callable[[], RetryInvoker]:
-    """Flower's maker of what tries again, with more patience for handshakes that were cut, or took too long.
+def retrying(make: Callable[[], RetryInvoker]) -> Callable[[], RetryInvoker]:
+    """Flower's maker of what tries again, which does so after handshakes that were cut, or took too long, too.
 
     Args:
         make: Flower's.
@@ -34,12 +34,12 @@ def patient(make: Callable[[], RetryInvoker]) -> Callable[[], RetryInvoker]:
 
 
 def install(module: ModuleType) -> None:
-    """Have a module of Flower be patient, in this process.
+    """Have a module of Flower connect again after cut handshakes, in this process.
 
     Args:
         module: that connects to the SuperLink.
     """
-    vars(module)[MAKER] = patient(vars(module)[MAKER])
+    vars(module)[MAKER] = retrying(vars(module)[MAKER])
 
 
 def _is_cut(error: Exception) -> bool:
