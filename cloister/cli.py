@@ -37,7 +37,7 @@ class Commands(TyperGroup):
             with one_line(unchanged=_OF_THE_COMMAND_LINE):
                 return super().invoke(context)
         except click.NoSuchOption as error:
-            said = error.message + _meant(error.option_name)
+            said = error.message + _meant(error)
             raise click.NoSuchOption(error.option_name, said, error.possibilities, error.ctx) from None
         except Crash as crash:
             said = "\n".join(map(clean, str(crash).splitlines()))
@@ -48,11 +48,13 @@ class Commands(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
 
 
-def _meant(option: str) -> str:
-    """The key of a run that somebody took for an option; empty where there is none like it."""
+def _meant(error: click.NoSuchOption) -> str:
+    """The key of a run that somebody took for an option; empty where a command takes no keys, or has none like it."""
     from cloister.config.run import known_keys
 
-    name = option.lstrip("-").replace("_", "-")
+    if error.ctx is None or not any("-c" in parameter.opts for parameter in error.ctx.command.params):
+        return ""
+    name = error.option_name.lstrip("-").replace("_", "-")
     meant = [key for key in known_keys() if f"-{key.replace('.', '-')}".endswith(f"-{name}")]
     nearest = min(meant, key=lambda key: (key.count("."), len(key)), default="")
     return f" Settings of a run are given by -c, such as -c {nearest}=VALUE." if nearest else ""

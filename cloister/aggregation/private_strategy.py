@@ -26,6 +26,7 @@ from cloister.aggregation.decorator import Decorator, Measurements, virtual_repl
 from cloister.aggregation.screening import Screening, screen
 from cloister.core.arrays import Layout, Row, from_record, to_record
 from cloister.core.capabilities import Aggregated, Messages
+from cloister.core.digits import at_most
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
 from cloister.core.state import State, declares_state, joined, part
 from cloister.core.wire import LEDGER_HEAD, PROMISE
@@ -332,7 +333,7 @@ class PrivateStrategy(Decorator):
         if budget.spent() > SPENT * budget.limit:
             budget.require(())  # a ledger that holds releases without a guarantee is refused in words of its own
             raise BudgetExhausted(
-                f"{budget.ledger.path}: {100 * budget.share():.4g} % of privacy.max-epsilon = "
+                f"{budget.ledger.path}: {at_most(100 * budget.share())} % of privacy.max-epsilon = "
                 f"{budget.max_epsilon:g} is spent; what is left would take noise in which nothing can be learnt"
             )
 

@@ -42,7 +42,7 @@ def overview(view: View, connection: str, live: bool) -> str:
         "runs": [{"name": run.name, "facts": _facts(run.state)} for run in view.runs],
         "older": view.older,
         "spent": [
-            {"ledger": ledger, "unit": unit, "share": f"{100 * share:.3g} %"}
+            {"ledger": ledger, "unit": unit, "share": f"{at_most(100 * share, 3)} %"}
             for (ledger, unit), share in snapshot.spent.items()
         ],
         "closed": [{"ledger": ledger, "unit": unit} for ledger, unit in snapshot.closed],

@@ -7,6 +7,7 @@ from flwr.serverapp import Grid
 
 from cloister.config.run import parse
 from cloister.config.secure import SWITCHED_OFF
+from cloister.core.digits import at_least, at_most
 from cloister.core.errors import BudgetExhausted, CloisterError
 from cloister.privacy.accounting.events import Event, Gaussian, Pure
 from cloister.privacy.accounting.filters import cost, filter_for, minimum_multiplier
@@ -34,10 +35,10 @@ def refuse_impossible_budget(prepared: Prepared) -> None:
         return
     if math.isinf(spent):
         budget.require(())  # releases without a guarantee are refused in words of their own
-    left = f", and earlier runs have left {_percent(max(0.0, 1 - budget.share()))}" if spent else ""
+    left = f", and earlier runs have left {at_least(100 * max(0.0, 1 - budget.share()))} %" if spent else ""
     raise BudgetExhausted(
         f"not one round fits privacy.max-epsilon = {budget.max_epsilon:g} at privacy.target-delta = {budget.delta:g}: "
-        f"one takes {_percent(each / budget.limit)} of it{left}; use a larger budget"
+        f"one takes {at_most(100 * each / budget.limit)} % of it{left}; use a larger budget"
         f"{_more_noise(NOISE, lambda: _least_of_server(prepared), plan.config.num_rounds)}"
     )
 
@@ -71,8 +72,8 @@ def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
     )
     raise BudgetExhausted(
         f"not one round fits privacy.client-max-epsilon = {limit:g} at privacy.target-delta = "
-        f"{privacy.target_delta:g}, so that no client would train: one takes {_percent(each / room)} of it, or more; "
-        f"use a larger budget{least}"
+        f"{privacy.target_delta:g}, so that no client would train: one takes {at_most(100 * each / room)} % of it, "
+        f"or more; use a larger budget{least}"
     )
 
 
@@ -99,7 +100,3 @@ def _more_noise(key: str, least: Callable[[], float], rounds: int) -> str:
         return ""
     unit = 10.0 ** (math.floor(math.log10(found)) - 3)
     return f", or {key} of {math.ceil(found / unit) * unit:.4g} or more for {rounds} rounds"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.4g} %"

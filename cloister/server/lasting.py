@@ -8,6 +8,7 @@ from flwr.serverapp import Grid
 
 from cloister.config.run import RunConfig
 from cloister.core.arrays import Layout
+from cloister.core.digits import at_least, at_most
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.filters import share
 from cloister.privacy.accounting.ledger import Ledger
@@ -105,8 +106,8 @@ def kept_budget(plan: Plan) -> str:
         return ""
     left = 1 - share(spent, last.filter.limit(last.epsilon, last.delta))
     return (
-        f"ε = {last.epsilon:g} at δ = {last.delta:g} for one {unit}, {100 * max(0.0, left):.3g} % of it left, in "
-        f"{ledger.path}"
+        f"ε = {last.epsilon:g} at δ = {last.delta:g} for one {unit}, {at_least(100 * max(0.0, left), 3)} % of it "
+        f"left, in {ledger.path}"
     )
 
 
@@ -177,8 +178,9 @@ def told_room(plan: Plan, layout: Layout) -> str:
     left = "any number of such rounds fit" if fits is None else f"{fits - covered} more such rounds fit"
     ends = f"; it ends this run after {covered} of {rounds} rounds" if covered < rounds else ""
     return (
-        f"ε = {budget.max_epsilon:g} at δ = {budget.delta:g} over all runs on this data: {100 * budget.share():.3g} % "
-        f"spent before this run, {100 * after:.3g} % after it; then {left}{ends}"
+        f"ε = {budget.max_epsilon:g} at δ = {budget.delta:g} over all runs on this data: "
+        f"{at_most(100 * budget.share(), 3)} % spent before this run, {at_most(100 * after, 3)} % after it; "
+        f"then {left}{ends}"
     )
 
 

@@ -164,7 +164,8 @@ def test_what_an_ended_run_claims(tmp_path):
     assert "28.4, for one client; it is no protection in practice" in page(client, "/runs/early")
     assert "ε that is claimed 3, for one example" in page(client, "/runs/steps")
     state = status.run_state(tmp_path / "early")
-    assert state.claimed == 28.37 and "  ε 28.4 claimed, for one client" in status.told(state, None)
+    told = status.told(state, None)
+    assert state.claimed == 28.37 and "  ε 28.4 claimed, for one client; no protection in practice" in told
 
 
 def test_budgets(tmp_path):

@@ -126,8 +126,8 @@ def test_json_for_machines():
     told = json.loads(printed("-c", GLOBALLY, "--json"))
     estimate = told["estimate"]
     assert set(told) == {
-        *("note", "clients", "rounds", "stops", "refusal", "noise", "privacy", "by-round", "by-size", "budgets"),
-        *("within", "estimate", "warnings", "closes-budgets"),
+        *("note", "clients", "rounds", "stops", "refusal", "closing-refusal", "noise", "privacy", "by-round"),
+        *("by-size", "budgets", "within", "estimate", "warnings", "closes-budgets"),
     }
     assert (estimate["down"], estimate["up"], estimate["cohort"], estimate["total-bytes"]) == (2600, 2600, 4, 41600)
     assert estimate["one-by-one-seconds"] >= estimate["side-by-side-seconds"] >= estimate["first-seconds"] > 0

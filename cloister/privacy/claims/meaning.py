@@ -121,7 +121,9 @@ def _of_other_runs(statement: Statement) -> str:
     others = next((figure for figure in statement.claim.figures if figure.scope == ALL_RUNS), None)
     if not statement.ledger.lasting or others is None or not others.epsilon:
         return UNHELPED
-    kept = f" (a budget, {100 * (others.spent or 0.0):.3g} % of it spent by earlier runs)" if others.budget else ""
+    kept = (
+        f" (a budget, {at_most(100 * (others.spent or 0.0), 3)} % of it spent by earlier runs)" if others.budget else ""
+    )
     return f"Earlier runs in the ledger keep their own claims: all together {_parameters(others)}{kept}."
 
 

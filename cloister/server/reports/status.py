@@ -338,6 +338,7 @@ def _run_told(run: RunState) -> list[str]:
         lines.append(f"  replies {run.replies[0]}/{run.replies[1]}")
     lines += [f"  rejected: {reason}" for reason in run.rejected]
     left = "" if run.budget_left is None else f", {at_least(run.budget_left, 3)} left of the budget"
+    left += f"; {run.worth}" if run.worth else ""
     if run.claimed is not None:
         lines.append(f"  ε {at_most(run.claimed, 3)} claimed, for one {run.claimed_for}{left}")
     elif run.epsilon is not None:
