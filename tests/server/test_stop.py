@@ -109,7 +109,7 @@ def test_a_request_raised_by_another_thread_interrupts_a_wait_without_a_timeout(
     rescue.cancel()
     rescue.join()
     assert stop.asked == "SIGINT" and not finished.is_set()
-    assert threading.active_count() == threads and signal.set_wakeup_fd(-1) == -1
+    assert threading.active_count() <= threads and signal.set_wakeup_fd(-1) == -1
 
 
 def test_a_request_that_another_handler_hears_in_the_last_moment_holds_nothing_up():
