@@ -13,7 +13,7 @@ import argparse
 import itertools
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,24 +93,38 @@ def show(found: list[dict[str, Any]]) -> None:
     Console().print(table)
 
 
-def draw(found: list[dict[str, Any]], place: Path) -> None:
-    """Accuracy against ε, a panel a task."""
+def draw(
+    found: list[dict[str, Any]],
+    place: Path,
+    mechanisms: Iterable[str],
+    titles: Mapping[str, str],
+    spread: Callable[[Any], Any] = np.std,
+) -> None:
+    """Accuracy against ε, a panel a task.
+
+    Args:
+        found: the points.
+        place: of the picture.
+        mechanisms: a line each, in this order.
+        titles: of the panels, by task.
+        spread: of the accuracies of all seeds, which a bar shows.
+    """
     import matplotlib.pyplot as plt
 
-    tasks = [task for task in TASKS if any(point["task"] == task for point in found)]
+    tasks = [task for task in titles if any(point["task"] == task for point in found)]
     figure, axes = plt.subplots(1, len(tasks), figsize=(5.5 * len(tasks), 4), squeeze=False)
     for axis, task in zip(axes[0], tasks, strict=True):
-        for mechanism in EPSILONS:
+        for mechanism in mechanisms:
             own = [point for point in found if (point["task"], point["mechanism"]) == (task, mechanism)]
             if own:
                 means = [np.mean(point["accuracy"]) for point in own]
-                spreads = [np.std(point["accuracy"]) for point in own]
+                spreads = [spread(point["accuracy"]) for point in own]
                 axis.errorbar([point["epsilon"] for point in own], means, spreads, marker="o", label=mechanism)
         axis.axhline(0.1, color="grey", linewidth=0.8, linestyle=":")
         axis.set_xscale("log")
         axis.set_xlabel("ε of all rounds for one client, zeroed or not")
         axis.set_ylabel("accuracy")
-        axis.set_title(f"{task}, {CLIENTS[task]} clients")
+        axis.set_title(titles[task])
         axis.legend()
     figure.tight_layout()
     figure.savefig(place, dpi=100)
@@ -129,7 +143,8 @@ def main() -> None:
         (RESULTS / f"{task}.json").write_text(json.dumps(found, indent=1) + "\n")
     everything = [point for path in sorted(RESULTS.glob("*.json")) for point in json.loads(path.read_text())]
     show(everything)
-    draw(everything, RESULTS / "figure.png")
+    titles = {task: f"{task}, {count} clients" for task, count in CLIENTS.items()}
+    draw(everything, RESULTS / "figure.png", EPSILONS, titles)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ seeds choose data and first model, the same ones for every mechanism, and differ
 import argparse
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from local_noise import accuracy, settings_of
+from local_noise import accuracy, draw, settings_of
 from rich.console import Console
 from rich.table import Table
 
@@ -50,7 +50,7 @@ def points(task: str, data: str, seeds: int) -> Iterator[dict[str, Any]]:
             yield {"task": task, "mechanism": mechanism, "epsilon": epsilon, "rounds": ROUNDS, "accuracy": found}
 
 
-def standard_error(values: np.ndarray) -> float:
+def standard_error(values: Sequence[float] | np.ndarray) -> float:
     """Of their mean."""
     return float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
@@ -69,28 +69,6 @@ def show(found: list[dict[str, Any]]) -> None:
     Console(width=120).print(table)
 
 
-def draw(found: list[dict[str, Any]], place: Path) -> None:
-    """Accuracy against ε, a panel a task."""
-    import matplotlib.pyplot as plt
-
-    tasks = [task for task in CLIENTS if any(point["task"] == task for point in found)]
-    figure, axes = plt.subplots(1, len(tasks), figsize=(5.5 * len(tasks), 4), squeeze=False)
-    for axis, task in zip(axes[0], tasks, strict=True):
-        for mechanism, style in zip(MECHANISMS, ("o-", "s--", "^-"), strict=True):
-            own = [point for point in found if (point["task"], point["mechanism"]) == (task, mechanism)]
-            means = [np.mean(point["accuracy"]) for point in own]
-            errors = [standard_error(np.array(point["accuracy"])) for point in own]
-            axis.errorbar([point["epsilon"] for point in own], means, errors, fmt=style, capsize=3, label=mechanism)
-        axis.axhline(0.1, color="grey", linewidth=0.8, linestyle=":")
-        axis.set_xscale("log")
-        axis.set_xlabel("ε of all rounds for one client, zeroed or not")
-        axis.set_ylabel("accuracy")
-        axis.set_title(f"{task}, {CLIENTS[task]} clients, {ROUNDS} rounds")
-        axis.legend()
-    figure.tight_layout()
-    figure.savefig(place, dpi=100)
-
-
 def main() -> None:
     """Run the tasks; keep, show and draw what is there."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -104,7 +82,8 @@ def main() -> None:
         (RESULTS / f"{task}.json").write_text(json.dumps(found, indent=1) + "\n")
     everything = [point for task in CLIENTS for point in _read(RESULTS / f"{task}.json")]
     show(everything)
-    draw(everything, RESULTS / "figure.png")
+    titles = {task: f"{task}, {count} clients, {ROUNDS} rounds" for task, count in CLIENTS.items()}
+    draw(everything, RESULTS / "figure.png", MECHANISMS, titles, standard_error)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

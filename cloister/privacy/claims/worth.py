@@ -1,6 +1,7 @@
 """What an ε is worth: the best guess that it allows, and from which one on it protects nobody in practice.
 
-The one threshold, and the words for it, that the plan, the console, the reports and the dashboard go by.
+The one threshold, and the words for it, that the plan, the console, the reports and the dashboard go by. A line that
+shows ε without its δ is judged as if δ were 0; the sentences of the report count it in.
 """
 
 import math
