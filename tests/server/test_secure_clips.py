@@ -15,6 +15,7 @@ from cloister.client.node import node_of
 from cloister.client.request import ProtocolRequest, TrainRequest, request_of
 from cloister.core.arrays import to_record
 from cloister.core.errors import FederationError
+from cloister.core.identity import assume_run
 from cloister.core.wire import CLIPPING_NORM, CONFIG, SECURE_MESSAGE, SECURE_STEP
 from cloister.privacy.mechanisms.clipping import AdaptiveClip
 from cloister.privacy.mechanisms.distributed.beside import STEPS
@@ -158,6 +159,7 @@ class TestWhatAServerTells:
 
     @pytest.mark.parametrize("wrong", [0.0, -1.0, 9e-13, 2e30, math.nan, math.inf, 1, True, "1.0", [1.0], None])
     def test_what_is_no_bound_is_refused_in_every_message(self, wrong, tmp_path):
+        assume_run()
         keys, fields = settings(tmp_path, **ADAPTIVE), {"server-round": 1, "seed": 3, SECURE_MESSAGE: b""}
         if wrong is not None:
             fields[CLIPPING_NORM] = wrong

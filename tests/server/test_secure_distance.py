@@ -15,6 +15,7 @@ from cloister.client.node import node_of
 from cloister.client.request import ProtocolRequest, TrainRequest, request_of
 from cloister.core.arrays import to_record
 from cloister.core.errors import FederationError
+from cloister.core.identity import assume_run
 from cloister.core.wire import CONFIG, DISTANCE, SECURE_MESSAGE, SECURE_STEP
 from cloister.privacy.mechanisms.distributed import mean
 from cloister.privacy.mechanisms.distributed.plan import Plan
@@ -152,6 +153,7 @@ class TestWhatAServerTells:
 
 def refused(keys, wrong):
     """See that a node takes no message that tells a distance so."""
+    assume_run()
     for kind, more in ((ProtocolRequest, {SECURE_STEP: "advertise"}), (TrainRequest, {})):
         content = Delivery((), {}).encode() if kind is TrainRequest else b""
         fields = {"server-round": 1, "seed": 3, SECURE_MESSAGE: content} | more
