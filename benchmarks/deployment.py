@@ -31,6 +31,7 @@ CASES = {
     "NumPy, cold": ("softmax", COLD),
     "NumPy, warm": ("softmax", WARM_LIGHT),
     "NumPy, warm, secure aggregation": ("softmax", WARM_LIGHT),
+    "Keras, warm, secure aggregation": ("mlp", WARM),
 }
 SECURE = {
     "privacy.server": "global-dp", "privacy.noise-multiplier": 1.0, "secure-aggregation.enabled": True,

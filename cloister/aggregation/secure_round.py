@@ -1,24 +1,24 @@
 """The server's part in a secure aggregation, as messages over a grid.
 
     advertise ─▶ share ─▶ train and mask ─▶ sign ─▶ unmask
+                                             │        │
+                         the next round:  advertise  share
 
 In each step the nodes that answered the one before are asked; a node that does not answer, or answers nonsense, has
-dropped out. Nodes are known by their names on the roster, which they tell themselves: the server holds no key, and no
-node believes it about another (`cloister.secure_aggregation.member`).
+dropped out. Where the next round will ask the same nodes, its first two steps come with the last two of this one: then
+it needs three exchanges in place of five.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
-import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from cloister.aggregation.decorator import Send
 from cloister.aggregation.screening import Rejection, Unfit, fitting
-from cloister.core.arrays import view
+from cloister.aggregation.secure_opening import Answer, Opening, decoded, introduction
 from cloister.core.errors import ProtocolError, RoundAbandoned
 from cloister.core.wire import (
     ADVERTISE,
@@ -26,9 +26,9 @@ from cloister.core.wire import (
     CLIPPING_NORM,
     CONFIG,
     DISTANCE,
-    ROSTER,
     ROUND,
     SECURE,
+    SECURE_EARLY,
     SECURE_MESSAGE,
     SECURE_STEP,
     SEED,
@@ -37,19 +37,36 @@ from cloister.core.wire import (
     UNMASK,
 )
 from cloister.secure_aggregation import messages as protocol
-from cloister.secure_aggregation.coordinator import Coordinator, Total
-from cloister.secure_aggregation.introduction import read_told
-from cloister.secure_aggregation.terms import Terms
+from cloister.secure_aggregation.coordinator import Total
 
-Answer = TypeVar("Answer", bound=protocol.Message)
 Said = TypeVar("Said")
 
 
-class Introduction(NamedTuple):
-    """What a node says of itself: its keys for this attempt, and the roster that it has."""
+@dataclass
+class _Early(Generic[Said]):
+    """A step of the next round that comes with one of this round.
 
-    advertisement: protocol.Advertisement
-    roster: bytes
+    A reply without it, or with nonsense in its place, is none to it, and counts in this round all the same.
+
+    Args:
+        told: node -> what it is told in it.
+        read: makes something of a reply; raises `Unfit`.
+
+    Attributes:
+        heard: node -> what it said.
+    """
+
+    told: Mapping[int, bytes]
+    read: Callable[[Message], Said]
+    heard: dict[int, Said] = field(default_factory=dict)
+
+    def hear(self, reply: Message) -> None:
+        if reply.metadata.src_node_id in self.told:
+            with suppress(Unfit):
+                self.heard[reply.metadata.src_node_id] = self.read(reply)
+
+
+NOTHING: _Early[None] = _Early({}, lambda reply: None)
 
 
 @dataclass
@@ -57,22 +74,23 @@ class SecureRound:
     """One attempt at one round. It is never made again.
 
     Args:
-        terms: of the attempt.
-        noise: terms of the noise.
+        opening: of the attempt; made already, or not begun.
         asked: the training messages of the round; they are sent to those who are left by then, with what the protocol
             adds to them.
         send: sends messages, and gives the replies that come before the deadline.
-
-    Attributes:
-        rejected: the nodes that dropped out, each with the reason.
+        following: the opening of the next round, which is made on the way if everybody who was asked survives this one;
+            None: it is not.
     """
 
-    terms: Terms
-    noise: bytes
+    opening: Opening
     asked: Sequence[Message]
     send: Send
-    rejected: list[Rejection] = field(default_factory=list)
-    _names: dict[int, str] = field(default_factory=dict)
+    following: Opening | None = None
+
+    @property
+    def rejected(self) -> list[Rejection]:
+        """The nodes that dropped out, each with the reason."""
+        return self.opening.rejected
 
     def total(self, charged: Callable[[], AbstractContextManager[None]]) -> Total:
         """The sum of the vectors of those who are left.
@@ -84,57 +102,69 @@ class SecureRound:
         Raises:
             RoundAbandoned: fewer members than the threshold are left.
         """
-        coordinator, cohort = self._begun()
-        shares = self._answers(SHARE, self._each(cohort.encode()), protocol.SealedShares)
-        deliveries = coordinator.deliveries(shares.values())
+        if not self.opening.deliveries:
+            self._open()
+        coordinator = self.opening.coordinator
         with charged():
-            self._take_vectors(coordinator, {node: deliveries[name] for node, name in self._of(deliveries)})
+            self._take_vectors()
             survivors = coordinator.survivors()
-            told = {node: survivors.encode() for node, _ in self._of(survivors.names)}
-            signed = self._answers(SIGN, told, protocol.SurvivorSignature)
+            told = {node: survivors.encode() for node, _ in self.opening.of(survivors.names)}
+            signed = self._signed(told)
             signatures = coordinator.signatures(signed.values()).encode()
-            shown = self._answers(UNMASK, dict.fromkeys(signed, signatures), protocol.Unmasking)
-            return coordinator.total(shown.values())
+            return coordinator.total(self._unmasked(dict.fromkeys(signed, signatures)).values())
 
-    def _begun(self) -> tuple[Coordinator, protocol.Cohort]:
-        """What takes the attempt on, and who takes part."""
+    def _open(self) -> None:
+        """Make the opening by itself."""
         nodes = dict.fromkeys((message.metadata.dst_node_id for message in self.asked), b"")
-        introduced = dict(self._replied(self._messages(ADVERTISE, nodes), _introduction))
-        if not introduced:
-            raise RoundAbandoned("no node has advertised keys")
-        usual = Counter(one.roster for one in introduced.values()).most_common(1)[0][0]
-        coordinator = Coordinator(read_told(usual), self.terms, self.noise)
-        for node, one in introduced.items():
-            if one.roster != usual or not coordinator.is_genuine(one.advertisement):
-                self._reject(node, "roster", "the node has another roster than most, or has not signed as who it says")
-            elif one.advertisement.name in self._names.values():
-                self._reject(node, "roster", "the node has the name of another node")
-            else:
-                self._names[node] = one.advertisement.name
-        cohort = coordinator.cohort(introduced[node].advertisement for node in self._names)
-        for node in [node for node, name in self._names.items() if name not in cohort.names]:
-            self._reject(node, "protocol", "the node has keys that nobody can agree with, or those of another node")
-            del self._names[node]
-        return coordinator, cohort
+        self.opening.introduce(dict(self._replied(self._messages(ADVERTISE, nodes), introduction)))
+        told = dict.fromkeys(self.opening.names, self.opening.cohort)
+        found = self._replied(self._messages(SHARE, told), lambda reply: decoded(reply, protocol.SealedShares))
+        self.opening.share(dict(found))
 
-    def _take_vectors(self, coordinator: Coordinator, deliveries: Mapping[int, protocol.Delivery]) -> None:
+    def _take_vectors(self) -> None:
         """Let those who are left train; each vector is added as it comes, and dropped."""
+        deliveries = self.opening.deliveries
         messages = [_with_delivery(one, deliveries) for one in self.asked if one.metadata.dst_node_id in deliveries]
-        for node, vector in self._replied(messages, lambda reply: _decoded(reply, protocol.MaskedInput)):
+        for node, vector in self._replied(messages, lambda reply: decoded(reply, protocol.MaskedInput)):
             try:
-                if vector.sender != self._names[node]:
+                if vector.sender != self.opening.names[node]:
                     raise ProtocolError("the vector names another sender")
-                coordinator.add(vector)
+                self.opening.coordinator.add(vector)
             except ProtocolError as error:
-                self._reject(node, "protocol", str(error))
+                self.rejected.append(Rejection(node, "protocol", str(error)))
 
-    def _answers(self, step: str, told: Mapping[int, bytes], kind: type[Answer]) -> dict[int, Answer]:
+    def _signed(self, told: Mapping[int, bytes]) -> dict[int, protocol.SurvivorSignature]:
+        """The signatures on the list of survivors; with them come keys for the next round."""
+        if self.following is None or len(told) < len(self.asked):
+            return self._answers(SIGN, told, protocol.SurvivorSignature, NOTHING)
+        keys = _Early(dict.fromkeys(told, b""), lambda reply: introduction(reply, SECURE_EARLY))
+        signed = self._answers(SIGN, told, protocol.SurvivorSignature, keys)
+        with suppress(RoundAbandoned):
+            self.following.introduce(keys.heard)
+        return signed
+
+    def _unmasked(self, told: Mapping[int, bytes]) -> dict[int, protocol.Unmasking]:
+        """What members show; with it come shares for the next round."""
+        if self.following is None or not self.following.cohort:
+            return self._answers(UNMASK, told, protocol.Unmasking, NOTHING)
+        cohort = {node: self.following.cohort for node in self.following.names if node in told}
+        shares = _Early(cohort, lambda reply: decoded(reply, protocol.SealedShares, SECURE_EARLY))
+        shown = self._answers(UNMASK, told, protocol.Unmasking, shares)
+        with suppress(RoundAbandoned):
+            self.following.share(shares.heard)
+        return shown
+
+    def _answers(
+        self, step: str, told: Mapping[int, bytes], kind: type[Answer], early: _Early[Said]
+    ) -> dict[int, Answer]:
         """What nodes answer in a step, under the names that they had before."""
-        found = dict(self._replied(self._messages(step, told), lambda reply: _decoded(reply, kind)))
-        for node in [node for node, one in found.items() if vars(one)["sender"] != self._names[node]]:
-            self._reject(node, "protocol", "the message names another sender")
-            del found[node]
-        return found
+
+        def read(reply: Message) -> Answer:
+            answer = decoded(reply, kind)
+            early.hear(reply)
+            return answer
+
+        return self.opening.own(dict(self._replied(self._messages(step, told, early.told), read)))
 
     def _replied(self, messages: list[Message], read: Callable[[Message], Said]) -> Iterator[tuple[int, Said]]:
         """Each node that answered, with what it said, as replies come."""
@@ -144,25 +174,18 @@ class SecureRound:
 
         return fitting(self.send(messages), messages, by_node, self.rejected)
 
-    def _messages(self, step: str, told: Mapping[int, bytes]) -> list[Message]:
+    def _messages(
+        self, step: str, told: Mapping[int, bytes], early: Mapping[int, bytes] | None = None
+    ) -> list[Message]:
         public = self.asked[0].content.config_records[CONFIG] if self.asked else {}
         common = {key: public[key] for key in (SEED, CLIPPING_NORM, DISTANCE) if key in public}
         made = []
         for node, content in told.items():
-            fields = {ROUND: self.terms.round, **common, SECURE_STEP: step, SECURE_MESSAGE: content}
+            fields = {ROUND: self.opening.terms.round, **common, SECURE_STEP: step, SECURE_MESSAGE: content}
+            if early and node in early:
+                fields[SECURE_EARLY] = early[node]
             made.append(Message(RecordDict({CONFIG: ConfigRecord(fields)}), node, SECURE))
         return made
-
-    def _each(self, content: bytes) -> dict[int, bytes]:
-        return dict.fromkeys(self._names, content)
-
-    def _of(self, names: Iterable[str]) -> list[tuple[int, str]]:
-        """The nodes that have some names, and these."""
-        chosen = frozenset(names)
-        return [(node, name) for node, name in self._names.items() if name in chosen]
-
-    def _reject(self, node: int, code: str, detail: str) -> None:
-        self.rejected.append(Rejection(node, code, detail))
 
 
 def _with_delivery(message: Message, deliveries: Mapping[int, protocol.Delivery]) -> Message:
@@ -172,31 +195,3 @@ def _with_delivery(message: Message, deliveries: Mapping[int, protocol.Delivery]
     config = ConfigRecord({**content.config_records[CONFIG], **delivery})
     record = RecordDict({ARRAYS: content.array_records[ARRAYS], CONFIG: config})
     return Message(record, node, message.metadata.message_type)
-
-
-def _introduction(reply: Message) -> Introduction:
-    advertisement, roster = _decoded(reply, protocol.Advertisement), _bytes(reply, ROSTER)
-    try:
-        read_told(roster)
-    except ProtocolError as error:
-        raise Unfit("protocol", str(error)) from None
-    return Introduction(advertisement, roster)
-
-
-def _decoded(reply: Message, kind: type[Answer]) -> Answer:
-    """The message of the protocol that a reply holds."""
-    try:
-        return kind.decode(_bytes(reply, SECURE_MESSAGE))
-    except ProtocolError as error:
-        raise Unfit("protocol", str(error)) from None
-
-
-def _bytes(reply: Message, name: str) -> bytes:
-    """The bytes that a reply holds under a name."""
-    try:
-        array = view(reply.content.array_records[ARRAYS][name])
-    except (KeyError, ValueError):
-        raise Unfit("protocol", f"the reply must hold {name!r} as an array of bytes") from None
-    if array.dtype != np.uint8 or array.ndim != 1:
-        raise Unfit("protocol", f"the reply must hold {name!r} as an array of bytes")
-    return array.tobytes()

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from cloister.aggregation.decorator import Measurements, Send
 from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.aggregation.screening import Rejection, Screening
+from cloister.aggregation.secure_opening import Opening
 from cloister.aggregation.secure_round import SecureRound
 from cloister.core.arrays import Layout, Row, from_record
 from cloister.core.capabilities import Aggregated, Messages
@@ -35,11 +36,9 @@ from cloister.secure_aggregation.chain import seeds
 from cloister.secure_aggregation.coordinator import Total
 from cloister.secure_aggregation.graph import Complete
 from cloister.secure_aggregation.ring import out_of_ring
-from cloister.secure_aggregation.terms import Terms
+from cloister.secure_aggregation.terms import EARLY, ORDINARY, Terms
 
 logger = logging.getLogger("cloister.server")
-ONLY_ATTEMPT = 1
-"""A round is tried once: with the same updates and other survivors the difference of two sums would show some."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,20 @@ class SecureSum(PrivateStrategy):
         inner: the wrapped strategy; it has to live on the mean.
         mechanism: what clients do, and what becomes of the sum.
         budget: as in `PrivateStrategy`.
+        rounds: of the run; a round before the last may begin the next one early. 0: none does.
 
     Guarantee: that of the mechanism, against this server too, if every client runs a bundle that its site has checked.
     """
 
     mechanism: DistributedMean
 
-    def __init__(self, inner: Strategy, mechanism: DistributedMean, *, budget: PrivacyBudget | None = None) -> None:
+    def __init__(
+        self, inner: Strategy, mechanism: DistributedMean, *, budget: PrivacyBudget | None = None, rounds: int = 0
+    ) -> None:
         super().__init__(inner, mechanism, budget=budget)
+        self._rounds = rounds
+        self._asks_everybody = False
+        self._early: Opening | None = None
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """As in `PrivateStrategy`; clients are told C and the distance where they follow earlier rounds.
@@ -96,6 +101,7 @@ class SecureSum(PrivateStrategy):
                 f"and {COLLUDING} = {parties.colluding} at most {parties.members} may; raise the threshold, or lower "
                 "strategy.fraction-train"
             )
+        self._asks_everybody = {message.metadata.dst_node_id for message in messages} == set(grid.get_node_ids())
         return messages
 
     def keeper(self, layout: Layout, sent: Row) -> str:
@@ -118,13 +124,31 @@ class SecureSum(PrivateStrategy):
         asked = list(messages)
         layout = Layout.of(from_record(self.sent))
         plan = self.mechanism.plan(layout.size)
-        attempt = SecureRound(self._terms(server_round, plan, asked), plan.terms(), asked, send)
+        attempt = SecureRound(
+            self._opening(server_round, plan, asked), asked, send, self._following(server_round, plan, asked)
+        )
         try:
             total = attempt.total(lambda: self.recorded(layout, server_round))
         except (RoundAbandoned, ProtocolError) as error:
             logger.log(WARNING, "round %d was abandoned: %s", server_round, error)
             return self._summed(layout, attempt.rejected)
+        self._early = attempt.following
         return self._summed(layout, attempt.rejected, total, plan)
+
+    def _opening(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> Opening:
+        """The opening that the last round has made for the nodes that are asked, and no others; else a new one."""
+        early, self._early = self._early, None
+        nodes = [message.metadata.dst_node_id for message in asked]
+        if early and early.is_of(nodes) and early.terms == self._terms(server_round, plan, asked, EARLY):
+            return early
+        return Opening(self._terms(server_round, plan, asked, ORDINARY), plan.terms())
+
+    def _following(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> Opening | None:
+        """The opening of the next round, if it will be like this one, and of everybody again."""
+        is_alike = self.mechanism.is_the_same_in_every_round and self._asks_everybody
+        if not is_alike or server_round >= self._rounds:
+            return None
+        return Opening(self._terms(server_round + 1, plan, asked, EARLY), plan.terms())
 
     def receive(self, replies: Messages) -> Screening:
         """Refuse replies that came without the steps of the protocol.
@@ -155,11 +179,11 @@ class SecureSum(PrivateStrategy):
         self._follow(released.following, layout)
         return arrays, metrics
 
-    def _terms(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> Terms:
+    def _terms(self, server_round: int, plan: Plan, asked: Sequence[Message], attempt: int) -> Terms:
         parties = self.mechanism.parties
         run = str(asked[0].metadata.run_id) if asked else ""
         graph = Complete(parties.threshold, parties.colluding)
-        return Terms(run, server_round, ONLY_ATTEMPT, graph, plan.length, plan.bits)
+        return Terms(run, server_round, attempt, graph, plan.length, plan.bits)
 
     def _summed(
         self, layout: Layout, rejected: Sequence[Rejection], total: Total | None = None, plan: Plan | None = None

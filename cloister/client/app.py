@@ -29,7 +29,7 @@ from cloister.client.request import (
     TrainRequest,
     request_of,
 )
-from cloister.client.secure import mask_update, take_part
+from cloister.client.secure import mask_update, take_part, with_early_step
 from cloister.core.wire import SECURE
 
 Step = Callable[[Any, Node, Callable[..., Reply]], Reply]
@@ -42,7 +42,7 @@ STEPS: tuple[Step, ...] = (
     add_local_noise,
 )
 """What a request passes on its way to its handler, and a reply on its way back; the first is outermost."""
-PROTOCOL_STEPS: tuple[Step, ...] = (enforce_policy, foresee_budget)
+PROTOCOL_STEPS: tuple[Step, ...] = (with_early_step, enforce_policy, foresee_budget)
 """The same for a step of a secure aggregation in which nobody trains."""
 
 

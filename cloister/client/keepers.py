@@ -1,7 +1,8 @@
 """Where a node keeps an attempt at a round of a secure aggregation from one message to the next.
 
 Whoever takes an attempt has it alone: nobody finds it any more, until the next step was made and it is kept again. So
-no step is made twice, however often, in whatever order and how many at a time a server asks for steps.
+no step is made twice, however often, in whatever order and how many at a time a server asks for steps. Of a run two
+attempts are kept at most: at a round, and an early one at the round after it.
 
 | keeper | for | where |
 |---|---|---|
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from flwr.app import ConfigRecord, RecordDict
 
@@ -28,67 +29,107 @@ from cloister.core.errors import NodeConfigError, ProtocolError
 from cloister.core.files import expanded
 from cloister.core.wire import number
 from cloister.secure_aggregation.canonical import read, text
+from cloister.secure_aggregation.terms import EARLY
 
 STATE = "secure-aggregation"
-"""The record of the last round that a node has taken part in; it holds no secret."""
+"""The record of the last turn that a node has taken in a run; it holds no secret."""
 IN_MEMORY = ("tmpfs", "ramfs")
 """Kinds of file systems that lie on no disk."""
 MOUNTS = Path("/proc/self/mountinfo")
 LABEL = "kept in this file"
 DIGITS = 20
-"""Of the number of a round in a file."""
+"""Of the number of a turn in a file."""
 OWN = stat.S_IRUSR | stat.S_IWUSR
-SUFFIX = ".attempt"
-MAXIMUM_ATTEMPTS = 32
-"""Attempts that a folder keeps, each of another run: of more the one that has waited longest is over."""
+SUFFIX, TURN = ".attempt", ".turn"
+MAXIMUM_ATTEMPTS = 64
+"""Attempts that a folder keeps, two of a run at most: of more the one that has waited longest is over."""
 MAXIMUM_WAIT = 86_400.0
 """Seconds that an attempt waits for its next step."""
 
 
-class Keeper(ABC):
-    """Keeps one attempt for each run, and the number of the last round that was begun in it."""
+VECTOR = 3
+"""The stage of a round after its attempts: the update leaves in one of them, and in no other."""
+PLACES = (0, 1)
+"""Where attempts of a run are kept: those at even rounds, and those at odd ones."""
 
-    def begin(self, run: str, number: int) -> None:
-        """Note that a round is begun. An attempt that was not finished is over.
+
+@dataclass(frozen=True, order=True)
+class Turn:
+    """What a node takes part in. It takes no turn but later ones than the last.
+
+    Args:
+        round: number of the round.
+        stage: `EARLY` or `ORDINARY`, in which an attempt begins, or `VECTOR`.
+    """
+
+    round: int
+    stage: int
+
+    @property
+    def number(self) -> int:
+        """A number that is larger for every later turn."""
+        return VECTOR * self.round + self.stage
+
+    @property
+    def place(self) -> int:
+        """Where an attempt at this round is kept."""
+        return self.round % len(PLACES)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The places of attempts that are over with this turn: an early one lets the round before go on."""
+        return (self.place,) if self.stage == EARLY else PLACES
+
+
+class Keeper(ABC):
+    """Keeps the attempts of each run, and the last turn that was taken in it."""
+
+    def begin(self, run: str, turn: Turn) -> None:
+        """Note that a turn is taken. An attempt that was not finished is over.
 
         Args:
             run: which run.
-            number: of the round.
+            turn: an attempt that begins; or that an update is about to leave in the one that was taken.
 
         Raises:
-            ProtocolError: this round, or a later one, was begun before.
+            ProtocolError: this turn, or a later one, was taken before.
         """
         with self._alone():
-            self._put(run, b"")
-            if number <= self._last(run):
-                raise ProtocolError(f"this node has taken part in round {number} of this run or a later one")
-            self._note(run, number)
+            for place in turn.ends:
+                self._put(run, place, b"")
+            if turn.number <= self._last(run):
+                raise ProtocolError(f"this node has taken part in round {turn.round} of this run or a later one")
+            self._note(run, turn.number)
 
-    def keep(self, run: str, number: int, attempt: bytes) -> None:
+    def keep(self, run: str, turn: Turn, attempt: bytes) -> None:
         """Keep an attempt until it is taken.
 
         Args:
             run: which run.
-            number: of the round.
+            turn: the last one that was taken in this attempt.
             attempt: what has to be known for the next step.
 
         Raises:
-            ProtocolError: a later round was begun in the meantime.
+            ProtocolError: another turn was taken in the meantime.
         """
         with self._alone():
-            if number != self._last(run):
-                raise ProtocolError(f"another round was begun since; the attempt at round {number} is over")
-            self._put(run, attempt)
+            if turn.number != self._last(run):
+                raise ProtocolError(f"another round was begun since; the attempt at round {turn.round} is over")
+            self._put(run, turn.place, attempt)
 
-    def take(self, run: str) -> bytes:
+    def take(self, run: str, place: int) -> bytes:
         """What is kept of an attempt, which nobody finds from then on; empty if there is none.
+
+        Args:
+            run: which run.
+            place: of the attempt, by `Turn.place`.
 
         Raises:
             ProtocolError: what is there is not what this keeper has put there.
         """
         with self._alone():
-            attempt = self._get(run)
-            self._put(run, b"")
+            attempt = self._get(run, place)
+            self._put(run, place, b"")
         return attempt
 
     @abstractmethod
@@ -96,28 +137,34 @@ class Keeper(ABC):
         """The block, in which nobody else works on what is kept."""
 
     @abstractmethod
-    def _get(self, run: str) -> bytes:
-        """The attempt; empty if there is none."""
+    def _get(self, run: str, place: int) -> bytes:
+        """The attempt at a place; empty if there is none."""
 
     @abstractmethod
-    def _put(self, run: str, attempt: bytes) -> None:
+    def _put(self, run: str, place: int, attempt: bytes) -> None:
         """Have this attempt in place of the one that is there; empty: none."""
 
     @abstractmethod
     def _last(self, run: str) -> int:
-        """The last round that was begun; 0: none."""
+        """The number of the last turn that was taken; 0: none."""
 
     @abstractmethod
     def _note(self, run: str, number: int) -> None:
-        """Have this as the last round."""
+        """Have this as the number of the last turn."""
+
+
+class _Kept(NamedTuple):
+    """An attempt, and the process that remembers it: a fork has a copy of it."""
+
+    attempt: bytes = b""
+    process: int = 0
 
 
 @dataclass
 class _Memory:
-    """What a process remembers of a node, and which process it is: a fork has a copy of it."""
+    """What a process remembers of a node, by place."""
 
-    attempt: bytes = b""
-    process: int = 0
+    kept: tuple[_Kept, ...] = (_Kept(),) * len(PLACES)
 
 
 _memories: dict[int, _Memory] = {}
@@ -129,7 +176,7 @@ class InMemory(Keeper):
     """In the memory of this process, for as long as the node's state is there; for one run.
 
     Args:
-        state: of the node, in which it keeps the number of the last round, and no secret.
+        state: of the node, in which it keeps the number of the last turn, and no secret.
     """
 
     def __init__(self, state: RecordDict) -> None:
@@ -143,22 +190,24 @@ class InMemory(Keeper):
                 weakref.finalize(self._state, _memories.pop, place, None)
             yield
 
-    def _get(self, run: str) -> bytes:
-        memory = _memories[id(self._state)]
-        if memory.attempt and memory.process != os.getpid():
+    def _get(self, run: str, place: int) -> bytes:
+        attempt, process = _memories[id(self._state)].kept[place]
+        if attempt and process != os.getpid():
             raise ProtocolError("the attempt began in another process, which may go on with it; this one does not")
-        return memory.attempt
+        return attempt
 
-    def _put(self, run: str, attempt: bytes) -> None:
+    def _put(self, run: str, place: int, attempt: bytes) -> None:
         memory = _memories[id(self._state)]
-        memory.attempt, memory.process = attempt, os.getpid()
+        kept = list(memory.kept)
+        kept[place] = _Kept(attempt, os.getpid())
+        memory.kept = tuple(kept)
 
     def _last(self, run: str) -> int:
-        last = self._state.config_records.get(STATE, ConfigRecord({"run": "", "round": 0}))
-        return int(number(last, "round")) if last["run"] == run else 0
+        last = self._state.config_records.get(STATE, ConfigRecord({"run": "", "turn": 0}))
+        return int(number(last, "turn")) if last["run"] == run else 0
 
     def _note(self, run: str, number: int) -> None:
-        self._state.config_records[STATE] = ConfigRecord({"run": run, "round": number})
+        self._state.config_records[STATE] = ConfigRecord({"run": run, "turn": number})
 
 
 class InFolder(Keeper):
@@ -205,24 +254,24 @@ class InFolder(Keeper):
             if place >= most or time.time() - since[name] > MAXIMUM_WAIT:
                 os.unlink(name, dir_fd=self._folder)
 
-    def _get(self, run: str) -> bytes:
+    def _get(self, run: str, place: int) -> bytes:
         try:
-            file = self._open(f"{run}{SUFFIX}", os.O_RDONLY)
+            file = self._open(_name(run, place), os.O_RDONLY)
         except FileNotFoundError:
             return b""
         with os.fdopen(file, "rb") as opened:
-            place, content = _place(file), opened.read()
+            here, content = _place(file), opened.read()
         try:
             (*written_in, attempt) = read(LABEL, content)
         except ValueError:
             written_in, attempt = [], b""
-        if written_in != place:
-            self._put(run, b"")
+        if written_in != here:
+            self._put(run, place, b"")
             raise ProtocolError("what is kept of the attempt is torn, or a copy; the attempt is over")
         return cast(bytes, attempt)
 
-    def _put(self, run: str, attempt: bytes) -> None:
-        name = f"{run}{SUFFIX}"
+    def _put(self, run: str, place: int, attempt: bytes) -> None:
+        name = _name(run, place)
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._folder)
         if attempt:
@@ -233,17 +282,17 @@ class InFolder(Keeper):
 
     def _last(self, run: str) -> int:
         try:
-            file = self._open(f"{run}.round", os.O_RDONLY)
+            file = self._open(f"{run}{TURN}", os.O_RDONLY)
         except FileNotFoundError:
             return 0
         with os.fdopen(file, "rb") as opened:
             found = opened.read()
         if len(found) != DIGITS or not found.isdigit():
-            raise ProtocolError("what is kept of the last round is no number; this node takes no part in the run")
+            raise ProtocolError("what is kept of the last turn is no number; this node takes no part in the run")
         return int(found)
 
     def _note(self, run: str, number: int) -> None:
-        file = self._open(f"{run}.round", os.O_WRONLY | os.O_CREAT)
+        file = self._open(f"{run}{TURN}", os.O_WRONLY | os.O_CREAT)
         try:
             # As long as the number before it: at no time there is another one.
             os.pwrite(file, b"%0*d" % (DIGITS, number), 0)
@@ -252,6 +301,10 @@ class InFolder(Keeper):
 
     def _open(self, name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, OWN, dir_fd=self._folder)
+
+
+def _name(run: str, place: int) -> str:
+    return f"{run}.{place}{SUFFIX}"
 
 
 @contextmanager

@@ -6,14 +6,16 @@ may be written to a disk. A node that is started anew knows of no attempt, and h
 
 import hashlib
 import json
+import logging
 import os
 from dataclasses import dataclass, field
 from functools import lru_cache
+from logging import INFO
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cloister.client.keepers import InFolder, InMemory, Keeper
+from cloister.client.keepers import VECTOR, InFolder, InMemory, Keeper, Turn
 from cloister.client.mods.enforce import Handler
 from cloister.client.node import Node
 from cloister.client.request import NamedArrays, ProtocolRequest, Reply, Request, TrainRequest
@@ -23,9 +25,9 @@ from cloister.config.run import RunConfig
 from cloister.config.secure import shared_mean
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
-from cloister.core.errors import ProtocolError
+from cloister.core.errors import CloisterError, ProtocolError
 from cloister.core.identity import LOCAL_RUN
-from cloister.core.wire import ADVERTISE, ROSTER, SECURE_MESSAGE, SHARE, SIGN, UNMASK
+from cloister.core.wire import ADVERTISE, ROSTER, SECURE_EARLY, SECURE_MESSAGE, SHARE, SIGN, UNMASK
 from cloister.privacy.mechanisms.distributed.plan import Plan
 from cloister.privacy.mechanisms.distributed.whole import add_noise, whole_input
 from cloister.secure_aggregation import messages as protocol
@@ -35,13 +37,12 @@ from cloister.secure_aggregation.introduction import told
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.ring import into_ring
 from cloister.secure_aggregation.roster import Roster, public_bytes
-from cloister.secure_aggregation.terms import HASH, Terms
+from cloister.secure_aggregation.terms import EARLY, HASH, ORDINARY, Terms
 from cloister.secure_aggregation.written import NUMBER, TEXT, Written, sized
 
+logger = logging.getLogger("cloister.client")
 AnyStep = TrainRequest | ProtocolRequest
 """What a node is asked for in an attempt."""
-ATTEMPT = 1
-"""A node takes part in a round once: it has the same update to give in another attempt."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,12 +50,14 @@ class Attempt(Written):
     """What is kept of a round that this node takes part in, between two messages.
 
     Args:
+        number: which attempt at the round it is: `EARLY` or `ORDINARY`.
         settings: hash of the run's, by which the attempt began; the server may send others with each message.
         terms: hash of the terms: the round, who may take part, and who this node is.
         parameters: p, numbers of an update.
         member: this node in the protocol, put down; it holds the secrets, but not the long-term key.
     """
 
+    number: int = field(metadata=NUMBER)
     settings: bytes = field(metadata=sized(HASH))
     terms: bytes = field(metadata=sized(HASH))
     parameters: int = field(metadata=NUMBER)
@@ -68,29 +71,54 @@ class _Part:
     Args:
         member: in the protocol.
         plan: of the noise.
-        settings, terms: as in `Attempt`.
+        number, settings, terms: as in `Attempt`.
     """
 
     member: Member
     plan: Plan
+    number: int
     settings: bytes
     terms: bytes
 
     @classmethod
-    def of(cls, request: AnyStep, who: Identity, parameters: int, kept: bytes = b"") -> "_Part":
+    def of(cls, request: AnyStep, who: Identity, number: int, parameters: int, kept: bytes = b"") -> "_Part":
         """The part of this node by its own files and the settings of the request, at the start or where it was put."""
         mechanism = shared_mean(request.config).told(request.distance)
         plan = mechanism.plan(parameters)
         graph = Complete(mechanism.parties.threshold, mechanism.parties.colluding)
-        terms = Terms(request.run, request.round, ATTEMPT, graph, plan.length, plan.bits).under(who.roster)
+        terms = Terms(request.run, request.round, number, graph, plan.length, plan.bits).under(who.roster)
         given = who.name, who.key, who.roster, terms
         member = Member.taken_up(*given, kept) if kept else Member(*given)
         named = hashlib.sha256(terms.encoded + who.name.encode()).digest()
-        return cls(member, plan, _digest(request.config), named)
+        return cls(member, plan, number, _digest(request.config), named)
 
     def put_down(self) -> bytes:
         """What is to be kept until the next message; the member has forgotten it."""
-        return Attempt(self.settings, self.terms, self.plan.parameters, self.member.put_down()).encode()
+        member = self.member.put_down()
+        return Attempt(self.number, self.settings, self.terms, self.plan.parameters, member).encode()
+
+
+def with_early_step(request: ProtocolRequest, node: Node, call_next: Handler) -> Reply:
+    """Make the step that is asked for, and then the one of the next round that came with it.
+
+    Whatever speaks against the early step speaks against this round in nothing: its answer is left out, and the server
+    begins the next round by itself, where it hears why.
+
+    Args:
+        request: of the server.
+        node: that answers.
+        call_next: makes one step.
+    """
+    own, early = request.apart()
+    reply = call_next(own, node)
+    if early is None:
+        return reply
+    try:
+        found = dict(call_next(early, node).arrays or {})
+    except CloisterError as error:
+        logger.log(INFO, "round %d does not begin early: %s", early.round, error)
+        return reply
+    return Reply({**(reply.arrays or {}), SECURE_EARLY: found.pop(SECURE_MESSAGE), **found})
 
 
 def take_part(request: ProtocolRequest, node: Node) -> Reply:
@@ -108,7 +136,7 @@ def take_part(request: ProtocolRequest, node: Node) -> Reply:
     part = _taken(request, node)
     answer = _stepped(part.member, request.step, request.content)
     if request.step != UNMASK:
-        _kept(part, request, node)
+        _kept(part, request, node, part.number if request.step == SHARE else VECTOR)
     return Reply(_packed(answer))
 
 
@@ -139,10 +167,11 @@ def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:
     if request.delivery is None:
         raise ProtocolError("under secure aggregation a model leaves this node masked alone")
     part = _taken(request, node)
+    keeper_of(request, node).begin(request.run, Turn(request.round, VECTOR))
     part.member.open(request.delivery)
     trained = call_next(request, node).arrays or {}
     vector = _masked(part, request, trained)
-    _kept(part, request, node)
+    _kept(part, request, node, VECTOR)
     return Reply(_packed(vector))
 
 
@@ -160,11 +189,11 @@ def _masked(part: _Part, request: TrainRequest, trained: NamedArrays) -> protoco
 def _advertised(request: ProtocolRequest, node: Node) -> Reply:
     """Begin an attempt: keys for it, and the roster that this node goes by."""
     keeper = keeper_of(request, node)
-    who = identity_of(request, node)
-    keeper.begin(request.run, request.round)
-    part = _Part.of(request, who, Layout.of(workbench_of(request.config).model.arrays()).size)
+    who, number = identity_of(request, node), EARLY if request.is_early else ORDINARY
+    keeper.begin(request.run, Turn(request.round, number))
+    part = _Part.of(request, who, number, Layout.of(workbench_of(request.config).model.arrays()).size)
     advertisement = part.member.advertise()
-    _kept(part, request, node)
+    _kept(part, request, node, number)
     return Reply({**_packed(advertisement), ROSTER: np.frombuffer(told(who.roster), np.uint8)})
 
 
@@ -173,9 +202,9 @@ def _packed(message: protocol.Message) -> NamedArrays:
     return {SECURE_MESSAGE: np.frombuffer(message.encode(), np.uint8)}
 
 
-def _kept(part: _Part, request: Request, node: Node) -> None:
-    """Keep the part until the next message."""
-    keeper_of(request, node).keep(request.run, request.round, part.put_down())
+def _kept(part: _Part, request: Request, node: Node, stage: int) -> None:
+    """Keep the part until the next message, if the turn with this stage was the last one."""
+    keeper_of(request, node).keep(request.run, Turn(request.round, stage), part.put_down())
 
 
 def _taken(request: AnyStep, node: Node) -> _Part:
@@ -185,13 +214,13 @@ def _taken(request: AnyStep, node: Node) -> _Part:
         ProtocolError: there is none in this round; or it began under other settings: what is charged would not be the
             noise that is added; or this node has another name since, or another roster.
     """
-    kept = keeper_of(request, node).take(request.run)
+    kept = keeper_of(request, node).take(request.run, Turn(request.round, VECTOR).place)
     if not kept:
         raise ProtocolError(f"this node takes part in no attempt at round {request.round}, or not any more")
     attempt = Attempt.decode(kept)
     if attempt.settings != _digest(request.config):
         raise ProtocolError(f"the settings of the run have changed since the attempt at round {request.round} began")
-    part = _Part.of(request, identity_of(request, node), attempt.parameters, attempt.member)
+    part = _Part.of(request, identity_of(request, node), attempt.number, attempt.parameters, attempt.member)
     if part.terms != attempt.terms:
         raise ProtocolError(
             f"this node takes part in no attempt at round {request.round} with the roster and the name that it has "

@@ -17,6 +17,8 @@ from cloister.secure_aggregation.roster import Roster
 
 HASH = 32
 """Bytes of a hash, by SHA-256."""
+EARLY, ORDINARY = 1, 2
+"""The attempts at a round: one that begins while the round before goes on, and one that begins by itself after it."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Terms:
     Args:
         run: of which run.
         round: number of the round.
-        attempt: number of the attempt at it. No attempt is made twice.
+        attempt: which one at it: `EARLY` or `ORDINARY`. None is made twice, and one of the two at most has vectors.
         graph: who shares with whom; threshold and collusion.
         length: p, numbers in a vector.
         bits: of the ring, 32 or 64. No sum may leave it: the caller sees to that.

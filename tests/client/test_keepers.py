@@ -15,7 +15,7 @@ from secure_runs import MODEL, SecureRun, app_with, phase_of, random_updates, se
 from secure_twins import both, stripped
 
 from cloister.client import keepers, secure
-from cloister.client.keepers import InFolder, InMemory
+from cloister.client.keepers import PLACES, VECTOR, InFolder, InMemory, Turn
 from cloister.client.node import node_of
 from cloister.core.arrays import Layout, from_record
 from cloister.core.cohort import Cohort as Updates
@@ -31,9 +31,11 @@ from cloister.secure_aggregation.messages import (
     Unmasking,
 )
 from cloister.secure_aggregation.sharing import combine
+from cloister.secure_aggregation.terms import EARLY, ORDINARY
 
 IN_MEMORY = Path("/dev/shm")
 RUN, SECRET = "17", b"what is needed for the next step"
+FIRST, THIRD = Turn(1, ORDINARY), Turn(3, ORDINARY)
 
 
 @pytest.fixture
@@ -52,35 +54,55 @@ def keeper(request, shelf):
 
 class TestAKeeper:
     def test_gives_what_it_keeps_once(self, keeper):
-        keeper.begin(RUN, 3)
-        keeper.keep(RUN, 3, SECRET)
-        assert (keeper.take(RUN), keeper.take(RUN)) == (SECRET, b"")
+        keeper.begin(RUN, THIRD)
+        keeper.keep(RUN, THIRD, SECRET)
+        assert (keeper.take(RUN, THIRD.place), keeper.take(RUN, THIRD.place)) == (SECRET, b"")
 
     def test_has_nothing_of_a_run_that_it_does_not_know(self, keeper):
-        assert keeper.take(RUN) == b""
+        assert [keeper.take(RUN, place) for place in PLACES] == [b"", b""]
 
-    @pytest.mark.parametrize("number", [1, 3])
-    def test_begins_no_round_again(self, number, keeper):
-        keeper.begin(RUN, 3)
-        with pytest.raises(ProtocolError, match=f"has taken part in round {number} of this run or a later one"):
-            keeper.begin(RUN, number)
-        keeper.begin(RUN, 4)
+    @pytest.mark.parametrize("last", [EARLY, ORDINARY, VECTOR])
+    def test_takes_no_turn_but_later_ones(self, last, keeper):
+        keeper.begin(RUN, Turn(3, last))
+        for stage in range(EARLY, last + 1):
+            with pytest.raises(ProtocolError, match="has taken part in round 3 of this run or a later one"):
+                keeper.begin(RUN, Turn(3, stage))
+        with pytest.raises(ProtocolError, match="has taken part in round 2"):
+            keeper.begin(RUN, Turn(2, VECTOR))
+        keeper.begin(RUN, Turn(4, EARLY))
 
-    def test_has_no_attempt_any_more_once_another_round_is_asked_for(self, keeper):
-        keeper.begin(RUN, 3)
-        keeper.keep(RUN, 3, SECRET)
+    @pytest.mark.parametrize("stage", [EARLY, ORDINARY])
+    def test_has_no_attempt_any_more_once_the_same_one_is_asked_for_again(self, stage, keeper):
+        keeper.begin(RUN, Turn(3, stage))
+        keeper.keep(RUN, Turn(3, stage), SECRET)
         with suppress(ProtocolError):
-            keeper.begin(RUN, 3)
-        assert keeper.take(RUN) == b""
+            keeper.begin(RUN, Turn(3, stage))
+        assert keeper.take(RUN, THIRD.place) == b""
 
-    def test_takes_nothing_of_a_round_back_after_a_later_one_was_begun(self, keeper):
-        """A slow step of a round ends while the server has the next one begin."""
-        keeper.begin(RUN, 3)
-        keeper.begin(RUN, 4)
-        keeper.keep(RUN, 4, SECRET)
+    def test_has_a_round_and_an_early_attempt_at_the_next_one(self, keeper):
+        keeper.begin(RUN, Turn(3, VECTOR))
+        keeper.keep(RUN, Turn(3, VECTOR), SECRET)
+        keeper.begin(RUN, Turn(4, EARLY))
+        keeper.keep(RUN, Turn(4, EARLY), b"of the next round")
+        assert [keeper.take(RUN, Turn(n, VECTOR).place) for n in (3, 4)] == [SECRET, b"of the next round"]
+
+    @pytest.mark.parametrize("turn", [Turn(4, ORDINARY), Turn(4, VECTOR), Turn(5, ORDINARY), Turn(5, VECTOR)])
+    def test_has_nothing_any_more_of_attempts_before_an_ordinary_one_or_a_vector(self, turn, keeper):
+        for one in (Turn(3, VECTOR), Turn(4, EARLY)):
+            keeper.begin(RUN, one)
+            keeper.keep(RUN, one, SECRET)
+        keeper.begin(RUN, turn)
+        assert [keeper.take(RUN, place) for place in PLACES] == [b"", b""]
+
+    @pytest.mark.parametrize(("slow", "later"), [(Turn(3, ORDINARY), Turn(4, ORDINARY)), (Turn(3, EARLY), THIRD)])
+    def test_takes_nothing_back_after_a_later_turn_was_taken(self, slow, later, keeper):
+        """A slow step ends while the server has the next round, or the same one, begin."""
+        keeper.begin(RUN, slow)
+        keeper.begin(RUN, later)
+        keeper.keep(RUN, later, SECRET)
         with pytest.raises(ProtocolError, match="the attempt at round 3 is over"):
-            keeper.keep(RUN, 3, b"of the round before")
-        assert keeper.take(RUN) == SECRET
+            keeper.keep(RUN, slow, b"of the one before")
+        assert keeper.take(RUN, later.place) == SECRET
 
 
 class Seen:
@@ -113,14 +135,14 @@ class TestTwoAtTheSameTime:
     """Each has the folder open for itself, as two processes have."""
 
     def takers(self, kind, shelf, monkeypatch):
-        InFolder(str(shelf)).begin(RUN, 1)
-        InFolder(str(shelf)).keep(RUN, 1, SECRET)
+        InFolder(str(shelf)).begin(RUN, FIRST)
+        InFolder(str(shelf)).keep(RUN, FIRST, SECRET)
         monkeypatch.setattr(InFolder, "_get", Seen()(InFolder._get))
-        return both(lambda: kind(str(shelf)).take(RUN) or None)
+        return both(lambda: kind(str(shelf)).take(RUN, FIRST.place) or None)
 
     def beginners(self, kind, shelf, monkeypatch):
         monkeypatch.setattr(InFolder, "_last", Seen()(InFolder._last))
-        return both(lambda: kind(str(shelf)).begin(RUN, 1) or True)
+        return both(lambda: kind(str(shelf)).begin(RUN, FIRST) or True)
 
     def test_one_gets_the_attempt(self, shelf, monkeypatch):
         assert self.takers(InFolder, shelf, monkeypatch) == 1
@@ -138,9 +160,9 @@ class TestTwoAtTheSameTime:
 class TestAFolder:
     def kept(self, shelf):
         keeper = InFolder(str(shelf))
-        keeper.begin(RUN, 1)
-        keeper.keep(RUN, 1, SECRET)
-        return keeper, shelf / f"{RUN}.attempt"
+        keeper.begin(RUN, FIRST)
+        keeper.keep(RUN, FIRST, SECRET)
+        return keeper, shelf / f"{RUN}.{FIRST.place}.attempt"
 
     def test_has_files_that_their_owner_alone_can_read(self, shelf):
         self.kept(shelf)
@@ -151,20 +173,20 @@ class TestAFolder:
         keeper, file = self.kept(shelf)
         before = file.stat().st_mtime - seconds
         os.utime(file, (before, before))
-        assert keeper.take(RUN) == found and not file.exists()
+        assert keeper.take(RUN, FIRST.place) == found and not file.exists()
 
     def test_keeps_as_many_attempts_as_it_may_and_of_more_the_newest(self, shelf, monkeypatch):
-        """The number of a round stays, so that none is begun again."""
+        """The number of a turn stays, so that none is taken again."""
         monkeypatch.setattr(keepers, "MAXIMUM_ATTEMPTS", 3)
         keeper = InFolder(str(shelf))
         for number in range(1, 6):
-            keeper.begin(str(number), 1)
-            keeper.keep(str(number), 1, SECRET)
-            os.utime(shelf / f"{number}.attempt", (time.time() - 100 + number,) * 2)
-        assert len(list(shelf.glob("*.attempt"))) == 3 and len(list(shelf.glob("*.round"))) == 5
-        assert [keeper.take(str(number)) for number in range(1, 6)] == [b"", b"", SECRET, SECRET, SECRET]
+            keeper.begin(str(number), FIRST)
+            keeper.keep(str(number), FIRST, SECRET)
+            os.utime(shelf / f"{number}.1.attempt", (time.time() - 100 + number,) * 2)
+        assert len(list(shelf.glob("*.attempt"))) == 3 and len(list(shelf.glob("*.turn"))) == 5
+        assert [keeper.take(str(number), FIRST.place) for number in range(1, 6)] == [b"", b"", SECRET, SECRET, SECRET]
         with pytest.raises(ProtocolError, match="has taken part in round 1"):
-            keeper.begin("1", 1)
+            keeper.begin("1", FIRST)
 
     def test_gives_no_attempt_from_a_copy_of_it(self, shelf):
         keeper, _ = self.kept(shelf)
@@ -172,38 +194,38 @@ class TestAFolder:
             copy = shutil.copytree(shelf, Path(folder) / "copy")
             copy.chmod(0o700)
             with pytest.raises(ProtocolError, match="torn, or a copy"):
-                InFolder(str(copy)).take(RUN)
-        assert keeper.take(RUN) == SECRET
+                InFolder(str(copy)).take(RUN, FIRST.place)
+        assert keeper.take(RUN, FIRST.place) == SECRET
 
     def test_gives_no_attempt_that_was_put_back_from_a_copy(self, shelf):
         keeper, file = self.kept(shelf)
         copy = file.read_bytes()
-        assert keeper.take(RUN) == SECRET
+        assert keeper.take(RUN, FIRST.place) == SECRET
         # Another file in between: the place of the one that is gone is not its own again.
         (shelf / "other").write_bytes(b"")
         file.write_bytes(copy)
         with pytest.raises(ProtocolError, match="torn, or a copy"):
-            keeper.take(RUN)
+            keeper.take(RUN, FIRST.place)
 
     def test_gives_no_attempt_that_has_a_second_name(self, shelf):
         keeper, file = self.kept(shelf)
         os.link(file, shelf / "second")
         with pytest.raises(ProtocolError, match="torn, or a copy"):
-            keeper.take(RUN)
+            keeper.take(RUN, FIRST.place)
 
     def test_gives_nothing_of_a_file_that_is_torn(self, shelf):
         keeper, file = self.kept(shelf)
         file.write_bytes(file.read_bytes()[:-1])
         with pytest.raises(ProtocolError, match="torn, or a copy"):
-            keeper.take(RUN)
-        assert keeper.take(RUN) == b""
+            keeper.take(RUN, FIRST.place)
+        assert keeper.take(RUN, FIRST.place) == b""
 
     @pytest.mark.parametrize("content", ["", "1", "x" * 20, "-0000000000000000001"])
-    def test_takes_part_in_nothing_more_if_the_number_of_the_round_is_none(self, content, shelf):
+    def test_takes_part_in_nothing_more_if_the_number_of_its_turn_is_none(self, content, shelf):
         keeper, _ = self.kept(shelf)
-        (shelf / f"{RUN}.round").write_text(content)
+        (shelf / f"{RUN}.turn").write_text(content)
         with pytest.raises(ProtocolError, match="is no number"):
-            keeper.begin(RUN, 2)
+            keeper.begin(RUN, Turn(2, ORDINARY))
 
     def test_that_was_cleared_holds_nothing(self, shelf):
         keeper, _ = self.kept(shelf)
@@ -243,7 +265,7 @@ class TestAFolder:
 
     def check_refused(self, folder, says):
         with pytest.raises(NodeConfigError, match=f"^secure-state {folder}.*({says})"):
-            InFolder(str(folder)).begin(RUN, 1)
+            InFolder(str(folder)).begin(RUN, FIRST)
 
 
 def run_on(shelf, folder, clients=3, gone=None, app=None):
@@ -292,9 +314,9 @@ class TestARound:
         assert summed.survivors == len(left)
         assert np.array_equal(summed.total, sum(whole(number, run) for number in left))
 
-    def test_leaves_numbers_of_rounds_and_nothing_else(self, shelf, tmp_path):
+    def test_leaves_numbers_of_turns_and_nothing_else(self, shelf, tmp_path):
         run_on(shelf, tmp_path).collect()
-        assert {path.name for path in shelf.glob("*/*")} == {"1.round"}
+        assert {path.name for path in shelf.glob("*/*")} == {"1.turn"}
 
     def test_goes_on_without_a_node_whose_folder_is_new(self, shelf, tmp_path):
         inner = app_with(UPDATES)
@@ -333,9 +355,9 @@ def reply_to(run, message, content=None):
 class Copying(InFolder):
     """A twin that leaves what it gives where it is."""
 
-    def take(self, run):
+    def take(self, run, place):
         with self._alone():
-            return self._get(run)
+            return self._get(run, place)
 
 
 class Asking:
@@ -404,7 +426,7 @@ class Asking:
         asked = next(one for one in self.run.asked if phase_of(one) == "share")
         cohort = Cohort.decode(asked.content.config_records[CONFIG][SECURE_MESSAGE])
         vectors = [one for one in map(masked_of, self.run.answered) if one and one.sender == victim]
-        terms = self.run.strategy._terms(1, plan_of(self.run), self.run.asked).under(secure._simulated(3)[1])
+        terms = self.run.strategy._terms(1, plan_of(self.run), self.run.asked, ORDINARY).under(secure._simulated(3)[1])
         return stripped(vectors[0], terms, cohort, victim, combine(own, names, 2), {victim: combine(of_key, names, 2)})
 
 

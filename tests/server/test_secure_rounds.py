@@ -16,6 +16,7 @@ from secure_twins import Held, both
 
 from cloister.aggregation import secure_sum
 from cloister.client import keepers, secure
+from cloister.client.keepers import VECTOR, Turn
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, FederationError, ProtocolError
@@ -24,6 +25,7 @@ from cloister.privacy.accounting.events import DistributedGaussian, Unaccounted
 from cloister.privacy.mechanisms.distributed.whole import whole_update
 from cloister.secure_aggregation.messages import Advertisement, Delivery, SealedShares, Signatures, Survivors
 from cloister.secure_aggregation.messages import Cohort as Members
+from cloister.secure_aggregation.terms import ORDINARY
 
 LAYOUT = Layout.of(MODEL)
 
@@ -428,7 +430,7 @@ class TestAServerThatAsksForMore:
     def test_the_vector_twice(self, tmp_path):
         run, content = self.after(tmp_path, "mask")
         assert not self.ask(run, content, "train").has_error()
-        assert "out of turn" in self.ask(run, content, "train").error.reason
+        assert "has taken part in round 1" in self.ask(run, content, "train").error.reason
 
 
 class TestWhatANodeRemembers:
@@ -436,14 +438,15 @@ class TestWhatANodeRemembers:
         run = SecureRun(settings(tmp_path), random_updates(5), {1: "unmask"})
         run.collect()
         assert {str(memory) for memory in run.grid.memories().values()} == {
-            str({"config": {"secure-aggregation": {"run": "1", "round": 1}}, "metrics": {}})
+            str({"config": {"secure-aggregation": {"run": "1", "turn": Turn(1, VECTOR).number}}, "metrics": {}})
         }
 
     def test_nothing_is_left_of_a_round_that_was_finished(self, tmp_path):
         run = SecureRun(settings(tmp_path), random_updates(5), {1: "unmask"})
         run.collect()
         places = {node: id(context.state) for node, context in run.grid._contexts.items()}
-        assert [node for node, place in places.items() if keepers._memories[place].attempt] == [1]
+        kept = {node: keepers._memories[place].kept for node, place in places.items()}
+        assert [node for node, ones in kept.items() if any(one.attempt for one in ones)] == [1]
         del run
         gc.collect()
         assert not any(place in keepers._memories for place in places.values())
@@ -463,14 +466,13 @@ class TestWhatANodeRemembers:
         run = SecureRun(settings(folder), random_updates(5))
         assert not reply_to(run, message(run, 1, "advertise")).has_error()
         keeper = keepers.InMemory(run.grid._contexts[1].state)
-        return keeper, lambda: keeper.take("1") or None
+        return keeper, lambda: keeper.take("1", 1) or None
 
     def test_one_of_two_messages_at_the_same_time_gets_the_attempt(self, tmp_path):
         keeper, take = self.taken(tmp_path)
 
         class Slow:
-            attempt = Held(keepers._memories[id(keeper._state)].attempt)
-            process = os.getpid()
+            kept = Held(keepers._memories[id(keeper._state)].kept)
 
         keepers._memories[id(keeper._state)] = Slow()
         assert both(take) == 1
@@ -499,7 +501,7 @@ class TestWhatANodeRemembers:
 def terms_of(run):
     """Of its first round, as all members have them."""
     clients, plan = len(run.grid._contexts), run.strategy.mechanism.plan(LAYOUT.size)
-    return run.strategy._terms(1, plan, run.asked).under(secure._simulated(clients)[1])
+    return run.strategy._terms(1, plan, run.asked, ORDINARY).under(secure._simulated(clients)[1])
 
 
 class TestTheServer:

@@ -112,6 +112,11 @@ class DistributedMean(GaussianMechanism):
         return Bits.of(self.clip, self.parties) if isinstance(self.clip, AdaptiveClip) else None
 
     @property
+    def is_the_same_in_every_round(self) -> bool:
+        """Whether neither clip nor noise follows from earlier rounds."""
+        return self.bits is None and self.squares is None
+
+    @property
     def squares(self) -> Squares | None:
         """What the distance of the next round is made of; None where none scales the noise."""
         if not isinstance(self.scale, DistanceScaled):

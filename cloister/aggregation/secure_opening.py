@@ -1,0 +1,179 @@
+"""The first two steps of a secure aggregation on the server: who takes part, and what they have shared.
+
+    advertise ─▶ share
+
+They are asked for by themselves, or come with the last two steps of the round before (`SecureRound`).
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from flwr.app import Message
+
+from cloister.aggregation.screening import Rejection, Unfit
+from cloister.core.arrays import view
+from cloister.core.errors import ProtocolError, RoundAbandoned
+from cloister.core.wire import ARRAYS, ROSTER, SECURE_MESSAGE
+from cloister.secure_aggregation import messages as protocol
+from cloister.secure_aggregation.coordinator import Coordinator
+from cloister.secure_aggregation.introduction import read_told
+from cloister.secure_aggregation.terms import Terms
+
+Answer = TypeVar("Answer", bound=protocol.Message)
+
+
+class Introduction(NamedTuple):
+    """What a node says of itself: its keys for this attempt, and the roster that it has."""
+
+    advertisement: protocol.Advertisement
+    roster: bytes
+
+
+@dataclass
+class Opening:
+    """One attempt up to the vectors. It is made once.
+
+    Args:
+        terms: of the attempt.
+        noise: terms of the noise.
+
+    Attributes:
+        rejected: the nodes that dropped out, each with the reason.
+        names: node -> its name on the roster, which it tells itself: the server holds no key, and no node believes it
+            about another.
+        cohort: everybody's keys, for everybody; empty before they are there.
+        deliveries: node -> what it masks its vector with; empty before all shares are there.
+    """
+
+    terms: Terms
+    noise: bytes
+    rejected: list[Rejection] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+    cohort: bytes = b""
+    deliveries: Mapping[int, protocol.Delivery] = field(default_factory=dict)
+    _coordinator: Coordinator | None = None
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """What takes the attempt on.
+
+        Raises:
+            RoundAbandoned: nobody takes part.
+        """
+        if self._coordinator is None:
+            raise RoundAbandoned("no node has advertised keys")
+        return self._coordinator
+
+    def introduce(self, introduced: Mapping[int, Introduction]) -> None:
+        """Decide who takes part.
+
+        Args:
+            introduced: node -> what it says of itself.
+
+        Raises:
+            RoundAbandoned: too few do, or too many.
+        """
+        if not introduced:
+            raise RoundAbandoned("no node has advertised keys")
+        usual = Counter(one.roster for one in introduced.values()).most_common(1)[0][0]
+        self._coordinator = Coordinator(read_told(usual), self.terms, self.noise)
+        for node, one in introduced.items():
+            if one.roster != usual or not self._coordinator.is_genuine(one.advertisement):
+                self._reject(node, "roster", "the node has another roster than most, or has not signed as who it says")
+            elif one.advertisement.name in self.names.values():
+                self._reject(node, "roster", "the node has the name of another node")
+            else:
+                self.names[node] = one.advertisement.name
+        cohort = self._coordinator.cohort(introduced[node].advertisement for node in self.names)
+        for node in [node for node, name in self.names.items() if name not in cohort.names]:
+            self._reject(node, "protocol", "the node has keys that nobody can agree with, or those of another node")
+            del self.names[node]
+        self.cohort = cohort.encode()
+
+    def share(self, shares: Mapping[int, protocol.SealedShares]) -> None:
+        """Sort the shares by receiver.
+
+        Args:
+            shares: node -> what it sends its peers.
+
+        Raises:
+            RoundAbandoned: fewer members than the threshold have sent shares.
+        """
+        deliveries = self.coordinator.deliveries(self.own(shares).values())
+        self.deliveries = {node: deliveries[name] for node, name in self.of(deliveries)}
+
+    def is_of(self, nodes: Collection[int]) -> bool:
+        """Whether these nodes, and no others, are ready for the vectors."""
+        return bool(self.deliveries) and set(self.deliveries) == set(nodes)
+
+    def own(self, answers: Mapping[int, Answer]) -> dict[int, Answer]:
+        """The answers that name their own sender; the others are rejected.
+
+        Args:
+            answers: node -> what it answers in a step.
+        """
+        found = {node: one for node, one in answers.items() if vars(one)["sender"] == self.names.get(node)}
+        for node in answers.keys() - found.keys():
+            self._reject(node, "protocol", "the message names another sender")
+        return found
+
+    def of(self, names: Iterable[str]) -> list[tuple[int, str]]:
+        """The nodes that have some names, and these.
+
+        Args:
+            names: of members.
+        """
+        chosen = frozenset(names)
+        return [(node, name) for node, name in self.names.items() if name in chosen]
+
+    def _reject(self, node: int, code: str, detail: str) -> None:
+        self.rejected.append(Rejection(node, code, detail))
+
+
+def introduction(reply: Message, name: str = SECURE_MESSAGE) -> Introduction:
+    """What a node says of itself.
+
+    Args:
+        reply: of the node.
+        name: of the array with its keys.
+
+    Raises:
+        Unfit: it says nothing of that kind.
+    """
+    advertisement, roster = decoded(reply, protocol.Advertisement, name), _bytes(reply, ROSTER)
+    try:
+        read_told(roster)
+    except ProtocolError as error:
+        raise Unfit("protocol", str(error)) from None
+    return Introduction(advertisement, roster)
+
+
+def decoded(reply: Message, kind: type[Answer], name: str = SECURE_MESSAGE) -> Answer:
+    """The message of the protocol that a reply holds.
+
+    Args:
+        reply: of a node.
+        kind: of the message.
+        name: of the array that it is in.
+
+    Raises:
+        Unfit: it holds none of that kind.
+    """
+    try:
+        return kind.decode(_bytes(reply, name))
+    except ProtocolError as error:
+        raise Unfit("protocol", str(error)) from None
+
+
+def _bytes(reply: Message, name: str) -> bytes:
+    """The bytes that a reply holds under a name."""
+    try:
+        array = view(reply.content.array_records[ARRAYS][name])
+    except (KeyError, ValueError):
+        raise Unfit("protocol", f"the reply must hold {name!r} as an array of bytes") from None
+    if array.dtype != np.uint8 or array.ndim != 1:
+        raise Unfit("protocol", f"the reply must hold {name!r} as an array of bytes")
+    return array.tobytes()
