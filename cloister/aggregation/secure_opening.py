@@ -5,6 +5,7 @@
 They are asked for by themselves, or come with the last two steps of the round before (`SecureRound`).
 """
 
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ from cloister.secure_aggregation.introduction import read_told
 from cloister.secure_aggregation.terms import Terms
 
 Answer = TypeVar("Answer", bound=protocol.Message)
+MAXIMUM_AGE = 300.0
+"""Seconds for which an opening is used. The longer it waits, the more of its nodes may have been started anew: they
+have dropped out, and without enough of them the round is charged and has no sum."""
 
 
 class Introduction(NamedTuple):
@@ -55,6 +59,7 @@ class Opening:
     cohort: bytes = b""
     deliveries: Mapping[int, protocol.Delivery] = field(default_factory=dict)
     _coordinator: Coordinator | None = None
+    _made: float = 0.0
 
     @property
     def coordinator(self) -> Coordinator:
@@ -76,18 +81,8 @@ class Opening:
         Raises:
             RoundAbandoned: too few do, or too many.
         """
-        if not introduced:
-            raise RoundAbandoned("no node has advertised keys")
-        usual = Counter(one.roster for one in introduced.values()).most_common(1)[0][0]
-        self._coordinator = Coordinator(read_told(usual), self.terms, self.noise)
-        for node, one in introduced.items():
-            if one.roster != usual or not self._coordinator.is_genuine(one.advertisement):
-                self._reject(node, "roster", "the node has another roster than most, or has not signed as who it says")
-            elif one.advertisement.name in self.names.values():
-                self._reject(node, "roster", "the node has the name of another node")
-            else:
-                self.names[node] = one.advertisement.name
-        cohort = self._coordinator.cohort(introduced[node].advertisement for node in self.names)
+        self._name(introduced)
+        cohort = self.coordinator.cohort(introduced[node].advertisement for node in self.names)
         for node in [node for node, name in self.names.items() if name not in cohort.names]:
             self._reject(node, "protocol", "the node has keys that nobody can agree with, or those of another node")
             del self.names[node]
@@ -104,10 +99,16 @@ class Opening:
         """
         deliveries = self.coordinator.deliveries(self.own(shares).values())
         self.deliveries = {node: deliveries[name] for node, name in self.of(deliveries)}
+        self._made = time.monotonic()
 
     def is_of(self, nodes: Collection[int]) -> bool:
-        """Whether these nodes, and no others, are ready for the vectors."""
-        return bool(self.deliveries) and set(self.deliveries) == set(nodes)
+        """Whether these nodes, and no others, have just become ready for the vectors.
+
+        Args:
+            nodes: by their numbers.
+        """
+        is_young = time.monotonic() - self._made < MAXIMUM_AGE
+        return bool(self.deliveries) and set(self.deliveries) == set(nodes) and is_young
 
     def own(self, answers: Mapping[int, Answer]) -> dict[int, Answer]:
         """The answers that name their own sender; the others are rejected.
@@ -128,6 +129,20 @@ class Opening:
         """
         chosen = frozenset(names)
         return [(node, name) for node, name in self.names.items() if name in chosen]
+
+    def _name(self, introduced: Mapping[int, Introduction]) -> None:
+        """Who nodes are, by the roster that most of them have."""
+        if not introduced:
+            return
+        usual = Counter(one.roster for one in introduced.values()).most_common(1)[0][0]
+        self._coordinator = Coordinator(read_told(usual), self.terms, self.noise)
+        for node, one in introduced.items():
+            if one.roster != usual or not self._coordinator.is_genuine(one.advertisement):
+                self._reject(node, "roster", "the node has another roster than most, or has not signed as who it says")
+            elif one.advertisement.name in self.names.values():
+                self._reject(node, "roster", "the node has the name of another node")
+            else:
+                self.names[node] = one.advertisement.name
 
     def _reject(self, node: int, code: str, detail: str) -> None:
         self.rejected.append(Rejection(node, code, detail))

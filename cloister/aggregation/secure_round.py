@@ -66,9 +66,6 @@ class _Early(Generic[Said]):
                 self.heard[reply.metadata.src_node_id] = self.read(reply)
 
 
-NOTHING: _Early[None] = _Early({}, lambda reply: None)
-
-
 @dataclass
 class SecureRound:
     """One attempt at one round. It is never made again.
@@ -116,9 +113,9 @@ class SecureRound:
     def _open(self) -> None:
         """Make the opening by itself."""
         nodes = dict.fromkeys((message.metadata.dst_node_id for message in self.asked), b"")
-        self.opening.introduce(dict(self._replied(self._messages(ADVERTISE, nodes), introduction)))
+        self.opening.introduce(dict(self._replied(self._messages(ADVERTISE, nodes, {}), introduction)))
         told = dict.fromkeys(self.opening.names, self.opening.cohort)
-        found = self._replied(self._messages(SHARE, told), lambda reply: decoded(reply, protocol.SealedShares))
+        found = self._replied(self._messages(SHARE, told, {}), lambda reply: decoded(reply, protocol.SealedShares))
         self.opening.share(dict(found))
 
     def _take_vectors(self) -> None:
@@ -136,35 +133,38 @@ class SecureRound:
     def _signed(self, told: Mapping[int, bytes]) -> dict[int, protocol.SurvivorSignature]:
         """The signatures on the list of survivors; with them come keys for the next round."""
         if self.following is None or len(told) < len(self.asked):
-            return self._answers(SIGN, told, protocol.SurvivorSignature, NOTHING)
+            return self._answers(SIGN, told, protocol.SurvivorSignature)
         keys = _Early(dict.fromkeys(told, b""), lambda reply: introduction(reply, SECURE_EARLY))
         signed = self._answers(SIGN, told, protocol.SurvivorSignature, keys)
-        with suppress(RoundAbandoned):
+        with suppress(RoundAbandoned, ProtocolError):
             self.following.introduce(keys.heard)
         return signed
 
     def _unmasked(self, told: Mapping[int, bytes]) -> dict[int, protocol.Unmasking]:
         """What members show; with it come shares for the next round."""
-        if self.following is None or not self.following.cohort:
-            return self._answers(UNMASK, told, protocol.Unmasking, NOTHING)
-        cohort = {node: self.following.cohort for node in self.following.names if node in told}
+        following = self.following
+        if following is None or not following.cohort or set(following.names) != set(told):
+            return self._answers(UNMASK, told, protocol.Unmasking)
+        cohort = dict.fromkeys(told, following.cohort)
         shares = _Early(cohort, lambda reply: decoded(reply, protocol.SealedShares, SECURE_EARLY))
         shown = self._answers(UNMASK, told, protocol.Unmasking, shares)
-        with suppress(RoundAbandoned):
-            self.following.share(shares.heard)
+        with suppress(RoundAbandoned, ProtocolError):
+            following.share(shares.heard)
         return shown
 
     def _answers(
-        self, step: str, told: Mapping[int, bytes], kind: type[Answer], early: _Early[Said]
+        self, step: str, told: Mapping[int, bytes], kind: type[Answer], early: _Early[Said] | None = None
     ) -> dict[int, Answer]:
         """What nodes answer in a step, under the names that they had before."""
 
         def read(reply: Message) -> Answer:
             answer = decoded(reply, kind)
-            early.hear(reply)
+            if early is not None:
+                early.hear(reply)
             return answer
 
-        return self.opening.own(dict(self._replied(self._messages(step, told, early.told), read)))
+        messages = self._messages(step, told, early.told if early else {})
+        return self.opening.own(dict(self._replied(messages, read)))
 
     def _replied(self, messages: list[Message], read: Callable[[Message], Said]) -> Iterator[tuple[int, Said]]:
         """Each node that answered, with what it said, as replies come."""
@@ -174,15 +174,13 @@ class SecureRound:
 
         return fitting(self.send(messages), messages, by_node, self.rejected)
 
-    def _messages(
-        self, step: str, told: Mapping[int, bytes], early: Mapping[int, bytes] | None = None
-    ) -> list[Message]:
+    def _messages(self, step: str, told: Mapping[int, bytes], early: Mapping[int, bytes]) -> list[Message]:
         public = self.asked[0].content.config_records[CONFIG] if self.asked else {}
         common = {key: public[key] for key in (SEED, CLIPPING_NORM, DISTANCE) if key in public}
         made = []
         for node, content in told.items():
             fields = {ROUND: self.opening.terms.round, **common, SECURE_STEP: step, SECURE_MESSAGE: content}
-            if early and node in early:
+            if node in early:
                 fields[SECURE_EARLY] = early[node]
             made.append(Message(RecordDict({CONFIG: ConfigRecord(fields)}), node, SECURE))
         return made

@@ -25,9 +25,10 @@ from cloister.aggregation.secure_round import SecureRound
 from cloister.core.arrays import Layout, Row, from_record
 from cloister.core.capabilities import Aggregated, Messages
 from cloister.core.cohort import Cohort
-from cloister.core.errors import ConfigError, FederationError, ProtocolError, RoundAbandoned
+from cloister.core.errors import BudgetExhausted, ConfigError, FederationError, ProtocolError, RoundAbandoned
 from cloister.core.wire import CLIPPING_NORM, DISTANCE
 from cloister.privacy.accounting.budget import PrivacyBudget
+from cloister.privacy.accounting.events import Event
 from cloister.privacy.mechanisms.distributed.mean import DistributedMean
 from cloister.privacy.mechanisms.distributed.plan import Plan
 from cloister.privacy.mechanisms.distributed.shares import COLLUDING, THRESHOLD
@@ -125,7 +126,7 @@ class SecureSum(PrivateStrategy):
         layout = Layout.of(from_record(self.sent))
         plan = self.mechanism.plan(layout.size)
         attempt = SecureRound(
-            self._opening(server_round, plan, asked), asked, send, self._following(server_round, plan, asked)
+            self._opening(server_round, plan, asked), asked, send, self._following(server_round, plan, asked, layout)
         )
         try:
             total = attempt.total(lambda: self.recorded(layout, server_round))
@@ -143,10 +144,10 @@ class SecureSum(PrivateStrategy):
             return early
         return Opening(self._terms(server_round, plan, asked, ORDINARY), plan.terms())
 
-    def _following(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> Opening | None:
-        """The opening of the next round, if it will be like this one, and of everybody again."""
+    def _following(self, server_round: int, plan: Plan, asked: Sequence[Message], layout: Layout) -> Opening | None:
+        """The opening of the next round, if there will be one, like this one, and of everybody again."""
         is_alike = self.mechanism.is_the_same_in_every_round and self._asks_everybody
-        if not is_alike or server_round >= self._rounds:
+        if not is_alike or server_round >= self._rounds or not self._covers(2 * self.events(layout)):
             return None
         return Opening(self._terms(server_round + 1, plan, asked, EARLY), plan.terms())
 
@@ -178,6 +179,15 @@ class SecureSum(PrivateStrategy):
         self.measured = self._measurements(found, released)
         self._follow(released.following, layout)
         return arrays, metrics
+
+    def _covers(self, events: tuple[Event, ...]) -> bool:
+        """Whether the budget, if there is one, is enough for some events."""
+        try:
+            if self.budget is not None:
+                self.budget.require(events)
+        except BudgetExhausted:
+            return False
+        return True
 
     def _terms(self, server_round: int, plan: Plan, asked: Sequence[Message], attempt: int) -> Terms:
         parties = self.mechanism.parties

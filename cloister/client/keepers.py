@@ -29,9 +29,9 @@ from cloister.core.errors import NodeConfigError, ProtocolError
 from cloister.core.files import expanded
 from cloister.core.wire import number
 from cloister.secure_aggregation.canonical import read, text
-from cloister.secure_aggregation.terms import EARLY
+from cloister.secure_aggregation.terms import EARLY, ORDINARY
 
-STATE = "secure-aggregation"
+STATE = "secure-turn"
 """The record of the last turn that a node has taken in a run; it holds no secret."""
 IN_MEMORY = ("tmpfs", "ramfs")
 """Kinds of file systems that lie on no disk."""
@@ -45,15 +45,14 @@ MAXIMUM_ATTEMPTS = 64
 """Attempts that a folder keeps, two of a run at most: of more the one that has waited longest is over."""
 MAXIMUM_WAIT = 86_400.0
 """Seconds that an attempt waits for its next step."""
-
-
 VECTOR = 3
 """The stage of a round after its attempts: the update leaves in one of them, and in no other."""
+STAGES = (EARLY, ORDINARY, VECTOR)
 PLACES = (0, 1)
 """Where attempts of a run are kept: those at even rounds, and those at odd ones."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Turn:
     """What a node takes part in. It takes no turn but later ones than the last.
 
@@ -68,12 +67,12 @@ class Turn:
     @property
     def number(self) -> int:
         """A number that is larger for every later turn."""
-        return VECTOR * self.round + self.stage
+        return len(STAGES) * self.round + self.stage
 
     @property
     def place(self) -> int:
         """Where an attempt at this round is kept."""
-        return self.round % len(PLACES)
+        return _place_of(self.round)
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -84,20 +83,22 @@ class Turn:
 class Keeper(ABC):
     """Keeps the attempts of each run, and the last turn that was taken in it."""
 
-    def begin(self, run: str, turn: Turn) -> None:
-        """Note that a turn is taken. An attempt that was not finished is over.
+    def begin(self, run: str, turn: Turn, after: Turn | None = None) -> None:
+        """Note that a turn is taken. An attempt that was not finished is over, also if the turn is refused.
 
         Args:
             run: which run.
             turn: an attempt that begins; or that an update is about to leave in the one that was taken.
+            after: the turn that has to be the last one; None: any earlier one may be.
 
         Raises:
-            ProtocolError: this turn, or a later one, was taken before.
+            ProtocolError: this turn, or a later one, was taken before; or another one than `after` was the last.
         """
         with self._alone():
             for place in turn.ends:
                 self._put(run, place, b"")
-            if turn.number <= self._last(run):
+            last = self._last(run)
+            if turn.number <= last or (after is not None and after.number != last):
                 raise ProtocolError(f"this node has taken part in round {turn.round} of this run or a later one")
             self._note(run, turn.number)
 
@@ -117,16 +118,17 @@ class Keeper(ABC):
                 raise ProtocolError(f"another round was begun since; the attempt at round {turn.round} is over")
             self._put(run, turn.place, attempt)
 
-    def take(self, run: str, place: int) -> bytes:
+    def take(self, run: str, number: int) -> bytes:
         """What is kept of an attempt, which nobody finds from then on; empty if there is none.
 
         Args:
             run: which run.
-            place: of the attempt, by `Turn.place`.
+            number: of the round.
 
         Raises:
             ProtocolError: what is there is not what this keeper has put there.
         """
+        place = _place_of(number)
         with self._alone():
             attempt = self._get(run, place)
             self._put(run, place, b"")
@@ -301,6 +303,11 @@ class InFolder(Keeper):
 
     def _open(self, name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, OWN, dir_fd=self._folder)
+
+
+def _place_of(number: int) -> int:
+    """Where an attempt at the round with this number is kept."""
+    return number % len(PLACES)
 
 
 def _name(run: str, place: int) -> str:

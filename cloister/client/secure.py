@@ -101,8 +101,8 @@ class _Part:
 def with_early_step(request: ProtocolRequest, node: Node, call_next: Handler) -> Reply:
     """Make the step that is asked for, and then the one of the next round that came with it.
 
-    Whatever speaks against the early step speaks against this round in nothing: its answer is left out, and the server
-    begins the next round by itself, where it hears why.
+    Whatever speaks against the early step, or goes wrong in it, does not touch this round: its answer is left out, and
+    the server begins the next round by itself, where it hears why. The two steps share the time of one message.
 
     Args:
         request: of the server.
@@ -115,10 +115,12 @@ def with_early_step(request: ProtocolRequest, node: Node, call_next: Handler) ->
         return reply
     try:
         found = dict(call_next(early, node).arrays or {})
-    except CloisterError as error:
-        logger.log(INFO, "round %d does not begin early: %s", early.round, error)
+    except Exception as error:
+        told = error if isinstance(error, CloisterError) else type(error).__name__
+        logger.log(INFO, "round %d does not begin early: %s", early.round, told)
         return reply
-    return Reply({**(reply.arrays or {}), SECURE_EARLY: found.pop(SECURE_MESSAGE), **found})
+    answer = found.pop(SECURE_MESSAGE)
+    return Reply({**(reply.arrays or {}), SECURE_EARLY: answer, **found})
 
 
 def take_part(request: ProtocolRequest, node: Node) -> Reply:
@@ -167,7 +169,8 @@ def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:
     if request.delivery is None:
         raise ProtocolError("under secure aggregation a model leaves this node masked alone")
     part = _taken(request, node)
-    keeper_of(request, node).begin(request.run, Turn(request.round, VECTOR))
+    begun = Turn(request.round, part.number)
+    keeper_of(request, node).begin(request.run, Turn(request.round, VECTOR), after=begun)
     part.member.open(request.delivery)
     trained = call_next(request, node).arrays or {}
     vector = _masked(part, request, trained)
@@ -214,7 +217,7 @@ def _taken(request: AnyStep, node: Node) -> _Part:
         ProtocolError: there is none in this round; or it began under other settings: what is charged would not be the
             noise that is added; or this node has another name since, or another roster.
     """
-    kept = keeper_of(request, node).take(request.run, Turn(request.round, VECTOR).place)
+    kept = keeper_of(request, node).take(request.run, request.round)
     if not kept:
         raise ProtocolError(f"this node takes part in no attempt at round {request.round}, or not any more")
     attempt = Attempt.decode(kept)

@@ -15,7 +15,7 @@ from secure_runs import MODEL, SecureRun, app_with, phase_of, random_updates, se
 from secure_twins import both, stripped
 
 from cloister.client import keepers, secure
-from cloister.client.keepers import PLACES, VECTOR, InFolder, InMemory, Turn
+from cloister.client.keepers import VECTOR, InFolder, InMemory, Turn
 from cloister.client.node import node_of
 from cloister.core.arrays import Layout, from_record
 from cloister.core.cohort import Cohort as Updates
@@ -56,10 +56,10 @@ class TestAKeeper:
     def test_gives_what_it_keeps_once(self, keeper):
         keeper.begin(RUN, THIRD)
         keeper.keep(RUN, THIRD, SECRET)
-        assert (keeper.take(RUN, THIRD.place), keeper.take(RUN, THIRD.place)) == (SECRET, b"")
+        assert (keeper.take(RUN, THIRD.round), keeper.take(RUN, THIRD.round)) == (SECRET, b"")
 
     def test_has_nothing_of_a_run_that_it_does_not_know(self, keeper):
-        assert [keeper.take(RUN, place) for place in PLACES] == [b"", b""]
+        assert [keeper.take(RUN, number) for number in (3, 4)] == [b"", b""]
 
     @pytest.mark.parametrize("last", [EARLY, ORDINARY, VECTOR])
     def test_takes_no_turn_but_later_ones(self, last, keeper):
@@ -71,20 +71,29 @@ class TestAKeeper:
             keeper.begin(RUN, Turn(2, VECTOR))
         keeper.begin(RUN, Turn(4, EARLY))
 
+    @pytest.mark.parametrize("since", [EARLY, ORDINARY])
+    def test_lets_no_vector_leave_in_an_attempt_after_which_another_began(self, since, keeper):
+        """The server asks for the vector of the one, and has the other begin before the node notes it."""
+        keeper.begin(RUN, Turn(3, since))
+        other = Turn(3, EARLY if since == ORDINARY else ORDINARY)
+        with pytest.raises(ProtocolError, match="has taken part in round 3"):
+            keeper.begin(RUN, Turn(3, VECTOR), after=other)
+        keeper.begin(RUN, Turn(3, VECTOR), after=Turn(3, since))
+
     @pytest.mark.parametrize("stage", [EARLY, ORDINARY])
     def test_has_no_attempt_any_more_once_the_same_one_is_asked_for_again(self, stage, keeper):
         keeper.begin(RUN, Turn(3, stage))
         keeper.keep(RUN, Turn(3, stage), SECRET)
         with suppress(ProtocolError):
             keeper.begin(RUN, Turn(3, stage))
-        assert keeper.take(RUN, THIRD.place) == b""
+        assert keeper.take(RUN, THIRD.round) == b""
 
     def test_has_a_round_and_an_early_attempt_at_the_next_one(self, keeper):
         keeper.begin(RUN, Turn(3, VECTOR))
         keeper.keep(RUN, Turn(3, VECTOR), SECRET)
         keeper.begin(RUN, Turn(4, EARLY))
         keeper.keep(RUN, Turn(4, EARLY), b"of the next round")
-        assert [keeper.take(RUN, Turn(n, VECTOR).place) for n in (3, 4)] == [SECRET, b"of the next round"]
+        assert [keeper.take(RUN, number) for number in (3, 4)] == [SECRET, b"of the next round"]
 
     @pytest.mark.parametrize("turn", [Turn(4, ORDINARY), Turn(4, VECTOR), Turn(5, ORDINARY), Turn(5, VECTOR)])
     def test_has_nothing_any_more_of_attempts_before_an_ordinary_one_or_a_vector(self, turn, keeper):
@@ -92,7 +101,7 @@ class TestAKeeper:
             keeper.begin(RUN, one)
             keeper.keep(RUN, one, SECRET)
         keeper.begin(RUN, turn)
-        assert [keeper.take(RUN, place) for place in PLACES] == [b"", b""]
+        assert [keeper.take(RUN, number) for number in (3, 4)] == [b"", b""]
 
     @pytest.mark.parametrize(("slow", "later"), [(Turn(3, ORDINARY), Turn(4, ORDINARY)), (Turn(3, EARLY), THIRD)])
     def test_takes_nothing_back_after_a_later_turn_was_taken(self, slow, later, keeper):
@@ -102,7 +111,7 @@ class TestAKeeper:
         keeper.keep(RUN, later, SECRET)
         with pytest.raises(ProtocolError, match="the attempt at round 3 is over"):
             keeper.keep(RUN, slow, b"of the one before")
-        assert keeper.take(RUN, later.place) == SECRET
+        assert keeper.take(RUN, later.round) == SECRET
 
 
 class Seen:
@@ -138,7 +147,7 @@ class TestTwoAtTheSameTime:
         InFolder(str(shelf)).begin(RUN, FIRST)
         InFolder(str(shelf)).keep(RUN, FIRST, SECRET)
         monkeypatch.setattr(InFolder, "_get", Seen()(InFolder._get))
-        return both(lambda: kind(str(shelf)).take(RUN, FIRST.place) or None)
+        return both(lambda: kind(str(shelf)).take(RUN, FIRST.round) or None)
 
     def beginners(self, kind, shelf, monkeypatch):
         monkeypatch.setattr(InFolder, "_last", Seen()(InFolder._last))
@@ -173,7 +182,7 @@ class TestAFolder:
         keeper, file = self.kept(shelf)
         before = file.stat().st_mtime - seconds
         os.utime(file, (before, before))
-        assert keeper.take(RUN, FIRST.place) == found and not file.exists()
+        assert keeper.take(RUN, FIRST.round) == found and not file.exists()
 
     def test_keeps_as_many_attempts_as_it_may_and_of_more_the_newest(self, shelf, monkeypatch):
         """The number of a turn stays, so that none is taken again."""
@@ -184,7 +193,7 @@ class TestAFolder:
             keeper.keep(str(number), FIRST, SECRET)
             os.utime(shelf / f"{number}.1.attempt", (time.time() - 100 + number,) * 2)
         assert len(list(shelf.glob("*.attempt"))) == 3 and len(list(shelf.glob("*.turn"))) == 5
-        assert [keeper.take(str(number), FIRST.place) for number in range(1, 6)] == [b"", b"", SECRET, SECRET, SECRET]
+        assert [keeper.take(str(number), FIRST.round) for number in range(1, 6)] == [b"", b"", SECRET, SECRET, SECRET]
         with pytest.raises(ProtocolError, match="has taken part in round 1"):
             keeper.begin("1", FIRST)
 
@@ -194,31 +203,31 @@ class TestAFolder:
             copy = shutil.copytree(shelf, Path(folder) / "copy")
             copy.chmod(0o700)
             with pytest.raises(ProtocolError, match="torn, or a copy"):
-                InFolder(str(copy)).take(RUN, FIRST.place)
-        assert keeper.take(RUN, FIRST.place) == SECRET
+                InFolder(str(copy)).take(RUN, FIRST.round)
+        assert keeper.take(RUN, FIRST.round) == SECRET
 
     def test_gives_no_attempt_that_was_put_back_from_a_copy(self, shelf):
         keeper, file = self.kept(shelf)
         copy = file.read_bytes()
-        assert keeper.take(RUN, FIRST.place) == SECRET
+        assert keeper.take(RUN, FIRST.round) == SECRET
         # Another file in between: the place of the one that is gone is not its own again.
         (shelf / "other").write_bytes(b"")
         file.write_bytes(copy)
         with pytest.raises(ProtocolError, match="torn, or a copy"):
-            keeper.take(RUN, FIRST.place)
+            keeper.take(RUN, FIRST.round)
 
     def test_gives_no_attempt_that_has_a_second_name(self, shelf):
         keeper, file = self.kept(shelf)
         os.link(file, shelf / "second")
         with pytest.raises(ProtocolError, match="torn, or a copy"):
-            keeper.take(RUN, FIRST.place)
+            keeper.take(RUN, FIRST.round)
 
     def test_gives_nothing_of_a_file_that_is_torn(self, shelf):
         keeper, file = self.kept(shelf)
         file.write_bytes(file.read_bytes()[:-1])
         with pytest.raises(ProtocolError, match="torn, or a copy"):
-            keeper.take(RUN, FIRST.place)
-        assert keeper.take(RUN, FIRST.place) == b""
+            keeper.take(RUN, FIRST.round)
+        assert keeper.take(RUN, FIRST.round) == b""
 
     @pytest.mark.parametrize("content", ["", "1", "x" * 20, "-0000000000000000001"])
     def test_takes_part_in_nothing_more_if_the_number_of_its_turn_is_none(self, content, shelf):
@@ -355,9 +364,9 @@ def reply_to(run, message, content=None):
 class Copying(InFolder):
     """A twin that leaves what it gives where it is."""
 
-    def take(self, run, place):
+    def take(self, run, number):
         with self._alone():
-            return self._get(run, place)
+            return self._get(run, Turn(number, VECTOR).place)
 
 
 class Asking:

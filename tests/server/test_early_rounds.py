@@ -1,11 +1,13 @@
 """Rounds of secure aggregation whose first two steps come with the last two of the round before."""
 
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+import secure_runs
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from hypothesis import given
@@ -13,8 +15,11 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 from secure_runs import MODEL, PHASES, SecureRun, app_with, phase_of, random_updates, settings
 
+from cloister.aggregation import secure_opening
+from cloister.aggregation.secure_opening import MAXIMUM_AGE
 from cloister.client import keepers
 from cloister.client.keepers import VECTOR, InMemory
+from cloister.client.secure import take_part
 from cloister.config.run import parse
 from cloister.config.secure import shared_mean
 from cloister.core.arrays import Layout
@@ -138,6 +143,47 @@ class TestARunOfSeveralRounds:
         assert run.collect(1).survivors == 5
         assert run.collect(2).survivors == 5 and phases(run, 2) == OPENING | REST
 
+    @pytest.mark.parametrize("step", ["advertise", "share"])
+    @pytest.mark.parametrize("error", [OSError("nfs"), ProtocolError("out of turn"), MemoryError()])
+    def test_loses_nobody_by_what_goes_wrong_in_an_early_step(self, error, step, tmp_path, monkeypatch):
+        def failing(request, node):
+            if request.is_early and request.step == step and node.id in (2, 3):
+                raise error
+            return take_part(request, node)
+
+        monkeypatch.setattr(secure_runs, "take_part", failing)
+        run = early_run(tmp_path, app=app_with(UPDATES))
+        first = run.collect(1)
+        assert first.survivors == first.shown == 5 and not first.rejected
+        assert run.collect(2).survivors == 5 and phases(run, 2) == OPENING | REST
+
+    def test_asks_for_no_shares_that_it_cannot_use(self, tmp_path):
+        """One node sends no keys for the next round; the others need not make shares then."""
+        inner = app_with(UPDATES)
+
+        def silent(sent, context):
+            reply = inner(sent, context)
+            if (fields_of(sent)[ROUND], phase_of(sent), context.node_id) == (1, "sign", 3):
+                del reply.content.array_records["arrays"][SECURE_EARLY]
+            return reply
+
+        run = early_run(tmp_path, app=silent)
+        run.collect(1)
+        assert not any(SECURE_EARLY in fields_of(one) for one in run.asked if phase_of(one) == "unmask")
+
+    def test_does_not_use_an_opening_that_has_waited_too_long(self, tmp_path, monkeypatch):
+        run = early_run(tmp_path)
+        run.collect(1)
+        now = time.monotonic()
+        monkeypatch.setattr(secure_opening.time, "monotonic", lambda: now + MAXIMUM_AGE)
+        assert run.collect(2).survivors == 5 and phases(run, 2) == OPENING | REST
+
+    def test_begins_nothing_early_that_the_budget_does_not_cover(self, tmp_path):
+        keys = {"num-rounds": 3, "privacy.max-epsilon": 1.2 * one_round(), "privacy.target-delta": 1e-5}
+        run = SecureRun(settings(tmp_path, **keys), UPDATES)
+        run.collect(1)
+        assert not any(SECURE_EARLY in fields_of(one) for one in run.asked)
+
     def test_begins_a_round_by_itself_if_others_are_asked(self, tmp_path):
         run = early_run(tmp_path)
         run.collect(1)
@@ -247,7 +293,7 @@ class TestAServerThatAsksForMore:
 
     def test_gets_one_from_a_twin_that_does_not_note_when_a_vector_is_made(self, tmp_path, monkeypatch):
         honest = InMemory.begin
-        monkeypatch.setattr(InMemory, "begin", lambda *given: given[2].stage == VECTOR or honest(*given))
+        monkeypatch.setattr(InMemory, "begin", lambda *given, **more: given[2].stage == VECTOR or honest(*given))
         monkeypatch.setattr(InMemory, "keep", lambda self, run, turn, kept: self._put(run, turn.place, kept))
         assert self.second_vector(tmp_path).total is not None
 
@@ -318,7 +364,7 @@ class TestNodesWhoseProcessesEnd:
 
 def test_turns_are_in_the_order_of_their_numbers():
     turns = [keepers.Turn(number, stage) for number in range(4) for stage in (1, 2, VECTOR)]
-    assert sorted(turns) == turns == sorted(turns, key=lambda one: one.number)
+    assert sorted(turns, key=lambda one: one.number) == turns
     assert len({one.number for one in turns}) == len(turns)
     with pytest.raises(ProtocolError):
         InMemory(RecordDict()).keep("1", turns[4], b"never begun")

@@ -438,7 +438,7 @@ class TestWhatANodeRemembers:
         run = SecureRun(settings(tmp_path), random_updates(5), {1: "unmask"})
         run.collect()
         assert {str(memory) for memory in run.grid.memories().values()} == {
-            str({"config": {"secure-aggregation": {"run": "1", "turn": Turn(1, VECTOR).number}}, "metrics": {}})
+            str({"config": {"secure-turn": {"run": "1", "turn": Turn(1, VECTOR).number}}, "metrics": {}})
         }
 
     def test_nothing_is_left_of_a_round_that_was_finished(self, tmp_path):
