@@ -15,7 +15,7 @@ array: an exact answer about an update without noise, and about who takes part i
 How long a request takes may still depend on what is there, by the time of a line in a database.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -32,6 +32,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 
 from cloister.deploy.fleet import InFront
+from cloister.deploy.interrupted import Given
 from cloister.deploy.unfinished import Unfinished
 
 TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
@@ -99,8 +100,11 @@ class _Upload:
 class OwnMessages(InFront):
     """Keeps every node to its own messages.
 
-    A node works on one message at a time, and sends one reply at a time. What it was doing when the SuperLink was
-    restarted is forgotten: that message, or reply, is lost.
+    A node works on one message at a time, and sends one reply at a time. A reply that it was sending when the SuperLink
+    was restarted is lost.
+
+    Args:
+        before: what nodes were given before this SuperLink was started, the last one of each node last.
 
     Attributes:
         unfinished: the replies that nodes have announced and not sent yet.
@@ -110,11 +114,13 @@ class OwnMessages(InFront):
 
     names = ("get_run", "pull_messages", "pull_object", "confirm_message_received", "push_messages", "push_object")
 
-    def __init__(self) -> None:
+    def __init__(self, before: Sequence[Given] = ()) -> None:
         super().__init__()
-        self.given: dict[int, set[str]] = {}
+        self.given = {each.node: set(each.parts) for each in before}
         self.uploads: dict[int, _Upload] = {}
         self.unfinished = Unfinished()
+        for each in before:
+            self.unfinished.given(each.message, each.node)
         self.lock = Lock()
 
     def get_run(self, request: Any, **others: Any) -> Any:
