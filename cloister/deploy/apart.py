@@ -32,7 +32,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 
 from cloister.deploy.fleet import InFront
-from cloister.deploy.interrupted import Given
+from cloister.deploy.interrupted import Given, give_again
 from cloister.deploy.unfinished import Unfinished
 
 TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
@@ -108,6 +108,7 @@ class OwnMessages(InFront):
 
     Attributes:
         unfinished: the replies that nodes have announced and not sent yet.
+        untold: the message of each node that was given one before, and may not have heard of it.
 
     Guarantee: no answer to a node depends on an object that it was not sent and has not sent itself.
     """
@@ -121,6 +122,8 @@ class OwnMessages(InFront):
         self.unfinished = Unfinished()
         for each in before:
             self.unfinished.given(each.message, each.node)
+        last = {each.node: each for each in before}
+        self.untold = {node: each.message for node, each in last.items() if not each.is_fetched}
         self.lock = Lock()
 
     def get_run(self, request: Any, **others: Any) -> Any:
@@ -132,6 +135,8 @@ class OwnMessages(InFront):
 
     def pull_messages(self, request: Any, **others: Any) -> Any:
         """Remember what belongs to the message that a node is given."""
+        if message := self._untold(request.node.node_id):
+            give_again(others["state"], message)
         answer = self.inner["pull_messages"](request=request, **others)
         if answer.messages_list:
             with self.lock:
@@ -142,6 +147,7 @@ class OwnMessages(InFront):
 
     def pull_object(self, request: Any, **others: Any) -> Any:
         """Give a part of the node's own message; of any other the answer is that there is none."""
+        self._untold(request.node.node_id)
         if not self._was_given(request.node.node_id, request.object_id):
             return PullObjectResponse(object_found=False, object_available=False)
         return self.inner["pull_object"](request=request, **others)
@@ -203,6 +209,11 @@ class OwnMessages(InFront):
                 # Also if it was not stored: Flower has it from another node, or has given the reply up and says so.
                 upload.missing.discard(request.object_id)
         return stored
+
+    def _untold(self, node: int) -> str | None:
+        """The message that a node may not have been told of, once: what it asks for first shows whether it was."""
+        with self.lock:
+            return self.untold.pop(node, None)
 
     def _was_given(self, node: int, name: str) -> bool:
         with self.lock:

@@ -1,8 +1,12 @@
-"""What nodes were doing when the SuperLink ended: the next one lets them fetch on, and gives up replies they had begun.
+"""What was going on when the SuperLink ended: the next one goes on with it, or gives it up at once.
 
-A node that was fetching a message asks the next SuperLink for the parts that it lacks. A reply that was being sent is
-lost: the next SuperLink does not know which of its parts the node has shown, and refuses them. Flower would wait three
-minutes for the rest, and the server's app with it, whatever its round-timeout.
+Flower marks what it hands out as delivered before it answers, so that an answer which does not arrive is lost.
+
+- A node that was fetching a message asks the next SuperLink for the parts that it lacks. One that was just being told
+  of it asks for a message, and is told again.
+- A reply that was being handed to the server's app is handed to it again: the app would wait for it in vain.
+- A reply that a node was sending is lost: the next SuperLink does not know which of its parts the node has shown, and
+  refuses them. The app hears so at once. Flower would have it wait for three minutes, whatever its round-timeout.
 """
 
 import sqlite3
@@ -11,8 +15,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from flwr.supercore.state.schema.linkstate_models import MessageIns
 from flwr.supercore.utils import int64_to_uint64
+from sqlalchemy import update
 
 TABLES = ("message_ins", "message_res", "object_push_session_pending")
 """Without which nothing was begun; those of the objects are made with them."""
@@ -23,8 +30,11 @@ GIVE_UP = """
         SELECT session_id FROM object_push_session_roots JOIN message_res ON message_id = root_object_id
     )
 """
+HAND_AGAIN = "UPDATE message_res SET delivered_at = '' WHERE delivered_at != ''"
+"""Flower deletes a reply between marking it and answering: one that is marked and there has not been heard."""
 GIVEN = """
-    SELECT message_id, dst_node_id FROM message_ins AS asked WHERE delivered_at != '' AND created_at + ttl > ?
+    SELECT message_id, dst_node_id, message_id NOT IN (SELECT object_id FROM objects)
+    FROM message_ins AS asked WHERE delivered_at != '' AND created_at + ttl > ?
     AND NOT EXISTS (
         SELECT 1 FROM message_res AS reply WHERE reply.reply_to_message_id = asked.message_id AND NOT EXISTS (
             SELECT 1 FROM object_push_session_roots AS root JOIN object_push_session_pending USING (session_id)
@@ -48,15 +58,19 @@ class Given:
         message: its id.
         node: that may answer it.
         parts: names of its parts, itself among them, as far as they are there.
+        is_fetched: whether the node has said that it has all of them.
     """
 
     message: str
     node: int
     parts: frozenset[str]
+    is_fetched: bool = False
 
 
 def take_up(path: Path) -> list[Given]:
-    """Give up the replies that nodes were sending, so that the server's app hears at once that they are lost.
+    """Give up the replies that nodes were sending, and have those heard that were on their way to the server's app.
+
+    The server's app hears at once that the former are lost.
 
     Args:
         path: of a state database that no SuperLink has open.
@@ -69,8 +83,23 @@ def take_up(path: Path) -> list[Given]:
         if not _has_tables(connection):
             return []
         connection.execute(GIVE_UP, (now.isoformat(sep=" "),))
+        connection.execute(HAND_AGAIN)
         rows = connection.execute(GIVEN, (now.timestamp(),)).fetchall()
-        return [Given(message, int64_to_uint64(node), _parts(connection, message)) for message, node in rows]
+        return [
+            Given(message, int64_to_uint64(node), _parts(connection, message), bool(is_fetched))
+            for message, node, is_fetched in rows
+        ]
+
+
+def give_again(state: Any, message: str) -> None:
+    """Have a node that asks for a message be given this one, which was given before.
+
+    Args:
+        state: Flower's, in a database.
+        message: its id.
+    """
+    with state.session() as session:
+        session.execute(update(MessageIns).where(MessageIns.message_id == message).values(delivered_at=""))
 
 
 def _has_tables(connection: sqlite3.Connection) -> bool:

@@ -1,5 +1,7 @@
 """Nodes at a SuperLink of Flower's own, one of which asks for what another one has sent."""
 
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -92,11 +94,18 @@ class Client:
     link: SuperLink
     id: int
 
+    def next(self):
+        """The trees of the messages that it is told of."""
+        request = PullMessagesRequest(node=Node(node_id=self.id))
+        return list(
+            fleet_handlers.pull_messages(
+                request=request, state=self.link.state, store=self.link.store
+            ).message_object_trees
+        )
+
     def fetch(self):
         """The objects of the next message."""
-        request = PullMessagesRequest(node=Node(node_id=self.id))
-        found = fleet_handlers.pull_messages(request=request, state=self.link.state, store=self.link.store)
-        (tree,) = found.message_object_trees
+        (tree,) = self.next()
         assert all(self.pull(name).object_available for name in names_of(tree))
         return tree.object_id
 
@@ -394,9 +403,7 @@ class TestMessagesThatAreNotAllThere:
 
     @staticmethod
     def told(node):
-        request = PullMessagesRequest(node=Node(node_id=node.id))
-        found = fleet_handlers.pull_messages(request=request, state=node.link.state, store=node.link.store)
-        return [tree.object_id for tree in found.message_object_trees]
+        return [tree.object_id for tree in node.next()]
 
     def test_a_node_waits_for_them_until_it_is_sent_another_one(self, link, nodes):
         node, other = nodes
@@ -580,13 +587,6 @@ class TestARestart:
         return before
 
     @staticmethod
-    def told(node):
-        """The node hears of its message, and fetches nothing yet."""
-        request = PullMessagesRequest(node=Node(node_id=node.id))
-        found = fleet_handlers.pull_messages(request=request, state=node.link.state, store=node.link.store)
-        return found.message_object_trees[0]
-
-    @staticmethod
     def for_the_app(link, name):
         """What the server's app is answered when it asks for an object."""
         request = PullObjectRequest(node=Node(node_id=SUPERLINK_NODE_ID), run_id=link.run, object_id=name)
@@ -609,7 +609,7 @@ class TestARestart:
 
     def test_a_node_that_was_fetching_fetches_the_rest_and_replies(self, link, nodes, path):
         message, other = link.send(nodes[0]), link.send(nodes[1])
-        tree = self.told(nodes[0])
+        (tree,) = nodes[0].next()
         self.restart(link, path)
         assert all(nodes[0].pull(name).object_available for name in names_of(tree))
         assert not nodes[0].pull(other.object_id).object_found, "it was not given to this node"
@@ -619,9 +619,25 @@ class TestARestart:
         reply = nodes[0].reply(message)
         assert link.heard(message) == {message.object_id} and link.is_there(reply.object_id)
 
+    def test_a_node_that_did_not_hear_of_its_message_is_told_again(self, link, nodes, path):
+        message, other = link.send(nodes[0]), link.send(nodes[1])
+        nodes[0].next()  # and the answer does not arrive
+        nodes[1].confirm(nodes[1].fetch())
+        self.restart(link, path)
+        assert nodes[0].fetch() == message.object_id and nodes[1].next() == []
+        nodes[0].confirm(message.object_id)
+        assert nodes[0].next() == [] and other.object_id not in link.heard(message, other)
+
+    def test_a_node_that_is_fetching_is_not_told_again(self, link, nodes, path):
+        message = link.send(nodes[0])
+        nodes[0].next()
+        self.restart(link, path)
+        assert nodes[0].pull(message.object_id).object_available
+        assert nodes[0].next() == []
+
     def test_a_node_goes_on_with_what_it_was_given_last(self, link, nodes, path):
         first, second = (link.send(nodes[0]) for _ in range(2))
-        given = [self.told(nodes[0]).object_id for _ in range(2)]
+        given = [nodes[0].next()[0].object_id for _ in range(2)]
         assert {*given} == {first.object_id, second.object_id}
         assert [each.message for each in self.restart(link, path)] == given
         assert nodes[0].pull(given[1]).object_available and not nodes[0].pull(given[0]).object_found
@@ -664,6 +680,23 @@ class TestARestart:
         assert self.restart(link, path) == []
         assert link.heard(message) == {message.object_id} and link.is_there(reply.object_id)
 
+    def test_a_reply_that_was_being_handed_to_the_app_is_handed_to_it_again(self, link, nodes, path):
+        message = link.send(nodes[0])
+        nodes[0].fetch()
+        reply = nodes[0].reply(message)
+        assert link.state.get_message_res({message.object_id}, link.run), "and Flower was killed before it answered"
+        assert link.heard(message) == set()
+        self.restart(link, path)
+        assert link.heard(message) == {message.object_id} and link.is_there(reply.object_id)
+        self.restart(link, path)
+        assert message.object_id not in self.replies(path), "what was heard is deleted"
+
+    @staticmethod
+    def replies(path):
+        """The messages to which the database has a reply."""
+        with closing(sqlite3.connect(path)) as connection:
+            return {name for (name,) in connection.execute("SELECT reply_to_message_id FROM message_res")}
+
     def test_a_message_that_has_expired_is_not_waited_for(self, link, nodes, path, monkeypatch):
         link.send(nodes[0])
         nodes[0].fetch()
@@ -673,7 +706,7 @@ class TestARestart:
 
     def test_what_the_app_was_sending_goes_on(self, link, nodes, path):
         message, answer = TestMessagesThatAreNotAllThere.begin(link, nodes[0], 1)
-        assert self.told(nodes[0]).object_id == message.object_id
+        assert [tree.object_id for tree in nodes[0].next()] == [message.object_id]
         self.restart(link, path)
         assert nodes[0].pull(message.object_id).object_found, "it may still come"
         link.abandoned.sent(nodes[0].id, link.run, frozenset({message.object_id}))
