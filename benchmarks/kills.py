@@ -13,13 +13,14 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,7 +43,7 @@ PLAIN: dict[str, Setting] = {
     "report": False, "round-timeout": 60.0, "node-timeout": 300.0,
 }  # fmt: skip
 PRIVATE: dict[str, Setting] = PLAIN | {
-    "privacy.server": "global-dp", "privacy.noise-multiplier": 4.0, "round-timeout": 30.0, "late-timeout": 15.0,
+    "privacy.server": "global-dp", "privacy.noise-multiplier": 4.0, "round-timeout": 20.0, "late-timeout": 10.0,
 }  # fmt: skip
 SERVERS = ("server app", "superexec", "SuperLink")
 """What can be killed without the loss of a reply."""
@@ -346,17 +347,30 @@ class Trial:
         )
 
 
+@contextmanager
+def kept_if_it_fails() -> Iterator[Path]:
+    """A new folder, which is removed after the block; where the block fails it is kept, for the logs in it."""
+    folder = Path(tempfile.mkdtemp(prefix="cloister-kills-"))
+    try:
+        yield folder
+    except BaseException:
+        print(f"the logs are kept in {folder}", flush=True)
+        raise
+    shutil.rmtree(folder)
+
+
 def main(kills: int = 50, minutes: float = 600, seed: int = 0) -> None:
     """Kill until there are enough kills, or the time is over."""
     machine()
-    with tempfile.TemporaryDirectory(prefix="cloister-kills-") as scratch:
-        folder = Path(scratch)
-        with open_server(folder, PATIENCE, "--resume", "1000", "--tasks", str(folder / "tasks")) as server:
-            federation = Federation(server, folder, random.Random(seed))
-            federation.start()
-            Trial(federation, KINDS, kills, minutes).run()
-            told = server.processes.told("flwr", "list", CONNECTION, "--format", "json")["runs"]
-            assert {found["status"] for found in told} == {"finished:completed"}, "Flower counts a run as failed"
+    with (
+        kept_if_it_fails() as folder,
+        open_server(folder, PATIENCE, "--resume", "1000", "--tasks", str(folder / "tasks")) as server,
+    ):
+        federation = Federation(server, folder, random.Random(seed))
+        federation.start()
+        Trial(federation, KINDS, kills, minutes).run()
+        told = server.processes.told("flwr", "list", CONNECTION, "--format", "json")["runs"]
+        assert {found["status"] for found in told} == {"finished:completed"}, "Flower counts a run as failed"
 
 
 if __name__ == "__main__":

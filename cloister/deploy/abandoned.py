@@ -6,6 +6,7 @@ its nodes did not hear of that, and a run without a guarantee ended because no r
 part does not exist, and looks for the next message, once the app has begun to send it another one in the same run.
 """
 
+from collections.abc import Sequence
 from threading import Lock
 from types import ModuleType
 from typing import ClassVar
@@ -18,6 +19,7 @@ from flwr.server.superlink.linkstate import LinkState
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from cloister.deploy.fleet import InFront
+from cloister.deploy.interrupted import Given
 
 RUNS = 64
 """Runs that are remembered: of more the one that began first is forgotten, and its nodes wait as Flower has them."""
@@ -28,13 +30,16 @@ class Abandoned(InFront):
 
     A message that is there as a whole can be fetched, whatever was sent after it. What was sent before the SuperLink
     was started is not known here.
+
+    Args:
+        before: what nodes were given before the SuperLink was started, the last one of each node last.
     """
 
     names = ("pull_messages", "pull_object")
 
-    def __init__(self) -> None:
+    def __init__(self, before: Sequence[Given] = ()) -> None:
         super().__init__()
-        self._given: dict[int, str] = {}
+        self._given = {each.node: each.message for each in before}
         self._sent: dict[int, dict[int, frozenset[str]]] = {}
         self._noting = Lock()
 

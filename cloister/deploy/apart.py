@@ -15,7 +15,7 @@ array: an exact answer about an update without noise, and about who takes part i
 How long a request takes may still depend on what is there, by the time of a line in a database.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -32,6 +32,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 
 from cloister.deploy.fleet import InFront
+from cloister.deploy.interrupted import Given, give_again
 from cloister.deploy.unfinished import Unfinished
 
 TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
@@ -99,22 +100,30 @@ class _Upload:
 class OwnMessages(InFront):
     """Keeps every node to its own messages.
 
-    A node works on one message at a time, and sends one reply at a time. What it was doing when the SuperLink was
-    restarted is forgotten: that message, or reply, is lost.
+    A node works on one message at a time, and sends one reply at a time. A reply that it was sending when the SuperLink
+    was restarted is lost.
+
+    Args:
+        before: what nodes were given before this SuperLink was started, the last one of each node last.
 
     Attributes:
         unfinished: the replies that nodes have announced and not sent yet.
+        untold: the message of each node that was given one before, and may not have heard of it.
 
     Guarantee: no answer to a node depends on an object that it was not sent and has not sent itself.
     """
 
     names = ("get_run", "pull_messages", "pull_object", "confirm_message_received", "push_messages", "push_object")
 
-    def __init__(self) -> None:
+    def __init__(self, before: Sequence[Given] = ()) -> None:
         super().__init__()
-        self.given: dict[int, set[str]] = {}
+        self.given = {each.node: set(each.parts) for each in before}
         self.uploads: dict[int, _Upload] = {}
         self.unfinished = Unfinished()
+        for each in before:
+            self.unfinished.given(each.message, each.node)
+        last = {each.node: each for each in before}
+        self.untold = {node: each.message for node, each in last.items() if not each.is_fetched}
         self.lock = Lock()
 
     def get_run(self, request: Any, **others: Any) -> Any:
@@ -126,6 +135,8 @@ class OwnMessages(InFront):
 
     def pull_messages(self, request: Any, **others: Any) -> Any:
         """Remember what belongs to the message that a node is given."""
+        if message := self._untold(request.node.node_id):
+            give_again(others["state"], message)
         answer = self.inner["pull_messages"](request=request, **others)
         if answer.messages_list:
             with self.lock:
@@ -136,6 +147,7 @@ class OwnMessages(InFront):
 
     def pull_object(self, request: Any, **others: Any) -> Any:
         """Give a part of the node's own message; of any other the answer is that there is none."""
+        self._untold(request.node.node_id)
         if not self._was_given(request.node.node_id, request.object_id):
             return PullObjectResponse(object_found=False, object_available=False)
         return self.inner["pull_object"](request=request, **others)
@@ -197,6 +209,11 @@ class OwnMessages(InFront):
                 # Also if it was not stored: Flower has it from another node, or has given the reply up and says so.
                 upload.missing.discard(request.object_id)
         return stored
+
+    def _untold(self, node: int) -> str | None:
+        """The message that a node may not have been told of, once: what it asks for first shows whether it was."""
+        with self.lock:
+            return self.untold.pop(node, None)
 
     def _was_given(self, node: int, name: str) -> bool:
         with self.lock:

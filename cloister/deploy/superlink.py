@@ -35,6 +35,7 @@ from cloister.deploy.abandoned import Abandoned, Sending
 from cloister.deploy.apart import OwnMessages
 from cloister.deploy.credentials import is_known, read_digests
 from cloister.deploy.door import App, Door
+from cloister.deploy.interrupted import Given, take_up
 from cloister.deploy.replies import ReplyLimit
 from cloister.deploy.runs import RunningRuns
 from cloister.deploy.shortcut import Shortcut
@@ -94,10 +95,10 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
     config = _parse_superlink_lifespan_config()
     if config.insecure:
         raise ConfigError("operators' tokens would travel in the clear; to try things out, use flower-superlink")
-    _keep_database(config.database, max_database * 10**6)
+    before = _keep_database(config.database, max_database * 10**6)
     _watch_certificates([Path(path) for path in (config.ssl_certfile, config.ssl_ca_certfile) if path])
     uvicorn.run(
-        app=closed_app(replace(config, authn_plugin=OperatorsOnly(digests))),
+        app=closed_app(replace(config, authn_plugin=OperatorsOnly(digests)), before),
         host=config.host,
         port=config.port,
         log_config=get_uvicorn_log_config(console_handler.level),
@@ -107,12 +108,17 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
     )
 
 
-def closed_app(config: SuperLinkLifespanConfig) -> App:
-    """Flower's SuperLink behind our door, as an ASGI application. There is one in a process."""
-    own = OwnMessages()
+def closed_app(config: SuperLinkLifespanConfig, before: Sequence[Given] = ()) -> App:
+    """Flower's SuperLink behind our door, as an ASGI application. There is one in a process.
+
+    Args:
+        config: of the SuperLink.
+        before: what nodes were given by the SuperLink before it, the last one of each node last.
+    """
+    own = OwnMessages(before)
     own.install()
     WholeReplies(own.unfinished).install()
-    abandoned = Abandoned()
+    abandoned = Abandoned(before)
     abandoned.install()
     Sending(abandoned).install()
     # Outermost: it counts also what the objects' guard does not hand on.
@@ -125,18 +131,24 @@ def closed_app(config: SuperLinkLifespanConfig) -> App:
     return Door(Shortcut(app) if plain else app)
 
 
-def _keep_database(name: str, max_bytes: int) -> None:
-    """Compact the state database, bound it and watch it; one in memory has nothing to give back, and forgets tasks."""
+def _keep_database(name: str, max_bytes: int) -> list[Given]:
+    """Compact the state database, bound it and watch it; one in memory has nothing to give back, and forgets tasks.
+
+    Returns:
+        What nodes were given before, and have not answered.
+    """
     database.set_up(max_bytes)
     if name == FLWR_IN_MEMORY_DB_NAME or "://" in name:
-        return
-    path = Path(name).resolve()
+        return []
+    path, before = Path(name).resolve(), []
     try:
         database.prepare(path)
         database.wait_for_tasks(path)
+        before = take_up(path)
     except sqlite3.Error as error:
         log(WARNING, "the state database %s could not be made ready: %s", path.name, error)
     database.watch(path, max_bytes)
+    return before
 
 
 def expiring(paths: Sequence[Path], now: datetime) -> list[str]:

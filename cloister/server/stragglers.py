@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
@@ -47,7 +48,7 @@ class PatientGrid(WatchedGrid):
         messages = list(messages)
         for message in messages:
             self.watch(message.metadata.dst_node_id, asked_to(message))
-        ids = list(self._inner.push_messages(messages))
+        ids = self._pushed(messages)
         # A message that could not be pushed has no id; its node is one that did not reply.
         asked = {found: message.metadata.dst_node_id for found, message in zip(ids, messages, strict=False) if found}
         heard, started, deadline, waited = False, time.monotonic(), timeout, 0.0
@@ -69,6 +70,18 @@ class PatientGrid(WatchedGrid):
                 break
             time.sleep(self._pause(len(asked), waited, deadline))
         self.late.update(asked.values())
+
+    def _pushed(self, messages: list[Message]) -> list[str]:
+        """Their ids, once they are sent; what grew too old while no SuperLink answered is made new: nobody has it."""
+        while True:
+            try:
+                return list(self._inner.push_messages(messages))
+            except Exception:
+                now = datetime.now(UTC).timestamp()
+                if not any(message.metadata.created_at + message.metadata.ttl < now for message in messages):
+                    raise
+                for message in messages:
+                    message.metadata.created_at = now
 
     def _pulled(self, ids: list[str]) -> Iterator[Message]:
         """The replies that are there, a few at a time: a thousand large ones would fill the memory."""

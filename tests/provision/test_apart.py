@@ -1,6 +1,9 @@
 """Nodes at a SuperLink of Flower's own, one of which asks for what another one has sent."""
 
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from uuid import uuid4
 
@@ -31,9 +34,10 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 
 from cloister.core.arrays import from_record, to_record
 from cloister.core.identity import assume_run
-from cloister.deploy import unfinished
+from cloister.deploy import interrupted, unfinished
 from cloister.deploy.abandoned import Abandoned, Sending
 from cloister.deploy.apart import OwnMessages
+from cloister.deploy.interrupted import take_up
 from cloister.deploy.unfinished import GIVEN_UP, WholeReplies
 
 MODEL = {"kernel": np.zeros((64, 10), np.float32), "bias": np.zeros(10, np.float32)}
@@ -76,8 +80,11 @@ class SuperLink:
     def is_complete(self, message):
         """Whether the server's app can read the reply to a message."""
         (reply,) = self.state.get_message_res({message.metadata.message_id}, self.run)
-        names = names_of(self.store.get_object_tree(reply.metadata.message_id))
-        return all(self.store.get(name) for name in names)
+        return self.is_there(reply.metadata.message_id)
+
+    def is_there(self, name):
+        """Whether an object is, with all its parts."""
+        return all(self.store.get(part) for part in names_of(self.store.get_object_tree(name)))
 
 
 @dataclass
@@ -87,11 +94,18 @@ class Client:
     link: SuperLink
     id: int
 
+    def next(self):
+        """The trees of the messages that it is told of."""
+        request = PullMessagesRequest(node=Node(node_id=self.id))
+        return list(
+            fleet_handlers.pull_messages(
+                request=request, state=self.link.state, store=self.link.store
+            ).message_object_trees
+        )
+
     def fetch(self):
         """The objects of the next message."""
-        request = PullMessagesRequest(node=Node(node_id=self.id))
-        found = fleet_handlers.pull_messages(request=request, state=self.link.state, store=self.link.store)
-        (tree,) = found.message_object_trees
+        (tree,) = self.next()
         assert all(self.pull(name).object_available for name in names_of(tree))
         return tree.object_id
 
@@ -389,9 +403,7 @@ class TestMessagesThatAreNotAllThere:
 
     @staticmethod
     def told(node):
-        request = PullMessagesRequest(node=Node(node_id=node.id))
-        found = fleet_handlers.pull_messages(request=request, state=node.link.state, store=node.link.store)
-        return [tree.object_id for tree in found.message_object_trees]
+        return [tree.object_id for tree in node.next()]
 
     def test_a_node_waits_for_them_until_it_is_sent_another_one(self, link, nodes):
         node, other = nodes
@@ -535,3 +547,169 @@ class TestRepliesThatAreNotAllThere:
         message, _ = self.asked(link, nodes[0])
         nodes[0].reply(message)
         assert not link.own.unfinished._asked and not link.own.unfinished._begun
+
+
+class TestARestart:
+    """What nodes were doing when a SuperLink is killed, at the next one, which has its database and not its memory."""
+
+    @pytest.fixture(autouse=True)
+    def as_it_was(self, monkeypatch):
+        for module, names in [(fleet_handlers, OwnMessages.names), (runtime_handlers, ("pull_messages",))]:
+            for name in names:
+                monkeypatch.setattr(module, name, getattr(module, name))
+
+    @pytest.fixture
+    def path(self, tmp_path):
+        return tmp_path / "state.db"
+
+    @pytest.fixture
+    def link(self, path):
+        """A SuperLink that has its state in a file, with nothing in front of Flower's functions yet."""
+        self.flower = {name: getattr(fleet_handlers, name) for name in OwnMessages.names}
+        self.hears = runtime_handlers.pull_messages
+        link = SuperLink(str(path))
+        self.start(link, [])
+        return link
+
+    def start(self, link, before):
+        """Have a SuperLink begin that knows this of the one before it."""
+        vars(fleet_handlers).update(self.flower)
+        runtime_handlers.pull_messages = self.hears
+        own = OwnMessages(before)
+        own.install()
+        link.abandoned = Abandoned(before)
+        link.abandoned.install()
+        WholeReplies(own.unfinished).install()
+
+    def restart(self, link, path):
+        before = take_up(path)
+        self.start(link, before)
+        return before
+
+    @staticmethod
+    def for_the_app(link, name):
+        """What the server's app is answered when it asks for an object."""
+        request = PullObjectRequest(node=Node(node_id=SUPERLINK_NODE_ID), run_id=link.run, object_id=name)
+        return runtime_handlers.pull_object(request, link.state, SimpleNamespace(run_id=link.run))
+
+    def begun(self, link, node):
+        """A message, and a reply to it of which one part was sent."""
+        message = link.send(node)
+        node.confirm(node.fetch())
+        reply = labelled(Message(content(TRAINED), reply_to=message), node.id, link.run)
+        answer, objects = node.announce(reply), get_all_nested_objects(reply)
+        part = next(name for name in objects if name != reply.object_id and not link.store.get(name))
+        assert node.push(answer.session_id, part, objects[part].deflate())
+        return message, reply, answer
+
+    def test_nothing_is_known_of_a_new_database(self, path):
+        assert take_up(path) == []
+        SuperLink(str(path))
+        assert take_up(path) == []
+
+    def test_a_node_that_was_fetching_fetches_the_rest_and_replies(self, link, nodes, path):
+        message, other = link.send(nodes[0]), link.send(nodes[1])
+        (tree,) = nodes[0].next()
+        self.restart(link, path)
+        assert all(nodes[0].pull(name).object_available for name in names_of(tree))
+        assert not nodes[0].pull(other.object_id).object_found, "it was not given to this node"
+        assert not nodes[1].pull(other.object_id).object_found, "it was given to nobody"
+        nodes[0].confirm(message.object_id)
+        assert not nodes[0].pull(message.object_id).object_found
+        reply = nodes[0].reply(message)
+        assert link.heard(message) == {message.object_id} and link.is_there(reply.object_id)
+
+    def test_a_node_that_did_not_hear_of_its_message_is_told_again(self, link, nodes, path):
+        message, other = link.send(nodes[0]), link.send(nodes[1])
+        nodes[0].next()  # and the answer does not arrive
+        nodes[1].confirm(nodes[1].fetch())
+        self.restart(link, path)
+        assert nodes[0].fetch() == message.object_id and nodes[1].next() == []
+        nodes[0].confirm(message.object_id)
+        assert nodes[0].next() == [] and other.object_id not in link.heard(message, other)
+
+    def test_a_node_that_is_fetching_is_not_told_again(self, link, nodes, path):
+        message = link.send(nodes[0])
+        nodes[0].next()
+        self.restart(link, path)
+        assert nodes[0].pull(message.object_id).object_available
+        assert nodes[0].next() == []
+
+    def test_a_node_goes_on_with_what_it_was_given_last(self, link, nodes, path):
+        first, second = (link.send(nodes[0]) for _ in range(2))
+        given = [nodes[0].next()[0].object_id for _ in range(2)]
+        assert {*given} == {first.object_id, second.object_id}
+        assert [each.message for each in self.restart(link, path)] == given
+        assert nodes[0].pull(given[1]).object_available and not nodes[0].pull(given[0]).object_found
+
+    def test_the_server_hears_at_once_that_a_reply_was_lost(self, link, nodes, path):
+        """Its parts are refused: which of them the node has shown is not known any more."""
+        message, reply, answer = self.begun(link, nodes[0])
+        assert link.heard(message) == set()
+        self.restart(link, path)
+        assert not nodes[0].push(answer.session_id, reply.object_id, reply.deflate())
+        assert link.heard(message) == {message.object_id}
+        assert not self.for_the_app(link, reply.object_id).object_found, "Flower's grid waits for what is found"
+
+    def test_without_that_the_server_would_wait(self, link, nodes):
+        message, reply, _ = self.begun(link, nodes[0])
+        self.start(link, [])
+        assert link.heard(message) == {message.object_id}
+        found = self.for_the_app(link, reply.object_id)
+        assert found.object_found and not found.object_available
+
+    @pytest.mark.parametrize("begun", [False, True])
+    def test_a_client_that_sends_no_part_to_the_next_one_holds_nobody_up(self, link, nodes, path, begun):
+        if begun:
+            message, reply, _ = self.begun(link, nodes[0])
+        else:
+            message = link.send(nodes[0])
+            nodes[0].fetch()
+            reply = labelled(Message(content(TRAINED), reply_to=message), nodes[0].id, link.run)
+        self.restart(link, path)
+        answer, objects = nodes[0].announce(reply), get_all_nested_objects(reply)
+        assert link.heard(message) == set()
+        for name in answer.objects_to_push:
+            assert nodes[0].push(answer.session_id, name, objects[name].deflate())
+        assert link.heard(message) == {message.object_id} and link.is_there(reply.object_id)
+
+    def test_a_reply_that_is_all_there_is_kept(self, link, nodes, path):
+        message = link.send(nodes[0])
+        nodes[0].fetch()
+        reply = nodes[0].reply(message)
+        assert self.restart(link, path) == []
+        assert link.heard(message) == {message.object_id} and link.is_there(reply.object_id)
+
+    def test_a_reply_that_was_being_handed_to_the_app_is_handed_to_it_again(self, link, nodes, path):
+        message = link.send(nodes[0])
+        nodes[0].fetch()
+        reply = nodes[0].reply(message)
+        assert link.state.get_message_res({message.object_id}, link.run), "and Flower was killed before it answered"
+        assert link.heard(message) == set()
+        self.restart(link, path)
+        assert link.heard(message) == {message.object_id} and link.is_there(reply.object_id)
+        self.restart(link, path)
+        assert message.object_id not in self.replies(path), "what was heard is deleted"
+
+    @staticmethod
+    def replies(path):
+        """The messages to which the database has a reply."""
+        with closing(sqlite3.connect(path)) as connection:
+            return {name for (name,) in connection.execute("SELECT reply_to_message_id FROM message_res")}
+
+    def test_a_message_that_has_expired_is_not_waited_for(self, link, nodes, path, monkeypatch):
+        link.send(nodes[0])
+        nodes[0].fetch()
+        later = datetime.now(UTC) + timedelta(days=365)
+        monkeypatch.setattr(interrupted, "datetime", SimpleNamespace(now=lambda _: later))
+        assert take_up(path) == []
+
+    def test_what_the_app_was_sending_goes_on(self, link, nodes, path):
+        message, answer = TestMessagesThatAreNotAllThere.begin(link, nodes[0], 1)
+        assert [tree.object_id for tree in nodes[0].next()] == [message.object_id]
+        self.restart(link, path)
+        assert nodes[0].pull(message.object_id).object_found, "it may still come"
+        link.abandoned.sent(nodes[0].id, link.run, frozenset({message.object_id}))
+        assert nodes[0].pull(message.object_id).object_found, "the app sends the same one again"
+        TestMessagesThatAreNotAllThere.finish(link, message, answer)
+        assert nodes[0].pull(message.object_id).object_available

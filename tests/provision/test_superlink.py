@@ -63,6 +63,7 @@ from cloister.deploy import superlink as superlink_module
 from cloister.deploy.abandoned import Sending
 from cloister.deploy.apart import OwnMessages
 from cloister.deploy.door import Door
+from cloister.deploy.interrupted import Given
 from cloister.deploy.runs import SECONDS, RunningRuns
 from cloister.deploy.shortcut import OFTEN, Shortcut
 from cloister.deploy.superlink import closed_app, expiring
@@ -329,6 +330,21 @@ class TestDatabase:
         monkeypatch.setattr(sql_corestate, "now", lambda: datetime.now(UTC) + timedelta(minutes=2))
         assert state.acknowledge_task_heartbeat(tasks[0]) and not state.acknowledge_task_heartbeat(tasks[1])
         assert [state.get_task_by_token(token) is not None for token in tokens] == [True, False, False]
+
+    def test_what_nodes_were_given_before_is_told_to_the_one_that_serves_them(self, tmp_path, monkeypatch):
+        (tmp_path / "operators").write_text("0" * 64)
+        known, served = [Given("m", 7, frozenset({"m", "part"}))], []
+        config = replace(configuration(tmp_path / "state.db"), insecure=False)
+        monkeypatch.setattr(sys, "argv", sys.argv)
+        monkeypatch.setattr(fleet_handlers, "check_abort", lambda *_: None)
+        monkeypatch.setattr(superlink_module, "_parse_superlink_lifespan_config", lambda: config)
+        monkeypatch.setattr(superlink_module, "take_up", lambda path: known if path == tmp_path / "state.db" else [])
+        monkeypatch.setattr(superlink_module.uvicorn, "run", lambda **_: served.append(fleet_handlers.pull_object))
+        superlink_module.serve(tmp_path / "operators", [])
+        (pull,) = served
+        request = PullObjectRequest(node=Node(node_id=7), run_id=1, object_id="part")
+        state = SimpleNamespace(get_object=lambda *_: b"content", store_traffic=lambda *_, **__: None)
+        assert pull(request=request, state=state).object_content == b"content"
 
     @pytest.mark.parametrize("exists", [False, True])
     def test_what_is_freed_while_it_is_in_use_is_given_back(self, tmp_path, exists):

@@ -1,5 +1,7 @@
 """Waiting for replies, on a grid whose clock is turned by hand."""
 
+import time
+
 import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
@@ -132,6 +134,45 @@ def test_there_may_be_no_deadline(ask):
 def test_nobody_asked_is_no_waiting(ask):
     _, once = ask({})
     assert once() == ([], 0.0)
+
+
+class Away:
+    """A grid whose messages are refused as too old until they are made new, or refused for another reason."""
+
+    def __init__(self, away, reason="Message TTL has expired"):
+        self.away, self.reason, self.sent = away, reason, []
+
+    def push_messages(self, messages):
+        self.sent.append([message.object_id for message in messages])
+        if self.away:
+            for message in messages:  # so much time has passed
+                message.metadata.created_at -= self.away.pop()
+            raise OSError(self.reason)
+        return self.sent[-1]
+
+    def pull_messages(self, ids):
+        return []
+
+
+class TestASuperLinkThatIsAway:
+    @staticmethod
+    def ask(inner):
+        assume_run()
+        message = Message(RecordDict(), 1, "train", ttl=60.0)
+        assert list(PatientGrid(inner).send_and_receive([message], timeout=0.0)) == []
+        return message
+
+    def test_messages_that_grew_too_old_meanwhile_are_sent_anew(self):
+        inner = Away([100.0, 70.0])
+        message = self.ask(inner)
+        assert len(inner.sent) == 3 and len({name for (name,) in inner.sent}) == 3
+        assert time.time() - message.metadata.created_at < 60
+
+    def test_what_is_refused_for_another_reason_is_an_error(self):
+        inner = Away([50.0])
+        with pytest.raises(OSError, match="TTL"):
+            self.ask(inner)
+        assert len(inner.sent) == 1
 
 
 class TestUnderAGuarantee:
