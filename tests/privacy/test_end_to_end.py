@@ -11,6 +11,7 @@ from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.privacy.claims.end_to_end import (
+    EVERYBODY,
     Setting,
     client_multiplier,
     dp_sgd_claim,
@@ -124,6 +125,15 @@ class TestStatement:
         facts = record_clients(dp_sgd_claim(mechanism, [steps], rounds, delta, Circumstances(noise_seed != -1)))
         (size,) = facts["by-examples"]
         return facts | size
+
+    def test_each_figure_says_whom_it_is_against_for_how_many_releases_and_how_it_was_computed(self):
+        mechanism, steps = LocalDpSgd(4.0, 1.0), LocalSteps(600, 100, 1, "poisson")
+        (size,) = dp_sgd_claim(mechanism, [steps], 64, DELTA, Circumstances()).sizes
+        (_, client), (published,) = size.figures, size.heuristic
+        assert client.adversary == EVERYBODY and client.releases == published.releases == 64
+        assert published.formula == "σ/√k" and published.accountant == "published"
+        rounds = Account().plus(Gaussian(published.noise_multiplier), 64)
+        assert published.epsilon == rounds.epsilon(DELTA, "published") != rounds.epsilon(DELTA)
 
     def test_the_claim_for_an_example_is_that_of_its_steps(self):
         facts = self.of()
