@@ -32,6 +32,7 @@ CASES = {
     "NumPy, warm": ("softmax", WARM_LIGHT),
     "NumPy, warm, secure aggregation": ("softmax", WARM_LIGHT),
     "Keras, warm, secure aggregation": ("mlp", WARM),
+    "NumPy, cold, secure aggregation": ("softmax", COLD),
 }
 SECURE = {
     "privacy.server": "global-dp", "privacy.noise-multiplier": 1.0, "secure-aggregation.enabled": True,
@@ -52,13 +53,9 @@ def measure(
     with Processes(folder / "processes") as processes:
         processes.superlink()
         began = time.perf_counter()
-        own = identities(folder) if secure else [{}] * NODES
-        configs = [{"partition-id": number, "num-partitions": NODES, **own[number]} for number in range(NODES)]
-        processes.supernodes(configs, *program)
-        nodes = [processes.services[f"supernode-{number}"].pid for number in range(NODES)]
-        ready = "warm:" if program != COLD else "SuperNode ID"
-        processes.wait(lambda: all(ready in processes.log(f"supernode-{n}") for n in range(NODES)), SECONDS, "nodes")
+        start_nodes(processes, folder, NODES, program, secure)
         started = time.perf_counter() - began
+        nodes = [processes.services[f"supernode-{number}"].pid for number in range(NODES)]
         processor = sum(map(processor_seconds, nodes))
         with watched(nodes[0]) as memory:
             processes.flwr_run(settings, seconds=SECONDS)
@@ -71,15 +68,32 @@ def measure(
     }  # fmt: skip
 
 
-def identities(folder: Path) -> list[Mapping[str, Setting]]:
+def start_nodes(processes: Processes, folder: Path, nodes: int, program: tuple[str, ...], secure: bool) -> None:
+    """Start nodes, and wait until all of them are ready.
+
+    Args:
+        processes: with a SuperLink.
+        folder: for keys and ledgers.
+        nodes: how many.
+        program: that each runs.
+        secure: whether each has a name and a key of its own on a roster.
+    """
+    own = identities(folder, nodes) if secure else [{}] * nodes
+    configs = [{"partition-id": number, "num-partitions": nodes, **own[number]} for number in range(nodes)]
+    processes.supernodes(configs, *program)
+    ready = "warm:" if program != COLD else "SuperNode ID"
+    processes.wait(lambda: all(ready in processes.log(f"supernode-{n}") for n in range(nodes)), SECONDS, "nodes")
+
+
+def identities(folder: Path, nodes: int) -> list[Mapping[str, Setting]]:
     """Who the nodes are in secure aggregations, and where each keeps its secrets."""
-    sites = "".join(f'[[sites]]\nname = "{n}"\npartition-id = {n}\nnum-partitions = {NODES}\n' for n in range(NODES))
+    sites = "".join(f'[[sites]]\nname = "{n}"\npartition-id = {n}\nnum-partitions = {nodes}\n' for n in range(nodes))
     description = folder / "federation.toml"
     description.write_text(f'name = "bench"\n[server]\naddresses = ["localhost"]\n{sites}')
     kits = provision(description, folder / "kits", "").folder / "sites"
     files = {"signing-key": "signing.key", "roster": "roster.signed", "roster-key": "roster.pub"}
     found = []
-    for number in range(NODES):
+    for number in range(nodes):
         own: dict[str, Setting] = {key: str(kits / str(number) / name) for key, name in files.items()}
         # The folder of a benchmark is removed at its end; this one, which is empty then, is left.
         own["secure-state"] = tempfile.mkdtemp(prefix="cloister-", dir="/dev/shm")

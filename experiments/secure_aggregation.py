@@ -7,11 +7,15 @@ together at δ = 1e-5, for a client's contribution that is zeroed or not. Every 
 seeds choose data and first model, the same ones for every mechanism, and differences are taken seed by seed.
 
     python experiments/secure_aggregation.py --data FOLDER/mnist/mnist.npz [--tasks digits mnist] [--seeds 5]
+
+With `--processes N` it makes the runs of `PROCESSES` of the first N seeds again, each client a process of its own.
 """
 
 import argparse
 import json
 import math
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +34,9 @@ SECURE: Mapping[str, dict[str, Any]] = {
 }
 MECHANISMS = ("global-dp", "secure aggregation", "gaussian")
 RESULTS = Path(__file__).parent / "results" / "secure_aggregation"
+PROCESSES = ("digits", "secure aggregation", 8.0)
+"""Task, mechanism and ε of the runs with clients as processes."""
+SECONDS = 900
 
 
 def configured(task: str, mechanism: str, epsilon: float, data: str) -> dict[str, Any]:
@@ -48,6 +55,26 @@ def points(task: str, data: str, seeds: int) -> Iterator[dict[str, Any]]:
             settings = configured(task, mechanism, epsilon, data)
             found = [accuracy(settings | {"seed": seed}, CLIENTS[task]) for seed in range(seeds)]
             yield {"task": task, "mechanism": mechanism, "epsilon": epsilon, "rounds": ROUNDS, "accuracy": found}
+
+
+def in_processes(seeds: int) -> dict[str, Any]:
+    """The accuracy of every seed, with warm nodes that keep their keys and their secrets apart from each other."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+    from deployment import WARM_LIGHT, Processes, start_nodes
+
+    task, mechanism, epsilon = PROCESSES
+    settings, found = configured(task, mechanism, epsilon, ""), []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        settings |= {"output-dir": str(folder / "runs"), "keep-checkpoints": 1}
+        with Processes(folder / "processes") as processes:
+            processes.superlink()
+            start_nodes(processes, folder, CLIENTS[task], WARM_LIGHT, secure=True)
+            for seed in range(seeds):
+                processes.flwr_run(settings | {"seed": seed, "run-name": f"seed-{seed}"}, seconds=SECONDS)
+                lines = (folder / "runs" / f"seed-{seed}" / "rounds.jsonl").read_text().splitlines()
+                found.append(json.loads(lines[-1])["central"]["accuracy"])
+    return {"task": task, "mechanism": mechanism, "epsilon": epsilon, "rounds": ROUNDS, "accuracy": found}
 
 
 def standard_error(values: Sequence[float] | np.ndarray) -> float:
@@ -74,9 +101,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default="", help="path of mnist.npz, which the task mnist needs")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--processes", type=int, default=0, help="seeds to run with clients as processes, and no others"
+    )
     parser.add_argument("--tasks", nargs="*", choices=list(CLIENTS), default=list(CLIENTS))
     arguments = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
+    if arguments.processes:
+        point = in_processes(arguments.processes)
+        (RESULTS / "processes.json").write_text(json.dumps(point, indent=1) + "\n")
+        print(point)
+        return
     for task in arguments.tasks:
         found = list(points(task, arguments.data, arguments.seeds))
         (RESULTS / f"{task}.json").write_text(json.dumps(found, indent=1) + "\n")
