@@ -68,4 +68,4 @@ def folder_unnamed(node: NodeConfig) -> Iterator[None]:
     try:
         yield
     except PrivacyError as error:
-        raise type(error)(str(error).replace(str(node.ledger_folder), "ledger-dir")) from None
+        raise type(error)(str(error).replace(str(node.ledger_folder), "ledger-dir")) from error.__cause__

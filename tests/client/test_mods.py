@@ -76,6 +76,15 @@ def test_a_node_that_abstains_says_so_in_a_line(caplog):
     assert reply.error.reason == "BudgetExhausted: the budget of this node is spent"
 
 
+def test_the_log_of_a_node_that_abstains_has_the_reason_and_the_server_has_not(caplog):
+    abstains = BudgetExhausted("nothing fits")
+    abstains.__cause__ = BudgetExhausted("99 % were spent")
+    reply = contained(abstains)
+    (record,) = [record for record in caplog.records if record.name == "cloister.client"]
+    assert record.getMessage().endswith("this client abstains: 99 % were spent")
+    assert reply.error.reason == "BudgetExhausted: nothing fits"
+
+
 def test_a_server_writes_no_lines_of_its_own_into_the_nodes_log(caplog):
     forged = "1\nINFO: this node has trained\x1b[2J"
 

@@ -444,12 +444,19 @@ class TestWhatABudgetWrites:
         assert not dict(here.state.config_records) and not dict(here.state.metric_records)
 
     def test_what_stops_a_message_is_logged_and_not_told(self, node, caplog):
-        with caplog.at_level("INFO", "cloister.client"), pytest.raises(BudgetExhausted) as refused:
-            self.spend(GAUSSIAN, node | {"max-epsilon": 1e-3})
-        assert str(refused.value) == subject.ABSTAINS
-        (record,) = caplog.records
-        assert record.levelname == "INFO" and record.message.startswith("abstaining: the next release would bring")
+        with caplog.at_level("INFO"):
+            reply = answer(GAUSSIAN, node | {"max-epsilon": 1e-3})
+        assert reply.error.reason == f"BudgetExhausted: {subject.ABSTAINS}"
+        (record,) = [record for record in caplog.records if record.name == "cloister.client"]
+        assert record.levelname == "WARNING"
+        assert ": this client abstains: the next release would bring" in record.message
         assert ledger_of_node(node).entries == []
+
+    def test_after_a_run_without_a_guarantee_the_log_says_that_nothing_helps(self, node, caplog):
+        assert not answer(OPEN, node).has_error()
+        reply = answer(DP_SGD | {"privacy.client-max-epsilon": 500.0}, node)
+        assert reply.error.reason == f"BudgetExhausted: {subject.ABSTAINS}"
+        assert "for which nothing can be claimed: no ε up to 500 covers them" in caplog.records[-1].message
 
     @pytest.mark.parametrize("key", ["max-epsilon", "max-example-epsilon"])
     def test_scores_and_a_budget(self, node, key):
@@ -460,16 +467,16 @@ class TestWhatABudgetWrites:
         )
 
     @pytest.mark.parametrize("groups_first", [False, True])
-    def test_a_budget_of_the_other_unit(self, node, groups_first, caplog):
+    def test_a_budget_of_the_other_unit(self, node, groups_first):
         runs = [DP_SGD, DP_SGD | {"task.group": "patient"}]
         first, second = reversed(runs) if groups_first else runs
         limited = node | {"max-example-epsilon": 500.0}
         self.spend(first, limited)
-        with caplog.at_level("INFO", "cloister.client"), pytest.raises(BudgetExhausted):
+        with pytest.raises(BudgetExhausted) as refused:
             self.spend(second, limited)
         before, now = ("group", "example") if groups_first else ("example", "group")
-        assert caplog.records[-1].message == (
-            f"abstaining: ledger-dir/{ledger_of_node(node).path.name} holds releases that were counted for each "
+        assert str(refused.value.__cause__) == (
+            f"ledger-dir/{ledger_of_node(node).path.name} holds releases that were counted for each "
             f"{before}: no budget for each {now} covers them; if this is other data, give it another data-identity"
         ).replace("ledger-dir", str(Path(node["ledger-dir"])))
 

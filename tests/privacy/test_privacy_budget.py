@@ -239,7 +239,7 @@ class TestABudgetToTheLetter:
             budget.require([Unaccounted("x")])
         assert str(refused.value) == (
             f"{path} holds, or would hold, releases for which nothing can be claimed: no ε up to 2 covers them. "
-            "Runs without privacy.max-epsilon go on, and their own claims hold. If this is other data, or those runs "
-            "were simulations whose results nobody else has seen and nobody uses, set privacy.data-identity to "
-            "another name"
+            "Runs without this budget go on, and their own claims hold. If this is other data, or those runs were "
+            "simulations whose results nobody else has seen and nobody uses, give it another name: "
+            "privacy.data-identity of a run, data-identity of a node"
         )

@@ -5,12 +5,10 @@ knows. Whoever chooses the parameters of one message has seen the replies to tho
 filter that was fixed beforehand (`cloister.privacy.accounting.filters`).
 """
 
-import logging
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from logging import INFO
 
 from cloister.client.charges import FURTHER, GROUPED, PROMISED, SCORES, Charge, charges_of, steps_by
 from cloister.client.foreseen import foreseen
@@ -31,11 +29,10 @@ from cloister.privacy.accounting.filters import FilterKind
 from cloister.privacy.accounting.ledger import Ledger, today
 from cloister.privacy.accounting.vocabulary import Unit
 
-logger = logging.getLogger("cloister.client")
-
 ABSTAINS = (
     "the budget of this node is spent, or cannot cover this run: its own, or the run's privacy.client-max-epsilon or "
-    "privacy.max-leakage; more noise on the clients or fewer rounds cost less, and cloister plan says how much"
+    "privacy.max-leakage; more noise on the clients or fewer rounds cost less, and cloister plan says how much; "
+    "nothing covers earlier releases without a guarantee; which of these it is stands in the log of the node"
 )
 """The same words whichever budget it is, and however much of it is left."""
 
@@ -95,12 +92,14 @@ def foresee_budget(request: ProtocolRequest, node: Node, call_next: Handler) -> 
 
 @contextmanager
 def _abstaining() -> Iterator[None]:
-    """Abstain in the same words whichever budget is spent: how much was is the node's own affair."""
+    """Abstain in the same words whichever budget is spent: how much was is the node's own affair.
+
+    The cause is for this node's log (`cloister.client.mods.errors`).
+    """
     try:
         yield
     except BudgetExhausted as error:
-        logger.log(INFO, "abstaining: %s", error)
-        raise BudgetExhausted(ABSTAINS) from None
+        raise BudgetExhausted(ABSTAINS) from error
 
 
 def _required(request: Request, node: Node) -> list[tuple[PrivacyBudget[Store], Charge]]:

@@ -26,9 +26,7 @@ def contain_errors(message: Message, context: Context, call_next: ClientAppCalla
     except Exception as error:
         # What the server wrote shall write no lines of its own into this node's log.
         place = f"run {message.metadata.run_id}, round {clean(message.metadata.group_id)}, node {context.node_id}"
-        # Where it happened, and of our own errors what: the text of any other may quote an example, in a log too.
-        lines = map(clean, str(error).splitlines())
-        told_here = f": {'; '.join(lines)}" if isinstance(error, CloisterError) else ""
+        told_here = _told_here(error)
         if isinstance(error, BudgetExhausted):
             # Nothing is broken: to abstain is what a budget is for.
             logger.log(WARNING, "%s: this client abstains%s", place, told_here)
@@ -38,3 +36,13 @@ def contain_errors(message: Message, context: Context, call_next: ClientAppCalla
         told = isinstance(error, CloisterError) and not isinstance(error, DataError | NodeConfigError)
         reason = f"{type(error).__name__}: {error if told else 'details are in the log of the node'}"
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def _told_here(error: Exception) -> str:
+    """What this node's log says of an error: of our own all, of any other nothing, as its text may quote an example.
+
+    What a node says when it abstains is the same whatever the reason. Its cause has the reason.
+    """
+    told = error.__cause__ if isinstance(error.__cause__, BudgetExhausted) else error
+    lines = map(clean, str(told).splitlines())
+    return f": {'; '.join(lines)}" if isinstance(told, CloisterError) else ""
