@@ -409,6 +409,7 @@ class TestTheOfficersPage:
         assert all(len(question.findall("div/p")) >= 2 for question in tree.findall(".//div[@class='question']"))
         text = " ".join(texts(tree, ".//section[@id='officer']"))
         assert "whoever gets them may learn" in text and "claim holds" not in text and "ε =" not in text
+        assert "an entry stands for all rounds that follow it" in text and "Releases are not rounds" not in text
 
     def test_statements_stand_where_they_were_missing(self, tmp_path):
         stated = Statements(**{name: f"We state {name}." for name in Statements.model_fields})
