@@ -50,10 +50,11 @@ class CanaryBounds:
 
     def words(self) -> tuple[str, ...]:
         """The claim, each bound with what it rests on, and the verdict: a sentence each."""
-        sure = f"with {self.confidence:.0%} confidence"
-        claimed = "nothing is claimed" if self.claimed is None else f"ε = {at_most(self.claimed)} at δ = {self.delta:g}"
+        share, delta = f"{at_least(100 * self.confidence, 3)}%", at_most(self.delta)
+        sure = f"with {share} confidence"
+        claimed = "nothing is claimed" if self.claimed is None else f"ε = {at_most(self.claimed)} at δ = {delta}"
         verdict = (
-            f"The claim is contradicted, {self.confidence:.0%} sure, by the bound: {', '.join(self.contradicted)}."
+            f"The claim is contradicted, {share} sure, by the bound: {', '.join(self.contradicted)}."
             if self.contradicted
             else "No bound is above a claim. That proves nothing: another attack might show more."
         )

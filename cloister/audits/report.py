@@ -86,7 +86,7 @@ class Audited:
         for item in self.skipped:
             console.print(f"not run: {item.name}: {item.why}")
         for bound in self.contradicted:
-            console.print(f"the claim is contradicted, {bound.confidence or 0:.0%} sure: {in_words(bound)}")
+            console.print(f"the claim is contradicted, {_sure(bound)}: {in_words(bound)}")
         for line in self.lines:
             console.print(clean(line))  # what is claimed comes from the directory
 
@@ -145,7 +145,8 @@ def in_words(item: Measured) -> str:
         item: the figure.
     """
     if item.quantity == "epsilon":
-        told = f"ε ≥ {at_least(item.value, 3)} at δ = {item.delta or 0:g}, {100 * (item.confidence or 0):.3g} % sure"
+        # A larger δ, or more confidence, would make a bound from below say more than was measured.
+        told = f"ε ≥ {at_least(item.value, 3)} at δ = {at_least(item.delta or 0)}, {_sure(item)}"
     else:
         at = "" if item.alarms is None else f" at {100 * item.alarms:g} % false alarms"
         told = f"{NAMES[item.quantity]} {item.value:.3f}{at}"
@@ -153,6 +154,11 @@ def in_words(item: Measured) -> str:
     resting = f", {item.assumption}" if item.assumption else ""
     about = f", unit {item.unit}" if item.unit else ""
     return f"{told}{interval} by {item.attack}{about}{resting}"
+
+
+def _sure(item: Measured) -> str:
+    """How sure a bound is, rounded down."""
+    return f"{at_least(100 * (item.confidence or 0), 3)} % sure"
 
 
 def _claims(privacy: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -192,7 +198,8 @@ def _named(control: Control) -> str:
 def _cells(name: str, item: Measured) -> tuple[str, str, str, str]:
     at = "" if item.alarms is None else f" at {100 * item.alarms:g} % false alarms"
     interval = "" if item.low is None or item.high is None else f"{item.low:.3f} to {item.high:.3f}"
-    return name, item.unit, f"{NAMES[item.quantity]} {item.value:.3f}{at}", interval
+    value = at_least(item.value, 3) if item.quantity == "epsilon" else f"{item.value:.3f}"
+    return name, item.unit, f"{NAMES[item.quantity]} {value}{at}", interval
 
 
 def _warnings(finding: Finding) -> Iterator[str]:

@@ -176,7 +176,7 @@ def _about(task: Task, examples: Examples, where: str) -> Iterator[Line]:
     yield from (Line("fault", "; ".join(filter(None, (str(fault), fault.first)))) for fault in faults)
     if faults:
         return
-    kind = f"{task.classes} classes" if task.classes else "numbers as targets"
+    kind = _classes(task, examples) if task.classes else "numbers as targets"
     yield Line("ok", f"{where}: {len(examples)} examples of shape {task.input_shape}, {kind}")
     if examples.x.dtype != np.float32:
         note = (
@@ -187,6 +187,13 @@ def _about(task: Task, examples: Examples, where: str) -> Iterator[Line]:
         yield Line("note", f"{where}: inputs beyond {LARGE:g}, on which networks train badly; scale them in the task")
     if task.classes:
         yield from _about_balance(task, examples, where)
+
+
+def _classes(task: Task, examples: Examples) -> str:
+    """How many classes there are, and how many examples the rarest and the most frequent have."""
+    counts = np.bincount(examples.y, minlength=task.classes)
+    low, high = counts.min(), counts.max()
+    return f"{task.classes} classes of {low} to {high} each" if high > low else f"{task.classes} classes of {low} each"
 
 
 def _about_balance(task: Task, examples: Examples, where: str) -> Iterator[Line]:
@@ -238,7 +245,8 @@ def _round(config: RunConfig, data: Path | None) -> Iterator[Line]:
     last = outcome.rounds[-1]
     if last.unscored:
         yield Line("note", f"one round of {CLIENTS} clients: one was not scored: {last.unscored[0].detail}")
-    scores = ", ".join(f"{name} {value:.4g}" for name, value in (last.central or last.federated).items())
+    found = last.central or last.federated
+    scores = ", ".join(f"{name} {found[name]:.4g}" for name in sorted(found, key=lambda name: (name != "loss", name)))
     yield Line("ok", f"one round of {CLIENTS} clients: {scores or 'no scores'}")
 
 

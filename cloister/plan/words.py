@@ -78,8 +78,8 @@ def _sizes(preview: Preview) -> Iterator[str]:
     if preview.sizes is None or preview.by_size is None:
         return
     yield from (
-        f"{count} client{'s' if count > 1 else ''} with {steps.examples} {preview.by_size.unit}s: {steps.count} steps "
-        f"a round, each with {100 * steps.rate:.4g} % of them"
+        f"{_clients(count, preview.sizes.are_dealt)} with {steps.examples} {preview.by_size.unit}s: {steps.count} "
+        f"steps a round, each with {100 * steps.rate:.4g} % of them"
         for steps, count in sorted(preview.sizes.counts.items(), key=lambda item: item[0].examples)
         if steps in preview.sizes.shown
     )
@@ -89,13 +89,21 @@ def _sizes(preview: Preview) -> Iterator[str]:
         yield from render_clients(preview.by_size)[1:]
 
 
+def _clients(count: int, are_dealt: bool) -> str:
+    """How many clients have a size; of stated sizes nobody knows how many."""
+    if not are_dealt:
+        return "a client"
+    return f"{count} client{'s' if count > 1 else ''}"
+
+
 def _curves(preview: Preview) -> Iterator[str]:
     for series in preview.series:
         yield title(series)
         largest = max((value for _, value in series.points if math.isfinite(value)), default=0.0)
+        width = max([8, *(len(at_most(value)) for _, value in series.points)])
         for number, value in series.points:
             length = BAR if math.isinf(value) else round(BAR * value / largest) if largest else 0
-            yield f"  round {number:>5}  {at_most(value):<8}  {'█' * length}".rstrip()
+            yield f"  round {number:>5}  {at_most(value):<{width}}  {'█' * length}".rstrip()
     if preview.series:
         yield "one example of a client, or one group of them, is covered by what holds for the whole client"
 

@@ -1,5 +1,6 @@
 """`cloister audit`: what it reads, says and writes."""
 
+import io
 import json
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from cloister import cli
@@ -78,7 +80,7 @@ class TestCommand:
         pretended = privacy | {"status": "sound", "mechanism": "global-dp", "claims": [SOUND]}
         (copied / "privacy.json").write_text(json.dumps(pretended))
         told = invoke("audit", copied, "--only", "client-inference", "--shadows", "8")
-        assert told.exit_code == 1 and "the claim is contradicted, 95% sure" in told.output
+        assert told.exit_code == 1 and "the claim is contradicted, 95 % sure" in told.output
         assert json.loads((copied / "audit.json").read_text())["contradicted"]
         assert counted["done"] == counted["expected"] == 2 * (3 * 8 + 2 * 2)
 
@@ -194,6 +196,18 @@ class TestFinding:
         for other in ({"epsilon": 1.0}, {"unit": "example"}, {"delta": 1e-6}, {"relation": "replace-one"}):
             assert contradicted(**other) == ()
 
+    def test_a_bound_from_below_is_rounded_down_with_its_delta_and_its_confidence(self, tmp_path):
+        bound = Measured("attack", "epsilon", 1.2389, "client", delta=1.9998e-5, confidence=0.9996)
+        assert (
+            measured((Finding("name", "", (bound,)),))
+            == "ε ≥ 1.23 at δ = 1.999e-05, 99.9 % sure by attack, unit client"
+        )
+        privacy = {"status": "sound", "mechanism": "global-dp", "claims": [SOUND | {"delta": bound.delta}]}
+        console = Console(record=True, width=200, file=io.StringIO())
+        Audited(tmp_path, privacy, (Finding("name", "", (bound,)),), ()).show(console)
+        told = console.export_text()
+        assert "the claim is contradicted, 99.9 % sure: ε ≥ 1.23" in told and "ε at least 1.23 " in told
+
     def test_what_is_claimed(self):
         sound = {"status": "sound", "mechanism": "global-dp", "claims": [SOUND, SOUND | {"scope": "all runs"}]}
         assert claimed(sound) == "ε = 0.01 at δ = 1e-05 for one client, add-or-remove (global-dp, sound)"
@@ -251,7 +265,7 @@ class TestCanaries:
         privacy["claims"] = [claim | {"epsilon": 1.0} for claim in privacy["claims"]]
         (run / "privacy.json").write_text(json.dumps(privacy))
         told = invoke("audit", run, "--only", "canaries")
-        assert told.exit_code == 1 and "the claim is contradicted, 95% sure" in told.output
+        assert told.exit_code == 1 and "the claim is contradicted, 95 % sure" in told.output
 
     def test_another_run_is_skipped(self, copied):
         told = invoke("audit", copied, "--only", "canaries")

@@ -26,6 +26,7 @@ from asking import (
 )
 from flwr.app import RecordDict
 
+from cloister.aggregation.screening import REASON_LENGTH
 from cloister.client import ledgers
 from cloister.client.charges import (
     FURTHER,
@@ -451,6 +452,9 @@ class TestWhatABudgetWrites:
         assert record.levelname == "WARNING"
         assert ": this client abstains: the next release would bring" in record.message
         assert ledger_of_node(node).entries == []
+
+    def test_the_server_keeps_all_of_the_words(self):
+        assert len(f"error: code 2: BudgetExhausted: {subject.ABSTAINS}") <= REASON_LENGTH
 
     def test_after_a_run_without_a_guarantee_the_log_says_that_nothing_helps(self, node, caplog):
         assert not answer(OPEN, node).has_error()

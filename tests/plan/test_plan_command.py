@@ -5,6 +5,7 @@ import re
 import shlex
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from planned import DP_SGD, TINY, planned
@@ -19,9 +20,10 @@ from cloister.config.settings import as_pairs
 from cloister.core.errors import ConfigError, FederationError
 from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
+from cloister.plan import words
 from cloister.plan.nodes import configurations
 from cloister.plan.preview import Options, preview
-from cloister.plan.series import shown_rounds
+from cloister.plan.series import Series, shown_rounds
 from cloister.server.reports.console import Narrator
 from cloister.server.run import run
 
@@ -79,6 +81,19 @@ def test_it_says_what_a_run_would_cost():
     ):
         assert part in told, part
     assert "\x1b" not in told and "nothing was sent, spent or written" in told
+
+
+def test_sizes_that_are_stated_count_no_clients_and_one_round_is_one():
+    told = printed("-c", DP_SGDLY, "-c", "num-rounds=1", "--no-timing", "--public-size", 200)
+    assert "  a client with 200 examples: " in told and "1 client " not in told
+    assert "that trained in 1 round:" in told
+
+
+def test_bars_begin_in_one_column():
+    series = Series("dp-sgd", "a client", "add-or-remove", "whoever", 1e-5, ((1, 324400.0), (2, 2720000.0), (3, 1.0)))
+    _, *curve, _ = words._curves(SimpleNamespace(series=[series]))
+    assert [line.count("█") for line in curve] == [5, 40, 0] and curve[2].endswith("1")
+    assert len({line.index("█") for line in curve[:2]}) == 1
 
 
 @pytest.mark.parametrize("policy", [None, "policy.toml"])

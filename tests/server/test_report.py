@@ -188,13 +188,14 @@ class TestWhatItSays:
         assert "shows nothing" not in page_of(tmp_path, audit=audit | {"findings": sound})
 
     def test_an_audit_is_told_in_the_words_of_a_terminal(self, tmp_path):
-        sure = Measured("ratio", "epsilon", 0.0, "client", delta=1e-5, confidence=0.95, assumption="of a shape")
+        rounded_down = {"value": 1.2389, "delta": 1.9998e-5, "confidence": 0.9996}
+        sure = Measured("ratio", "epsilon", unit="client", assumption="of a shape", **rounded_down)
         found = Measured("ratio", "tpr", 0.25, "client", alarms=0.001)
         finding = Finding("membership", "", (found, sure), ())
         tree = tree_of(page_of(tmp_path, audit={"findings": [finding.facts()]}))
         rows = [row for row in texts(tree, ".//section[@id='results']//table/tbody/tr") if row.startswith("ratio")]
         assert rows == [
-            "ratio ε at least 0.000 unit client, δ = 1e-05, 95 % sure, of a shape",
+            "ratio ε at least 1.23 unit client, δ = 1.999e-05, 99.9 % sure, of a shape",
             "ratio members found 0.250 unit client, at 0.1 % false alarms",
         ]
         assert {key: TERMINAL[key] for key in NAMES} == NAMES
@@ -408,6 +409,7 @@ class TestTheOfficersPage:
         assert all(len(question.findall("div/p")) >= 2 for question in tree.findall(".//div[@class='question']"))
         text = " ".join(texts(tree, ".//section[@id='officer']"))
         assert "whoever gets them may learn" in text and "claim holds" not in text and "ε =" not in text
+        assert "an entry stands for all rounds that follow it" in text and "Releases are not rounds" not in text
 
     def test_statements_stand_where_they_were_missing(self, tmp_path):
         stated = Statements(**{name: f"We state {name}." for name in Statements.model_fields})

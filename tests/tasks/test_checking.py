@@ -49,7 +49,7 @@ def found(*given):
 def test_a_built_in_task_is_sound():
     lines = found("breast-cancer")
     assert [kind for kind, _ in lines] == ["ok"] * 5
-    assert lines[0][1] == "load(), train: 456 examples of shape (30,), 2 classes"
+    assert lines[0][1] == "load(), train: 456 examples of shape (30,), 2 classes of 170 to 286 each"
     assert lines[3][1] == "it can be trained with privacy.client='dp-sgd'"
     assert lines[4][1].startswith("one round of 2 clients: loss ")
 
@@ -58,7 +58,7 @@ def test_a_site_s_file_is_sound_and_nothing_is_left(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     lines = found("breast-cancer", table(tmp_path))
-    assert [kind for kind, _ in lines] == ["ok"] * 4
+    assert [kind for kind, _ in lines] == ["ok"] * 4 and "one round of 2 clients: loss " in lines[3][1]
     assert [path.name for path in tmp_path.iterdir()] == ["own.csv"]
 
 

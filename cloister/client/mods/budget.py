@@ -31,8 +31,8 @@ from cloister.privacy.accounting.vocabulary import Unit
 
 ABSTAINS = (
     "the budget of this node is spent, or cannot cover this run: its own, or the run's privacy.client-max-epsilon or "
-    "privacy.max-leakage; more noise on the clients or fewer rounds cost less, and cloister plan says how much; "
-    "nothing covers earlier releases without a guarantee; which of these it is stands in the log of the node"
+    "privacy.max-leakage; the node's log says why; more noise or fewer rounds cost less (cloister plan); no budget "
+    "covers releases without a guarantee"
 )
 """The same words whichever budget it is, and however much of it is left."""
 

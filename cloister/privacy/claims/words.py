@@ -201,9 +201,10 @@ def render_clients(claim: ClientClaim) -> list[str]:
 
 
 def _render_size(unit: str, size: OfSize) -> list[str]:
+    rounds = f"{size.rounds} round{'s' * (size.rounds != 1)}"
     return [
         f"  ε = {_amount(figure)} for one {unit} of a client with {size.size} {unit}s that "
-        f"trained in {size.rounds} rounds: against {figure.adversary}{_condition(figure)}{_counts(figure)}"
+        f"trained in {rounds}: against {figure.adversary}{_condition(figure)}{_counts(figure)}"
         for figure in size.figures
         if figure.unit == unit
     ]

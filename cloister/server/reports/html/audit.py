@@ -4,14 +4,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cloister.core.digits import at_least
+
 FIRST = ("epsilon", "auc", "similarity")
 """Quantities that sum an attack up."""
 NAMES = {"auc": "AUC", "epsilon": "ε at least", "tpr": "members found", "similarity": "SSIM"}
 """What a terminal calls them too."""
+# A larger δ, or more confidence, would make a bound from below say more than was measured.
 NOTES: Mapping[str, Callable[[float], str]] = {
     "alarms": lambda rate: f"at {100 * rate:.3g} % false alarms",
-    "confidence": lambda share: f"{100 * share:.3g} % sure",
-    "delta": lambda delta: f"δ = {delta:g}",
+    "confidence": lambda share: f"{at_least(100 * share, 3)} % sure",
+    "delta": lambda delta: f"δ = {at_least(delta)}",
 }
 
 
@@ -94,6 +97,8 @@ def _figure(item: Mapping[str, Any]) -> Figure:
     quantity = str(item.get("quantity", ""))
     form = ".3f" if quantity in NAMES else ".4g"
     low, value, high = (_number(item.get(key, ""), form) for key in ("low", "value", "high"))
+    if quantity == "epsilon" and isinstance(item.get("value"), float):
+        value = at_least(item["value"], 3)
     return Figure(
         str(item.get("attack", item.get("name", ""))),
         NAMES.get(quantity, quantity),

@@ -51,6 +51,10 @@ OTHER_THAN_ROUNDS = (
     "what was written down counts even if its round was not finished."
 )
 
+ONE_FOR_ALL = (
+    "Without a mechanism on the server an entry stands for all rounds that follow it: no number of them costs less."
+)
+
 
 @dataclass(frozen=True)
 class Question:
@@ -212,7 +216,9 @@ def _composition(facts: Facts) -> Iterator[str]:
     yield f"Rounds: {statement.rounds}; sampling {statement.sampling}."
     ledger = statement.ledger
     yield f"Releases of this run in the ledger: {ledger.releases_of_this_run}, each written down before it was made."
-    if ledger.releases_of_this_run != statement.rounds:
+    if statement.claim.mechanism == "none":
+        yield ONE_FOR_ALL
+    elif ledger.releases_of_this_run != statement.rounds:
         yield OTHER_THAN_ROUNDS
     if not ledger.lasting:
         yield "The ledger is of this run alone: other runs on the same data are not in it, and not in any figure."

@@ -1,0 +1,79 @@
+"""The exit codes of `cloister`, as docs/runs.md has them: 1 of what failed, 2 of what cannot be read."""
+
+import click
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cloister import cli
+
+FLOWERS = {"warm-node", "superlink", "superexec"}
+"""Commands that hand their options to Flower's."""
+FAILING = [
+    "run -c num-rounds=-1",
+    "plan -c num-rounds=-1",
+    "bench -c num-rounds=-1",
+    "audit -c num-rounds=-1",
+    "audit nosuch",
+    "status nosuch",
+    "new task Nosuch",
+    "policy nosuch",
+    "predict nosuch nosuch",
+    "report nosuch",
+    "compare nosuch",
+    "sweep nosuch",
+    "provision nosuch",
+    "check task nosuch",
+    "ledger verify nosuch",
+    "ledger anchor nosuch --key nosuch --to nosuch",
+    "ledger show nosuch",
+    "ledger leakage nosuch",
+    "site list nosuch",
+    "site approve nosuch one",
+    "site rotate nosuch one",
+    "site remove nosuch one",
+]
+ENDLESS = {"watch", "dashboard"}
+"""Commands that go on: what they read may come later."""
+
+
+def commands(command, path=()):
+    """Each command with the words that call it."""
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            yield from commands(inner, (*path, name))
+    else:
+        yield " ".join(path), command
+
+
+COMMANDS = dict(commands(typer.main.get_command(cli.app)))
+OWN = sorted(COMMANDS.keys() - FLOWERS)
+
+
+@pytest.fixture
+def code_of(tmp_path, monkeypatch):
+    """Calls a command in an empty folder, where Flower knows no connection."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    return lambda line: CliRunner().invoke(cli.app, line.split()).exit_code
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_an_option_that_is_not_known_is_2(name, code_of):
+    assert code_of(f"{name} --nosuch") == 2
+
+
+@pytest.mark.parametrize("name", [name for name in OWN if any("-c" in one.opts for one in COMMANDS[name].params)])
+def test_settings_that_cannot_be_read_are_2(name, code_of):
+    given = " nosuch" * sum(isinstance(one, click.Argument) and one.required for one in COMMANDS[name].params)
+    assert code_of(f"{name}{given} -c unreadable") == 2
+
+
+@pytest.mark.parametrize("line", FAILING)
+def test_what_failed_is_1(line, code_of):
+    assert code_of(line) == 1
+
+
+def test_every_command_is_tried():
+    tried = {name for name in OWN for line in FAILING if f"{line} ".startswith(f"{name} ")}
+    assert tried == set(OWN) - ENDLESS
