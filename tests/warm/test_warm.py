@@ -7,20 +7,26 @@ import ssl
 import subprocess
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
+from flwr.app import Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.clientapp.client_app import LoadClientAppError
 from flwr.proto.runtime_pb2 import AcquireTaskResponse
 from flwr.proto.task_pb2 import Task
 from flwr.supercore.constant import TaskType
+from flwr.supercore.corestate import in_memory_corestate
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from flwr.supernode.runtime import run_clientapp as clientapp
 
 from cloister.client.app import app
 from cloister.client.policy import CHECKED_BUNDLE, Policy
 from cloister.core.errors import ConfigError, FederationError, PolicyError
+from cloister.core.identity import assume_run
 from cloister.deploy.warm import executor, node
 
 BUNDLE = b"an app bundle"
@@ -211,12 +217,31 @@ class TestWhatIsLoaded:
             self.loaded(tmp_path, bundle, sha(bundle))
 
 
+def replies_after_a_death(monkeypatch, is_taken):
+    """How many replies a SuperNode has, long after a client died that had begun, and may have taken its message."""
+    assume_run()
+    state = InMemoryNodeState(InMemoryObjectStore())
+    message = Message(RecordDict(), 1, "train")
+    message.metadata.__dict__.update(_run_id=7, _src_node_id=2, _message_id="m")
+    state.set_node_id(1)
+    state.store_message(message)
+    task = state.create_task(TaskType.CLIENT_APP, 7)
+    assert state.claim_task(task) and state.activate_task(task)
+    if is_taken:
+        assert state.get_messages_legacy(run_ids=[7], is_reply=False, limit=1)
+    later = datetime.now(UTC) + timedelta(hours=1)
+    monkeypatch.setattr(in_memory_corestate, "now", lambda: later)
+    replies = state.get_messages_legacy(is_reply=True)
+    monkeypatch.undo()
+    return len(replies)
+
+
 class TestServing:
     """The executor against answers of a SuperNode."""
 
     @pytest.fixture
     def serve(self, monkeypatch):
-        def served(answers):
+        def served(answers, children=(), has_begun=False):
             called, answers = [], iter(answers)
 
             class Client:
@@ -229,6 +254,11 @@ class TestServing:
                 def __getattr__(self, name):
                     return lambda request: called.append((name, request))
 
+                def PullTaskInput(self, request):
+                    called.append(("PullTaskInput", request))
+                    if has_begun:
+                        raise httpx.HTTPStatusError("it has begun", request=None, response=None)
+
                 def AcquireTask(self, request):
                     answer = next(answers)
                     if isinstance(answer, Exception):
@@ -240,7 +270,7 @@ class TestServing:
             monkeypatch.setattr(executor.Link, "client_of_task", lambda *_: Client())
             monkeypatch.setattr(executor.Executor, "fork", lambda _, token: called.append(("fork", token)))
             with suppress(StopIteration):
-                executor.Executor(executor.Link("node:1"), {}).serve(lambda: True)
+                executor.Executor(executor.Link("node:1"), {}, children=dict(children)).serve(lambda: True)
             return called
 
         monkeypatch.setattr(executor, "POLL_SECONDS", 0.0)
@@ -253,6 +283,18 @@ class TestServing:
         called = serve([TaskType.AGENT_APP, TaskType.CLIENT_APP])
         assert [name for name, _ in called] == ["PullTaskInput", "PullMessages", "PushTaskOutput", "fork"]
         assert called[2][1].sub_status == "failed"
+
+    @pytest.mark.parametrize("has_begun", [False, True])
+    @pytest.mark.parametrize("how", ["exit 0", "exit 1", "kill -9 $$"])
+    def test_the_message_of_a_child_that_died_is_taken(self, serve, tmp_path, how, has_begun):
+        child = subprocess.Popen(["sh", "-c", how])
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        called = serve(["", ""], {child.pid: executor.Child(tmp_path / "bundle", "t")}, has_begun)
+        child.returncode = 0
+        assert [name for name, _ in called] == ([] if how == "exit 0" else ["PullTaskInput", "PullMessages"])
+
+    def test_flower_answers_for_a_message_that_was_taken_alone(self, monkeypatch):
+        assert [replies_after_a_death(monkeypatch, is_taken) for is_taken in (False, True)] == [0, 1]
 
     def test_silence_is_told_once(self, serve, caplog):
         refused = httpx.ConnectError("connection refused")
@@ -275,7 +317,7 @@ def test_no_child_outlives_its_executor(tmp_path, monkeypatch, deaf):
     child = subprocess.Popen(["sh", "-c", f"trap '{'' if deaf else 'exit 0'}' TERM; echo; while :; do sleep 0.1; done"],
                              stdout=subprocess.PIPE)  # fmt: skip
     child.stdout.readline()  # it listens, or does not
-    asking.children[child.pid] = folder
+    asking.children[child.pid] = executor.Child(folder, "t")
 
     class Broken:
         def __enter__(self):

@@ -121,6 +121,19 @@ def warm_up(keras: bool) -> None:
     gc.freeze()
 
 
+@dataclass(frozen=True)
+class Child:
+    """A process that works on one task.
+
+    Attributes:
+        folder: of its own.
+        token: of the task.
+    """
+
+    folder: Path
+    token: str
+
+
 @dataclass
 class Executor:
     """Asks for tasks and has each run in a process of its own.
@@ -134,7 +147,7 @@ class Executor:
     link: Link
     imported: Mapping[str, bytes]
     policy: Callable[[], Policy | None] = lambda: None
-    children: dict[int, Path] = field(default_factory=dict)
+    children: dict[int, Child] = field(default_factory=dict)
     reachable: bool = True
 
     def serve(self, going_on: Callable[[], bool]) -> None:
@@ -146,7 +159,8 @@ class Executor:
         try:
             with self.link.client() as client:
                 while going_on():
-                    self._reap()
+                    for token in self._reap():
+                        self._give_up(token)
                     if (answer := self._asked(client)) is None:
                         time.sleep(POLL_SECONDS)
                     elif answer.task.type == TaskType.CLIENT_APP:
@@ -162,7 +176,7 @@ class Executor:
         child = os.fork()
         if not child:
             _as_child(lambda: self._run(token, os.getppid(), folder))
-        self.children[child] = folder
+        self.children[child] = Child(folder, token)
 
     def _run(self, token: str, parent: int, folder: Path) -> None:
         """Be `flwr-clientapp` for one task."""
@@ -200,10 +214,25 @@ class Executor:
             details = "this node runs clients only"
             client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details))
 
-    def _reap(self) -> None:
-        for child, folder in list(self.children.items()):
-            if os.waitpid(child, os.WNOHANG)[0]:
-                self._forget(child, folder)
+    def _give_up(self, token: str) -> None:
+        """Take the message of a task whose child has died, if it had not: Flower answers only for one that was taken.
+
+        If the task had begun, the SuperNode would wait for ever for another one, and look for no other message.
+        """
+        with suppress(httpx.HTTPError), self.link.client_of_task(token) as client:
+            with suppress(httpx.HTTPStatusError):  # as from a task that had begun
+                client.PullTaskInput(PullTaskInputRequest())
+            client.PullMessages(PullAppMessagesRequest())
+
+    def _reap(self) -> list[str]:
+        """Forget the children that have ended, and tell the tasks of those that failed."""
+        failed = []
+        for number, child in list(self.children.items()):
+            ended, status = os.waitpid(number, os.WNOHANG)
+            if ended:
+                self._forget(number)
+                failed += [child.token] if status else []
+        return failed
 
     def _end_children(self) -> None:
         """End all children, those that do not listen by force."""
@@ -213,14 +242,13 @@ class Executor:
         while self.children and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
             self._reap()
-        for child, folder in list(self.children.items()):
+        for child in list(self.children):
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            self._forget(child, folder)
+            self._forget(child)
 
-    def _forget(self, child: int, folder: Path) -> None:
-        del self.children[child]
-        shutil.rmtree(folder, ignore_errors=True)
+    def _forget(self, child: int) -> None:
+        shutil.rmtree(self.children.pop(child).folder, ignore_errors=True)
 
 
 def is_tested() -> bool:
