@@ -115,12 +115,17 @@ def with_early_step(request: ProtocolRequest, node: Node, call_next: Handler) ->
         return reply
     try:
         found = dict(call_next(early, node).arrays or {})
+    except CloisterError as error:
+        return _without(early, reply, str(error))
     except Exception as error:
-        told = error if isinstance(error, CloisterError) else type(error).__name__
-        logger.log(INFO, "round %d does not begin early: %s", early.round, told)
-        return reply
+        return _without(early, reply, type(error).__name__)
     answer = found.pop(SECURE_MESSAGE)
     return Reply({**(reply.arrays or {}), SECURE_EARLY: answer, **found})
+
+
+def _without(early: ProtocolRequest, reply: Reply, why: str) -> Reply:
+    logger.log(INFO, "round %d does not begin early: %s", early.round, why)
+    return reply
 
 
 def take_part(request: ProtocolRequest, node: Node) -> Reply:

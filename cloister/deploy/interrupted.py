@@ -15,8 +15,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+from flwr.supercore.sql_mixin import SqlMixin
 from flwr.supercore.state.schema.linkstate_models import MessageIns
 from flwr.supercore.utils import int64_to_uint64
 from sqlalchemy import update
@@ -91,7 +91,7 @@ def take_up(path: Path) -> list[Given]:
         ]
 
 
-def give_again(state: Any, message: str) -> None:
+def give_again(state: SqlMixin, message: str) -> None:
     """Have a node that asks for a message be given this one, which was given before.
 
     Args:
