@@ -72,7 +72,10 @@ class PatientGrid(WatchedGrid):
         self.late.update(asked.values())
 
     def _pushed(self, messages: list[Message]) -> list[str]:
-        """Their ids, once they are sent; what grew too old while no SuperLink answered is made new: nobody has it."""
+        """Their ids, once they are sent; what grew too old while no SuperLink answered is sent anew.
+
+        A node that had been told of the old message may answer both. Replies to the old one count nowhere.
+        """
         while True:
             try:
                 return list(self._inner.push_messages(messages))

@@ -73,6 +73,36 @@ def losing(where, inner=None):
     return app
 
 
+def changing(step, change):
+    """An app that changes what the third node sends in a step of the first round."""
+    inner = app_with(UPDATES)
+
+    def app(sent, context):
+        reply = inner(sent, context)
+        if (fields_of(sent)[ROUND], phase_of(sent), context.node_id) == (1, step, 3):
+            change(reply.content.array_records["arrays"])
+        return reply
+
+    return app
+
+
+def leave_out(record):
+    """Send no early part."""
+    del record[SECURE_EARLY]
+
+
+def repeat(record):
+    """Send what is for this round as the early part."""
+    record[SECURE_EARLY] = record[SECURE_MESSAGE]
+
+
+def steal(record):
+    """Send shares in the name of the first node."""
+    own = SealedShares.decode(record[SECURE_EARLY].numpy().tobytes())
+    stolen = SealedShares("client-00000", own.sealed).encode()
+    record[SECURE_EARLY] = type(record[SECURE_EARLY])(np.frombuffer(stolen, np.uint8))
+
+
 class TestARunOfSeveralRounds:
     def test_has_three_exchanges_in_place_of_five(self, tmp_path):
         run = early_run(tmp_path)
@@ -97,51 +127,18 @@ class TestARunOfSeveralRounds:
 
     @pytest.mark.parametrize("step", ["sign", "unmask"])
     def test_counts_a_reply_without_its_early_part_and_asks_again(self, step, tmp_path):
-        inner = app_with(UPDATES)
-
-        def silent(sent, context):
-            reply = inner(sent, context)
-            if (fields_of(sent)[ROUND], phase_of(sent), context.node_id) == (1, step, 3):
-                del reply.content.array_records["arrays"][SECURE_EARLY]
-            return reply
-
-        run = early_run(tmp_path, app=silent)
+        run = early_run(tmp_path, app=changing(step, leave_out))
         for number in (1, 2, 3):
             summed = run.collect(number)
             assert summed.survivors == summed.shown == 5 and not summed.rejected
             assert np.array_equal(summed.total, sum_of(range(1, 6), run))
         assert [phases(run, number) for number in (1, 2, 3)] == [OPENING | REST, OPENING | REST, REST]
 
-    @pytest.mark.parametrize("step", ["sign", "unmask"])
-    def test_takes_no_nonsense_for_an_early_part(self, step, tmp_path):
-        inner = app_with(UPDATES)
-
-        def odd(sent, context):
-            reply = inner(sent, context)
-            if (fields_of(sent)[ROUND], phase_of(sent), context.node_id) == (1, step, 3):
-                record = reply.content.array_records["arrays"]
-                record[SECURE_EARLY] = record[SECURE_MESSAGE]
-            return reply
-
-        run = early_run(tmp_path, app=odd)
+    @pytest.mark.parametrize(("step", "change"), [("sign", repeat), ("unmask", repeat), ("unmask", steal)])
+    def test_takes_no_nonsense_for_an_early_part(self, step, change, tmp_path):
+        run = early_run(tmp_path, app=changing(step, change))
         assert run.collect(1).survivors == 5
         assert np.array_equal(run.collect(2).total, sum_of(range(1, 6), run)) and phases(run, 2) == OPENING | REST
-
-    def test_takes_no_shares_in_the_name_of_another(self, tmp_path):
-        inner = app_with(UPDATES)
-
-        def thief(sent, context):
-            reply = inner(sent, context)
-            if (fields_of(sent)[ROUND], phase_of(sent), context.node_id) == (1, "unmask", 3):
-                record = reply.content.array_records["arrays"]
-                own = SealedShares.decode(record[SECURE_EARLY].numpy().tobytes())
-                stolen = SealedShares("client-00000", own.sealed).encode()
-                record[SECURE_EARLY] = type(record[SECURE_EARLY])(np.frombuffer(stolen, np.uint8))
-            return reply
-
-        run = early_run(tmp_path, app=thief)
-        assert run.collect(1).survivors == 5
-        assert run.collect(2).survivors == 5 and phases(run, 2) == OPENING | REST
 
     @pytest.mark.parametrize("step", ["advertise", "share"])
     @pytest.mark.parametrize("error", [OSError("nfs"), ProtocolError("out of turn"), MemoryError()])
@@ -159,15 +156,7 @@ class TestARunOfSeveralRounds:
 
     def test_asks_for_no_shares_that_it_cannot_use(self, tmp_path):
         """One node sends no keys for the next round; the others need not make shares then."""
-        inner = app_with(UPDATES)
-
-        def silent(sent, context):
-            reply = inner(sent, context)
-            if (fields_of(sent)[ROUND], phase_of(sent), context.node_id) == (1, "sign", 3):
-                del reply.content.array_records["arrays"][SECURE_EARLY]
-            return reply
-
-        run = early_run(tmp_path, app=silent)
+        run = early_run(tmp_path, app=changing("sign", leave_out))
         run.collect(1)
         assert not any(SECURE_EARLY in fields_of(one) for one in run.asked if phase_of(one) == "unmask")
 
