@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +119,7 @@ class Stack:
             for path in [self.folder / "kits", *(self.folder / "kits").rglob("*")]:
                 os.chown(path, UID, UID)
 
+    @cached_property
     def operator(self) -> str:
         """The operator's FLWR_HOME, for the port by which this stack is reached."""
         home = self.folder / "operator"
@@ -127,6 +129,19 @@ class Stack:
             assert "localhost:8000" in text
             (home / name).write_text(text.replace("localhost:8000", f"localhost:{self.port}"))
         return str(home)
+
+    def train(self, name: str, settings: str) -> Path:
+        """The directory, fetched, of three rounds of digits at all sites."""
+        config = f"num-rounds=3 strategy.min-nodes=4 seed=7 run-name='{name}' {settings}"
+        flwr = str(Path(sys.executable).with_name("flwr"))
+        environment = {"FLWR_HOME": self.operator, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        command = (flwr, "run", ".", "compose", "--stream", "--run-config", config)
+        output = call(*command, seconds=900, **environment)
+        print(output)
+        assert "Successfully started run" in output
+        fetched = self.folder / name
+        call("docker", "cp", f"{self.container('superexec')}:/state/runs/{name}", str(fetched))
+        return fetched
 
     def compose(self, *arguments: str, seconds: float = 900) -> str:
         return call(*compose_command(), *arguments, seconds=seconds, **self.environment)
@@ -171,21 +186,41 @@ def stack(images: None, tmp_path_factory: pytest.TempPathFactory, request: pytes
     assert call("docker", "ps", "-aq", "--filter", f"name={up.environment['COMPOSE_PROJECT_NAME']}") == ""
 
 
+NOISY = (
+    "privacy.server='none' privacy.client='dp-sgd' privacy.client-noise-multiplier=1.0 client.local-epochs=2 "
+    "client.optimizer='sgd'"
+)
+"""What the policy of the kits demands."""
+SECURE = (
+    "privacy.server='global-dp' privacy.noise-multiplier=1.0 secure-aggregation.enabled=true "
+    "secure-aggregation.threshold=3 secure-aggregation.colluding=1"
+)
+SECURE_POLICY = """\
+mechanisms = ["global-dp"]
+tasks = ["digits"]
+min-server-noise-multiplier = 1.0
+demands-secure-aggregation = true
+min-threshold = 3
+min-colluding = 1
+"""
+
+
 @pytest.fixture(scope="module")
 def run(stack: Stack) -> Path:
-    """The run directory, fetched, of three rounds of digits under the noise that the kits' policy demands."""
-    settings = (
-        "num-rounds=3 strategy.min-nodes=4 run-name='three' seed=7 privacy.server='none' privacy.client='dp-sgd' "
-        "privacy.client-noise-multiplier=1.0 client.local-epochs=2 client.optimizer='sgd'"
-    )
-    flwr = str(Path(sys.executable).with_name("flwr"))
-    environment = {"FLWR_HOME": stack.operator(), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    command = (flwr, "run", ".", "compose", "--stream", "--run-config", settings)
-    output = call(*command, seconds=900, **environment)
-    assert "Successfully started run" in output
-    fetched = stack.folder / "fetched"
-    call("docker", "cp", f"{stack.container('superexec')}:/state/runs/three", str(fetched))
-    return fetched
+    return stack.train("three", NOISY)
+
+
+@pytest.fixture(scope="module")
+def secure(run: Path, stack: Stack) -> Path:
+    """After the run under the policy of the kits, since every site is given another one."""
+    for site in SITES:
+        (stack.folder / "kits" / "sites" / site / "policy.toml").write_text(SECURE_POLICY)
+    return stack.train("secure", SECURE)
+
+
+def accepted(run: Path) -> list[int]:
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    return [line["measured"]["accepted"] for line in lines[1:]]
 
 
 def test_all_sites_train_under_noise_and_the_artefacts_are_fetched(run: Path) -> None:
@@ -203,6 +238,16 @@ def test_all_sites_train_under_noise_and_the_artefacts_are_fetched(run: Path) ->
 def test_a_site_with_a_file_of_its_own_kept_its_own_ledger(run: Path, stack: Stack) -> None:
     ledgers = stack.inside("site-4", "cat /state/ledgers/*.jsonl").stdout.splitlines()
     assert len(ledgers) >= 3
+
+
+def test_the_server_sees_sums_alone_and_no_site_keeps_a_secret_of_a_round(secure: Path, stack: Stack) -> None:
+    assert accepted(secure) == [4, 4, 4]
+    facts = json.loads((secure / "privacy.json").read_text())
+    adversary = "the server together with one client, and whoever sees the models of the run"
+    assert (facts["status"], facts["claims"][0]["adversary"]) == ("sound", adversary)
+    for site in SITES:
+        kept = stack.inside(site, "find /dev/shm -type f").stdout.split()
+        assert [Path(path).suffix for path in kept] == [".turn"], "of the rounds stays how far they went, and no key"
 
 
 @pytest.mark.parametrize("service", SERVICES)
