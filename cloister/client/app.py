@@ -3,6 +3,8 @@
 message → no_sooner_than → contain_errors → within_deadline        Flower's mods, which read nothing of it
         → request_of, Node.of                                      the typed request and the node, or a refusal
         → only_what_is_agreed → enforce_policy → mask_update → keep_role → keep_budget → add_local_noise → handler
+A step of a secure aggregation in which nobody trains takes this way instead of the last line:
+        → with_early_step → enforce_policy → foresee_budget → take_part
 """
 
 from collections.abc import Callable, Sequence

@@ -7,77 +7,64 @@ attempts are kept at most: at a round, and an early one at the round after it.
 | keeper | for | where |
 |---|---|---|
 | `InMemory` | nodes that one process plays | the memory of this process |
-| `InFolder` | a node that starts a process for each message | files in a folder that is in memory, and on no disk |
+| `InFolder` (`client/keeper_folder.py`) | a node that starts a process for each message | files in a folder in memory |
 """
 
-import fcntl
 import os
-import stat
 import threading
-import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple, cast
+from enum import IntEnum
+from typing import NamedTuple
 
 from flwr.app import ConfigRecord, RecordDict
 
-from cloister.core.errors import NodeConfigError, ProtocolError
-from cloister.core.files import expanded
+from cloister.core.errors import ProtocolError
 from cloister.core.wire import number
-from cloister.secure_aggregation.canonical import read, text
-from cloister.secure_aggregation.terms import EARLY, ORDINARY
+from cloister.secure_aggregation import terms
 
 STATE = "secure-turn"
 """The record of the last turn that a node has taken in a run; it holds no secret."""
-IN_MEMORY = ("tmpfs", "ramfs")
-"""Kinds of file systems that lie on no disk."""
-MOUNTS = Path("/proc/self/mountinfo")
-LABEL = "kept in this file"
-DIGITS = 20
-"""Of the number of a turn in a file."""
-OWN = stat.S_IRUSR | stat.S_IWUSR
-SUFFIX, TURN = ".attempt", ".turn"
-MAXIMUM_ATTEMPTS = 64
-"""Attempts that a folder keeps, two of a run at most: of more the one that has waited longest is over."""
-MAXIMUM_WAIT = 86_400.0
-"""Seconds that an attempt waits for its next step."""
-VECTOR = 3
-"""The stage of a round after its attempts: the update leaves in one of them, and in no other."""
-STAGES = (EARLY, ORDINARY, VECTOR)
-PLACES = (0, 1)
+SLOTS = (0, 1)
 """Where attempts of a run are kept: those at even rounds, and those at odd ones."""
 
 
-@dataclass(frozen=True)
-class Turn:
-    """What a node takes part in. It takes no turn but later ones than the last.
+class Stage(IntEnum):
+    """How far a node is in a round: in one of its two attempts, or with its update on the way in one of them."""
+
+    EARLY = terms.EARLY
+    ORDINARY = terms.ORDINARY
+    VECTOR = 3
+
+
+class Turn(NamedTuple):
+    """A point up to which a node has gone in a run. Turns are ordered; a node takes each at most once.
 
     Args:
         round: number of the round.
-        stage: `EARLY` or `ORDINARY`, in which an attempt begins, or `VECTOR`.
+        stage: of the round.
     """
 
     round: int
-    stage: int
+    stage: Stage
 
     @property
     def number(self) -> int:
-        """A number that is larger for every later turn."""
-        return len(STAGES) * self.round + self.stage
+        """This turn as one number, which is larger for every later turn."""
+        return len(Stage) * self.round + self.stage
 
     @property
-    def place(self) -> int:
+    def slot(self) -> int:
         """Where an attempt at this round is kept."""
-        return _place_of(self.round)
+        return slot_of(self.round)
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The places of attempts that are over with this turn: an early one lets the round before go on."""
-        return (self.place,) if self.stage == EARLY else PLACES
+        """The slots of attempts that are over with this turn: an early one lets the round before go on."""
+        return (self.slot,) if self.stage == Stage.EARLY else SLOTS
 
 
 class Keeper(ABC):
@@ -95,11 +82,13 @@ class Keeper(ABC):
             ProtocolError: this turn, or a later one, was taken before; or another one than `after` was the last.
         """
         with self._alone():
-            for place in turn.ends:
-                self._put(run, place, b"")
+            for slot in turn.ends:
+                self._put(run, slot, b"")
             last = self._last(run)
-            if turn.number <= last or (after is not None and after.number != last):
-                raise ProtocolError(f"this node has taken part in round {turn.round} of this run or a later one")
+            if turn.number <= last:
+                raise ProtocolError(f"this node has begun round {turn.round} of this run before, or a later one")
+            if after is not None and after.number != last:
+                raise ProtocolError(f"another attempt has begun since; this one at round {turn.round} is over")
             self._note(run, turn.number)
 
     def keep(self, run: str, turn: Turn, attempt: bytes) -> None:
@@ -116,7 +105,7 @@ class Keeper(ABC):
         with self._alone():
             if turn.number != self._last(run):
                 raise ProtocolError(f"another round was begun since; the attempt at round {turn.round} is over")
-            self._put(run, turn.place, attempt)
+            self._put(run, turn.slot, attempt)
 
     def take(self, run: str, number: int) -> bytes:
         """What is kept of an attempt, which nobody finds from then on; empty if there is none.
@@ -128,10 +117,10 @@ class Keeper(ABC):
         Raises:
             ProtocolError: what is there is not what this keeper has put there.
         """
-        place = _place_of(number)
+        slot = slot_of(number)
         with self._alone():
-            attempt = self._get(run, place)
-            self._put(run, place, b"")
+            attempt = self._get(run, slot)
+            self._put(run, slot, b"")
         return attempt
 
     @abstractmethod
@@ -139,12 +128,12 @@ class Keeper(ABC):
         """The block, in which nobody else works on what is kept."""
 
     @abstractmethod
-    def _get(self, run: str, place: int) -> bytes:
-        """The attempt at a place; empty if there is none."""
+    def _get(self, run: str, slot: int) -> bytes:
+        """The attempt in a slot; empty if there is none."""
 
     @abstractmethod
-    def _put(self, run: str, place: int, attempt: bytes) -> None:
-        """Have this attempt in place of the one that is there; empty: none."""
+    def _put(self, run: str, slot: int, attempt: bytes) -> None:
+        """Put this attempt into a slot, for the one that is there; empty: none."""
 
     @abstractmethod
     def _last(self, run: str) -> int:
@@ -164,9 +153,9 @@ class _Kept(NamedTuple):
 
 @dataclass
 class _Memory:
-    """What a process remembers of a node, by place."""
+    """What a process remembers of a node, by slot."""
 
-    kept: tuple[_Kept, ...] = (_Kept(),) * len(PLACES)
+    kept: tuple[_Kept, ...] = (_Kept(),) * len(SLOTS)
 
 
 _memories: dict[int, _Memory] = {}
@@ -187,21 +176,21 @@ class InMemory(Keeper):
     @contextmanager
     def _alone(self) -> Iterator[None]:
         with _remembering:
-            if (place := id(self._state)) not in _memories:
-                _memories[place] = _Memory()
-                weakref.finalize(self._state, _memories.pop, place, None)
+            if (key := id(self._state)) not in _memories:
+                _memories[key] = _Memory()
+                weakref.finalize(self._state, _memories.pop, key, None)
             yield
 
-    def _get(self, run: str, place: int) -> bytes:
-        attempt, process = _memories[id(self._state)].kept[place]
+    def _get(self, run: str, slot: int) -> bytes:
+        attempt, process = _memories[id(self._state)].kept[slot]
         if attempt and process != os.getpid():
             raise ProtocolError("the attempt began in another process, which may go on with it; this one does not")
         return attempt
 
-    def _put(self, run: str, place: int, attempt: bytes) -> None:
+    def _put(self, run: str, slot: int, attempt: bytes) -> None:
         memory = _memories[id(self._state)]
         kept = list(memory.kept)
-        kept[place] = _Kept(attempt, os.getpid())
+        kept[slot] = _Kept(attempt, os.getpid())
         memory.kept = tuple(kept)
 
     def _last(self, run: str) -> int:
@@ -212,147 +201,6 @@ class InMemory(Keeper):
         self._state.config_records[STATE] = ConfigRecord({"run": run, "turn": number})
 
 
-class InFolder(Keeper):
-    """In files that this user alone can read, in a folder of its own that is in memory.
-
-    A file says in which place it was made, and counts there alone: a copy of it, or of the folder, gives no attempt.
-    What a server never ends is over after a day, or when it has begun many others: the node has dropped out of it. To
-    refuse new ones instead would keep it from all rounds once so many runs had been killed.
-
-    Args:
-        folder: its path.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self._path, self._folder = folder, -1
-
-    def clear(self) -> None:
-        """Remove all that is kept here.
-
-        Raises:
-            NodeConfigError: the folder is not one to keep secrets in.
-        """
-        with self._alone():
-            for name in os.listdir(self._folder):
-                os.unlink(name, dir_fd=self._folder)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        with _files_of(self._path):
-            self._folder = _opened(self._path)
-            try:
-                fcntl.flock(self._folder, fcntl.LOCK_EX)
-                self._end_those_left(MAXIMUM_ATTEMPTS)
-                yield
-            finally:
-                os.close(self._folder)
-
-    def _end_those_left(self, most: int) -> None:
-        """Remove attempts that have waited too long for their next step, and the oldest of too many."""
-        names = [name for name in os.listdir(self._folder) if name.endswith(SUFFIX)]
-        since = {name: os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_mtime for name in names}
-        newest = sorted(names, key=since.__getitem__, reverse=True)
-        for place, name in enumerate(newest):
-            if place >= most or time.time() - since[name] > MAXIMUM_WAIT:
-                os.unlink(name, dir_fd=self._folder)
-
-    def _get(self, run: str, place: int) -> bytes:
-        try:
-            file = self._open(_name(run, place), os.O_RDONLY)
-        except FileNotFoundError:
-            return b""
-        with os.fdopen(file, "rb") as opened:
-            here, content = _place(file), opened.read()
-        try:
-            (*written_in, attempt) = read(LABEL, content)
-        except ValueError:
-            written_in, attempt = [], b""
-        if written_in != here:
-            self._put(run, place, b"")
-            raise ProtocolError("what is kept of the attempt is torn, or a copy; the attempt is over")
-        return cast(bytes, attempt)
-
-    def _put(self, run: str, place: int, attempt: bytes) -> None:
-        name = _name(run, place)
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=self._folder)
-        if attempt:
-            self._end_those_left(MAXIMUM_ATTEMPTS - 1)
-            file = self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            with os.fdopen(file, "wb") as opened:
-                opened.write(text(LABEL, *_place(file), attempt))
-
-    def _last(self, run: str) -> int:
-        try:
-            file = self._open(f"{run}{TURN}", os.O_RDONLY)
-        except FileNotFoundError:
-            return 0
-        with os.fdopen(file, "rb") as opened:
-            found = opened.read()
-        if len(found) != DIGITS or not found.isdigit():
-            raise ProtocolError("what is kept of the last turn is no number; this node takes no part in the run")
-        return int(found)
-
-    def _note(self, run: str, number: int) -> None:
-        file = self._open(f"{run}{TURN}", os.O_WRONLY | os.O_CREAT)
-        try:
-            # As long as the number before it: at no time there is another one.
-            os.pwrite(file, b"%0*d" % (DIGITS, number), 0)
-        finally:
-            os.close(file)
-
-    def _open(self, name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, OWN, dir_fd=self._folder)
-
-
-def _place_of(number: int) -> int:
+def slot_of(number: int) -> int:
     """Where an attempt at the round with this number is kept."""
-    return number % len(PLACES)
-
-
-def _name(run: str, place: int) -> str:
-    return f"{run}.{place}{SUFFIX}"
-
-
-@contextmanager
-def _files_of(path: str) -> Iterator[None]:
-    """What the system says about files in the folder, as the operator of the node is to hear it."""
-    try:
-        yield
-    except OSError as error:
-        raise NodeConfigError(f"secure-state {path}: {error.strerror}") from None
-
-
-def _opened(path: str) -> int:
-    """The folder, open, so that all that follows is about the one that was looked at.
-
-    Raises:
-        NodeConfigError: somebody else could read or change what is in it, or it lies on a disk.
-    """
-    folder = os.open(expanded(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        found = os.fstat(folder)
-        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
-            raise NodeConfigError(f"secure-state {path} must belong to this user, with mode 0700: secrets lie in it")
-        if (kind := _file_system(found.st_dev)) not in IN_MEMORY:
-            raise NodeConfigError(f"secure-state {path} is on {kind}; it must be in memory: {' or '.join(IN_MEMORY)}")
-    except BaseException:
-        os.close(folder)
-        raise
-    return folder
-
-
-def _file_system(device: int) -> str:
-    """The kind of the file system with this device number."""
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for line in MOUNTS.read_text().splitlines():
-        mount, _, system = line.partition(" - ")
-        if mount.split()[2] == number:
-            return system.split()[0]
-    return "a file system of unknown kind"
-
-
-def _place(file: int) -> list[int]:
-    """What no copy of a file, and no second name of it, has in common with it."""
-    found = os.fstat(file)
-    return [found.st_dev, found.st_ino, found.st_nlink]
+    return number % len(SLOTS)

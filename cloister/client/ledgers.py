@@ -68,4 +68,5 @@ def folder_unnamed(node: NodeConfig) -> Iterator[None]:
     try:
         yield
     except PrivacyError as error:
+        # The cause is for the node's own log, and keeps its paths.
         raise type(error)(str(error).replace(str(node.ledger_folder), "ledger-dir")) from error.__cause__

@@ -10,13 +10,15 @@ import logging
 import os
 from dataclasses import dataclass, field
 from functools import lru_cache
-from logging import INFO
+from logging import WARNING
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cloister.client.keepers import VECTOR, InFolder, InMemory, Keeper, Turn
+from cloister.client.keeper_folder import InFolder
+from cloister.client.keepers import InMemory, Keeper, Stage, Turn
 from cloister.client.mods.enforce import Handler
+from cloister.client.mods.errors import log_text
 from cloister.client.node import Node
 from cloister.client.request import NamedArrays, ProtocolRequest, Reply, Request, TrainRequest
 from cloister.client.signing import Identity, identity
@@ -25,7 +27,7 @@ from cloister.config.run import RunConfig
 from cloister.config.secure import shared_mean
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
-from cloister.core.errors import CloisterError, ProtocolError
+from cloister.core.errors import ProtocolError
 from cloister.core.identity import LOCAL_RUN
 from cloister.core.wire import ADVERTISE, ROSTER, SECURE_EARLY, SECURE_MESSAGE, SHARE, SIGN, UNMASK
 from cloister.privacy.mechanisms.distributed.plan import Plan
@@ -37,7 +39,7 @@ from cloister.secure_aggregation.introduction import told
 from cloister.secure_aggregation.member import Member
 from cloister.secure_aggregation.ring import into_ring
 from cloister.secure_aggregation.roster import Roster, public_bytes
-from cloister.secure_aggregation.terms import EARLY, HASH, ORDINARY, Terms
+from cloister.secure_aggregation.terms import HASH, Terms
 from cloister.secure_aggregation.written import NUMBER, TEXT, Written, sized
 
 logger = logging.getLogger("cloister.client")
@@ -50,7 +52,7 @@ class Attempt(Written):
     """What is kept of a round that this node takes part in, between two messages.
 
     Args:
-        number: which attempt at the round it is: `EARLY` or `ORDINARY`.
+        number: which attempt at the round it is, `Stage.EARLY` or `Stage.ORDINARY`.
         settings: hash of the run's, by which the attempt began; the server may send others with each message.
         terms: hash of the terms: the round, who may take part, and who this node is.
         parameters: p, numbers of an update.
@@ -71,31 +73,32 @@ class _Part:
     Args:
         member: in the protocol.
         plan: of the noise.
-        number, settings, terms: as in `Attempt`.
+        stage: of the attempt, `Stage.EARLY` or `Stage.ORDINARY`.
+        settings, terms: as in `Attempt`.
     """
 
     member: Member
     plan: Plan
-    number: int
+    stage: Stage
     settings: bytes
     terms: bytes
 
     @classmethod
-    def of(cls, request: AnyStep, who: Identity, number: int, parameters: int, kept: bytes = b"") -> "_Part":
+    def of(cls, request: AnyStep, who: Identity, stage: Stage, parameters: int, kept: bytes = b"") -> "_Part":
         """The part of this node by its own files and the settings of the request, at the start or where it was put."""
         mechanism = shared_mean(request.config).told(request.distance)
         plan = mechanism.plan(parameters)
         graph = Complete(mechanism.parties.threshold, mechanism.parties.colluding)
-        terms = Terms(request.run, request.round, number, graph, plan.length, plan.bits).under(who.roster)
+        terms = Terms(request.run, request.round, stage.value, graph, plan.length, plan.bits).under(who.roster)
         given = who.name, who.key, who.roster, terms
         member = Member.taken_up(*given, kept) if kept else Member(*given)
         named = hashlib.sha256(terms.encoded + who.name.encode()).digest()
-        return cls(member, plan, number, _digest(request.config), named)
+        return cls(member, plan, stage, _digest(request.config), named)
 
     def put_down(self) -> bytes:
         """What is to be kept until the next message; the member has forgotten it."""
         member = self.member.put_down()
-        return Attempt(self.number, self.settings, self.terms, self.plan.parameters, member).encode()
+        return Attempt(self.stage.value, self.settings, self.terms, self.plan.parameters, member).encode()
 
 
 def with_early_step(request: ProtocolRequest, node: Node, call_next: Handler) -> Reply:
@@ -115,17 +118,12 @@ def with_early_step(request: ProtocolRequest, node: Node, call_next: Handler) ->
         return reply
     try:
         found = dict(call_next(early, node).arrays or {})
-    except CloisterError as error:
-        return _without(early, reply, str(error))
     except Exception as error:
-        return _without(early, reply, type(error).__name__)
+        why = log_text(error) or f": {type(error).__name__}"
+        logger.log(WARNING, "run %s: round %d does not begin early%s", request.run, early.round, why)
+        return reply
     answer = found.pop(SECURE_MESSAGE)
     return Reply({**(reply.arrays or {}), SECURE_EARLY: answer, **found})
-
-
-def _without(early: ProtocolRequest, reply: Reply, why: str) -> Reply:
-    logger.log(INFO, "round %d does not begin early: %s", early.round, why)
-    return reply
 
 
 def take_part(request: ProtocolRequest, node: Node) -> Reply:
@@ -143,7 +141,7 @@ def take_part(request: ProtocolRequest, node: Node) -> Reply:
     part = _taken(request, node)
     answer = _stepped(part.member, request.step, request.content)
     if request.step != UNMASK:
-        _kept(part, request, node, part.number if request.step == SHARE else VECTOR)
+        _kept(part, request, node, part.stage if request.step == SHARE else Stage.VECTOR)
     return Reply(_packed(answer))
 
 
@@ -174,12 +172,12 @@ def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:
     if request.delivery is None:
         raise ProtocolError("under secure aggregation a model leaves this node masked alone")
     part = _taken(request, node)
-    begun = Turn(request.round, part.number)
-    keeper_of(request, node).begin(request.run, Turn(request.round, VECTOR), after=begun)
+    begun = Turn(request.round, part.stage)
+    keeper_of(request, node).begin(request.run, Turn(request.round, Stage.VECTOR), after=begun)
     part.member.open(request.delivery)
     trained = call_next(request, node).arrays or {}
     vector = _masked(part, request, trained)
-    _kept(part, request, node, VECTOR)
+    _kept(part, request, node, Stage.VECTOR)
     return Reply(_packed(vector))
 
 
@@ -197,11 +195,11 @@ def _masked(part: _Part, request: TrainRequest, trained: NamedArrays) -> protoco
 def _advertised(request: ProtocolRequest, node: Node) -> Reply:
     """Begin an attempt: keys for it, and the roster that this node goes by."""
     keeper = keeper_of(request, node)
-    who, number = identity_of(request, node), EARLY if request.is_early else ORDINARY
-    keeper.begin(request.run, Turn(request.round, number))
-    part = _Part.of(request, who, number, Layout.of(workbench_of(request.config).model.arrays()).size)
+    who, stage = identity_of(request, node), Stage.EARLY if request.is_early else Stage.ORDINARY
+    keeper.begin(request.run, Turn(request.round, stage))
+    part = _Part.of(request, who, stage, Layout.of(workbench_of(request.config).model.arrays()).size)
     advertisement = part.member.advertise()
-    _kept(part, request, node, number)
+    _kept(part, request, node, stage)
     return Reply({**_packed(advertisement), ROSTER: np.frombuffer(told(who.roster), np.uint8)})
 
 
@@ -210,7 +208,7 @@ def _packed(message: protocol.Message) -> NamedArrays:
     return {SECURE_MESSAGE: np.frombuffer(message.encode(), np.uint8)}
 
 
-def _kept(part: _Part, request: Request, node: Node, stage: int) -> None:
+def _kept(part: _Part, request: Request, node: Node, stage: Stage) -> None:
     """Keep the part until the next message, if the turn with this stage was the last one."""
     keeper_of(request, node).keep(request.run, Turn(request.round, stage), part.put_down())
 
@@ -228,7 +226,7 @@ def _taken(request: AnyStep, node: Node) -> _Part:
     attempt = Attempt.decode(kept)
     if attempt.settings != _digest(request.config):
         raise ProtocolError(f"the settings of the run have changed since the attempt at round {request.round} began")
-    part = _Part.of(request, identity_of(request, node), attempt.number, attempt.parameters, attempt.member)
+    part = _Part.of(request, identity_of(request, node), Stage(attempt.number), attempt.parameters, attempt.member)
     if part.terms != attempt.terms:
         raise ProtocolError(
             f"this node takes part in no attempt at round {request.round} with the roster and the name that it has "

@@ -1,14 +1,17 @@
 """Waiting for replies: often enough that rounds are short, and never twice for a node that keeps everybody waiting."""
 
+import logging
 import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from logging import WARNING
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+from httpx import HTTPStatusError
 
 from cloister.server.watching import WatchedGrid, answered, asked_to, nobody
 
@@ -20,6 +23,10 @@ AT_ONCE = 32
 """Replies that are pulled together."""
 GRACE_SECONDS = 5.0
 """The shortest time that a node which missed its last deadline has, however quick the others are."""
+RENEWALS = 10
+"""How often messages are sent anew that have expired on their way to the SuperLink."""
+
+logger = logging.getLogger("cloister.server")
 
 
 class PatientGrid(WatchedGrid):
@@ -72,19 +79,22 @@ class PatientGrid(WatchedGrid):
         self.late.update(asked.values())
 
     def _pushed(self, messages: list[Message]) -> list[str]:
-        """Their ids, once they are sent; what grew too old while no SuperLink answered is sent anew.
+        """Their ids, once they are sent; what expired while no SuperLink answered is sent anew.
 
         A node that had been told of the old message may answer both. Replies to the old one count nowhere.
+
+        Raises:
+            HTTPStatusError: the SuperLink refuses messages that have not expired, or has refused too many renewals.
         """
-        while True:
+        for _ in range(RENEWALS):
             try:
                 return list(self._inner.push_messages(messages))
-            except Exception:
-                now = datetime.now(UTC).timestamp()
-                if not any(message.metadata.created_at + message.metadata.ttl < now for message in messages):
+            except HTTPStatusError:
+                # Its text is that of any error of the SuperLink, so only the messages can tell.
+                if not _renewed(messages):
                     raise
-                for message in messages:
-                    message.metadata.created_at = now
+                logger.log(WARNING, "messages expired while no SuperLink answered; they are sent anew")
+        return list(self._inner.push_messages(messages))
 
     def _pulled(self, ids: list[str]) -> Iterator[Message]:
         """The replies that are there, a few at a time: a thousand large ones would fill the memory."""
@@ -151,3 +161,12 @@ class PatientGrid(WatchedGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """As the other grid."""
         return self._inner.pull_messages(message_ids)
+
+
+def _renewed(messages: list[Message]) -> bool:
+    """Make all messages new if one of them has expired; whether one had."""
+    now = datetime.now(UTC).timestamp()
+    expired = any(message.metadata.created_at + message.metadata.ttl < now for message in messages)
+    for message in messages if expired else ():
+        message.metadata.created_at = now
+    return expired

@@ -14,8 +14,9 @@ from flwr.app import Message, RecordDict
 from secure_runs import MODEL, SecureRun, app_with, phase_of, random_updates, settings
 from secure_twins import both, stripped
 
-from cloister.client import keepers, secure
-from cloister.client.keepers import VECTOR, InFolder, InMemory, Turn
+from cloister.client import keeper_folder, secure
+from cloister.client.keeper_folder import InFolder
+from cloister.client.keepers import InMemory, Stage, Turn
 from cloister.client.node import node_of
 from cloister.core.arrays import Layout, from_record
 from cloister.core.cohort import Cohort as Updates
@@ -31,10 +32,10 @@ from cloister.secure_aggregation.messages import (
     Unmasking,
 )
 from cloister.secure_aggregation.sharing import combine
-from cloister.secure_aggregation.terms import EARLY, ORDINARY
 
 IN_MEMORY = Path("/dev/shm")
 RUN, SECRET = "17", b"what is needed for the next step"
+EARLY, ORDINARY, VECTOR = Stage
 FIRST, THIRD = Turn(1, ORDINARY), Turn(3, ORDINARY)
 
 
@@ -64,10 +65,10 @@ class TestAKeeper:
     @pytest.mark.parametrize("last", [EARLY, ORDINARY, VECTOR])
     def test_takes_no_turn_but_later_ones(self, last, keeper):
         keeper.begin(RUN, Turn(3, last))
-        for stage in range(EARLY, last + 1):
-            with pytest.raises(ProtocolError, match="has taken part in round 3 of this run or a later one"):
+        for stage in (stage for stage in Stage if stage <= last):
+            with pytest.raises(ProtocolError, match="has begun round 3 of this run before, or a later one"):
                 keeper.begin(RUN, Turn(3, stage))
-        with pytest.raises(ProtocolError, match="has taken part in round 2"):
+        with pytest.raises(ProtocolError, match="has begun round 2"):
             keeper.begin(RUN, Turn(2, VECTOR))
         keeper.begin(RUN, Turn(4, EARLY))
 
@@ -76,7 +77,7 @@ class TestAKeeper:
         """The server asks for the vector of the one, and has the other begin before the node notes it."""
         keeper.begin(RUN, Turn(3, since))
         other = Turn(3, EARLY if since == ORDINARY else ORDINARY)
-        with pytest.raises(ProtocolError, match="has taken part in round 3"):
+        with pytest.raises(ProtocolError, match="another attempt has begun since"):
             keeper.begin(RUN, Turn(3, VECTOR), after=other)
         keeper.begin(RUN, Turn(3, VECTOR), after=Turn(3, since))
 
@@ -135,7 +136,7 @@ class Unlocked(InFolder):
 
     @contextmanager
     def _alone(self):
-        self._folder = keepers._opened(self._path)
+        self._folder = keeper_folder._opened(self._path)
         yield
         os.close(self._folder)
 
@@ -171,7 +172,7 @@ class TestAFolder:
         keeper = InFolder(str(shelf))
         keeper.begin(RUN, FIRST)
         keeper.keep(RUN, FIRST, SECRET)
-        return keeper, shelf / f"{RUN}.{FIRST.place}.attempt"
+        return keeper, shelf / f"{RUN}.{FIRST.slot}.attempt"
 
     def test_has_files_that_their_owner_alone_can_read(self, shelf):
         self.kept(shelf)
@@ -186,7 +187,7 @@ class TestAFolder:
 
     def test_keeps_as_many_attempts_as_it_may_and_of_more_the_newest(self, shelf, monkeypatch):
         """The number of a turn stays, so that none is taken again."""
-        monkeypatch.setattr(keepers, "MAXIMUM_ATTEMPTS", 3)
+        monkeypatch.setattr(keeper_folder, "MAXIMUM_ATTEMPTS", 3)
         keeper = InFolder(str(shelf))
         for number in range(1, 6):
             keeper.begin(str(number), FIRST)
@@ -194,7 +195,7 @@ class TestAFolder:
             os.utime(shelf / f"{number}.1.attempt", (time.time() - 100 + number,) * 2)
         assert len(list(shelf.glob("*.attempt"))) == 3 and len(list(shelf.glob("*.turn"))) == 5
         assert [keeper.take(str(number), FIRST.round) for number in range(1, 6)] == [b"", b"", SECRET, SECRET, SECRET]
-        with pytest.raises(ProtocolError, match="has taken part in round 1"):
+        with pytest.raises(ProtocolError, match="has begun round 1"):
             keeper.begin("1", FIRST)
 
     def test_gives_no_attempt_from_a_copy_of_it(self, shelf):
@@ -252,7 +253,7 @@ class TestAFolder:
         device = shelf.stat().st_dev
         mounts = tmp_path / "mounts"
         mounts.write_text(f"22 1 {os.major(device)}:{os.minor(device)} / /x rw shared:1 - ext4 /dev/sda rw\n")
-        monkeypatch.setattr(keepers, "MOUNTS", mounts)
+        monkeypatch.setattr(keeper_folder, "MOUNTS", mounts)
         self.check_refused(shelf, "is on ext4; it must be in memory: tmpfs or ramfs")
 
     @pytest.mark.parametrize("mode", [0o750, 0o701, 0o777, 0o500])
@@ -261,7 +262,7 @@ class TestAFolder:
         self.check_refused(shelf, "must belong to this user, with mode 0700")
 
     def test_of_another_user_is_refused(self, shelf, monkeypatch):
-        monkeypatch.setattr(keepers.os, "geteuid", lambda: 12345)
+        monkeypatch.setattr(keeper_folder.os, "geteuid", lambda: 12345)
         self.check_refused(shelf, "must belong to this user, with mode 0700")
 
     def test_behind_a_link_is_refused(self, shelf):
@@ -366,7 +367,7 @@ class Copying(InFolder):
 
     def take(self, run, number):
         with self._alone():
-            return self._get(run, Turn(number, VECTOR).place)
+            return self._get(run, Turn(number, VECTOR).slot)
 
 
 class Asking:

@@ -67,7 +67,7 @@ class TestBudgets:
         for number in range(most):
             reply = answer(settings, node, message_of(**fields))
             if reply.has_error():
-                assert reply.error.reason.startswith("BudgetExhausted: the budget of this node is spent")
+                assert reply.error.reason.startswith("BudgetExhausted: no budget of this node covers this round")
                 assert not any(digit in reply.error.reason for digit in "0123456789")
                 return number
         return most

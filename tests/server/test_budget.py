@@ -403,7 +403,7 @@ def test_a_node_whose_budget_is_spent_abstains_and_the_round_goes_on(tmp_path):
     assert (
         rejection.node_id == 2
         and "BudgetExhausted" in rejection.detail
-        and "budget of this node is spent" in rejection.detail
+        and "no budget of this node covers this round" in rejection.detail
     )
     assert len(node_entries(tmp_path, 1)) == accepted.count(3)
     assert len(node_entries(tmp_path, 0)) == 4
@@ -456,7 +456,7 @@ def test_a_node_names_none_of_its_folders(tmp_path, broken):
         tmp_path, configs, **{"num-rounds": 1} | ({"privacy.server": "metric"} if broken == "budget" else {})
     )
     (rejection,) = outcome.rounds[1].measured.rejected
-    assert ("LedgerError" if broken == "ledger" else "budget of this node is spent") in rejection.detail
+    assert ("LedgerError" if broken == "ledger" else "no budget of this node covers this round") in rejection.detail
     assert tmp_path.name not in rejection.detail
 
 

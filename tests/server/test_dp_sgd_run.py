@@ -186,7 +186,7 @@ class TestBudget:
 
     def test_a_budget_that_no_round_fits_ends_the_run(self, tmp_path):
         config = parse(settings(tmp_path, privacy__client_max_epsilon=0.01))
-        with pytest.raises(FederationError, match="budget of this node is spent"):
+        with pytest.raises(FederationError, match="no budget of this node covers this round"):
             run(LocalGrid.simulated(app, config.flat(), CLIENTS), config, silent())
 
     @pytest.mark.parametrize("budget", ["much", True, -1.0])

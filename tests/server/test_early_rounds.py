@@ -18,13 +18,14 @@ from secure_runs import MODEL, PHASES, SecureRun, app_with, phase_of, random_upd
 from cloister.aggregation import secure_opening
 from cloister.aggregation.secure_opening import MAXIMUM_AGE
 from cloister.client import keepers
-from cloister.client.keepers import VECTOR, InMemory
+from cloister.client.keepers import InMemory, Stage
 from cloister.client.secure import take_part
 from cloister.config.run import parse
 from cloister.config.secure import shared_mean
 from cloister.core.arrays import Layout
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ProtocolError
+from cloister.core.identity import LOCAL_RUN
 from cloister.core.wire import CONFIG, ROUND, SECURE, SECURE_EARLY, SECURE_MESSAGE, SECURE_STEP
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.mechanisms.distributed.whole import whole_update
@@ -142,7 +143,7 @@ class TestARunOfSeveralRounds:
 
     @pytest.mark.parametrize("step", ["advertise", "share"])
     @pytest.mark.parametrize("error", [OSError("nfs"), ProtocolError("out of turn"), MemoryError()])
-    def test_loses_nobody_by_what_goes_wrong_in_an_early_step(self, error, step, tmp_path, monkeypatch):
+    def test_loses_nobody_by_what_goes_wrong_in_an_early_step(self, error, step, tmp_path, monkeypatch, caplog):
         def failing(request, node):
             if request.is_early and request.step == step and node.id in (2, 3):
                 raise error
@@ -152,6 +153,9 @@ class TestARunOfSeveralRounds:
         run = early_run(tmp_path, app=app_with(UPDATES))
         first = run.collect(1)
         assert first.survivors == first.shown == 5 and not first.rejected
+        told = [record.getMessage() for record in caplog.records if "does not begin early" in record.getMessage()]
+        why = str(error) if isinstance(error, ProtocolError) else type(error).__name__
+        assert told == [f"run {LOCAL_RUN}: round 2 does not begin early: {why}"] * 2
         assert run.collect(2).survivors == 5 and phases(run, 2) == OPENING | REST
 
     def test_asks_for_no_shares_that_it_cannot_use(self, tmp_path):
@@ -277,13 +281,13 @@ class TestAServerThatAsksForMore:
         summed = self.second_vector(tmp_path)
         assert summed.total is None
         assert {one.detail for one in summed.rejected} == {
-            "code 2: ProtocolError: this node has taken part in round 2 of this run or a later one"
+            "code 2: ProtocolError: this node has begun round 2 of this run before, or a later one"
         }
 
     def test_gets_one_from_a_twin_that_does_not_note_when_a_vector_is_made(self, tmp_path, monkeypatch):
         honest = InMemory.begin
-        monkeypatch.setattr(InMemory, "begin", lambda *given, **more: given[2].stage == VECTOR or honest(*given))
-        monkeypatch.setattr(InMemory, "keep", lambda self, run, turn, kept: self._put(run, turn.place, kept))
+        monkeypatch.setattr(InMemory, "begin", lambda *given, **more: given[2].stage == Stage.VECTOR or honest(*given))
+        monkeypatch.setattr(InMemory, "keep", lambda self, run, turn, kept: self._put(run, turn.slot, kept))
         assert self.second_vector(tmp_path).total is not None
 
     def test_gets_no_early_attempt_after_an_ordinary_one(self, tmp_path):
@@ -352,7 +356,7 @@ class TestNodesWhoseProcessesEnd:
 
 
 def test_turns_are_in_the_order_of_their_numbers():
-    turns = [keepers.Turn(number, stage) for number in range(4) for stage in (1, 2, VECTOR)]
+    turns = [keepers.Turn(number, stage) for number in range(4) for stage in Stage]
     assert sorted(turns, key=lambda one: one.number) == turns
     assert len({one.number for one in turns}) == len(turns)
     with pytest.raises(ProtocolError):

@@ -5,12 +5,14 @@ import time
 import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from httpx import HTTPStatusError, Request, Response
 from support import content, zeros
 
 from cloister.core.identity import assume_run
 from cloister.server import stragglers as patience
-from cloister.server.stragglers import GRACE_SECONDS, POLL_SECONDS, PatientGrid
+from cloister.server.stragglers import GRACE_SECONDS, POLL_SECONDS, RENEWALS, PatientGrid
 
+REFUSED = HTTPStatusError("500", request=Request("POST", "http://superlink"), response=Response(500))
 EXPIRED = 59.5
 """After so many seconds it is Flower that replies, for a node that has let its message expire."""
 
@@ -137,17 +139,17 @@ def test_nobody_asked_is_no_waiting(ask):
 
 
 class Away:
-    """A grid whose messages are refused as too old until they are made new, or refused for another reason."""
+    """A grid that refuses messages for a while, so many seconds after they were made each time."""
 
-    def __init__(self, away, reason="Message TTL has expired"):
-        self.away, self.reason, self.sent = away, reason, []
+    def __init__(self, away, error=REFUSED):
+        self.away, self.error, self.sent = away, error, []
 
     def push_messages(self, messages):
         self.sent.append([message.object_id for message in messages])
         if self.away:
             for message in messages:  # so much time has passed
                 message.metadata.created_at -= self.away.pop()
-            raise OSError(self.reason)
+            raise self.error
         return self.sent[-1]
 
     def pull_messages(self, ids):
@@ -162,17 +164,28 @@ class TestASuperLinkThatIsAway:
         assert list(PatientGrid(inner).send_and_receive([message], timeout=0.0)) == []
         return message
 
-    def test_messages_that_grew_too_old_meanwhile_are_sent_anew(self):
+    def test_messages_that_expired_meanwhile_are_sent_anew(self, caplog):
         inner = Away([100.0, 70.0])
         message = self.ask(inner)
         assert len(inner.sent) == 3 and len({name for (name,) in inner.sent}) == 3
         assert time.time() - message.metadata.created_at < 60
+        assert caplog.text.count("sent anew") == 2
 
-    def test_what_is_refused_for_another_reason_is_an_error(self):
-        inner = Away([50.0])
-        with pytest.raises(OSError, match="TTL"):
+    @pytest.mark.parametrize(
+        "inner",
+        [Away([50.0]), Away([100.0], OSError("no disk"))],
+        ids=["before they expired", "something else went wrong"],
+    )
+    def test_other_refusals_are_errors(self, inner):
+        with pytest.raises(type(inner.error)):
             self.ask(inner)
         assert len(inner.sent) == 1
+
+    def test_nobody_tries_for_ever(self):
+        inner = Away([100.0] * 50)
+        with pytest.raises(HTTPStatusError):
+            self.ask(inner)
+        assert len(inner.sent) == RENEWALS + 1
 
 
 class TestUnderAGuarantee:

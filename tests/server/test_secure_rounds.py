@@ -16,7 +16,7 @@ from secure_twins import Held, both
 
 from cloister.aggregation import secure_sum
 from cloister.client import keepers, secure
-from cloister.client.keepers import VECTOR, Turn
+from cloister.client.keepers import Stage, Turn
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, FederationError, ProtocolError
@@ -282,7 +282,7 @@ class TestANodeRefuses:
         run = self.run(tmp_path)
         assert not reply_to(run, message(run, 1, "advertise", number=2)).has_error()
         for number in (2, 1):
-            self.refusal(run, message(run, 1, "advertise", number=number), "has taken part in round")
+            self.refusal(run, message(run, 1, "advertise", number=number), "has begun round")
         assert not reply_to(run, message(run, 1, "advertise", number=3)).has_error()
 
     @pytest.mark.parametrize("step", ["share", "sign", "unmask"])
@@ -332,7 +332,7 @@ class TestPolicies:
         [
             (["min-server-noise-multiplier = 1.01"], "promises a noise multiplier of 1, demanded: at least 1.01"),
             (["max-epsilon = 3.0", "min-threshold = 5"], "secure-aggregation.threshold = 4, demanded: at least 5"),
-            (["max-epsilon = 3.0"], "the budget of this node is spent, or cannot cover this run"),
+            (["max-epsilon = 3.0"], "no budget of this node covers this round"),
         ],
     )
     def test_that_are_not(self, rules, says, tmp_path):
@@ -348,7 +348,7 @@ class TestWhatSpendsNothing:
         run = SecureRun(settings(tmp_path), random_updates(5), nodes=[*poor, *nodes[2:]])
         summed = run.collect()
         assert summed.total is None and not run.spent()
-        assert all("the budget of this node is spent, or cannot cover" in reasons(summed)[node] for node in (1, 2))
+        assert all("no budget of this node covers" in reasons(summed)[node] for node in (1, 2))
         assert {phase_of(one) for one in run.asked} == {"advertise"}
         self.check_ledgers_are_empty(nodes)
 
@@ -430,7 +430,7 @@ class TestAServerThatAsksForMore:
     def test_the_vector_twice(self, tmp_path):
         run, content = self.after(tmp_path, "mask")
         assert not self.ask(run, content, "train").has_error()
-        assert "has taken part in round 1" in self.ask(run, content, "train").error.reason
+        assert "has begun round 1" in self.ask(run, content, "train").error.reason
 
 
 class TestWhatANodeRemembers:
@@ -438,7 +438,7 @@ class TestWhatANodeRemembers:
         run = SecureRun(settings(tmp_path), random_updates(5), {1: "unmask"})
         run.collect()
         assert {str(memory) for memory in run.grid.memories().values()} == {
-            str({"config": {"secure-turn": {"run": "1", "turn": Turn(1, VECTOR).number}}, "metrics": {}})
+            str({"config": {"secure-turn": {"run": "1", "turn": Turn(1, Stage.VECTOR).number}}, "metrics": {}})
         }
 
     def test_nothing_is_left_of_a_round_that_was_finished(self, tmp_path):

@@ -30,9 +30,9 @@ from cloister.privacy.accounting.ledger import Ledger, today
 from cloister.privacy.accounting.vocabulary import Unit
 
 ABSTAINS = (
-    "the budget of this node is spent, or cannot cover this run: its own, or the run's privacy.client-max-epsilon or "
-    "privacy.max-leakage; the node's log says why; more noise or fewer rounds cost less (cloister plan); no budget "
-    "covers releases without a guarantee"
+    "no budget of this node covers this round: its own, or privacy.client-max-epsilon or privacy.max-leakage of the "
+    "run. The node's log has the reason. More noise or fewer rounds cost less (cloister plan), but not after a release "
+    "without a guarantee"
 )
 """The same words whichever budget it is, and however much of it is left."""
 

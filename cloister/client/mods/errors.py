@@ -26,22 +26,22 @@ def contain_errors(message: Message, context: Context, call_next: ClientAppCalla
     except Exception as error:
         # What the server wrote shall write no lines of its own into this node's log.
         place = f"run {message.metadata.run_id}, round {clean(message.metadata.group_id)}, node {context.node_id}"
-        told_here = _told_here(error)
+        logged = log_text(error)
         if isinstance(error, BudgetExhausted):
             # Nothing is broken: to abstain is what a budget is for.
-            logger.log(WARNING, "%s: this client abstains%s", place, told_here)
+            logger.log(WARNING, "%s: this client abstains%s", place, logged)
         else:
             trace = "\n".join(f"  {clean(line)}" for line in trace_without_values(error).splitlines())
-            logger.log(ERROR, "%s: this client failed%s\n%s", place, told_here, trace)
+            logger.log(ERROR, "%s: this client failed%s\n%s", place, logged, trace)
         told = isinstance(error, CloisterError) and not isinstance(error, DataError | NodeConfigError)
         reason = f"{type(error).__name__}: {error if told else 'details are in the log of the node'}"
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
-def _told_here(error: Exception) -> str:
-    """What this node's log says of an error: of our own all, of any other nothing, as its text may quote an example.
+def log_text(error: Exception) -> str:
+    """The text for this node's log: of an error of ours its message; of any other nothing, as it may quote an example.
 
-    What a node says when it abstains is the same whatever the reason. Its cause has the reason.
+    Where the cause is a spent budget, the text is that of the cause: what leaves is the same whichever budget it was.
     """
     told = error.__cause__ if isinstance(error.__cause__, BudgetExhausted) else error
     lines = map(clean, str(told).splitlines())

@@ -14,7 +14,7 @@ from flwr.supercore import log
 from flwr.supercore.auth import load_superexec_auth_secret
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-from cloister.client.keepers import InFolder
+from cloister.client.keeper_folder import InFolder
 from cloister.client.node import NodeConfig, node_of
 from cloister.client.policy import policy_of
 from cloister.config.settings import read_options

@@ -1,0 +1,169 @@
+"""Where a node that starts a process for each message keeps its attempts: files in a folder in memory."""
+
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import cast
+
+from cloister.client.keepers import Keeper
+from cloister.core.errors import NodeConfigError, ProtocolError
+from cloister.core.files import expanded
+from cloister.secure_aggregation.canonical import read, text
+
+IN_MEMORY = ("tmpfs", "ramfs")
+"""Kinds of file systems that lie on no disk."""
+MOUNTS = Path("/proc/self/mountinfo")
+LABEL = "kept in this file"
+DIGITS = 20
+"""Of the number of a turn in a file."""
+OWN = stat.S_IRUSR | stat.S_IWUSR
+SUFFIX, TURN = ".attempt", ".turn"
+MAXIMUM_ATTEMPTS = 64
+"""Attempts that a folder keeps, two of a run at most: of more the one that has waited longest is over."""
+MAXIMUM_WAIT = 86_400.0
+"""Seconds that an attempt waits for its next step."""
+
+
+class InFolder(Keeper):
+    """In files that this user alone can read, in a folder of its own that is in memory.
+
+    A file holds its own device and inode number: a copy of it, or of the folder, gives no attempt.
+    What a server never ends is over after a day, or when it has begun many others: the node has dropped out of it. To
+    refuse new ones instead would keep it from all rounds once so many runs had been killed.
+
+    Args:
+        folder: its path.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._path, self._folder = folder, -1
+
+    def clear(self) -> None:
+        """Remove all that is kept here.
+
+        Raises:
+            NodeConfigError: the folder is not one to keep secrets in.
+        """
+        with self._alone():
+            for name in os.listdir(self._folder):
+                os.unlink(name, dir_fd=self._folder)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with _files_of(self._path):
+            self._folder = _opened(self._path)
+            try:
+                fcntl.flock(self._folder, fcntl.LOCK_EX)
+                self._end_those_left(MAXIMUM_ATTEMPTS)
+                yield
+            finally:
+                os.close(self._folder)
+
+    def _end_those_left(self, most: int) -> None:
+        """Remove attempts that have waited too long for their next step, and the oldest of too many."""
+        names = [name for name in os.listdir(self._folder) if name.endswith(SUFFIX)]
+        since = {name: os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_mtime for name in names}
+        newest = sorted(names, key=since.__getitem__, reverse=True)
+        for rank, name in enumerate(newest):
+            if rank >= most or time.time() - since[name] > MAXIMUM_WAIT:
+                os.unlink(name, dir_fd=self._folder)
+
+    def _get(self, run: str, slot: int) -> bytes:
+        try:
+            file = self._open(_name(run, slot), os.O_RDONLY)
+        except FileNotFoundError:
+            return b""
+        with os.fdopen(file, "rb") as opened:
+            here, content = _identity_of(file), opened.read()
+        try:
+            (*written_in, attempt) = read(LABEL, content)
+        except ValueError:
+            written_in, attempt = [], b""
+        if written_in != here:
+            self._put(run, slot, b"")
+            raise ProtocolError("what is kept of the attempt is torn, or a copy; the attempt is over")
+        return cast(bytes, attempt)
+
+    def _put(self, run: str, slot: int, attempt: bytes) -> None:
+        name = _name(run, slot)
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._folder)
+        if attempt:
+            self._end_those_left(MAXIMUM_ATTEMPTS - 1)
+            file = self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with os.fdopen(file, "wb") as opened:
+                opened.write(text(LABEL, *_identity_of(file), attempt))
+
+    def _last(self, run: str) -> int:
+        try:
+            file = self._open(f"{run}{TURN}", os.O_RDONLY)
+        except FileNotFoundError:
+            return 0
+        with os.fdopen(file, "rb") as opened:
+            found = opened.read()
+        if len(found) != DIGITS or not found.isdigit():
+            raise ProtocolError("what is kept of the last turn is no number; this node takes no part in the run")
+        return int(found)
+
+    def _note(self, run: str, number: int) -> None:
+        file = self._open(f"{run}{TURN}", os.O_WRONLY | os.O_CREAT)
+        try:
+            # As long as the number before it: at no time there is another one.
+            os.pwrite(file, b"%0*d" % (DIGITS, number), 0)
+        finally:
+            os.close(file)
+
+    def _open(self, name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, OWN, dir_fd=self._folder)
+
+
+def _name(run: str, slot: int) -> str:
+    return f"{run}.{slot}{SUFFIX}"
+
+
+@contextmanager
+def _files_of(path: str) -> Iterator[None]:
+    """What the system says about files in the folder, as the operator of the node is to hear it."""
+    try:
+        yield
+    except OSError as error:
+        raise NodeConfigError(f"secure-state {path}: {error.strerror}") from None
+
+
+def _opened(path: str) -> int:
+    """The folder, open, so that all that follows is about the one that was looked at.
+
+    Raises:
+        NodeConfigError: somebody else could read or change what is in it, or it lies on a disk.
+    """
+    folder = os.open(expanded(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(folder)
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
+            raise NodeConfigError(f"secure-state {path} must belong to this user, with mode 0700: secrets lie in it")
+        if (kind := _file_system(found.st_dev)) not in IN_MEMORY:
+            raise NodeConfigError(f"secure-state {path} is on {kind}; it must be in memory: {' or '.join(IN_MEMORY)}")
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder
+
+
+def _file_system(device: int) -> str:
+    """The kind of the file system with this device number."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in MOUNTS.read_text().splitlines():
+        mount, _, system = line.partition(" - ")
+        if mount.split()[2] == number:
+            return system.split()[0]
+    return "a file system of unknown kind"
+
+
+def _identity_of(file: int) -> list[int]:
+    """What no copy of a file, and no second name of it, has in common with it."""
+    found = os.fstat(file)
+    return [found.st_dev, found.st_ino, found.st_nlink]
