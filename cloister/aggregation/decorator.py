@@ -40,7 +40,8 @@ class Measurements:
 
     `clipped_fraction`, `clip_calibration` and `distance` come from un-noised updates: they are for the server's own
     eyes. `epsilon` is what the ledger amounts to after the round, where something sound can be said. `abandoned`: too
-    few replies counted, and the model is what it was.
+    few replies counted, and the model is what it was. `began_early`: whether the round before had begun this one, where
+    rounds can be.
     """
 
     asked: int
@@ -58,6 +59,7 @@ class Measurements:
     collapsed: tuple[tuple[int, int], ...] = ()
     epsilon: float | None = None
     abandoned: bool = False
+    began_early: bool | None = None
 
 
 class Decorator(Strategy):

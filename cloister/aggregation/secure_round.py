@@ -17,8 +17,8 @@ from typing import Generic, TypeVar
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from cloister.aggregation.decorator import Send
+from cloister.aggregation.key_setup import Answer, KeySetup, decoded, introduction
 from cloister.aggregation.screening import Rejection, Unfit, fitting
-from cloister.aggregation.secure_opening import Answer, Opening, decoded, introduction
 from cloister.core.errors import ProtocolError, RoundAbandoned
 from cloister.core.wire import (
     ADVERTISE,
@@ -43,27 +43,27 @@ Said = TypeVar("Said")
 
 
 @dataclass
-class _Early(Generic[Said]):
+class _Piggyback(Generic[Said]):
     """A step of the next round that comes with one of this round.
 
     A reply without it, or with nonsense in its place, is none to it, and counts in this round all the same.
 
     Args:
-        told: node -> what it is told in it.
-        read: makes something of a reply; raises `Unfit`.
+        contents: node -> what it is told in it.
+        parse: makes something of a reply; raises `Unfit`.
 
     Attributes:
-        heard: node -> what it said.
+        parsed: node -> what it answered.
     """
 
-    told: Mapping[int, bytes]
-    read: Callable[[Message], Said]
-    heard: dict[int, Said] = field(default_factory=dict)
+    contents: Mapping[int, bytes]
+    parse: Callable[[Message], Said]
+    parsed: dict[int, Said] = field(default_factory=dict)
 
     def hear(self, reply: Message) -> None:
-        if reply.metadata.src_node_id in self.told:
+        if reply.metadata.src_node_id in self.contents:
             with suppress(Unfit):
-                self.heard[reply.metadata.src_node_id] = self.read(reply)
+                self.parsed[reply.metadata.src_node_id] = self.parse(reply)
 
 
 @dataclass
@@ -71,23 +71,23 @@ class SecureRound:
     """One attempt at one round. It is never made again.
 
     Args:
-        opening: of the attempt; made already, or not begun.
+        setup: of the attempt; made already, or not begun.
         asked: the training messages of the round; they are sent to those who are left by then, with what the protocol
             adds to them.
         send: sends messages, and gives the replies that come before the deadline.
-        following: the opening of the next round, which is made on the way if everybody who was asked survives this one;
-            None: it is not.
+        following: the key setup of the next round, made on the way if everybody who was asked survives this one; None:
+            it is not made.
     """
 
-    opening: Opening
+    setup: KeySetup
     asked: Sequence[Message]
     send: Send
-    following: Opening | None = None
+    following: KeySetup | None = None
 
     @property
     def rejected(self) -> list[Rejection]:
         """The nodes that dropped out, each with the reason."""
-        return self.opening.rejected
+        return self.setup.rejected
 
     def total(self, charged: Callable[[], AbstractContextManager[None]]) -> Total:
         """The sum of the vectors of those who are left.
@@ -99,45 +99,46 @@ class SecureRound:
         Raises:
             RoundAbandoned: fewer members than the threshold are left.
         """
-        if not self.opening.deliveries:
-            self._open()
-        coordinator = self.opening.coordinator
+        if not self.setup.deliveries:
+            self._set_up()
+        coordinator = self.setup.coordinator
         with charged():
             self._take_vectors()
             survivors = coordinator.survivors()
-            told = {node: survivors.encode() for node, _ in self.opening.of(survivors.names)}
+            told = {node: survivors.encode() for node, _ in self.setup.nodes_named(survivors.names)}
             signed = self._signed(told)
             signatures = coordinator.signatures(signed.values()).encode()
             return coordinator.total(self._unmasked(dict.fromkeys(signed, signatures)).values())
 
-    def _open(self) -> None:
-        """Make the opening by itself."""
+    def _set_up(self) -> None:
+        """Make the key setup by itself."""
         nodes = dict.fromkeys((message.metadata.dst_node_id for message in self.asked), b"")
-        self.opening.introduce(dict(self._replied(self._messages(ADVERTISE, nodes, {}), introduction)))
-        told = dict.fromkeys(self.opening.names, self.opening.cohort)
+        self.setup.introduce(dict(self._replied(self._messages(ADVERTISE, nodes, {}), introduction)))
+        told = dict.fromkeys(self.setup.names, self.setup.cohort)
         found = self._replied(self._messages(SHARE, told, {}), lambda reply: decoded(reply, protocol.SealedShares))
-        self.opening.share(dict(found))
+        self.setup.share(dict(found))
 
     def _take_vectors(self) -> None:
         """Let those who are left train; each vector is added as it comes, and dropped."""
-        deliveries = self.opening.deliveries
+        deliveries = self.setup.deliveries
         messages = [_with_delivery(one, deliveries) for one in self.asked if one.metadata.dst_node_id in deliveries]
         for node, vector in self._replied(messages, lambda reply: decoded(reply, protocol.MaskedInput)):
             try:
-                if vector.sender != self.opening.names[node]:
+                if vector.sender != self.setup.names[node]:
                     raise ProtocolError("the vector names another sender")
-                self.opening.coordinator.add(vector)
+                self.setup.coordinator.add(vector)
             except ProtocolError as error:
                 self.rejected.append(Rejection(node, "protocol", str(error)))
 
     def _signed(self, told: Mapping[int, bytes]) -> dict[int, protocol.SurvivorSignature]:
         """The signatures on the list of survivors; with them come keys for the next round."""
-        if self.following is None or len(told) < len(self.asked):
+        everybody_survived = len(told) == len(self.asked)
+        if self.following is None or not everybody_survived:
             return self._answers(SIGN, told, protocol.SurvivorSignature)
-        keys = _Early(dict.fromkeys(told, b""), lambda reply: introduction(reply, SECURE_EARLY))
+        keys = _Piggyback(dict.fromkeys(told, b""), lambda reply: introduction(reply, SECURE_EARLY))
         signed = self._answers(SIGN, told, protocol.SurvivorSignature, keys)
         with suppress(RoundAbandoned, ProtocolError):
-            self.following.introduce(keys.heard)
+            self.following.introduce(keys.parsed)
         return signed
 
     def _unmasked(self, told: Mapping[int, bytes]) -> dict[int, protocol.Unmasking]:
@@ -146,25 +147,25 @@ class SecureRound:
         if following is None or not following.cohort or set(following.names) != set(told):
             return self._answers(UNMASK, told, protocol.Unmasking)
         cohort = dict.fromkeys(told, following.cohort)
-        shares = _Early(cohort, lambda reply: decoded(reply, protocol.SealedShares, SECURE_EARLY))
+        shares = _Piggyback(cohort, lambda reply: decoded(reply, protocol.SealedShares, SECURE_EARLY))
         shown = self._answers(UNMASK, told, protocol.Unmasking, shares)
         with suppress(RoundAbandoned, ProtocolError):
-            following.share(shares.heard)
+            following.share(shares.parsed)
         return shown
 
     def _answers(
-        self, step: str, told: Mapping[int, bytes], kind: type[Answer], early: _Early[Said] | None = None
+        self, step: str, told: Mapping[int, bytes], kind: type[Answer], piggyback: _Piggyback[Said] | None = None
     ) -> dict[int, Answer]:
         """What nodes answer in a step, under the names that they had before."""
 
         def read(reply: Message) -> Answer:
             answer = decoded(reply, kind)
-            if early is not None:
-                early.hear(reply)
+            if piggyback is not None:
+                piggyback.hear(reply)
             return answer
 
-        messages = self._messages(step, told, early.told if early else {})
-        return self.opening.own(dict(self._replied(messages, read)))
+        messages = self._messages(step, told, piggyback.contents if piggyback else {})
+        return self.setup.with_true_sender(dict(self._replied(messages, read)))
 
     def _replied(self, messages: list[Message], read: Callable[[Message], Said]) -> Iterator[tuple[int, Said]]:
         """Each node that answered, with what it said, as replies come."""
@@ -179,7 +180,7 @@ class SecureRound:
         common = {key: public[key] for key in (SEED, CLIPPING_NORM, DISTANCE) if key in public}
         made = []
         for node, content in told.items():
-            fields = {ROUND: self.opening.terms.round, **common, SECURE_STEP: step, SECURE_MESSAGE: content}
+            fields = {ROUND: self.setup.terms.round, **common, SECURE_STEP: step, SECURE_MESSAGE: content}
             if node in early:
                 fields[SECURE_EARLY] = early[node]
             made.append(Message(RecordDict({CONFIG: ConfigRecord(fields)}), node, SECURE))

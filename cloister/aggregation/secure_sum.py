@@ -8,7 +8,7 @@ the threshold finish leaves the model as it was, and stays charged from there on
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import WARNING
 
 import numpy as np
@@ -18,9 +18,9 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from cloister.aggregation.decorator import Measurements, Send
+from cloister.aggregation.key_setup import KeySetup
 from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.aggregation.screening import Rejection, Screening
-from cloister.aggregation.secure_opening import Opening
 from cloister.aggregation.secure_round import SecureRound
 from cloister.core.arrays import Layout, Row, from_record
 from cloister.core.capabilities import Aggregated, Messages
@@ -51,11 +51,13 @@ class Summed(Screening):
             none.
         survivors: how many are left.
         shown: how many of them have shown what of their noise is surplus.
+        began_early: whether the round before had begun this one.
     """
 
     total: NDArray[np.int64] | None = None
     survivors: int = 0
     shown: int = 0
+    began_early: bool = False
 
 
 class SecureSum(PrivateStrategy):
@@ -65,7 +67,7 @@ class SecureSum(PrivateStrategy):
         inner: the wrapped strategy; it has to live on the mean.
         mechanism: what clients do, and what becomes of the sum.
         budget: as in `PrivateStrategy`.
-        rounds: of the run; a round before the last may begin the next one early. 0: none does.
+        rounds: of the run; each but the last may begin the next one early.
 
     Guarantee: that of the mechanism, against this server too, if every client runs a bundle that its site has checked.
     """
@@ -73,12 +75,17 @@ class SecureSum(PrivateStrategy):
     mechanism: DistributedMean
 
     def __init__(
-        self, inner: Strategy, mechanism: DistributedMean, *, budget: PrivacyBudget | None = None, rounds: int = 0
+        self,
+        inner: Strategy,
+        mechanism: DistributedMean,
+        *,
+        budget: PrivacyBudget | None = None,
+        rounds: int = 1,
     ) -> None:
         super().__init__(inner, mechanism, budget=budget)
         self._rounds = rounds
         self._asks_everybody = False
-        self._early: Opening | None = None
+        self._early: KeySetup | None = None
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """As in `PrivateStrategy`; clients are told C and the distance where they follow earlier rounds.
@@ -125,31 +132,31 @@ class SecureSum(PrivateStrategy):
         asked = list(messages)
         layout = Layout.of(from_record(self.sent))
         plan = self.mechanism.plan(layout.size)
-        attempt = SecureRound(
-            self._opening(server_round, plan, asked), asked, send, self._following(server_round, plan, asked, layout)
-        )
+        setup = self._setup(server_round, plan, asked)
+        began_early = bool(setup.deliveries)
+        attempt = SecureRound(setup, asked, send, self._following(server_round, plan, asked, layout))
         try:
             total = attempt.total(lambda: self.recorded(layout, server_round))
         except (RoundAbandoned, ProtocolError) as error:
             logger.log(WARNING, "round %d was abandoned: %s", server_round, error)
             return self._summed(layout, attempt.rejected)
         self._early = attempt.following
-        return self._summed(layout, attempt.rejected, total, plan)
+        return replace(self._summed(layout, attempt.rejected, total, plan), began_early=began_early)
 
-    def _opening(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> Opening:
-        """The opening that the last round has made for the nodes that are asked, and no others; else a new one."""
+    def _setup(self, server_round: int, plan: Plan, asked: Sequence[Message]) -> KeySetup:
+        """The key setup that the last round has made for the nodes that are asked, and no others; else a new one."""
         early, self._early = self._early, None
         nodes = [message.metadata.dst_node_id for message in asked]
-        if early and early.is_of(nodes) and early.terms == self._terms(server_round, plan, asked, EARLY):
+        if early and early.is_usable_for(nodes) and early.terms == self._terms(server_round, plan, asked, EARLY):
             return early
-        return Opening(self._terms(server_round, plan, asked, ORDINARY), plan.terms())
+        return KeySetup(self._terms(server_round, plan, asked, ORDINARY), plan.terms())
 
-    def _following(self, server_round: int, plan: Plan, asked: Sequence[Message], layout: Layout) -> Opening | None:
-        """The opening of the next round, if there will be one, like this one, and of everybody again."""
-        is_alike = self.mechanism.is_the_same_in_every_round and self._asks_everybody
+    def _following(self, server_round: int, plan: Plan, asked: Sequence[Message], layout: Layout) -> KeySetup | None:
+        """The key setup of the next round, if there will be one, like this one, and of everybody again."""
+        is_alike = self.mechanism.is_stationary and self._asks_everybody
         if not is_alike or server_round >= self._rounds or not self._covers(2 * self.events(layout)):
             return None
-        return Opening(self._terms(server_round + 1, plan, asked, EARLY), plan.terms())
+        return KeySetup(self._terms(server_round + 1, plan, asked, EARLY), plan.terms())
 
     def receive(self, replies: Messages) -> Screening:
         """Refuse replies that came without the steps of the protocol.
@@ -176,7 +183,7 @@ class SecureSum(PrivateStrategy):
         layout, sent = found.cohort.layout, found.cohort.sent
         released = self.mechanism.released(found.total, layout, sent, found.survivors, found.shown)
         arrays, metrics = self._aggregated(server_round, layout, released)
-        self.measured = self._measurements(found, released)
+        self.measured = replace(self._measurements(found, released), began_early=found.began_early)
         self._follow(released.following, layout)
         return arrays, metrics
 

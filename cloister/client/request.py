@@ -243,7 +243,7 @@ def _early(step: object, fields: ConfigRecord, config: RunConfig) -> bytes | Non
         FederationError: none can come with this step, or in this run.
     """
     found = fields.get(SECURE_EARLY)
-    may_come = step in COMES_WITH and shared_mean(config).is_the_same_in_every_round
+    may_come = step in COMES_WITH and shared_mean(config).is_stationary
     if found is None or (may_come and isinstance(found, bytes)):
         return found
     raise FederationError(

@@ -15,8 +15,8 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 from secure_runs import MODEL, PHASES, SecureRun, app_with, phase_of, random_updates, settings
 
-from cloister.aggregation import secure_opening
-from cloister.aggregation.secure_opening import MAXIMUM_AGE
+from cloister.aggregation import key_setup
+from cloister.aggregation.key_setup import MAXIMUM_AGE
 from cloister.client import keepers
 from cloister.client.keepers import InMemory, Stage
 from cloister.client.secure import take_part
@@ -109,7 +109,7 @@ class TestARunOfSeveralRounds:
         run = early_run(tmp_path)
         for number in (1, 2, 3):
             summed = run.collect(number)
-            assert summed.survivors == 5 and not summed.rejected
+            assert summed.survivors == 5 and not summed.rejected and summed.began_early == (number > 1)
             assert np.array_equal(summed.total, sum_of(range(1, 6), run))
         assert [phases(run, number) for number in (1, 2, 3)] == [OPENING | REST, REST, REST]
 
@@ -164,11 +164,11 @@ class TestARunOfSeveralRounds:
         run.collect(1)
         assert not any(SECURE_EARLY in fields_of(one) for one in run.asked if phase_of(one) == "unmask")
 
-    def test_does_not_use_an_opening_that_has_waited_too_long(self, tmp_path, monkeypatch):
+    def test_does_not_use_a_key_setup_that_has_waited_too_long(self, tmp_path, monkeypatch):
         run = early_run(tmp_path)
         run.collect(1)
         now = time.monotonic()
-        monkeypatch.setattr(secure_opening.time, "monotonic", lambda: now + MAXIMUM_AGE)
+        monkeypatch.setattr(key_setup.time, "monotonic", lambda: now + MAXIMUM_AGE)
         assert run.collect(2).survivors == 5 and phases(run, 2) == OPENING | REST
 
     def test_begins_nothing_early_that_the_budget_does_not_cover(self, tmp_path):

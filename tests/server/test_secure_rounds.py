@@ -91,6 +91,7 @@ class TestTheSum:
             assert array.dtype == np.float32
             assert np.allclose(array, sum(update[name] for update in left) / 4, atol=1e-6)
         measured = run.strategy.measured
+        assert measured.began_early is False
         assert (measured.asked, measured.accepted, [one.node_id for one in measured.rejected]) == (5, 4, [2])
 
     def test_counts_an_update_that_is_not_finite_as_zero(self, tmp_path):

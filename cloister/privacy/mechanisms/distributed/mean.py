@@ -112,7 +112,7 @@ class DistributedMean(GaussianMechanism):
         return Bits.of(self.clip, self.parties) if isinstance(self.clip, AdaptiveClip) else None
 
     @property
-    def is_the_same_in_every_round(self) -> bool:
+    def is_stationary(self) -> bool:
         """Whether neither clip nor noise follows from earlier rounds."""
         return self.bits is None and self.squares is None
 

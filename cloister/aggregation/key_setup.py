@@ -25,7 +25,7 @@ from cloister.secure_aggregation.terms import Terms
 
 Answer = TypeVar("Answer", bound=protocol.Message)
 MAXIMUM_AGE = 300.0
-"""Seconds for which an opening is used. The longer it waits, the more of its nodes may have been started anew: they
+"""Seconds for which a key setup is used. The longer it waits, the more of its nodes may have been started anew: they
 have dropped out, and without enough of them the round is charged and has no sum."""
 
 
@@ -37,8 +37,11 @@ class Introduction(NamedTuple):
 
 
 @dataclass
-class Opening:
-    """One attempt up to the vectors. It is made once.
+class KeySetup:
+    """The key setup of one attempt at a round: who takes part, and the shares of their secrets. It is made once.
+
+    Guarantee: it tells the server no number of a client, and costs nothing.
+    Source: AdvertiseKeys and ShareKeys of Bonawitz et al. 2017.
 
     Args:
         terms: of the attempt.
@@ -58,8 +61,8 @@ class Opening:
     names: dict[int, str] = field(default_factory=dict)
     cohort: bytes = b""
     deliveries: Mapping[int, protocol.Delivery] = field(default_factory=dict)
-    _coordinator: Coordinator | None = None
-    _made: float = 0.0
+    _coordinator: Coordinator | None = field(default=None, init=False)
+    _made: float = field(default=0.0, init=False)
 
     @property
     def coordinator(self) -> Coordinator:
@@ -97,12 +100,12 @@ class Opening:
         Raises:
             RoundAbandoned: fewer members than the threshold have sent shares.
         """
-        deliveries = self.coordinator.deliveries(self.own(shares).values())
-        self.deliveries = {node: deliveries[name] for node, name in self.of(deliveries)}
+        deliveries = self.coordinator.deliveries(self.with_true_sender(shares).values())
+        self.deliveries = {node: deliveries[name] for node, name in self.nodes_named(deliveries)}
         self._made = time.monotonic()
 
-    def is_of(self, nodes: Collection[int]) -> bool:
-        """Whether these nodes, and no others, have just become ready for the vectors.
+    def is_usable_for(self, nodes: Collection[int]) -> bool:
+        """Whether these nodes, and no others, have become ready for the vectors within the last `MAXIMUM_AGE`.
 
         Args:
             nodes: by their numbers.
@@ -110,7 +113,7 @@ class Opening:
         is_young = time.monotonic() - self._made < MAXIMUM_AGE
         return bool(self.deliveries) and set(self.deliveries) == set(nodes) and is_young
 
-    def own(self, answers: Mapping[int, Answer]) -> dict[int, Answer]:
+    def with_true_sender(self, answers: Mapping[int, Answer]) -> dict[int, Answer]:
         """The answers that name their own sender; the others are rejected.
 
         Args:
@@ -121,7 +124,7 @@ class Opening:
             self._reject(node, "protocol", "the message names another sender")
         return found
 
-    def of(self, names: Iterable[str]) -> list[tuple[int, str]]:
+    def nodes_named(self, names: Iterable[str]) -> list[tuple[int, str]]:
         """The nodes that have some names, and these.
 
         Args:
