@@ -42,7 +42,7 @@ from cloister.server.progress import Progress, keepers_of
 from cloister.server.quorum import Quorum
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
-from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory
+from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory, refuse_name
 from cloister.server.resume import (
     NODES,
     Earlier,
@@ -134,7 +134,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
     started = time.perf_counter()
     refuse_forgetful_nodes(config, grid)
     with ExitStack() as stack:
-        earlier = stack.enter_context(earlier_run(config, grid, clients)) if config.resume else None
+        earlier = _earlier(config, grid, clients, stack)
         prepared = prepare(config, earlier=earlier)
         refuse_closing(prepared.plan, grid)
         if earlier is None:
@@ -165,6 +165,14 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
     if ending.how == "error":
         raise CloisterError(ending.why)
     return Outcome(loop.kept, scene.rounds, directory, plan, said, ending.why, ending.how)
+
+
+def _earlier(config: RunConfig, grid: Grid, clients: int, stack: ExitStack) -> Earlier | None:
+    """The run that is resumed; None for a new one, whose name is free: that is said before its task is loaded."""
+    if config.resume:
+        return stack.enter_context(earlier_run(config, grid, clients))
+    refuse_name(config)
+    return None
 
 
 def _directory(plan: Plan, grid: Grid, clients: int, earlier: Earlier | None, stack: ExitStack) -> RunDirectory:
