@@ -409,7 +409,7 @@ def _statement(scene: _Scene, loop: RoundLoop) -> Statement:
 
 
 def _client_claim(scene: _Scene, loop: RoundLoop, asked: int, ended_by_choice: bool) -> ClientClaim | None:
-    """What may be said about the clients' own mechanism; of clients that all abstained, that nothing was released."""
+    """What may be said about the clients' own mechanism; where no client trained, that nothing was released."""
     plan = scene.plan
     rounds = 0 if _nobody_trained(scene, loop) else asked + plan.resumes
     clients = client_claim(plan, scene.layout, rounds, scene.sizes)
@@ -419,9 +419,9 @@ def _client_claim(scene: _Scene, loop: RoundLoop, asked: int, ended_by_choice: b
 
 
 def _nobody_trained(scene: _Scene, loop: RoundLoop) -> bool:
-    """Whether every client that was ever asked abstained: its budget decides that, by public numbers, and no data."""
+    """Whether nobody was asked, or all abstained: budgets and policies decide that, by public numbers, and no data."""
     measured = [done.measured for done in scene.rounds if done.number]
-    if scene.plan.resumes or not measured or loop.asked != len(measured):
+    if scene.plan.resumes or loop.asked != len(measured):
         return False
     return all(one is not None and one.asked == sum(item.abstained for item in one.rejected) for one in measured)
 
