@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from cloister.core.arrays import Layout, Row, view
 from cloister.core.cohort import Cohort
-from cloister.core.errors import BudgetExhausted
+from cloister.core.errors import BudgetExhausted, PolicyError
 from cloister.core.wire import ARRAYS, EXAMPLES, number
 from cloister.privacy.mechanisms.total import Intake
 
@@ -66,8 +66,9 @@ class Rejection:
 
     @property
     def abstained(self) -> bool:
-        """Whether the node answered that it does nothing for want of a budget."""
-        return self.code == "error" and f": {BudgetExhausted.__name__}: " in self.detail
+        """Whether the node answered that it does nothing, for want of a budget or by its policy."""
+        reasons = (BudgetExhausted, PolicyError)
+        return self.code == "error" and any(f": {reason.__name__}: " in self.detail for reason in reasons)
 
 
 @dataclass(frozen=True)

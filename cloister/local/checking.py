@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 from cloister.client.data import task_of
@@ -44,16 +45,21 @@ LARGE = 10.0
 """An input beyond this, on either side of 0, looks as if it had not been scaled."""
 
 
+STATED = 100
+"""What a site is taken to state as its size where groups are tried: its own statement is not known here."""
+
+
 @dataclass(frozen=True)
 class Line:
     """One thing to know about a task.
 
     Attributes:
-        kind: `fault`: it cannot be used; `note`: worth knowing; `ok`: it works.
+        kind: `fault`: it cannot be used; `warn`: it can, and hardly as it is meant; `note`: worth knowing; `ok`: it
+            works.
         text: one sentence, with the remedy of a fault.
     """
 
-    kind: Literal["fault", "note", "ok"]
+    kind: Literal["fault", "warn", "note", "ok"]
     text: str
 
     def __str__(self) -> str:
@@ -93,10 +99,10 @@ def _settings(name: str, data: Path | None, given: Mapping[str, Scalar]) -> dict
     """
     if given.get("task.name", name) != name:
         raise ConfigError(f"task.name = {given['task.name']!r} contradicts the task that is to be checked, {name!r}")
-    parse({**given, "task.name": name})
-    own = {key: value for key, value in given.items() if _counts(key)}
     # Groups are whom DP-SGD clips: without it they are refused.
-    grouped: dict[str, Scalar] = {"privacy.client": "dp-sgd"} if own.get("task.group") else {}
+    grouped: dict[str, Scalar] = {"privacy.client": "dp-sgd"} if given.get("task.group") else {}
+    parse({**grouped, **given, "task.name": name})
+    own = {key: value for key, value in given.items() if _counts(key)}
     return {**ONE_ROUND, **grouped, **_place(name, data), **own, "task.name": name}
 
 
@@ -178,6 +184,8 @@ def _about(task: Task, examples: Examples, where: str) -> Iterator[Line]:
         return
     kind = _classes(task, examples) if task.classes else "numbers as targets"
     yield Line("ok", f"{where}: {len(examples)} examples of shape {task.input_shape}, {kind}")
+    if task.config.group and examples.groups is not None:
+        yield Line("ok", f"{where}: {_groups(examples.groups)}")
     if examples.x.dtype != np.float32:
         note = (
             f"{where}: inputs of {examples.x.dtype} are used as float32, with the same values; scale them in the task"
@@ -187,6 +195,12 @@ def _about(task: Task, examples: Examples, where: str) -> Iterator[Line]:
         yield Line("note", f"{where}: inputs beyond {LARGE:g}, on which networks train badly; scale them in the task")
     if task.classes:
         yield from _about_balance(task, examples, where)
+
+
+def _groups(groups: NDArray) -> str:
+    """How many groups there are, and how many examples the smallest and the largest have."""
+    counts = np.unique(groups, return_counts=True)[1]
+    return f"{len(counts)} groups of {counts.min()} to {counts.max()} examples each"
 
 
 def _classes(task: Task, examples: Examples) -> str:
@@ -201,6 +215,9 @@ def _about_balance(task: Task, examples: Examples, where: str) -> Iterator[Line]
     names = task.class_names or tuple(map(str, range(task.classes)))
     absent = [name for name, count in zip(names, counts, strict=True) if not count]
     rare = [name for name, count in zip(names, counts, strict=True) if 0 < count < RARE * len(examples)]
+    if len(absent) == task.classes - 1:
+        (name,) = (name for name, count in zip(names, counts, strict=True) if count)
+        yield Line("warn", f"{where}: all examples are of one class, {name}; is a folder or a file missing?")
     if absent:
         yield Line("note", f"{where}: no example of {', '.join(absent)}")
     if rare:
@@ -268,5 +285,7 @@ def _outcome(settings: dict[str, Scalar], data: Path | None, folder: str) -> Out
     from cloister.client.app import app
 
     config = parse(settings | {"evaluation.central": False, "evaluation.federated": "on"})
-    node = {"data-path": str(data), "ledger-dir": folder}
+    node: dict[str, Scalar] = {"data-path": str(data), "ledger-dir": folder}
+    if config.privacy.client.clips_gradients:
+        node["public-size"] = STATED
     return run(LocalGrid(app, config.flat(), [node] * CLIENTS), config, quiet)

@@ -11,6 +11,7 @@ from cloister.privacy.accounting.leakage import leakage_report
 from cloister.server.budgets import refuse_idle_clients
 from cloister.server.build import build
 from cloister.server.reports.console import Narrator
+from cloister.server.reports.rundir import refuse_name
 from cloister.server.resume import clients_of, settings_of
 from cloister.server.run import Outcome, run
 
@@ -42,6 +43,7 @@ def simulate(
         settings = settings_of(Path(earlier)) | settings
         clients = clients_of(Path(earlier)) or CLIENTS if clients is None else clients
     config, clients = parse(settings), CLIENTS if clients is None else clients
+    refuse_name(config)
     refuse_too_few(config, clients)
     refuse_what_clients_would(config, clients)
     grid = LocalGrid.simulated(app, config.flat(), clients)

@@ -42,7 +42,7 @@ from cloister.server.progress import Progress, keepers_of
 from cloister.server.quorum import Quorum
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
-from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory
+from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory, refuse_name
 from cloister.server.resume import (
     NODES,
     Earlier,
@@ -134,7 +134,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
     started = time.perf_counter()
     refuse_forgetful_nodes(config, grid)
     with ExitStack() as stack:
-        earlier = stack.enter_context(earlier_run(config, grid, clients)) if config.resume else None
+        earlier = _earlier(config, grid, clients, stack)
         prepared = prepare(config, earlier=earlier)
         refuse_closing(prepared.plan, grid)
         if earlier is None:
@@ -165,6 +165,14 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
     if ending.how == "error":
         raise CloisterError(ending.why)
     return Outcome(loop.kept, scene.rounds, directory, plan, said, ending.why, ending.how)
+
+
+def _earlier(config: RunConfig, grid: Grid, clients: int, stack: ExitStack) -> Earlier | None:
+    """The run that is resumed; None for a new one, whose name is free: that is said before its task is loaded."""
+    if config.resume:
+        return stack.enter_context(earlier_run(config, grid, clients))
+    refuse_name(config)
+    return None
 
 
 def _directory(plan: Plan, grid: Grid, clients: int, earlier: Earlier | None, stack: ExitStack) -> RunDirectory:
@@ -401,7 +409,7 @@ def _statement(scene: _Scene, loop: RoundLoop) -> Statement:
 
 
 def _client_claim(scene: _Scene, loop: RoundLoop, asked: int, ended_by_choice: bool) -> ClientClaim | None:
-    """What may be said about the clients' own mechanism; of clients that all abstained, that nothing was released."""
+    """What may be said about the clients' own mechanism; where no client trained, that nothing was released."""
     plan = scene.plan
     rounds = 0 if _nobody_trained(scene, loop) else asked + plan.resumes
     clients = client_claim(plan, scene.layout, rounds, scene.sizes)
@@ -411,9 +419,9 @@ def _client_claim(scene: _Scene, loop: RoundLoop, asked: int, ended_by_choice: b
 
 
 def _nobody_trained(scene: _Scene, loop: RoundLoop) -> bool:
-    """Whether every client that was ever asked abstained: its budget decides that, by public numbers, and no data."""
+    """Whether nobody was asked, or all abstained: budgets and policies decide that, by public numbers, and no data."""
     measured = [done.measured for done in scene.rounds if done.number]
-    if scene.plan.resumes or not measured or loop.asked != len(measured):
+    if scene.plan.resumes or loop.asked != len(measured):
         return False
     return all(one is not None and one.asked == sum(item.abstained for item in one.rejected) for one in measured)
 

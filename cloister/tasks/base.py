@@ -458,8 +458,11 @@ def read_npz(path: Path, classes: int, names: tuple[str, ...] = (), group: str =
         raise DataError(f"data-path: no file at {path}; expected {expected}")
     try:
         with np.load(path, allow_pickle=False) as archive:
+            there = f"the file holds {', '.join(archive.files) or 'no array'}"
             x, y, groups = archive["x"], archive["y"], archive[group] if group else None
-    except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile):
+    except KeyError:
+        raise DataError(f"data-path: {path} must be {expected}", there) from None
+    except (ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile):
         raise DataError(f"data-path: {path} must be {expected}") from None
     if x.dtype.kind not in "fiu" or not are_targets(y, classes, names):
         raise DataError(f"data-path: {path} must be {expected}; found x of {x.dtype} and y of {y.dtype} {y.shape}")

@@ -312,7 +312,12 @@ class TestLimits:
         grouped = DP_SGD | {"task.group": "patient"}
         ask(tmp_path, grouped, **only("dp-sgd", group="patient"))
         refused("task.group = '', demanded: 'patient'", tmp_path, DP_SGD, **only("dp-sgd", group="patient"))
-        refused("task.group = 'patient', demanded: ''", tmp_path, grouped, **only("dp-sgd"))
+        refused(
+            "task.group = 'patient', demanded: '', as this node names no group of its own",
+            tmp_path,
+            grouped,
+            **only("dp-sgd"),
+        )
 
     @pytest.mark.parametrize(("own", "named"), [("", "patient"), ("visit", "patient"), ("patient", "")])
     def test_groups_that_a_server_chooses_for_a_budget_of_the_site(self, tmp_path, own, named):
@@ -320,7 +325,8 @@ class TestLimits:
         node = own_node(tmp_path, write_data(tmp_path, patient=np.arange(40) // 5), max_example_epsilon=50.0, group=own)
         assert not answer(DP_SGD | {"task.group": own}, node).has_error()
         reply = answer(DP_SGD | {"task.group": named}, node)
-        assert reply.error.reason == f"PolicyError: refused by this node: task.group = {named!r}, demanded: {own!r}"
+        demanded = repr(own) if own else "'', as this node names no group of its own"
+        assert reply.error.reason == f"PolicyError: refused by this node: task.group = {named!r}, demanded: {demanded}"
         assert len(entries_of(node, "client")) == 1
 
     def test_a_site_that_names_groups_and_has_no_budget_means_them_too(self, tmp_path):
@@ -409,8 +415,8 @@ TEXTS = [
         TrainRequest,
         [],
         {"max_learning_rate": 1e-9},
-        "privacy.server = 'none', not 'global-dp'; privacy.server = 'none', not 'metric'; "
-        "client.learning-rate = 0.5, demanded: at most 1e-09",
+        "none of global-dp, metric is on as demanded: privacy.server = 'none', not 'global-dp'; "
+        "privacy.server = 'none', not 'metric'; client.learning-rate = 0.5, demanded: at most 1e-09",
     ),
     (
         GLOBAL | {"privacy.noise-multiplier": 0.0},
@@ -566,7 +572,7 @@ class TestEdges:
         rules = only("gaussian", min_client_noise_multiplier=2.0) | {"mechanisms": ["global-dp", "gaussian"]}
         text = refused(REFUSED, tmp_path, weak, **rules, max_epsilon=1e6)
         assert text == (
-            f"{REFUSED}privacy.server = 'none', not 'global-dp'; "
+            f"{REFUSED}none of global-dp, gaussian is on as demanded: privacy.server = 'none', not 'global-dp'; "
             "privacy.client-noise-multiplier = 1, demanded: at least 2"
         )
 

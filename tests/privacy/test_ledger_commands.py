@@ -1,5 +1,7 @@
 """What a person sees of a ledger, of its budgets and of a plan for one."""
 
+import time
+
 import pytest
 from forged_ledgers import EVENTS, chained, lines_of, rewrite, write
 from typer.testing import CliRunner
@@ -9,10 +11,11 @@ from cloister.core.digits import at_most
 from cloister.core.errors import LedgerError
 from cloister.privacy.accounting import ledger as module
 from cloister.privacy.accounting.budget import PrivacyBudget
-from cloister.privacy.accounting.events import Gaussian, Pure, Unaccounted
+from cloister.privacy.accounting.events import Gaussian, Pure, Repeated, Unaccounted
 from cloister.privacy.accounting.filters import GaussianFilter, filter_for
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.accounting.vocabulary import Sampling
+from cloister.privacy.claims.server import IF_FIXED
 
 
 @pytest.fixture
@@ -81,7 +84,9 @@ class TestTheCommand:
     def test_show_says_where_nothing_can_be_claimed(self, path):
         write(path)
         result = self.invoke("show", path)
-        assert "no guarantee: the noise is seeded" in result.output and "ε = inf by rdp" in result.output
+        assert "no guarantee (1), unit client, 1 release: the noise is seeded" in result.output
+        assert "client, add-or-remove: no ε bounds these releases" in result.output
+        assert "inf" not in result.output and IF_FIXED not in result.output
         assert "poisson 0.1" in result.output and "3 of 9" in result.output
 
     def test_show_begins_with_what_has_a_bound(self, path):
@@ -91,15 +96,29 @@ class TestTheCommand:
         with budget.release(Gaussian(2.0), 1):
             pass
         lines = self.invoke("show", path).output.splitlines()
-        assert [line.split(",")[0] for line in lines if "δ = 1e-05" in line] == ["example", "client"]
+        assert [line.split(",")[0] for line in lines if ", add-or-remove" in line] == ["example", "client"]
 
     def test_show_gives_every_reason_in_full_however_narrow_the_window(self, path):
         reason = "the server claims nothing for this round, " + "and says so at some length, " * 6 + "to the end"
         ledger = write(path, [Unaccounted(reason)] * 3)
         ledger.open(Unaccounted("scores left without noise"), "example", "run", 1, allow=lambda: None)
         result = CliRunner().invoke(app, ["ledger", "show", str(path)], env={"COLUMNS": "40"})
-        assert f"no guarantee, unit client, 3 releases: {reason}\n" in result.output
-        assert "no guarantee, unit example, 1 releases: scores left without noise\n" in result.output
+        assert f"no guarantee (1), unit client, 3 releases: {reason}\n" in result.output
+        assert "no guarantee (2), unit example, 1 release: scores left without noise\n" in result.output
+
+    def test_show_has_whole_days_and_runs_and_short_reasons_in_80_columns(self, path):
+        """A site's ledger: a run of Flower's is 20 digits, and what the policy says of the server is long."""
+        ledger, run = Ledger(path), "12105499748529253695"
+        reason = "the policy of this node counts on no noise of the server's"
+        allowed = {"allow": lambda: None}
+        ledger.open(Unaccounted(reason), "client", run, 1, mechanism="as the server promised", **allowed)
+        sampled = Repeated(Gaussian(1.0, Sampling("poisson", 0.0256)), 40)
+        ledger.open(sampled, "example", run, 1, mechanism="dp-sgd", **allowed)
+        shown = CliRunner().invoke(app, ["ledger", "show", str(path)], env={"COLUMNS": "80"}).output
+        table, _, rest = shown.partition("no guarantee (1), ")
+        assert table.count(time.strftime("%Y-%m-%d", time.gmtime())) == table.count(run) == 2
+        assert "…" not in table and "counts on" not in table and reason in rest
+        assert "handed on" in table and table.count("unknown: counts") == 2
 
     def test_show_tells_days_and_no_times(self, path, monkeypatch):
         monkeypatch.setattr(module.time, "time", lambda: 1_700_000_000.5)  # 2023-11-14, 22:13:20 UTC

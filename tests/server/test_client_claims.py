@@ -90,6 +90,34 @@ def test_clients_that_all_abstain_have_told_nothing(tmp_path):
     assert "No client trained" in page and "instead of 50 %" not in page
 
 
+def nobody(tmp_path, config, nodes):
+    """The clients' part of `privacy.json`, and the report, of a run in which nobody may train."""
+    with pytest.raises(FederationError):
+        outcome = run(LocalGrid(app, config.flat(), nodes), config, Narrator(3, Console(quiet=True)))
+        raise FederationError(outcome.stopped)
+    (path,) = tmp_path.glob("*/privacy.json")
+    return json.loads(path.read_text())["clients"], write_report(path.parent).read_text()
+
+
+def test_a_run_that_too_few_nodes_came_to_has_asked_nobody(tmp_path):
+    settings = SETTINGS | {"output-dir": str(tmp_path), "num-rounds": 3, "node-timeout": 0.1, "strategy.min-nodes": 2}
+    told, page = nobody(tmp_path, parse(settings), [{"partition-id": 0, "num-partitions": 2}])
+    assert {(size["rounds"], size["claims"][0]["epsilon"]) for size in told["by-examples"]} == {(0, 0.0)}
+    assert "No client trained" in page and "instead of 50 %" not in page
+
+
+def test_clients_whose_policies_all_refuse_have_told_nothing(tmp_path):
+    """As the operator of a federation sees it who begins a run of another task."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text("mechanisms = []\ntasks = ['heart-disease']\n")
+    nodes = [
+        {"partition-id": n, "num-partitions": 2, "policy": str(policy), "ledger-dir": str(tmp_path)} for n in (0, 1)
+    ]
+    told, page = nobody(tmp_path, parse(SETTINGS | {"output-dir": str(tmp_path), "num-rounds": 3}), nodes)
+    assert {(size["rounds"], size["claims"][0]["epsilon"]) for size in told["by-examples"]} == {(0, 0.0)}
+    assert "No client trained" in page and "allowed: heart-disease" in page
+
+
 def test_one_that_did_not_only_abstain_counts_all_that_was_planned(tmp_path):
     """A reply that came and did not count, or a client that was silent, may have trained."""
 

@@ -101,6 +101,17 @@ class TestWhatItSays:
         officer = " ".join(texts(tree_of(page), ".//section[@id='officer']"))
         assert "ε = 1 (this run) and 2 (all runs" in officer
 
+    @pytest.mark.parametrize(("kind", "told"), [("none", False), ("dp-sgd", True)])
+    def test_an_officer_reads_whose_epsilon_no_ledger_bounds(self, tmp_path, kind, told):
+        """The server's ledger has no guarantee for a client, and each site's bounds that of its examples."""
+        place = write_run(tmp_path, kind=kind)
+        privacy = json.loads((place / "privacy.json").read_text())
+        privacy["ledger"]["holds-releases-without-a-guarantee"] = True
+        (place / "privacy.json").write_text(json.dumps(privacy))
+        officer = " ".join(texts(tree_of(write_report(place).read_text()), ".//section[@id='officer']"))
+        assert "about whole clients: no ε bounds all runs for a client." in officer
+        assert ("counted over all runs by that client, in its own ledger" in officer) is told
+
     def test_the_accuracy_of_always_guessing_the_largest_class_is_told(self, page):
         assert "Always guessing the largest class would be right for 33.33 % of them." in " ".join(page.split())
 

@@ -17,7 +17,7 @@ from cloister.local.grid import LocalGrid
 from cloister.local.simulation import simulate
 from cloister.server.build import build, data_identity
 from cloister.server.reports.console import Narrator
-from cloister.server.reports.rundir import RunDirectory
+from cloister.server.reports.rundir import RunDirectory, refuse_name
 from cloister.server.run import run
 from cloister.tasks.digits import Digits
 
@@ -169,6 +169,36 @@ class TestOneClearError:
         go(tmp_path, {"run-name": "mine"})
         with pytest.raises(ConfigError, match="run-name = 'mine' is taken"):
             go(tmp_path, {"run-name": "mine"})
+
+    def test_of_a_taken_run_name_before_any_task_is_loaded(self, tmp_path, monkeypatch):
+        (tmp_path / "mine").mkdir()
+        settings = FAST | {"output-dir": str(tmp_path), "run-name": "mine"}
+        monkeypatch.setattr("cloister.server.run.prepare", lambda *_, **__: pytest.fail("the task was loaded"))
+        grid = LocalGrid.simulated(app, parse(settings).flat(), 2)
+        with pytest.raises(ConfigError, match="exists; choose another or leave it empty"):
+            run(grid, parse(settings), quiet())
+        monkeypatch.setattr(
+            "cloister.local.simulation.refuse_what_clients_would", lambda *_: pytest.fail("data was read")
+        )
+        with pytest.raises(ConfigError, match="run-name = 'mine' is taken"):
+            simulate(settings, 2, quiet())
+
+    @pytest.mark.parametrize(
+        ("how", "told"), [("no-replies", True), ("too-few-nodes", True), ("as-asked", False), ("budget", False)]
+    )
+    def test_of_a_taken_run_name_with_how_to_go_on_with_that_run(self, tmp_path, how, told):
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "privacy.json").write_text(json.dumps({"ended": {"how": how, "why": ""}}))
+        with pytest.raises(ConfigError, match="choose another or leave it empty") as refused:
+            refuse_name(parse(FAST | {"output-dir": str(tmp_path), "run-name": "mine"}))
+        assert (f"resume = {str(tmp_path / 'mine')!r} goes on with that run" in str(refused.value)) is told
+
+    @pytest.mark.parametrize("content", ["", "[]", '{"ended": 3}', '{"ended": {"how": ["disk"]}}'])
+    def test_of_a_taken_run_name_whatever_lies_there(self, tmp_path, content):
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "privacy.json").write_text(content)
+        with pytest.raises(ConfigError, match="exists; choose another or leave it empty"):
+            refuse_name(parse(FAST | {"output-dir": str(tmp_path), "run-name": "mine"}))
 
     def test_of_a_place_that_cannot_be_written(self, tmp_path):
         (tmp_path / "file").write_text("")

@@ -82,8 +82,10 @@ def test_a_faulty_file_is_one_line_and_the_code_of_a_failure(tmp_path, changes, 
 def test_an_unbalanced_file_is_noted(tmp_path):
     lines = found("breast-cancer", table(tmp_path, names="benign"))
     assert ("note", "read(): no example of malignant") in lines
+    assert ("warn", "read(): all examples are of one class, benign; is a folder or a file missing?") in lines
     rare = found("breast-cancer", table(tmp_path, rows=80, names="benign", target="malignant"))
     assert ("note", "read(): fewer than 2% of the examples are of malignant") in rare
+    assert not any(kind == "warn" for kind, _ in rare)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +151,17 @@ class TestSettings:
         given = {"task.group": "patient", "privacy.client": "dp-sgd", "num-rounds": 9}
         config = parse(_settings("breast-cancer", None, given))
         assert config.privacy.client.name == "dp-sgd" and config.num_rounds == 1
+
+    def test_groups_need_no_mechanism_to_be_looked_for_and_are_counted(self, tmp_path):
+        """A site that names an array it has not got would answer every message with noise alone."""
+        rng, path = np.random.default_rng(1), tmp_path / "own.npz"
+        x, y = rng.random((40, 64), np.float32), np.arange(40) % 10
+        np.savez(path, x=x, y=y, person=np.array(["a"] * 3 + ["b"] * 7 + [f"p{n}" for n in range(30)]))
+        lines = found("digits", path, {"task.group": "person"})
+        assert ("ok", "read(): 32 groups of 1 to 7 examples each") in lines
+        assert lines[-1][0] == "ok" and lines[-1][1].startswith("one round of 2 clients: ")
+        (fault,) = [text for kind, text in found("digits", path, {"task.group": "patient"}) if kind == "fault"]
+        assert "and patient (whole numbers or text" in fault and fault.endswith("; the file holds x, y, person")
 
 
 def test_an_error_of_the_user_s_code_is_one_line(monkeypatch):

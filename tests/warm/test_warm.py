@@ -143,6 +143,21 @@ def test_with_another_flower_a_node_that_pins_bundles_does_not_start(monkeypatch
         node.run_node(["--insecure", "--node-config", f'policy="{policy}"'])
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_data_that_is_not_there_is_said_when_the_node_starts(tmp_path, monkeypatch, there):
+    """Under noise of its own such a node answers as if nothing had happened, and no run shows it."""
+    said, place = [], tmp_path / "scans"
+    if there:
+        place.mkdir()
+    monkeypatch.setattr(node, "log", lambda level, text, *values: said.append(text % values))
+    monkeypatch.setattr(executor.flwr, "__version__", "1.99.0")
+    monkeypatch.setattr(node.os, "execvp", lambda *_: sys.exit(7))
+    with pytest.raises(SystemExit, match="7"):
+        node.run_node(["--insecure", "--port", "9100", "--node-config", f'data-path="{place}"'])
+    warned = [line for line in said if line.startswith(f"data-path: there is no file or folder at {place};")]
+    assert len(warned) == (not there)
+
+
 class TestWhatIsLoaded:
     """A bundle that is allowed, and a server that would have another one loaded."""
 

@@ -87,7 +87,8 @@ def _about_group(request: Request, node: Node) -> Iterator[str]:
     is_stated = node.policy or own.max_example_epsilon or own.group
     is_about = isinstance(request, TrainRequest) and config.privacy.client.clips_gradients
     if is_about and is_stated and config.task.group != own.group:
-        yield f"task.group = {config.task.group!r}, demanded: {own.group!r}"
+        unnamed = "" if own.group else ", as this node names no group of its own"
+        yield f"task.group = {config.task.group!r}, demanded: {own.group!r}{unnamed}"
 
 
 def about_secure_sums(policy: Policy, asked: SecureAggregationConfig | None) -> Iterator[str]:
@@ -188,8 +189,10 @@ def _outside(key: str, found: float, minimum: float, maximum: float) -> Iterator
 def _about_noise(policy: Policy, request: TrainRequest) -> Iterator[str]:
     """Why no mechanism of the list is on; nothing if one is, or if none is insisted on."""
     reasons = [_why_off(name, policy, request) for name in policy.mechanisms]
-    if all(reasons):
-        yield from reasons
+    if reasons and all(reasons):
+        # One of them is enough: without these words each reason would read as a demand of its own.
+        none = f"none of {', '.join(policy.mechanisms)} is on as demanded: " if len(reasons) > 1 else ""
+        yield none + "; ".join(reasons)
 
 
 def _why_off(name: str, policy: Policy, request: TrainRequest) -> str:

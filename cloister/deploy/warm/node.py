@@ -55,6 +55,7 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
         raise ConfigError(f"--fastest-poll = {polls[0]:g} must be above 0 and at most --slowest-poll = {polls[1]:g}")
     node = _configured(ours.node_config or "")
     policy = policy_of(node.policy)
+    _look_at_data(node)
     _look_at_superlink(ours)
     if not is_tested():
         if policy is not None and policy.allowed_fabs:
@@ -80,6 +81,17 @@ def run_node(options: Sequence[str], keras: bool = True, polls: tuple[float, flo
     if status in (SIGNALLED, GAVE_UP) and not asked:
         raise FederationError(_why_refused(ours))
     return status
+
+
+def _look_at_data(node: NodeConfig) -> None:
+    """Say where no data is. It may come later, and the node starts: the server must not see whether there is any."""
+    if node.data_path and not expanded(node.data_path).exists():
+        log(
+            WARNING,
+            "data-path: there is no file or folder at %s; until there is, this node trains on nothing: where it noises "
+            "what it sends it answers with noise alone, and the server is not told",
+            expanded(node.data_path).absolute(),
+        )
 
 
 def _configured(text: str) -> NodeConfig:

@@ -1,5 +1,6 @@
 """A ledger, for a person to read."""
 
+import math
 import time
 from collections import Counter
 
@@ -14,6 +15,9 @@ from cloister.privacy.accounting.events import Unaccounted
 from cloister.privacy.accounting.ledger import Budget, Ledger
 from cloister.privacy.accounting.vocabulary import Relation, Unit
 from cloister.privacy.claims.server import IF_FIXED
+
+RUN_WIDTH = 20
+"""Digits of the largest number that Flower gives a run."""
 
 
 def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
@@ -38,26 +42,47 @@ def print_ledger(ledger: Ledger, delta: float, relation: str) -> None:
 
 
 def _table(ledger: Ledger) -> Table:
-    table = Table("opened", "run", "round", "unit", "mechanism", "event", "handed on", title=escape(str(ledger.path)))
+    """Without frames, and with reasons by their numbers: a release takes a line or two of a terminal of 80 columns."""
+    table = Table(title=escape(str(ledger.path)), box=None, padding=(0, 1, 0, 0), title_justify="left")
+    for name in ("opened", "round", "unit"):
+        table.add_column(name, no_wrap=True)
+    # A run of Flower's is a number, in one piece; names of people's own may be long.
+    runs = max((len(entry.run) for entry in ledger.entries), default=0)
+    table.add_column("run", overflow="fold", no_wrap=runs <= RUN_WIDTH)
+    table.add_column("mechanism", overflow="fold")
+    table.add_column("event", overflow="fold")
+    table.add_column("handed on", no_wrap=True)
+    numbers = _numbered(ledger)
     for entry in ledger.entries:
+        event = entry.event
         table.add_row(
             _date(entry.time),
-            escape(entry.run),
             str(entry.round),
             entry.unit,
+            escape(entry.run),
             escape(entry.mechanism),
-            escape(str(entry.event)),
+            f"no guarantee ({numbers[event.reason]})" if isinstance(event, Unaccounted) else escape(str(event)),
             "yes" if entry.done else "unknown: counts",
         )
     return table
 
 
+def _numbered(ledger: Ledger) -> dict[str, int]:
+    """A number for each reason why releases have no guarantee."""
+    reasons = (entry.event.reason for entry in ledger.entries if isinstance(entry.event, Unaccounted))
+    return {reason: number for number, reason in enumerate(dict.fromkeys(reasons), start=1)}
+
+
 def _reasons(ledger: Ledger) -> list[str]:
     """Each reason why releases have no guarantee, in full, and how many releases of which unit it is about."""
+    numbers = _numbered(ledger)
     found = Counter(
         (entry.unit, entry.event.reason) for entry in ledger.entries if isinstance(entry.event, Unaccounted)
     )
-    return [f"no guarantee, unit {unit}, {count} releases: {reason}" for (unit, reason), count in found.items()]
+    return [
+        f"no guarantee ({numbers[reason]}), unit {unit}, {count} release{'s' * (count > 1)}: {reason}"
+        for (unit, reason), count in found.items()
+    ]
 
 
 def _render_budget(budget: Budget) -> str:
@@ -74,8 +99,11 @@ def _amounts(ledger: Ledger, delta: float, relation: Relation) -> list[str]:
             lines.append(f"neighbourhood: leakage {at_most(ledger.leakage())} within it")
             continue
         found = by_accountant(ledger.account(unit, relation, insiders=True), delta)
-        figures = "; ".join(f"ε = {at_most(epsilon)} by {name}" for name, epsilon in found.items())
-        lines.append(f"{unit}, {relation}, δ = {at_most(delta)}: {figures}; {IF_FIXED}")
+        if math.isinf(min(found.values())):
+            lines.append(f"{unit}, {relation}: no ε bounds these releases")
+        else:
+            figures = "; ".join(f"ε = {at_most(epsilon)} by {name}" for name, epsilon in found.items())
+            lines.append(f"{unit}, {relation}, δ = {at_most(delta)}: {figures}; {IF_FIXED}")
         lines += _of_the_budget(ledger, unit, relation)
     return lines
 

@@ -7,7 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord
 from cloister.config.run import RunConfig
 from cloister.core.arrays import from_record
 from cloister.core.errors import CloisterError, ConfigError
-from cloister.core.files import atomic_path, expanded, read_text, write_npz
+from cloister.core.files import atomic_path, expanded, read_json, read_text, write_npz
 from cloister.server.build import Plan
 from cloister.server.times import settle
 
@@ -41,6 +41,8 @@ REPORT = "report.html"
 LEDGER = "ledger.jsonl"
 PRIVACY = "privacy.json"
 """Written first when a run begins, and last when it ends."""
+RESUMABLE = ("operator", "too-few-nodes", "disk", "no-replies", "error")
+"""In `privacy.json`, how a run ended that had rounds left, and may be resumed."""
 SPARE_BYTES = 4 << 20
 """Room on the disk, beside that for a model, that is kept for the last words of a run."""
 PACKAGES = ("cloister", "flwr", "tensorflow", "keras", "numpy", "scikit-learn", "dp-accounting", "cryptography")
@@ -258,12 +260,36 @@ class RunDirectory:
             self.settle()
 
 
-def _named(root: Path, config: RunConfig) -> Path:
-    if not RUN_NAME.fullmatch(config.run_name) or config.run_name in (".", ".."):
-        raise ConfigError(f"run-name = {config.run_name!r} must be at most 200 letters, digits, '.', '_' and '-'")
-    path = root / config.run_name
+def refuse_name(config: RunConfig) -> None:
+    """Refuse a `run-name` that a new run cannot have.
+
+    Raises:
+        ConfigError: it is taken, or is no name for a directory.
+    """
+    name = config.run_name
+    if not name or config.resume:
+        return
+    if not RUN_NAME.fullmatch(name) or name in (".", ".."):
+        raise ConfigError(f"run-name = {name!r} must be at most 200 letters, digits, '.', '_' and '-'")
+    path = expanded(config.output_dir).resolve() / name
     if path.exists():
-        raise ConfigError(f"run-name = {config.run_name!r} is taken: {path} exists; choose another or leave it empty")
+        raise ConfigError(
+            f"run-name = {name!r} is taken: {path} exists; {_way_on(path)}choose another or leave it empty"
+        )
+
+
+def _way_on(path: Path) -> str:
+    """What else there is to do about a taken name, if its run may go on: nobody has to find that in the docs."""
+    with suppress(ConfigError, AttributeError):
+        how = read_json(path / PRIVACY).get("ended", {}).get("how")
+        if how in RESUMABLE:
+            return f"resume = {str(path)!r} goes on with that run, which ended by {how!r}; or "
+    return ""
+
+
+def _named(root: Path, config: RunConfig) -> Path:
+    refuse_name(config)
+    path = root / config.run_name
     path.mkdir(parents=True)
     return path
 

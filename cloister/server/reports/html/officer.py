@@ -227,7 +227,9 @@ def _composition(facts: Facts) -> Iterator[str]:
             spent = at_most(100 * (figure.spent or 0.0), 3)
             yield f"A budget of ε = {at_most(figure.epsilon, 6)} over all runs in it was kept; {spent} % is spent."
     if ledger.holds_releases_without_a_guarantee:
-        yield "The ledger also holds releases without a guarantee about the same clients: no ε bounds all runs."
+        yield "The ledger holds releases without a guarantee about whole clients: no ε bounds all runs for a client."
+        if any(isinstance(claim, DpSgdClaim) and claim.status == "sound" for claim in claims_of(facts)):
+            yield "What a client's own noise protects is counted over all runs by that client, in its own ledger."
 
 
 def _implementation(facts: Facts) -> Iterator[str]:
