@@ -140,6 +140,13 @@ class TestTolerance:
         found = read(path, TaskConfig(test_fraction=0.0, group="patient"), tolerant=True).train
         np.testing.assert_array_equal(found.groups, [1, 1, 2, 3, 3])
 
+    def test_rows_that_do_not_say_whose_they_are_are_counted(self, tmp_path, caplog):
+        path = write_data(tmp_path, 6, patient=np.array(["a", "", "b", "b", " ", "a"]))
+        with caplog.at_level(logging.WARNING, "cloister.client"):
+            found = read(path, TaskConfig(test_fraction=0.0, group="patient")).train
+        np.testing.assert_array_equal(found.groups, ["a", "b", "b", "a"])
+        assert "2 of 6 rows are left out: they do not say whose they are" in caplog.text
+
     def test_a_file_of_another_shape_is_no_row_that_is_bad(self, tmp_path):
         with pytest.raises(DataError, match=r"shape \(64,\), found \(63,\)"):
             read(write_data(tmp_path, x=np.zeros((40, 63))), tolerant=True)

@@ -59,6 +59,7 @@ def test_the_nodes_log_says_where_and_quotes_no_value(caplog):
     (record,) = [record for record in caplog.records if record.name == "cloister.client"]
     assert "node 7" in record.getMessage() and "KeyError" in record.getMessage()
     assert "4711" not in record.getMessage() and not record.exc_info
+    assert record.getMessage().splitlines()[0].endswith("this client failed"), "nothing is said of it but its type"
 
 
 def test_the_nodes_log_says_what_we_say(caplog):

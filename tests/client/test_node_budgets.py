@@ -114,13 +114,14 @@ class TestBudgets:
         assert self.until_refused(*second) == 0
         assert self.until_refused(*first, most=1) == 1
 
-    def test_groups_of_two_kinds_have_no_budget_together(self, tmp_path):
+    def test_groups_of_two_kinds_have_no_budget_together(self, tmp_path, caplog):
         """A site that names others would be charged for one of them, and a patient's rows lie in several."""
         data = write_data(tmp_path, patient=np.repeat(np.arange(8), 5), visit=np.arange(40))
         node = own_node(tmp_path, data) | {"max-example-epsilon": 20.0}
         patients, visits = ((DP_SGD | {"task.group": name}, node | {"group": name}) for name in ("patient", "visit"))
         assert self.until_refused(*patients, most=1) == 1
         assert self.until_refused(*visits) == 0
+        assert "counted for groups by 'patient': no budget for groups by 'visit' covers them" in caplog.text
         assert self.until_refused(*patients, most=1) == 1
         assert {entry.mechanism for entry in entries_of(node, "group")} == {"dp-sgd, groups by patient"}
 

@@ -140,6 +140,12 @@ def test_a_start_is_the_same_for_the_same_models():
     assert scattered_among(points, 4) == scattered_among(points.copy(), 4)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_start_is_the_same_in_any_unit_of_length():
+    points, _ = groups(60, 11, 3, dtype=np.float64)
+    assert scattered_among(points * 1e200, 4) == scattered_among(points, 4) == scattered_among(points * 1e-200, 4)
+
+
 @pytest.mark.slow
 def test_a_million_parameters_and_a_hundred_clients_in_little_memory():
     rng, size = np.random.default_rng(0), 1_000_000

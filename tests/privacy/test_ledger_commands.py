@@ -65,6 +65,8 @@ class TestTheCommand:
         result = self.invoke("show", path, "--delta", "1e-6")
         account = Ledger(path).account("client")
         assert result.exit_code == 0 and result.output.count("gaussian, z = 1.5") == 3
+        units = [line.split()[2] for line in result.output.splitlines() if "gaussian, z = 1.5" in line]
+        assert units == ["client"] * 3
         assert result.output.count("unknown: counts") == 3
         for name in ("rdp", "pld"):
             assert f"ε = {at_most(account.epsilon(1e-6, name))} by {name}" in result.output
@@ -259,6 +261,8 @@ class TestBudgets:
         PrivacyBudget(Ledger(path), "", max_epsilon=3.5).begin("run")
         shown = CliRunner().invoke(app, ["ledger", "show", str(path)]).output
         assert "ε = 3.5 at δ = 1e-05" in shown
+        PrivacyBudget(Ledger(path), "", max_epsilon=0.0).begin("run")
+        assert "run run, unit client: none, kept by" in CliRunner().invoke(app, ["ledger", "show", str(path)]).output
 
     def test_releases_go_on_around_it(self, path):
         write(path, EVENTS[:1])

@@ -15,6 +15,11 @@ from cloister.privacy.mechanisms.circumstances import Circumstances
 sizes = st.integers(1, 60)
 
 
+def test_a_way_to_draw_that_there_is_not_is_refused():
+    with pytest.raises(ConfigError, match="batch_sampling must be one of"):
+        LocalSteps(10, 5, 1, sampling="rotating")
+
+
 @given(sizes, sizes, st.integers(1, 4))
 def test_as_many_poisson_batches_as_the_event_counts(examples, batch_size, epochs):
     steps = LocalSteps(examples, batch_size, epochs)

@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from cloister.privacy.accounting.events import Gaussian
+from cloister.privacy.claims import worth
 from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
 from cloister.privacy.claims.meaning import best_guess_of_a_part, meanings, percent, summary_of_clients
 from cloister.privacy.claims.record import record, statement_of
@@ -60,6 +61,11 @@ class TestTheBestGuess:
         assert probability * 100 - 1e-4 <= shown <= probability * 100 + 0.1
 
 
+def test_a_guess_that_is_right_just_as_often_as_allowed_is_allowed(monkeypatch):
+    monkeypatch.setattr(worth, "SURE", best_guess(1.0, 1e-5))
+    assert worth.is_practical(1.0, 1e-5) and not worth.is_practical(1.001, 1e-5)
+
+
 class TestSentences:
     def test_a_sound_claim_says_who_against_whom_and_how_much(self):
         (told,) = meanings(stated(OF_RUN, Figure("client", epsilon=1.0, delta=1e-5, scope=ALL_RUNS)))
@@ -76,6 +82,10 @@ class TestSentences:
         every = Figure("client", epsilon=4.0, delta=1e-5, scope=ALL_RUNS, condition="if so")
         (told,) = meanings(stated(OF_RUN, every))
         assert "over all runs in the ledger 98.3 % (ε = 4, δ = 1e-05, if so)." in told.how_much
+
+    def test_a_figure_without_a_condition_names_none(self):
+        (told,) = meanings(stated(OF_RUN, Figure("client", epsilon=4.0, delta=1e-5, scope=ALL_RUNS)))
+        assert "over all runs in the ledger 98.3 % (ε = 4, δ = 1e-05)." in told.how_much
 
     def test_and_that_nothing_bounds_them(self):
         (told,) = meanings(stated(OF_RUN))

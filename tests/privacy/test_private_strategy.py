@@ -22,6 +22,7 @@ from private_strategies import (
 from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
 
 from cloister.aggregation.decorator import Measurements
+from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.core.arrays import to_record
 from cloister.core.capabilities import MEAN, SELECTION
 from cloister.core.errors import BudgetExhausted, ConfigError
@@ -30,6 +31,7 @@ from cloister.privacy.accounting.promises import from_wire
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
+from cloister.privacy.mechanisms.gaussian import GaussianMean
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.privacy.mechanisms.noise_scale import CONSTANT, DistanceScaled
 from cloister.strategies.averaging import FedAvg
@@ -439,3 +441,24 @@ def test_the_events_of_a_round_without_a_guarantee_say_why():
     assert globally(z=0.0, noise=GaussianNoise(1)).events(LAYOUT) == (Unaccounted(f"{SEEDED}; {SILENT}"),)
     seeded = privately(noise=GaussianNoise(1), z=0.0).events(LAYOUT)
     assert seeded == (Unaccounted(f"{SEEDED}; {SILENT}"),) * 2
+
+
+class TestAMechanismThatInheritsItsState:
+    """It may keep more from round to round than the class it inherits from says."""
+
+    @staticmethod
+    def of(**options):
+        class Inheriting(GaussianMean):
+            __module__ = "elsewhere"
+
+        mechanism = globally(**options).mechanism
+        return PrivateStrategy(all_nodes(), Inheriting(**vars(mechanism)), noise=GaussianNoise(1))
+
+    def test_goes_on_where_nothing_has_changed(self):
+        self.of().load_state_dict(self.of().state_dict())
+
+    def test_is_not_resumed_where_something_has(self):
+        strategy = self.of(bound=AdaptiveClip(1.5))
+        played(strategy, [zeros()] * 3)
+        with pytest.raises(ConfigError, match=r"calibrated, or changes from round to round, and does not say how it"):
+            self.of(bound=AdaptiveClip(1.5)).load_state_dict(strategy.state_dict())

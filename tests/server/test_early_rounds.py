@@ -172,10 +172,15 @@ class TestARunOfSeveralRounds:
         assert run.collect(2).survivors == 5 and phases(run, 2) == OPENING | REST
 
     def test_begins_nothing_early_that_the_budget_does_not_cover(self, tmp_path):
-        keys = {"num-rounds": 3, "privacy.max-epsilon": 1.2 * one_round(), "privacy.target-delta": 1e-5}
+        keys = {"num-rounds": 3, "privacy.max-epsilon": 1.2 * of_rounds(1), "privacy.target-delta": 1e-5}
         run = SecureRun(settings(tmp_path, **keys), UPDATES)
         run.collect(1)
         assert not any(SECURE_EARLY in fields_of(one) for one in run.asked)
+
+    def test_begins_early_what_the_budget_just_covers(self, tmp_path):
+        keys = {"num-rounds": 3, "privacy.max-epsilon": 1.01 * of_rounds(2), "privacy.target-delta": 1e-5}
+        run = SecureRun(settings(tmp_path, **keys), UPDATES)
+        assert [run.collect(number).began_early for number in (1, 2)] == [False, True]
 
     def test_begins_a_round_by_itself_if_others_are_asked(self, tmp_path):
         run = early_run(tmp_path)
@@ -201,7 +206,7 @@ class TestARunOfSeveralRounds:
     def test_lets_a_node_that_abstains_from_the_next_round_finish_this_one(self, tmp_path):
         """Its budget is for one round."""
         nodes = [{"partition-id": n, "num-partitions": 5} for n in range(5)]
-        limit = {"max-epsilon": 1.2 * one_round(), "ledger-dir": str(tmp_path / "ledger"), "target-delta": 1e-5}
+        limit = {"max-epsilon": 1.2 * of_rounds(1), "ledger-dir": str(tmp_path / "ledger"), "target-delta": 1e-5}
         nodes[1] |= limit
         run = SecureRun(settings(tmp_path, z=1.0, **{"num-rounds": 3}), UPDATES, nodes=nodes)
         first, second = run.collect(1), run.collect(2)
@@ -235,10 +240,10 @@ class TestARunOfSeveralRounds:
         assert max(made.values()) == 1
 
 
-def one_round():
-    """ε of a round of five with t = 4 and z = 1, at δ = 1e-5."""
+def of_rounds(count):
+    """ε of some rounds of five with t = 4 and z = 1, at δ = 1e-5."""
     (event,) = shared_mean(parse(settings("unused", z=1.0))).events(LAYOUT)
-    return Account((event,)).epsilon(1e-5)
+    return Account((event,) * count).epsilon(1e-5)
 
 
 def asking(run, node=1):

@@ -122,6 +122,7 @@ class TestARun:
         assert of_all["adversary"] == NO_CLIENT
         assert {one["neighbours"] for one in (of_run, of_all)} == {ZEROED}
         assert all(one["condition"].startswith(SECURE_CONDITION) for one in (of_run, of_all))
+        assert of_all["condition"].startswith(f"{SECURE_CONDITION}; and no run was chosen")
         assert outcome.privacy["parameters"][COLLUDING] == 1
         assert outcome.privacy["status"] == "sound"
 

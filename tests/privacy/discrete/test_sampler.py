@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from cloister.core.threads import BLOCK, spans
 from cloister.privacy.mechanisms import discrete
 from cloister.privacy.mechanisms.discrete import numpy_kernel, sampler
 from cloister.privacy.mechanisms.discrete.decision import number_of
+from cloister.privacy.mechanisms.discrete.numpy_kernel import OPEN
 from cloister.privacy.mechanisms.discrete.sampler import PLACE, Maker, spares
 from cloister.privacy.mechanisms.discrete.tables import tables_of
 
@@ -384,6 +386,19 @@ class TestChoiceOfKernel:
         monkeypatch.setattr(numba_kernel, "decide", wrong)
         with pytest.raises(PrivacyError, match="numba's kernel of exact noise is not NumPy's"):
             sampler.kernel.__wrapped__()
+
+    def test_of_candidates_that_need_a_second_look_a_kernel_may_say_what_it_likes(self):
+        other = ModuleType("other")
+        other.look_up = numpy_kernel.look_up
+
+        def decide(*given):
+            numbers, outcome = numpy_kernel.decide(*given)
+            return np.where(outcome == OPEN, numbers + 1, numbers), outcome
+
+        other.decide = decide
+        assert sampler.agree(numpy_kernel, other)
+        other.decide = lambda *given: (numpy_kernel.decide(*given)[0] + 1, numpy_kernel.decide(*given)[1])
+        assert not sampler.agree(numpy_kernel, other)
 
 
 class TestPrice:
