@@ -336,7 +336,9 @@ def test_the_reason_is_told_and_nothing_else(tmp_path):
         enforce_policy(request_of_kind(), node_at(OPEN, node), pytest.fail)
 
     reply = contain_errors(message_of(), context_of(OPEN, node), refuse)
-    assert reply.error.reason.startswith("PolicyError: refused by the policy of this node: privacy.server = 'none'")
+    assert reply.error.reason.startswith(
+        "PolicyError: refused by the policy of this node: none of global-dp, metric is on as demanded: privacy.server"
+    )
     assert str(tmp_path) not in reply.error.reason
 
 
