@@ -1,5 +1,8 @@
 """The exit codes of `cloister`, as docs/runs.md has them: 1 of what failed, 2 of what cannot be read."""
 
+import re
+from pathlib import Path
+
 import click
 import pytest
 import typer
@@ -51,27 +54,37 @@ OWN = sorted(COMMANDS.keys() - FLOWERS)
 
 
 @pytest.fixture
-def code_of(tmp_path, monkeypatch):
+def result_of(tmp_path, monkeypatch):
     """Calls a command in an empty folder, where Flower knows no connection."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
-    return lambda line: CliRunner().invoke(cli.app, line.split()).exit_code
+    return lambda line: CliRunner().invoke(cli.app, line.split())
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_an_option_that_is_not_known_is_2(name, code_of):
-    assert code_of(f"{name} --nosuch") == 2
+def test_an_option_that_is_not_known_is_2(name, result_of):
+    assert result_of(f"{name} --nosuch").exit_code == 2
 
 
 @pytest.mark.parametrize("name", [name for name in OWN if any("-c" in one.opts for one in COMMANDS[name].params)])
-def test_settings_that_cannot_be_read_are_2(name, code_of):
+def test_settings_that_cannot_be_read_are_2(name, result_of):
     given = " nosuch" * sum(isinstance(one, click.Argument) and one.required for one in COMMANDS[name].params)
-    assert code_of(f"{name}{given} -c unreadable") == 2
+    assert result_of(f"{name}{given} -c unreadable").exit_code == 2
 
 
 @pytest.mark.parametrize("line", FAILING)
-def test_what_failed_is_1(line, code_of):
-    assert code_of(line) == 1
+def test_what_failed_is_1(line, result_of):
+    result = result_of(line)
+    assert result.exit_code == 1 and "traceback" not in result.output, (
+        "a mistake of ours, and not the one that was made"
+    )
+
+
+def test_the_docs_have_all_codes_and_no_others():
+    section = (Path(__file__).parents[1] / "docs" / "runs.md").read_text().partition("## How a command ends")[2]
+    table = section.partition("| command |")[0]
+    told = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    assert told == {0, cli.FAILED, cli.MISUSED, cli.BUDGET_SPENT, cli.INTERRUPTED} == {0, 1, 2, 3, 130}
 
 
 def test_every_command_is_tried():
