@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from cloister.audits.one_run import CONFIDENCE, OneRun
-from cloister.core.digits import at_least, at_most
+from cloister.core.digits import at_least, at_most, percent_at_least
 from cloister.core.errors import ConfigError
 from cloister.core.files import read_text
 from cloister.privacy.claims.server import RUN
@@ -50,7 +50,7 @@ class CanaryBounds:
 
     def words(self) -> tuple[str, ...]:
         """The claim, each bound with what it rests on, and the verdict: a sentence each."""
-        share, delta = f"{at_least(100 * self.confidence, 3)}%", at_most(self.delta)
+        share, delta = percent_at_least(self.confidence), at_most(self.delta)
         sure = f"with {share} confidence"
         claimed = "nothing is claimed" if self.claimed is None else f"ε = {at_most(self.claimed)} at δ = {delta}"
         verdict = (

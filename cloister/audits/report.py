@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cloister.audits.finding import Control, Finding, Measured, Skipped, strongest
-from cloister.core.digits import at_least, at_most
+from cloister.core.digits import at_least, at_most, percent_at_least
 from cloister.core.errors import ConfigError
 from cloister.core.files import atomic_path, read_json
 from cloister.core.text import clean
@@ -158,7 +158,7 @@ def in_words(item: Measured) -> str:
 
 def _sure(item: Measured) -> str:
     """How sure a bound is, rounded down."""
-    return f"{at_least(100 * (item.confidence or 0), 3)} % sure"
+    return f"{percent_at_least(item.confidence or 0)} sure"
 
 
 def _claims(privacy: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

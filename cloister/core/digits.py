@@ -32,6 +32,19 @@ def at_least(value: float, digits: int = 4) -> str:
     return _rounded(value, digits, ROUND_FLOOR)
 
 
+def percent_at_least(share: float) -> str:
+    """A share that something is at least (a confidence), in percent, rounded down.
+
+    Args:
+        share: from 0 to 1.
+
+    Examples:
+        >>> percent_at_least(0.95), percent_at_least(0.99961)
+        ('95 %', '99.9 %')
+    """
+    return f"{at_least(100 * share, 3)} %"
+
+
 def _rounded(value: float, digits: int, rounding: str) -> str:
     """By the first nine digits: what is after them comes of how floats, and grids, round; 0.1 is 0.1 in print."""
     if not math.isfinite(value):

@@ -207,7 +207,7 @@ def _classes(task: Task, examples: Examples) -> str:
     """How many classes there are, and how many examples the rarest and the most frequent have."""
     counts = np.bincount(examples.y, minlength=task.classes)
     low, high = counts.min(), counts.max()
-    return f"{task.classes} classes of {low} to {high} each" if high > low else f"{task.classes} classes of {low} each"
+    return f"{task.classes} classes, {low}{f' to {high}' if high > low else ''} examples in each"
 
 
 def _about_balance(task: Task, examples: Examples, where: str) -> Iterator[Line]:

@@ -69,7 +69,7 @@ def test_a_claim_below_a_bound_is_contradicted(tmp_path):
     path, _ = go(tmp_path)
     found = canary_bounds(path)
     false = replace(found, claimed=found.gaussian / 2, distribution_free=0.0)
-    assert false.contradicted == ("Gaussian shape",) and "The claim is contradicted, 95% sure" in false.words()[-1]
+    assert false.contradicted == ("Gaussian shape",) and "The claim is contradicted, 95 % sure" in false.words()[-1]
 
 
 def test_seeded_noise_seeds_them_too_and_says_so(tmp_path):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloister.core.digits import at_least
+from cloister.core.digits import at_least, percent_at_least
 
 FIRST = ("epsilon", "auc", "similarity")
 """Quantities that sum an attack up."""
@@ -13,7 +13,7 @@ NAMES = {"auc": "AUC", "epsilon": "ε at least", "tpr": "members found", "simila
 # A larger δ, or more confidence, would make a bound from below say more than was measured.
 NOTES: Mapping[str, Callable[[float], str]] = {
     "alarms": lambda rate: f"at {100 * rate:.3g} % false alarms",
-    "confidence": lambda share: f"{at_least(100 * share, 3)} % sure",
+    "confidence": lambda share: f"{percent_at_least(share)} sure",
     "delta": lambda delta: f"δ = {at_least(delta)}",
 }
 
