@@ -1,4 +1,4 @@
-"""Text that came from elsewhere, made fit for a terminal or a page."""
+"""Text that came from elsewhere, made fit for a terminal or a page, and numbers of things in words."""
 
 import re
 
@@ -13,3 +13,17 @@ def clean(text: str) -> str:
 def parts(name: str) -> list[str]:
     """A name in the parts between which a line may end: behind a space and the signs that join words."""
     return _PART.findall(name)
+
+
+def counted(number: int, noun: str) -> str:
+    """So many things.
+
+    Args:
+        number: ≥ 0.
+        noun: of one of them; its plural ends in s.
+
+    Examples:
+        >>> counted(1, "round"), counted(0, "round")
+        ('1 round', '0 rounds')
+    """
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from cloister.config.run import changed, shown
 from cloister.config.settings import as_pairs
 from cloister.core.digits import at_least, at_most
+from cloister.core.text import counted
 from cloister.plan.allowance import Allowance
 from cloister.plan.estimate import Timing, Traffic
 from cloister.plan.preview import Preview
@@ -93,7 +94,7 @@ def _clients(count: int, are_dealt: bool) -> str:
     """How many clients have a size; of stated sizes nobody knows how many."""
     if not are_dealt:
         return "a client"
-    return f"{count} client{'s' if count > 1 else ''}"
+    return counted(count, "client")
 
 
 def _curves(preview: Preview) -> Iterator[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from flwr.serverapp import Grid
 
 from cloister.config.run import RunConfig
-from cloister.strategies.sampling import connected_nodes
+from cloister.strategies.sampling import are_connected, connected_nodes
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Quorum:
         def pause(connected: int) -> None:
             nonlocal paused
             paused = True
-            told(f"paused before round {number}: {connected} nodes are connected, {key} = {wanted}")
+            told(f"paused before round {number}: {are_connected(connected)}, {key} = {wanted}")
 
         connected_nodes(grid, wanted, self.timeout, key, pause)
         if paused:

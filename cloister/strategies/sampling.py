@@ -14,6 +14,7 @@ from flwr.supercore import log
 from cloister.core.draw import Draw
 from cloister.core.errors import FederationError, TooFewNodes
 from cloister.core.state import State
+from cloister.core.text import counted
 
 POLL_SECONDS = 0.1
 MERSENNE_TWISTER = 3
@@ -201,7 +202,7 @@ def connected_nodes(
     while len(nodes := sorted(grid.get_node_ids())) < minimum:
         if time.monotonic() > deadline:
             raise TooFewNodes(
-                f"{len(nodes)} nodes are connected after {timeout:g} s, {key} = {minimum}; "
+                f"{are_connected(len(nodes))} after {timeout:g} s, {key} = {minimum}; "
                 f"start more nodes, lower {key}, or raise node-timeout"
             )
         if len(nodes) != last and told is not None:
@@ -209,3 +210,12 @@ def connected_nodes(
         last = len(nodes)
         time.sleep(POLL_SECONDS)
     return nodes
+
+
+def are_connected(nodes: int) -> str:
+    """How many nodes are connected, in words.
+
+    Args:
+        nodes: how many.
+    """
+    return f"{counted(nodes, 'node')} {'is' if nodes == 1 else 'are'} connected"

@@ -150,9 +150,11 @@ class TestQuorum:
         outcome = go(tmp_path, SOUND | MINIMUM, client=silent_but())
         assert outcome.ended == "as-asked"
 
-    def test_too_few_for_a_first_round_are_an_error(self, tmp_path):
-        with pytest.raises(TooFewNodes, match=r"3 nodes are connected after 0.2 s, strategy.min-nodes = 4"):
-            go(tmp_path, SOUND | {"strategy.min-nodes": 4, "strategy.quorum": 1})
+    @pytest.mark.parametrize(("nodes", "told"), [(3, "3 nodes are"), (1, "1 node is")])
+    def test_too_few_for_a_first_round_are_an_error(self, nodes, told, tmp_path):
+        settings = SOUND | {"strategy.min-nodes": 4, "strategy.quorum": 1}
+        with pytest.raises(TooFewNodes, match=rf"^{told} connected after 0\.2 s, strategy\.min-nodes = 4"):
+            go(tmp_path, settings, clients=nodes)
         assert facts(tmp_path)["ended"]["how"] == "too-few-nodes"
 
     def test_every_registered_node_belongs_to_it(self):

@@ -1,6 +1,7 @@
 """Claims put into words: the one place that does, for the console and every report."""
 
 from cloister.core.digits import at_least, at_most
+from cloister.core.text import counted
 from cloister.privacy.claims.claim import (
     CLIENT_BUDGET,
     Claim,
@@ -201,7 +202,7 @@ def render_clients(claim: ClientClaim) -> list[str]:
 
 
 def _render_size(unit: str, size: OfSize) -> list[str]:
-    rounds = f"{size.rounds} round{'s' * (size.rounds != 1)}"
+    rounds = counted(size.rounds, "round")
     return [
         f"  ε = {_amount(figure)} for one {unit} of a client with {size.size} {unit}s that "
         f"trained in {rounds}: against {figure.adversary}{_condition(figure)}{_counts(figure)}"

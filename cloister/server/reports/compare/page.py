@@ -4,6 +4,7 @@ from pathlib import Path
 
 from cloister.core.errors import ConfigError
 from cloister.core.files import atomic_path
+from cloister.core.text import counted
 from cloister.server.reports.compare.comparison import Comparison
 from cloister.server.reports.compare.figures import pictures
 from cloister.server.reports.compare.table import fitting
@@ -75,8 +76,8 @@ def rendered(comparison: Comparison, title: str = "") -> str:
     tasks = sorted({str(run.facts.config.get("task.name")) for run in comparison.runs})
     count, (table, settings) = len(comparison.runs), fitting(comparison)
     context = {
-        "title": title or f"Comparison of {count} run{'s' if count > 1 else ''}",
-        "about": f"{count} run{'s' if count > 1 else ''} of {', '.join(tasks)}",
+        "title": title or f"Comparison of {counted(count, 'run')}",
+        "about": f"{counted(count, 'run')} of {', '.join(tasks)}",
         "table": table,
         "settings": settings,
         "notes": comparison.notes,
