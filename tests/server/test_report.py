@@ -30,6 +30,7 @@ from cloister.server.reports.console import Narrator
 from cloister.server.reports.html.audit import NAMES, audit_of
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.html.figures import NAME_WIDTH
+from cloister.server.reports.html.filling import code
 from cloister.server.reports.html.page import write_report
 from cloister.server.reports.html.statements import LONGEST, Statements
 
@@ -68,6 +69,10 @@ class TestWhatItSays:
         sentences = texts(tree, ".//section[@id='claim']/div[1]/p")
         assert len(sentences) == 3 and "every client" in sentences[0] and "not against the server" in sentences[1]
         assert "at most 73.2 % instead of 50 %" in sentences[2] and "all runs in the ledger 88.1 %" in sentences[2]
+
+    def test_commands_in_sentences_are_set_as_code_and_nothing_else_is_markup(self):
+        assert code("see `cloister plan` <here>") == "see <code>cloister plan</code> &lt;here&gt;"
+        assert code("no `end <b>") == "no <code>end &lt;b&gt;</code>"
 
     @pytest.mark.parametrize(("epsilon", "practical"), [(4.5, True), (4.7, False), (30.0, False)])
     def test_a_guess_that_may_always_be_right_is_no_protection_in_practice(self, tmp_path, epsilon, practical):

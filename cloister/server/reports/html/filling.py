@@ -1,9 +1,13 @@
 """From a template and what is to stand in it to a page."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from cloister.core.text import clean, parts
 from cloister.server.reports.html.template import FRAME, MACROS, STYLE
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 
 def filled(page: str, context: Mapping[str, object], frame: str = FRAME) -> str:
@@ -24,8 +28,24 @@ def filled(page: str, context: Mapping[str, object], frame: str = FRAME) -> str:
         finalize=_finalized,
         loader=DictLoader({"frame": frame, "page": PARTS + page, "macros": MACROS}),
     )
-    environment.filters["parts"] = parts
+    environment.filters |= {"parts": parts, "code": code}
     return environment.get_template("page").render({"style": STYLE, **context})
+
+
+def code(text: str) -> "Markup":
+    """A sentence in which commands stand between backticks, as a page shows it.
+
+    Args:
+        text: not escaped.
+
+    Examples:
+        >>> code("see `cloister plan` <here>")
+        Markup('see <code>cloister plan</code> &lt;here&gt;')
+    """
+    from markupsafe import Markup, escape
+
+    pieces = map(escape, clean(text).split("`"))
+    return Markup("").join(Markup("<code>{}</code>").format(one) if at % 2 else one for at, one in enumerate(pieces))
 
 
 PARTS = """{% extends "frame" %}{% from "macros" import figure, numbers, parted %}"""

@@ -124,7 +124,7 @@ CLAIM = """
 <div class="claim{{ ' sound' if told.guaranteed and told.practical }}">
 <h3>{{ 'No guarantee from' if not told.guaranteed else 'Guaranteed by' if told.practical
 else 'No protection in practice: the guarantee by' }} {{ told.about }}</h3>
-{% for sentence in told.sentences %}<p>{{ sentence }}</p>
+{% for sentence in told.sentences %}<p>{{ sentence | code }}</p>
 {% endfor %}</div>
 {% endfor %}
 {% if not meanings %}
@@ -162,7 +162,7 @@ COURSE = """
 <p>{{ ending }}</p>
 {% if curves %}<div class="figures">{% for picture in curves %}{{ figure(picture) }}
 {% endfor %}</div>{% else %}<p>No number was written down by round.</p>{% endif %}
-{% for note in notes %}<p class="small muted">{{ note }}</p>{% endfor %}
+{% for note in notes %}<p class="small muted">{{ note | code }}</p>{% endfor %}
 <h3>Replies that did not count</h3>
 {% if secret %}<p class="small">Cohorts were drawn in secret, and the guarantee rests on that: how many replied, and
 which of them did not count, was not written down.</p>
