@@ -105,7 +105,8 @@ def with_early_step(request: ProtocolRequest, node: Node, call_next: Handler) ->
     """Make the step that is asked for, and then the one of the next round that came with it.
 
     Whatever speaks against the early step, or goes wrong in it, does not touch this round: its answer is left out, and
-    the server begins the next round by itself, where it hears why. The two steps share the time of one message.
+    the server begins the next round by itself, where it hears why. The two steps share the time of one message: where
+    it ends in the early step, both are lost.
 
     Args:
         request: of the server.

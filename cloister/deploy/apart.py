@@ -154,12 +154,14 @@ class OwnMessages(InFront):
 
     def confirm_message_received(self, request: Any, **others: Any) -> Any:
         """Let a node confirm, and so delete, its own message alone."""
+        self._untold(request.node.node_id)
         if not self._was_given(request.node.node_id, request.message_object_id):
             return ConfirmMessageReceivedResponse()
         return self.inner["confirm_message_received"](request=request, **others)
 
     def push_messages(self, request: Any, state: Any) -> Any:
         """Begin a reply: all its parts are asked for."""
+        self._untold(request.node.node_id)
         announced, root = request.messages_list[0], request.message_object_trees[0].object_id
         # Before Flower knows of it: the server's app may ask at any time.
         self.unfinished.announced(announced.metadata.reply_to_message_id, request.node.node_id, root)
@@ -173,6 +175,9 @@ class OwnMessages(InFront):
 
     def _registered(self, request: Any, state: Any) -> Any:
         try:
+            if self.unfinished.holds_any(_names(request.message_object_trees)):
+                # Flower would note its parts as this node names them, and give them to it after a restart.
+                raise ValueError("a message of the server's app is no part of a reply")
             return self.inner["push_messages"](request=request, state=state)
         except ValueError:
             # A contradiction to what is there, which nobody is to hear of: the reply is taken, and goes nowhere.

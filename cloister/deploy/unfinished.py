@@ -11,6 +11,7 @@ reply misses its deadline, and no other does. A node that announces a reply and 
 """
 
 import time
+from collections.abc import Set
 from dataclasses import dataclass, field
 from threading import Lock
 from types import ModuleType
@@ -57,6 +58,15 @@ class Unfinished:
         """
         with self._lock:
             self._asked[message] = node
+
+    def holds_any(self, names: Set[str]) -> bool:
+        """Whether one of these objects is a message that a node has fetched and not answered.
+
+        Args:
+            names: of objects.
+        """
+        with self._lock:
+            return not self._asked.keys().isdisjoint(names)
 
     def announced(self, message: str, node: int, root: str) -> None:
         """A node begins a reply; nothing happens if it was not asked, or has replied.

@@ -23,6 +23,8 @@ AT_ONCE = 32
 """Replies that are pulled together."""
 GRACE_SECONDS = 5.0
 """The shortest time that a node which missed its last deadline has, however quick the others are."""
+ANNOUNCING = "/push-messages"
+"""How the address of the request ends in which a SuperLink hears of messages, before their parts."""
 RENEWALS = 10
 """How often messages are sent anew that have expired on their way to the SuperLink."""
 
@@ -81,17 +83,17 @@ class PatientGrid(WatchedGrid):
     def _pushed(self, messages: list[Message]) -> list[str]:
         """Their ids, once they are sent; what expired while no SuperLink answered is sent anew.
 
-        A node that had been told of the old message may answer both. Replies to the old one count nowhere.
-
         Raises:
-            HTTPStatusError: the SuperLink refuses messages that have not expired, or has refused too many renewals.
+            HTTPStatusError: the SuperLink refuses messages that have not expired, or parts of messages, or has refused
+                too many renewals.
         """
         for _ in range(RENEWALS):
             try:
                 return list(self._inner.push_messages(messages))
-            except HTTPStatusError:
-                # Its text is that of any error of the SuperLink, so only the messages can tell.
-                if not _renewed(messages):
+            except HTTPStatusError as error:
+                # Its text is that of any error of the SuperLink, so only the messages can tell. Once their parts are on
+                # the way a node may have a whole one: it would train, and release, twice.
+                if not error.request.url.path.endswith(ANNOUNCING) or not _renewed(messages):
                     raise
                 logger.log(WARNING, "messages expired while no SuperLink answered; they are sent anew")
         return list(self._inner.push_messages(messages))

@@ -713,3 +713,37 @@ class TestARestart:
         assert nodes[0].pull(message.object_id).object_found, "the app sends the same one again"
         TestMessagesThatAreNotAllThere.finish(link, message, answer)
         assert nodes[0].pull(message.object_id).object_available
+
+    @pytest.mark.parametrize("restarts", [False, True])
+    @pytest.mark.parametrize("is_told_again", [False, True])
+    @pytest.mark.parametrize("was_sent", [False, True])
+    def test_a_tree_with_a_message_in_it_gives_no_part_of_others(
+        self, link, nodes, path, was_sent, is_told_again, restarts
+    ):
+        """A reply whose tree says that a guessed array of somebody else belongs to the node's own message."""
+        sender, curious = nodes
+        message, own = link.send(sender), link.send(curious)
+        curious.confirm(curious.fetch())
+        array = get_object_tree(to_record({"x": TRAINED["bias"]})["x"])
+        guess = next(name for name in names_of(array) if name != array.object_id)
+        poisoned = ObjectTree(object_id=own.object_id, children=[ObjectTree(object_id=guess)])
+        reply = labelled(Message(content({"b": np.zeros(3, np.float32)}), reply_to=own), curious.id, link.run)
+        curious.announce(reply, ObjectTree(object_id=reply.object_id, children=[poisoned]))
+        sender.confirm(sender.fetch())
+        theirs = sender.reply(message, TRAINED if was_sent else {name: one + 1 for name, one in TRAINED.items()})
+        assert link.heard(message) == {message.object_id}
+        link.store.delete(theirs.object_id)
+        if restarts:
+            self.restart(link, path)
+        if is_told_again:
+            curious.next()
+        assert not curious.pull(guess).object_found
+
+    def test_a_node_that_confirms_once_more_keeps_its_reply(self, link, nodes, path):
+        message, node = link.send(nodes[0]), nodes[0]
+        name = node.fetch()
+        self.restart(link, path)
+        node.confirm(name)
+        reply = node.reply(message)
+        assert node.next() == [] and self.replies(path) == {message.object_id}
+        assert link.heard(message) == {message.object_id} and link.is_there(reply.object_id)

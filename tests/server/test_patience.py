@@ -12,7 +12,12 @@ from cloister.core.identity import assume_run
 from cloister.server import stragglers as patience
 from cloister.server.stragglers import GRACE_SECONDS, POLL_SECONDS, RENEWALS, PatientGrid
 
-REFUSED = HTTPStatusError("500", request=Request("POST", "http://superlink"), response=Response(500))
+
+def refused(path):
+    return HTTPStatusError("500", request=Request("POST", f"http://superlink{path}"), response=Response(500))
+
+
+REFUSED = refused("/v1/runtime/push-messages")
 EXPIRED = 59.5
 """After so many seconds it is Flower that replies, for a node that has let its message expire."""
 
@@ -173,8 +178,8 @@ class TestASuperLinkThatIsAway:
 
     @pytest.mark.parametrize(
         "inner",
-        [Away([50.0]), Away([100.0], OSError("no disk"))],
-        ids=["before they expired", "something else went wrong"],
+        [Away([50.0]), Away([100.0], OSError("no disk")), Away([100.0], refused("/v1/runtime/push-object"))],
+        ids=["before they expired", "something else went wrong", "a node may have a whole one"],
     )
     def test_other_refusals_are_errors(self, inner):
         with pytest.raises(type(inner.error)):
