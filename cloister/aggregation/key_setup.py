@@ -40,9 +40,6 @@ class Introduction(NamedTuple):
 class KeySetup:
     """The key setup of one attempt at a round: who takes part, and the shares of their secrets. It is made once.
 
-    Guarantee: it tells the server no number of a client, and costs nothing.
-    Source: AdvertiseKeys and ShareKeys of Bonawitz et al. 2017.
-
     Args:
         terms: of the attempt.
         noise: terms of the noise.
@@ -53,6 +50,10 @@ class KeySetup:
             about another.
         cohort: everybody's keys, for everybody; empty before they are there.
         deliveries: node -> what it masks its vector with; empty before all shares are there.
+
+    Guarantee: it shows the server keys, rosters and who answers, and nothing that depends on data; it costs nothing.
+
+    Source: Bonawitz et al. (2017), AdvertiseKeys and ShareKeys.
     """
 
     terms: Terms

@@ -135,7 +135,7 @@ class OwnMessages(InFront):
 
     def pull_messages(self, request: Any, **others: Any) -> Any:
         """Remember what belongs to the message that a node is given."""
-        if message := self._untold(request.node.node_id):
+        if message := self._pop_untold(request.node.node_id):
             give_again(others["state"], message)
         answer = self.inner["pull_messages"](request=request, **others)
         if answer.messages_list:
@@ -147,21 +147,21 @@ class OwnMessages(InFront):
 
     def pull_object(self, request: Any, **others: Any) -> Any:
         """Give a part of the node's own message; of any other the answer is that there is none."""
-        self._untold(request.node.node_id)
+        self._pop_untold(request.node.node_id)
         if not self._was_given(request.node.node_id, request.object_id):
             return PullObjectResponse(object_found=False, object_available=False)
         return self.inner["pull_object"](request=request, **others)
 
     def confirm_message_received(self, request: Any, **others: Any) -> Any:
         """Let a node confirm, and so delete, its own message alone."""
-        self._untold(request.node.node_id)
+        self._pop_untold(request.node.node_id)
         if not self._was_given(request.node.node_id, request.message_object_id):
             return ConfirmMessageReceivedResponse()
         return self.inner["confirm_message_received"](request=request, **others)
 
     def push_messages(self, request: Any, state: Any) -> Any:
         """Begin a reply: all its parts are asked for."""
-        self._untold(request.node.node_id)
+        self._pop_untold(request.node.node_id)
         announced, root = request.messages_list[0], request.message_object_trees[0].object_id
         # Before Flower knows of it: the server's app may ask at any time.
         self.unfinished.announced(announced.metadata.reply_to_message_id, request.node.node_id, root)
@@ -215,7 +215,7 @@ class OwnMessages(InFront):
                 upload.missing.discard(request.object_id)
         return stored
 
-    def _untold(self, node: int) -> str | None:
+    def _pop_untold(self, node: int) -> str | None:
         """The message that a node may not have been told of, once: what it asks for first shows whether it was."""
         with self.lock:
             return self.untold.pop(node, None)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from cloister.core import check
 from cloister.core.digits import at_most
+from cloister.core.text import counted
 from cloister.privacy.accounting.account import by_accountant
 from cloister.privacy.accounting.events import Unaccounted
 from cloister.privacy.accounting.ledger import Budget, Ledger
@@ -80,7 +81,7 @@ def _reasons(ledger: Ledger) -> list[str]:
         (entry.unit, entry.event.reason) for entry in ledger.entries if isinstance(entry.event, Unaccounted)
     )
     return [
-        f"no guarantee ({numbers[reason]}), unit {unit}, {count} release{'s' * (count > 1)}: {reason}"
+        f"no guarantee ({numbers[reason]}), unit {unit}, {counted(count, 'release')}: {reason}"
         for (unit, reason), count in found.items()
     ]
 
