@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from flwr.supercore.task_identity import TaskIdentity
 
 from cloister.server import run
 
@@ -16,6 +17,12 @@ MINUTES = 7
 def no_bundle_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A warm node leaves in the environment which bundle it runs; a test must not find another test's."""
     monkeypatch.delenv("CLOISTER_CHECKED_BUNDLE", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_run_was_assumed() -> None:
+    """Flower keeps the run of a process in its class; a test that relies on another's fails when it runs first."""
+    TaskIdentity._run_id = TaskIdentity._node_id = TaskIdentity._task_id = None
 
 
 WRITE_PAGE = run._write_page

@@ -22,6 +22,7 @@ from cloister.aggregation.screening import EXAMPLES
 from cloister.config.run import parse
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.errors import ConfigError, FederationError, TooFewNodes
+from cloister.core.identity import assume_run
 from cloister.server.strategies import named_strategy
 from cloister.strategies import STRATEGIES, sampling
 from cloister.strategies.averaging import FedAvg, FedProx
@@ -60,6 +61,7 @@ def asked(strategy, sent, nodes=5):
 
 
 def reply(model, examples=10.0, loss=None):
+    assume_run()
     layout = Layout.of(model)
     return virtual_reply(layout, layout.rows(model), examples, loss)
 
