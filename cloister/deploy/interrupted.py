@@ -5,8 +5,9 @@ Flower marks what it hands out as delivered before it answers, so that an answer
 - A node that was fetching a message asks the next SuperLink for the parts that it lacks. One that was just being told
   of it asks for a message, and is told again.
 - A reply that was being handed to the server's app is handed to it again: the app would wait for it in vain.
-- A reply that a node was sending is lost: the next SuperLink does not know which of its parts the node has shown, and
-  refuses them. The app hears so at once. Flower would have it wait for three minutes, whatever its round-timeout.
+- A reply that a node was sending is lost: the next SuperLink does not have the parts that the node has shown, and
+  refuses the others. The app hears so then. One that was being handed to Flower is given up too: Flower would have the
+  app wait for its parts for three minutes, whatever its round-timeout.
 """
 
 import sqlite3
@@ -68,7 +69,7 @@ class Given:
 
 
 def take_up(path: Path) -> list[Given]:
-    """Give up the replies that nodes were sending, and have those heard that were on their way to the server's app.
+    """Give up the replies that are there in part, and have those heard that were on their way to the server's app.
 
     The server's app hears at once that the former are lost.
 
@@ -100,6 +101,17 @@ def give_again(state: SqlMixin, message: str) -> None:
     """
     with state.session() as session:
         session.execute(update(MessageIns).where(MessageIns.message_id == message).values(delivered_at=""))
+
+
+def give_up(state: SqlMixin, message: str) -> None:
+    """Have the server's app hear that there will be no reply to a message: Flower says so of one that has expired.
+
+    Args:
+        state: Flower's, in a database.
+        message: its id.
+    """
+    with state.session() as session:
+        session.execute(update(MessageIns).where(MessageIns.message_id == message).values(ttl=0.0))
 
 
 def _has_tables(connection: sqlite3.Connection) -> bool:

@@ -1,7 +1,7 @@
 """How much a node may send back: in proportion to the message it replies to.
 
-Flower takes objects of any number and keeps them in the SuperLink's database. A reply of ours is a model of the size
-of the one that was sent, in single or double precision, and scores.
+Flower takes objects of any number and keeps them in the SuperLink's database, which is busy for a millisecond or two
+with each. A reply of ours is a model of the size of the one that was sent, in single or double precision, and scores.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import HTTPException
 from flwr.supercore import log
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
 from cloister.deploy.fleet import InFront
 
@@ -21,6 +22,10 @@ SLACK = 8 * 2**20
 """Bytes for scores and the like, and for a reply to a message without a model."""
 UNKNOWN = 2 * 2**30
 """Bytes of a reply to a message that was fetched before this SuperLink was started."""
+MORE_PARTS = 1000
+"""That a reply may have, beside `FACTOR` times those of its message."""
+UNKNOWN_PARTS = 5000
+"""Of a reply to a message that was fetched before this SuperLink was started."""
 
 
 @dataclass
@@ -30,14 +35,20 @@ class _Exchange:
     Args:
         fetched: object of the message -> its bytes.
         sent: bytes of the reply so far.
+        is_known: whether the message was fetched from this SuperLink.
     """
 
     fetched: dict[str, int] = field(default_factory=dict)
     sent: int = 0
+    is_known: bool = True
 
     @property
     def limit(self) -> int:
-        return FACTOR * sum(self.fetched.values()) + SLACK
+        return FACTOR * sum(self.fetched.values()) + SLACK if self.is_known else UNKNOWN + SLACK
+
+    @property
+    def most_parts(self) -> int:
+        return FACTOR * len(self.fetched) + MORE_PARTS if self.is_known else UNKNOWN_PARTS
 
 
 class ReplyLimit(InFront):
@@ -46,7 +57,7 @@ class ReplyLimit(InFront):
     A node works on one message at a time: what it sends between two messages is the reply to the first.
     """
 
-    names = ("pull_messages", "pull_object", "push_object")
+    names = ("pull_messages", "pull_object", "push_messages", "push_object")
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,6 +80,19 @@ class ReplyLimit(InFront):
                 exchange.fetched[request.object_id] = len(answer.object_content)
         return answer
 
+    def push_messages(self, request: Any, **others: Any) -> Any:
+        """Begin a reply.
+
+        Raises:
+            HTTPException: 413, it has too many parts.
+        """
+        with self.lock:
+            most = self._exchange(request.node.node_id).most_parts
+        for tree in request.message_object_trees:
+            if sum(1 for _ in iterate_object_tree(tree)) > most:
+                raise HTTPException(413, f"a reply to this message may have {most} parts")
+        return self.inner["push_messages"](request=request, **others)
+
     def push_object(self, request: Any, **others: Any) -> Any:
         """Store a part of a reply.
 
@@ -78,9 +102,12 @@ class ReplyLimit(InFront):
         self._count(request.node.node_id, len(request.object_content))
         return self.inner["push_object"](request=request, **others)
 
+    def _exchange(self, node: int) -> _Exchange:
+        return self.exchanges.setdefault(node, _Exchange(is_known=False))
+
     def _count(self, node: int, size: int) -> None:
         with self.lock:
-            exchange = self.exchanges.setdefault(node, _Exchange({"": UNKNOWN // FACTOR}))
+            exchange = self._exchange(node)
             exchange.sent += size
             sent, limit = exchange.sent, exchange.limit
         if sent > limit:

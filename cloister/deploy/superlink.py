@@ -115,7 +115,8 @@ def closed_app(config: SuperLinkLifespanConfig, before: Sequence[Given] = ()) ->
         config: of the SuperLink.
         before: what nodes were given by the SuperLink before it, the last one of each node last.
     """
-    own = OwnMessages(before)
+    path = _file_of(config.database)
+    own = OwnMessages(before, path.parent if path else None)
     own.install()
     WholeReplies(own.unfinished).install()
     abandoned = Abandoned(before)
@@ -138,9 +139,9 @@ def _keep_database(name: str, max_bytes: int) -> list[Given]:
         What nodes were given before, and have not answered.
     """
     database.set_up(max_bytes)
-    if name == FLWR_IN_MEMORY_DB_NAME or "://" in name:
+    if not (path := _file_of(name)):
         return []
-    path, before = Path(name).resolve(), []
+    before = []
     try:
         database.prepare(path)
         database.wait_for_tasks(path)
@@ -149,6 +150,11 @@ def _keep_database(name: str, max_bytes: int) -> list[Given]:
         log(WARNING, "the state database %s could not be made ready: %s", path.name, error)
     database.watch(path, max_bytes)
     return before
+
+
+def _file_of(name: str) -> Path | None:
+    """The file of a state database, if it has one."""
+    return None if name == FLWR_IN_MEMORY_DB_NAME or "://" in name else Path(name).resolve()
 
 
 def expiring(paths: Sequence[Path], now: datetime) -> list[str]:

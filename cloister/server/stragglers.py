@@ -28,6 +28,9 @@ ANNOUNCING = "/push-messages"
 RENEWALS = 10
 """How often messages are sent anew that have expired on their way to the SuperLink."""
 
+AHEAD = 5.0
+"""Seconds that the clock of the SuperLink may be ahead: messages have expired for it, and not yet here."""
+
 logger = logging.getLogger("cloister.server")
 
 
@@ -166,9 +169,9 @@ class PatientGrid(WatchedGrid):
 
 
 def _renewed(messages: list[Message]) -> bool:
-    """Make all messages new if one of them has expired; whether one had."""
+    """Make all messages new if one of them has expired, by the clock of the SuperLink; whether one had."""
     now = datetime.now(UTC).timestamp()
-    expired = any(message.metadata.created_at + message.metadata.ttl < now for message in messages)
+    expired = any(message.metadata.created_at + message.metadata.ttl < now + AHEAD for message in messages)
     for message in messages if expired else ():
         message.metadata.created_at = now
     return expired

@@ -20,11 +20,14 @@ from flwr.proto.fleet_pb2 import (
     ActivateNodeResponse,
     PullMessagesRequest,
     PullMessagesResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
     RegisterNodeFleetRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.message_pb2 import Message as WireMessage
 from flwr.proto.message_pb2 import (
+    ObjectTree,
     PullObjectRequest,
     PullObjectResponse,
     PushObjectRequest,
@@ -145,7 +148,8 @@ class TestDoor:
 
     def test_the_servers_app_hears_of_what_nodes_have_sent_in_full(self, superlink):
         shown, taken = runtime_handlers.pull_messages.__self__, fleet_handlers.push_messages.__self__
-        assert isinstance(shown, WholeReplies) and shown.unfinished is taken.unfinished
+        assert isinstance(shown, WholeReplies)
+        assert shown.unfinished is taken.inner["push_messages"].__self__.unfinished
 
     @pytest.fixture
     def small(self):
@@ -197,6 +201,7 @@ class TestReplies:
         for name, work in {
             "pull_messages": lambda request: PullMessagesResponse(messages_list=[WireMessage()]),
             "pull_object": lambda request: PullObjectResponse(object_found=True, object_content=b"x" * 50),
+            "push_messages": lambda request, state: PushMessagesResponse(),
             "push_object": lambda request, state: stored.append(request.object_id) or PushObjectResponse(stored=True),
         }.items():
             monkeypatch.setattr(fleet_handlers, name, work)
@@ -225,6 +230,20 @@ class TestReplies:
         self.fetch()
         self.push(200)
         assert self.refused(11) and self.refused(1) and limit == ["200"]
+
+    def announce(self, parts, node=1):
+        tree = ObjectTree(children=[ObjectTree() for _ in range(parts - 1)])
+        request = PushMessagesRequest(node=Node(node_id=node), message_object_trees=[tree])
+        return fleet_handlers.push_messages(request=request, state=None)
+
+    @pytest.mark.parametrize("node", [1, 7])
+    def test_a_reply_of_too_many_parts_is_not_taken(self, limit, monkeypatch, node):
+        monkeypatch.setattr(replies, "MORE_PARTS", 3)
+        monkeypatch.setattr(replies, "UNKNOWN_PARTS", 7)
+        self.fetch()
+        self.announce(7, node)
+        with pytest.raises(replies.HTTPException, match="may have 7 parts"):
+            self.announce(8, node)
 
     def test_each_message_has_its_reply(self, limit):
         for _ in range(3):

@@ -176,6 +176,11 @@ class TestASuperLinkThatIsAway:
         assert time.time() - message.metadata.created_at < 60
         assert caplog.text.count("sent anew") == 2
 
+    def test_the_clock_of_the_superlink_may_be_ahead(self):
+        inner = Away([57.0])
+        self.ask(inner)
+        assert len(inner.sent) == 2
+
     @pytest.mark.parametrize(
         "inner",
         [Away([50.0]), Away([100.0], OSError("no disk")), Away([100.0], refused("/v1/runtime/push-object"))],

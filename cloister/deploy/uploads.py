@@ -1,0 +1,128 @@
+"""The reply that a node is sending: Flower hears of it when all of it is there.
+
+Flower believes an announcement. What a node says to be the parts of its reply, and the parts of these, Flower notes
+before it has seen any of them. From then on it refuses whoever names the parts of the same object otherwise: a server's
+app that sends it, or another node. And whoever is sent that object is given the parts that were announced. So a node
+could end a run, void the replies of others, and hear whether somebody has sent an array that it guesses. Here the parts
+are kept apart until the node has shown all of them, and each has shown which parts it has itself.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from threading import Lock
+from typing import Any
+
+from flwr.app import Message
+from flwr.proto.message_pb2 import Message as WireMessage
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_body,
+    get_object_children_ids_from_object_content,
+    get_object_id,
+    iterate_object_tree,
+)
+
+SAID_TWICE = ("run_id", "src_node_id", "dst_node_id", "reply_to_message_id")
+"""What a reply says when it is announced and in the part that names the others."""
+IN_MEMORY = 1 << 18
+"""Bytes of a reply that need no file."""
+
+
+class Upload:
+    """The parts of a reply that have been shown.
+
+    A thread that keeps a part, or tells Flower, holds `turn`: a SuperNode sends parts in parallel.
+
+    Args:
+        request: the announcement.
+        folder: of the file that keeps them; None: that of temporary files.
+
+    Attributes:
+        names: of all parts.
+        is_told: whether Flower has them all.
+
+    Raises:
+        ValueError: what is announced contradicts itself.
+    """
+
+    def __init__(self, request: Any, folder: Path | None) -> None:
+        self.request, self.turn, self.is_told = request, Lock(), False
+        tree = request.message_object_trees[0]
+        self.root, self._announced = tree.object_id, request.messages_list[0]
+        if self._announced.metadata.message_id != self.root:
+            raise ValueError("a reply has another name than the part that names the others")
+        self._children = _children_of(tree)
+        self._file = SpooledTemporaryFile(IN_MEMORY, dir=str(folder) if folder else None)  # noqa: SIM115
+        self._places: dict[str, tuple[int, int]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """In an order that says nothing of who made the tree."""
+        return sorted(self._children)
+
+    @property
+    def replies_to(self) -> str:
+        """The message that it says it answers."""
+        return str(self._announced.metadata.reply_to_message_id)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every part has been kept."""
+        return len(self._places) == len(self._children)
+
+    def has(self, name: str, content: bytes) -> bool:
+        """Whether this is a part of the reply, and says itself what was announced of it."""
+        if name not in self._children or get_object_id(content) != name:
+            return False
+        try:
+            children = get_object_children_ids_from_object_content(content)
+        except Exception:  # whatever a hostile node makes a parser raise, it is no part
+            return False
+        return self._children[name] == {*children} and (name != self.root or _is_as_announced(self._announced, content))
+
+    def keep(self, name: str, content: bytes) -> None:
+        """Keep a part, once.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        if not self.is_told and name not in self._places:
+            start = self._file.seek(0, 2)
+            self._file.write(content)
+            self._places[name] = (start, len(content))
+
+    def part(self, name: str) -> bytes:
+        """The content of a part that was kept."""
+        start, size = self._places[name]
+        self._file.seek(start)
+        return self._file.read(size)
+
+    def end(self) -> None:
+        """Flower has it, or will never take it: give the space back."""
+        self.is_told = True
+        self._file.close()
+
+
+def _children_of(tree: ObjectTree) -> Mapping[str, set[str]]:
+    """The names of the parts of each part.
+
+    Raises:
+        ValueError: one part comes twice, with other parts.
+    """
+    found: dict[str, set[str]] = {}
+    for part in iterate_object_tree(tree):
+        children = {child.object_id for child in part.children}
+        if found.setdefault(part.object_id, children) != children:
+            raise ValueError("a reply names the parts of one part in two ways")
+    return found
+
+
+def _is_as_announced(announced: Any, content: bytes) -> bool:
+    """Whether the part that names the others says who replies to what as the announcement does, and has a content."""
+    try:
+        found = WireMessage.FromString(get_object_body(content, Message))
+    except Exception:  # whatever a hostile node makes a parser raise, it is no reply
+        return False
+    same = all(getattr(found.metadata, name) == getattr(announced.metadata, name) for name in SAID_TWICE)
+    return same and bool(get_object_children_ids_from_object_content(content)) != found.HasField("error")
