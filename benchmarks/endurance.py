@@ -20,9 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 
@@ -105,78 +105,67 @@ class Line:
             end.close()
 
 
-@dataclass
-class Sites:
-    """The federation: a server, four sites, and whoever supervises them.
+class Endurable(ABC):
+    """A federation of four sites that goes on by itself, and what can befall it.
 
     Args:
         folder: for kits and state.
-        processes: runs them.
         rng: chooses faults.
     """
 
-    folder: Path
-    processes: Processes
-    rng: random.Random
-    commands: dict[str, list[str]] = field(default_factory=dict)
-    begun: dict[str, float] = field(default_factory=dict)
-    lines: dict[str, Line] = field(default_factory=dict)
-    runs: int = 0
+    runs_folder: Path
 
+    def __init__(self, folder: Path, rng: random.Random) -> None:
+        """Nothing is started yet."""
+        self.folder, self.rng, self.runs = folder, rng, 0
+
+    @abstractmethod
     def start(self) -> None:
         """Provision, start and register everything."""
-        self.port, *ports = free_ports(1 + len(SITES))
-        tables = [
-            f'[[sites]]\nname = "{name}"\npartition-id = {number}\nnum-partitions = {len(SITES)}\n'
-            for number, name in enumerate(SITES)
-        ]
-        description = self.folder / "federation.toml"
-        server = f'name = "trial"\n[server]\naddresses = ["localhost"]\nport = {self.port}\n'
-        description.write_text(server + "".join(tables))
-        self.kits = provision(description, self.folder / "kits", POLICY).folder
-        self.runs_folder = self.kits / "server" / "state" / "runs"
-        for part in ("superlink", "superexec"):
-            given = ["CLOISTER_RESUME=100000", "CLOISTER_BIND=127.0.0.1"]
-            self.commands[part] = ["env", *given, str(self.kits / "server" / "start.sh"), part]
-        for name, port in zip(SITES, ports, strict=True):
-            self.lines[name] = Line(self.port)
-            state = self.folder / "disks" / name
-            state.mkdir(parents=True)
-            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}m", "tmpfs", str(state)], check=True)
-            link = f"CLOISTER_SUPERLINK={self.lines[name].address}"
-            given = [link, f"CLOISTER_STATE={state}", f"CLOISTER_PORT={port}"]
-            self.commands[name] = ["env", *given, str(self.kits / "sites" / name / "start.sh"), "--no-keras"]
-        self.supervise()
-        self.wait(self._answers, "SuperLink")
-        self._order("register", str(self.kits / "operator" / "register.sh"))
 
-    def unmount(self) -> None:
-        """Give the sites' disks back."""
-        for name in SITES:
-            subprocess.run(["umount", "-l", str(self.folder / "disks" / name)], check=False)
+    @abstractmethod
+    def stop(self) -> None:
+        """Give back what is not a process of this one."""
 
-    def _order(self, name: str, program: str, *arguments: str) -> None:
-        """Run a command to its end, whatever becomes of the services meanwhile."""
-        self.processes.start(name, program, *arguments)
-        command = self.processes.services.pop(name)
-        self.wait(lambda: command.poll() is not None, f"end of {name}")
-        assert command.returncode == 0, self.processes.log(name)
-
-    def _answers(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=2):
-            return True
-        return False
-
+    @abstractmethod
     def supervise(self) -> None:
         """Start what is to run and does not."""
-        for name, command in self.commands.items():
-            service = self.processes.services.get(name)
-            ran = service is not None and service.poll() is None
-            if not ran and time.monotonic() - self.begun.get(name, -AGAIN) >= AGAIN:
-                self.begun[name] = time.monotonic()
-                self.processes.start(name, f"/usr/bin/{command[0]}", *command[1:])
-            elif ran:
-                self.begun[name] = time.monotonic()
+
+    @abstractmethod
+    def memory(self) -> dict[str, float]:
+        """Proportional MB of the server's side and of a site, with all that they have started."""
+
+    @abstractmethod
+    def disk(self) -> float:
+        """Megabytes of all files that were written."""
+
+    @abstractmethod
+    def server_apps(self) -> list[int]:
+        """The processes of the server's app."""
+
+    @abstractmethod
+    def kill(self, name: str) -> None:
+        """End the processes of a service as a power cut would."""
+
+    @abstractmethod
+    def disk_of(self, site: str) -> Path:
+        """Where a site's own disk is mounted."""
+
+    @abstractmethod
+    def set_clock(self, site: str, ahead: str) -> None:
+        """Let a site's clock be that much fast, such as `+1h`."""
+
+    @abstractmethod
+    def cut(self, site: str) -> None:
+        """Cut a site's network."""
+
+    @abstractmethod
+    def connect(self, site: str) -> None:
+        """Give a site its network back."""
+
+    @abstractmethod
+    def _order_run(self, name: str) -> None:
+        """Have the operator begin a run."""
 
     def wait(self, done: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
         """Supervise until it is done.
@@ -211,23 +200,13 @@ class Sites:
     def begin(self) -> None:
         """Have the operator begin a run, and wait for its first round."""
         self.runs += 1
-        home = self.processes.folder / "homes" / "operator"
-        shutil.copytree(self.kits / "operator", home, dirs_exist_ok=True)
-        settings = flower_line(SETTINGS | {"run-name": f"run-{self.runs}"})
-        self._order("operator", "flwr", "run", str(REPOSITORY), "trial", "--run-config", settings)
+        self._order_run(f"run-{self.runs}")
         self.wait(lambda: bool(finished(self.run())), "first round")
 
     def rounds(self) -> list[int]:
         """How many replies counted, for every round of every run."""
         runs = [self.runs_folder / f"run-{number}" for number in range(1, self.runs + 1)]
         return [line["measured"]["accepted"] for run in runs for line in finished(run)]
-
-    def kill(self, name: str) -> None:
-        """End the processes of a service as a power cut would."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.processes.services[name].pid, signal.SIGKILL)
-        self.processes.services.pop(name).wait()
-        self.begun[name] = time.monotonic()
 
     @contextmanager
     def fault(self, kind: str) -> Iterator[str]:
@@ -241,7 +220,7 @@ class Sites:
     def _killed(self, site: str) -> Iterator[str]:
         name = self.rng.choice(("superlink", "superexec", "server app", site))
         if name == "server app":
-            for pid in self.processes.pids("serverapp_kept.py"):
+            for pid in self.server_apps():
                 os.kill(pid, signal.SIGKILL)
         else:
             self.kill(name)
@@ -249,7 +228,7 @@ class Sites:
 
     @contextmanager
     def _full(self, site: str) -> Iterator[str]:
-        ballast = self.folder / "disks" / site / "ballast"
+        ballast = self.disk_of(site) / "ballast"
         with suppress(OSError), ballast.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(1 << 12))
@@ -258,24 +237,20 @@ class Sites:
 
     @contextmanager
     def _fast(self, site: str) -> Iterator[str]:
-        right = self.commands[site]
-        self.commands[site] = ["faketime", "-f", "+1h", *right]
-        self.kill(site)
+        self.set_clock(site, "+1h")
         yield "a site"
-        self.commands[site] = right
-        if site in self.processes.services:
-            self.kill(site)
+        self.set_clock(site, "+0")
 
     @contextmanager
     def _cut(self, site: str) -> Iterator[str]:
-        self.lines[site].cut()
+        self.cut(site)
         yield "a site"
-        self.lines[site].is_cut = False
+        self.connect(site)
 
     @contextmanager
     def _slow(self, _: str) -> Iterator[str]:
         calls = "fsync,fdatasync"
-        pids = [option for pid in self.processes.pids("serverapp_kept.py") for option in ("-p", str(pid))]
+        pids = [option for pid in self.server_apps() for option in ("-p", str(pid))]
         injected = ["-e", f"trace={calls}", "-e", f"inject={calls}:delay_enter=300ms"]
         tracer = subprocess.Popen(["strace", "-f", "-o", os.devnull, *injected, *pids], stderr=subprocess.DEVNULL)
         yield "the server's app"
@@ -283,7 +258,135 @@ class Sites:
         tracer.wait()
 
 
+class Sites(Endurable):
+    """As processes: a server, four sites, and whoever supervises them.
+
+    Args:
+        folder: for kits and state.
+        processes: runs them.
+        rng: chooses faults.
+    """
+
+    def __init__(self, folder: Path, processes: Processes, rng: random.Random) -> None:
+        """Nothing is started yet."""
+        super().__init__(folder, rng)
+        self.processes = processes
+        self.commands: dict[str, list[str]] = {}
+        self.begun: dict[str, float] = {}
+        self.lines: dict[str, Line] = {}
+
+    def start(self) -> None:
+        """Provision, start and register everything."""
+        self.port, *ports = free_ports(1 + len(SITES))
+        tables = [
+            f'[[sites]]\nname = "{name}"\npartition-id = {number}\nnum-partitions = {len(SITES)}\n'
+            for number, name in enumerate(SITES)
+        ]
+        description = self.folder / "federation.toml"
+        server = f'name = "trial"\n[server]\naddresses = ["localhost"]\nport = {self.port}\n'
+        description.write_text(server + "".join(tables))
+        self.kits = provision(description, self.folder / "kits", POLICY).folder
+        self.runs_folder = self.kits / "server" / "state" / "runs"
+        for part in ("superlink", "superexec"):
+            given = ["CLOISTER_RESUME=100000", "CLOISTER_BIND=127.0.0.1"]
+            self.commands[part] = ["env", *given, str(self.kits / "server" / "start.sh"), part]
+        for name, port in zip(SITES, ports, strict=True):
+            self.lines[name] = Line(self.port)
+            mount(state := self.disk_of(name))
+            link = f"CLOISTER_SUPERLINK={self.lines[name].address}"
+            given = [link, f"CLOISTER_STATE={state}", f"CLOISTER_PORT={port}"]
+            self.commands[name] = ["env", *given, str(self.kits / "sites" / name / "start.sh"), "--no-keras"]
+        self.supervise()
+        self.wait(self._answers, "SuperLink")
+        self._order("register", str(self.kits / "operator" / "register.sh"))
+
+    def stop(self) -> None:
+        """Give the sites' disks back."""
+        unmount(self.disk_of(name) for name in SITES)
+
+    def _order(self, name: str, program: str, *arguments: str) -> None:
+        """Run a command to its end, whatever becomes of the services meanwhile."""
+        self.processes.start(name, program, *arguments)
+        command = self.processes.services.pop(name)
+        self.wait(lambda: command.poll() is not None, f"end of {name}")
+        assert command.returncode == 0, self.processes.log(name)
+
+    def _answers(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=2):
+            return True
+        return False
+
+    def supervise(self) -> None:
+        """Start what is to run and does not."""
+        for name, command in self.commands.items():
+            service = self.processes.services.get(name)
+            ran = service is not None and service.poll() is None
+            if not ran and time.monotonic() - self.begun.get(name, -AGAIN) >= AGAIN:
+                self.begun[name] = time.monotonic()
+                self.processes.start(name, f"/usr/bin/{command[0]}", *command[1:])
+            elif ran:
+                self.begun[name] = time.monotonic()
+
+    def _order_run(self, name: str) -> None:
+        """Have the operator begin a run."""
+        home = self.processes.folder / "homes" / "operator"
+        shutil.copytree(self.kits / "operator", home, dirs_exist_ok=True)
+        settings = flower_line(SETTINGS | {"run-name": name})
+        self._order("operator", "flwr", "run", str(REPOSITORY), "trial", "--run-config", settings)
+
+    def server_apps(self) -> list[int]:
+        """The processes of the server's app."""
+        return self.processes.pids("serverapp_kept.py")
+
+    def kill(self, name: str) -> None:
+        """End the processes of a service as a power cut would."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.processes.services[name].pid, signal.SIGKILL)
+        self.processes.services.pop(name).wait()
+        self.begun[name] = time.monotonic()
+
+    def disk_of(self, site: str) -> Path:
+        """Where a site's own disk is mounted."""
+        return self.folder / "disks" / site
+
+    def set_clock(self, site: str, ahead: str) -> None:
+        """Start a site again with its clock that much fast."""
+        start = self.commands[site][self.commands[site].index("env") :]
+        self.commands[site] = ["faketime", "-f", ahead, *start]
+        if site in self.processes.services:
+            self.kill(site)
+
+    def cut(self, site: str) -> None:
+        """Cut a site's network."""
+        self.lines[site].cut()
+
+    def connect(self, site: str) -> None:
+        """Give a site its network back."""
+        self.lines[site].is_cut = False
+
+    def memory(self) -> dict[str, float]:
+        """Proportional MB of the server's side and of a site, with all that they have started."""
+        return by_side({name: service.pid for name, service in self.processes.services.items()})
+
+    def disk(self) -> float:
+        """Megabytes of all files that were written."""
+        return size(self.folder)
+
+
 KINDS = ("kill", "full disk", "clock", "network", "slow disk")
+
+
+def mount(folder: Path, **options: int) -> None:
+    """Make a small disk, of an owner if options name one."""
+    folder.mkdir(parents=True)
+    said = ",".join([f"size={DISK}m", *(f"{key}={value}" for key, value in options.items())])
+    subprocess.run(["mount", "-t", "tmpfs", "-o", said, "tmpfs", str(folder)], check=True)
+
+
+def unmount(folders: Iterable[Path]) -> None:
+    """Give disks back."""
+    for folder in folders:
+        subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
 def size(folder: Path) -> float:
@@ -295,14 +398,14 @@ def size(folder: Path) -> float:
     return total / 1e6
 
 
-def memory(sites: Sites) -> dict[str, float]:
-    """Proportional MB of the server's side and of a site, with all that they have started."""
-    found = {name: shared_memory(service.pid) for name, service in sites.processes.services.items()}
+def by_side(pids: Mapping[str, int]) -> dict[str, float]:
+    """Proportional MB of the server's side and of a site, from the process of each service."""
+    found = {name: shared_memory(pid) for name, pid in pids.items()}
     of_sites = [found.pop(name) for name in SITES if name in found]
     return {"server": sum(found.values()), "a site": statistics.mean(of_sites) if of_sites else 0.0}
 
 
-def endure(sites: Sites, seconds: float, every: float) -> list[tuple[str, str, float]]:
+def endure(sites: Endurable, seconds: float, every: float) -> list[tuple[str, str, float]]:
     """Cause faults, and see how long each one is felt.
 
     Args:
@@ -325,7 +428,7 @@ def endure(sites: Sites, seconds: float, every: float) -> list[tuple[str, str, f
     return felt
 
 
-def recovery(sites: Sites) -> float:
+def recovery(sites: Endurable) -> float:
     """Seconds from now to the end of a round in which all sites take part.
 
     Args:
@@ -341,7 +444,7 @@ def recovery(sites: Sites) -> float:
     return time.monotonic() - began
 
 
-def unrecorded(sites: Sites) -> int:
+def unrecorded(sites: Endurable) -> int:
     """How many rounds of all runs are not in the server's ledger."""
     missing = 0
     for path in (sites.runs_folder / f"run-{number}" for number in range(1, sites.runs + 1)):
@@ -351,25 +454,25 @@ def unrecorded(sites: Sites) -> int:
     return missing
 
 
-def main(minutes: float = 60, every: float = 120, seed: int = 0) -> None:
-    """Print what was felt, and what it took."""
-    machine()
-    with (
-        tempfile.TemporaryDirectory(prefix="cloister-endurance-") as scratch,
-        Processes(Path(scratch) / "processes") as processes,
-    ):
-        sites = Sites(Path(scratch), processes, random.Random(seed))
-        try:
-            sites.start()
-            sites.begin()
-            sites.wait(lambda: len(SITES) in sites.rounds(), "round with all sites")
-            sites.rest(20)
-            before, first, began = memory(sites), size(sites.folder), time.monotonic()
-            felt = endure(sites, 60 * minutes, every)
-            took, after, last = time.monotonic() - began, memory(sites), size(sites.folder)
-            rounds, missing, runs = sites.rounds(), unrecorded(sites), sites.runs
-        finally:
-            sites.unmount()
+def trial(sites: Endurable, minutes: float, every: float) -> None:
+    """Print what was felt, and what it took.
+
+    Args:
+        sites: not yet started; they are stopped in the end.
+        minutes: for which faults are caused.
+        every: seconds between the beginnings of two faults.
+    """
+    try:
+        sites.start()
+        sites.begin()
+        sites.wait(lambda: len(SITES) in sites.rounds(), "round with all sites")
+        sites.rest(20)
+        before, first, began = sites.memory(), sites.disk(), time.monotonic()
+        felt = endure(sites, 60 * minutes, every)
+        took, after, last = time.monotonic() - began, sites.memory(), sites.disk()
+        rounds, missing, runs = sites.rounds(), unrecorded(sites), sites.runs
+    finally:
+        sites.stop()
     rows = []
     for kind, what in sorted({(kind, what) for kind, what, _ in felt}):
         times = [seconds for *found, seconds in felt if found == [kind, what]]
@@ -381,6 +484,16 @@ def main(minutes: float = 60, every: float = 120, seed: int = 0) -> None:
     for part, megabytes in before.items():
         print(f"memory of {part}: {megabytes:.0f} MB at the start, {after[part]:.0f} MB at the end")
     print(f"all files: {first:.0f} MB at the start, {last:.0f} MB at the end")
+
+
+def main(minutes: float = 60, every: float = 120, seed: int = 0) -> None:
+    """Try it with processes."""
+    machine()
+    with (
+        tempfile.TemporaryDirectory(prefix="cloister-endurance-") as scratch,
+        Processes(Path(scratch) / "processes") as processes,
+    ):
+        trial(Sites(Path(scratch), processes, random.Random(seed)), minutes, every)
 
 
 if __name__ == "__main__":
