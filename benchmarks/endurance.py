@@ -111,9 +111,14 @@ class Endurable(ABC):
     Args:
         folder: for kits and state.
         rng: chooses faults.
+
+    Attributes:
+        runs_folder: of the server's app.
+        fast: begins a command whose clock is an hour fast.
     """
 
     runs_folder: Path
+    fast: tuple[str, ...]
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
         """Nothing is started yet."""
@@ -152,8 +157,11 @@ class Endurable(ABC):
         """Where a site's own disk is mounted."""
 
     @abstractmethod
-    def set_clock(self, site: str, ahead: str) -> None:
-        """Let a site's clock be that much fast, such as `+1h`."""
+    def set_clock(self, site: str, *said: str) -> None:
+        """Start a site again, by a command that says what its clock is; without one the clock is right.
+
+        A site keeps no such command when its clock is right again: processes that it forks may stand still in it.
+        """
 
     @abstractmethod
     def cut(self, site: str) -> None:
@@ -237,9 +245,9 @@ class Endurable(ABC):
 
     @contextmanager
     def _fast(self, site: str) -> Iterator[str]:
-        self.set_clock(site, "+1h")
+        self.set_clock(site, *self.fast)
         yield "a site"
-        self.set_clock(site, "+0")
+        self.set_clock(site)
 
     @contextmanager
     def _cut(self, site: str) -> Iterator[str]:
@@ -266,6 +274,8 @@ class Sites(Endurable):
         processes: runs them.
         rng: chooses faults.
     """
+
+    fast = ("faketime", "-f", "+1h")
 
     def __init__(self, folder: Path, processes: Processes, rng: random.Random) -> None:
         """Nothing is started yet."""
@@ -349,10 +359,10 @@ class Sites(Endurable):
         """Where a site's own disk is mounted."""
         return self.folder / "disks" / site
 
-    def set_clock(self, site: str, ahead: str) -> None:
-        """Start a site again with its clock that much fast."""
+    def set_clock(self, site: str, *said: str) -> None:
+        """Start a site again, by a command that says what its clock is."""
         start = self.commands[site][self.commands[site].index("env") :]
-        self.commands[site] = ["faketime", "-f", ahead, *start]
+        self.commands[site] = [*said, *start]
         if site in self.processes.services:
             self.kill(site)
 
@@ -448,7 +458,8 @@ def unrecorded(sites: Endurable) -> int:
     """How many rounds of all runs are not in the server's ledger."""
     missing = 0
     for path in (sites.runs_folder / f"run-{number}" for number in range(1, sites.runs + 1)):
-        ledger = Ledger(path / json.loads((path / "ledger.json").read_text())["path"])
+        name = Path(json.loads((path / "ledger.json").read_text())["path"]).name
+        ledger = Ledger(sites.runs_folder / "ledgers" / name)
         recorded = {entry.round for entry in ledger.entries if entry.run == path.name}
         missing += len({line["round"] for line in finished(path)} - recorded)
     return missing
