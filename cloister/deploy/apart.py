@@ -17,6 +17,7 @@ How long a request takes may still depend on what is there, by the time of a lin
 
 import secrets
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -30,6 +31,7 @@ from flwr.proto.message_pb2 import (
     PushObjectResponse,
 )
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.sql_mixin import SqlMixin
 
 from cloister.deploy.fleet import InFront
 from cloister.deploy.interrupted import Given, give_again, give_up
@@ -127,7 +129,7 @@ class OwnMessages(InFront):
         """Take a part of the node's own reply; with the last one Flower is handed all of them.
 
         Raises:
-            HTTPException: 503, the database did not take them; the node sends this part again.
+            HTTPException: 503, the disk or the database did not take them; the node sends this part again.
         """
         node, name = request.node.node_id, request.object_id
         with self.lock:
@@ -138,29 +140,29 @@ class OwnMessages(InFront):
         if upload is None or not upload.has(name, request.object_content):
             return PushObjectResponse(stored=False)
         with upload.turn:
-            upload.keep(name, request.object_content)
+            try:
+                upload.keep(name, request.object_content)
+            except OSError as error:
+                raise HTTPException(503, f"the disk does not take a part of a reply: {error.strerror}") from None
             if upload.is_whole and not upload.is_told:
                 self._hand_on(upload, others)
                 upload.end()
         return PushObjectResponse(stored=True)
 
     def _hand_on(self, upload: Upload, others: Any) -> None:
-        """Announce a whole reply to Flower, and give it the parts that it does not have.
+        """Give Flower all of a reply or, if its database does not take it, nothing.
 
         Raises:
-            HTTPException: 503, its database did not take all of them.
+            HTTPException: 503, it does not.
         """
-        request = upload.request
-        with self.unfinished.arriving(upload.replies_to):
-            try:
-                answer = self.inner["push_messages"](request=request, state=others["state"])
-            except ValueError:
-                # A contradiction to what is there, which nobody is to hear of: the reply is taken, and goes nowhere.
-                return
+        state = others["state"]
+        # A ValueError is a contradiction to what is there. Nobody may hear of it: the reply is taken, and goes nowhere.
+        with self.unfinished.arriving(upload.replies_to), suppress(ValueError), _one_transaction(state):
+            answer = self.inner["push_messages"](request=upload.request, state=state)
             for name in answer.objects_to_push:
                 part = PushObjectRequest(
-                    node=request.node,
-                    run_id=request.messages_list[0].metadata.run_id,
+                    node=upload.request.node,
+                    run_id=upload.run,
                     object_id=name,
                     object_content=upload.part(name),
                     session_id=answer.session_id,
@@ -192,6 +194,11 @@ class OwnMessages(InFront):
     def _was_given(self, node: int, name: str) -> bool:
         with self.lock:
             return name in self.given.get(node, ())
+
+
+def _one_transaction(state: Any) -> AbstractContextManager[Any]:
+    """What Flower writes inside of the block is written as a whole or not at all; a state in memory fails nowhere."""
+    return state.session() if isinstance(state, SqlMixin) else nullcontext()
 
 
 def _names(trees: Any) -> set[str]:

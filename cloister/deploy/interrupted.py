@@ -6,8 +6,8 @@ Flower marks what it hands out as delivered before it answers, so that an answer
   of it asks for a message, and is told again.
 - A reply that was being handed to the server's app is handed to it again: the app would wait for it in vain.
 - A reply that a node was sending is lost: the next SuperLink does not have the parts that the node has shown, and
-  refuses the others. The app hears so then. One that was being handed to Flower is given up too: Flower would have the
-  app wait for its parts for three minutes, whatever its round-timeout.
+  refuses the others. The app hears so then. One that Flower has in part, as its own SuperLink leaves it, is given up
+  too: the app would wait for its parts for three minutes, whatever its round-timeout.
 """
 
 import sqlite3

@@ -7,11 +7,13 @@ could end a run, void the replies of others, and hear whether somebody has sent 
 are kept apart until the node has shown all of them, and each has shown which parts it has itself.
 """
 
+import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
+from tempfile import TemporaryFile
 from threading import Lock
-from typing import Any
+from typing import IO, Any
 
 from flwr.app import Message
 from flwr.proto.message_pb2 import Message as WireMessage
@@ -25,8 +27,6 @@ from flwr.supercore.inflatable.inflatable_object import (
 
 SAID_TWICE = ("run_id", "src_node_id", "dst_node_id", "reply_to_message_id")
 """What a reply says when it is announced and in the part that names the others."""
-IN_MEMORY = 1 << 18
-"""Bytes of a reply that need no file."""
 
 
 class Upload:
@@ -53,13 +53,19 @@ class Upload:
         if self._announced.metadata.message_id != self.root:
             raise ValueError("a reply has another name than the part that names the others")
         self._children = _children_of(tree)
-        self._file = SpooledTemporaryFile(IN_MEMORY, dir=str(folder) if folder else None)  # noqa: SIM115
+        self._folder, self._size = folder, 0
+        self._file: IO[bytes] | None = None
         self._places: dict[str, tuple[int, int]] = {}
 
     @property
     def names(self) -> list[str]:
         """In an order that says nothing of who made the tree."""
         return sorted(self._children)
+
+    @property
+    def run(self) -> int:
+        """Of the message."""
+        return int(self._announced.metadata.run_id)
 
     @property
     def replies_to(self) -> str:
@@ -87,21 +93,24 @@ class Upload:
         Raises:
             OSError: the disk does not take it.
         """
-        if not self.is_told and name not in self._places:
-            start = self._file.seek(0, 2)
-            self._file.write(content)
-            self._places[name] = (start, len(content))
+        if self.is_told or name in self._places:
+            return
+        if self._file is None:
+            self._file = TemporaryFile(dir=self._folder)  # noqa: SIM115
+        if os.pwrite(self._file.fileno(), content, self._size) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._places[name] = (self._size, len(content))
+        self._size += len(content)
 
     def part(self, name: str) -> bytes:
         """The content of a part that was kept."""
+        assert self._file is not None
         start, size = self._places[name]
-        self._file.seek(start)
-        return self._file.read(size)
+        return os.pread(self._file.fileno(), size, start)
 
     def end(self) -> None:
         """Flower has it, or will never take it: give the space back."""
-        self.is_told = True
-        self._file.close()
+        self.is_told, self._file = True, None
 
 
 def _children_of(tree: ObjectTree) -> Mapping[str, set[str]]:

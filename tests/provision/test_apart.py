@@ -1,6 +1,7 @@
 """Nodes at a SuperLink of Flower's own, one of which asks for what another one has sent."""
 
 import itertools
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Barrier, BrokenBarrierError
@@ -272,8 +273,10 @@ def test_no_node_hears_how_many_others_reply_or_how_long_they_take(link, nodes):
 
 
 @pytest.mark.parametrize("failure", ["it says so", "it fails"])
-def test_what_a_busy_database_did_not_take_is_sent_again(link, nodes, monkeypatch, failure):
+def test_what_a_busy_database_did_not_take_is_sent_again(guarded, tmp_path, monkeypatch, failure):
     """Flower's own stores an object or says that it did not, for whatever reason."""
+    link = SuperLink(str(tmp_path / "state.db"))
+    nodes = nodes_of(link)
     message = link.send(nodes[0])
     nodes[0].fetch()
     reply = labelled(Message(content(TRAINED), reply_to=message), nodes[0].id, link.run)
@@ -293,8 +296,22 @@ def test_what_a_busy_database_did_not_take_is_sent_again(link, nodes, monkeypatc
     monkeypatch.setattr(link.state, "store_object", busy)
     with pytest.raises(HTTPException if failure == "it says so" else TimeoutError):
         nodes[0].push(answer.session_id, last, objects[last].deflate())
+    assert link.heard(message) == set(), "Flower has all of a reply, or nothing"
     monkeypatch.setattr(link.state, "store_object", stored)
     assert nodes[0].push(answer.session_id, last, objects[last].deflate())
+    assert link.is_complete(message)
+
+
+def test_what_a_full_disk_did_not_take_is_sent_again(link, nodes, monkeypatch):
+    message = link.send(nodes[0])
+    nodes[0].fetch()
+    reply = labelled(Message(content(TRAINED), reply_to=message), nodes[0].id, link.run)
+    answer, objects = nodes[0].announce(reply), get_all_nested_objects(reply)
+    for name in objects:
+        with monkeypatch.context() as full, pytest.raises(HTTPException, match="No space left"):
+            full.setattr(os, "pwrite", lambda file, data, start, write=os.pwrite: write(file, data[:3], start))
+            nodes[0].push(answer.session_id, name, objects[name].deflate())
+        assert nodes[0].push(answer.session_id, name, objects[name].deflate())
     assert link.is_complete(message)
 
 
@@ -470,4 +487,4 @@ class TestRepliesThatAreNotAllThere:
     def test_what_was_answered_takes_no_memory(self, link, nodes):
         message, _ = self.asked(link, nodes[0])
         nodes[0].reply(message)
-        assert not link.own.unfinished._messages and link.own.uploads[nodes[0].id]._file.closed
+        assert not link.own.unfinished._messages and link.own.uploads[nodes[0].id]._file is None
