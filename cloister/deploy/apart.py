@@ -12,7 +12,8 @@ array: an exact answer about an update without noise, and about who takes part i
 - a node that asks about a run hears nothing of the bytes and the seconds of all nodes together. Flower counts them
   reply by reply: they would tell how many take part in a round, and how long each of them trains.
 
-How long a request takes may still depend on what is there, by the time of a line in a database.
+How long the last part of a reply takes still depends on what is there: Flower stores those parts that it does not have.
+A node has one such time for each message that it answers.
 """
 
 import secrets
@@ -40,6 +41,8 @@ from cloister.deploy.uploads import Upload
 
 TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
 """What Flower adds up over all nodes of a run."""
+MOST_TRIES = 20
+"""How often Flower is handed one reply, before it goes nowhere."""
 RECONNECT = 5
 """Seconds, as Flower answers."""
 
@@ -117,7 +120,10 @@ class OwnMessages(InFront):
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
         with self.lock:
-            self.uploads[request.node.node_id] = upload
+            begun = self.uploads.get(request.node.node_id)
+            # Announced once more, since the answer was late or lost: parts may have come meanwhile.
+            if begun is None or begun.request != request:
+                self.uploads[request.node.node_id] = upload
         return PushMessagesResponse(
             reconnect=Reconnect(reconnect=RECONNECT),
             results={upload.root: 0},
@@ -145,7 +151,9 @@ class OwnMessages(InFront):
             except OSError as error:
                 raise HTTPException(503, f"the disk does not take a part of a reply: {error.strerror}") from None
             if upload.is_whole and not upload.is_told:
-                self._hand_on(upload, others)
+                upload.handed += 1
+                if upload.handed <= MOST_TRIES:
+                    self._hand_on(upload, others)
                 upload.end()
         return PushObjectResponse(stored=True)
 

@@ -24,6 +24,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_id,
     iterate_object_tree,
 )
+from flwr.supercore.inflatable.inflatable_utils import validate_object_content
 
 SAID_TWICE = ("run_id", "src_node_id", "dst_node_id", "reply_to_message_id")
 """What a reply says when it is announced and in the part that names the others."""
@@ -40,18 +41,21 @@ class Upload:
 
     Attributes:
         names: of all parts.
-        is_told: whether Flower has them all.
+        is_told: whether Flower has them all, or will never take them.
+        handed: how often Flower was handed them.
 
     Raises:
         ValueError: what is announced contradicts itself.
     """
 
     def __init__(self, request: Any, folder: Path | None) -> None:
-        self.request, self.turn, self.is_told = request, Lock(), False
+        self.request, self.turn, self.is_told, self.handed = request, Lock(), False, 0
         tree = request.message_object_trees[0]
         self.root, self._announced = tree.object_id, request.messages_list[0]
         if self._announced.metadata.message_id != self.root:
             raise ValueError("a reply has another name than the part that names the others")
+        if self._announced.metadata.src_node_id != request.node.node_id:
+            raise ValueError("a reply is in the name of another node")
         self._children = _children_of(tree)
         self._folder, self._size = folder, 0
         self._file: IO[bytes] | None = None
@@ -82,6 +86,8 @@ class Upload:
         if name not in self._children or get_object_id(content) != name:
             return False
         try:
+            # Flower refuses what it finds invalid, after it was handed all the rest of the reply.
+            validate_object_content(content)
             children = get_object_children_ids_from_object_content(content)
         except Exception:  # whatever a hostile node makes a parser raise, it is no part
             return False

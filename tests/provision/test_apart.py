@@ -38,7 +38,7 @@ from open_link import (
 
 from cloister.core.arrays import from_record, to_record
 from cloister.deploy.abandoned import Abandoned, Sending
-from cloister.deploy.apart import OwnMessages
+from cloister.deploy.apart import MOST_TRIES, OwnMessages
 from cloister.deploy.unfinished import WholeReplies
 from cloister.deploy.uploads import Upload
 
@@ -99,6 +99,49 @@ def test_a_reply_that_names_parts_in_two_ways_is_refused(link, nodes):
     tree.children.append(ObjectTree(object_id=tree.children[0].object_id, children=[ObjectTree(object_id="f" * 64)]))
     with pytest.raises(HTTPException, match="in two ways"):
         nodes[0].announce(reply, tree)
+
+
+def test_a_reply_in_the_name_of_another_is_refused(link, nodes):
+    message = link.send(nodes[0])
+    reply = labelled(Message(content(TRAINED), reply_to=message), nodes[0].id, link.run)
+    with pytest.raises(HTTPException, match="another node"):
+        nodes[1].announce(reply, sender=nodes[0].id)
+
+
+def test_a_part_that_flower_would_refuse_is_refused_before_it_is_handed_the_reply(link, nodes):
+    message = link.send(nodes[0])
+    nodes[0].fetch()
+    poison = b"Bogus  3\0abc"
+    reply = labelled(Message(content(TRAINED), reply_to=message), nodes[0].id, link.run)
+    tree = get_object_tree(reply)
+    tree.children.append(ObjectTree(object_id=get_object_id(poison)))
+    answer = nodes[0].announce(reply, tree)
+    assert not nodes[0].push(answer.session_id, get_object_id(poison), poison)
+
+
+def test_flower_is_not_handed_a_reply_without_end(link, nodes, monkeypatch):
+    message = link.send(nodes[0])
+    nodes[0].fetch()
+    reply = labelled(Message(Error(1, "why"), reply_to=message), nodes[0].id, link.run)
+    answer = nodes[0].announce(reply)
+    monkeypatch.setattr(link.state, "store_object", lambda *_: False)
+    for _ in range(MOST_TRIES):
+        with pytest.raises(HTTPException):
+            nodes[0].push(answer.session_id, reply.object_id, reply.deflate())
+    assert nodes[0].push(answer.session_id, reply.object_id, reply.deflate())
+    assert link.own.uploads[nodes[0].id].is_told
+
+
+def test_a_reply_that_is_announced_once_more_keeps_its_parts(link, nodes):
+    message = link.send(nodes[0])
+    nodes[0].fetch()
+    reply = labelled(Message(content(TRAINED), reply_to=message), nodes[0].id, link.run)
+    answer, (first, *others) = nodes[0].announce(reply), get_all_nested_objects(reply).items()
+    assert nodes[0].push(answer.session_id, first[0], first[1].deflate())
+    nodes[0].announce(reply)
+    for name, part in others:
+        assert nodes[0].push(answer.session_id, name, part.deflate())
+    assert link.is_complete(message)
 
 
 @pytest.mark.parametrize("kept", ["in memory", "in a file"])
