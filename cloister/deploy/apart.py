@@ -12,13 +12,15 @@ array: an exact answer about an update without noise, and about who takes part i
 - a node that asks about a run hears nothing of the bytes and the seconds of all nodes together. Flower counts them
   reply by reply: they would tell how many take part in a round, and how long each of them trains.
 
-How long the last part of a reply takes still depends on what is there: Flower stores those parts that it does not have.
-A node has one such time for each message that it answers.
+Time would tell as much if Flower stored those parts alone that it does not have: a reply of new parts took twice as
+long. So all parts are stored each time, in the same transaction. No claim counts the time that is left; a state in
+memory has no transactions, and tells more by time (docs/privacy.md).
 """
 
 import secrets
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from logging import WARNING
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -31,8 +33,11 @@ from flwr.proto.message_pb2 import (
     PushObjectRequest,
     PushObjectResponse,
 )
+from flwr.supercore import log
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.sql_mixin import SqlMixin
+from flwr.supercore.state.schema.objectstore_models import StoredObject
+from sqlalchemy import update
 
 from cloister.deploy.fleet import InFront
 from cloister.deploy.interrupted import Given, give_again, give_up
@@ -41,8 +46,10 @@ from cloister.deploy.uploads import Upload
 
 TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
 """What Flower adds up over all nodes of a run."""
+AT_ONCE = 500
+"""Names in one statement: SQLite limits them."""
 MOST_TRIES = 20
-"""How often Flower is handed one reply, before it goes nowhere."""
+"""How often Flower is handed one reply before it is given up."""
 RECONNECT = 5
 """Seconds, as Flower answers."""
 
@@ -92,6 +99,7 @@ class OwnMessages(InFront):
         if answer.messages_list:
             with self.lock:
                 self.given[request.node.node_id] = _names(answer.message_object_trees)
+                self.uploads.pop(request.node.node_id, None)
         return answer
 
     def pull_object(self, request: Any, **others: Any) -> Any:
@@ -112,13 +120,15 @@ class OwnMessages(InFront):
         """Begin a reply: all its parts are asked for.
 
         Raises:
-            HTTPException: 400, what is announced contradicts itself.
+            HTTPException: 400, it replies to a message of another node, or contradicts itself.
         """
         self._pop_untold(request.node.node_id)
         try:
             upload = Upload(request, self.folder)
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
+        if not self._was_given(request.node.node_id, upload.replies_to):
+            raise HTTPException(400, "this is no reply to the message that the node was given last")
         with self.lock:
             begun = self.uploads.get(request.node.node_id)
             # Announced once more, since the answer was late or lost: parts may have come meanwhile.
@@ -154,6 +164,8 @@ class OwnMessages(InFront):
                 upload.handed += 1
                 if upload.handed <= MOST_TRIES:
                     self._hand_on(upload, others)
+                else:
+                    log(WARNING, "a reply of node %s is given up: the database did not take it", node)
                 upload.end()
         return PushObjectResponse(stored=True)
 
@@ -166,6 +178,7 @@ class OwnMessages(InFront):
         state = others["state"]
         # A ValueError is a contradiction to what is there. Nobody may hear of it: the reply is taken, and goes nowhere.
         with self.unfinished.arriving(upload.replies_to), suppress(ValueError), _one_transaction(state):
+            _take_out(state, upload.names)
             answer = self.inner["push_messages"](request=upload.request, state=state)
             for name in answer.objects_to_push:
                 part = PushObjectRequest(
@@ -207,6 +220,15 @@ class OwnMessages(InFront):
 def _one_transaction(state: Any) -> AbstractContextManager[Any]:
     """What Flower writes inside of the block is written as a whole or not at all; a state in memory fails nowhere."""
     return state.session() if isinstance(state, SqlMixin) else nullcontext()
+
+
+def _take_out(state: Any, names: Sequence[str]) -> None:
+    """Have Flower ask for these objects although it has them. Nobody sees it: the transaction puts them back."""
+    if isinstance(state, SqlMixin):
+        gone = update(StoredObject).values(content=b"", is_available=0)
+        with state.session() as session:
+            for start in range(0, len(names), AT_ONCE):
+                session.execute(gone.where(StoredObject.object_id.in_(names[start : start + AT_ONCE])))
 
 
 def _names(trees: Any) -> set[str]:

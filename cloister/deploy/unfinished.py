@@ -1,7 +1,8 @@
 """Replies that Flower has and whose parts are on their way to it: the server's app is not told of them yet.
 
 Flower tells the server's app of a reply before it has its parts. The app then asks for a part, sleeps for a second if
-it is not there, and looks at nobody else's reply meanwhile.
+it is not there, and looks at nobody else's reply meanwhile. In a database a reply and its parts are one transaction; a
+state in memory has none.
 """
 
 from collections import Counter

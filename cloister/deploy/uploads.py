@@ -22,6 +22,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_body,
     get_object_children_ids_from_object_content,
     get_object_id,
+    is_valid_sha256_hash,
     iterate_object_tree,
 )
 from flwr.supercore.inflatable.inflatable_utils import validate_object_content
@@ -33,14 +34,13 @@ SAID_TWICE = ("run_id", "src_node_id", "dst_node_id", "reply_to_message_id")
 class Upload:
     """The parts of a reply that have been shown.
 
-    A thread that keeps a part, or tells Flower, holds `turn`: a SuperNode sends parts in parallel.
+    A thread that keeps a part, or hands all of them on, holds `turn`: a SuperNode sends parts in parallel.
 
     Args:
         request: the announcement.
         folder: of the file that keeps them; None: that of temporary files.
 
     Attributes:
-        names: of all parts.
         is_told: whether Flower has them all, or will never take them.
         handed: how often Flower was handed them.
 
@@ -63,7 +63,7 @@ class Upload:
 
     @property
     def names(self) -> list[str]:
-        """In an order that says nothing of who made the tree."""
+        """Of all parts, in the order of their hashes."""
         return sorted(self._children)
 
     @property
@@ -123,10 +123,12 @@ def _children_of(tree: ObjectTree) -> Mapping[str, set[str]]:
     """The names of the parts of each part.
 
     Raises:
-        ValueError: one part comes twice, with other parts.
+        ValueError: one part comes twice, with other parts, or has a name that is no SHA-256.
     """
     found: dict[str, set[str]] = {}
     for part in iterate_object_tree(tree):
+        if not is_valid_sha256_hash(part.object_id):
+            raise ValueError("the name of a part is no SHA-256")
         children = {child.object_id for child in part.children}
         if found.setdefault(part.object_id, children) != children:
             raise ValueError("a reply names the parts of one part in two ways")

@@ -101,6 +101,14 @@ def test_a_reply_that_names_parts_in_two_ways_is_refused(link, nodes):
         nodes[0].announce(reply, tree)
 
 
+def test_a_part_whose_name_is_no_hash_is_refused(link, nodes):
+    reply = labelled(Message(content(TRAINED), reply_to=link.send(nodes[0])), nodes[0].id, link.run)
+    tree = get_object_tree(reply)
+    tree.children.append(ObjectTree(object_id="f" * 10_000))
+    with pytest.raises(HTTPException, match="no SHA-256"):
+        nodes[0].announce(reply, tree)
+
+
 def test_a_reply_in_the_name_of_another_is_refused(link, nodes):
     message = link.send(nodes[0])
     reply = labelled(Message(content(TRAINED), reply_to=message), nodes[0].id, link.run)
@@ -119,7 +127,7 @@ def test_a_part_that_flower_would_refuse_is_refused_before_it_is_handed_the_repl
     assert not nodes[0].push(answer.session_id, get_object_id(poison), poison)
 
 
-def test_flower_is_not_handed_a_reply_without_end(link, nodes, monkeypatch):
+def test_flower_is_not_handed_a_reply_without_end(link, nodes, monkeypatch, caplog):
     message = link.send(nodes[0])
     nodes[0].fetch()
     reply = labelled(Message(Error(1, "why"), reply_to=message), nodes[0].id, link.run)
@@ -130,6 +138,7 @@ def test_flower_is_not_handed_a_reply_without_end(link, nodes, monkeypatch):
             nodes[0].push(answer.session_id, reply.object_id, reply.deflate())
     assert nodes[0].push(answer.session_id, reply.object_id, reply.deflate())
     assert link.own.uploads[nodes[0].id].is_told
+    assert "is given up" in caplog.text and not link.is_complete(message)
 
 
 def test_a_reply_that_is_announced_once_more_keeps_its_parts(link, nodes):
@@ -249,6 +258,39 @@ def test_a_reply_without_a_part_that_another_node_sent_does_not_reach_the_server
     sent = Sent(link, nodes, TRAINED["bias"])
     sent.curious.reply(sent.message, without=sent.guess, first=True)
     assert not link.is_complete(sent.message)
+
+
+class TestTheSameWork:
+    """Of a reply that another node has sent parts of, and of one that is new: its time would tell which it is."""
+
+    @pytest.fixture
+    def link(self, guarded, tmp_path):
+        return SuperLink(str(tmp_path / "state.db"))
+
+    @pytest.fixture
+    def written(self, link, monkeypatch):
+        """The parts that Flower's database is given."""
+        names, put = [], link.state.object_store.put
+
+        def note(name, data):
+            names.append(name)
+            put(name, data)
+
+        monkeypatch.setattr(link.state.object_store, "put", note)
+        return names
+
+    def test_all_parts_are_written_whoever_has_sent_them(self, sent, written):
+        reply = sent.curious.reply(sent.message, {"bias": TRAINED["bias"]})
+        assert sorted(written) == sorted(get_all_nested_objects(reply))
+        assert sent.curious.link.is_complete(sent.message)
+
+    def test_what_others_sent_is_there_when_the_database_fails_meanwhile(self, link, nodes, monkeypatch):
+        sent = Sent(link, nodes, TRAINED["bias"])
+        theirs = {name: link.store.get(name) for name in sent.guess if link.store.get(name)}
+        monkeypatch.setattr(link.state, "store_object", lambda *_: False)
+        with pytest.raises(HTTPException, match="busy"):
+            sent.curious.reply(sent.message, {"bias": TRAINED["bias"]})
+        assert theirs and all(link.store.get(name) == data for name, data in theirs.items())
 
 
 @pytest.mark.parametrize("name", ["a part", "no part"])
@@ -485,9 +527,11 @@ class TestRepliesThatAreNotAllThere:
 
     def test_nobody_hides_the_reply_of_another(self, link, nodes):
         message, reply = self.asked(link, nodes[0])
-        nodes[1].announce(labelled(Message(content(TRAINED), reply_to=message), nodes[1].id, link.run))
+        with pytest.raises(HTTPException, match="no reply to the message"):
+            nodes[1].announce(labelled(Message(content(TRAINED), reply_to=message), nodes[1].id, link.run))
+        with pytest.raises(HTTPException, match="another node"):
+            nodes[1].announce(reply, sender=nodes[0].id)
         nodes[0].reply(message)
-        nodes[1].announce(reply)
         assert link.heard(message) == {message.object_id}
 
     def test_a_reply_is_not_heard_while_its_parts_are_on_their_way_to_flower(self, link, nodes, monkeypatch):
@@ -526,6 +570,14 @@ class TestRepliesThatAreNotAllThere:
             sent = [(name, objects[name].deflate()) for name in objects][:2]
             list(pool.map(lambda part: nodes[0].push(answer.session_id, *part), sent))
         assert not met, "two threads wrote to one file"
+
+    def test_what_was_begun_takes_no_space_once_the_node_is_given_another_message(self, link, nodes):
+        _, reply = self.asked(link, nodes[0])
+        answer, (first, *_) = nodes[0].announce(reply), get_all_nested_objects(reply).items()
+        assert nodes[0].push(answer.session_id, first[0], first[1].deflate())
+        link.send(nodes[0])
+        nodes[0].fetch()
+        assert not link.own.uploads
 
     def test_what_was_answered_takes_no_memory(self, link, nodes):
         message, _ = self.asked(link, nodes[0])
