@@ -1,23 +1,24 @@
 """Tables 5 to 8 of the metric-privacy paper: six strategies, with and without noise, on the brain scans.
 
-    python experiments/metric_paper.py run --data FOLDER [--size 128] [--strategies fedavg …] [--servers none …]
+    python experiments/metric_paper.py run --data FOLDER [--work FOLDER] [--size 128] [--strategies …] [--servers …]
     python experiments/metric_paper.py table [--size 128]
 
 A cell is one strategy, one partition (`table-2`: alike, `table-3`: different), one mechanism and one seed, at the
 paper's settings: 20 rounds of 5 epochs, C = 5, z = 0.01. `--placement published` has noise on the strategy's output and
 a distance taken before the clip, as the paper; `sound` has both as a guarantee can be stated for. Clients' scores leave
 without noise in all of them, as the paper's do. Every cell is a process and a file in experiments/results/metric_paper,
-and a cell that is there is not run again. The hours that are to come are said first.
+and a cell that is there is not run again. The hours that are to come are said first. A run directory stays below the
+folder `--work` until its cell is done: a cell that was stopped is resumed at the round that it had reached.
 """
 
 import argparse
 import itertools
 import json
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,21 +116,19 @@ def cells(arguments: argparse.Namespace) -> Iterator[Cell]:
 
 def run(cell: Cell, arguments: argparse.Namespace) -> None:
     """Run a cell in a process of its own, and write its result down."""
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        place = {"task.data-path": arguments.data, "output-dir": folder, "run-name": "cell"}
-        lines = [f"{key}={json.dumps(value)}" for key, value in (cell.settings() | place).items()]
-        command = [sys.executable, "-c", "from cloister.cli import app; app()", "run", "--clients", "4"]
-        for line in lines:
-            command += ["-c", line]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        result = {
-            "settings": cell.settings(),
-            "seconds": round(time.perf_counter() - start),
-            **read(Path(folder) / "cell"),
-        }
+    directory = arguments.work / str(cell.size) / cell.path.stem
+    command = [sys.executable, "-c", "from cloister.cli import app; app()", "run"]
+    if directory.exists():
+        command += ["--resume", str(directory)]
+    else:
+        place = {"task.data-path": arguments.data, "output-dir": str(directory.parent), "run-name": directory.name}
+        command += ["--clients", "4"]
+        for key, value in (cell.settings() | place).items():
+            command += ["-c", f"{key}={json.dumps(value)}"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     cell.path.parent.mkdir(parents=True, exist_ok=True)
-    cell.path.write_text(json.dumps(result, indent=2) + "\n")
+    cell.path.write_text(json.dumps({"settings": cell.settings(), **read(directory)}, indent=2) + "\n")
+    shutil.rmtree(directory)
 
 
 def read(directory: Path) -> dict[str, Any]:
@@ -139,6 +138,7 @@ def read(directory: Path) -> dict[str, Any]:
         "clients": [done["federated"]["accuracy"] for done in rounds if done.get("federated")],
         "server": [done["central"]["accuracy"] for done in rounds if done.get("central")],
         "noise-std": [done["measured"]["noise_std"] for done in rounds[1:]],
+        "seconds": round(sum(done["seconds"]["total"] for done in rounds[1:])),
     }
     detail = directory / "evaluation.json"
     return found | ({"last": json.loads(detail.read_text())} if detail.exists() else {})
@@ -195,6 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "table"))
     parser.add_argument("--data", default="", help="folder of the images")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "cloister-metric-paper")
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--placement", choices=tuple(PLACEMENTS), default="published")

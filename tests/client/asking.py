@@ -23,9 +23,13 @@ OPEN = BASE | {"privacy.server": "none"}
 GLOBAL = BASE | {"privacy.server": "global-dp", "privacy.noise-multiplier": 2.0}
 METRIC = BASE
 LAPLACE = OPEN | {"privacy.client": "laplace", "privacy.client-noise-multiplier": 5.0}
+BALL = LAPLACE | {"privacy.radius": 2.0}
 GAUSSIAN = OPEN | {"privacy.client": "gaussian", "privacy.client-noise-multiplier": 2.0}
 DP_SGD = OPEN | {"privacy.client": "dp-sgd", "privacy.client-noise-multiplier": 1.0}
 CLUSTERED = BASE | {"privacy.server": "laplace-clustering"}
+CHOICE = {"privacy.server": "laplace-clustering", "privacy.clusters": 2, "privacy.choice-epsilon": 0.5}
+SIZED = {"partition-id": 0, "num-partitions": 4}
+"""A simulated client whose share of the data is known."""
 MECHANISMS = {"dp-sgd": DP_SGD, "gaussian": GAUSSIAN, "laplace": LAPLACE | {"privacy.radius": 1.0}}
 """Runs that a node protects itself in, with a bounded update."""
 

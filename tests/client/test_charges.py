@@ -5,12 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from asking import (
+    BALL,
+    CHOICE,
     CLUSTERED,
     DP_SGD,
     GAUSSIAN,
     GLOBAL,
     LAPLACE,
     OPEN,
+    SIZED,
     SOFTMAX,
     P,
     answer,
@@ -41,17 +44,11 @@ from cloister.client.mods.budget import keep_budget
 from cloister.client.node import node_of
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply, TrainRequest
 from cloister.core.errors import PrivacyError
-from cloister.core.hypotheses import stacked
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted
 from cloister.privacy.accounting.vocabulary import Sampling
 from cloister.tasks.base import Examples
 
-SIZED = {"partition-id": 0, "num-partitions": 4}
-CHOICE = {"privacy.server": "laplace-clustering", "privacy.clusters": 2, "privacy.choice-epsilon": 0.5}
-BALL = LAPLACE | {"privacy.radius": 2.0}
 NU = 5.0
-DAILY = {"mechanisms": [], "min_server_noise_multiplier": None, "max_messages_per_day": 2, "scores_may_leave": True}
-TWO = stacked([SOFTMAX, {name: array + 1 for name, array in SOFTMAX.items()}])
 
 
 def charged(settings, node, kind=None, promise=()):

@@ -42,7 +42,6 @@ BROKEN = {
     "no class": {"x": ROWS, "y": LABELS + 90},
     "one row": {"x": ROWS[:1], "y": LABELS[:1]},
 }
-DIVERGES = OPEN | {"client.learning-rate": 3e38}
 
 
 def broken_node(folder, kind, **configured):

@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from asking import (
+    BALL,
+    CHOICE,
     DP_SGD,
     GAUSSIAN,
     GLOBAL,
     LAPLACE,
     OPEN,
+    SIZED,
     SOFTMAX,
     answer,
     entries_of,
@@ -49,10 +52,6 @@ from cloister.privacy.accounting.filters import GaussianFilter, filter_for
 from cloister.privacy.accounting.ledger import DAY, Budget, Ledger, today
 from cloister.privacy.accounting.vocabulary import Sampling
 
-SIZED = {"partition-id": 0, "num-partitions": 4}
-CHOICE = {"privacy.server": "laplace-clustering", "privacy.clusters": 2, "privacy.choice-epsilon": 0.5}
-BALL = LAPLACE | {"privacy.radius": 2.0}
-NU = 5.0
 DAILY = {"mechanisms": [], "min_server_noise_multiplier": None, "max_messages_per_day": 2, "scores_may_leave": True}
 TWO = stacked([SOFTMAX, {name: array + 1 for name, array in SOFTMAX.items()}])
 

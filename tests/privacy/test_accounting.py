@@ -14,6 +14,7 @@ import dp_accounting
 import numpy as np
 import oracles
 import pytest
+from accounts import account, cohorts, poisson
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
@@ -54,18 +55,6 @@ FLOOR = 1e-14
 """Below that δ a loss distribution is cut off, and says more than the truth: 1.5e-15 instead of 1e-53."""
 LOSS_ROUNDING = 1e-6
 """Relative slack for loss distributions, which stand for curves by points 1e-4 apart."""
-
-
-def poisson(q):
-    return Sampling("poisson", probability=q)
-
-
-def cohorts(cohort, population):
-    return Sampling("without-replacement", cohort=cohort, population=population)
-
-
-def account(z, sampling=UNSAMPLED, rounds=1, relation="add-or-remove"):
-    return Account(relation=relation).plus(Gaussian(z, sampling), rounds)
 
 
 @cache

@@ -7,6 +7,7 @@ import mpmath as mp
 import numpy as np
 import oracles
 import pytest
+from accounts import account, cohorts, poisson
 from scipy import stats
 
 from cloister.core.errors import BudgetExhausted, ConfigError, PrivacyError
@@ -30,18 +31,6 @@ SMALL = 1e-5
 BUDGETS = pytest.mark.parametrize(
     ("epsilon", "delta"), [(0.1, 1e-6), (1.0, 1e-5), (8.0, 1e-5), (3.0, 1e-2), (40.0, 1e-9)]
 )
-
-
-def poisson(q):
-    return Sampling("poisson", probability=q)
-
-
-def cohorts(cohort, population):
-    return Sampling("without-replacement", cohort=cohort, population=population)
-
-
-def account(z, sampling=UNSAMPLED, rounds=1, relation="add-or-remove"):
-    return Account(relation=relation).plus(Gaussian(z, sampling), rounds)
 
 
 def room(order, epsilon, delta):
