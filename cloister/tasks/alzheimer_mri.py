@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from cloister.config.run import TaskConfig
 from cloister.tasks.base import Dataset, Model, Recipe
 from cloister.tasks.partition import table
 from cloister.tasks.pictures.picture import Source, labels_of
@@ -28,6 +29,8 @@ TABLES = {
     "table-9": ((120, 9, 1122, 496), (180, 11, 894, 506), (524, 29, 550, 779)),
 }
 """Images of each class for each client: homogeneous, non-i.i.d., and of the client inference attack."""
+SOFTMAX_RATE = 50.0
+"""The learning rate of softmax regression times the number of pixels: the loss curves with their sum of squares."""
 PREDICT_BATCH = 64
 """The first convolution makes two megabytes of an image of 128 by 128."""
 
@@ -38,10 +41,15 @@ class AlzheimerMri(PictureTask):
     recipe = Recipe(local_epochs=5, batch_size=32, learning_rate=0.001, optimizer="adam")
     classes = len(CLASSES)
     class_names = CLASSES
-    models = ("cnn",)
+    models = ("cnn", "softmax")
     usual_size, smallest_size = 128, 18
     tables = TABLES
     public = True
+
+    def __init__(self, config: TaskConfig) -> None:
+        super().__init__(config)
+        if self.model_name == "softmax":
+            self.recipe = Recipe(local_epochs=20, batch_size=16, learning_rate=SOFTMAX_RATE / self.size**2)
 
     def dataset(self, source: Source) -> Dataset:
         """The published split, or where there is none one of the same sizes; half of its test part is for validation.
@@ -78,10 +86,14 @@ class AlzheimerMri(PictureTask):
         return table(labels, np.array([PUBLISHED_TEST]), np.random.default_rng(SPLIT_SEED))[0]
 
     def build(self) -> Model:
-        """The published network: three convolutions and two hidden layers, 6,517,476 parameters for 128 by 128."""
-        from cloister.tasks.keras_model import KerasModel
+        """The published network (6,517,476 parameters for 128 by 128), or softmax regression in NumPy."""
+        if self.model_name == "cnn":
+            from cloister.tasks.keras_model import KerasModel
 
-        return KerasModel(lambda: _cnn(self.input_shape), predict_batch=PREDICT_BATCH)
+            return KerasModel(lambda: _cnn(self.input_shape), predict_batch=PREDICT_BATCH)
+        from cloister.tasks.softmax import SoftmaxRegression
+
+        return SoftmaxRegression(features=self.size**2, classes=self.classes)
 
     def metrics(self, y: NDArray, scores: NDArray) -> dict[str, float]:
         """Loss, accuracy, and the figures that the paper reports beside them.

@@ -173,7 +173,7 @@ class Task(ABC):
     """One learning problem, a classification unless it is a `Regression`. Subclasses are plugins, found by name.
 
     Attributes:
-        recipe: training defaults.
+        recipe: training defaults; a task may have others for one of its models.
         partition: how the training examples are dealt out when `task.partition` is `auto`.
         classes: number of classes; 0 for a regression.
         class_names: what the classes are called, in the order of their numbers: a file may hold these names, or one-hot
@@ -191,7 +191,7 @@ class Task(ABC):
             inherited: a subclass may load other data.
     """
 
-    recipe: ClassVar[Recipe]
+    recipe: Recipe
     partition: ClassVar[str] = "iid"
     classes: ClassVar[int]
     class_names: ClassVar[tuple[str, ...]] = ()

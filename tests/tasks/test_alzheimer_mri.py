@@ -7,12 +7,15 @@ import cv2
 import numpy as np
 import pytest
 from mri import SIZE, folders, jpeg, mri, parquet, put, scan
+from rich.console import Console
 
 from cloister import predict
 from cloister.client.data import local_data
 from cloister.client.node import node_of
 from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError, DataError
+from cloister.local.simulation import simulate
+from cloister.server.reports.console import Narrator
 from cloister.tasks.alzheimer_mri import CLASSES, PUBLISHED, PUBLISHED_TEST, TABLES, AlzheimerMri
 from cloister.tasks.base import Dataset, Examples
 from cloister.tasks.partition import deal
@@ -397,6 +400,32 @@ def test_the_network_is_the_published_one():
     assert all(layer.kernel_size == (3, 3) and layer.padding == "valid" for layer in convolutions)
     assert [layer.units for layer in network.layers if type(layer).__name__ == "Dense"] == [64, 32, 4]
     assert [layer.rate for layer in network.layers if type(layer).__name__ == "Dropout"] == [0.1, 0.1]
+
+
+def test_softmax_regression_takes_images_of_any_size_and_has_a_recipe_of_its_own():
+    task = mri("", model="softmax", image_size=64)
+    assert {name: array.shape for name, array in task.build().arrays().items()} == {
+        "softmax/kernel": (4096, 4),
+        "softmax/bias": (4,),
+    }
+    assert (task.recipe.optimizer, mri("").recipe.optimizer) == ("sgd", "adam"), "models in NumPy know SGD alone"
+
+
+def test_a_federation_of_softmax_regression_learns_by_its_recipe(tmp_path):
+    folders(tmp_path / "scans", 40)
+    settings = {
+        "task.name": "alzheimer-mri",
+        "task.data-path": str(tmp_path / "scans"),
+        "task.image-size": SIZE,
+        "task.model": "softmax",
+        "privacy.server": "none",
+        "num-rounds": 2,
+        "tensorboard": False,
+        "output-dir": str(tmp_path),
+    }
+    first, *_, last = simulate(settings, 4, Narrator(1, Console(quiet=True))).rounds
+    assert first.central["accuracy"] == 0.25, "it starts at zero"
+    assert last.central["accuracy"] >= 0.5, "the lightest and the darkest class; those between are not linear in grey"
 
 
 def test_predictions_do_not_depend_on_how_many_are_made_at_once():
