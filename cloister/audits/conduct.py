@@ -30,8 +30,10 @@ def audit(path: Path, effort: Effort, only: Sequence[str] = ()) -> Audited:
     if not run.config.privacy.server.hypotheses and run.has_model:
         run.model()  # a broken one is told now, and not after the first of several attacks
     found = {finding.name: finding for finding in earlier(run.path, run.privacy)}
-    skipped: list[Skipped] = []
-    for one in [cast(Audit, AUDITS.load(name)) for name in only or AUDITS.names()]:
+    chosen = only or AUDITS.names()
+    others = [name for name in AUDITS.names() if name not in (*chosen, *found)]
+    skipped = [Skipped(name, "it was not asked for") for name in others]
+    for one in [cast(Audit, AUDITS.load(name)) for name in chosen]:
         if why := one.misfit(run):
             skipped.append(Skipped(one.name, why))
             continue

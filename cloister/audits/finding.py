@@ -160,7 +160,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Skipped:
-    """An audit that does not fit a run.
+    """An audit that was not made: it does not fit the run, or nobody asked for it.
 
     Attributes:
         name: of the audit.

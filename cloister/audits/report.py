@@ -35,8 +35,8 @@ class Audited:
     Attributes:
         path: of the run directory.
         privacy: the content of its `privacy.json`.
-        findings: of the audits that fitted.
-        skipped: those that did not.
+        findings: of the audits that were made.
+        skipped: those that were not.
     """
 
     path: Path

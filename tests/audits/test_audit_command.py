@@ -159,6 +159,13 @@ class TestCommand:
         assert told.exit_code == 0 and "not run: membership-inference: its clients were nodes" in told.output
         assert "measured: nothing that its controls bear out" in told.output
 
+    def test_what_was_not_asked_for_is_named_unless_it_was_made_before(self, copied):
+        def left_out(*only):
+            return {each["name"] for each in json.loads(audit(copied, Effort(4), only).write().read_text())["skipped"]}
+
+        assert left_out("membership-inference") == {"canaries", "client-inference", "gradient-inversion"}
+        assert "membership-inference" not in left_out("canaries")
+
     def test_an_unknown_audit_and_too_little_to_go_by(self, copied):
         assert "unknown audit 'palmistry'" in invoke("audit", copied, "--only", "palmistry").output
         assert "give either a run directory or settings" in invoke("audit").output

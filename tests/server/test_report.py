@@ -200,6 +200,8 @@ class TestWhatItSays:
         assert "shows nothing" in row and "2 more are in audit.json" in text
         assert "measured: little" in text and "more than is claimed" not in text
         assert "more than is claimed" in page_of(tmp_path, audit=audit | {"contradicted": [{"value": 9}]})
+        left = [{"name": "canaries", "why": "it was not asked for"}, "?"]
+        assert "Not made: canaries: it was not asked for." in page_of(tmp_path, audit=audit | {"skipped": left})
         sound = [replace(finding, controls=()).facts()]
         assert "shows nothing" not in page_of(tmp_path, audit=audit | {"findings": sound})
 

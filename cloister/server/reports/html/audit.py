@@ -59,11 +59,13 @@ class Audit:
     Attributes:
         lines: in sum.
         findings: of the audits that were made.
+        skipped: the audits that were not, each with the reason.
         contradicted: whether some lower bound on ε is above what is claimed.
     """
 
     lines: tuple[str, ...]
     findings: tuple[Finding, ...]
+    skipped: tuple[str, ...]
     contradicted: bool
 
 
@@ -78,7 +80,8 @@ def audit_of(content: Any) -> Audit | None:
     table = content if isinstance(content, Mapping) else {"findings": content}
     findings = tuple(_finding(item) for item in _tables(table.get("findings")))
     lines = tuple(str(line) for line in _list(table.get("lines")))
-    return Audit(lines, findings, bool(table.get("contradicted")))
+    skipped = tuple(f"{item.get('name')}: {item.get('why')}" for item in _tables(table.get("skipped")))
+    return Audit(lines, findings, skipped, bool(table.get("contradicted")))
 
 
 def _finding(item: Mapping[str, Any]) -> Finding:

@@ -243,6 +243,7 @@ attack did not do as expected</strong> {% endif %}{{ row.notes }}</td></tr>
 {% endfor %}
 {% endif %}</div>
 {% endfor %}</div>
+{% for line in audit.skipped %}<p class="small">Not made: {{ line }}.</p>{% endfor %}
 {% else %}<p class="small">No attack was tried on this run. An attack can contradict a claim; it can never prove
 one.</p>{% endif %}
 </section>
