@@ -2,7 +2,8 @@
 
 message → no_sooner_than → contain_errors → within_deadline        Flower's mods, which read nothing of it
         → request_of, Node.of                                      the typed request and the node, or a refusal
-        → only_what_is_agreed → enforce_policy → mask_update → keep_role → keep_budget → add_local_noise → handler
+        → only_what_is_agreed → enforce_policy → mask_update → keep_role → limit_leakage → keep_budget → add_local_noise
+        → handler
 A step of a secure aggregation in which nobody trains takes this way instead of the last line:
         → with_early_step → enforce_policy → foresee_budget → take_part
 """
@@ -19,7 +20,7 @@ from cloister.client.mods.deadline import no_sooner_than, within_deadline
 from cloister.client.mods.enforce import enforce_policy
 from cloister.client.mods.errors import contain_errors
 from cloister.client.mods.filter import only_what_is_agreed
-from cloister.client.mods.local_noise import add_local_noise
+from cloister.client.mods.local_noise import add_local_noise, limit_leakage
 from cloister.client.mods.roles import keep_role
 from cloister.client.node import Node
 from cloister.client.request import (
@@ -40,6 +41,7 @@ STEPS: tuple[Step, ...] = (
     enforce_policy,
     mask_update,
     keep_role,
+    limit_leakage,
     keep_budget,
     add_local_noise,
 )

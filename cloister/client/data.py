@@ -18,6 +18,7 @@ from cloister.client.split import secret_key, split
 from cloister.config.run import TaskConfig
 from cloister.core.errors import DataError, NodeConfigError
 from cloister.core.files import expanded
+from cloister.core.text import only_text
 from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.making import dataset_of, named_task
 from cloister.tasks.partition import deal, holdout
@@ -111,7 +112,7 @@ def _of_somebody(examples: Examples) -> Examples:
     """
     if examples.groups is None or examples.groups.dtype.kind != "U":
         return examples
-    names, places = np.unique(examples.groups, return_inverse=True)
+    names, places = np.unique(only_text(examples.groups), return_inverse=True)
     spelt = [" ".join(unicodedata.normalize("NFC", name).split()) for name in names.tolist()]
     groups = np.array(spelt, np.str_)[places.ravel()]
     examples, named = replace(examples, groups=groups), groups != ""

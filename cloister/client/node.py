@@ -91,10 +91,11 @@ class NodeConfig(Section):
         values: dict[str, Scalar] = {
             "public_size": policy.public_size or self.public_size,
             "group": policy.group or self.group,
+            "max_epsilon": stricter(self.max_epsilon, policy.max_epsilon),
+            "max_example_epsilon": stricter(self.max_example_epsilon, policy.max_example_epsilon),
         }
-        if policy.max_epsilon or policy.max_example_epsilon:
-            values["max_epsilon"] = stricter(self.max_epsilon, policy.max_epsilon)
-            values["max_example_epsilon"] = stricter(self.max_example_epsilon, policy.max_example_epsilon)
+        # A default is no wish, but where the policy has a budget it is the δ of that budget.
+        if policy.has_budget or "target_delta" in policy.model_fields_set:
             values["target_delta"] = min(self.target_delta, policy.target_delta)
         return self.model_copy(update=values)
 

@@ -126,6 +126,11 @@ class Policy(Section):
         """The mechanisms of the server, whose noise the node cannot see."""
         return [name for name in self.mechanisms if is_server_side(name)]
 
+    @property
+    def has_budget(self) -> bool:
+        """Whether it limits ε."""
+        return bool(self.max_epsilon or self.max_example_epsilon)
+
     @model_validator(mode="after")
     def _agree(self) -> "Policy":
         """Refuse rules that bind nobody: a minimum without its mechanism, a mechanism without minimum or budget."""

@@ -54,7 +54,7 @@ def _budgets(policy: Policy) -> list[str]:
         lines.append(f"for the site at most ε = {at_most(policy.max_epsilon, 6)} {at}")
     if policy.max_example_epsilon:
         lines.append(f"for each {unit} at most ε = {at_most(policy.max_example_epsilon, 6)} {at}")
-    if not (policy.max_epsilon or policy.max_example_epsilon):
+    if not policy.has_budget:
         lines.append("! no budget: this site takes part in every run within these rules, however many there are")
     if policy.max_leakage:
         lines.append(f"laplace: privacy.max-leakage at most {at_most(policy.max_leakage, 6)}")

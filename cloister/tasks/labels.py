@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from cloister.core.text import only_text
+
 NO_CLASS = -1
 """What a label becomes that is none of the task's; `Task.usable` leaves such a row out, `Task.checked` refuses it."""
 
@@ -42,7 +44,7 @@ def classes_of(labels: NDArray | Sequence[str], classes: int, names: tuple[str, 
             return _of_rows(labels, classes) if names else np.full(len(labels), NO_CLASS, np.int64)
         if labels.dtype.kind in "iu" and not numbered:
             return np.where(labels < TOO_LARGE, labels, NO_CLASS).astype(np.int64)
-        labels = labels.tolist()
+        labels = (only_text(labels) if labels.dtype.kind == "U" else labels).tolist()
     places = {name: number for number, name in enumerate(names)}
     return np.array([_of_text(_text(label), places, numbered) for label in labels], np.int64)
 

@@ -15,6 +15,7 @@ from asking import (
     OPEN,
     SOFTMAX,
     P,
+    answer,
     arrays_of,
     context_of,
     entries_of,
@@ -27,7 +28,7 @@ from asking import (
 from cloister.client import ledgers
 from cloister.client.app import app
 from cloister.client.mods import local_noise as subject
-from cloister.client.mods.local_noise import add_local_noise
+from cloister.client.mods.local_noise import add_local_noise, limit_leakage
 from cloister.client.request import EvaluateRequest, KeepRequest, Reply
 from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import parse
@@ -48,9 +49,14 @@ def moved(by, like=SOFTMAX):
     return trained
 
 
+def released(request, node, train):
+    """Through both steps that leakage is limited by, as if nothing lay between them."""
+    return limit_leakage(request, node, lambda *passed: add_local_noise(*passed, train))
+
+
 def sent_by(trained, settings=LAPLACE, node=None, models=(SOFTMAX,), chosen=0, number=3):
     request = request_of_kind(settings=settings, models=models, number=number)
-    return add_local_noise(request, node_at(settings, node), lambda *_: Reply(trained, TOLD, chosen))
+    return released(request, node_at(settings, node), lambda *_: Reply(trained, TOLD, chosen))
 
 
 def distance(one, other):
@@ -125,7 +131,7 @@ class TestTheReply:
         def sent(configured, node_id, number):
             request = request_of_kind(settings=settings, number=number)
             here = node_at(settings, configured, node_id)
-            return add_local_noise(request, here, lambda *_: Reply(moved(1.0))).arrays["softmax/kernel"].tobytes()
+            return released(request, here, lambda *_: Reply(moved(1.0))).arrays["softmax/kernel"].tobytes()
 
         asked = [(node, 1, 1), (node, 2, 1), (node, 1, 2), ({"partition-id": 0}, 1, 1), ({"partition-id": 3}, 1, 1)]
         assert len({sent(*asking) for asking in asked}) == len(asked)
@@ -154,7 +160,7 @@ class TestTheReply:
     def test_other_messages_are_left_alone(self, kind):
         reply = Reply(metrics={"loss": 0.5})
         request = request_of_kind(kind, LAPLACE)
-        assert add_local_noise(request, node_at(LAPLACE), lambda *_: reply) is reply
+        assert released(request, node_at(LAPLACE), lambda *_: reply) is reply
 
 
 class TestEntropy:
@@ -199,7 +205,7 @@ class TestLeakage:
             raise MemoryError
 
         with pytest.raises(MemoryError):
-            add_local_noise(request_of_kind(settings=LAPLACE), node_at(LAPLACE, node), train)
+            released(request_of_kind(settings=LAPLACE), node_at(LAPLACE, node), train)
         assert ledger_of_node(node).leakage() == pytest.approx(P / NU)
 
     def test_it_adds_up_and_survives_a_restart(self, node):
@@ -223,20 +229,47 @@ class TestLeakage:
         for number in range(5):
             asked = request_of_kind(settings=settings, number=number), node_at(settings, node), train
             if number < releases:
-                assert add_local_noise(*asked).arrays
+                assert released(*asked).arrays
             else:
                 with pytest.raises(BudgetExhausted) as refusal:
-                    add_local_noise(*asked)
+                    released(*asked)
                 assert not any(digit in str(refusal.value) for digit in "0123456789")
         assert len(trained) == releases == len(entries_of(node, "neighbourhood"))
+
+    def test_of_two_replies_at_once_that_both_fit_by_themselves_one_is_made(self, node):
+        settings = LAPLACE | {"privacy.max-leakage": 1.5 * P / NU}
+        request, here = request_of_kind(settings=settings), node_at(settings, node)
+
+        def meanwhile(*passed):
+            add_local_noise(*passed, lambda *_: Reply(moved(1.0)))
+            return add_local_noise(*passed, pytest.fail)
+
+        with pytest.raises(BudgetExhausted):
+            limit_leakage(request, here, meanwhile)
+        assert len(entries_of(node, "neighbourhood")) == 1
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            (GAUSSIAN, {}),
+            (DP_SGD, {}),
+            (LAPLACE | {"privacy.radius": 0.5}, {}),
+            (OPEN | {"task.test-fraction": 0.2, "evaluation.federated": "on"}, {"kind": "evaluate"}),
+        ],
+    )
+    def test_what_a_limit_refuses_is_charged_to_no_budget(self, node, settings, message):
+        limits = {"max-leakage": 1e9, "min-radius": 1.0, "max-example-epsilon": 50.0}
+        for limited in (node | limits, node | limits | {"max-example-epsilon": 0.0}):
+            assert answer(settings, limited, message_of(**message)).has_error()
+        assert not list(Path(node["ledger-dir"]).glob("*.jsonl"))
 
     def test_a_limit_of_the_run_holds_in_a_simulation_too(self):
         settings = LAPLACE | {"privacy.max-leakage": 1.5 * P / NU}
         here = node_at(settings)
         request = request_of_kind(settings=settings)
-        add_local_noise(request, here, lambda *_: Reply(moved(1.0)))
+        released(request, here, lambda *_: Reply(moved(1.0)))
         with pytest.raises(BudgetExhausted):
-            add_local_noise(request, here, pytest.fail)
+            released(request, here, pytest.fail)
         assert dict(here.state["leakage"]) == {"spent": pytest.approx(P / NU), "releases": 1}
 
     @pytest.mark.parametrize("useless", [{"privacy.client-noise-multiplier": 0.0}, {"privacy.noise-seed": 7}])
@@ -267,7 +300,7 @@ class TestLeakage:
             request_of_kind(EvaluateRequest, settings) if kind == "evaluate" else request_of_kind(settings=settings)
         )
         with pytest.raises(BudgetExhausted, match="max-leakage"):
-            add_local_noise(request, node_at(settings, node | {"max-leakage": 100.0}), pytest.fail)
+            released(request, node_at(settings, node | {"max-leakage": 100.0}), pytest.fail)
 
     @pytest.mark.parametrize("limit", [-1.0, "much", True, math.inf, math.nan])
     def test_a_limit_that_is_none(self, node, limit):
@@ -304,7 +337,7 @@ class TestLeakage:
         (tmp_path / "a-file").write_text("")
         node = {"data-identity": "ward", "ledger-dir": str(tmp_path / "a-file" / "ledgers")}
         with pytest.raises(PrivacyError) as refused:
-            add_local_noise(request_of_kind(settings=LAPLACE), node_at(LAPLACE, node), pytest.fail)
+            released(request_of_kind(settings=LAPLACE), node_at(LAPLACE, node), pytest.fail)
         assert str(tmp_path) not in str(refused.value)
 
 
@@ -321,26 +354,26 @@ class TestExactly:
 
     def test_no_arrays_are_other_arrays(self):
         request = request_of_kind(settings=GAUSSIAN)
-        reply = add_local_noise(request, node_at(GAUSSIAN), lambda *_: Reply())
+        reply = released(request, node_at(GAUSSIAN), lambda *_: Reply())
         assert list(reply.arrays) == list(SOFTMAX)
 
     @pytest.mark.parametrize("settings", [OPEN, GAUSSIAN, LAPLACE])
     def test_the_next_is_given_the_same(self, settings):
         seen, request, here = [], request_of_kind(settings=settings), node_at(settings)
-        add_local_noise(request, here, lambda *given: seen.append(given) or Reply(moved(1.0)))
+        released(request, here, lambda *given: seen.append(given) or Reply(moved(1.0)))
         kept = request_of_kind(KeepRequest, settings)
-        add_local_noise(kept, here, lambda *given: seen.append(given) or Reply())
+        released(kept, here, lambda *given: seen.append(given) or Reply())
         assert seen == [(request, here), (kept, here)]
 
     def test_a_query_is_none_of_a_limits_business(self):
         node = {"max-leakage": 1.0}
-        assert add_local_noise(request_of_kind(KeepRequest), node_at(OPEN, node), lambda *_: "kept") == "kept"
+        assert released(request_of_kind(KeepRequest), node_at(OPEN, node), lambda *_: "kept") == "kept"
 
     @pytest.mark.parametrize("kind", [EvaluateRequest, None])
     def test_what_a_node_with_a_limit_says(self, kind):
         request = request_of_kind(kind, LAPLACE) if kind else request_of_kind(settings=GAUSSIAN)
         with pytest.raises(BudgetExhausted) as refused:
-            add_local_noise(request, node_at(OPEN, {"max-leakage": 1.0}), pytest.fail)
+            released(request, node_at(OPEN, {"max-leakage": 1.0}), pytest.fail)
         assert str(refused.value) == (
             "this node has a limit (max-leakage), and this would leave without the noise that it counts"
         )
@@ -363,7 +396,7 @@ class TestExactly:
     def test_what_is_counted_and_where_it_belongs(self, tmp_path, settings, event):
         node = {"data-identity": "ward", "ledger-dir": str(tmp_path)}
         request = request_of_kind(settings=LAPLACE | settings, number=4, run="nine")
-        add_local_noise(request, node_at(LAPLACE, node), lambda *_: Reply(moved(1.0)))
+        released(request, node_at(LAPLACE, node), lambda *_: Reply(moved(1.0)))
         (entry,) = ledger_of_node(node).entries
         assert (entry.event, entry.run, entry.round, entry.unit) == (event, "nine", 4, "neighbourhood")
 
@@ -400,13 +433,13 @@ class TestExactly:
         seeds = []
         monkeypatch.setattr(subject, "GaussianNoise", lambda *given: seeds.append(given) or GaussianNoise(1))
         request = request_of_kind(settings=GAUSSIAN | {"privacy.noise-seed": 5}, number=2)
-        add_local_noise(request, node_at(GAUSSIAN, {}, 77), lambda *_: Reply(moved(1.0)))
+        released(request, node_at(GAUSSIAN, {}, 77), lambda *_: Reply(moved(1.0)))
         assert seeds == [(2**64 + int.from_bytes(hashlib.sha256(b"client sends 5 77 2").digest()[:8]),)]
 
     @pytest.mark.parametrize("kind", [EvaluateRequest, KeepRequest])
     def test_nothing_is_counted_for_other_messages(self, tmp_path, kind):
         node = {"data-identity": "ward", "ledger-dir": str(tmp_path)}
-        add_local_noise(request_of_kind(kind, LAPLACE), node_at(LAPLACE, node), lambda *_: Reply())
+        released(request_of_kind(kind, LAPLACE), node_at(LAPLACE, node), lambda *_: Reply())
         assert not list(tmp_path.iterdir())
 
     def test_gaussian_noise_leaks_nothing_of_that_kind(self, tmp_path):

@@ -207,6 +207,14 @@ class TestGroups:
         without = self.model(tmp_path / "without", others)
         np.testing.assert_array_equal(self.model(tmp_path / "with", [*others, "", " ", "\u00a0"]), without)
 
+    @pytest.mark.parametrize("letters", [1, 2])
+    def test_a_name_that_is_no_text_is_left_out_by_itself(self, tmp_path, letters):
+        """A file may hold any four bytes as a letter; Python refused all names for one of one such letter."""
+        others = [f"p{number}" for number in range(9) for _ in range(4)]
+        broken = np.array([0x110041] * letters + [0] * (2 - letters), np.uint32).view("U2")
+        without = self.model(tmp_path / "without", others)
+        np.testing.assert_array_equal(self.model(tmp_path / "with", np.r_[others, broken]), without)
+
     @pytest.mark.parametrize("cap", [1, 3, 7])
     def test_no_more_of_its_rows_count_than_the_cap(self, tmp_path, cap):
         """Of ten rows, one of each class, only those that count make their class likelier."""

@@ -461,3 +461,8 @@ def test_files_that_are_left_out_are_named_in_a_warning(tmp_path, caplog):
 def test_the_decoder_says_nothing_of_its_own(tmp_path, capfd):
     assert grey(b"\x89PNG\r\n\x1a\nno more", (8, 8)) is None
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_image_that_the_decoder_leaves_in_colour_is_damaged():
+    """Its numbers would lie in the rows of other images."""
+    assert grey(b"PF\n4 4\n-1.0\n" + np.full(48, 25500.0, np.float32).tobytes(), (4, 4)) is None

@@ -45,6 +45,8 @@ class OneBased(Named):
         (np.zeros(0, "U3"), NAMES, []),
         (np.array([b"benign", b"\xff", b"malignant"]), NAMES, [0, NO_CLASS, 2]),
         (np.array(["benign", "\udcff"]), NAMES, [0, NO_CLASS]),
+        (np.array([0x110041, ord("2")], np.uint32).view("U1"), (), [NO_CLASS, 2]),
+        (np.array([0x110041, ord("2")], ">u4").view(">U1"), (), [NO_CLASS, 2]),
     ],
 )
 def test_what_labels_become(labels, names, expected):

@@ -18,11 +18,10 @@ from cloister.privacy.mechanisms.noise import GaussianNoise
 logger = logging.getLogger("cloister.client")
 
 
-def add_local_noise(request: Request, node: Node, call_next: Handler) -> Reply:
-    """Noise a trained model by `privacy.client`, and let nothing else of the reply through.
+def limit_leakage(request: Request, node: Node, call_next: Handler) -> Reply:
+    """Abstain where the limit of leakage leaves no room for a reply, before a budget is charged for it.
 
-    A release that would pass the limit of leakage is not made, nor trained for. A node with such a limit takes part in
-    nothing that leaves it without Laplace noise.
+    A node with such a limit takes part in nothing that leaves it without Laplace noise.
 
     Args:
         request: of the server.
@@ -33,15 +32,33 @@ def add_local_noise(request: Request, node: Node, call_next: Handler) -> Reply:
         BudgetExhausted: the client abstains; the server sees an error reply that says so.
         PrivacyError: the run's radius is below what the node takes part under.
     """
-    privacy = request.config.privacy
     if isinstance(request, KeepRequest):
-        return call_next(request, node)
-    counted = privacy.client.counts_leakage and isinstance(request, TrainRequest)
-    if node.config.max_leakage and not counted:
+        return call_next(request, node)  # nothing leaves
+    if isinstance(request, TrainRequest) and request.config.privacy.client.counts_leakage:
+        _refuse_free_radius(request.config.privacy.client.bound, node.config)
+        with folder_unnamed(node.config):
+            leakage_budget(request, node).require([leaked(request)])
+    elif node.config.max_leakage:
         raise BudgetExhausted(
             "this node has a limit (max-leakage), and this would leave without the noise that it counts"
         )
-    mechanism = privacy.client.noise_on_update
+    return call_next(request, node)
+
+
+def add_local_noise(request: Request, node: Node, call_next: Handler) -> Reply:
+    """Noise a trained model by `privacy.client`, and let nothing else of the reply through.
+
+    A release that would pass the limit of leakage is not made, nor trained for.
+
+    Args:
+        request: of the server.
+        node: that answers.
+        call_next: makes the reply.
+
+    Raises:
+        BudgetExhausted: another reply has taken what was left of the limit of leakage.
+    """
+    mechanism = request.config.privacy.client.noise_on_update
     if mechanism is None or not isinstance(request, TrainRequest):
         return call_next(request, node)
     _count_leakage(request, node)
@@ -60,12 +77,9 @@ def _count_leakage(request: TrainRequest, node: Node) -> None:
 
     Raises:
         BudgetExhausted: it would pass the limit; nothing was counted.
-        PrivacyError: the run chose its radius below what this node takes part under.
     """
-    client = request.config.privacy.client
-    if not client.counts_leakage:
+    if not request.config.privacy.client.counts_leakage:
         return
-    _refuse_free_radius(client.bound, node.config)
     with folder_unnamed(node.config):
         # Nothing tells a release apart that was made and not handed on: both count.
         leakage_budget(request, node).spend(leaked(request), request.round, "laplace")

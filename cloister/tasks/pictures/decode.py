@@ -23,7 +23,8 @@ def grey(encoded: bytes, shape: tuple[int, int]) -> NDArray[np.float32] | None:
         shape: height and width of the result. An image of another size is brought to it by area interpolation.
     """
     image = _decoded(encoded)
-    if image is None:
+    # OpenCV leaves colours and other numbers in some kinds of files whatever it is asked for.
+    if image is None or image.ndim != 2 or image.dtype != np.uint8:
         return None
     if image.shape != shape:
         import cv2
