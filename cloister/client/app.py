@@ -5,7 +5,7 @@ message → no_sooner_than → contain_errors → within_deadline        Flower'
         → only_what_is_agreed → enforce_policy → mask_update → keep_role → limit_leakage → keep_budget → add_local_noise
         → handler
 A step of a secure aggregation in which nobody trains takes this way instead of the last line:
-        → with_early_step → enforce_policy → foresee_budget → take_part
+        → with_early_step → enforce_policy → limit_leakage → foresee_budget → take_part
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ STEPS: tuple[Step, ...] = (
     add_local_noise,
 )
 """What a request passes on its way to its handler, and a reply on its way back; the first is outermost."""
-PROTOCOL_STEPS: tuple[Step, ...] = (with_early_step, enforce_policy, foresee_budget)
+PROTOCOL_STEPS: tuple[Step, ...] = (with_early_step, enforce_policy, limit_leakage, foresee_budget)
 """The same for a step of a secure aggregation in which nobody trains."""
 
 

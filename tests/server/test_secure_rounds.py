@@ -343,13 +343,17 @@ class TestPolicies:
 class TestWhatSpendsNothing:
     """A round that a node cannot go on with is refused before anything is charged."""
 
-    def test_nodes_without_budget_abstain_before_others_count_on_them(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("limit", "told"),
+        [({"max-epsilon": 0.5}, "no budget of this node covers"), ({"max-leakage": 0.5}, "has a limit (max-leakage)")],
+    )
+    def test_nodes_without_budget_abstain_before_others_count_on_them(self, tmp_path, limit, told):
         nodes = [{"partition-id": n, "num-partitions": 5, "ledger-dir": str(tmp_path / str(n))} for n in range(5)]
-        poor = [node | {"max-epsilon": 0.5} for node in nodes[:2]]
+        poor = [node | limit for node in nodes[:2]]
         run = SecureRun(settings(tmp_path), random_updates(5), nodes=[*poor, *nodes[2:]])
         summed = run.collect()
         assert summed.total is None and not run.spent()
-        assert all("no budget of this node covers" in reasons(summed)[node] for node in (1, 2))
+        assert all(told in reasons(summed)[node] for node in (1, 2))
         assert {phase_of(one) for one in run.asked} == {"advertise"}
         self.check_ledgers_are_empty(nodes)
 
