@@ -176,11 +176,15 @@ class OwnMessages(InFront):
             HTTPException: 503, it does not.
         """
         state = others["state"]
-        # A ValueError is a contradiction to what is there. Nobody may hear of it: the reply is taken, and goes nowhere.
+        # A ValueError is a contradiction to what is there, or Flower has declined the reply. Nobody may hear of it: the
+        # reply is taken, and goes nowhere.
         with self.unfinished.arriving(upload.replies_to), suppress(ValueError), _one_transaction(state):
             _take_out(state, upload.names)
             answer = self.inner["push_messages"](request=upload.request, state=state)
-            for name in answer.objects_to_push:
+            wanted = dict.fromkeys(answer.objects_to_push)  # Flower names a part as often as it stands in the reply
+            if isinstance(state, SqlMixin) and wanted.keys() != {*upload.names}:
+                raise ValueError("Flower declines the reply: what was taken out has to be put back")
+            for name in wanted:
                 part = PushObjectRequest(
                     node=upload.request.node,
                     run_id=upload.run,

@@ -28,23 +28,47 @@ UNKNOWN_PARTS = 5000
 """Of a reply to a message that was fetched before this SuperLink was started."""
 
 
+class _Objects:
+    """Objects by name with their sizes: the largest counts of one that comes more than once.
+
+    Attributes:
+        total: bytes of all of them.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._sizes: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sizes
+
+    def note(self, name: str, size: int) -> None:
+        """Note that one of this size came."""
+        before = self._sizes.get(name, 0)
+        self._sizes[name] = max(before, size)
+        self.total += self._sizes[name] - before
+
+
 @dataclass
 class _Exchange:
     """One message and the reply to it.
 
     Args:
-        fetched: object of the message -> its bytes.
-        sent: bytes of the reply so far.
+        fetched: objects of the message.
+        sent: objects of the reply; its announcement is one too.
         is_known: whether the message was fetched from this SuperLink.
     """
 
-    fetched: dict[str, int] = field(default_factory=dict)
-    sent: int = 0
+    fetched: _Objects = field(default_factory=_Objects)
+    sent: _Objects = field(default_factory=_Objects)
     is_known: bool = True
 
     @property
     def limit(self) -> int:
-        return FACTOR * sum(self.fetched.values()) + SLACK if self.is_known else UNKNOWN + SLACK
+        return FACTOR * self.fetched.total + SLACK if self.is_known else UNKNOWN + SLACK
 
     @property
     def most_parts(self) -> int:
@@ -77,20 +101,21 @@ class ReplyLimit(InFront):
         answer = self.inner["pull_object"](request=request, **others)
         with self.lock:
             if exchange := self.exchanges.get(request.node.node_id):
-                exchange.fetched[request.object_id] = len(answer.object_content)
+                exchange.fetched.note(request.object_id, len(answer.object_content))
         return answer
 
     def push_messages(self, request: Any, **others: Any) -> Any:
         """Begin a reply.
 
         Raises:
-            HTTPException: 413, it has too many parts.
+            HTTPException: 413, it has too many parts, or what is said of them is too large.
         """
         with self.lock:
             most = self._exchange(request.node.node_id).most_parts
         for tree in request.message_object_trees:
             if sum(1 for _ in iterate_object_tree(tree)) > most:
                 raise HTTPException(413, f"a reply to this message may have {most} parts")
+        self._count(request.node.node_id, "", request.ByteSize())
         return self.inner["push_messages"](request=request, **others)
 
     def push_object(self, request: Any, **others: Any) -> Any:
@@ -99,19 +124,27 @@ class ReplyLimit(InFront):
         Raises:
             HTTPException: 413, the reply is too large.
         """
-        self._count(request.node.node_id, len(request.object_content))
+        self._count(request.node.node_id, request.object_id, len(request.object_content))
         return self.inner["push_object"](request=request, **others)
 
     def _exchange(self, node: int) -> _Exchange:
         return self.exchanges.setdefault(node, _Exchange(is_known=False))
 
-    def _count(self, node: int, size: int) -> None:
+    def _count(self, node: int, name: str, size: int) -> None:
+        """Count an object of a reply, once however often it is sent: one that was not taken is sent again.
+
+        Raises:
+            HTTPException: 413, the reply has too many objects by now, or is too large.
+        """
         with self.lock:
             exchange = self._exchange(node)
-            exchange.sent += size
-            sent, limit = exchange.sent, exchange.limit
+            before, limit, most = exchange.sent.total, exchange.limit, exchange.most_parts
+            if name not in exchange.sent and len(exchange.sent) > most:  # the announcement is one too
+                raise HTTPException(413, f"a reply to this message may have {most} parts")
+            exchange.sent.note(name, size)
+            sent = exchange.sent.total
         if sent > limit:
             # Once a reply, not once an object.
-            report: Callable[..., None] = log if sent - size <= limit else lambda *_: None
+            report: Callable[..., None] = log if before <= limit else lambda *_: None
             report(WARNING, "refused a reply of node %s: more than %d bytes", node, limit)
             raise HTTPException(413, f"a reply to this message may have {limit} bytes")

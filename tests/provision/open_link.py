@@ -111,10 +111,11 @@ class Client:
         request = GetRunRequest(node=Node(node_id=self.id), run_id=self.link.run)
         return fleet_handlers.get_run(request=request, state=self.link.state).run
 
-    def announce(self, reply, tree=None, sender=None):
-        """What a SuperLink asks for of a reply, whose parts and whose sender are said to be these."""
+    def announce(self, reply, tree=None, **said):
+        """What a SuperLink asks for of a reply, whose parts and whose metadata are said to be these."""
         wire = message_to_proto(remove_content_from_message(reply))
-        wire.metadata.src_node_id = self.id if sender is None else sender
+        for name, value in ({"src_node_id": self.id} | said).items():
+            setattr(wire.metadata, name, value)
         request = PushMessagesRequest(
             node=Node(node_id=self.id),
             messages_list=[wire],
@@ -128,10 +129,14 @@ class Client:
         )
         return fleet_handlers.push_object(request=request, state=self.link.state).stored
 
-    def reply(self, message, arrays=TRAINED, without=(), first=None):
+    def reply(self, message, arrays=TRAINED, without=(), first=None, **said):
         """Answer with these arrays, as a SuperNode does."""
         reply = labelled(Message(content(arrays), reply_to=message), self.id, self.link.run)
-        answer, objects = self.announce(reply), get_all_nested_objects(reply)
+        return self.send(reply, without, first, **said)
+
+    def send(self, reply, without=(), first=None, **said):
+        """Announce a reply, and send its parts."""
+        answer, objects = self.announce(reply, **said), get_all_nested_objects(reply)
         order = sorted(answer.objects_to_push, key=lambda name: name != (first and reply.object_id))
         for name in order:
             if name not in without:

@@ -39,6 +39,7 @@ from open_link import (
 from cloister.core.arrays import from_record, to_record
 from cloister.deploy.abandoned import Abandoned, Sending
 from cloister.deploy.apart import MOST_TRIES, OwnMessages
+from cloister.deploy.interrupted import give_up
 from cloister.deploy.unfinished import WholeReplies
 from cloister.deploy.uploads import Upload
 
@@ -113,7 +114,7 @@ def test_a_reply_in_the_name_of_another_is_refused(link, nodes):
     message = link.send(nodes[0])
     reply = labelled(Message(content(TRAINED), reply_to=message), nodes[0].id, link.run)
     with pytest.raises(HTTPException, match="another node"):
-        nodes[1].announce(reply, sender=nodes[0].id)
+        nodes[1].announce(reply, src_node_id=nodes[0].id)
 
 
 def test_a_part_that_flower_would_refuse_is_refused_before_it_is_handed_the_reply(link, nodes):
@@ -291,6 +292,43 @@ class TestTheSameWork:
         with pytest.raises(HTTPException, match="busy"):
             sent.curious.reply(sent.message, {"bias": TRAINED["bias"]})
         assert theirs and all(link.store.get(name) == data for name, data in theirs.items())
+
+
+class TestAReplyThatFlowerDeclines:
+    """It says so by asking for no part: everything of others that the reply names has to be there as before."""
+
+    @pytest.fixture
+    def link(self, guarded, tmp_path):
+        return SuperLink(str(tmp_path / "state.db"))
+
+    @pytest.mark.parametrize("said", [{"ttl": 1e9}, {"ttl": -1.0}, {"created_at": 1.0}, {}])
+    def test_empties_no_object_of_others(self, link, nodes, said):
+        mine, theirs = link.send(nodes[0]), link.send(nodes[1])
+        nodes[0].fetch()
+        nodes[0].reply(mine, MODEL, **said)
+        nodes[0].reply(mine, MODEL | {"bias": TRAINED["bias"]}, **said)
+        (tree,) = nodes[1].next()
+        assert tree.object_id == theirs.object_id
+        assert all(nodes[1].pull(name).object_available for name in names_of(tree))
+        assert link.heard(mine) == ({mine.object_id} if not said else set())
+
+    def test_nor_one_of_a_message_that_has_expired(self, link, nodes):
+        mine, theirs = link.send(nodes[0]), link.send(nodes[1])
+        nodes[0].fetch()
+        give_up(link.state, mine.object_id)
+        nodes[0].reply(mine, MODEL)
+        assert link.is_there(theirs.object_id)
+
+
+def test_an_array_that_stands_twice_in_a_reply_is_sent_once(guarded, tmp_path):
+    link = SuperLink(str(tmp_path / "state.db"))
+    node, _ = nodes_of(link)
+    message = link.send(node)
+    node.fetch()
+    twice = content(TRAINED)
+    twice["again"] = to_record({"kernel": TRAINED["kernel"]})
+    node.send(labelled(Message(twice, reply_to=message), node.id, link.run))
+    assert link.is_complete(message)
 
 
 @pytest.mark.parametrize("name", ["a part", "no part"])
@@ -530,7 +568,7 @@ class TestRepliesThatAreNotAllThere:
         with pytest.raises(HTTPException, match="no reply to the message"):
             nodes[1].announce(labelled(Message(content(TRAINED), reply_to=message), nodes[1].id, link.run))
         with pytest.raises(HTTPException, match="another node"):
-            nodes[1].announce(reply, sender=nodes[0].id)
+            nodes[1].announce(reply, src_node_id=nodes[0].id)
         nodes[0].reply(message)
         assert link.heard(message) == {message.object_id}
 

@@ -27,6 +27,7 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.message_pb2 import Message as WireMessage
 from flwr.proto.message_pb2 import (
+    Metadata,
     ObjectTree,
     PullObjectRequest,
     PullObjectResponse,
@@ -231,9 +232,35 @@ class TestReplies:
         self.push(200)
         assert self.refused(11) and self.refused(1) and limit == ["200"]
 
-    def announce(self, parts, node=1):
+    def test_a_part_that_is_sent_again_counts_once(self, limit):
+        self.fetch()
+        assert self.push(200).stored and self.push(200).stored and self.push(10).stored
+
+    def test_a_part_that_is_fetched_again_and_gone_counts_as_before(self, limit):
+        self.fetch()
+        limiting = fleet_handlers.pull_object.__self__
+        limiting.inner["pull_object"] = lambda request: PullObjectResponse(object_found=False)
+        fleet_handlers.pull_object(request=PullObjectRequest(node=Node(node_id=1), object_id="a"))
+        assert self.push(200).stored and self.push(10).stored
+
+    def test_objects_under_ever_new_names_are_refused(self, limit, monkeypatch):
+        monkeypatch.setattr(replies, "MORE_PARTS", 0)
+        self.fetch(objects=("a",))
+        for size in (1, 2, 1):
+            assert self.push(size).stored
+        with pytest.raises(replies.HTTPException, match="may have 2 parts"):
+            for size in (0, 3, 4):
+                self.push(size)
+
+    def test_an_announcement_counts_with_all_that_is_said_in_it(self, limit):
+        self.fetch()
+        with pytest.raises(replies.HTTPException, match="may have 210 bytes"):
+            self.announce(3, said="x" * 211)
+
+    def announce(self, parts, node=1, said=""):
         tree = ObjectTree(children=[ObjectTree() for _ in range(parts - 1)])
-        request = PushMessagesRequest(node=Node(node_id=node), message_object_trees=[tree])
+        spoken = [WireMessage(metadata=Metadata(message_type=said))] * bool(said)
+        request = PushMessagesRequest(node=Node(node_id=node), message_object_trees=[tree], messages_list=spoken)
         return fleet_handlers.push_messages(request=request, state=None)
 
     @pytest.mark.parametrize("node", [1, 7])
@@ -249,7 +276,7 @@ class TestReplies:
         for _ in range(3):
             self.fetch()
             self.push(200)
-        assert self.refused(200)
+        assert self.refused(199)
 
     def test_fetching_twice_does_not_make_room(self, limit):
         self.fetch(objects=("a", "b", "a", "b", "a"))
@@ -260,9 +287,10 @@ class TestReplies:
         self.push(200)
         empty = replies.ReplyLimit()
         empty.inner["pull_messages"] = lambda request: PullMessagesResponse()
-        empty.exchanges = {1: replies._Exchange({"a": 100}, sent=200)}
+        before = replies._Exchange()
+        empty.exchanges = {1: before}
         empty.pull_messages(PullMessagesRequest(node=Node(node_id=1)))
-        assert empty.exchanges[1].sent == 200
+        assert empty.exchanges[1] is before
 
     def test_nodes_do_not_count_for_each_other(self, limit):
         self.fetch(node=1)
