@@ -109,6 +109,13 @@ def test_opposed_updates_are_two_apart():
     assert largest_distance(cohort_of([model, opposed]), cosine) == pytest.approx(2.0)
 
 
+def test_nothing_is_further_apart_however_it_is_rounded():
+    """2 is the bound that a released distance is noised for."""
+    update = np.array([-0.18890165, -0.00464193, -0.03121946, 0.00803995], np.float32)
+    opposed = -np.float32(1.9340197) * update  # found by a search: 1 - cos is above 2 by a bit
+    assert largest_distance(cohort_of([{"kernel": update}, {"kernel": opposed}]), cosine) == 2.0
+
+
 def test_layer_grams_are_those_of_the_bounded_updates():
     clipped = clip(cohort_of(random_models(4, 10.0, like=zeros(500))), 1.0)
     rows = np.array([np.concatenate(row) for row in clipped.rows], np.float64) * clipped.factors[:, None]

@@ -44,6 +44,11 @@ def epsilons(facts):
     return {claim["relation"]: claim["epsilon"] for claim in facts["claims"] if "epsilon" in claim}
 
 
+def test_what_every_figure_counts_is_said_with_it():
+    for claim in (claim_of_laplace(radius=0.5), claim_of_gaussian()):
+        assert {figure.counts for figure in claim.counting("all planned rounds").figures} == {"all planned rounds"}
+
+
 class TestLaplace:
     def test_a_radius_is_sound_for_everything_that_a_client_holds(self):
         facts = laplace(radius=0.5)

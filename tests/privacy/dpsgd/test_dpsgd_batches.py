@@ -102,6 +102,13 @@ def test_a_rate_must_be_a_probability(rate):
         poisson(10, rate, 1)
 
 
+@pytest.mark.parametrize("wrong", [{"examples": -1}, {"steps": -1}])
+def test_numbers_of_a_shuffle_are_none_below_zero(wrong):
+    (key,) = wrong
+    with pytest.raises(ConfigError, match=key):
+        shuffle(**{"examples": 10, "batch_size": 1, "steps": 1} | wrong)
+
+
 @pytest.mark.parametrize("batch_size", [0, 11])
 def test_a_part_must_fit(batch_size):
     with pytest.raises(ConfigError, match="batch_size"):
