@@ -22,6 +22,7 @@ from cloister.core.text import only_text
 from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.making import dataset_of, named_task
 from cloister.tasks.partition import deal, holdout
+from cloister.tasks.tables import LONGEST
 
 logger = logging.getLogger("cloister.client")
 _handed_out: ContextVar[Sequence[Examples] | None] = ContextVar(
@@ -98,7 +99,10 @@ def _own_data(config: TaskConfig, path: str, folder: Path, tolerant: bool) -> Lo
 @lru_cache(maxsize=2)
 def _own_file(config: TaskConfig, path: str, tolerant: bool) -> Examples:
     examples = _read(config, expanded(path), tolerant)
-    if config.group and examples.groups is None:
+    if not config.group:
+        # Rows are units, whatever else the task reads: of a group one row would be drawn, and another take its place.
+        return replace(examples, groups=None)
+    if examples.groups is None:
         # Whoever wrote the task may not have thought of groups: each row by itself is not what the run promises.
         raise DataError(f"task.group = {config.group!r}: task {config.name!r} reads no groups from {path}")
     return _of_somebody(examples)
@@ -113,13 +117,18 @@ def _of_somebody(examples: Examples) -> Examples:
     if examples.groups is None or examples.groups.dtype.kind != "U":
         return examples
     names, places = np.unique(only_text(examples.groups), return_inverse=True)
-    spelt = [" ".join(unicodedata.normalize("NFC", name).split()) for name in names.tolist()]
+    spelt = [_spelt(name) for name in names.tolist()]
     groups = np.array(spelt, np.str_)[places.ravel()]
     examples, named = replace(examples, groups=groups), groups != ""
     if named.all():
         return examples
     logger.log(WARNING, "%d of %d rows are left out: they do not say whose they are", (~named).sum(), len(named))
     return examples.take(np.flatnonzero(named))
+
+
+def _spelt(name: str) -> str:
+    """A name in its one spelling; empty for one that is no name, which could take an hour to spell."""
+    return " ".join(unicodedata.normalize("NFC", name).split()) if len(name) <= LONGEST else ""
 
 
 def _read(config: TaskConfig, place: Path, tolerant: bool) -> Examples:

@@ -282,8 +282,7 @@ class Task(ABC):
 
     def usable(self, examples: Examples) -> NDArray[np.bool_]:
         """Which rows this task's model can take, shape (n,), each decided by itself: finite, with a target it knows."""
-        with np.errstate(over="ignore"):
-            finite = np.isfinite(examples.x.astype(np.float32, copy=False)).reshape(len(examples), -1).all(axis=1)
+        finite = np.isfinite(_single(examples.x)).reshape(len(examples), -1).all(axis=1)
         return finite & self.usable_targets(examples.y)
 
     def usable_targets(self, y: NDArray) -> NDArray[np.bool_]:
@@ -305,7 +304,7 @@ class Task(ABC):
             raise DataError(
                 f"data-path: {path} must hold inputs of shape {self.input_shape}, found {examples.x.shape[1:]}"
             )
-        inputs = examples.x.astype(np.float32, copy=False)
+        inputs = _single(examples.x)
         bad = np.flatnonzero(~np.isfinite(inputs).all(axis=tuple(range(1, inputs.ndim))))
         if len(bad):
             first = f"x[{bad[0]}] is the first of {len(bad)}"
@@ -437,6 +436,16 @@ def cross_entropies(y: NDArray, scores: NDArray) -> NDArray:
     """
     chosen = np.take_along_axis(scores, y.astype(np.int64)[:, None], axis=1)[:, 0]
     return -np.log(np.maximum(chosen, 1e-7))
+
+
+def _single(x: NDArray) -> NDArray[np.float32]:
+    """Inputs in single precision.
+
+    Whole numbers pass through double precision: a file has them so where one row is no whole number, and no other row
+    may become another one by it.
+    """
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is told of or left out as such
+        return (x.astype(np.float64) if x.dtype.kind in "iu" else x).astype(np.float32, copy=False)
 
 
 def read_npz(path: Path, classes: int, names: tuple[str, ...] = (), group: str = "") -> Examples:

@@ -33,7 +33,6 @@ class Table:
         target: name of the column of labels, or of the numbers of a regression.
         classes: how many there are; 0 for a regression.
         names: of the classes (see `classes_of`).
-        group: name of the column that says whose a row is; empty: each row is its own.
         tolerance: by how much of its range a value may lie beyond it, where published ranges are rounded.
     """
 
@@ -41,34 +40,40 @@ class Table:
     target: str
     classes: int
     names: tuple[str, ...] = ()
-    group: str = ""
     tolerance: float = 0.0
 
-    def rows(self, path: Path) -> Examples:
+    def rows(self, path: Path, group: str = "") -> Examples:
         """Every line by itself: one that cannot be read has NaN for numbers, and a label that is no class.
 
         Under DP-SGD a row that the task cannot take must not change what becomes of any other. A value outside of its
         range is NaN too.
 
+        Args:
+            path: of the file.
+            group: name of the column that says whose a row is, the run's `task.group`; empty: each row is its own.
+
         Raises:
             DataError: the file is absent or lacks a column.
         """
-        examples = self._examples(self._cells(path, tolerant=True))
+        needs = (*self.columns, self.target, *filter(None, [group]))
+        examples = self._examples(self._cells(path, True, needs), group)
         beyond = (examples.x < -self.tolerance) | (examples.x > 1 + self.tolerance)
         return Examples(np.where(beyond, np.float32(np.nan), examples.x), examples.y, examples.groups)
 
-    def read(self, path: Path) -> Examples:
+    def read(self, path: Path, group: str = "") -> Examples:
         """The same, of a file without a fault.
+
+        Args: as `rows`.
 
         Raises:
             DataError: as `rows`; or a cell is no finite number, outside of its range, or no class. The column is named,
                 and no cell quoted.
         """
-        cells = self._cells(path, tolerant=False)
+        cells = self._cells(path, False, (*self.columns, self.target, *filter(None, [group])))
         self._refuse_faulty_inputs(cells, path)
         if not self.classes:
             _refuse_faults(cells[self.target], self.target, path)
-        examples = self._examples(cells)
+        examples = self._examples(cells, group)
         known = (examples.y >= 0) & (examples.y < self.classes)
         if self.classes and not known.all():
             raise DataError(
@@ -84,7 +89,7 @@ class Table:
         Raises:
             DataError: as `read`.
         """
-        cells = self._cells(path, tolerant=False, needs=tuple(self.columns))
+        cells = self._cells(path, False, tuple(self.columns))
         if any(cell.strip() for cell in cells.get(self.target, ())):
             return None
         self._refuse_faulty_inputs(cells, path)
@@ -111,7 +116,7 @@ class Table:
             scaled: NDArray[np.float32] = ((features - low) / (high - low)).astype(np.float32)
         return scaled
 
-    def _cells(self, path: Path, tolerant: bool, needs: Sequence[str] = ()) -> Cells:
+    def _cells(self, path: Path, tolerant: bool, needs: Sequence[str]) -> Cells:
         if not path.is_file():
             expected = f"a .csv file with {len(self.columns)} features and {self.target}"
             raise DataError(f"data-path: no file at {path}; expected {expected}")
@@ -120,8 +125,7 @@ class Table:
         except (ValueError, csv.Error, StopIteration):
             # Not chained: the cause quotes what it cannot read, which may be a patient's.
             raise DataError(f"data-path: {path} must be a .csv file with a header") from None
-        needed = needs or (*self.columns, self.target, self.group)
-        missing = [name for name in needed if name and name not in cells]
+        missing = [name for name in needs if name not in cells]
         if missing:
             more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
             raise DataError(
@@ -129,10 +133,10 @@ class Table:
             )
         return cells
 
-    def _examples(self, cells: Cells) -> Examples:
+    def _examples(self, cells: Cells, group: str) -> Examples:
         x, target = self._inputs(cells), cells[self.target]
         y = classes_of(target, self.classes, self.names) if self.classes else _numbers(target)
-        groups = np.array(cells[self.group], np.str_) if self.group else None
+        groups = np.array(cells[group], np.str_) if group else None
         return Examples(x, y if self.classes else y.astype(np.float32), groups)
 
     def _inputs(self, cells: Cells) -> NDArray[np.float32]:

@@ -2,6 +2,7 @@
 
 import logging
 import tracemalloc
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from cloister.client.data import local_data
 from cloister.client.node import node_of
 from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError, DataError
+from cloister.tasks.digits import Digits
 
 WHOLE = TaskConfig(test_fraction=0.0)
 
@@ -132,6 +134,27 @@ class TestTolerance:
         np.testing.assert_array_equal(found.x, x[keep].astype(np.float32))
         np.testing.assert_array_equal(found.y, y[keep])
         assert "1 of 20 rows are left out" in caplog.text
+
+    def test_whole_numbers_stay_what_they_are_beside_a_row_of_none(self, tmp_path):
+        whole = np.full((3, 64), 2**54 + 2**30 + 1)  # rounded to single precision at once, and by way of double, apart
+        broken = np.vstack([whole, np.full((1, 64), np.nan)])
+        alone = read(write_data(tmp_path, 3, name="whole.npz", x=whole), tolerant=True).train.x
+        beside = read(write_data(tmp_path, 4, x=broken), tolerant=True).train.x
+        np.testing.assert_array_equal(beside, alone)
+
+    def test_groups_that_the_run_does_not_name_are_none(self, tmp_path, monkeypatch):
+        """One row of a group would be drawn each time, and a row more take its place: two clips of an example."""
+        rows = Digits.rows
+        monkeypatch.setattr(Digits, "rows", lambda self, path: replace(rows(self, path), groups=np.zeros(6)))
+        path = write_data(tmp_path, 6)
+        for tolerant in (True, False):
+            assert read(path, tolerant=tolerant).train.groups is None
+
+    def test_a_name_without_end_is_left_out(self, tmp_path):
+        """Spelling it would take minutes, in which nothing can interrupt the node."""
+        path = write_data(tmp_path, 3, patient=np.array(["a", "e" + "\u0301\u0316" * 100_000, "b"]))
+        found = read(path, TaskConfig(test_fraction=0.0, group="patient"), tolerant=True).train
+        np.testing.assert_array_equal(found.groups, ["a", "b"])
 
     def test_groups_go_with_their_rows(self, tmp_path):
         x = np.random.default_rng(0).random((6, 64))

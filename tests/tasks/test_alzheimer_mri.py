@@ -1,7 +1,10 @@
 """Brain scans: what is read of the layouts that users have, how it is split and dealt out, and the network."""
 
+import os
+import resource
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -294,6 +297,106 @@ def test_a_client_that_protects_its_examples_leaves_single_images_out_that_are_n
         mri("").read(root)
 
 
+def a_link_to_no_name(place, _):
+    (place / "x.png").symlink_to("n" * 300)
+
+
+def a_link_beside(place, _):
+    (place.parent / "scan").symlink_to("n" * 300)
+
+
+def a_pipe(place, _):
+    os.mkfifo(place / "x.png")
+
+
+def a_device(place, _):
+    (place / "x.png").symlink_to("/dev/zero")
+
+
+def an_endless_file(place, _):
+    with (place / "x.png").open("wb") as file:
+        file.truncate(10**11)
+
+
+def a_folder_of_its_kind(place, _):
+    (place / "x.png").mkdir()
+
+
+def a_table_that_is_none(place, _):
+    (place.parent / "x.parquet").write_bytes(b"no parquet")
+
+
+def a_table(place, _):
+    parquet(place.parent / "x.parquet", [1])
+
+
+def an_image_above(place, _):
+    put(place.parent.parent / place.name / "x.png", jpeg(scan(0, 0)))
+
+
+def a_folder_that_is_closed(_, monkeypatch):
+    listed = Path.iterdir
+
+    def closed(folder):
+        if folder.name == "others":
+            raise PermissionError(13, "Permission denied")
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", closed)
+
+
+ODD = [
+    a_link_to_no_name,
+    a_link_beside,
+    a_pipe,
+    a_device,
+    an_endless_file,
+    a_folder_of_its_kind,
+    a_table_that_is_none,
+    a_table,
+    an_image_above,
+    a_folder_that_is_closed,
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd.__name__)
+def test_whatever_lies_in_a_folder_the_images_beside_it_are_used(tmp_path, monkeypatch, odd):
+    root = folders(tmp_path / "published" / "images")
+    put(root / "others" / "x.jpg", jpeg(scan(0, 0)))
+    whole = mri("").rows(root)
+    odd(root / CLASSES[0], monkeypatch)
+    found = mri("").rows(root)
+    good = np.isfinite(found.x[:, 0, 0, 0])
+    assert len(found.x) - len(whole.x) <= 1
+    kept = [row.tobytes() for row in found.x[good]]
+    assert kept[: len(whole.x)] == [row.tobytes() for row in whole.x]
+
+
+def test_a_site_names_the_folder_of_its_images_and_none_above(tmp_path):
+    """One image more, above them, decided where the others were looked for."""
+    folders(tmp_path / "above" / "images")
+    for read in (mri("").read, mri("").rows):
+        with pytest.raises(DataError, match=r"no images at .*above; .* there are folders named images"):
+            read(tmp_path / "above")
+
+
+def test_two_layouts_in_one_folder_are_an_error_to_whoever_checks(tmp_path):
+    root = folders(tmp_path)
+    parquet(root / "more.parquet", [1])
+    with pytest.raises(DataError, match="folders of images and parquet files; keep one of the two"):
+        mri("").read(root)
+
+
+def test_labels_of_a_parquet_file_may_be_stored_as_categories(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet as files
+
+    names = pa.array([CLASSES[2].encode(), b"\xff", CLASSES[1].encode()]).cast(pa.string(), safe=False)
+    images = pa.array([jpeg(scan(0, number)) for number in range(3)])
+    files.write_table(pa.table({"image": images, "label": names.dictionary_encode()}), tmp_path / "x.parquet")
+    assert mri("").rows(tmp_path / "x.parquet").y.tolist() == [2, -1, 1]
+
+
 @pytest.mark.parametrize(
     "labels",
     [[0.0, 1.5, 2.0], [0.0, np.nan, 2.0], ["0", "x", "2"], np.array([0, 2**63, 2], np.uint64)],
@@ -461,6 +564,14 @@ def test_files_that_are_left_out_are_named_in_a_warning(tmp_path, caplog):
 def test_the_decoder_says_nothing_of_its_own(tmp_path, capfd):
     assert grey(b"\x89PNG\r\n\x1a\nno more", (8, 8)) is None
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_image_that_says_it_is_huge_takes_no_memory():
+    """One of a few bytes took four gigabytes, and would have had a small node killed."""
+    header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (2**23).to_bytes(4) + (128).to_bytes(4) + b"\x08\0\0\0\0"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert grey(header + bytes(4) + b"\x7f\xff\xff\xffIDAT" + bytes(100), (8, 8)) is None
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18, "in kilobytes"
 
 
 def test_an_image_that_the_decoder_leaves_in_colour_is_damaged():

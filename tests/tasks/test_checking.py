@@ -218,6 +218,16 @@ def test_labels_that_begin_at_one_are_told_to_whoever_has_the_file(tmp_path):
 COLUMNS = Table({"age": (18.0, 100.0), "dose": (0.0, 10.0)}, "outcome", 2, ("healthy", "ill"))
 
 
+def test_a_table_reads_the_groups_that_the_run_names(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("age,dose,outcome,patient,visit\n30,1,ill,a,1\n31,2,ill,a,2\n")
+    for read in (COLUMNS.read, COLUMNS.rows):
+        assert read(path, "patient").groups.tolist() == ["a", "a"] and read(path, "visit").groups.tolist() == ["1", "2"]
+        assert read(path).groups is None
+        with pytest.raises(DataError, match="lacks the columns ward"):
+            read(path, "ward")
+
+
 @pytest.mark.parametrize(
     ("rows", "says", "first"),
     [

@@ -61,13 +61,16 @@ def _key(source: Source, size: int, order: Sequence[int] | NDArray[np.intp]) -> 
     return hashlib.sha256(repr((VERSION, size, list(map(int, order)), files)).encode()).hexdigest()[:32]
 
 
-def _state(path: Path) -> tuple[int, int]:
-    """Size and time of a file; of one that is gone, or was never there, nothing: its image counts as damaged."""
+def _state(path: Path) -> tuple[int, ...]:
+    """Which file it is, its size and its times; of one that is gone, or was never there, nothing: its image is damaged.
+
+    Name, size and time of writing alone may be those of another site's file, whose cache lies in the same place.
+    """
     try:
         stat = path.stat()
     except OSError:
-        return (-1, -1)
-    return (stat.st_size, stat.st_mtime_ns)
+        return ()
+    return (stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns)
 
 
 def _places(root: Path) -> tuple[Path, ...]:

@@ -1,43 +1,108 @@
 """Which of the layouts a path holds."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from logging import WARNING
 from pathlib import Path
 
 from cloister.core.errors import DataError
 from cloister.tasks.pictures.folders import PARTS, FolderPerClass, folders_in
 from cloister.tasks.pictures.parquet import ParquetFiles
-from cloister.tasks.pictures.picture import Source
+from cloister.tasks.pictures.picture import Picture, Source
 
 NAMED = 5
 """Folders that an error names."""
+logger = logging.getLogger("cloister.tasks")
 
 
-def find_pictures(path: Path, classes: Sequence[str], tolerant: bool = False) -> Source:
+@dataclass(frozen=True)
+class Together:
+    """A `Source` of several in one folder.
+
+    Attributes:
+        root: that folder.
+        sources: in it.
+    """
+
+    root: Path
+    sources: tuple[Source, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Those of all sources."""
+        return tuple(path for source in self.sources for path in source.files)
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """Those of all sources, in the order of these."""
+        return tuple(picture for source in self.sources for picture in source.pictures)
+
+    def contents(self) -> Iterator[bytes]:
+        """Those of all sources."""
+        for source in self.sources:
+            yield from source.contents()
+
+
+def find_pictures(path: Path, classes: Sequence[str], below: bool = True) -> Source:
     """The images at a path: a folder with a folder per class, a folder of parquet files, or one parquet file.
-
-    Either folder may also be the only one of its kind in the folder that is named.
 
     Args:
         path: of a folder or a file.
         classes: the task's names, in its order.
-        tolerant: leave out images in folders of no class, each by itself; otherwise they are an error.
+        below: whether either folder may also be the only one of its kind in the folder that is named.
 
     Raises:
-        DataError: there are no such images, or they lie in more than one such folder.
+        DataError: there are no such images, or they lie in more than one such folder, or in both layouts.
     """
-    if not path.exists():
-        raise DataError(f"there is no file or folder at {path}; name a folder with a folder of images for each class")
-    found = _at(path, classes, tolerant)
-    if not found and path.is_dir():
-        found = [source for folder in folders_in(path) for source in _at(folder, classes, tolerant)]
+    _refuse_nothing(path)
+    found = _at(path, classes)
+    if not found and below and path.is_dir():
+        found = [source for folder in folders_in(path) for source in _at(folder, classes)]
     if len(found) > 1:
         raise DataError(f"{', '.join(str(source.root) for source in found)} all hold images; name one of them")
     if not found:
-        raise DataError(
-            f"no images at {path}; expected folders of images named {', '.join(classes)}, which may lie below train "
-            f"and test, or parquet files{_instead(path)}"
-        )
+        raise _no_images(path, classes)
     return found[0]
+
+
+def every_picture(path: Path, classes: Sequence[str]) -> Source:
+    """All images at this very path, in whatever layout: no image decides what is made of another.
+
+    Images in folders of no class and parquet files that cannot be read are left out.
+
+    Args: as `find_pictures`.
+
+    Raises:
+        DataError: there are no images.
+    """
+    _refuse_nothing(path)
+    tables = [source for file in _parquet_files(path) for source in _readable(file, classes)]
+    sources = [*([FolderPerClass.at(path, classes, tolerant=True)] if path.is_dir() else []), *tables]
+    found = [source for source in sources if source.pictures]
+    if not found:
+        raise _no_images(path, classes)
+    return found[0] if len(found) == 1 else Together(found[0].root, tuple(found))
+
+
+def _readable(file: Path, classes: Sequence[str]) -> Iterator[Source]:
+    """A parquet file, unless it cannot be read."""
+    try:
+        yield ParquetFiles.at([file], classes)
+    except DataError as error:
+        logger.log(WARNING, "a parquet file is left out: %s", error)
+
+
+def _refuse_nothing(path: Path) -> None:
+    if not path.exists():
+        raise DataError(f"there is no file or folder at {path}; name a folder with a folder of images for each class")
+
+
+def _no_images(path: Path, classes: Sequence[str]) -> DataError:
+    return DataError(
+        f"no images at {path}; expected folders of images named {', '.join(classes)}, which may lie below train "
+        f"and test, or parquet files{_instead(path)}"
+    )
 
 
 def _instead(path: Path) -> str:
@@ -53,13 +118,16 @@ def _folders_named(path: Path) -> list[str]:
     return [each.relative_to(path).as_posix() for folder, inner in below.items() for each in inner or [folder]]
 
 
-def _at(path: Path, classes: Sequence[str], tolerant: bool) -> list[Source]:
+def _parquet_files(path: Path) -> list[Path]:
+    return sorted(path.glob("*.parquet")) if path.is_dir() else [path] if path.suffix.lower() == ".parquet" else []
+
+
+def _at(path: Path, classes: Sequence[str]) -> list[Source]:
     """The images of this very path, or nothing."""
-    parquet = sorted(path.glob("*.parquet")) if path.is_dir() else [path] if path.suffix.lower() == ".parquet" else []
-    if parquet:
-        source: Source = ParquetFiles.at(parquet, classes)
-    elif path.is_dir():
-        source = FolderPerClass.at(path, classes, tolerant)
-    else:
-        return []
-    return [source] if source.pictures else []
+    sources: list[Source] = [FolderPerClass.at(path, classes)] if path.is_dir() else []
+    if parquet := _parquet_files(path):
+        sources.append(ParquetFiles.at(parquet, classes))
+    found = [source for source in sources if source.pictures]
+    if len(found) > 1:
+        raise DataError(f"{path} holds folders of images and parquet files; keep one of the two there")
+    return found

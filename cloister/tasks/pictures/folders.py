@@ -1,5 +1,7 @@
 """A folder for each class, as published sets of images are unpacked."""
 
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,8 @@ from cloister.tasks.pictures.picture import Part, Picture, class_named
 
 PARTS: dict[str, Part] = {"train": "train", "test": "test"}
 """Folders that stand above those of the classes, by their names in small letters."""
+LARGEST = 2**28
+"""Bytes of the file of one image."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class FolderPerClass:
         found = [
             (path, Picture(path.relative_to(root).as_posix(), label, part))
             for folder, label, part in folders
-            for path in sorted(folder.rglob("*"))
+            for path in _files_below(folder)
             if is_image(path)
         ]
         files = tuple(path for path, _ in found)
@@ -52,23 +56,49 @@ class FolderPerClass:
 
     def contents(self) -> Iterator[bytes]:
         """The files, one after another."""
-        for path in self.files:
-            try:
-                yield path.read_bytes()
-            except OSError:
-                yield b""
+        return map(_content, self.files)
 
 
 def folders_in(folder: Path) -> list[Path]:
     """The folders in a folder that are not hidden, by name."""
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return [path for path in _entries(folder) if os.path.isdir(path) and not path.name.startswith(".")]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder, by name; nothing where this user may not look: one folder says nothing of the others.
+
+    Here and below `os.path` is asked what a path is: `Path` raises for one behind a link that nobody may follow.
+    """
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """The files in a folder and in those below it, and links that are no folder."""
+    return sorted(Path(where, name) for where, _, names in os.walk(folder) for name in names)
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file; none where it is no regular one (a pipe would never end), very large, or unreadable."""
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            found = os.fstat(file.fileno())
+            return file.read() if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST else b""
+    except OSError:
+        return b""
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _class_folders(root: Path, classes: Sequence[str], tolerant: bool) -> list[tuple[Path, int, Part]]:
     """Every folder of a class, with the number of the class and the part that it is in."""
     found = [(folder, class_named(folder.name, classes), part) for folder, part in _innermost(root)]
     named = [(folder, label, part) for folder, label, part in found if label is not None]
-    others = [folder for folder, label, _ in found if label is None and any(map(is_image, folder.iterdir()))]
+    others = [folder for folder, label, _ in found if label is None and any(map(is_image, _entries(folder)))]
     if named and others and not tolerant:
         name = others[0].relative_to(root)
         raise DataError(f"{root}: the folder {name} holds images and is named like no class: {', '.join(classes)}")
@@ -77,8 +107,8 @@ def _class_folders(root: Path, classes: Sequence[str], tolerant: bool) -> list[t
 
 def _stray(root: Path, folders: list[Path]) -> tuple[str, ...]:
     """Images beside the folders of the classes, and other files in these."""
-    beside = [path for above in dict.fromkeys([root, *(each.parent for each in folders)]) for path in above.iterdir()]
-    inside = [path for folder in folders for path in folder.rglob("*") if path.is_file() and not is_image(path)]
+    beside = [path for above in dict.fromkeys([root, *(each.parent for each in folders)]) for path in _entries(above)]
+    inside = [path for folder in folders for path in _files_below(folder) if not is_image(path)]
     found = [*filter(is_image, beside), *(path for path in inside if not path.name.startswith("."))]
     return tuple(sorted(path.relative_to(root).as_posix() for path in found))
 

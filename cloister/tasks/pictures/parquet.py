@@ -99,13 +99,21 @@ def _labels(path: Path, classes: Sequence[str]) -> NDArray[np.int64]:
     file = _opened(path)
     try:
         column = file.read(columns=["label"]).column("label")
-        values = column.cast("binary") if str(column.type) in ("string", "large_string") else column
+        values = column.cast("binary") if _is_text(column.type) else column
         labels = np.array([_number(value, classes) for value in values.to_pylist()], np.int64)
         file.schema_arrow.field("image")
     except (ValueError, OSError, KeyError):
         raise _unreadable(path) from None
     names = _names(file.schema_arrow.metadata or {})
     return labels if names is None else _numbered(labels, names, classes, path)
+
+
+def _is_text(kind: Any) -> bool:
+    """Whether a column holds text, in whatever way it is stored."""
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _number(value: object, classes: Sequence[str]) -> int:

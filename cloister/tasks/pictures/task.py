@@ -14,7 +14,7 @@ from cloister.core.files import expanded
 from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.partition import holdout
 from cloister.tasks.pictures.cache import decoded
-from cloister.tasks.pictures.find import find_pictures
+from cloister.tasks.pictures.find import every_picture, find_pictures
 from cloister.tasks.pictures.folders import FolderPerClass
 from cloister.tasks.pictures.picture import Source, class_named, labels_of
 
@@ -127,7 +127,8 @@ class PictureTask(Task):
     def _own(self, path: Path, tolerant: bool = False) -> Source:
         self.refuse_groups(path)
         try:
-            return find_pictures(path, self.class_names, tolerant)
+            # A site names the very folder: an image above it must not decide where the others are looked for.
+            return every_picture(path, self.class_names) if tolerant else find_pictures(path, self.class_names, False)
         except DataError as error:
             raise DataError(f"data-path: {error}") from None
 
