@@ -22,7 +22,7 @@ from cloister.server.reports.console import Narrator
 from cloister.tasks.alzheimer_mri import CLASSES, PUBLISHED, PUBLISHED_TEST, TABLES, AlzheimerMri
 from cloister.tasks.base import Dataset, Examples
 from cloister.tasks.partition import deal
-from cloister.tasks.pictures.decode import grey
+from cloister.tasks.pictures.decode import PNG, grey
 from cloister.tasks.pictures.picture import Picture, class_named
 
 SPELLINGS = {
@@ -566,11 +566,12 @@ def test_the_decoder_says_nothing_of_its_own(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_image_that_says_it_is_huge_takes_no_memory():
+@pytest.mark.parametrize(("width", "length"), [(2**23, 100), (8, 0x7FFFFF00)], ids=["pixels", "a part"])
+def test_an_image_that_says_it_is_huge_takes_no_memory(width, length):
     """One of a few bytes took four gigabytes, and would have had a small node killed."""
-    header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (2**23).to_bytes(4) + (128).to_bytes(4) + b"\x08\0\0\0\0"
+    header = PNG + b"\0\0\0\rIHDR" + width.to_bytes(4) + (128).to_bytes(4) + b"\x08\0\0\0\0" + bytes(4)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert grey(header + bytes(4) + b"\x7f\xff\xff\xffIDAT" + bytes(100), (8, 8)) is None
+    assert grey(header + length.to_bytes(4) + b"IDAT" + bytes(104), (8, 8)) is None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18, "in kilobytes"
 
 

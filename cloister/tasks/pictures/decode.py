@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm")
 MOST_PIXELS = 2**26
 """Of one image: more are damaged."""
-PNG, SIZES = b"\x89PNG", slice(16, 24)
-"""First bytes of a PNG, and where its width and height stand."""
+PNG, PART = b"\x89PNG\r\n\x1a\n", 12
+"""First bytes of a PNG, and those of each of its parts beside the content: length, kind and check."""
 JPEG, SCAN, END = b"\xff\xd8", b"\xff\xda", b"\xff\xd9"
 """Markers: of the first bytes of a JPEG, of the beginning of its pixels, and of its end."""
 
@@ -39,13 +39,12 @@ def grey(encoded: bytes, shape: tuple[int, int]) -> NDArray[np.float32] | None:
 
 
 def _decoded(encoded: bytes) -> NDArray | None:
-    # Read when OpenCV is loaded; see `_is_too_large` for what it does not hold against it.
+    # Read when OpenCV is loaded; see `_claims_too_much` for what it does not hold against it.
     os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MOST_PIXELS))
     import cv2
 
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # our error names damaged images
-    # Some versions of OpenCV fill up a JPEG that was cut off, and call it whole.
-    if not encoded or (encoded.startswith(JPEG) and encoded.rfind(END) < encoded.rfind(SCAN)) or _is_too_large(encoded):
+    if not encoded or _is_cut_off(encoded) or _claims_too_much(encoded):
         return None
     try:
         return cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_GRAYSCALE)
@@ -53,10 +52,21 @@ def _decoded(encoded: bytes) -> NDArray | None:
         return None
 
 
-def _is_too_large(encoded: bytes) -> bool:
-    """Whether a PNG says that it has more pixels than are read: a hundred bytes may say so of a billion.
+def _is_cut_off(encoded: bytes) -> bool:
+    """Whether a JPEG was: some versions of OpenCV fill it up, and call it whole."""
+    return encoded.startswith(JPEG) and encoded.rfind(END) < encoded.rfind(SCAN)
 
-    OpenCV asks for the memory of all of them before it looks at its own limit.
+
+def _claims_too_much(encoded: bytes) -> bool:
+    """Whether a PNG says that it has more pixels than are read, or a part that is longer than the rest of the file.
+
+    OpenCV asks for the memory of both before it looks at them: a hundred bytes would take four gigabytes.
     """
-    width, height = (int.from_bytes(encoded[SIZES][part]) for part in (slice(4), slice(4, 8)))
-    return encoded.startswith(PNG) and width * height > MOST_PIXELS
+    if not encoded.startswith(PNG):
+        return False
+    width, height = (int.from_bytes(encoded[start : start + 4]) for start in (16, 20))
+    start, kind = len(PNG), b""
+    while start < len(encoded) and kind != b"IEND":
+        length, kind = int.from_bytes(encoded[start : start + 4]), encoded[start + 4 : start + 8]
+        start += PART + length
+    return width * height > MOST_PIXELS or start > len(encoded)
