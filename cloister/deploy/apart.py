@@ -18,6 +18,7 @@ memory has no transactions, and tells more by time (docs/privacy.md).
 """
 
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from logging import WARNING
@@ -49,7 +50,7 @@ TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
 AT_ONCE = 500
 """Names in one statement: SQLite limits them."""
 MOST_TRIES = 20
-"""How often Flower is handed one reply before it is given up."""
+"""How often Flower is handed replies to one message before they are given up."""
 RECONNECT = 5
 """Seconds, as Flower answers."""
 
@@ -66,6 +67,7 @@ class OwnMessages(InFront):
 
     Attributes:
         unfinished: the replies that are being handed to Flower.
+        tries: how often each node's replies to its last message were handed to Flower.
         untold: the message of each node that was given one before, and may not have heard of it.
         unanswered: the message of each node that had fetched one before, and may have been sending its reply.
 
@@ -79,6 +81,7 @@ class OwnMessages(InFront):
         self.given = {each.node: set(each.parts) for each in before}
         self.folder = folder
         self.uploads: dict[int, Upload] = {}
+        self.tries: Counter[int] = Counter()
         self.unfinished = Unfinished()
         last = {each.node: each for each in before}
         self.untold = {node: each.message for node, each in last.items() if not each.is_fetched}
@@ -100,6 +103,7 @@ class OwnMessages(InFront):
             with self.lock:
                 self.given[request.node.node_id] = _names(answer.message_object_trees)
                 self.uploads.pop(request.node.node_id, None)
+                self.tries.pop(request.node.node_id, None)
         return answer
 
     def pull_object(self, request: Any, **others: Any) -> Any:
@@ -161,8 +165,7 @@ class OwnMessages(InFront):
             except OSError as error:
                 raise HTTPException(503, f"the disk does not take a part of a reply: {error.strerror}") from None
             if upload.is_whole and not upload.is_told:
-                upload.handed += 1
-                if upload.handed <= MOST_TRIES:
+                if self._may_try(node):
                     self._hand_on(upload, others)
                 else:
                     log(WARNING, "a reply of node %s is given up: the database did not take it", node)
@@ -194,6 +197,12 @@ class OwnMessages(InFront):
                 )
                 if not self.inner["push_object"](request=part, **others).stored:
                     raise HTTPException(503, "the database is busy")
+
+    def _may_try(self, node: int) -> bool:
+        """Whether Flower is handed a reply once more: a node may announce ever new ones to one message."""
+        with self.lock:
+            self.tries[node] += 1
+            return self.tries[node] <= MOST_TRIES
 
     def _lost(self, node: int, state: Any) -> None:
         """Tell the server's app that the reply is lost which a node was sending when the SuperLink was restarted."""

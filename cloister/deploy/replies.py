@@ -97,10 +97,10 @@ class ReplyLimit(InFront):
         return answer
 
     def pull_object(self, request: Any, **others: Any) -> Any:
-        """Note the size of what a node fetches; fetched twice it counts once."""
+        """Note the size of what a node fetches; fetched twice it counts once, and what is not there does not."""
         answer = self.inner["pull_object"](request=request, **others)
         with self.lock:
-            if exchange := self.exchanges.get(request.node.node_id):
+            if answer.object_content and (exchange := self.exchanges.get(request.node.node_id)):
                 exchange.fetched.note(request.object_id, len(answer.object_content))
         return answer
 

@@ -42,14 +42,13 @@ class Upload:
 
     Attributes:
         is_told: whether Flower has them all, or will never take them.
-        handed: how often Flower was handed them.
 
     Raises:
         ValueError: what is announced contradicts itself.
     """
 
     def __init__(self, request: Any, folder: Path | None) -> None:
-        self.request, self.turn, self.is_told, self.handed = request, Lock(), False, 0
+        self.request, self.turn, self.is_told = request, Lock(), False
         tree = request.message_object_trees[0]
         self.root, self._announced = tree.object_id, request.messages_list[0]
         if self._announced.metadata.message_id != self.root:

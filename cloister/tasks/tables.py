@@ -55,8 +55,7 @@ class Table:
         Raises:
             DataError: the file is absent or lacks a column.
         """
-        needs = (*self.columns, self.target, *filter(None, [group]))
-        examples = self._examples(self._cells(path, True, needs), group)
+        examples = self._examples(self._cells(path, self._labelled(group), tolerant=True), group)
         beyond = (examples.x < -self.tolerance) | (examples.x > 1 + self.tolerance)
         return Examples(np.where(beyond, np.float32(np.nan), examples.x), examples.y, examples.groups)
 
@@ -69,7 +68,7 @@ class Table:
             DataError: as `rows`; or a cell is no finite number, outside of its range, or no class. The column is named,
                 and no cell quoted.
         """
-        cells = self._cells(path, False, (*self.columns, self.target, *filter(None, [group])))
+        cells = self._cells(path, self._labelled(group), tolerant=False)
         self._refuse_faulty_inputs(cells, path)
         if not self.classes:
             _refuse_faults(cells[self.target], self.target, path)
@@ -89,7 +88,7 @@ class Table:
         Raises:
             DataError: as `read`.
         """
-        cells = self._cells(path, False, tuple(self.columns))
+        cells = self._cells(path, tuple(self.columns), tolerant=False)
         if any(cell.strip() for cell in cells.get(self.target, ())):
             return None
         self._refuse_faulty_inputs(cells, path)
@@ -116,7 +115,11 @@ class Table:
             scaled: NDArray[np.float32] = ((features - low) / (high - low)).astype(np.float32)
         return scaled
 
-    def _cells(self, path: Path, tolerant: bool, needs: Sequence[str]) -> Cells:
+    def _labelled(self, group: str) -> tuple[str, ...]:
+        """The columns of a file to train on."""
+        return (*self.columns, self.target, *([group] if group else []))
+
+    def _cells(self, path: Path, needs: Sequence[str], tolerant: bool) -> Cells:
         if not path.is_file():
             expected = f"a .csv file with {len(self.columns)} features and {self.target}"
             raise DataError(f"data-path: no file at {path}; expected {expected}")

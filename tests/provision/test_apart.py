@@ -142,6 +142,21 @@ def test_flower_is_not_handed_a_reply_without_end(link, nodes, monkeypatch, capl
     assert "is given up" in caplog.text and not link.is_complete(message)
 
 
+def test_flower_is_not_handed_ever_new_replies_to_one_message(link, nodes, monkeypatch):
+    """Each could be timed: it tells a little of whether another node has sent what it names."""
+    handed, push = [], link.own.inner["push_messages"]
+    monkeypatch.setitem(link.own.inner, "push_messages", lambda **given: handed.append(1) or push(**given))
+    message = link.send(nodes[0])
+    nodes[0].fetch()
+    for number in range(MOST_TRIES + 5):
+        nodes[0].reply(message, {"bias": np.full(3, number, np.float32)})
+    assert len(handed) == MOST_TRIES
+    another = link.send(nodes[0])
+    nodes[0].fetch()
+    nodes[0].reply(another)
+    assert link.is_complete(another)
+
+
 def test_a_reply_that_is_announced_once_more_keeps_its_parts(link, nodes):
     message = link.send(nodes[0])
     nodes[0].fetch()

@@ -243,6 +243,16 @@ class TestReplies:
         fleet_handlers.pull_object(request=PullObjectRequest(node=Node(node_id=1), object_id="a"))
         assert self.push(200).stored and self.push(10).stored
 
+    def test_what_is_not_there_widens_no_limit(self, limit, monkeypatch):
+        monkeypatch.setattr(replies, "MORE_PARTS", 0)
+        self.fetch(objects=("a",))
+        limiting = fleet_handlers.pull_object.__self__
+        limiting.inner["pull_object"] = lambda request: PullObjectResponse(object_found=False)
+        for name in "bcdefgh":
+            fleet_handlers.pull_object(request=PullObjectRequest(node=Node(node_id=1), object_id=name))
+        with pytest.raises(replies.HTTPException, match="may have 2 parts"):
+            self.announce(3)
+
     def test_objects_under_ever_new_names_are_refused(self, limit, monkeypatch):
         monkeypatch.setattr(replies, "MORE_PARTS", 0)
         self.fetch(objects=("a",))

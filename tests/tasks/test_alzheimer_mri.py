@@ -22,6 +22,7 @@ from cloister.server.reports.console import Narrator
 from cloister.tasks.alzheimer_mri import CLASSES, PUBLISHED, PUBLISHED_TEST, TABLES, AlzheimerMri
 from cloister.tasks.base import Dataset, Examples
 from cloister.tasks.partition import deal
+from cloister.tasks.pictures import parquet as parquet_files
 from cloister.tasks.pictures.decode import PNG, grey
 from cloister.tasks.pictures.picture import Picture, class_named
 
@@ -330,6 +331,10 @@ def a_table(place, _):
     parquet(place.parent / "x.parquet", [1])
 
 
+def a_pipe_for_a_table(place, _):
+    os.mkfifo(place.parent / "x.parquet")
+
+
 def an_image_above(place, _):
     put(place.parent.parent / place.name / "x.png", jpeg(scan(0, 0)))
 
@@ -354,6 +359,7 @@ ODD = [
     a_folder_of_its_kind,
     a_table_that_is_none,
     a_table,
+    a_pipe_for_a_table,
     an_image_above,
     a_folder_that_is_closed,
 ]
@@ -385,6 +391,28 @@ def test_two_layouts_in_one_folder_are_an_error_to_whoever_checks(tmp_path):
     parquet(root / "more.parquet", [1])
     with pytest.raises(DataError, match="folders of images and parquet files; keep one of the two"):
         mri("").read(root)
+
+
+def test_images_of_one_parquet_file_that_cannot_be_read_are_left_out_alone(tmp_path, monkeypatch):
+    for name in "ab":
+        parquet(tmp_path / f"{name}.parquet", [0, 1, 2, 3])
+    opened = parquet_files._opened
+
+    class Torn:
+        def __init__(self, file):
+            self.schema_arrow, self.metadata, self.read = file.schema_arrow, file.metadata, file.read
+
+        def iter_batches(self, *_, **__):
+            raise OSError("a page is damaged")
+
+    whole = mri("").rows(tmp_path)
+    (tmp_path / "b.parquet").touch()
+    monkeypatch.setattr(
+        parquet_files, "_opened", lambda path: (Torn if path.stem == "b" else lambda it: it)(opened(path))
+    )
+    found = mri("").rows(tmp_path)
+    np.testing.assert_array_equal(found.x[:4], whole.x[:4])
+    assert np.isnan(found.x[4:]).all()
 
 
 def test_labels_of_a_parquet_file_may_be_stored_as_categories(tmp_path):

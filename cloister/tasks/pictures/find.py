@@ -1,6 +1,7 @@
 """Which of the layouts a path holds."""
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from logging import WARNING
@@ -55,7 +56,7 @@ def find_pictures(path: Path, classes: Sequence[str], below: bool = True) -> Sou
     Raises:
         DataError: there are no such images, or they lie in more than one such folder, or in both layouts.
     """
-    _refuse_nothing(path)
+    _refuse_missing(path)
     found = _at(path, classes)
     if not found and below and path.is_dir():
         found = [source for folder in folders_in(path) for source in _at(folder, classes)]
@@ -76,7 +77,7 @@ def every_picture(path: Path, classes: Sequence[str]) -> Source:
     Raises:
         DataError: there are no images.
     """
-    _refuse_nothing(path)
+    _refuse_missing(path)
     tables = [source for file in _parquet_files(path) for source in _readable(file, classes)]
     sources = [*([FolderPerClass.at(path, classes, tolerant=True)] if path.is_dir() else []), *tables]
     found = [source for source in sources if source.pictures]
@@ -93,7 +94,7 @@ def _readable(file: Path, classes: Sequence[str]) -> Iterator[Source]:
         logger.log(WARNING, "a parquet file is left out: %s", error)
 
 
-def _refuse_nothing(path: Path) -> None:
+def _refuse_missing(path: Path) -> None:
     if not path.exists():
         raise DataError(f"there is no file or folder at {path}; name a folder with a folder of images for each class")
 
@@ -119,7 +120,10 @@ def _folders_named(path: Path) -> list[str]:
 
 
 def _parquet_files(path: Path) -> list[Path]:
-    return sorted(path.glob("*.parquet")) if path.is_dir() else [path] if path.suffix.lower() == ".parquet" else []
+    """The parquet files at a path; whatever else has such a name, as a pipe, is none."""
+    if path.is_dir():
+        return sorted(file for file in path.glob("*.parquet") if os.path.isfile(file))
+    return [path] if path.suffix.lower() == ".parquet" else []
 
 
 def _at(path: Path, classes: Sequence[str]) -> list[Source]:

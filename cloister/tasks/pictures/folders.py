@@ -1,9 +1,11 @@
 """A folder for each class, as published sets of images are unpacked."""
 
+import logging
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from logging import WARNING
 from pathlib import Path
 
 from cloister.core.errors import DataError
@@ -14,6 +16,7 @@ PARTS: dict[str, Part] = {"train": "train", "test": "test"}
 """Folders that stand above those of the classes, by their names in small letters."""
 LARGEST = 2**28
 """Bytes of the file of one image."""
+logger = logging.getLogger("cloister.tasks")
 
 
 @dataclass(frozen=True)
@@ -71,13 +74,18 @@ def _entries(folder: Path) -> list[Path]:
     """
     try:
         return sorted(folder.iterdir())
-    except OSError:
+    except OSError as error:
+        _tell(error)
         return []
 
 
 def _files_below(folder: Path) -> list[Path]:
     """The files in a folder and in those below it, and links that are no folder."""
-    return sorted(Path(where, name) for where, _, names in os.walk(folder) for name in names)
+    return sorted(Path(where, name) for where, _, names in os.walk(folder, onerror=_tell) for name in names)
+
+
+def _tell(error: OSError) -> None:
+    logger.log(WARNING, "%s cannot be read (%s); what is in it is left out", error.filename, error.strerror)
 
 
 def _content(path: Path) -> bytes:

@@ -3,7 +3,9 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,16 +57,17 @@ class ParquetFiles:
         return cls(files[0].parent, tuple(files), pictures)
 
     def contents(self) -> Iterator[bytes]:
-        """The images, row by row."""
+        """The images, row by row; no bytes from where on a file cannot be read: it says nothing of the other files."""
         for path in self.files:
-            try:
-                file = _opened(path)
+            file = _opened(path)
+            left = file.metadata.num_rows
+            with suppress(ValueError, OSError):
                 # The name of a file beside its bytes is not needed, and may be no text.
                 column = "image.bytes" if "bytes" in str(file.schema_arrow.field("image").type) else "image"
                 for rows in file.iter_batches(ROWS, columns=[column]):
                     yield from map(_bytes, rows.column(0).to_pylist())
-            except (ValueError, OSError):
-                raise _unreadable(path) from None
+                    left -= len(rows)
+            yield from repeat(b"", left)
 
 
 def _part(path: Path) -> Part:
