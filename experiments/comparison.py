@@ -27,6 +27,7 @@ from rich.console import Console
 
 from cloister.audits.conduct import audit
 from cloister.audits.table import Effort
+from cloister.core.digits import at_most
 from cloister.local.simulation import simulate
 from cloister.server.reports.compare.runs import read_runs
 from cloister.server.reports.console import Narrator
@@ -342,7 +343,7 @@ def table(task: str, found: Sequence[Point]) -> str:
     for point in found:
         noise = f"{point.strength:g}" if point.strength else "–"
         spread = f" ± {statistics.stdev(point.accuracy):.3f}" if len(point.accuracy) > 1 else ""
-        epsilon = "–" if point.epsilon is None else f"{point.epsilon:.3g}, one {point.unit}"
+        epsilon = "–" if point.epsilon is None else f"{at_most(point.epsilon, 3)}, one {point.unit}"
         attacks = " | ".join(_in_words(point.attacks[unit]) for unit in UNITS)
         figures = f"{noise} | {point.mean:.3f}{spread} | {epsilon} | {attacks} | {len(point.accuracy)}"
         lines.append(f"| {point.mechanism} | {figures} |")

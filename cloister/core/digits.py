@@ -32,6 +32,20 @@ def at_least(value: float, digits: int = 4) -> str:
     return _rounded(value, digits, ROUND_FLOOR)
 
 
+def rounded_up(value: float, digits: int = 4) -> float:
+    """A number in a few digits and never less than it is: a noise multiplier that was found, for people to set.
+
+    Args:
+        value: positive.
+        digits: that count.
+
+    Examples:
+        >>> rounded_up(0.123401), rounded_up(0.1)
+        (0.1235, 0.1)
+    """
+    return float(Context(digits, ROUND_CEILING).create_decimal(repr(float(value))))
+
+
 def percent_at_least(share: float) -> str:
     """A share that something is at least (a confidence), in percent, rounded down.
 

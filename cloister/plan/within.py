@@ -14,6 +14,7 @@ from cloister.config.run import RunConfig, parse
 from cloister.config.section import Scalar
 from cloister.config.secure import SWITCHED_OFF
 from cloister.config.variants import PluginPrivacy
+from cloister.core.digits import rounded_up
 from cloister.core.errors import BudgetExhausted, ConfigError
 from cloister.plan.nodes import Asked
 from cloister.privacy.accounting.budget import PrivacyBudget
@@ -199,9 +200,3 @@ def _hardest(found: Sequence[Within]) -> Within:
     nothing = [each.smallest for each in found if each.is_nothing]
     smallest = None if None in nothing else max(filter(None, nothing), default=None)
     return replace(hardest, whose="every client's", rounds=min(rounds, default=None), smallest=smallest)
-
-
-def rounded_up(number: float) -> float:
-    """A number above 0 to four digits, never less than it is: a smaller multiplier would pass the budget."""
-    unit = 10.0 ** (math.floor(math.log10(number)) - 3)
-    return float(f"{math.ceil(number / unit) * unit:.4g}")

@@ -7,7 +7,7 @@ from flwr.serverapp import Grid
 
 from cloister.config.run import parse
 from cloister.config.secure import SWITCHED_OFF
-from cloister.core.digits import at_least, at_most
+from cloister.core.digits import at_least, at_most, rounded_up
 from cloister.core.errors import BudgetExhausted, CloisterError
 from cloister.privacy.accounting.events import Event, Gaussian, Pure
 from cloister.privacy.accounting.filters import cost, filter_for, minimum_multiplier
@@ -98,5 +98,4 @@ def _more_noise(key: str, least: Callable[[], float], rounds: int) -> str:
         found = least()
     except (CloisterError, KeyError):
         return ""
-    unit = 10.0 ** (math.floor(math.log10(found)) - 3)
-    return f", or {key} of {math.ceil(found / unit) * unit:.4g} or more for {rounds} rounds"
+    return f", or {key} of {rounded_up(found):.4g} or more for {rounds} rounds"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cloister.cli import app
 from cloister.client.policy import Policy
 from cloister.client.policy_words import render as render_policy
-from cloister.core.digits import at_least, at_most
+from cloister.core.digits import at_least, at_most, rounded_up
 from cloister.privacy.accounting.events import Gaussian, Pure
 from cloister.privacy.claims.claim import OfSize, Statement
 from cloister.privacy.claims.meaning import meanings
@@ -33,6 +33,17 @@ def test_a_bound_is_on_its_side_and_near(digits):
     for value in rng.uniform(1, 10, 300) * 10.0 ** rng.integers(-30, 30, 300):
         high, low = float(at_most(value, digits)), float(at_least(value, digits))
         assert low <= value <= high and high - low <= 10.0 ** (1 - digits) * value * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("digits", [1, 3, 4])
+def test_what_is_rounded_up_is_no_less_and_near(digits):
+    rng = np.random.default_rng(digits)
+    few = rng.integers(1, 10**digits, 300) * 10.0 ** rng.integers(-9, 9, 300)
+    for value in rng.uniform(1, 10, 300) * 10.0 ** rng.integers(-30, 30, 300):
+        assert value <= rounded_up(value, digits) <= (1 + 10.0 ** (1 - digits)) * value
+    for value in (float(f"{each:.{digits}g}") for each in few):
+        assert rounded_up(value, digits) == value
+        assert value < rounded_up(math.nextafter(value, math.inf), digits)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from planned import CLIENTS, DP_SGD, GLOBAL, TINY, planned, run
 from cloister.config.run import parse
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.plan import words
-from cloister.plan.within import CLIENT_NOISE, Within, for_all, of_server, rounded_up
+from cloister.plan.within import CLIENT_NOISE, Within, for_all, of_server
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
 from cloister.privacy.accounting.filters import filter_for
@@ -57,11 +57,6 @@ def test_what_is_printed_stays_within_the_budget_and_wastes_little(tmp_path, eps
 
 def test_a_smaller_delta_needs_more_noise(tmp_path):
     assert found(tmp_path, 1.0, 1, target_delta=1e-9).noise > found(tmp_path, 1.0, 1).noise
-
-
-@pytest.mark.parametrize("number", [1.0, 1.23449, 0.00123401, 12340.4, 9.9991])
-def test_noise_is_rounded_up(number):
-    assert number <= rounded_up(number) <= number * 1.001
 
 
 @pytest.mark.parametrize(
