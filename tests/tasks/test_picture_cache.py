@@ -98,6 +98,26 @@ def test_only_a_few_sizes_are_kept(images):
     assert len(list((images / FOLDER).iterdir())) == KEPT
 
 
+def test_files_of_another_process_are_left_alone_or_gone(images, monkeypatch):
+    """It may be writing one, and may have removed another one since it was listed."""
+    source, listed = find_pictures(images, CLASSES), Path.glob
+    order = range(len(source.pictures))
+    writing = images / FOLDER / ".x.npy.1.partial.npy"
+    decoded(source, 7, order)
+    writing.touch()
+    os.utime(writing, (0, 0))
+    monkeypatch.setattr(Path, "glob", lambda place, pattern: [*listed(place, pattern), place / "gone.npy"])
+    for size in range(8, 9 + KEPT):
+        decoded(source, size, order)
+    assert writing.exists() and len(list(listed(images / FOLDER, "*.npy"))) == KEPT + 1
+
+
+def test_what_another_process_forgets_at_once_was_opened_before(images, monkeypatch):
+    source = find_pictures(images, CLASSES)
+    monkeypatch.setattr(cache, "_forget_the_oldest", lambda place: [path.unlink() for path in place.glob("*.npy")])
+    assert decoded(source, 7, range(len(source.pictures))).shape[1] == 7
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -99,12 +99,12 @@ def _made(source: Source, ranks: NDArray[np.intp], shape: tuple[int, ...], name:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _writing, atomic_path(place / name) as partial:
                 _write(source, ranks, shape, partial)
+                made = _opened(partial, shape)  # before another process may forget it
             _forget_the_oldest(place)
             logger.warning("decoded images are kept in %s, and may be deleted; %s names another folder", place, CACHE)
         except OSError as error:
             reasons.append(f"{place} ({error.strerror})")
             continue
-        made = _opened(place / name, shape)
         if made is not None:
             return made
         reasons.append(f"{place} (what was written cannot be read)")
@@ -124,7 +124,15 @@ def _write(source: Source, ranks: NDArray[np.intp], shape: tuple[int, ...], path
 
 
 def _forget_the_oldest(place: Path) -> None:
-    """Remove all but the newest files; whoever has one mapped keeps it."""
-    files = sorted(place.glob("*.npy"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    for path in files[KEPT:]:
+    """Remove all but the newest files; whoever has one mapped keeps it. What another process is writing is hidden."""
+    files = [path for path in place.glob("*.npy") if not path.name.startswith(".")]
+    for path in sorted(files, key=_written, reverse=True)[KEPT:]:
         path.unlink(missing_ok=True)
+
+
+def _written(path: Path) -> int:
+    """When a file was written; 0 of one that another process has removed."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

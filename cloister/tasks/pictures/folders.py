@@ -9,13 +9,11 @@ from logging import WARNING
 from pathlib import Path
 
 from cloister.core.errors import DataError
-from cloister.tasks.pictures.decode import is_image
+from cloister.tasks.pictures.decode import LARGEST, is_image
 from cloister.tasks.pictures.picture import Part, Picture, class_named
 
 PARTS: dict[str, Part] = {"train": "train", "test": "test"}
 """Folders that stand above those of the classes, by their names in small letters."""
-LARGEST = 2**28
-"""Bytes of the file of one image."""
 logger = logging.getLogger("cloister.tasks")
 
 
@@ -27,7 +25,8 @@ class FolderPerClass:
         root: the folder above those of the classes, or above `train` and `test`.
         files: of the images.
         pictures: in the order of `files`.
-        stray: names of files, below the root, that are no image or lie in no folder of a class; hidden ones aside.
+        stray: names of files, below the root, that are no image or lie in no folder of a class, and of links to
+            folders; hidden ones aside.
     """
 
     root: Path
@@ -63,8 +62,15 @@ class FolderPerClass:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """The folders in a folder that are not hidden, by name."""
-    return [path for path in _entries(folder) if os.path.isdir(path) and not path.name.startswith(".")]
+    """The folders in a folder that are not hidden, by name.
+
+    A link to a folder is none: its images would count twice if that folder is here too.
+    """
+    return [path for path in _entries(folder) if _is_folder(path) and not path.name.startswith(".")]
+
+
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -80,8 +86,15 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """The files in a folder and in those below it, and links that are no folder."""
-    return sorted(Path(where, name) for where, _, names in os.walk(folder, onerror=_tell) for name in names)
+    """The files in a folder and in those below it, however deep they lie, and links to files."""
+    found, left = [], [folder]
+    while left:
+        for path in _entries(left.pop()):
+            if _is_folder(path):
+                left.append(path)
+            elif not os.path.isdir(path):
+                found.append(path)
+    return sorted(found)
 
 
 def _tell(error: OSError) -> None:
@@ -114,10 +127,11 @@ def _class_folders(root: Path, classes: Sequence[str], tolerant: bool) -> list[t
 
 
 def _stray(root: Path, folders: list[Path]) -> tuple[str, ...]:
-    """Images beside the folders of the classes, and other files in these."""
+    """Images and links to folders beside the folders of the classes, and other files in these."""
     beside = [path for above in dict.fromkeys([root, *(each.parent for each in folders)]) for path in _entries(above)]
     inside = [path for folder in folders for path in _files_below(folder) if not is_image(path)]
-    found = [*filter(is_image, beside), *(path for path in inside if not path.name.startswith("."))]
+    left_out = [path for path in beside if is_image(path) or (os.path.isdir(path) and not _is_folder(path))]
+    found = [*left_out, *(path for path in inside if not path.name.startswith("."))]
     return tuple(sorted(path.relative_to(root).as_posix() for path in found))
 
 

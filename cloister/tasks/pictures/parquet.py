@@ -5,22 +5,28 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.errors import DataError
+from cloister.tasks.pictures.decode import LARGEST
 from cloister.tasks.pictures.picture import Part, Picture, class_named
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 PART = re.compile(r"(train|test)(?![a-z])")
 """What the name of a file of a split begins with."""
-DIGITS = 9
-"""Of a label: one of more is none."""
-ROWS = 64
-"""Read at once: a few megabytes."""
+DIGITS, LETTERS = 9, 200
+"""Of a label that is a number, and of one that is a name: one of more is none."""
+ROWS, LABELS = 64, 2**16
+"""Images, and labels, that are read at once."""
+GROUP, NAMES = 2**29, 2**26
+"""Bytes of the images, and of the labels, of a row group: reading takes a few times as much, and no more are read."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +37,13 @@ class ParquetFiles:
         root: the folder of the files.
         files: by name.
         pictures: in the order of `files` and of their rows.
+        rows: how many labels each file has.
     """
 
     root: Path
     files: tuple[Path, ...]
     pictures: tuple[Picture, ...]
+    rows: tuple[int, ...]
 
     @classmethod
     def at(cls, files: Sequence[Path], classes: Sequence[str]) -> "ParquetFiles":
@@ -49,25 +57,18 @@ class ParquetFiles:
         Raises:
             DataError: pyarrow is not installed, or a file has no such columns, or names another class.
         """
+        labels = [_labels(path, classes) for path in files]
         pictures = tuple(
             Picture(f"{path.name} row {row}", int(label), _part(path))
-            for path in files
-            for row, label in enumerate(_labels(path, classes))
+            for path, found in zip(files, labels)
+            for row, label in enumerate(found)
         )
-        return cls(files[0].parent, tuple(files), pictures)
+        return cls(files[0].parent, tuple(files), pictures, tuple(map(len, labels)))
 
     def contents(self) -> Iterator[bytes]:
-        """The images, row by row; no bytes from where on a file cannot be read: it says nothing of the other files."""
-        for path in self.files:
-            file = _opened(path)
-            left = file.metadata.num_rows
-            with suppress(ValueError, OSError):
-                # The name of a file beside its bytes is not needed, and may be no text.
-                column = "image.bytes" if "bytes" in str(file.schema_arrow.field("image").type) else "image"
-                for rows in file.iter_batches(ROWS, columns=[column]):
-                    yield from map(_bytes, rows.column(0).to_pylist())
-                    left -= len(rows)
-            yield from repeat(b"", left)
+        """The images, one for each label; no bytes from where on a file cannot be read: it says nothing of others."""
+        for path, rows in zip(self.files, self.rows):
+            yield from islice(chain(_images(path), repeat(b"")), rows)
 
 
 def _part(path: Path) -> Part:
@@ -75,13 +76,49 @@ def _part(path: Path) -> Part:
     return cast(Part, found[1]) if found else ""
 
 
-def _bytes(image: object) -> bytes:
-    """What a cell holds: `{"bytes": ..., "path": ...}`, or the bytes alone."""
-    content = image.get("bytes") if isinstance(image, dict) else image
+def _images(path: Path) -> Iterator[bytes]:
+    """The images of a file, up to where it cannot be read: pyarrow raises errors of many kinds."""
+    with suppress(Exception):
+        file = _opened(path)
+        # The name of a file beside its bytes is not needed, and may be no text.
+        column = "image.bytes" if _has_bytes(file.schema_arrow.field("image").type) else "image"
+        for number in range(file.num_row_groups):
+            if _size(file, number, "image") > GROUP:
+                yield from repeat(b"", file.metadata.row_group(number).num_rows)
+                continue
+            for cells in _batches(file, number, column, min(ROWS, GROUP // _size(file, number, "image"))):
+                yield from map(_bytes, cells.field("bytes") if _has_bytes(cells.type) else cells)
+
+
+def _size(file: "ParquetFile", number: int, name: str) -> int:
+    """Bytes of a column of a row group, at least 1. What stands there once may be the cell of many rows."""
+    group = file.metadata.row_group(number)
+    columns = [group.column(each) for each in range(group.num_columns)]
+    return 1 + sum(each.total_uncompressed_size for each in columns if each.path_in_schema.startswith(name))
+
+
+def _batches(file: "ParquetFile", number: int, column: str, rows: int) -> Iterator[Any]:
+    """The cells of a column of a row group, as arrays of so many rows."""
+    for batch in file.iter_batches(max(1, rows), row_groups=[number], columns=[column]):
+        yield batch.column(0)
+
+
+def _has_bytes(kind: Any) -> bool:
+    """Whether cells are `{"bytes": ..., "path": ...}`, and not the bytes alone."""
+    from pyarrow import types
+
+    return bool(types.is_struct(kind)) and kind.get_field_index("bytes") >= 0
+
+
+def _bytes(cell: Any) -> bytes:
+    """What a cell holds; nothing where that is no bytes, or more than any image has."""
+    if hasattr(cell, "as_buffer") and cell.is_valid and cell.as_buffer().size > LARGEST:
+        return b""
+    content = cell.as_py()
     return content if isinstance(content, bytes) else b""
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path) -> "ParquetFile":
     try:
         from pyarrow import parquet
     except ImportError:
@@ -89,7 +126,7 @@ def _opened(path: Path) -> Any:
         raise DataError(f"{path} is a parquet file, which needs pyarrow to be read: {remedy}") from None
     try:
         return parquet.ParquetFile(path)
-    except (ValueError, OSError):
+    except Exception:  # of many kinds, whatever the file holds
         raise _unreadable(path) from None
 
 
@@ -101,14 +138,25 @@ def _labels(path: Path, classes: Sequence[str]) -> NDArray[np.int64]:
     """The class of each row, shape (n,); -1 where there is none."""
     file = _opened(path)
     try:
-        column = file.read(columns=["label"]).column("label")
-        values = column.cast("binary") if _is_text(column.type) else column
-        labels = np.array([_number(value, classes) for value in values.to_pylist()], np.int64)
+        labels = np.array([_number(value, classes) for value in _label_cells(file)], np.int64)
         file.schema_arrow.field("image")
-    except (ValueError, OSError, KeyError):
+    except Exception:  # as above
         raise _unreadable(path) from None
     names = _names(file.schema_arrow.metadata or {})
     return labels if names is None else _numbered(labels, names, classes, path)
+
+
+def _label_cells(file: "ParquetFile") -> Iterator[object]:
+    """What the column `label` holds; text as bytes.
+
+    Raises:
+        ValueError: labels take more memory than any do.
+    """
+    for number in range(file.num_row_groups):
+        if (size := _size(file, number, "label")) > NAMES:
+            raise ValueError("labels are too long")
+        for cells in _batches(file, number, "label", min(LABELS, NAMES // size)):
+            yield from (cells.cast("binary") if _is_text(cells.type) else cells).to_pylist()
 
 
 def _is_text(kind: Any) -> bool:
@@ -123,7 +171,7 @@ def _number(value: object, classes: Sequence[str]) -> int:
     """A label by itself: a whole number, or the name of a class; -1 where it is neither."""
     if isinstance(value, float):
         value = int(value) if value.is_integer() else -1
-    if isinstance(value, bytes):
+    if isinstance(value, bytes) and len(value) <= LETTERS:
         text = value.decode("utf-8", "replace").strip()
         value = int(text) if text.isdecimal() and len(text) < DIGITS else class_named(text, classes)
     return value if isinstance(value, int) and abs(value) < 10**DIGITS else -1
@@ -133,7 +181,7 @@ def _names(metadata: dict[bytes, bytes]) -> list[str] | None:
     """What the labels mean, where the file says it."""
     try:
         names = json.loads(metadata[b"huggingface"])["info"]["features"]["label"]["names"]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
     return [str(name) for name in names] if isinstance(names, list) else None
 

@@ -153,12 +153,10 @@ class PictureTask(Task):
         return [Examples(x, y) if good.all() else Examples(x, y).take(np.flatnonzero(good)) for x, y, good in pieces]
 
     def _tell_stray(self, source: Source) -> None:
-        """Warn of files that are no image of a class: somebody may count on them."""
+        """Warn of files, and links to folders, that are no image of a class: somebody may count on them."""
         if isinstance(source, FolderPerClass) and source.stray:
-            names = ", ".join(source.stray[:NAMED])
-            logger.warning(
-                "%s: %s left out, as no image of a class: %s", source.root, counted(len(source.stray), "file"), names
-            )
+            names, number = ", ".join(source.stray[:NAMED]), counted(len(source.stray), "file")
+            logger.warning("%s: %s or links left out, as no image of a class: %s", source.root, number, names)
 
     def _tell(self, names: list[str], source: Source) -> None:
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""

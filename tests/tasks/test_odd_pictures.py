@@ -1,0 +1,268 @@
+"""Odd files among images: whatever one of them is, the images beside it are used."""
+
+import os
+import resource
+import subprocess
+import zlib
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pyarrow as pa
+import pytest
+from mri import folders, jpeg, mri, parquet, put, scan
+from pyarrow import parquet as pq
+
+from cloister.tasks.alzheimer_mri import CLASSES
+from cloister.tasks.pictures import decode
+from cloister.tasks.pictures import parquet as parquet_files
+from cloister.tasks.pictures.decode import MOST_SCANS, PNG, SCAN, grey
+from cloister.tasks.pictures.find import every_picture
+
+
+def a_link_to_no_name(place, _):
+    (place / "x.png").symlink_to("n" * 300)
+
+
+def a_link_beside(place, _):
+    (place.parent / "scan").symlink_to("n" * 300)
+
+
+def a_pipe(place, _):
+    os.mkfifo(place / "x.png")
+
+
+def a_device(place, _):
+    (place / "x.png").symlink_to("/dev/zero")
+
+
+def an_endless_file(place, _):
+    with (place / "x.png").open("wb") as file:
+        file.truncate(10**11)
+
+
+def a_folder_of_its_kind(place, _):
+    (place / "x.png").mkdir()
+
+
+def a_table_that_is_none(place, _):
+    (place.parent / "x.parquet").write_bytes(b"no parquet")
+
+
+def a_table(place, _):
+    parquet(place.parent / "x.parquet", [1])
+
+
+def a_pipe_for_a_table(place, _):
+    os.mkfifo(place.parent / "x.parquet")
+
+
+def an_image_above(place, _):
+    put(place.parent.parent / place.name / "x.png", jpeg(scan(0, 0)))
+
+
+def a_folder_that_is_closed(_, monkeypatch):
+    listed = Path.iterdir
+
+    def closed(folder):
+        if folder.name == "others":
+            raise PermissionError(13, "Permission denied")
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", closed)
+
+
+def a_link_to_all(place, _):
+    (place.parent / "train").symlink_to(".")
+
+
+def a_link_to_its_class(place, _):
+    (place.parent / place.name.upper()).symlink_to(place.name)
+
+
+def table_of(image, label=1, metadata=None):
+    """An oddity: a parquet file with one row."""
+
+    def odd(place, _):
+        columns = {"image": pa.array([image[0]], image[1]), "label": pa.array([label], *image[2:])}
+        pq.write_table(pa.table(columns).replace_schema_metadata(metadata), place.parent / "x.parquet")
+
+    return odd
+
+
+INNER = pa.struct([("bytes", pa.binary())])
+COLUMNS = {
+    "a list": table_of(([{"bytes": b"x"}], pa.list_(INNER))),
+    "other bytes": table_of(({"nbytes": 3}, pa.struct([("nbytes", pa.int64())]))),
+    "inner bytes": table_of(({"a": {"bytes": b"x"}}, pa.struct([("a", INNER)]))),
+    "an image of no date": table_of((2**30, pa.date32())),
+    "a label of no date": table_of((b"x", pa.binary(), pa.date32()), 2**30),
+    "a label of no time": table_of((b"x", pa.binary(), pa.timestamp("us")), 2**62),
+    "names without end": table_of((b"x", pa.binary()), 1, {"huggingface": "[" * 100_000}),
+}
+
+ODD = [
+    a_link_to_no_name,
+    a_link_beside,
+    a_pipe,
+    a_device,
+    an_endless_file,
+    a_folder_of_its_kind,
+    a_table_that_is_none,
+    a_table,
+    a_pipe_for_a_table,
+    an_image_above,
+    a_folder_that_is_closed,
+    a_link_to_all,
+    a_link_to_its_class,
+]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *(pytest.param(odd, id=odd.__name__) for odd in ODD),
+        *(pytest.param(odd, id=name) for name, odd in COLUMNS.items()),
+    ],
+)
+def test_whatever_lies_in_a_folder_the_images_beside_it_are_used(tmp_path, monkeypatch, odd):
+    root = folders(tmp_path / "published" / "images")
+    put(root / "others" / "x.jpg", jpeg(scan(0, 0)))
+    whole = mri("").rows(root)
+    odd(root / CLASSES[0], monkeypatch)
+    found = mri("").rows(root)
+    good = np.isfinite(found.x[:, 0, 0, 0])
+    assert 0 <= len(found.x) - len(whole.x) <= 1
+    kept = iter([row.tobytes() for row in found.x[good]])
+    assert all(row.tobytes() in kept for row in whole.x), "all of them, in their order"
+
+
+def test_images_of_one_parquet_file_that_cannot_be_read_are_left_out_alone(tmp_path, monkeypatch):
+    for name in "ab":
+        parquet(tmp_path / f"{name}.parquet", [0, 1, 2, 3])
+    opened = parquet_files._opened
+
+    class Torn:
+        def __init__(self, file):
+            self.schema_arrow, self.metadata, self.read = file.schema_arrow, file.metadata, file.read
+
+        def iter_batches(self, *_, **__):
+            raise OSError("a page is damaged")
+
+    whole = mri("").rows(tmp_path)
+    (tmp_path / "b.parquet").touch()
+    monkeypatch.setattr(
+        parquet_files, "_opened", lambda path: (Torn if path.stem == "b" else lambda it: it)(opened(path))
+    )
+    found = mri("").rows(tmp_path)
+    np.testing.assert_array_equal(found.x[:4], whole.x[:4])
+    assert np.isnan(found.x[4:]).all()
+
+
+@pytest.mark.parametrize(("width", "length"), [(2**23, 100), (8, 0x7FFFFF00)], ids=["pixels", "a part"])
+def test_an_image_that_says_it_is_huge_takes_no_memory(width, length):
+    """One of a few bytes took four gigabytes, and would have had a small node killed."""
+    header = PNG + b"\0\0\0\rIHDR" + width.to_bytes(4) + (128).to_bytes(4) + b"\x08\0\0\0\0" + bytes(4)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert grey(header + length.to_bytes(4) + b"IDAT" + bytes(104), (8, 8)) is None
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18, "in kilobytes"
+
+
+def test_an_image_that_the_decoder_leaves_in_colour_is_damaged():
+    """Its numbers would lie in the rows of other images."""
+    assert grey(b"PF\n4 4\n-1.0\n" + np.full(48, 25500.0, np.float32).tobytes(), (4, 4)) is None
+
+
+def test_images_beside_folders_without_end_are_used(tmp_path):
+    root = folders(tmp_path / "images")
+    deepest = root / CLASSES[-1]
+    for _ in range(1500):
+        deepest /= "d"
+        os.mkdir(deepest)
+    try:
+        put(deepest / "x.png", jpeg(scan(0, 0)))
+        assert len(every_picture(root, CLASSES).pictures) == 5 * len(CLASSES) + 1
+    finally:
+        subprocess.run(["rm", "-r", root / CLASSES[-1] / "d"], check=True)  # Python's own ways recurse
+
+
+def progressive(scans):
+    """A JPEG whose last scan stands this many times."""
+    whole = cv2.imencode(".jpg", scan(0, 0), [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
+    last = whole[whole.rindex(SCAN) : -2]
+    return whole[:-2] + last * (scans - whole.count(SCAN)) + whole[-2:]
+
+
+def test_a_jpeg_of_endless_scans_is_damaged():
+    """One of 265 kB took 2.8 s, and more with each hundred bytes."""
+    assert grey(progressive(MOST_SCANS), (8, 8)) is not None
+    assert grey(progressive(MOST_SCANS + 1), (8, 8)) is None
+
+
+def test_a_png_of_endless_parts_is_damaged(monkeypatch):
+    whole = cv2.imencode(".png", scan(0, 0))[1].tobytes()
+    empty = bytes(4) + b"teXt" + zlib.crc32(b"teXt").to_bytes(4)
+    many = whole[:33] + 20 * empty + whole[33:]
+    assert grey(many, (8, 8)) is not None
+    monkeypatch.setattr(decode, "MOST_PARTS", 20)
+    assert grey(many, (8, 8)) is None
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), INNER])
+def test_a_cell_that_is_too_large_is_damaged_by_itself(tmp_path, monkeypatch, kind):
+    images = [jpeg(scan(0, number)) for number in range(3)]
+    images[1] += bytes(10_000)
+    cells = images if kind == pa.binary() else [{"bytes": each} for each in images]
+    pq.write_table(pa.table({"image": pa.array(cells, kind), "label": [0, 1, 2]}), tmp_path / "x.parquet")
+    monkeypatch.setattr(parquet_files, "LARGEST", 10_000)
+    assert [bool(each) for each in every_picture(tmp_path, CLASSES).contents()] == [True, False, True]
+
+
+def test_rows_that_would_take_too_much_memory_together_are_damaged(tmp_path, monkeypatch):
+    """A gigabyte of zeros has 33 kB in a file."""
+    images = [jpeg(scan(0, 0))] * 7 + [bytes(10**6)] * 7
+    parquet(tmp_path / "x.parquet", [0] * 14, images=images)  # in two groups of rows
+    monkeypatch.setattr(parquet_files, "GROUP", 10**5)
+    assert [bool(each) for each in every_picture(tmp_path, CLASSES).contents()] == [True] * 7 + [False] * 7
+
+
+@pytest.mark.parametrize(("column", "limit"), [("image", "GROUP"), ("label", "NAMES")])
+def test_a_cell_that_is_stored_once_for_many_rows_is_not_read_for_all_of_them_at_once(
+    tmp_path, monkeypatch, column, limit
+):
+    """One of 16 MB for 64 rows has 1 kB in a file, and took 1.6 GB as an image and 3.1 GB as a label."""
+    cells = {"image": [jpeg(scan(0, 0))] * 64, "label": [0] * 64}
+    cells[column] = [{"image": bytes(3000), "label": "x" * 3000}[column]] * 64
+    pq.write_table(pa.table(cells), tmp_path / "x.parquet", use_dictionary=True)
+    monkeypatch.setattr(parquet_files, limit, 10_000)
+    sizes, batches = [], parquet_files._batches
+
+    def weighed(file, number, name, rows):
+        for batch in batches(file, number, name, rows):
+            sizes.append(batch.nbytes if name.startswith(column) else 0)
+            yield batch
+
+    monkeypatch.setattr(parquet_files, "_batches", weighed)
+    found = every_picture(tmp_path, CLASSES)
+    assert len(list(found.contents())) == len(found.pictures) == 64
+    assert 0 < max(sizes) <= 1.2 * 10_000
+
+
+def test_labels_of_a_file_that_take_too_much_memory_leave_it_out_alone(tmp_path, monkeypatch):
+    parquet(tmp_path / "a.parquet", [0, 1])
+    long = pa.table({"image": [jpeg(scan(0, 0))] * 2, "label": ["x" * 3000, "y" * 3000]})
+    pq.write_table(long, tmp_path / "b.parquet")
+    monkeypatch.setattr(parquet_files, "NAMES", 5000)
+    assert len(every_picture(tmp_path, CLASSES).pictures) == 2
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_a_file_that_lies_about_its_rows_moves_no_others(tmp_path, monkeypatch, rows):
+    for name in "ab":
+        parquet(tmp_path / f"{name}.parquet", [0, 1, 2, 3])
+    images = list(every_picture(tmp_path, CLASSES).contents())
+    monkeypatch.setattr(
+        parquet_files, "_images", lambda path: iter((images * 2)[:rows] if path.stem == "a" else images[4:])
+    )
+    found = list(every_picture(tmp_path, CLASSES).contents())
+    assert len(found) == 8 and found[4:] == images[4:]
