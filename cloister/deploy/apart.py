@@ -19,7 +19,7 @@ memory has no transactions, and tells more by time (docs/privacy.md).
 
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from logging import WARNING
 from pathlib import Path
@@ -27,14 +27,18 @@ from threading import Lock
 from typing import Any
 
 from fastapi import HTTPException
-from flwr.proto.fleet_pb2 import PushMessagesResponse, Reconnect
+from flwr.common.serde import message_from_proto
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest, PushMessagesResponse, Reconnect
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedResponse,
+    ObjectTree,
     PullObjectResponse,
     PushObjectRequest,
     PushObjectResponse,
 )
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import log
+from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.sql_mixin import SqlMixin
 from flwr.supercore.state.schema.objectstore_models import StoredObject
@@ -42,6 +46,7 @@ from sqlalchemy import update
 
 from cloister.deploy.fleet import InFront
 from cloister.deploy.interrupted import Given, give_again, give_up
+from cloister.deploy.leftovers import forget_message, forget_unheard
 from cloister.deploy.unfinished import Unfinished
 from cloister.deploy.uploads import Upload
 
@@ -50,7 +55,9 @@ TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
 AT_ONCE = 500
 """Names in one statement: SQLite limits them."""
 MOST_TRIES = 20
-"""How often Flower is handed replies to one message before they are given up."""
+"""How often Flower is handed replies to one message that its database does not take, before they are given up."""
+LONGEST = 7 * 86_400.0
+"""Seconds that a client may say it worked: operators are shown their sum."""
 RECONNECT = 5
 """Seconds, as Flower answers."""
 
@@ -67,7 +74,9 @@ class OwnMessages(InFront):
 
     Attributes:
         unfinished: the replies that are being handed to Flower.
-        tries: how often each node's replies to its last message were handed to Flower.
+        messages: the one that each node was given last.
+        tries: how often replies to each of these messages were handed to Flower; `MOST_TRIES` once it has one, or has
+            declined one.
         untold: the message of each node that was given one before, and may not have heard of it.
         unanswered: the message of each node that had fetched one before, and may have been sending its reply.
 
@@ -81,9 +90,10 @@ class OwnMessages(InFront):
         self.given = {each.node: set(each.parts) for each in before}
         self.folder = folder
         self.uploads: dict[int, Upload] = {}
-        self.tries: Counter[int] = Counter()
+        self.tries: Counter[str] = Counter()
         self.unfinished = Unfinished()
         last = {each.node: each for each in before}
+        self.messages = {node: each.message for node, each in last.items()}
         self.untold = {node: each.message for node, each in last.items() if not each.is_fetched}
         self.unanswered = {node: each.message for node, each in last.items() if each.is_fetched}
         self.lock = Lock()
@@ -100,11 +110,24 @@ class OwnMessages(InFront):
         self._tell_again(request.node.node_id, others["state"])
         answer = self.inner["pull_messages"](request=request, **others)
         if answer.messages_list:
-            with self.lock:
-                self.given[request.node.node_id] = _names(answer.message_object_trees)
-                self.uploads.pop(request.node.node_id, None)
-                self.tries.pop(request.node.node_id, None)
+            before = self._note_given(request.node.node_id, answer)
+            # Flower has marked the message as delivered: no trouble may keep the node from hearing of it.
+            with suppress(HTTPException):
+                for message in before:
+                    forget_message(others["state"], message)
         return answer
+
+    def _note_given(self, node: int, answer: PullMessagesResponse) -> set[str]:
+        """Note the message that a node is given; the other one before it, of which it may fetch nothing any more."""
+        message = answer.messages_list[0].metadata.message_id
+        with self.lock:
+            before = {self.messages.get(node, message)} - {message}
+            self.messages[node] = message
+            self.given[node] = _names(answer.message_object_trees)
+            self.uploads.pop(node, None)
+            for other in before:
+                self.tries.pop(other, None)
+        return before
 
     def pull_object(self, request: Any, **others: Any) -> Any:
         """Give a part of the node's own message; of any other the answer is that there is none."""
@@ -127,13 +150,15 @@ class OwnMessages(InFront):
             HTTPException: 400, it replies to a message of another node, or contradicts itself.
         """
         self._pop_untold(request.node.node_id)
+        if not all(0 <= seconds <= LONGEST for seconds in request.clientapp_runtime_list):  # nor NaN
+            del request.clientapp_runtime_list[:]
         try:
             upload = Upload(request, self.folder)
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
-        if not self._was_given(request.node.node_id, upload.replies_to):
-            raise HTTPException(400, "this is no reply to the message that the node was given last")
         with self.lock:
+            if self.messages.get(request.node.node_id) != upload.replies_to:
+                raise HTTPException(400, "this is no reply to the message that the node was given last")
             begun = self.uploads.get(request.node.node_id)
             # Announced once more, since the answer was late or lost: parts may have come meanwhile.
             if begun is None or begun.request != request:
@@ -165,12 +190,30 @@ class OwnMessages(InFront):
             except OSError as error:
                 raise HTTPException(503, f"the disk does not take a part of a reply: {error.strerror}") from None
             if upload.is_whole and not upload.is_told:
-                if self._may_try(node):
-                    self._hand_on(upload, others)
-                else:
-                    log(WARNING, "a reply of node %s is given up: the database did not take it", node)
-                upload.end()
+                self._finish(upload, others)
         return PushObjectResponse(stored=True)
+
+    def _finish(self, upload: Upload, others: Any) -> None:
+        """Hand on the one reply to a message: Flower takes it, or declines it, and then hears of no other one.
+
+        Raises:
+            HTTPException: 503, its database does not take it now.
+            FlowerError: the run is over.
+        """
+        if self._may_try(upload.replies_to):
+            try:
+                self._hand_on(upload, others)
+            except HTTPException:  # busy, or full: of the two a node asks again after the first alone
+                raise HTTPException(503, "the database is busy or full: try again") from None
+            except FlowerError:
+                upload.end()
+                raise
+            with self.lock:
+                self.tries[upload.replies_to] = MOST_TRIES
+        else:
+            reason = "it is a second one, or the database did not take it"
+            log(WARNING, "a reply of node %s goes nowhere: %s", upload.request.node.node_id, reason)
+        upload.end()
 
     def _hand_on(self, upload: Upload, others: Any) -> None:
         """Give Flower all of a reply or, if its database does not take it, nothing.
@@ -182,6 +225,7 @@ class OwnMessages(InFront):
         # A ValueError is a contradiction to what is there, or Flower has declined the reply. Nobody may hear of it: the
         # reply is taken, and goes nowhere.
         with self.unfinished.arriving(upload.replies_to), suppress(ValueError), _one_transaction(state):
+            _check(state, upload.request)
             _take_out(state, upload.names)
             answer = self.inner["push_messages"](request=upload.request, state=state)
             wanted = dict.fromkeys(answer.objects_to_push)  # Flower names a part as often as it stands in the reply
@@ -197,12 +241,15 @@ class OwnMessages(InFront):
                 )
                 if not self.inner["push_object"](request=part, **others).stored:
                     raise HTTPException(503, "the database is busy")
+            forget_message(state, upload.replies_to)
+            if isinstance(state, SqlLinkState):
+                forget_unheard(state, upload.run, upload.request.node.node_id)
 
-    def _may_try(self, node: int) -> bool:
-        """Whether Flower is handed a reply once more: a node may announce ever new ones to one message."""
+    def _may_try(self, message: str) -> bool:
+        """Whether Flower is handed a reply to it once more: a node may announce ever new ones."""
         with self.lock:
-            self.tries[node] += 1
-            return self.tries[node] <= MOST_TRIES
+            self.tries[message] += 1
+            return self.tries[message] <= MOST_TRIES
 
     def _lost(self, node: int, state: Any) -> None:
         """Tell the server's app that the reply is lost which a node was sending when the SuperLink was restarted."""
@@ -230,12 +277,23 @@ class OwnMessages(InFront):
             return name in self.given.get(node, ())
 
 
-def _one_transaction(state: Any) -> AbstractContextManager[Any]:
+def _one_transaction(state: object) -> AbstractContextManager[object]:
     """What Flower writes inside of the block is written as a whole or not at all; a state in memory fails nowhere."""
     return state.session() if isinstance(state, SqlMixin) else nullcontext()
 
 
-def _take_out(state: Any, names: Sequence[str]) -> None:
+def _check(state: object, announced: PushMessagesRequest) -> None:
+    """Have Flower decline a reply before any part is touched: the time of it then tells nothing of what others sent.
+
+    Raises:
+        ValueError: Flower declines it.
+    """
+    message = message_from_proto(announced.messages_list[0])
+    if isinstance(state, SqlLinkState) and state.store_message_res(message) is None:
+        raise ValueError("Flower declines the reply")
+
+
+def _take_out(state: object, names: Sequence[str]) -> None:
     """Have Flower ask for these objects although it has them. Nobody sees it: the transaction puts them back."""
     if isinstance(state, SqlMixin):
         gone = update(StoredObject).values(content=b"", is_available=0)
@@ -244,5 +302,5 @@ def _take_out(state: Any, names: Sequence[str]) -> None:
                 session.execute(gone.where(StoredObject.object_id.in_(names[start : start + AT_ONCE])))
 
 
-def _names(trees: Any) -> set[str]:
+def _names(trees: Iterable[ObjectTree]) -> set[str]:
     return {part.object_id for tree in trees for part in iterate_object_tree(tree)}

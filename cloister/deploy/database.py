@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from logging import INFO, WARNING
 from pathlib import Path
@@ -31,6 +32,8 @@ NEARLY = 0.8
 SPARE = 2**30
 """Bytes of the disk below which every look says so."""
 
+_troubles: ContextVar[list[str] | None] = ContextVar("troubles", default=None)
+
 
 def set_up(max_bytes: int) -> None:
     """Have Flower open its databases with our waiting time and limit, and call a busy one a passing trouble."""
@@ -54,14 +57,32 @@ def patient(session: Callable[..., Any]) -> Callable[..., Any]:
             reason = str(error.orig)
             if "locked" in reason:
                 log(WARNING, "the state database was locked for %g s: the client is asked to try again", BUSY_SECONDS)
+                _note("the state database is busy")
                 raise HTTPException(503, "the state database is busy: try again") from None
             if "full" in reason:
                 log(WARNING, "the state database is at its limit, or its disk is full")
+                _note("the state database is full")
                 raise HTTPException(507, "the state database is full") from None
             raise
 
     vars(asked_again)["plain"] = session
     return asked_again
+
+
+@contextmanager
+def troubles() -> Iterator[list[str]]:
+    """What the database did not do inside of the block, also where Flower keeps the error to itself."""
+    found: list[str] = []
+    token = _troubles.set(found)
+    try:
+        yield found
+    finally:
+        _troubles.reset(token)
+
+
+def _note(trouble: str) -> None:
+    if (found := _troubles.get()) is not None:
+        found.append(trouble)
 
 
 def prepare(path: Path) -> None:

@@ -1,6 +1,6 @@
 """How much a node may send back: in proportion to the message it replies to.
 
-Flower takes objects of any number and keeps them in the SuperLink's database, which is busy for a millisecond or two
+Flower takes objects of any number and keeps them in the SuperLink's database, which is busy for some milliseconds
 with each. A reply of ours is a model of the size of the one that was sent, in single or double precision, and scores.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from fastapi import HTTPException
 from flwr.supercore import log
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_object import is_valid_sha256_hash, iterate_object_tree
 
 from cloister.deploy.fleet import InFront
 
@@ -22,9 +22,9 @@ SLACK = 8 * 2**20
 """Bytes for scores and the like, and for a reply to a message without a model."""
 UNKNOWN = 2 * 2**30
 """Bytes of a reply to a message that was fetched before this SuperLink was started."""
-MORE_PARTS = 1000
+MORE_PARTS = 200
 """That a reply may have, beside `FACTOR` times those of its message."""
-UNKNOWN_PARTS = 5000
+UNKNOWN_PARTS = 2000
 """Of a reply to a message that was fetched before this SuperLink was started."""
 
 
@@ -122,8 +122,11 @@ class ReplyLimit(InFront):
         """Store a part of a reply.
 
         Raises:
-            HTTPException: 413, the reply is too large.
+            HTTPException: 413, the reply is too large; 400, what is said to be the name of the part is none.
         """
+        # Names are kept, and count for nothing.
+        if not is_valid_sha256_hash(request.object_id):
+            raise HTTPException(400, "the name of a part is no SHA-256")
         self._count(request.node.node_id, request.object_id, len(request.object_content))
         return self.inner["push_object"](request=request, **others)
 

@@ -33,9 +33,11 @@ from cloister.core.errors import ConfigError
 from cloister.deploy import certificates, database, revoked
 from cloister.deploy.abandoned import Abandoned, Sending
 from cloister.deploy.apart import OwnMessages
+from cloister.deploy.busy import AskedAgain
 from cloister.deploy.credentials import is_known, read_digests
 from cloister.deploy.door import App, Door
 from cloister.deploy.interrupted import Given, take_up
+from cloister.deploy.leftovers import Leftovers
 from cloister.deploy.replies import ReplyLimit
 from cloister.deploy.runs import RunningRuns
 from cloister.deploy.shortcut import Shortcut
@@ -118,10 +120,12 @@ def closed_app(config: SuperLinkLifespanConfig, before: Sequence[Given] = ()) ->
     path = _file_of(config.database)
     own = OwnMessages(before, path.parent if path else None)
     own.install()
+    Leftovers().install()
     WholeReplies(own.unfinished).install()
     abandoned = Abandoned(before)
     abandoned.install()
     Sending(abandoned).install()
+    AskedAgain().install()
     # Outermost: it counts also what the objects' guard does not hand on.
     ReplyLimit().install()
     RunningRuns().install()

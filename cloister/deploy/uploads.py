@@ -8,6 +8,7 @@ are kept apart until the node has shown all of them, and each has shown which pa
 """
 
 import errno
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_body,
     get_object_children_ids_from_object_content,
     get_object_id,
+    get_object_type_from_object_content,
     is_valid_sha256_hash,
     iterate_object_tree,
 )
@@ -29,6 +31,9 @@ from flwr.supercore.inflatable.inflatable_utils import validate_object_content
 
 SAID_TWICE = ("run_id", "src_node_id", "dst_node_id", "reply_to_message_id")
 """What a reply says when it is announced and in the part that names the others."""
+
+TIMES = ("created_at", "ttl")
+"""Of what is announced."""
 
 
 class Upload:
@@ -55,6 +60,9 @@ class Upload:
             raise ValueError("a reply has another name than the part that names the others")
         if self._announced.metadata.src_node_id != request.node.node_id:
             raise ValueError("a reply is in the name of another node")
+        # Flower compares times, which NaN passes, and its database keeps NaN as nothing: whoever reads the row fails.
+        if not all(math.isfinite(getattr(self._announced.metadata, name)) for name in TIMES):
+            raise ValueError("a time of a reply is no number")
         self._children = _children_of(tree)
         self._folder, self._size = folder, 0
         self._file: IO[bytes] | None = None
@@ -88,9 +96,13 @@ class Upload:
             # Flower refuses what it finds invalid, after it was handed all the rest of the reply.
             validate_object_content(content)
             children = get_object_children_ids_from_object_content(content)
+            is_message = get_object_type_from_object_content(content) == Message.__qualname__
         except Exception:  # whatever a hostile node makes a parser raise, it is no part
             return False
-        return self._children[name] == {*children} and (name != self.root or _is_as_announced(self._announced, content))
+        if self._children[name] != {*children}:
+            return False
+        # A copy of the message to another node would be deleted with this reply, and with it the message.
+        return _is_as_announced(self._announced, content) if name == self.root else not is_message
 
     def keep(self, name: str, content: bytes) -> None:
         """Keep a part, once.
@@ -122,13 +134,15 @@ def _children_of(tree: ObjectTree) -> Mapping[str, set[str]]:
     """The names of the parts of each part.
 
     Raises:
-        ValueError: one part comes twice, with other parts, or has a name that is no SHA-256.
+        ValueError: one part comes twice, with other parts or in one other, or has a name that is no SHA-256.
     """
     found: dict[str, set[str]] = {}
     for part in iterate_object_tree(tree):
         if not is_valid_sha256_hash(part.object_id):
             raise ValueError("the name of a part is no SHA-256")
         children = {child.object_id for child in part.children}
+        if len(children) < len(part.children):
+            raise ValueError("a reply names a part of one part twice")
         if found.setdefault(part.object_id, children) != children:
             raise ValueError("a reply names the parts of one part in two ways")
     return found

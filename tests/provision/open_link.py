@@ -111,8 +111,8 @@ class Client:
         request = GetRunRequest(node=Node(node_id=self.id), run_id=self.link.run)
         return fleet_handlers.get_run(request=request, state=self.link.state).run
 
-    def announce(self, reply, tree=None, **said):
-        """What a SuperLink asks for of a reply, whose parts and whose metadata are said to be these."""
+    def announce(self, reply, tree=None, seconds=None, **said):
+        """What a SuperLink asks for of a reply, whose parts, time and metadata are said to be these."""
         wire = message_to_proto(remove_content_from_message(reply))
         for name, value in ({"src_node_id": self.id} | said).items():
             setattr(wire.metadata, name, value)
@@ -120,6 +120,7 @@ class Client:
             node=Node(node_id=self.id),
             messages_list=[wire],
             message_object_trees=[get_object_tree(reply) if tree is None else tree],
+            clientapp_runtime_list=[] if seconds is None else [seconds],
         )
         return fleet_handlers.push_messages(request=request, state=self.link.state)
 

@@ -290,10 +290,10 @@ class TestTwoOperators:
             operator.control.nodes()
             return found
 
-        monkeypatch.setattr(rosters, "_newest", slow)
         both = [partial(commands.remove, "trial", name) for name in ("north", "south")]
-        assert self.at_once(operator, monkeypatch, *both) == {}
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(rosters, "_newest", slow)
+            assert self.at_once(operator, monkeypatch, *both) == {}
         assert newest(operator.folder).roster.keys == {}
 
     def test_whoever_makes_kits_waits_too(self, make, tmp_path, monkeypatch):

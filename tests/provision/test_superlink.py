@@ -3,7 +3,6 @@
 import shutil
 import sqlite3
 import sys
-from base64 import b64encode
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,20 +10,17 @@ from threading import Event
 from types import SimpleNamespace
 
 import pytest
-from anyio import fail_after, run, to_thread
+from closed_link import WIRE, configuration, signed_by
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, TIMESTAMP_HEADER, SubStatus
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SubStatus
 from flwr.proto.control_pb2 import RegisterNodeRequest
 from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    ActivateNodeResponse,
     PullMessagesRequest,
     PullMessagesResponse,
     PushMessagesRequest,
     PushMessagesResponse,
     RegisterNodeFleetRequest,
 )
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.message_pb2 import Message as WireMessage
 from flwr.proto.message_pb2 import (
     Metadata,
@@ -39,80 +35,27 @@ from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore import sql_mixin
 from flwr.supercore.auth.typing import AccountInfo
 from flwr.supercore.constant import (
-    FLEET_HTTP_PUBLIC_KEY_HEADER,
-    FLEET_HTTP_SIGNATURE_HEADER,
-    NOOP_FEDERATION_ID,
-    TASK_TOKEN_HEADER,
     TaskType,
 )
 from flwr.supercore.corestate import sql_corestate
 from flwr.supercore.error import FlowerError
 from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
-from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
-from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
-from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
-from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
-from flwr.superlink.config_loader import SuperLinkLifespanConfig
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
-from flwr.superlink.main import create_app
 from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
-from httpx import ASGITransport, AsyncClient
 from starlette.testclient import TestClient
 
 from cloister.deploy import certificates, database, replies, revoked
 from cloister.deploy import superlink as superlink_module
-from cloister.deploy.abandoned import Sending
-from cloister.deploy.apart import OwnMessages
 from cloister.deploy.door import Door
 from cloister.deploy.interrupted import Given
 from cloister.deploy.runs import SECONDS, RunningRuns
-from cloister.deploy.shortcut import OFTEN, Shortcut
 from cloister.deploy.superlink import closed_app, expiring
 from cloister.deploy.unfinished import WholeReplies
 
-
-@pytest.fixture(autouse=True)
-def flower_as_it_was(monkeypatch):
-    """What is put in the place of Flower's functions is taken away after each test."""
-    for module, names in [
-        (fleet_handlers, (*OwnMessages.names, *RunningRuns.names)),
-        (runtime_handlers, (*WholeReplies.names, *Sending.names)),
-        (control_handlers, ("register_node",)),
-        (sql_mixin, ("SQLITE_PRAGMAS",)),
-    ]:
-        for name in names:
-            monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr(sql_mixin.SqlMixin, "session", sql_mixin.SqlMixin.session)
-
-
-def configuration(path):
-    return SuperLinkLifespanConfig(
-        control_address="",
-        health_server_address=None,
-        host="127.0.0.1",
-        port=8000,
-        insecure=True,
-        certificates=None,
-        superexec_auth_secret=None,
-        authn_plugin=NoOpControlAuthnPlugin(),
-        event_log_plugin=None,
-        fleet_event_log_plugin=None,
-        enable_event_log=False,
-        artifact_provider=None,
-        enable_supernode_auth=False,
-        fleet_api_type="",
-        fleet_api_address=None,
-        simulation=False,
-        ssl_ca_certfile=None,
-        ssl_certfile=None,
-        ssl_keyfile=None,
-        database=str(path),
-        isolation="process",
-        runtime_dependency_install=False,
-    )
+pytestmark = pytest.mark.usefixtures("flower_as_it_was")
 
 
 @pytest.fixture
@@ -122,19 +65,6 @@ def superlink(tmp_path, monkeypatch):
     database.set_up(10**9)
     with TestClient(closed_app(configuration(tmp_path / "state.db")), raise_server_exceptions=False) as client:
         yield client
-
-
-WIRE = {"content-type": "application/protobuf"}
-
-
-def signed_by(private, public, late=0):
-    """The headers by which a node is known, as it made them so many seconds ago."""
-    now = (datetime.now(UTC) - timedelta(seconds=late)).isoformat()
-    return WIRE | {
-        FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(public)).decode(),
-        TIMESTAMP_HEADER: now,
-        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(private, now.encode())).decode(),
-    }
 
 
 class TestDoor:
@@ -214,8 +144,11 @@ class TestReplies:
         for name in objects:
             fleet_handlers.pull_object(request=PullObjectRequest(node=Node(node_id=node), object_id=name))
 
+    def named(self, size):
+        return f"{size:064}"
+
     def push(self, size, node=1):
-        request = PushObjectRequest(node=Node(node_id=node), object_id=f"{size}", object_content=b"x" * size)
+        request = PushObjectRequest(node=Node(node_id=node), object_id=self.named(size), object_content=b"x" * size)
         return fleet_handlers.push_object(request=request, state=None)
 
     def refused(self, size, node=1):
@@ -225,12 +158,12 @@ class TestReplies:
 
     def test_a_reply_in_double_precision_is_taken(self, limit):
         self.fetch()
-        assert self.push(200).stored and self.push(10).stored and limit == ["200", "10"]
+        assert self.push(200).stored and self.push(10).stored and limit == [self.named(200), self.named(10)]
 
     def test_a_byte_more_is_not_even_in_pieces(self, limit):
         self.fetch()
         self.push(200)
-        assert self.refused(11) and self.refused(1) and limit == ["200"]
+        assert self.refused(11) and self.refused(1) and limit == [self.named(200)]
 
     def test_a_part_that_is_sent_again_counts_once(self, limit):
         self.fetch()
@@ -261,6 +194,13 @@ class TestReplies:
         with pytest.raises(replies.HTTPException, match="may have 2 parts"):
             for size in (0, 3, 4):
                 self.push(size)
+
+    def test_a_name_that_is_no_hash_is_not_kept(self, limit):
+        self.fetch()
+        request = PushObjectRequest(node=Node(node_id=1), object_id="f" * 10**6, object_content=b"x")
+        with pytest.raises(replies.HTTPException, match="no SHA-256") as error:
+            fleet_handlers.push_object(request=request, state=None)
+        assert error.value.status_code == 400 and not limit
 
     def test_an_announcement_counts_with_all_that_is_said_in_it(self, limit):
         self.fetch()
@@ -506,136 +446,3 @@ def test_a_certificate_that_ends_soon_is_said(tmp_path, days, said):
     lines = expiring([path], now)
     assert [said in line and "server.crt" in line for line in lines] == ([True] if said else [])
     assert datetime.now(UTC) < now + timedelta(days=60)
-
-
-@pytest.fixture(scope="module")
-def two_ways(tmp_path_factory):
-    """Flower's SuperLink, and the same one behind our shortcut, whose calls are listed."""
-    app, taken = create_app(configuration(tmp_path_factory.mktemp("ways") / "state.db"), SuperLinkLifespan), []
-
-    async def flower(scope, receive, send):
-        taken.append(scope["path"])
-        await app(scope, receive, send)
-
-    flower.state = app.state
-    with TestClient(app, raise_server_exceptions=False) as client:
-        yield client, TestClient(Shortcut(flower), raise_server_exceptions=False), taken
-
-
-@pytest.fixture(scope="module")
-def node(two_ways):
-    """A node that takes part: its keys and its id."""
-    private, public = generate_key_pairs()
-    key, headers = public_key_to_bytes(public), signed_by(private, public)
-    for path, kind in (("register-node", RegisterNodeFleetRequest), ("activate-node", ActivateNodeRequest)):
-        body = kind(public_key=key, heartbeat_interval=30) if "activate" in path else kind(public_key=key)
-        answer = two_ways[0].post(f"/v1/fleet/{path}", content=body.SerializeToString(), headers=headers)
-    return private, public, ActivateNodeResponse.FromString(answer.content).node_id
-
-
-@pytest.fixture(scope="module")
-def token(two_ways):
-    """Of a task of a run: what its app shows."""
-    state = two_ways[0].app.state.linkstate_factory.state()
-    run = state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
-    (found,) = state.get_run_info(run_ids=[run])
-    shown = state.claim_task(found.primary_task_id)
-    assert state.activate_task(found.primary_task_id)
-    return shown
-
-
-class TestShortcut:
-    @pytest.mark.parametrize("path", [path for path in OFTEN if path.startswith("/v1/fleet/")])
-    @pytest.mark.parametrize(
-        "kind", ["genuine", "unsigned", "forged", "late", "stranger", "in another's name", "no protobuf", "other media"]
-    )
-    def test_a_node_is_answered_as_by_flower(self, two_ways, node, path, kind):
-        flower, short, taken = two_ways
-        taken.clear()
-        private, public, number = node
-        request = PROTOBUF_REQUEST_TYPES["POST", path]()
-        request.node.node_id = number + (kind == "in another's name")
-        if kind == "stranger":
-            private, public = generate_key_pairs()
-        headers = signed_by(private, public, late=400 if kind == "late" else 0)
-        if kind == "forged":
-            headers[FLEET_HTTP_SIGNATURE_HEADER] = signed_by(*generate_key_pairs())[FLEET_HTTP_SIGNATURE_HEADER]
-        headers = WIRE if kind == "unsigned" else headers
-        headers = headers | ({"content-type": "text/plain"} if kind == "other media" else {})
-        body = b"\xff" if kind == "no protobuf" else request.SerializeToString()
-        wanted, found = (client.post(path, content=body, headers=headers) for client in (flower, short))
-        assert (found.status_code, found.content) == (wanted.status_code, wanted.content)
-        assert dict(found.headers) == dict(wanted.headers)
-        assert (wanted.status_code == 401) == (kind in {"unsigned", "forged", "late", "stranger", "in another's name"})
-        assert path not in taken
-
-    @pytest.mark.parametrize("path", [path for path in OFTEN if path.startswith("/v1/runtime/")])
-    @pytest.mark.parametrize("kind", ["genuine", "without token", "wrong token", "two tokens", "other version"])
-    def test_an_app_is_answered_as_by_flower(self, two_ways, token, path, kind):
-        flower, short, taken = two_ways
-        taken.clear()
-        tokens = {"without token": [], "wrong token": ["0"], "two tokens": [token, token]}.get(kind, [token])
-        told = {"package_version_value": "1.0.0"} if kind == "other version" else {}
-        version = RuntimeVersionMetadata.from_local_component("ServerApp", **told).as_metadata()
-        headers = [*WIRE.items(), *version, *((TASK_TOKEN_HEADER, one) for one in tokens)]
-        request = PROTOBUF_REQUEST_TYPES["POST", path]().SerializeToString()
-        wanted, found = (client.post(path, content=request, headers=headers) for client in (flower, short))
-        assert (found.status_code, found.content) == (wanted.status_code, wanted.content)
-        assert dict(found.headers) == dict(wanted.headers)
-        assert (wanted.status_code == 401) == ("token" in kind)
-        assert ("version" in wanted.text) == (kind == "other version")
-        assert path not in taken
-
-    def test_a_heartbeat_and_a_look_succeed(self, two_ways, node):
-        private, public, number = node
-        short, owner = two_ways[1], Node(node_id=number)
-        beat = SendNodeHeartbeatRequest(node=owner, heartbeat_interval=30).SerializeToString()
-        answer = short.post("/v1/fleet/send-node-heartbeat", content=beat, headers=signed_by(private, public))
-        assert SendNodeHeartbeatResponse.FromString(answer.content).success
-        look = PullMessagesRequest(node=owner).SerializeToString()
-        answer = short.post("/v1/fleet/pull-messages", content=look, headers=signed_by(private, public))
-        assert answer.status_code == 200 and answer.content == b""
-
-    def test_a_heartbeat_does_not_wait_for_messages(self, two_ways, node):
-        private, public, number = node
-        beat = SendNodeHeartbeatRequest(node=Node(node_id=number), heartbeat_interval=30).SerializeToString()
-
-        async def answer_while_all_threads_work():
-            threads = to_thread.current_default_thread_limiter()
-            for _ in range(int(threads.total_tokens)):
-                await threads.acquire_on_behalf_of(object())
-            transport = ASGITransport(app=Shortcut(two_ways[0].app))
-            async with AsyncClient(transport=transport, base_url="http://superlink") as client:
-                with fail_after(20):
-                    headers = signed_by(private, public)
-                    return await client.post("/v1/fleet/send-node-heartbeat", content=beat, headers=headers)
-
-        assert run(answer_while_all_threads_work).status_code == 200
-
-    @pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/v1/fleet/pull-messages")])
-    def test_all_else_goes_flowers_way(self, two_ways, method, path):
-        flower, short, taken = two_ways
-        taken.clear()
-        wanted, found = (client.request(method, path) for client in (flower, short))
-        assert (found.status_code, found.content) == (wanted.status_code, wanted.content) and taken == [path]
-
-    @pytest.mark.parametrize("log", [None, object()])
-    def test_it_is_not_taken_past_a_log_of_events(self, tmp_path, log, monkeypatch):
-        monkeypatch.setattr(superlink_module, "create_app", lambda *_: None)
-        door = closed_app(replace(configuration(tmp_path / "state.db"), fleet_event_log_plugin=log))
-        assert isinstance(door.app, Shortcut) == (log is None)
-
-    def test_it_is_not_taken_past_what_an_extension_adds_to_the_application(self, tmp_path, monkeypatch):
-        class Extension:
-            def __init__(self, app):
-                self.app = app
-
-            async def __call__(self, scope, receive, send):
-                taken.append(scope["path"])
-                await self.app(scope, receive, send)
-
-        taken, path = [], "/v1/fleet/pull-messages"
-        extension = SimpleNamespace(configure_app=lambda app: app.add_middleware(Extension))
-        monkeypatch.setitem(sys.modules, "flwr.ee.superlink.extensions", extension)
-        client = TestClient(closed_app(configuration(tmp_path / "state.db")), raise_server_exceptions=False)
-        assert client.post(path, content=b"", headers=WIRE).status_code == 401 and taken == [path]

@@ -1,0 +1,61 @@
+"""A database that does not take what a server's app sends: the app is asked to send it again.
+
+Flower answers that a part was not stored, whatever the reason is. The app takes that for an end, and so a run ended
+whenever the database was locked for half a minute, or full for a moment.
+"""
+
+from types import ModuleType
+from typing import ClassVar
+
+from fastapi import HTTPException
+from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
+from flwr.proto.runtime_pb2 import PushAppMessagesRequest, PushAppMessagesResponse
+from flwr.proto.task_pb2 import Task
+from flwr.server.superlink.linkstate import LinkState
+from flwr.superlink.servicer.runtime import runtime_handlers
+
+from cloister.deploy.database import troubles
+from cloister.deploy.fleet import InFront
+
+
+class AskedAgain(InFront):
+    """Answers 503 to a server's app where the database took nothing: Flower's clients then ask again."""
+
+    handlers: ClassVar[ModuleType] = runtime_handlers
+    names = ("push_messages", "push_object")
+
+    def push_messages(self, request: PushAppMessagesRequest, state: LinkState, task: Task) -> PushAppMessagesResponse:
+        """Begin to send messages.
+
+        Raises:
+            HTTPException: 503, the database is busy or full.
+        """
+        with troubles() as found:
+            try:
+                answer: PushAppMessagesResponse = self.inner["push_messages"](request, state, task)
+            except HTTPException:
+                _ask_again(found)
+                raise
+        return answer
+
+    def push_object(self, request: PushObjectRequest, state: LinkState, task: Task) -> PushObjectResponse:
+        """Store a part of a message.
+
+        Raises:
+            HTTPException: 503, the database is busy or full.
+        """
+        with troubles() as found:
+            answer: PushObjectResponse = self.inner["push_object"](request, state, task)
+        if not answer.stored:
+            _ask_again(found)
+        return answer
+
+
+def _ask_again(found: list[str]) -> None:
+    """Have the app ask again if the database had trouble.
+
+    Raises:
+        HTTPException: 503, it had.
+    """
+    if found:
+        raise HTTPException(503, f"{found[-1]}: try again")

@@ -1,0 +1,112 @@
+"""What nobody will fetch any more is deleted: else one node fills the state database, until the run ends.
+
+Flower deletes the parts of a message when the node confirms it, and those of a reply when the server's app does. A node
+that confirms nothing, or replies when the app does not ask any more, so leaves a model of each round. Of a message that
+has expired Flower forgets everything but the parts.
+"""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from types import ModuleType
+from typing import ClassVar
+
+from flwr.proto.runtime_pb2 import (
+    PullAppMessagesRequest,
+    PullAppMessagesResponse,
+    PushAppMessagesRequest,
+    PushAppMessagesResponse,
+)
+from flwr.proto.task_pb2 import Task
+from flwr.server.superlink.linkstate import LinkState
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.state.schema.linkstate_models import MessageIns, MessageRes
+from flwr.supercore.utils import uint64_to_int64
+from flwr.superlink.servicer.runtime import runtime_handlers
+from sqlalchemy import ColumnElement, delete, select
+
+from cloister.deploy.fleet import InFront
+
+UNHEARD = 4
+"""Replies of a node to messages of one run for which the server's app has not asked: of more the oldest are deleted."""
+
+
+class Leftovers(InFront):
+    """Deletes what has expired of a run when its app sends messages, or asks for replies; not of a state in memory."""
+
+    handlers: ClassVar[ModuleType] = runtime_handlers
+    names = ("push_messages", "pull_messages")
+
+    def push_messages(self, request: PushAppMessagesRequest, state: LinkState, task: Task) -> PushAppMessagesResponse:
+        """Begin to send messages."""
+        forget_expired(state, task.run_id)
+        answer: PushAppMessagesResponse = self.inner["push_messages"](request, state, task)
+        return answer
+
+    def pull_messages(self, request: PullAppMessagesRequest, state: LinkState, task: Task) -> PullAppMessagesResponse:
+        """The replies that are there to some of the server's messages."""
+        forget_expired(state, task.run_id, request.message_ids)
+        answer: PullAppMessagesResponse = self.inner["pull_messages"](request, state, task)
+        return answer
+
+
+def forget_expired(state: LinkState, run: int, asked: Iterable[str] = ()) -> None:
+    """Delete the messages of a run that have expired, the replies to them, and the parts of all of these.
+
+    Args:
+        state: Flower's.
+        run: its id.
+        asked: ids of messages that Flower has yet to call expired: their parts alone are deleted.
+    """
+    if not isinstance(state, SqlLinkState):
+        return
+    over = select(MessageIns.message_id).where(
+        MessageIns.run_id == uint64_to_int64(run),
+        MessageIns.created_at + MessageIns.ttl <= datetime.now(UTC).timestamp(),
+    )
+    with state.session() as session:
+        if messages := {str(name) for name in session.scalars(over)}:
+            _delete_replies(state, MessageRes.reply_to_message_id.in_(over))
+            for name in messages:
+                state.object_store.delete(name)
+            state.delete_messages(messages.difference(asked))
+
+
+def forget_message(state: LinkState, message: str) -> None:
+    """Delete the parts of a message that its node does not need any more, if it has not confirmed it.
+
+    Args:
+        state: Flower's.
+        message: its id.
+    """
+    if message in state.object_store:
+        state.object_store.delete(message)
+
+
+def forget_unheard(state: SqlLinkState, run: int, node: int) -> None:
+    """Delete the oldest of a node's replies that the server's app has not asked for, beyond `UNHEARD` of them.
+
+    Args:
+        state: Flower's, in a database.
+        run: of the replies.
+        node: that sent them.
+    """
+    unheard = (
+        select(MessageRes.message_id)
+        .where(
+            MessageRes.src_node_id == uint64_to_int64(node),
+            MessageRes.run_id == uint64_to_int64(run),
+            MessageRes.delivered_at == "",
+        )
+        .order_by(MessageRes.created_at.desc())
+        .offset(UNHEARD)
+    )
+    _delete_replies(state, MessageRes.message_id.in_(unheard))
+
+
+def _delete_replies(state: SqlLinkState, which: ColumnElement[bool]) -> None:
+    """Delete replies that the app is not reading, with their parts."""
+    with state.session() as session:
+        waiting = which & (MessageRes.delivered_at == "")
+        for name in session.scalars(select(MessageRes.message_id).where(waiting)).all():
+            state.object_store.delete(str(name))
+            session.execute(delete(MessageRes).where(MessageRes.message_id == name))

@@ -1,0 +1,53 @@
+"""What tests of a SuperLink in this process share."""
+
+import pytest
+from flwr.supercore import sql_mixin
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+from flwr.superlink.servicer.control import control_handlers
+from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.superlink.servicer.runtime import runtime_handlers
+from open_link import SuperLink, nodes_of
+
+from cloister.deploy.abandoned import Sending
+from cloister.deploy.apart import OwnMessages
+from cloister.deploy.busy import AskedAgain
+from cloister.deploy.runs import RunningRuns
+from cloister.deploy.unfinished import WholeReplies
+
+
+@pytest.fixture
+def flower_as_it_was(monkeypatch):
+    """What is put in the place of Flower's functions is taken away after the test."""
+    for module, names in [
+        (fleet_handlers, (*OwnMessages.names, *RunningRuns.names)),
+        (runtime_handlers, (*WholeReplies.names, *Sending.names, *AskedAgain.names)),
+        (control_handlers, ("register_node",)),
+        (sql_mixin, ("SQLITE_PRAGMAS",)),
+    ]:
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(sql_mixin.SqlMixin, "session", sql_mixin.SqlMixin.session)
+
+
+@pytest.fixture
+def guarded(monkeypatch):
+    """Flower's functions keep every node to its own objects, until the test is over."""
+    for name in OwnMessages.names:  # Abandoned.names among them
+        monkeypatch.setattr(fleet_handlers, name, getattr(fleet_handlers, name))
+    own = OwnMessages()
+    own.install()
+    return own
+
+
+@pytest.fixture
+def link(guarded):
+    """A SuperLink with two nodes."""
+    link = SuperLink(FLWR_IN_MEMORY_DB_NAME)
+    link.own = guarded
+    return link
+
+
+@pytest.fixture
+def nodes(link):
+    """Those of the SuperLink."""
+    return nodes_of(link)
