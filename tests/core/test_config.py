@@ -1,47 +1,21 @@
 """The run configuration: its defaults, and one clear line for everything that is wrong with one."""
 
-import inspect
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from shipped import options_of, refusal, shipped
 
 from cloister.client.policy import read_policy
 from cloister.config.errors import NEAREST
-from cloister.config.privacy import PrivacyConfig
 from cloister.config.run import RunConfig, StrategyConfig, digest_of, flatten, known_keys, parse, shown
-from cloister.config.variants import DpSgdPrivacy, GlobalPrivacy
 from cloister.core.errors import ConfigError, PluginError
 from cloister.deploy.federation import read_federation
-from cloister.server.build import build
 from cloister.server.strategies import named_strategy
 from cloister.strategies import STRATEGIES
-
-PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
-
-
-def shipped():
-    """`[tool.flwr.app.config]` as Flower hands it over."""
-    return flatten(tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"])
-
-
-def options_of(name):
-    """The keyword options of a built-in strategy, as they are written in a configuration."""
-    parameters = inspect.signature(STRATEGIES.load(name)).parameters.values()
-    return {p.name.replace("_", "-") for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-
-
-def refusal(**keys):
-    """What is said about a bad configuration; dots and dashes of the keys are written `__` and `_`."""
-    flat = {key.replace("__", ".").replace("_", "-"): value for key, value in keys.items()}
-    with pytest.raises(ConfigError) as caught:
-        parse(flat)
-    return str(caught.value)
-
 
 # Defaults.
 
@@ -204,154 +178,6 @@ def test_every_bad_key_has_a_line_of_its_own():
 
 # Contradictions.
 
-SETTINGS = {
-    "noise-multiplier": 1.0,
-    "clipping-norm": 1.0,
-    "placement": "model",
-    "distance": "l2",
-    "distance-direction": "multiply",
-    "distance-clip": "before",
-    "min-distance": 0.5,
-    "max-distance": 9.0,
-    "distance-release": "private",
-    "distance-noise-multiplier": 2.0,
-    "noise-seed": 3,
-    "target-delta": 1e-6,
-    "max-epsilon": 3.0,
-    "population": 9,
-    "ledger-dir": "budget",
-    "data-identity": "mine",
-    "clipping": "adaptive",
-    "clipping-quantile": 0.3,
-    "clipping-rate": 0.1,
-    "bits-noise-multiplier": 5.0,
-    "examples-cap": 100.0,
-    "canaries": 100,
-}
-DP_SGD_ONLY = {"clipping-decay": 0.1, "least-clipping-norm": 0.5, "batch-sampling": "shuffle", "group-cap": 3}
-CLIPPED_ONLY = {"client-clipping-norm": 4.0, "client-max-epsilon": 2.0}
-CHOICE_ONLY = {"choice": "exact", "choice-epsilon": 0.5, "max-loss": 3.0}
-LAPLACE_ONLY = {"radius": 2.0, "per-layer": True, "max-leakage": 3.0}
-CLIENT_ONLY = {"client-noise-multiplier": 4.0, **DP_SGD_ONLY, **CLIPPED_ONLY, **LAPLACE_ONLY, **CHOICE_ONLY}
-NEEDED = {
-    "clipping-decay": {"privacy.least-clipping-norm": 0.5},
-    "group-cap": {"task.group": "patient"},
-    **{key: {"privacy.server": "laplace-clustering"} for key in CHOICE_ONLY},
-}
-METRIC_ONLY = [key for key in SETTINGS if "distance" in key]
-OF_THE_LEDGER = ("ledger-dir", "data-identity")
-ADAPTIVE_ONLY = ["clipping-quantile", "clipping-rate", "bits-noise-multiplier"]
-
-
-def test_the_settings_tried_here_are_all_there_are():
-    keys = {key.removeprefix("privacy.") for key in known_keys() if key.startswith("privacy.")}
-    assert keys - set(SETTINGS) - set(CLIENT_ONLY) == {
-        "server",
-        "client",
-        "clusters",
-        "clusters-start",
-        "close-budget",
-        "options",
-    }
-
-
-@pytest.mark.parametrize(
-    ("client", "key"),
-    [("none", key) for key in CLIENT_ONLY]
-    + [("laplace", key) for key in (*DP_SGD_ONLY, *CLIPPED_ONLY)]
-    + [("gaussian", key) for key in (*DP_SGD_ONLY, *LAPLACE_ONLY)]
-    + [("dp-sgd", key) for key in LAPLACE_ONLY],
-)
-def test_a_setting_of_another_client_mechanism_is_refused(client, key):
-    message = refusal(**{"privacy.client": client, f"privacy.{key}": CLIENT_ONLY[key]})
-    assert message.startswith(f"privacy.{key} = {CLIENT_ONLY[key]!r} has no effect with privacy.client = {client!r}; ")
-
-
-@pytest.mark.parametrize("key", CLIENT_ONLY)
-def test_every_client_setting_has_an_effect_somewhere(key):
-    client = "laplace" if key in LAPLACE_ONLY else "dp-sgd"
-    assert parse({"privacy.client": client, f"privacy.{key}": CLIENT_ONLY[key]} | NEEDED.get(key, {}))
-
-
-def test_a_private_choice_is_among_hypotheses():
-    message = refusal(**{"privacy.client": "dp-sgd", "privacy.choice-epsilon": 0.5})
-    assert message.startswith("privacy.choice-epsilon = 0.5 has no effect with privacy.server = 'metric'")
-    exact = {"privacy.client": "dp-sgd", "privacy.server": "laplace-clustering", "privacy.choice": "exact"}
-    assert "has no effect with privacy.choice = 'exact'" in refusal(**exact, **{"privacy.max-loss": 3.0})
-
-
-def test_groups_are_what_dp_sgd_clips_together():
-    assert "has no effect with privacy.client = 'gaussian'" in refusal(
-        **{"task.group": "patient", "privacy.client": "gaussian"}
-    )
-    assert "has no effect with task.group = ''" in refusal(**{"privacy.group-cap": 3, "privacy.client": "dp-sgd"})
-
-
-@pytest.mark.parametrize("key", OF_THE_LEDGER)
-@pytest.mark.parametrize("server", ["none", "laplace-clustering", "global-dp", "metric"])
-def test_every_run_says_whose_ledger_it_belongs_to(server, key):
-    """Also what leaves without a guarantee is recorded there."""
-    assert parse({"privacy.server": server, f"privacy.{key}": SETTINGS[key]})
-
-
-def test_a_clip_that_shrinks_needs_a_floor():
-    message = refusal(**{"privacy.client": "dp-sgd", "privacy.clipping-decay": 0.1})
-    assert message.startswith("privacy.clipping-decay = 0.1 needs privacy.least-clipping-norm above 0")
-
-
-@pytest.mark.parametrize("server", ["none", "global-dp", "metric", "laplace-clustering"])
-def test_options_are_for_a_mechanism_of_another_package(server):
-    assert f"has no effect with privacy.server = {server!r}" in refusal(privacy__server=server, privacy__options="a=1")
-
-
-def test_any_other_name_on_the_server_is_a_mechanism_of_another_package():
-    keys = {"privacy.server": "mine", "privacy.options": "radius=2.0 name='x'", "privacy.max-epsilon": 3.0}
-    config = parse(shipped() | keys)
-    assert config.privacy.server.options == {"radius": 2.0, "name": "x"}
-    assert config.privacy.server.name == "mine" and config.privacy.server.is_noised and config.is_private
-    assert parse(config.flat()) == config and config.flat()["privacy.options"] == keys["privacy.options"]
-    with pytest.raises(PluginError, match=r"unknown mechanism privacy\.server = 'mine'; known: .*global-dp"):
-        build(config)
-
-
-def test_a_misspelt_mechanism_is_answered_with_the_nearest():
-    with pytest.raises(
-        PluginError, match=r"unknown mechanism privacy\.server = 'metrik'; did you mean 'metric'\?; known: "
-    ):
-        build(parse({"privacy.server": "metrik"}))
-    assert refusal(privacy__server="metrik", privacy__distance="l2").endswith("; did you mean 'metric'?")
-
-
-@pytest.mark.parametrize("name", ["", 5, "Mine", "../mine"])
-def test_a_name_that_no_mechanism_can_have_is_refused(name):
-    assert refusal(privacy__server=name).startswith(f"privacy.server = {name!r} is not valid: ")
-
-
-def test_options_of_a_mechanism_that_cannot_be_read_are_refused():
-    assert refusal(privacy__server="mine", privacy__options="a").startswith("privacy.options: 'a' does not begin")
-
-
-def test_a_default_of_another_type_is_no_default():
-    """`0` will do for `0.0`, as everywhere, and is not `false`."""
-    assert parse({"privacy.radius": 0, "privacy.per-layer": False}) == parse({})
-    assert refusal(privacy__per_layer=0).startswith("privacy.per-layer = 0 has no effect with privacy.client = 'none'")
-
-
-def test_variants_are_values_of_their_own():
-    """The keys of one variant do not exist in another, and a section made of variants is the one made of keys."""
-    privacy = PrivacyConfig(server=GlobalPrivacy(noise_multiplier=2.0), client=DpSgdPrivacy(clipping_norm=3.0))
-    keys = {"server": "global-dp", "noise-multiplier": 2.0, "client": "dp-sgd", "client-clipping-norm": 3.0}
-    assert privacy == parse({f"privacy.{key}": value for key, value in keys.items()}).privacy
-    assert not hasattr(privacy.server, "distance") and not hasattr(privacy.client, "radius")
-    with pytest.raises(ConfigError, match=r"privacy.client = 'none', expected 'dp-sgd'"):
-        _ = PrivacyConfig().dp_sgd
-
-
-@pytest.mark.parametrize(("key", "value"), [("clusters", 3), ("clusters-start", "first-releases")])
-def test_clusters_are_for_clustering(key, value):
-    assert "has no effect with privacy.server = 'metric'" in refusal(**{f"privacy.{key}": value})
-    assert parse({"privacy.server": "laplace-clustering", f"privacy.{key}": value})
-
 
 def test_whom_to_hold_out_must_be_asked():
     assert "nobody would ask them" in refusal(evaluation__held_out_clients=0.3, evaluation__federated="off")
@@ -361,38 +187,6 @@ def test_whom_to_hold_out_must_be_asked():
 def test_patience_needs_scores():
     message = refusal(evaluation__patience=3, evaluation__central=False, evaluation__federated="off")
     assert "evaluation.patience = 3 needs scores" in message
-
-
-@pytest.mark.parametrize(
-    ("server", "key"),
-    [("none", key) for key in SETTINGS if key not in OF_THE_LEDGER] + [("global-dp", key) for key in METRIC_ONLY],
-)
-def test_a_privacy_setting_that_would_do_nothing_is_refused(server, key):
-    with pytest.raises(ConfigError) as caught:
-        parse({"privacy.server": server, f"privacy.{key}": SETTINGS[key]})
-    (line,) = str(caught.value).splitlines()
-    assert line.startswith(f"privacy.{key} = {SETTINGS[key]!r} has no effect with privacy.server = {server!r}; ")
-
-
-@pytest.mark.parametrize("key", SETTINGS)
-def test_every_privacy_setting_has_an_effect_somewhere(key):
-    needs = {"privacy.clipping": "adaptive"} if key in ADAPTIVE_ONLY else {}
-    needs |= {"privacy.distance-release": "private"} if key == "distance-noise-multiplier" else {}
-    needs |= {"strategy.weighting": "examples"} if key == "examples-cap" else {}
-    server = "global-dp" if key == "population" else "metric"
-    assert parse({"privacy.server": server, f"privacy.{key}": SETTINGS[key], **needs})
-
-
-def test_every_idle_setting_is_named():
-    lines = refusal(privacy__server="none", privacy__noise_multiplier=1.0, privacy__clipping_norm=1.0).splitlines()
-    assert [line.split(" = ")[0] for line in lines] == ["privacy.clipping-norm", "privacy.noise-multiplier"]
-
-
-def test_a_largest_distance_below_the_smallest_is_refused():
-    message = refusal(privacy__min_distance=2.0, privacy__max_distance=1.0)
-    assert message == "privacy.max-distance = 1.0 must be at least privacy.min-distance = 2.0, or 0 for no limit"
-    assert parse({"privacy.min-distance": 2.0, "privacy.max-distance": 0.0})
-    assert parse({"privacy.min-distance": 2.0, "privacy.max-distance": 2.0})
 
 
 @pytest.mark.parametrize("server", ["global-dp", "metric"])
@@ -424,12 +218,6 @@ def test_auto_weighting_is_by_examples_only_without_privacy(server, weighting, w
 )
 def test_auto_evaluation_asks_clients_only_without_privacy(keys, asked):
     assert parse(keys).evaluates_on_clients is asked
-
-
-@pytest.mark.parametrize("key", ADAPTIVE_ONLY)
-def test_a_setting_of_the_adaptive_clip_needs_it(key):
-    with pytest.raises(ConfigError, match=rf"privacy\.{key} = .* has no effect with privacy\.clipping = 'fixed'"):
-        parse({f"privacy.{key}": SETTINGS[key]})
 
 
 @pytest.mark.parametrize(

@@ -327,10 +327,10 @@ class TestTheDisk:
         def fail(handle):
             raise OSError(errno.EIO, "Input/output error")
 
-        monkeypatch.setattr(os, "fsync", fail)
-        with pytest.raises(LedgerError, match="cannot be written: Input/output"), budget.release(Gaussian(1.0), 9):
-            pytest.fail("released without a record")
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail)
+            with pytest.raises(LedgerError, match="cannot be written: Input/output"), budget.release(Gaussian(1.0), 9):
+                pytest.fail("released without a record")
         # The line may be there or not: it may count too much, never too little, and the next writer goes on.
         with budget.release(Gaussian(1.0), 10):
             pass

@@ -245,10 +245,9 @@ def replies_after_a_death(monkeypatch, is_taken):
     if is_taken:
         assert state.get_messages_legacy(run_ids=[7], is_reply=False, limit=1)
     later = datetime.now(UTC) + timedelta(hours=1)
-    monkeypatch.setattr(in_memory_corestate, "now", lambda: later)
-    replies = state.get_messages_legacy(is_reply=True)
-    monkeypatch.undo()
-    return len(replies)
+    with monkeypatch.context() as patch:
+        patch.setattr(in_memory_corestate, "now", lambda: later)
+        return len(state.get_messages_legacy(is_reply=True))
 
 
 class TestServing:
