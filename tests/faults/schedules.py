@@ -387,7 +387,7 @@ def _parsed(settings: Mapping[str, object]) -> RunConfig:
     return _parsed_once(tuple(sorted(settings.items())))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=8)
 def _parsed_once(settings: tuple[tuple[str, object], ...]) -> RunConfig:
     return parse(dict(settings))
 

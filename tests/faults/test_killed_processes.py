@@ -1,5 +1,6 @@
 """Processes of `cloister run` that are killed at random moments, and resumed by the next one."""
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -15,7 +16,7 @@ from cloister.privacy.accounting.ledger import Ledger
 from cloister.server.reports.html.facts import Facts
 from cloister.server.reports.status import run_state
 
-KILLS, SEED = 50, 0
+KILLS, SEED = int(os.environ.get("CLOISTER_KILLS", "50")), 0
 pytestmark = pytest.mark.slow
 
 
@@ -28,7 +29,7 @@ def test_killed_at_random(tmp_path):
     script = Path(killed_processes.__file__)
     command = [sys.executable, script, tmp_path / "runs", str(KILLS), str(SEED)]
     (tmp_path / "runs").mkdir()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=6 * KILLS, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) == KILLS
     for folder in sorted(path for path in (tmp_path / "runs").iterdir() if path.name.isdecimal()):
