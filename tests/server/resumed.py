@@ -1,5 +1,6 @@
 """Runs that are stopped or die, and go on: what tests of it share."""
 
+import filecmp
 import json
 import os
 import shutil
@@ -93,8 +94,16 @@ class Deaths:
 
     def _copy(self):
         if (self.folder / "r" / "config.json").exists():
-            shutil.copytree(self.folder, self.store / str(self.count))
+            shutil.copytree(self.folder, self.store / str(self.count), copy_function=self._keep)
             self.count += 1
+
+    def _keep(self, source, target):
+        """A file of the copy, or a link to that of the copy before: hundreds of copies fill a small disk."""
+        before = self.store / str(self.count - 1) / Path(source).relative_to(self.folder)
+        if before.exists() and filecmp.cmp(source, before, shallow=False):
+            os.link(before, target)
+        else:
+            shutil.copy2(source, target)
 
     def at(self, instant):
         """Put the disk back to what it was."""
