@@ -6,6 +6,7 @@ room is a top-level folder with everything below it.
 
 import ast
 import io
+import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
@@ -82,6 +83,26 @@ def with_arguments_told(module: Module) -> Iterator[tuple[str, bool]]:
         for function in getattr(owner, "body", []) if isinstance(owner, ast.Module | ast.ClassDef) else []:
             if isinstance(function, Function) and not function.name.startswith("_") and len(parameters(function)) > 1:
                 yield function.name, "Args:" in (ast.get_docstring(function) or "")
+
+
+def uncalled(folder: Path = ROOT / "tests") -> list[str]:
+    """Functions of test modules and of test classes that pytest does not collect and no line of the tests names."""
+    texts = {path: path.read_text() for path in folder.rglob("*.py")}
+    words = Counter(re.findall(r"(?<!def )\b\w+", "\n".join(texts.values())))
+    return [
+        f"{path.name}: {function.name}"
+        for path, text in texts.items()
+        if path.name.startswith("test_")
+        for function in _of_tests(ast.parse(text))
+        if not (function.name.startswith("test") or function.decorator_list or words[function.name])
+    ]
+
+
+def _of_tests(tree: ast.Module) -> Iterator[Function]:
+    """The functions of a module, and those of its classes of tests."""
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test")]
+    for owner in (tree, *classes):
+        yield from (node for node in owner.body if isinstance(node, Function))
 
 
 @lru_cache(maxsize=1)

@@ -32,7 +32,7 @@ def signed(serial=7, names=NAMES, by=AUTHORITY):
 def site(tmp_path):
     """Writes the files of a site, and returns the configuration of its node."""
 
-    def configured(without=(), policy=None, **changed):
+    def configured(without=(), policy=None, ledgers="ledgers", **changed):
         files = {"signing-key": private(signing_key(NAMES[1])), "roster": signed(), "roster-key": public(AUTHORITY)}
         files |= {name.replace("_", "-"): content for name, content in changed.items()}
         for name, content in files.items():
@@ -40,7 +40,7 @@ def site(tmp_path):
         said = {name: str(tmp_path / name) for name in files if name not in without}
         if policy is not None:
             said["policy"] = str(policy_file(tmp_path, **policy))
-        return node_of(said | {"ledger-dir": str(tmp_path / "ledgers")})
+        return node_of(said | {"ledger-dir": str(tmp_path / ledgers)})
 
     return configured
 
@@ -54,6 +54,11 @@ def test_a_site_is_known_by_its_key(site):
 
 def test_a_node_without_a_key_is_nobody():
     assert identity(node_of({})) is None
+
+
+def test_the_folder_of_ledgers_is_made(site, tmp_path):
+    assert identity(site(ledgers="site/of/ledgers")).name == NAMES[1]
+    assert len(list((tmp_path / "site/of/ledgers").glob("*.seen"))) == 1
 
 
 def test_fingerprints_take_the_place_of_a_signature(site):

@@ -284,6 +284,39 @@ def test_a_node_that_flower_answers_for(decorator):
     assert strategy.measured.accepted == 2
 
 
+def test_nobody_replies_in_the_name_of_the_superlink():
+    """Flower answers so for a node that is gone, by an error; a model in that name is nobody's."""
+
+    def renamed(replies):
+        (of_three,) = (reply for reply in replies if reply.metadata.src_node_id == 3)
+        metadata = copy(of_three.metadata)
+        metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+        return [*(reply for reply in replies if reply is not of_three), Message(of_three.content, metadata=metadata)]
+
+    strategy = Screened(all_nodes())
+    one_round(strategy, Misdelivering(renamed), zeros())
+    assert strategy.measured.accepted == 2
+    assert {rejection.code for rejection in strategy.measured.rejected} == {"sender", "missing"}
+
+
+@pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])
+def test_a_training_loss_that_is_not_finite_is_left_out(loss):
+    def lost(loss):
+        _, metrics = one_round(
+            Screened(all_nodes()), grid_of(lambda *_: content(GOOD[0], **{"train-loss": loss}), 2), zeros()
+        )
+        return metrics
+
+    assert "train-loss" not in lost(loss) and lost(2.0)["train-loss"] == 2.0
+
+
+def test_the_reason_says_what_a_count_may_be():
+    strategy = Screened(all_nodes())
+    one_round(strategy, grid_of(lambda *_: counted(-5), 1), zeros())
+    detail = strategy.measured.rejected[0].detail
+    assert detail == "num-examples must be one number above 0 and at most 1e+09"
+
+
 def test_what_an_error_says_cannot_steer_a_terminal():
     def answer(node, _):
         raise RuntimeError("\x1b[31mred\x07 and\nmore")

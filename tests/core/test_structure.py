@@ -1,7 +1,7 @@
 """The package keeps the shape that makes it readable."""
 
 import pytest
-from structure import DOCUMENTED, body_lines, figures, modules, parameters, with_arguments_told
+from structure import DOCUMENTED, body_lines, figures, modules, parameters, uncalled, with_arguments_told
 
 MAX_LINES = 35
 MAX_PARAMETERS = 10
@@ -31,3 +31,8 @@ def test_no_folder_holds_more_than_a_quarter_of_the_code():
 
 def test_types_are_told():
     assert figures()["Any"] <= 188 and figures()["type: ignore"] <= 12
+
+
+def test_every_function_among_the_tests_is_run():
+    """One that is named otherwise than pytest expects, and called nowhere, is a test that cannot fail."""
+    assert not uncalled()

@@ -215,3 +215,14 @@ def test_a_record_of_another_number_of_hypotheses_is_refused(sent):
         around(everybody(FedAvg), 3).configure_train(1, to_record(sent), ConfigRecord(), grid_for(3))
     with pytest.raises(ConfigError, match="clusters must be > 0"):
         around(all_nodes, 0)
+
+
+def test_momentum_of_every_cluster_is_in_its_state(sent):
+    """One that takes up the state of another goes on as that one does."""
+    first, second = (around(everybody(FedAvgM, momentum=0.9)) for _ in range(2))
+    one_round(first, grid_for(4), sent)
+    second.load_state_dict(first.state_dict())
+    for one, other in zip(first.copies, second.copies, strict=True):
+        assert one.state_dict().keys() == other.state_dict().keys() != set()
+        for name, array in one.state_dict().items():
+            np.testing.assert_array_equal(array, other.state_dict()[name])

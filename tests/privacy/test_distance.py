@@ -10,6 +10,7 @@ from support import random_models, zeros
 from test_clipping import cohort_of
 
 from cloister.core.errors import PluginError
+from cloister.privacy.mechanisms import distance
 from cloister.privacy.mechanisms.clipping import clip
 from cloister.privacy.mechanisms.distance import (
     DISTANCES,
@@ -114,6 +115,13 @@ def test_nothing_is_further_apart_however_it_is_rounded():
     update = np.array([-0.18890165, -0.00464193, -0.03121946, 0.00803995], np.float32)
     opposed = -np.float32(1.9340197) * update  # found by a search: 1 - cos is above 2 by a bit
     assert largest_distance(cohort_of([{"kernel": update}, {"kernel": opposed}]), cosine) == 2.0
+
+
+def test_nor_are_opposed_updates_whose_products_are_rounded_up(monkeypatch):
+    """Of the same, whatever this machine's products are rounded to."""
+    above = np.array([[1.0, -1.0 - 2**-40], [-1.0 - 2**-40, 1.0]])
+    monkeypatch.setattr(distance, "total_gram", lambda cohort: above)
+    assert cosine(cohort_of(random_models(2))).max() == 2.0
 
 
 def test_layer_grams_are_those_of_the_bounded_updates():

@@ -33,7 +33,7 @@ class TestReport:
         lines = render_leakage(leakage_report([1.0] * 3 + [10.0] * 4))
         assert [line.count("#") for line in lines[2:]] == [0, 30, 0, 0, 0, 0, 0, 0, 0, 40]
 
-    def render_test(self):
+    def test_longest_bar_and_shortest(self):
         lines = render_leakage(leakage_report([1.0] * 10 + [2.0] * 5))
         assert "median 1, maximum 2" in lines[1]
         assert lines[7].endswith("#" * 40) and lines[-1].endswith("#" * 20) and len(lines) == 12
@@ -57,7 +57,7 @@ class TestToTheLetter:
         assert {type(count) for count in report["histogram"]["counts"]} == {int}
         assert type(report["median"]) is type(report["maximum"]) is float
 
-    def render_test(self):
+    def test_each_line(self):
         first, second, third, *bars = render_leakage(leakage_report([0.0, 1.0, 1.0, 3.0, math.inf]))
         assert first == "5 clients, of which 3 released something with noise"
         assert second == "1 clients released something without noise: their leakage has no limit"

@@ -87,6 +87,8 @@ class TestTheCommand:
         write(path)
         result = self.invoke("show", path)
         assert "no guarantee (1), unit client, 1 release: the noise is seeded" in result.output
+        table = result.output.partition("no guarantee (1), ")[0]
+        assert table.count("no guarantee (1)") == 1 and "seeded" not in table
         assert "client, add-or-remove: no ε bounds these releases" in result.output
         assert "inf" not in result.output and IF_FIXED not in result.output
         assert "poisson 0.1" in result.output and "3 of 9" in result.output

@@ -87,6 +87,17 @@ class TestSentences:
         (told,) = meanings(stated(OF_RUN, Figure("client", epsilon=4.0, delta=1e-5, scope=ALL_RUNS)))
         assert "over all runs in the ledger 98.3 % (ε = 4, δ = 1e-05)." in told.how_much
 
+    def test_more_than_a_figure_that_is_none_is_said(self):
+        unknown = replace(OF_RUN, epsilon=None)
+        (told,) = meanings(stated(unknown, Figure("client", epsilon=0.5, delta=1e-5, scope=ALL_RUNS)))
+        assert "over all runs in the ledger 62.3 % (ε = 0.5, δ = 1e-05)." in told.how_much
+
+    def test_a_guess_that_is_nearly_certain_is_called_so(self):
+        (told,) = meanings(stated(replace(OF_RUN, epsilon=4.0)))
+        assert "(ε = 4, δ = 1e-05), so that the guess may be nearly certain, and at most" in told.how_much
+        (doubtful,) = meanings(stated(OF_RUN))
+        assert "certain" not in doubtful.how_much
+
     def test_and_that_nothing_bounds_them(self):
         (told,) = meanings(stated(OF_RUN))
         assert "over all runs in the ledger nothing is bounded" in told.how_much
@@ -210,6 +221,12 @@ class TestSentences:
         (told,) = meanings(stated(mechanism="none", clients=claim))
         assert ", if nobody broke it off; this ε is that of a client with 64 examples." in told.how_much
         assert any(line.endswith("against all; it holds if nobody broke it off") for line in render_clients(claim))
+
+    def test_local_noise_tells_of_a_condition(self):
+        figures = (Figure("client", "replace-one", "n", "all", epsilon=2.0, delta=1e-5),)
+        claim = LocalClaim("gaussian", figures=figures).on_condition("it holds if nobody broke it off")
+        (told,) = meanings(stated(mechanism="none", clients=claim))
+        assert ", if nobody broke it off" in told.how_much and claim.figures[0].epsilon == 2.0
 
     def test_the_guarantee_comes_first(self):
         local = LocalClaim("gaussian", figures=(Figure("client", "replace-one", "n", "all", "s", 2.0, 1e-5),))

@@ -222,3 +222,8 @@ class TestTheDistance:
     def test_the_first_round_has_the_multiplier_of_the_configuration(self):
         assert mechanism().factor == 1.0
         assert mechanism(scaled(max_distance=0.5)).factor == 2.0
+
+    def test_the_noise_that_is_told_is_that_of_the_factor(self):
+        cohort, one = update_of(0.0, 0.0), mechanism(scaled(max_distance=0.5), z=0.25)
+        released = one.released(np.zeros(3, np.int64), cohort.layout, cohort.sent, 5)
+        assert (released.noise_std, released.noise_multiplier) == (0.25 * 2.0 / 5, 0.25 * 2.0)

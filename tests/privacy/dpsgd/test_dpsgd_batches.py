@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cloister.core.errors import ConfigError
+from cloister.privacy.dpsgd import batches
 from cloister.privacy.dpsgd.batches import pieces, poisson, shuffle
 
 N, Q, STEPS = 12, 0.3, 40_000
@@ -55,6 +56,15 @@ def test_a_rate_of_one_takes_everybody_and_a_tiny_one_nobody():
     assert [list(batch) for batch in poisson(5, 1.0, 2)] == [[0, 1, 2, 3, 4]] * 2
     assert [len(batch) for batch in poisson(1000, 1e-15, 3)] == [0, 0, 0]
     assert [len(batch) for batch in poisson(0, 0.5, 2)] == [0, 0]
+
+
+@pytest.mark.parametrize(("rate", "last"), [(0.5, 2**63 - 1), (2.0**-64, 0), (1e-30, 0), (1.0, 2**64 - 1)])
+def test_of_all_numbers_those_below_the_rate_take_part(monkeypatch, rate, last):
+    """Of 2^64 equally likely numbers, q·2^64: to the last one, and never none."""
+    drawn = np.array([0, last, min(last + 1, 2**64 - 1)], np.uint64)
+    monkeypatch.setattr(batches, "_uniform", lambda seed: lambda count: drawn)
+    (batch,) = poisson(3, rate, 1)
+    assert list(batch) == ([0, 1, 2] if rate == 1 else [0, 1])
 
 
 def test_batches_come_from_the_operating_system_alone(monkeypatch):
