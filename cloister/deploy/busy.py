@@ -1,7 +1,7 @@
-"""A database that does not take what a server's app sends: the app is asked to send it again.
+"""Asks a server's app to send again what a busy or full database did not take.
 
-Flower answers that a part was not stored, whatever the reason is. The app takes that for an end, and so a run ended
-whenever the database was locked for half a minute, or full for a moment.
+Flower answers only that a part was not stored, whatever the reason. The app then ends the run: so a run ended whenever
+the database was locked for half a minute, or full for a moment.
 """
 
 from types import ModuleType
@@ -19,7 +19,7 @@ from cloister.deploy.fleet import InFront
 
 
 class AskedAgain(InFront):
-    """Answers 503 to a server's app where the database took nothing: Flower's clients then ask again."""
+    """Answers 503 to a server's app when the database stored nothing: Flower's clients then ask again."""
 
     handlers: ClassVar[ModuleType] = runtime_handlers
     names = ("push_messages", "push_object")

@@ -71,7 +71,7 @@ def patient(session: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def troubles() -> Iterator[list[str]]:
-    """What the database did not do inside of the block, also where Flower keeps the error to itself."""
+    """Collect the errors of the database inside the block, also those that Flower does not raise."""
     found: list[str] = []
     token = _troubles.set(found)
     try:

@@ -21,8 +21,6 @@ OPEN = ("/v1/", "/health")
 """What is answered at all."""
 MAX_BODY = 32 * 2**20
 """Bytes of a request. Flower cuts arrays in pieces of 5 MiB, and an app bundle has 10 MiB at most."""
-
-
 HELD = 2**30
 """Bytes of all requests together that are being read or answered."""
 SILENCE = 60.0
@@ -38,8 +36,8 @@ class Refused(Exception):
 class Door:
     """ASGI middleware in front of the SuperLink.
 
-    Whoever reaches the port can have others wait, as requests are read before their sender is known: by 503, above
-    `held` bytes. They cannot take more memory than that.
+    Requests are read before their sender is known, so whoever reaches the port can make others wait: above `max_held`
+    bytes a request is answered by 503. Nobody can take more memory than that.
 
     Args:
         app: the SuperLink.

@@ -1,4 +1,4 @@
-"""What nobody will fetch any more is deleted: else one node fills the state database, until the run ends.
+"""Deletes what nobody will fetch any more: otherwise one node could fill the state database before the run ends.
 
 Flower deletes the parts of a message when the node confirms it, and those of a reply when the server's app does. A node
 that confirms nothing, or replies when the app does not ask any more, so leaves a model of each round. Of a message that
@@ -27,11 +27,11 @@ from sqlalchemy import ColumnElement, delete, select
 from cloister.deploy.fleet import InFront
 
 UNHEARD = 4
-"""Replies of a node to messages of one run for which the server's app has not asked: of more the oldest are deleted."""
+"""So many replies of a node to a run are kept that the server's app has not asked for; older ones are deleted."""
 
 
 class Leftovers(InFront):
-    """Deletes what has expired of a run when its app sends messages, or asks for replies; not of a state in memory."""
+    """Deletes a run's expired messages when its app sends messages or asks for replies; not in a state in memory."""
 
     handlers: ClassVar[ModuleType] = runtime_handlers
     names = ("push_messages", "pull_messages")

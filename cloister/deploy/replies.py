@@ -23,9 +23,9 @@ SLACK = 8 * 2**20
 UNKNOWN = 2 * 2**30
 """Bytes of a reply to a message that was fetched before this SuperLink was started."""
 MORE_PARTS = 200
-"""That a reply may have, beside `FACTOR` times those of its message."""
+"""Parts that a reply may have beyond `FACTOR` times those of its message."""
 UNKNOWN_PARTS = 2000
-"""Of a reply to a message that was fetched before this SuperLink was started."""
+"""Parts of a reply to a message that was fetched before this SuperLink was started."""
 
 
 class _Objects:

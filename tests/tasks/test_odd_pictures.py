@@ -2,7 +2,9 @@
 
 import os
 import resource
+import struct
 import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -14,10 +16,11 @@ from mri import folders, jpeg, mri, parquet, put, scan
 from pyarrow import parquet as pq
 
 from cloister.tasks.alzheimer_mri import CLASSES
-from cloister.tasks.pictures import decode
+from cloister.tasks.pictures import kinds
 from cloister.tasks.pictures import parquet as parquet_files
-from cloister.tasks.pictures.decode import MOST_SCANS, PNG, SCAN, grey
+from cloister.tasks.pictures.decode import grey
 from cloister.tasks.pictures.find import every_picture
+from cloister.tasks.pictures.kinds import MOST_SCANS, PNG, SCAN
 
 
 def a_link_to_no_name(place, _):
@@ -204,8 +207,85 @@ def test_a_png_of_endless_parts_is_damaged(monkeypatch):
     empty = bytes(4) + b"teXt" + zlib.crc32(b"teXt").to_bytes(4)
     many = whole[:33] + 20 * empty + whole[33:]
     assert grey(many, (8, 8)) is not None
-    monkeypatch.setattr(decode, "MOST_PARTS", 20)
+    monkeypatch.setattr(kinds, "MOST_PARTS", 20)
     assert grey(many, (8, 8)) is None
+
+
+def jpeg_2000(side, precinct):
+    """An empty grey image, of which every `2 ** precinct` pixels squared are coded by themselves: 146 bytes."""
+    size = struct.pack(">HIIIIIIIIH3B", 0, side, side, 0, 0, side, side, 0, 0, 1, 7, 1, 1)
+    coded = struct.pack(">BBHBBBBBBB", 1, 0, 1, 0, 0, 0, 0, 0, 1, precinct)
+    parts = [(b"\xff\x51", size), (b"\xff\x52", coded), (b"\xff\x5c", b"\x40\x40")]
+    head = b"".join(mark + struct.pack(">H", len(part) + 2) + part for mark, part in parts)
+    tile = struct.pack(">HHIBB", 10, 0, 12 + 2 + 64, 0, 1)
+    return b"\xff\x4f" + head + b"\xff\x90" + tile + b"\xff\x93" + bytes(64) + b"\xff\xd9"
+
+
+def test_other_kinds_of_images_are_damaged():
+    """Of 146 bytes, a JPEG 2000 of 2048 by 2048 took 13 s and 2 GB, and one of 4096 by 4096 more than 36 s and 6 GB."""
+    assert cv2.imdecode(np.frombuffer(jpeg_2000(16, 0), np.uint8), cv2.IMREAD_GRAYSCALE) is not None
+    assert grey(jpeg_2000(16, 0), (8, 8)) is None
+    for kind in (".jp2", ".webp", ".gif", ".avif", ".hdr", ".ras"):
+        if cv2.haveImageWriter(kind):
+            whole = np.asarray(cv2.imencode(kind, np.repeat(scan(0, 0)[:, :, None], 3, axis=2))[1]).tobytes()
+            assert grey(whole, (8, 8)) is None
+
+
+KNOWN = {
+    "png": (".png", []),
+    "jpeg": (".jpg", []),
+    "bmp": (".bmp", []),
+    "pgm": (".pgm", []),
+    "pgm in words": (".pgm", [cv2.IMWRITE_PXM_BINARY, 0]),
+    "tiff as it is": (".tiff", [cv2.IMWRITE_TIFF_COMPRESSION, 1]),
+    "tiff, LZW": (".tiff", [cv2.IMWRITE_TIFF_COMPRESSION, 5]),
+    "tiff, deflate": (".tiff", [cv2.IMWRITE_TIFF_COMPRESSION, 32946]),
+    "tiff, the new deflate": (".tiff", [cv2.IMWRITE_TIFF_COMPRESSION, 8]),
+    "tiff, PackBits": (".tiff", [cv2.IMWRITE_TIFF_COMPRESSION, 32773]),
+}
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_kinds_that_programs_write_are_read(kind):
+    image = scan(0, 0)
+    whole = cv2.imencode(KNOWN[kind][0], image, KNOWN[kind][1])[1].tobytes()
+    found = grey(whole, image.shape)
+    assert found is not None and abs(255 * found - image).max() <= (20 if kind == "jpeg" else 0.001)
+    assert grey(b"", (8, 8)) is grey(b"x" + whole, (8, 8)) is None
+
+
+def tiff(way, order="<", kind=3, count=1):
+    """A grey image of one pixel, stored in this way."""
+    fields = [(256, 3, 1, 1), (257, 3, 1, 1), (258, 3, 1, 8), (262, 3, 1, 1), (273, 4, 1, 8), (278, 3, 1, 1)]
+    fields += [(279, 4, 1, 1), *([] if way is None else [(259, kind, count, way)])]
+    packed = [
+        struct.pack(order + "HHI", *field[:3]) + struct.pack(order + ("I" if field[1] == 4 else "H2x"), field[3])
+        for field in sorted(fields)
+    ]
+    head = {"<": b"II", ">": b"MM"}[order] + struct.pack(order + "HI", 42, 10) + b"\x80\0"
+    return head + struct.pack(order + "H", len(fields)) + b"".join(packed) + bytes(4)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_a_tiff_that_holds_images_of_another_kind_is_damaged(order):
+    """One JPEG may be every one of its tiles: 16 by 16 pixels of 90 scans, for each of a quarter of a million."""
+    for read in (None, 1):
+        assert grey(tiff(read, order), (1, 1)) == np.float32(128 / 255)
+    assert not any(kinds.may_decode(tiff(way, order)) for way in (0, 2, 3, 4, 6, 7, 34712, 34925, 50000, 50001))
+    assert not kinds.may_decode(tiff(1, order, kind=4)) and not kinds.may_decode(tiff(1, order, count=2))
+    assert not kinds.may_decode(tiff(1, order).replace(b"\0*", b"\0+").replace(b"*\0", b"+\0"))
+
+
+def test_an_image_of_one_endless_row_is_damaged():
+    code = (
+        "from cloister.tasks.pictures.decode import grey; import cv2, numpy as np\n"
+        "found = [grey(cv2.imencode('.bmp', np.zeros(shape, np.uint8))[1].tobytes(), (8, 8)) for shape in {}]\n"
+        "print([each is not None for each in found])"
+    )
+    shapes = [(1, 8), (1, 2**16), (1, 2**16 + 1), (2**16, 1), (2**16 + 1, 1)]
+    # In a process of its own: OpenCV asks for the limits once, when it is loaded.
+    said = subprocess.run([sys.executable, "-c", code.format(shapes)], check=True, capture_output=True, text=True)
+    assert said.stdout.strip() == "[True, True, False, True, False]"
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), INNER])

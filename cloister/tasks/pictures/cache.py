@@ -20,7 +20,7 @@ from cloister.core.files import atomic_path, expanded
 from cloister.tasks.pictures.decode import grey
 from cloister.tasks.pictures.picture import Source
 
-VERSION = 1
+VERSION = 2
 """Of how images are decoded: another one makes other files."""
 FOLDER = ".cloister-cache"
 CACHE = "CLOISTER_CACHE"

@@ -9,7 +9,8 @@ from logging import WARNING
 from pathlib import Path
 
 from cloister.core.errors import DataError
-from cloister.tasks.pictures.decode import LARGEST, is_image
+from cloister.tasks.pictures.decode import is_image
+from cloister.tasks.pictures.kinds import LARGEST
 from cloister.tasks.pictures.picture import Part, Picture, class_named
 
 PARTS: dict[str, Part] = {"train": "train", "test": "test"}

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.errors import DataError
-from cloister.tasks.pictures.decode import LARGEST
+from cloister.tasks.pictures.kinds import LARGEST
 from cloister.tasks.pictures.picture import Part, Picture, class_named
 
 if TYPE_CHECKING:
