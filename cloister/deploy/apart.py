@@ -125,6 +125,7 @@ class OwnMessages(InFront):
             self.messages[node] = message
             self.given[node] = _names(answer.message_object_trees)
             self.uploads.pop(node, None)
+            self.unanswered.pop(node, None)
             for other in before:
                 self.tries.pop(other, None)
         return before
@@ -159,6 +160,7 @@ class OwnMessages(InFront):
         with self.lock:
             if self.messages.get(request.node.node_id) != upload.replies_to:
                 raise HTTPException(400, "this is no reply to the message that the node was given last")
+            self.unanswered.pop(request.node.node_id, None)
             begun = self.uploads.get(request.node.node_id)
             # Announced once more, since the answer was late or lost: parts may have come meanwhile.
             if begun is None or begun.request != request:

@@ -1,4 +1,4 @@
-"""What a SuperLink lets in: its own interfaces, in requests of bounded size.
+"""What a SuperLink lets in: its own interfaces, in requests of bounded size from senders that are known.
 
 Flower serves a description of all its interfaces to anybody, and reads a request of any size into memory, and for any
 time, before it asks who sent it.
@@ -16,13 +16,24 @@ Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Refusal = tuple[int, str]
+"""A status and a reason."""
+Known = Callable[[Scope], Awaitable[Refusal | None]]
 
 OPEN = ("/v1/", "/health")
 """What is answered at all."""
-MAX_BODY = 32 * 2**20
-"""Bytes of a request. Flower cuts arrays in pieces of 5 MiB, and an app bundle has 10 MiB at most."""
+SHORT = 2**16
+"""Bytes of a request that is read whoever sent it."""
+MAX_OBJECT = 32 * 2**20
+"""Bytes of a request that holds a part of a message. Flower cuts arrays in pieces of 5 MiB."""
+MAX_ANNOUNCED = 2**19
+"""Bytes of any other request of a node: 7,000 parts of a reply are announced in so many."""
+MAX_BODY = 16 * 2**20
+"""Bytes of all others: an app bundle has 10 MiB at most, and an app announces its messages to all nodes in one."""
+GROWTH = 48
+"""How many bytes a byte of them may become in memory: an empty part has two, and takes 94."""
 HELD = 2**30
-"""Bytes of all requests together that are being read or answered."""
+"""Bytes of memory of all requests together that are being read or answered."""
 SILENCE = 60.0
 """Seconds without a byte of a request after which it is refused: its sender is asked to send it again."""
 READING = 600.0
@@ -36,17 +47,17 @@ class Refused(Exception):
 class Door:
     """ASGI middleware in front of the SuperLink.
 
-    Requests are read before their sender is known, so whoever reaches the port can make others wait: above `max_held`
-    bytes a request is answered by 503. Nobody can take more memory than that.
+    A short request is read before its sender is known, so whoever reaches the port can make others wait: above
+    `max_held` bytes of memory a request is answered by 503. Nobody can take more memory than that.
 
     Args:
         app: the SuperLink.
-        max_body: bytes that a request may have.
-        max_held: bytes that all requests together may have, which are being read or answered.
+        known: why the sender of a request of more than `SHORT` bytes is refused, by its headers; None where he is not.
+        max_held: bytes of memory that all requests together may take, which are being read or answered.
     """
 
-    def __init__(self, app: App, max_body: int = MAX_BODY, max_held: int = HELD) -> None:
-        self.app, self.max_body, self.max_held, self.held = app, max_body, max_held, 0
+    def __init__(self, app: App, known: Known, max_held: int = HELD) -> None:
+        self.app, self.known, self.max_held, self.held = app, known, max_held, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 404 to what is none of the interfaces, and refuse what is too long or too slow; pass on the rest."""
@@ -54,18 +65,16 @@ class Door:
             await self.app(scope, receive, send)
         elif not scope["path"].startswith(OPEN):
             await _refuse(send, 404, "Not Found")
-        elif self._announced(scope) > self.max_body:
-            await _refuse(send, 413, f"requests may have {self.max_body} bytes")
+        elif _announced(scope) > (limit := limit_of(scope["path"])):
+            await _refuse(send, 413, f"requests may have {limit} bytes")
+        elif _announced(scope) > SHORT and (refusal := await self.known(scope)):
+            await _refuse(send, *refusal)
         else:
             await self._bounded(scope, receive, send)
 
-    def _announced(self, scope: Scope) -> int:
-        lengths = [value for name, value in scope["headers"] if name.lower() == b"content-length"]
-        return max((int(value) for value in lengths if value.isdigit()), default=0)
-
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on a request whose length need not be what was announced."""
-        body, begun = _Body(self, receive), False
+        body, begun = _Body(self, scope, receive), False
 
         async def noted(event: Event) -> None:
             nonlocal begun
@@ -77,43 +86,72 @@ class Door:
             with suppress(Refused):
                 await self.app(scope, body.receive, noted)
         finally:
-            self.held -= body.size
+            self.held -= body.held
         if body.refusal and not begun:
             await _refuse(send, *body.refusal)
+
+
+def limit_of(path: str) -> int:
+    """How many bytes a request may have."""
+    if _is_object(path):
+        return MAX_OBJECT
+    return MAX_ANNOUNCED if path.startswith("/v1/fleet/") else MAX_BODY
+
+
+def _is_object(path: str) -> bool:
+    """Whether a request holds a part of a message: in memory it is what it was."""
+    return path.endswith("/push-object")
+
+
+def _announced(scope: Scope) -> int:
+    lengths = [value for name, value in scope["headers"] if name.lower() == b"content-length"]
+    return max((int(value) for value in lengths if value.isdigit()), default=0)
 
 
 class _Body:
     """A request that is being read.
 
     Args:
-        door: counts the bytes of all of them.
+        door: counts the memory of all of them, and knows senders.
+        scope: its path and headers.
         receive: the next piece.
 
     Attributes:
-        size: bytes that came.
+        held: bytes of memory that it may take.
         refusal: the status and the reason for which it is not let in.
     """
 
-    def __init__(self, door: Door, receive: Receive) -> None:
-        self.door, self.next, self.size, self.is_whole = door, receive, 0, False
-        self.refusal: tuple[int, str] | None = None
+    def __init__(self, door: Door, scope: Scope, receive: Receive) -> None:
+        self.door, self.scope, self.next, self.is_whole = door, scope, receive, False
+        self.size, self.held, self.is_known = 0, 0, _announced(scope) > SHORT
+        self.limit, self.growth = limit_of(scope["path"]), 1 if _is_object(scope["path"]) else GROWTH
+        self.refusal: Refusal | None = None
         self.until = time.monotonic() + READING
 
     async def receive(self) -> Event:
         """The next piece; once all of them came, what becomes of the connection.
 
         Raises:
-            Refused: it is too long or too slow, or there are too many others.
+            Refused: it is too long or too slow, its sender is not known, or there are too many others.
         """
         event = await (self.next() if self.is_whole else self._piece())
-        size = len(event.get("body", b""))
-        self.size, self.door.held = self.size + size, self.door.held + size
-        if self.size > self.door.max_body:
-            self._refuse(413, f"requests may have {self.door.max_body} bytes")
-        if self.door.held > self.door.max_held:
-            self._refuse(503, "too many requests are being read: try again")
+        self._count(len(event.get("body", b"")))
+        if self.size > SHORT and not self.is_known:
+            # It is longer than it said, or did not say how long it is.
+            if refusal := await self.door.known(self.scope):
+                self._refuse(*refusal)
+            self.is_known = True
         self.is_whole = not event.get("more_body", False)
         return event
+
+    def _count(self, size: int) -> None:
+        self.size += size
+        self.held += size * self.growth
+        self.door.held += size * self.growth
+        if self.size > self.limit:
+            self._refuse(413, f"requests may have {self.limit} bytes")
+        if self.door.held > self.door.max_held:
+            self._refuse(503, "too many requests are being read: try again")
 
     async def _piece(self) -> Event:
         try:

@@ -6,6 +6,7 @@ with each. A reply of ours is a model of the size of the one that was sent, in s
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from logging import WARNING
 from threading import Lock
 from typing import Any
@@ -108,13 +109,15 @@ class ReplyLimit(InFront):
         """Begin a reply.
 
         Raises:
-            HTTPException: 413, it has too many parts, or what is said of them is too large.
+            HTTPException: 413, it has too many parts, or what is said of them is too large; 400, it is not one reply.
         """
+        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+            raise HTTPException(400, "a node sends one reply at a time")
         with self.lock:
             most = self._exchange(request.node.node_id).most_parts
-        for tree in request.message_object_trees:
-            if sum(1 for _ in iterate_object_tree(tree)) > most:
-                raise HTTPException(413, f"a reply to this message may have {most} parts")
+        # Not one more is looked at: there may be millions.
+        if sum(1 for _ in islice(iterate_object_tree(request.message_object_trees[0]), most + 1)) > most:
+            raise HTTPException(413, f"a reply to this message may have {most} parts")
         self._count(request.node.node_id, "", request.ByteSize())
         return self.inner["push_messages"](request=request, **others)
 

@@ -38,8 +38,10 @@ from cloister.deploy.credentials import is_known, read_digests
 from cloister.deploy.door import App, Door
 from cloister.deploy.interrupted import Given, take_up
 from cloister.deploy.leftovers import Leftovers
+from cloister.deploy.prompt import Prompt
 from cloister.deploy.replies import ReplyLimit
 from cloister.deploy.runs import RunningRuns
+from cloister.deploy.senders import KnownSenders
 from cloister.deploy.shortcut import Shortcut
 from cloister.deploy.unfinished import WholeReplies
 
@@ -103,6 +105,7 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
         app=closed_app(replace(config, authn_plugin=OperatorsOnly(digests)), before),
         host=config.host,
         port=config.port,
+        http=Prompt,
         log_config=get_uvicorn_log_config(console_handler.level),
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
@@ -133,7 +136,7 @@ def closed_app(config: SuperLinkLifespanConfig, before: Sequence[Given] = ()) ->
     app = create_app(config, SuperLinkLifespan)
     # An extension may add middleware, and may change the application in any other way: none may be there.
     plain = config.fleet_event_log_plugin is None and extensions._try_import_sgxt() is None
-    return Door(Shortcut(app) if plain else app)
+    return Door(Shortcut(app) if plain else app, KnownSenders(app))
 
 
 def _keep_database(name: str, max_bytes: int) -> list[Given]:

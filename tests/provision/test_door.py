@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
+from closed_link import anybody
 
 from cloister.deploy import door
 from cloister.deploy.door import Door
 
-SCOPE = {"type": "http", "path": "/v1/x", "headers": []}
+SCOPE = {"type": "http", "path": "/v1/fleet/push-object", "headers": []}
 
 
 async def reading(scope, receive, send):
@@ -21,8 +22,10 @@ async def reading(scope, receive, send):
 class Connection:
     """A request in pieces, after which nothing comes any more unless it is whole."""
 
-    def __init__(self, *pieces, is_whole=True):
+    def __init__(self, *pieces, is_whole=True, path=SCOPE["path"], says=None):
         self.pieces, self.is_whole, self.status = list(pieces), is_whole, None
+        length = [] if says is None else [(b"content-length", str(says).encode())]
+        self.scope = SCOPE | {"path": path, "headers": length}
 
     async def receive(self):
         if not self.pieces:
@@ -34,14 +37,14 @@ class Connection:
         self.status = event.get("status", self.status)
 
     async def to(self, application):
-        await application(SCOPE, self.receive, self.send)
+        await application(self.scope, self.receive, self.send)
         return self.status
 
 
 @pytest.mark.parametrize("waits", ["SILENCE", "READING"])
 def test_a_request_that_does_not_go_on_is_asked_for_again_and_gives_its_memory_back(monkeypatch, waits):
     monkeypatch.setattr(door, waits, 0.01)
-    closed = Door(reading)
+    closed = Door(reading, anybody)
     assert asyncio.run(Connection(b"x" * 100, is_whole=False).to(closed)) == 503
     assert closed.held == 0
 
@@ -59,11 +62,11 @@ def test_whoever_answers_late_is_not_refused(monkeypatch):
             ended.append("nothing came")
         await reading(scope, Connection(b"").receive, send)
 
-    assert asyncio.run(Connection(b"x").to(Door(late))) == 200 and ended
+    assert asyncio.run(Connection(b"x").to(Door(late, anybody))) == 200 and ended
 
 
 def test_requests_that_are_many_are_asked_to_come_again():
-    closed = Door(reading, max_held=250)
+    closed = Door(reading, anybody, max_held=250)
 
     async def three():
         waiting = [asyncio.ensure_future(Connection(b"x" * 100, is_whole=False).to(closed)) for _ in range(2)]
@@ -77,3 +80,81 @@ def test_requests_that_are_many_are_asked_to_come_again():
 
     assert asyncio.run(three()) == (503, 200, 200)
     assert closed.held == 0
+
+
+def test_what_a_request_becomes_in_memory_counts():
+    """32 MiB of empty parts took a gigabyte."""
+    closed = Door(reading, anybody, max_held=100 * door.GROWTH)
+    assert asyncio.run(Connection(b"x" * 100, path="/v1/fleet/push-messages").to(closed)) == 200
+    assert asyncio.run(Connection(b"x" * 101, path="/v1/fleet/push-messages").to(closed)) == 503
+    assert asyncio.run(Connection(b"x" * 101).to(closed)) == 200 and closed.held == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "limit"),
+    [
+        ("/v1/fleet/push-object", 32 * 2**20),
+        ("/v1/runtime/push-object", 32 * 2**20),
+        ("/v1/fleet/push-messages", 2**19),
+        ("/v1/runtime/push-messages", 16 * 2**20),
+        ("/v1/control/start-run", 16 * 2**20),
+    ],
+)
+def test_each_kind_of_request_has_its_length(path, limit):
+    closed = Door(reading, anybody)
+    for says in (None, 1):
+        assert asyncio.run(Connection(bytes(limit), path=path, says=says and limit).to(closed)) == 200
+        assert asyncio.run(Connection(bytes(limit), b"x", path=path, says=says and limit + 1).to(closed)) == 413
+
+
+class TestSenders:
+    """A long request is read from a sender who is known."""
+
+    @pytest.fixture
+    def asked(self):
+        """What the application was shown, and who was asked about."""
+        return [], []
+
+    @pytest.fixture
+    def closed(self, asked):
+        read, questions = asked
+
+        async def nobody(scope):
+            questions.append(scope["path"])
+            return 401, "unknown"
+
+        async def application(scope, receive, send):
+            more = True
+            while more:
+                event = await receive()
+                read.append(len(event["body"]))
+                more = event["more_body"]
+            await reading(scope, Connection(b"").receive, send)
+
+        return Door(application, nobody)
+
+    def test_one_that_says_how_long_it_is_is_not_read(self, closed, asked):
+        assert asyncio.run(Connection(bytes(door.SHORT + 1), says=door.SHORT + 1).to(closed)) == 401
+        assert asked == ([], [SCOPE["path"]])
+
+    @pytest.mark.parametrize("says", [None, 1, door.SHORT])
+    def test_one_that_does_not_is_not_read_to_its_end(self, closed, asked, says):
+        pieces = [bytes(door.SHORT), b"x", b"y"]
+        assert asyncio.run(Connection(*pieces, says=says).to(closed)) == 401
+        assert asked == ([door.SHORT], [SCOPE["path"]]) and closed.held == 0
+
+    @pytest.mark.parametrize("says", [None, door.SHORT])
+    def test_a_short_one_is(self, closed, asked, says):
+        assert asyncio.run(Connection(bytes(door.SHORT), says=says).to(closed)) == 200
+        assert asked == ([door.SHORT], [])
+
+    @pytest.mark.parametrize("says", [None, door.SHORT + 3])
+    def test_somebody_who_is_known_is_asked_for_once(self, says):
+        questions = []
+
+        async def known(scope):
+            questions.append(scope)
+
+        pieces = [bytes(door.SHORT), b"x", b"y", b"z"]
+        assert asyncio.run(Connection(*pieces, says=says).to(Door(reading, known))) == 200
+        assert len(questions) == 1

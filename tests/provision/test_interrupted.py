@@ -134,6 +134,19 @@ class TestARestart:
             assert not nodes[0].push(answer.session_id, reply.object_id, reply.deflate())
         assert link.heard(message) == {message.object_id}
 
+    @pytest.mark.parametrize("again", [False, True])
+    def test_a_reply_that_came_whole_after_it_is_kept_whatever_comes_late(self, link, nodes, path, again):
+        message, reply, _ = self.begun(link, nodes[0])
+        self.restart(link, path)
+        answer, objects = nodes[0].announce(reply), get_all_nested_objects(reply)
+        for name in answer.objects_to_push:
+            assert nodes[0].push(answer.session_id, name, objects[name].deflate())
+        link.send(nodes[0])
+        nodes[0].fetch()
+        if again:
+            assert not nodes[0].push(answer.session_id, reply.object_id, reply.deflate())
+        assert link.heard(message) == {message.object_id} and reply.object_id in link.store
+
     def test_who_sends_parts_of_no_reply_ends_no_wait_for_others(self, link, nodes, path):
         message, (_, reply, answer) = link.send(nodes[1]), self.begun(link, nodes[0])
         nodes[1].confirm(nodes[1].fetch())

@@ -10,7 +10,7 @@ from threading import Event
 from types import SimpleNamespace
 
 import pytest
-from closed_link import WIRE, configuration, signed_by
+from closed_link import WIRE, anybody, configuration, signed_by
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SubStatus
 from flwr.proto.control_pb2 import RegisterNodeRequest
@@ -47,7 +47,7 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from starlette.testclient import TestClient
 
-from cloister.deploy import certificates, database, replies, revoked
+from cloister.deploy import certificates, database, door, replies, revoked
 from cloister.deploy import superlink as superlink_module
 from cloister.deploy.door import Door
 from cloister.deploy.interrupted import Given
@@ -83,7 +83,7 @@ class TestDoor:
         assert shown.unfinished is taken.inner["push_messages"].__self__.unfinished
 
     @pytest.fixture
-    def small(self):
+    def small(self, monkeypatch):
         """A door for 100 bytes, before an application that reads and tells how much it was."""
         taken = []
 
@@ -96,7 +96,8 @@ class TestDoor:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": str(size).encode()})
 
-        return TestClient(Door(application, max_body=100)), taken
+        monkeypatch.setattr(door, "MAX_BODY", 100)
+        return TestClient(Door(application, anybody)), taken
 
     @pytest.mark.parametrize("pieces", [[100], [60, 40], []])
     def test_a_request_of_the_allowed_size_gets_in(self, small, pieces):
@@ -110,7 +111,9 @@ class TestDoor:
         answer = client.post("/v1/x", content=body if isinstance(body, bytes) else iter(body))
         assert answer.status_code == 413 and taken == []
 
-    def test_a_superlink_that_answers_for_itself_is_overruled(self):
+    def test_a_superlink_that_answers_for_itself_is_overruled(self, monkeypatch):
+        monkeypatch.setattr(door, "MAX_BODY", 1)
+
         async def translating(scope, receive, send):
             try:
                 await receive()
@@ -118,7 +121,7 @@ class TestDoor:
                 await send({"type": "http.response.start", "status": 500, "headers": []})
                 await send({"type": "http.response.body", "body": b"internal"})
 
-        answer = TestClient(Door(translating, max_body=1)).post("/v1/x", content=iter([b"xx"]))
+        answer = TestClient(Door(translating, anybody)).post("/v1/x", content=iter([b"xx"]))
         assert answer.status_code == 413
 
 
@@ -209,7 +212,7 @@ class TestReplies:
 
     def announce(self, parts, node=1, said=""):
         tree = ObjectTree(children=[ObjectTree() for _ in range(parts - 1)])
-        spoken = [WireMessage(metadata=Metadata(message_type=said))] * bool(said)
+        spoken = [WireMessage(metadata=Metadata(message_type=said))]
         request = PushMessagesRequest(node=Node(node_id=node), message_object_trees=[tree], messages_list=spoken)
         return fleet_handlers.push_messages(request=request, state=None)
 
@@ -221,6 +224,27 @@ class TestReplies:
         self.announce(7, node)
         with pytest.raises(replies.HTTPException, match="may have 7 parts"):
             self.announce(8, node)
+
+    def test_no_more_parts_are_looked_at_than_a_reply_may_have(self, limit, monkeypatch):
+        """A tree of 4 million took 15 s, in which nobody else was answered."""
+        looked_at = []
+        monkeypatch.setattr(
+            replies, "iterate_object_tree", lambda tree: (looked_at.append(part) or part for part in tree.children)
+        )
+        self.fetch(objects=())
+        with pytest.raises(replies.HTTPException, match="may have 200 parts"):
+            self.announce(1000)
+        assert len(looked_at) == 201
+
+    @pytest.mark.parametrize(("trees", "messages"), [(0, 1), (1, 0), (2, 1), (1, 2)])
+    def test_a_node_sends_one_reply_at_a_time(self, limit, trees, messages):
+        self.fetch()
+        request = PushMessagesRequest(
+            node=Node(node_id=1), message_object_trees=[ObjectTree()] * trees, messages_list=[WireMessage()] * messages
+        )
+        with pytest.raises(replies.HTTPException, match="one reply at a time") as error:
+            fleet_handlers.push_messages(request=request, state=None)
+        assert error.value.status_code == 400
 
     def test_each_message_has_its_reply(self, limit):
         for _ in range(3):
