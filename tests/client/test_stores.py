@@ -46,6 +46,15 @@ class TestStores:
         assert PrivacyBudget(store, "run", "client").spent() == 0 < PrivacyBudget(store, "run", "example").spent()
 
     @STORES
+    def test_a_draw_that_other_clients_know_hides_nothing(self, make, tmp_path):
+        drawn = Gaussian(4.0, Sampling("without-replacement", cohort=1, population=1000))
+        budget = PrivacyBudget(make(tmp_path), "run", max_epsilon=8.0, relation="replace-one", kind="renyi")
+        with budget.release(drawn, 1):
+            pass
+        known, strangers = (Account((), "replace-one", insiders=insiders).plus(drawn) for insiders in (True, False))
+        assert budget.spent() == budget.filter.spent(known) > 2 * budget.filter.spent(strangers)
+
+    @STORES
     def test_what_is_refused_is_not_counted(self, make, tmp_path):
         budget = PrivacyBudget(make(tmp_path), "run", max_epsilon=1e-3)
         for event in (Gaussian(0.5), Unaccounted("no noise"), Laplace(1.0, 1.0)):

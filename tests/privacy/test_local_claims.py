@@ -55,6 +55,7 @@ class TestLaplace:
         assert facts["status"] == "sound" and facts["unit"] == "client" and facts["leakage-of-a-release"] == 4
         assert epsilons(facts) == {"add-or-remove": 40, "replace-one": 80}
         assert all(claim["delta"] == 0 for claim in facts["claims"] if "delta" in claim)
+        assert {claim["accountant"] for claim in facts["claims"] if "epsilon" in claim} == {"pure"}
         json.dumps(facts, allow_nan=False)
 
     def test_the_view_of_d_privacy_stays_beside_it(self):

@@ -36,6 +36,7 @@ def test_sums_of_weights_lie_between_their_bounds(rate, bits):
     low, high = cumulated(rate, bits)
     exact = blocks_up_to(rate)[1]
     assert len(low) == len(high) <= 2 * DEPTH and low == sorted(low) and high == sorted(high)
+    assert high[-1] <= 1 << bits, "no probability is above 1"
     for at in [*range(8), *range(8, min(len(low), len(exact)), 97)]:
         assert low[at] <= exact[at] * 2**bits <= high[at] < low[at] + 2**40, at
 
