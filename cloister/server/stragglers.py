@@ -10,6 +10,8 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.run import Run
 from httpx import HTTPStatusError
 
@@ -26,7 +28,9 @@ GRACE_SECONDS = 5.0
 ANNOUNCING = "/push-messages"
 """How the address of the request ends in which a SuperLink hears of messages, before their parts."""
 RENEWALS = 10
-"""How often messages are sent anew that have expired on their way to the SuperLink."""
+"""How often messages are sent anew that have expired on their way to the SuperLink, or are announced again."""
+ANNOUNCED = OBJECT_PUSH_SESSION_TTL_SECONDS / 2
+"""Seconds for which the SuperLink surely expects the parts of messages that it has heard of."""
 
 AHEAD = 5.0
 """Seconds that the clock of the SuperLink may be ahead: messages have expired for it, and not yet here."""
@@ -86,13 +90,23 @@ class PatientGrid(WatchedGrid):
     def _pushed(self, messages: list[Message]) -> list[str]:
         """Their ids, once they are sent; what expired while no SuperLink answered is sent anew.
 
+        A SuperLink that is killed when it has stored a part, and before it says so, declines that part when it is sent
+        again. Announced again, the messages are the same to it, and it names the parts that it lacks.
+
         Raises:
             HTTPStatusError: the SuperLink refuses messages that have not expired, or parts of messages, or has refused
                 too many renewals.
+            ObjectPushError: it declines parts for too long, or too often.
         """
+        begun = time.monotonic()
         for _ in range(RENEWALS):
             try:
                 return list(self._inner.push_messages(messages))
+            except ObjectPushError:
+                # Later it may have given the messages up, and would take them for new: a node may have a whole one.
+                if time.monotonic() - begun > ANNOUNCED:
+                    raise
+                logger.log(WARNING, "the SuperLink declined a part of a message; the messages are announced again")
             except HTTPStatusError as error:
                 # Its text is that of any error of the SuperLink, so only the messages can tell. Once their parts are on
                 # the way a node may have a whole one: it would train, and release, twice.

@@ -5,12 +5,13 @@ import time
 import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from httpx import HTTPStatusError, Request, Response
 from support import content, zeros
 
 from cloister.core.identity import assume_run
 from cloister.server import stragglers as patience
-from cloister.server.stragglers import GRACE_SECONDS, POLL_SECONDS, RENEWALS, PatientGrid
+from cloister.server.stragglers import ANNOUNCED, GRACE_SECONDS, POLL_SECONDS, RENEWALS, PatientGrid
 
 
 def refused(path):
@@ -18,6 +19,7 @@ def refused(path):
 
 
 REFUSED = refused("/v1/runtime/push-messages")
+DECLINED = ObjectPushError("part", 1, "session")
 EXPIRED = 59.5
 """After so many seconds it is Flower that replies, for a node that has let its message expire."""
 
@@ -191,9 +193,24 @@ class TestASuperLinkThatIsAway:
             self.ask(inner)
         assert len(inner.sent) == 1
 
-    def test_nobody_tries_for_ever(self):
-        inner = Away([100.0] * 50)
-        with pytest.raises(HTTPStatusError):
+    def test_parts_that_were_declined_are_asked_for_again(self, caplog):
+        inner = Away([0.0, 0.0], DECLINED)
+        self.ask(inner)
+        assert len(inner.sent) == 3 and len({name for (name,) in inner.sent}) == 1, "no message is a new one"
+        assert caplog.text.count("announced again") == 2
+
+    def test_parts_that_were_declined_after_a_while_are_an_error(self, monkeypatch):
+        clock = iter([0.0, ANNOUNCED - 1, ANNOUNCED + 1])
+        monkeypatch.setattr(patience.time, "monotonic", lambda: next(clock))
+        inner = Away([0.0] * 50, DECLINED)
+        with pytest.raises(ObjectPushError):
+            self.ask(inner)
+        assert len(inner.sent) == 2
+
+    @pytest.mark.parametrize(("seconds", "error"), [(100.0, REFUSED), (0.0, DECLINED)], ids=["expired", "declined"])
+    def test_nobody_tries_for_ever(self, seconds, error):
+        inner = Away([seconds] * 50, error)
+        with pytest.raises(type(error)):
             self.ask(inner)
         assert len(inner.sent) == RENEWALS + 1
 
