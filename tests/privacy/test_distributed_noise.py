@@ -148,9 +148,9 @@ class TestThePlan:
             return members * STEPS + 10 * math.sqrt(most)
 
         def plan(members, bits=32):
-            return Plan.of(1.0, 2.0, Parties(members, 1000), 100, bits, removable=False)
+            return Plan.of(1.0, 2.0, Parties(members, 1900), 100, bits)
 
-        largest = max(members for members in range(1900, 2048) if reach(plan(members, 64).shares) < 2**31)
+        largest = max(members for members in range(1960, 2048) if reach(plan(members, 64).shares) < 2**31)
         assert plan(largest).bits == 32
         with pytest.raises(PrivacyError, match=f"a sum of {largest + 1} updates of 1048576 steps .* in 32 bits"):
             plan(largest + 1)

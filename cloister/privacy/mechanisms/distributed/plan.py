@@ -75,7 +75,6 @@ class Plan:
         parties: Parties,
         parameters: int,
         bits: int = 32,
-        removable: bool = True,
         beside: tuple[Beside, ...] = (),
         minimum_variance: int = 0,
     ) -> "Plan":
@@ -87,7 +86,6 @@ class Plan:
             parties: how many there are of whom.
             parameters: p.
             bits: of the ring, 32 or 64.
-            removable: whether surplus noise can be taken off.
             beside: what travels beside an update.
             minimum_variance: of the noise, whatever the multiplier is, in steps².
 
@@ -105,7 +103,7 @@ class Plan:
         check.non_negative(multiplier=multiplier)
         check.one_of({"32", "64"}, bits=str(bits))
         steps = _steps(parameters)
-        shares = Shares.of(max(variance_of(multiplier, steps), minimum_variance), parties, removable)
+        shares = Shares.of(max(variance_of(multiplier, steps), minimum_variance), parties)
         plan = cls(bound, steps, shares, parameters, bits, beside)
         plan._require_space_in_ring()
         return plan
