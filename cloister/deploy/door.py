@@ -1,15 +1,19 @@
 """What a SuperLink lets in: its own interfaces, in requests of bounded size from senders that are known.
 
-Flower serves a description of all its interfaces to anybody, and reads a request of any size into memory, and for any
-time, before it asks who sent it.
+Flower serves a description of all its interfaces to anybody, reads a request of any size into memory, and for any
+time, before it asks who sent it, and keeps answers in memory for as long as nobody reads them.
 """
 
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+from starlette.datastructures import Headers
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
@@ -19,6 +23,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Refusal = tuple[int, str]
 """A status and a reason."""
 Known = Callable[[Scope], Awaitable[Refusal | None]]
+T = TypeVar("T")
 
 OPEN = ("/v1/", "/health")
 """What is answered at all."""
@@ -34,10 +39,12 @@ GROWTH = 48
 """How many bytes a byte of them may become in memory: an empty part has two, and takes 94."""
 HELD = 2**30
 """Bytes of memory of all requests together that are being read or answered."""
+SHARES = 8
+"""One node may take so much less: others are served meanwhile."""
 SILENCE = 60.0
 """Seconds without a byte of a request after which it is refused: its sender is asked to send it again."""
 READING = 600.0
-"""Seconds in which a request has to be there as a whole."""
+"""Seconds in which a request has to be there as a whole, and in which its answer has to be read."""
 
 
 class Refused(Exception):
@@ -48,16 +55,21 @@ class Door:
     """ASGI middleware in front of the SuperLink.
 
     A short request is read before its sender is known, so whoever reaches the port can make others wait: above
-    `max_held` bytes of memory a request is answered by 503. Nobody can take more memory than that.
+    `max_held` bytes of memory a request is answered by 503. Nobody can take more memory than that, and a node with long
+    requests and answers no more than its share.
 
     Args:
         app: the SuperLink.
         known: why the sender of a request of more than `SHORT` bytes is refused, by its headers; None where he is not.
         max_held: bytes of memory that all requests together may take, which are being read or answered.
+
+    Attributes:
+        held: bytes that they take, by the key of the node that sent them; of all others together by no key.
     """
 
     def __init__(self, app: App, known: Known, max_held: int = HELD) -> None:
-        self.app, self.known, self.max_held, self.held = app, known, max_held, 0
+        self.app, self.known, self.max_held = app, known, max_held
+        self.held: Counter[bytes] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 404 to what is none of the interfaces, and refuse what is too long or too slow; pass on the rest."""
@@ -74,21 +86,18 @@ class Door:
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on a request whose length need not be what was announced."""
-        body, begun = _Body(self, scope, receive), False
-
-        async def noted(event: Event) -> None:
-            nonlocal begun
-            if body.refusal is None:
-                begun = True
-                await send(event)
-
+        request = _Request(self, scope, receive, send)
         try:
             with suppress(Refused):
-                await self.app(scope, body.receive, noted)
+                await self.app(scope, request.receive, request.send)
         finally:
-            self.held -= body.held
-        if body.refusal and not begun:
-            await _refuse(send, *body.refusal)
+            self.held -= request.held
+        if request.refusal and not request.is_answered:
+            await _refuse(send, *request.refusal)
+
+    def has_room(self, sender: bytes) -> bool:
+        """Whether the memory suffices for what is held."""
+        return self.held.total() <= self.max_held and (not sender or self.held[sender] <= self.max_held // SHARES)
 
 
 def limit_of(path: str) -> int:
@@ -103,30 +112,37 @@ def _is_object(path: str) -> bool:
     return path.endswith("/push-object")
 
 
-def _announced(scope: Scope) -> int:
-    lengths = [value for name, value in scope["headers"] if name.lower() == b"content-length"]
+def _announced(what: Scope | Event) -> int:
+    """How many bytes a request, or an answer, is said to have; 0 where nothing is said."""
+    lengths = [value for name, value in what["headers"] if name.lower() == b"content-length"]
     return max((int(value) for value in lengths if value.isdigit()), default=0)
 
 
-class _Body:
-    """A request that is being read.
+class _Request:
+    """A request that is being read, and then answered.
 
     Args:
         door: counts the memory of all of them, and knows senders.
         scope: its path and headers.
         receive: the next piece.
+        send: a piece of the answer.
 
     Attributes:
-        held: bytes of memory that it may take.
+        held: bytes of memory that it may take, by the key of its sender.
         refusal: the status and the reason for which it is not let in.
+        is_answered: whether the answer has begun.
     """
 
-    def __init__(self, door: Door, scope: Scope, receive: Receive) -> None:
-        self.door, self.scope, self.next, self.is_whole = door, scope, receive, False
-        self.size, self.held, self.is_known = 0, 0, _announced(scope) > SHORT
+    def __init__(self, door: Door, scope: Scope, receive: Receive, send: Send) -> None:
+        self.door, self.scope, self._next, self._send = door, scope, receive, send
         self.limit, self.growth = limit_of(scope["path"]), 1 if _is_object(scope["path"]) else GROWTH
+        self.size, self.is_whole, self.is_answered = 0, False, False
         self.refusal: Refusal | None = None
         self.until = time.monotonic() + READING
+        self.held: Counter[bytes] = Counter()
+        self.sender: bytes | None = None
+        if _announced(scope) > SHORT:
+            self._recognize()
 
     async def receive(self) -> Event:
         """The next piece; once all of them came, what becomes of the connection.
@@ -134,29 +150,60 @@ class _Body:
         Raises:
             Refused: it is too long or too slow, its sender is not known, or there are too many others.
         """
-        event = await (self.next() if self.is_whole else self._piece())
-        self._count(len(event.get("body", b"")))
-        if self.size > SHORT and not self.is_known:
+        event = await (self._next() if self.is_whole else self._piece())
+        size = len(event.get("body", b""))
+        self.size += size
+        self._hold(size * self.growth)
+        if self.size > self.limit:
+            self._refuse(413, f"requests may have {self.limit} bytes")
+        if self.size > SHORT and self.sender is None:
             # It is longer than it said, or did not say how long it is.
             if refusal := await self.door.known(self.scope):
                 self._refuse(*refusal)
-            self.is_known = True
+            self._recognize()
         self.is_whole = not event.get("more_body", False)
         return event
 
-    def _count(self, size: int) -> None:
-        self.size += size
-        self.held += size * self.growth
-        self.door.held += size * self.growth
-        if self.size > self.limit:
-            self._refuse(413, f"requests may have {self.limit} bytes")
-        if self.door.held > self.door.max_held:
+    async def send(self, event: Event) -> None:
+        """Send a piece of the answer; if it is long, wait until nearly all of it has been read.
+
+        Raises:
+            Refused: it is read too slowly, or there are too many others.
+        """
+        if self.refusal is not None:
+            return
+        if event["type"] == "http.response.start" and (length := _announced(event)) > SHORT:
+            self._recognize()  # nobody else is told so much
+            self._hold(length)
+        self.is_answered = True
+        if len(event.get("body", b"")) > SHORT:
+            await self._out({**event, "more_body": True})
+            # uvicorn waits with a piece until those before it have left its memory.
+            event = {**event, "body": b""}
+        await self._out(event)
+
+    def _recognize(self) -> None:
+        """Count what is held from now on for the node that sent it, if it is one."""
+        is_node = self.scope["path"].startswith("/v1/fleet/")
+        self.sender = Headers(scope=self.scope).get(FLEET_HTTP_PUBLIC_KEY_HEADER, "").encode() if is_node else b""
+
+    def _hold(self, size: int) -> None:
+        sender = self.sender or b""
+        self.held[sender] += size
+        self.door.held[sender] += size
+        if not self.door.has_room(sender):
             self._refuse(503, "too many requests are being read: try again")
 
     async def _piece(self) -> Event:
+        return await self._in_time(self._next(), min(SILENCE, self.until - time.monotonic()))
+
+    async def _out(self, event: Event) -> None:
+        await self._in_time(self._send(event), READING)
+
+    async def _in_time(self, step: Awaitable[T], seconds: float) -> T:
         try:
-            async with asyncio.timeout(min(SILENCE, self.until - time.monotonic())):
-                return await self.next()
+            async with asyncio.timeout(seconds):
+                return await step
         except TimeoutError:
             self._refuse(503, "the request did not arrive in time: try again")
 

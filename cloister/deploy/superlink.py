@@ -106,6 +106,7 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
         host=config.host,
         port=config.port,
         http=Prompt,
+        ws="none",
         log_config=get_uvicorn_log_config(console_handler.level),
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,

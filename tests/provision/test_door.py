@@ -46,7 +46,7 @@ def test_a_request_that_does_not_go_on_is_asked_for_again_and_gives_its_memory_b
     monkeypatch.setattr(door, waits, 0.01)
     closed = Door(reading, anybody)
     assert asyncio.run(Connection(b"x" * 100, is_whole=False).to(closed)) == 503
-    assert closed.held == 0
+    assert closed.held.total() == 0
 
 
 def test_whoever_answers_late_is_not_refused(monkeypatch):
@@ -79,7 +79,7 @@ def test_requests_that_are_many_are_asked_to_come_again():
         return refused, small, await Connection(b"x" * 100, b"x" * 100).to(closed)
 
     assert asyncio.run(three()) == (503, 200, 200)
-    assert closed.held == 0
+    assert closed.held.total() == 0
 
 
 def test_what_a_request_becomes_in_memory_counts():
@@ -87,7 +87,7 @@ def test_what_a_request_becomes_in_memory_counts():
     closed = Door(reading, anybody, max_held=100 * door.GROWTH)
     assert asyncio.run(Connection(b"x" * 100, path="/v1/fleet/push-messages").to(closed)) == 200
     assert asyncio.run(Connection(b"x" * 101, path="/v1/fleet/push-messages").to(closed)) == 503
-    assert asyncio.run(Connection(b"x" * 101).to(closed)) == 200 and closed.held == 0
+    assert asyncio.run(Connection(b"x" * 101).to(closed)) == 200 and closed.held.total() == 0
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,85 @@ def test_each_kind_of_request_has_its_length(path, limit):
     for says in (None, 1):
         assert asyncio.run(Connection(bytes(limit), path=path, says=says and limit).to(closed)) == 200
         assert asyncio.run(Connection(bytes(limit), b"x", path=path, says=says and limit + 1).to(closed)) == 413
+
+
+class Unread(Connection):
+    """A peer that reads no more of an answer than this many pieces."""
+
+    def __init__(self, reads, key, *pieces):
+        super().__init__(*(pieces or [b"x"]))
+        self.scope |= {"headers": [(b"flwr-public-key", key)]}
+        self.reads, self.got = reads, []
+
+    async def send(self, event):
+        await super().send(event)
+        if event["type"] == "http.response.body":
+            if len(self.got) == self.reads:
+                await asyncio.Event().wait()
+            self.got.append((len(event["body"]), event.get("more_body", False)))
+
+
+LONG = door.SHORT + 1
+
+
+def answering(size):
+    async def application(scope, receive, send):
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"Content-Length", b"%d" % size)]})
+        await send({"type": "http.response.body", "body": bytes(size), "more_body": False})
+
+    return application
+
+
+class TestAnswers:
+    """An answer takes memory for as long as nobody reads it."""
+
+    @pytest.mark.parametrize(("size", "pieces"), [(LONG, [(LONG, True), (0, False)]), (LONG - 1, [(LONG - 1, False)])])
+    def test_a_long_one_is_held_until_it_is_read(self, size, pieces):
+        closed, peer = Door(answering(size), anybody), Unread(9, b"key")
+        assert asyncio.run(peer.to(closed)) == 200 and peer.got == pieces
+        assert closed.held.total() == 0
+
+    def test_while_it_is_not_read_no_others_are_made(self):
+        closed = Door(answering(LONG), anybody, max_held=door.SHARES * (2 * LONG + 1))
+
+        async def ask():
+            unread = [Unread(1, b"one") for _ in range(3)]
+            waiting = [asyncio.ensure_future(each.to(closed)) for each in unread]
+            await asyncio.sleep(0.01)
+            statuses = [each.status for each in unread], closed.held[b"one"]
+            other = await Unread(9, b"other").to(closed)
+            again = await Unread(9, b"one").to(closed)
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            return *statuses, other, again, await Unread(9, b"one").to(closed)
+
+        assert asyncio.run(ask()) == ([200, 200, 503], 2 * LONG, 200, 503, 200)
+        assert closed.held.total() == 0
+
+    def test_nobody_has_longer_than_that_for_it(self, monkeypatch):
+        monkeypatch.setattr(door, "READING", 0.05)
+        closed, peer = Door(answering(LONG), anybody), Unread(1, b"key")
+        asyncio.run(asyncio.wait_for(peer.to(closed), 20))
+        assert peer.got == [(LONG, True)] and closed.held.total() == 0
+
+
+def test_one_node_takes_its_share_and_not_that_of_others():
+    """What came before it was known whose it is counts for nobody."""
+    closed = Door(reading, anybody, max_held=door.SHARES * 2 * LONG)
+
+    async def ask():
+        stuck = Unread(0, b"one", bytes(LONG), bytes(LONG))
+        waiting = asyncio.ensure_future(stuck.to(closed))
+        await asyncio.sleep(0.01)
+        statuses = [await Unread(9, key, bytes(LONG), bytes(LONG + 1)).to(closed) for key in (b"one", b"other", b"")]
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return statuses
+
+    assert asyncio.run(ask()) == [503, 200, 200]
+    assert closed.held.total() == 0
 
 
 class TestSenders:
@@ -141,7 +220,7 @@ class TestSenders:
     def test_one_that_does_not_is_not_read_to_its_end(self, closed, asked, says):
         pieces = [bytes(door.SHORT), b"x", b"y"]
         assert asyncio.run(Connection(*pieces, says=says).to(closed)) == 401
-        assert asked == ([door.SHORT], [SCOPE["path"]]) and closed.held == 0
+        assert asked == ([door.SHORT], [SCOPE["path"]]) and closed.held.total() == 0
 
     @pytest.mark.parametrize("says", [None, door.SHORT])
     def test_a_short_one_is(self, closed, asked, says):

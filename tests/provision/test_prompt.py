@@ -1,10 +1,11 @@
-"""Connections on which nobody asks anything do not stay."""
+"""Connections on which nobody asks or reads anything do not stay; heads of requests have a limit."""
 
 import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
 from uvicorn.config import Config
+from uvicorn.protocols.http import h11_impl
 from uvicorn.server import ServerState
 
 from cloister.deploy import prompt
@@ -19,18 +20,19 @@ def soon(monkeypatch):
 
 
 @asynccontextmanager
-async def connection(answered):
-    """To a server whose application answers when it may."""
+async def connection(answered, body=b"", state=None):
+    """To a server whose application answers with this when it may."""
 
     async def application(scope, receive, send):
         await answered.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
+        length = b"%d" % len(body)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+        await send({"type": "http.response.body", "body": body})
 
     config = Config(application, http=Prompt, lifespan="off", log_config=None, timeout_keep_alive=600)
     config.load()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Prompt(config, ServerState(), {}), "127.0.0.1", 0)
+    loop, state = asyncio.get_running_loop(), state or ServerState()
+    server = await loop.create_server(lambda: Prompt(config, state, {}), "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     try:
         yield reader, writer
@@ -87,5 +89,68 @@ def test_one_that_asks_again_and_again_stays():
                 writer.write(ASKED)
                 await reader.readuntil(b"\r\n\r\n")
                 await asyncio.sleep(prompt.SILENCE / 50)
+
+    asyncio.run(ask())
+
+
+ENDLESS = [
+    (b"GET / HTTP/1.1\r\n", b"a:b\r\n"),
+    (b"GET / HTTP/1.1\r\na: ", b"x"),
+    (b"GET /", b"x"),
+    (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b"a:b\r\n"),
+]
+
+
+@pytest.mark.parametrize(("begins", "goes_on"), ENDLESS, ids=["headers", "a value", "a path", "trailers"])
+def test_a_head_without_end_is_not_read(monkeypatch, begins, goes_on):
+    monkeypatch.setattr(prompt, "SILENCE", 60.0)
+    mebibyte = goes_on * (2**20 // len(goes_on))
+
+    async def send():
+        async with connection(asyncio.Event()) as (_, writer):
+            writer.write(begins)
+            with pytest.raises(ConnectionError):
+                for _ in range(100):
+                    writer.write(mebibyte)
+                    await asyncio.wait_for(writer.drain(), 20)
+
+    asyncio.run(send())
+
+
+def test_requests_are_read_one_by_one(monkeypatch):
+    """All of the first quarter of a mebibyte was parsed, whether or not the first request had its answer."""
+    begun, cycle = [], h11_impl.RequestResponseCycle
+    monkeypatch.setattr(
+        h11_impl, "RequestResponseCycle", lambda **parts: begun.append(parts["scope"]) or cycle(**parts)
+    )
+
+    async def ask():
+        may = asyncio.Event()
+        async with connection(may) as (reader, writer):
+            writer.write(ASKED * 1000)
+            await asyncio.sleep(0.1)
+            before = len(begun)
+            may.set()
+            for _ in range(1000):
+                await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+            return before
+
+    assert asyncio.run(ask()) == 1 and len(begun) == 1000
+
+
+def test_nobody_waits_until_a_closed_connection_has_been_read():
+    """It has more to be read than the sockets of two processes of this machine take."""
+
+    async def ask():
+        may, state = asyncio.Event(), ServerState()
+        async with connection(may, bytes(2**25), state) as (reader, writer):
+            reader._transport.pause_reading()
+            may.set()
+            writer.write(ASKED)
+            async with asyncio.timeout(20):
+                while not state.connections:
+                    await asyncio.sleep(0.01)
+                while state.connections:
+                    await asyncio.sleep(0.01)
 
     asyncio.run(ask())
