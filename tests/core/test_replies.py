@@ -133,7 +133,8 @@ def test_a_second_reply_of_one_node(decorator):
     strategy = DECORATORS[decorator]()
     one_round(strategy, Misdelivering(lambda replies: [*replies, replies[0]]), zeros())
     (rejection,) = strategy.measured.rejected
-    assert rejection.code == "duplicate" and strategy.measured.accepted == 3
+    assert (rejection.code, rejection.detail) == ("duplicate", "this node has already replied in this round")
+    assert strategy.measured.accepted == 3
 
 
 @every_decorator
@@ -282,6 +283,19 @@ def test_a_node_that_flower_answers_for(decorator):
     (rejection,) = strategy.measured.rejected
     assert (rejection.node_id, rejection.code) == (3, "unavailable")
     assert strategy.measured.accepted == 2
+
+
+def test_an_error_in_the_name_of_the_superlink_about_nothing_that_was_asked_is_its_own():
+    def about_nothing(replies):
+        (last,) = (reply for reply in replies if reply.metadata.src_node_id == 3)
+        metadata = copy(last.metadata)
+        metadata.__dict__.update(_src_node_id=SUPERLINK_NODE_ID, _reply_to_message_id="another")
+        return [*replies, Message(error=Error(ErrorCode.NODE_UNAVAILABLE, "node is gone"), metadata=metadata)]
+
+    strategy = Screened(all_nodes())
+    one_round(strategy, Misdelivering(about_nothing), zeros())
+    (rejection,) = strategy.measured.rejected
+    assert rejection.node_id == SUPERLINK_NODE_ID, "which is the number of a node of this grid, too"
 
 
 def test_nobody_replies_in_the_name_of_the_superlink():

@@ -131,6 +131,11 @@ def test_empty_lines_between_anchors_are_none(path, key, tmp_path):
     assert verified(path, read_anchors(tmp_path / "a"), key) == 1
 
 
+def test_a_key_that_is_not_there(path, tmp_path):
+    with pytest.raises(ConfigError, match=r"--key .*k: No such file or directory"):
+        anchored(Ledger(path), tmp_path / "k")
+
+
 @pytest.mark.parametrize("content", [b"", b"-----BEGIN OPENSSH PRIVATE KEY-----", b"ssh-ed25519 AAAA"])
 def test_a_file_that_holds_no_key(path, tmp_path, content):
     (tmp_path / "k").write_bytes(content)

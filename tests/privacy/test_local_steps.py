@@ -83,6 +83,19 @@ def test_the_clip_decays_as_the_published_loop_does(high, decay, low, rounds):
         norm = norm - norm * decay
 
 
+@pytest.mark.parametrize("unit", [{}, {"privacy.group-cap": 3}])
+def test_it_tells_its_parameters_by_the_keys_of_the_configuration(unit):
+    settings = {
+        "privacy.client-noise-multiplier": 1.5,
+        "privacy.client-clipping-norm": 0.4,
+        "privacy.clipping-decay": 0.1,
+        "privacy.least-clipping-norm": 0.2,
+        "privacy.batch-sampling": "shuffle",
+    }
+    mechanism = LocalDpSgd(1.5, 0.4, 0.1, 0.2, "shuffle", unit.get("privacy.group-cap", 0))
+    assert mechanism.parameters() == settings | unit
+
+
 class TestNothingIsClaimed:
     @pytest.mark.parametrize(
         ("mechanism", "circumstances", "reason"),
@@ -95,6 +108,14 @@ class TestNothingIsClaimed:
     def test_and_the_reason_is_recorded(self, mechanism, circumstances, reason):
         event = recorded_event(mechanism, LocalSteps(10, 5, 1), circumstances)
         assert isinstance(event, Unaccounted) and reason in event.reason
+
+    def test_and_so_are_all_reasons(self):
+        events = [
+            recorded_event(LocalDpSgd(noise, 1.0), LocalSteps(10, 5, 1), Circumstances(seeded=seeded))
+            for noise, seeded in [(0.0, False), (1.0, True), (0.0, True)]
+        ]
+        reasons = [event.reason for event in events]
+        assert reasons[2] == "; ".join(reasons[:2])
 
     @pytest.mark.parametrize("hypotheses", [1, 3])
     def test_but_with_noise_it_is(self, hypotheses):

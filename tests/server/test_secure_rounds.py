@@ -555,6 +555,21 @@ class TestTheServer:
         summed = run.collect()
         assert summed.survivors == 5 and set(reasons(summed)) == {1}
         assert "has not signed as who it says" in reasons(summed)[1]
+        assert [rejection.code for rejection in summed.rejected] == ["roster"]
+
+    def test_goes_on_without_a_node_that_has_no_roster(self, tmp_path):
+        inner = app_with(updates := random_updates(6))
+
+        def hostile(sent, context):
+            reply = inner(sent, context)
+            if (context.node_id, phase_of(sent)) != (1, "advertise"):
+                return reply
+            own = Advertisement.decode(from_record(reply.content["arrays"])[SECURE_MESSAGE].tobytes())
+            return replied(sent, own, roster=np.frombuffer(b"no roster", np.uint8))
+
+        summed = SecureRun(settings(tmp_path, 6, 5, z=0.0), updates, app=hostile).collect()
+        assert summed.survivors == 5 and set(reasons(summed)) == {1} and "roster" in reasons(summed)[1]
+        assert [rejection.code for rejection in summed.rejected] == ["protocol"]
 
     @pytest.mark.parametrize("key", ["mask_key", "seal_key"])
     def test_goes_on_without_a_node_whose_key_nobody_can_agree_with(self, key, tmp_path):
