@@ -520,3 +520,14 @@ def test_it_is_served_encrypted_to_operators(tmp_path, pair, served):
     with urllib.request.urlopen(asked, context=trusted, timeout=60) as answer:
         assert "<h1>Run a</h1>" in answer.read().decode()
         assert answer.headers.get_all("cache-control") == ["no-store"] and "server" not in answer.headers
+
+
+@pytest.mark.slow
+def test_a_head_without_end_is_not_read(tmp_path, served):
+    """Everybody may send one, before he is asked who he is."""
+    host, _, port = served("--listen", "127.0.0.1:0").removeprefix("http://").strip("/").partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        with pytest.raises(ConnectionError):
+            for _ in range(100):
+                connection.sendall(b"a:b\r\n" * 2**18)
