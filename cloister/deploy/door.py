@@ -9,7 +9,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
@@ -88,8 +87,11 @@ class Door:
         """Pass on a request whose length need not be what was announced."""
         request = _Request(self, scope, receive, send)
         try:
-            with suppress(Refused):
-                await self.app(scope, request.receive, request.send)
+            await self.app(scope, request.receive, request.send)
+        except Exception:
+            # Layers of Starlette put what they are raised into groups.
+            if request.refusal is None:
+                raise
         finally:
             self.held -= request.held
         if request.refusal and not request.is_answered:

@@ -4,6 +4,11 @@ import asyncio
 
 import pytest
 from closed_link import anybody
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.responses import Response
+from starlette.routing import Route
 
 from cloister.deploy import door
 from cloister.deploy.door import Door
@@ -184,6 +189,42 @@ def test_one_node_takes_its_share_and_not_that_of_others():
 
     assert asyncio.run(ask()) == [503, 200, 200]
     assert closed.held.total() == 0
+
+
+class TestBehindLayers:
+    """Flower's SuperLink leads requests through layers of Starlette, which wrap what is raised."""
+
+    @pytest.fixture
+    def layered(self):
+        async def answered(request):
+            return Response(bytes(len(await request.body())))
+
+        async def passed(request, go_on):
+            return await go_on(request)
+
+        path = "/v1/control/start-run"
+        return Starlette(
+            routes=[Route(path, answered, methods=["POST"])],
+            middleware=[Middleware(BaseHTTPMiddleware, dispatch=passed)],
+        )
+
+    @pytest.mark.parametrize(
+        ("held", "status"), [(door.GROWTH * LONG + LONG, 200), (door.GROWTH * LONG, 503), (9, 503)]
+    )
+    def test_a_refusal_is_told(self, layered, held, status):
+        """In the second case there is room for the request, and not for its answer."""
+        closed = Door(layered, anybody, max_held=held)
+        peer = Connection(bytes(LONG), path="/v1/control/start-run")
+        peer.scope |= {"method": "POST", "query_string": b"", "root_path": "", "http_version": "1.1"}
+        assert asyncio.run(asyncio.wait_for(peer.to(closed), 20)) == status
+        assert closed.held.total() == 0
+
+    def test_other_errors_are_not_hidden(self):
+        async def broken(scope, receive, send):
+            raise ValueError("a fault")
+
+        with pytest.raises(ValueError, match="a fault"):
+            asyncio.run(Connection(b"x").to(Door(broken, anybody)))
 
 
 class TestSenders:
