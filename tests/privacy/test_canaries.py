@@ -68,6 +68,13 @@ class TestDirections:
         products = rows @ rows.T / 10_000 - np.eye(6)
         assert np.abs(products).max() < 0.06 and np.abs(rows.mean(axis=1)).max() < 0.06
 
+    def test_others_are_not_taken_up_again(self):
+        state = Canaries.drawn(30, seed=2).state_dict()
+        assert np.array_equal(Canaries.drawn(30, seed=3).restored(state).coins, state["coins"])
+        for others in (state | {"coins": state["coins"].astype(int)}, state | {"scores": state["scores"][:-1]}):
+            with pytest.raises(ValueError, match="the state of other canaries"):
+                Canaries.drawn(30, seed=3).restored(others)
+
     def test_coins_and_directions_come_from_the_operating_system(self):
         one, other = Canaries.drawn(200), Canaries.drawn(200)
         assert not one.seeded and one.directions != other.directions and (one.coins != other.coins).any()

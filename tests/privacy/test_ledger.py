@@ -27,6 +27,21 @@ def path(tmp_path):
     return tmp_path / "budget" / "ledger.jsonl"
 
 
+def test_its_folder_may_be_made_by_another_process_meanwhile(tmp_path, monkeypatch):
+    folder, looked, is_dir = tmp_path / "ledgers", [], Path.is_dir
+
+    def before(path):
+        if path == folder and not looked:
+            looked.append(path)
+            folder.mkdir()
+            return False
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", before)
+    write(folder / "a.jsonl")
+    assert looked and Ledger(folder / "a.jsonl").entries
+
+
 class TestWhatIsWritten:
     def test_many_steps_are_one_line(self, path):
         event = Repeated(Gaussian(4.0, Sampling("poisson", probability=0.25)), 600)
