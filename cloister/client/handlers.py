@@ -80,7 +80,8 @@ def _contained(work: Callable[[], T], instead: Callable[[], T]) -> T:
     except Exception as error:
         told = f": {error}" if isinstance(error, CloisterError) else ""
         trace = trace_without_values(error)
-        logger.log(ERROR, "this client failed, and answers as if nothing had happened%s\n%s", told, trace)
+        said = "this client failed, and answers as one without examples, so that the server cannot tell"
+        logger.log(ERROR, "%s%s\n%s", said, told, trace)
         return instead()
 
 

@@ -9,7 +9,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from starlette.datastructures import Headers
@@ -22,28 +22,30 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Refusal = tuple[int, str]
 """A status and a reason."""
 Known = Callable[[Scope], Awaitable[Refusal | None]]
-T = TypeVar("T")
 
 OPEN = ("/v1/", "/health")
-"""What is answered at all."""
+"""What the paths begin with that are served; all others get 404."""
 SHORT = 2**16
-"""Bytes of a request that is read whoever sent it."""
+"""Bytes of the largest request that is read before its sender is known."""
 MAX_OBJECT = 32 * 2**20
 """Bytes of a request that holds a part of a message. Flower cuts arrays in pieces of 5 MiB."""
-MAX_ANNOUNCED = 2**19
+MAX_OF_NODE = 2**19
 """Bytes of any other request of a node: 7,000 parts of a reply are announced in so many."""
-MAX_BODY = 16 * 2**20
-"""Bytes of all others: an app bundle has 10 MiB at most, and an app announces its messages to all nodes in one."""
+MAX_OF_OTHERS = 16 * 2**20
+"""Bytes of a request of an app or an operator: an app bundle has 10 MiB at most, and an app announces its messages to
+all nodes in one."""
 GROWTH = 48
-"""How many bytes a byte of them may become in memory: an empty part has two, and takes 94."""
-HELD = 2**30
-"""Bytes of memory of all requests together that are being read or answered."""
+"""Bytes of memory for a byte of a parsed request, at worst: an empty entry has two bytes and takes 94."""
+MAX_HELD = 2**30
+"""Bytes of memory of all requests and answers together that are under way."""
 SHARES = 8
-"""One node may take so much less: others are served meanwhile."""
+"""One node may take 1/`SHARES` of it, so that others are served meanwhile."""
 SILENCE = 60.0
 """Seconds without a byte of a request after which it is refused: its sender is asked to send it again."""
-READING = 600.0
-"""Seconds in which a request has to be there as a whole, and in which its answer has to be read."""
+RECEIVING = 600.0
+"""Seconds in which a request has to be there as a whole."""
+SENDING = 600.0
+"""Seconds in which a piece of an answer has to be read."""
 
 
 class Refused(Exception):
@@ -59,14 +61,14 @@ class Door:
 
     Args:
         app: the SuperLink.
-        known: why the sender of a request of more than `SHORT` bytes is refused, by its headers; None where he is not.
+        known: tells by its headers why a request of more than `SHORT` bytes is refused; None if its sender is known.
         max_held: bytes of memory that all requests together may take, which are being read or answered.
 
     Attributes:
         held: bytes that they take, by the key of the node that sent them; of all others together by no key.
     """
 
-    def __init__(self, app: App, known: Known, max_held: int = HELD) -> None:
+    def __init__(self, app: App, known: Known, max_held: int = MAX_HELD) -> None:
         self.app, self.known, self.max_held = app, known, max_held
         self.held: Counter[bytes] = Counter()
 
@@ -106,7 +108,7 @@ def limit_of(path: str) -> int:
     """How many bytes a request may have."""
     if _is_object(path):
         return MAX_OBJECT
-    return MAX_ANNOUNCED if path.startswith("/v1/fleet/") else MAX_BODY
+    return MAX_OF_NODE if path.startswith("/v1/fleet/") else MAX_OF_OTHERS
 
 
 def _is_object(path: str) -> bool:
@@ -140,7 +142,7 @@ class _Request:
         self.limit, self.growth = limit_of(scope["path"]), 1 if _is_object(scope["path"]) else GROWTH
         self.size, self.is_whole, self.is_answered = 0, False, False
         self.refusal: Refusal | None = None
-        self.until = time.monotonic() + READING
+        self.until = time.monotonic() + RECEIVING
         self.held: Counter[bytes] = Counter()
         self.sender: bytes | None = None
         if _announced(scope) > SHORT:
@@ -197,17 +199,18 @@ class _Request:
             self._refuse(503, "too many requests are being read: try again")
 
     async def _piece(self) -> Event:
-        return await self._in_time(self._next(), min(SILENCE, self.until - time.monotonic()))
-
-    async def _out(self, event: Event) -> None:
-        await self._in_time(self._send(event), READING)
-
-    async def _in_time(self, step: Awaitable[T], seconds: float) -> T:
         try:
-            async with asyncio.timeout(seconds):
-                return await step
+            async with asyncio.timeout(min(SILENCE, self.until - time.monotonic())):
+                return await self._next()
         except TimeoutError:
             self._refuse(503, "the request did not arrive in time: try again")
+
+    async def _out(self, event: Event) -> None:
+        try:
+            async with asyncio.timeout(SENDING):
+                await self._send(event)
+        except TimeoutError:
+            self._refuse(503, "the answer was not read in time")
 
     def _refuse(self, status: int, reason: str) -> NoReturn:
         self.refusal = (status, reason)

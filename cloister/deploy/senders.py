@@ -60,7 +60,7 @@ def _authenticate_node(request: Request) -> None:
     try:
         key = b64decode(request.headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
     except (binascii.Error, ValueError):
-        raise HTTPException(401, "the public key of a node is no base64") from None
+        raise HTTPException(401, "the public key of a node is not valid base64") from None
     # Of this kind of request Flower takes the key that it names: signature and time are checked.
     request.state.protobuf_request = RegisterNodeFleetRequest(public_key=key)
     authenticate_node(request)

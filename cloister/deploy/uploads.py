@@ -57,12 +57,12 @@ class Upload:
         tree = request.message_object_trees[0]
         self.root, self._announced = tree.object_id, request.messages_list[0]
         if self._announced.metadata.message_id != self.root:
-            raise ValueError("a reply has another name than the part that names the others")
+            raise ValueError("the id of the message is not that of the object that names all others")
         if self._announced.metadata.src_node_id != request.node.node_id:
-            raise ValueError("a reply is in the name of another node")
+            raise ValueError("src_node_id is not the node that sends the reply")
         # Flower compares times, which NaN passes, and its database keeps NaN as nothing: whoever reads the row fails.
         if not all(math.isfinite(getattr(self._announced.metadata, name)) for name in TIMES):
-            raise ValueError("a time of a reply is no number")
+            raise ValueError("created_at and ttl must be finite")
         self._children = _children_of(tree)
         self._folder, self._size = folder, 0
         self._file: IO[bytes] | None = None
@@ -142,7 +142,7 @@ def _children_of(tree: ObjectTree) -> Mapping[str, set[str]]:
             raise ValueError("the name of a part is no SHA-256")
         children = {child.object_id for child in part.children}
         if len(children) < len(part.children):
-            raise ValueError("a reply names a part of one part twice")
+            raise ValueError("an object of the reply names another one twice")
         if found.setdefault(part.object_id, children) != children:
             raise ValueError("a reply names the parts of one part in two ways")
     return found

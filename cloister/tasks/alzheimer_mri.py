@@ -59,7 +59,7 @@ class AlzheimerMri(PictureTask):
         Args:
             source: of all images.
         """
-        train, validation, test = self.sound(source, self.parts(source))
+        train, validation, test = self.undamaged(source, self.parts(source))
         return Dataset(train, test, validation=validation)
 
     def parts(self, source: Source) -> tuple[NDArray[np.intp], ...]:

@@ -65,7 +65,7 @@ def test_a_reply_with_another_name_than_its_own_is_refused(link, nodes):
     reply, other = (
         labelled(Message(Error(1, why), reply_to=link.send(nodes[0])), nodes[0].id, link.run) for why in "ab"
     )
-    with pytest.raises(HTTPException, match="another name"):
+    with pytest.raises(HTTPException, match="the id of the message is not that of the object"):
         nodes[0].announce(reply, ObjectTree(object_id=other.object_id))
 
 
@@ -88,7 +88,7 @@ def test_a_part_whose_name_is_no_hash_is_refused(link, nodes):
 def test_a_reply_in_the_name_of_another_is_refused(link, nodes):
     message = link.send(nodes[0])
     reply = labelled(Message(content(TRAINED), reply_to=message), nodes[0].id, link.run)
-    with pytest.raises(HTTPException, match="another node"):
+    with pytest.raises(HTTPException, match="src_node_id is not the node that sends"):
         nodes[1].announce(reply, src_node_id=nodes[0].id)
 
 
@@ -557,7 +557,7 @@ class TestRepliesThatAreNotAllThere:
         message, reply = self.asked(link, nodes[0])
         with pytest.raises(HTTPException, match="no reply to the message"):
             nodes[1].announce(labelled(Message(content(TRAINED), reply_to=message), nodes[1].id, link.run))
-        with pytest.raises(HTTPException, match="another node"):
+        with pytest.raises(HTTPException, match="src_node_id is not the node that sends"):
             nodes[1].announce(reply, src_node_id=nodes[0].id)
         nodes[0].reply(message)
         assert link.heard(message) == {message.object_id}

@@ -46,7 +46,7 @@ class Connection:
         return self.status
 
 
-@pytest.mark.parametrize("waits", ["SILENCE", "READING"])
+@pytest.mark.parametrize("waits", ["SILENCE", "RECEIVING"])
 def test_a_request_that_does_not_go_on_is_asked_for_again_and_gives_its_memory_back(monkeypatch, waits):
     monkeypatch.setattr(door, waits, 0.01)
     closed = Door(reading, anybody)
@@ -168,7 +168,7 @@ class TestAnswers:
         assert closed.held.total() == 0
 
     def test_nobody_has_longer_than_that_for_it(self, monkeypatch):
-        monkeypatch.setattr(door, "READING", 0.05)
+        monkeypatch.setattr(door, "SENDING", 0.05)
         closed, peer = Door(answering(LONG), anybody), Unread(1, b"key")
         asyncio.run(asyncio.wait_for(peer.to(closed), 20))
         assert peer.got == [(LONG, True)] and closed.held.total() == 0

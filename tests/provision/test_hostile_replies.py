@@ -31,7 +31,7 @@ def test_a_time_that_is_no_number_is_refused(link, nodes, name, value):
     """The database keeps NaN as nothing: the app could hear of no reply any more, of no node."""
     mine, theirs = link.send(nodes[0]), link.send(nodes[1])
     nodes[0].fetch()
-    with pytest.raises(HTTPException, match="no number"):
+    with pytest.raises(HTTPException, match="created_at and ttl must be finite"):
         nodes[0].announce(answer_to(mine, nodes[0]), **{name: value})
     nodes[1].fetch()
     nodes[1].reply(theirs)

@@ -96,7 +96,7 @@ class TestDoor:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": str(size).encode()})
 
-        monkeypatch.setattr(door, "MAX_BODY", 100)
+        monkeypatch.setattr(door, "MAX_OF_OTHERS", 100)
         return TestClient(Door(application, anybody)), taken
 
     @pytest.mark.parametrize("pieces", [[100], [60, 40], []])
@@ -112,7 +112,7 @@ class TestDoor:
         assert answer.status_code == 413 and taken == []
 
     def test_a_superlink_that_answers_for_itself_is_overruled(self, monkeypatch):
-        monkeypatch.setattr(door, "MAX_BODY", 1)
+        monkeypatch.setattr(door, "MAX_OF_OTHERS", 1)
 
         async def translating(scope, receive, send):
             try:

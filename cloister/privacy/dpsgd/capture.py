@@ -42,8 +42,8 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Unit:
-    """A layer that is looked at as a whole.
+class CapturedLayer:
+    """A layer whose inputs and gradients of outputs are recorded, as a whole.
 
     Attributes:
         layer: owns the variables, itself or in its sublayers.
@@ -56,7 +56,7 @@ class Unit:
     fast: bool
 
 
-def units(model: Network) -> list[Unit]:
+def captured_layers(model: Network) -> list[CapturedLayer]:
     """The layers to look at: as small as possible, each trainable variable in exactly one.
 
     Raises:
@@ -64,16 +64,16 @@ def units(model: Network) -> list[Unit]:
             would be others when its call is repeated.
     """
     found = list(_walk(model))
-    claimed = [id(variable) for unit in found for variable in unit.variables]
+    claimed = [id(variable) for captured in found for variable in captured.variables]
     if sorted(claimed) != sorted(id(variable) for variable in model.trainable_variables):
         raise NotCapturable("a weight belongs to two layers, or to none")
-    for unit in found:
-        if not unit.fast and any("seed_generator" in variable.path for variable in unit.layer.variables):
-            raise NotCapturable(f"layer {unit.layer.name!r} draws random numbers")
+    for captured in found:
+        if not captured.fast and any("seed_generator" in variable.path for variable in captured.layer.variables):
+            raise NotCapturable(f"layer {captured.layer.name!r} draws random numbers")
     return found
 
 
-def _walk(layer: Layer, seen: set[int] | None = None) -> Iterator[Unit]:
+def _walk(layer: Layer, seen: set[int] | None = None) -> Iterator[CapturedLayer]:
     seen = set() if seen is None else seen
     if id(layer) in seen or not layer.trainable_variables:
         return
@@ -84,7 +84,7 @@ def _walk(layer: Layer, seen: set[int] | None = None) -> Iterator[Unit]:
         return
     if isinstance(layer, keras.Model):
         raise NotCapturable(f"model {layer.name!r} owns weights itself")
-    yield Unit(layer, tuple(layer.trainable_variables), is_plain_dense(layer) or is_plain_convolution(layer))
+    yield CapturedLayer(layer, tuple(layer.trainable_variables), is_plain_dense(layer) or is_plain_convolution(layer))
 
 
 def _opaque(layer: Layer) -> bool:
@@ -114,20 +114,20 @@ def _is_plain(layer: Layer) -> bool:
     return not layer.lora_enabled and trained == [id(variable) for variable in expected]
 
 
-def record(found: Sequence[Unit], forward: Callable[[], Tensor]) -> list[list[Call]]:
+def record(found: Sequence[CapturedLayer], forward: Callable[[], Tensor]) -> list[list[Call]]:
     """Run `forward`, which gives a loss per example, and one backward pass.
 
     Args:
-        found: the units of the model that `forward` runs.
+        found: the layers of the model that `forward` runs.
         forward: gives the losses, shape (batch,).
 
     Returns:
-        The calls of each unit, with their gradients.
+        The calls of each layer, with their gradients.
     """
     calls: list[list[Call]] = [[] for _ in found]
     with tf.GradientTape(watch_accessed_variables=False) as tape, ExitStack() as patches:
-        for unit, heard in zip(found, calls, strict=True):
-            patches.enter_context(_listening(unit, heard, tape))
+        for captured, heard in zip(found, calls, strict=True):
+            patches.enter_context(_listening(captured, heard, tape))
         total = tf.reduce_sum(forward())
     outputs = [output for heard in calls for call in heard for output in call.outputs]
     deltas = iter(tape.gradient(total, outputs))
@@ -137,33 +137,33 @@ def record(found: Sequence[Unit], forward: Callable[[], Tensor]) -> list[list[Ca
     return calls
 
 
-def leaks(found: Sequence[Unit], forward: Callable[[], Tensor], values: Sequence[Tensor]) -> list[int]:
-    """Which of the trainable values reach the losses by a way that is not a call of their unit.
+def leaks(found: Sequence[CapturedLayer], forward: Callable[[], Tensor], values: Sequence[Tensor]) -> list[int]:
+    """Which of the trainable values reach the losses by a way that is not a call of their layer.
 
     Args:
-        found: the units that are known.
+        found: the layers that are known.
         forward: computes the losses.
         values: of the trainable variables.
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape, ExitStack() as patches:
         tape.watch(values)
-        for unit in found:
-            patches.enter_context(_listening(unit, [], tape))
+        for captured in found:
+            patches.enter_context(_listening(captured, [], tape))
         total = tf.reduce_sum(forward())
     return [i for i, gradient in enumerate(tape.gradient(total, values)) if gradient is not None]
 
 
 @contextmanager
-def _listening(unit: Unit, heard: list[Call], tape: tf.GradientTape) -> Iterator[None]:
+def _listening(captured: CapturedLayer, heard: list[Call], tape: tf.GradientTape) -> Iterator[None]:
     """Have the layer tell of its calls while the block runs.
 
     Its own weights look constant to every tape: what still reaches one of them does not go through its layer.
     """
-    layer, original = unit.layer, unit.layer.call
+    layer, original = captured.layer, captured.layer.call
 
     def call(*args: object, **kwargs: object) -> Tensor:
-        constants = [(variable, tf.stop_gradient(variable.value)) for variable in unit.variables]
-        own, called = Call(args, kwargs), _call_before_activation if unit.fast else _call_whole
+        constants = [(variable, tf.stop_gradient(variable.value)) for variable in captured.variables]
+        own, called = Call(args, kwargs), _call_before_activation if captured.fast else _call_whole
         with keras.StatelessScope(constants):
             outputs = called(layer, original, own, tape)
         heard.append(own)

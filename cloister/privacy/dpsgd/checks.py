@@ -270,7 +270,7 @@ class _Trial:
     def agrees_by_layer(self, gradients: Gradients) -> bool:
         """Whether layers one by one give what TensorFlow gives; both see the same batch and the same dropout."""
         with self._scope():
-            leaking = leaks(gradients.units, lambda: self._plain.losses(self.x, self.y), self._values)
+            leaking = leaks(gradients.layers, lambda: self._plain.losses(self.x, self.y), self._values)
         if leaking:
             return False
         # One forward pass for all of them: in another one dropout would be another.

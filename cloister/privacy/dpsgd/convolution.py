@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from cloister.core.tensors import Layer, Tensor
-from cloister.privacy.dpsgd.capture import Call, NotCapturable, Unit
+from cloister.privacy.dpsgd.capture import Call, CapturedLayer, NotCapturable
 from cloister.privacy.dpsgd.dense import gram, gram_is_cheaper, gram_squares
 from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, rows_times
 
@@ -29,15 +29,15 @@ MANY_EXAMPLES = 64
 KERNELS = ("gram", "rows", "loop", "shift")
 
 
-def convolution(unit: Unit, calls: Sequence[Call], rows: Rows) -> Part:
+def convolution(captured: CapturedLayer, calls: Sequence[Call], rows: Rows) -> Part:
     """The form that `choose` names; several calls of one layer add up.
 
     Args:
-        unit: the layer, and its trainable variables.
+        captured: the layer, and its trainable variables.
         calls: of the layer in one forward computation.
         rows: how many rows of a tensor belong to a unit, and how many units there are.
     """
-    layer, pairs = unit.layer, [call.pair for call in calls]
+    layer, pairs = captured.layer, [call.pair for call in calls]
     if any(inputs.shape[0] != rows.count for inputs, _ in pairs):
         raise NotCapturable("a convolution's inputs do not have an example in each row")
     names = [choose(layer, inputs.shape, deltas.shape, rows.each) for inputs, deltas in pairs]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from cloister.core.tensors import Tensor
-from cloister.privacy.dpsgd.capture import Call, NotCapturable, Unit
+from cloister.privacy.dpsgd.capture import Call, CapturedLayer, NotCapturable
 from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, rows_times, squares
 from cloister.privacy.dpsgd.rounding import MASS_PER_NORM, MAX_POSITIONS
 
@@ -19,15 +19,15 @@ GRAM_COST = 3
 """What a multiplication of the Gram form costs, in double precision, beside one of the ordinary form."""
 
 
-def dense(unit: Unit, calls: Sequence[Call], rows: Rows) -> Part:
+def dense(captured: CapturedLayer, calls: Sequence[Call], rows: Rows) -> Part:
     """The cheapest form for the number of positions.
 
     Args:
-        unit: the layer, and its trainable variables.
+        captured: the layer, and its trainable variables.
         calls: of the layer in one forward computation.
         rows: how many rows of a tensor belong to a unit, and how many units there are.
     """
-    bias = bool(unit.layer.use_bias)
+    bias = bool(captured.layer.use_bias)
     inputs = tf.concat([_positions(call.pair[0], rows) for call in calls], axis=1)
     deltas = tf.concat([_positions(call.pair[1], rows) for call in calls], axis=1)
     positions, fan_in, fan_out = inputs.shape[1], inputs.shape[2], deltas.shape[2]

@@ -7,7 +7,7 @@ import tensorflow as tf
 from cloister.core.errors import ConfigError
 from cloister.core.tensors import Network, Tensor, Variable
 from cloister.privacy.dpsgd import vectorised
-from cloister.privacy.dpsgd.capture import Call, Unit, is_plain_dense, record, units
+from cloister.privacy.dpsgd.capture import Call, CapturedLayer, captured_layers, is_plain_dense, record
 from cloister.privacy.dpsgd.convolution import convolution
 from cloister.privacy.dpsgd.dense import dense
 from cloister.privacy.dpsgd.parts import Part, Rows
@@ -36,7 +36,7 @@ class Gradients:
         self.model = model
         self.by_layer = by_layer
         self._loss = loss
-        self.units: list[Unit] = units(model) if by_layer else []
+        self.layers: list[CapturedLayer] = captured_layers(model) if by_layer else []
         self.kernels: dict[str, str] = {}
 
     def losses(self, x: Tensor, y: Tensor, training: bool = True) -> Tensor:
@@ -83,12 +83,13 @@ class Gradients:
             losses = self.losses(x, y)
             return losses if shares is None else losses * tf.cast(shares, losses.dtype)
 
-        calls = record(self.units, forward)
+        calls = record(self.layers, forward)
         # A call that the loss does not depend on has no gradient.
         needed = [[call for call in heard if any(delta is not None for delta in call.deltas)] for heard in calls]
-        found = [(unit, _part(unit, heard, rows)) for unit, heard in zip(self.units, needed, strict=True) if heard]
-        self.kernels = {unit.layer.path: part.kernel for unit, part in found}
-        return [(unit.variables, part) for unit, part in found]
+        heard = zip(self.layers, needed, strict=True)
+        found = [(captured, _part(captured, own, rows)) for captured, own in heard if own]
+        self.kernels = {captured.layer.path: part.kernel for captured, part in found}
+        return [(captured.variables, part) for captured, part in found]
 
     def clipped(self, x: Tensor, y: Tensor, mask: Tensor, bound: Tensor) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
         """Σ over the units of gradient·min(1, bound/‖gradient‖), a unit's gradient being the mean of its examples'.
@@ -160,7 +161,7 @@ def _shares(mask: Tensor) -> Tensor:
     return tf.reshape(counted / tf.maximum(tf.reduce_sum(counted, axis=1, keepdims=True), 1.0), [-1])
 
 
-def _part(unit: Unit, calls: list[Call], rows: Rows) -> Part:
-    if not unit.fast:
-        return vectorised.layer(unit, calls, rows)
-    return dense(unit, calls, rows) if is_plain_dense(unit.layer) else convolution(unit, calls, rows)
+def _part(captured: CapturedLayer, calls: list[Call], rows: Rows) -> Part:
+    if not captured.fast:
+        return vectorised.layer(captured, calls, rows)
+    return dense(captured, calls, rows) if is_plain_dense(captured.layer) else convolution(captured, calls, rows)

@@ -6,33 +6,34 @@ import keras
 import tensorflow as tf
 
 from cloister.core.tensors import Network, Tensor, Variable
-from cloister.privacy.dpsgd.capture import Call, NotCapturable, Unit
+from cloister.privacy.dpsgd.capture import Call, CapturedLayer, NotCapturable
 from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, rows_times
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Losses of shape (batch,) from labels and the model's outputs, each of its own example alone."""
 
 
-def layer(unit: Unit, calls: Sequence[Call], rows: Rows) -> Part:
+def layer(captured: CapturedLayer, calls: Sequence[Call], rows: Rows) -> Part:
     """Every call is repeated example by example, and what comes out is differentiated with respect to the weights.
 
     Args:
-        unit: the layer, and its trainable variables.
+        captured: the layer, and its trainable variables.
         calls: of the layer in one forward computation.
         rows: how many rows of a tensor belong to a unit, and how many units there are.
     """
-    per_call = [_gradients_of_call(unit, call, rows.count) for call in calls]
+    per_call = [_gradients_of_call(captured, call, rows.count) for call in calls]
     return PerUnit("vectorised", [tf.add_n(same) for same in zip(*per_call, strict=True)], rows)
 
 
-def _gradients_of_call(unit: Unit, call: Call, batch: int) -> Sequence[Tensor]:
+def _gradients_of_call(captured: CapturedLayer, call: Call, batch: int) -> Sequence[Tensor]:
     arguments = (call.args, call.kwargs)
     flat = tf.nest.flatten(arguments)
     tensors = tuple(leaf for leaf in flat if tf.is_tensor(leaf))
     deltas = tuple(delta for delta in call.deltas if delta is not None)
     if any(tensor.shape.rank == 0 or tensor.shape[0] != batch for tensor in (*tensors, *deltas)):
-        raise NotCapturable(f"layer {unit.layer.name!r} is given something that does not have an example in each row")
-    values = [variable.value for variable in unit.variables]
+        name = captured.layer.name
+        raise NotCapturable(f"layer {name!r} is given something that does not have an example in each row")
+    values = [variable.value for variable in captured.variables]
 
     def of_one(example: tuple[Sequence[Tensor], Sequence[Tensor]]) -> list[Tensor]:
         # A layer wants a batch: the example is one of size 1.
@@ -41,8 +42,8 @@ def _gradients_of_call(unit: Unit, call: Call, batch: int) -> Sequence[Tensor]:
         args, kwargs = tf.nest.pack_sequence_as(arguments, repeated)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
-            with keras.StatelessScope(list(zip(unit.variables, values, strict=True))):
-                outputs = tf.nest.flatten(unit.layer.call(*args, **kwargs))
+            with keras.StatelessScope(list(zip(captured.variables, values, strict=True))):
+                outputs = tf.nest.flatten(captured.layer.call(*args, **kwargs))
             floats = [output for output in outputs if output.dtype.is_floating]
             reached = [output for output, delta in zip(floats, call.deltas, strict=True) if delta is not None]
         return _dense_gradients(tape.gradient(reached, values, own_deltas, tf.UnconnectedGradients.ZERO))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.tasks.pictures.kinds import LONGEST, MOST_PIXELS, may_decode
+from cloister.tasks.pictures.kinds import LONGEST, MOST_PIXELS, is_safe_to_decode
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm")
 
@@ -42,7 +42,7 @@ def _decoded(encoded: bytes) -> NDArray | None:
     import cv2
 
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # our error names damaged images
-    if not may_decode(encoded):
+    if not is_safe_to_decode(encoded):
         return None
     try:
         return cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_GRAYSCALE)

@@ -31,8 +31,8 @@ OTHERS = (b"BM", b"P1", b"P2", b"P3", b"P4", b"P5", b"P6")
 """First bytes of BMP, and of the kinds of PGM and its relatives."""
 
 
-def may_decode(encoded: bytes) -> bool:
-    """Whether these bytes are a PNG, JPEG, TIFF, BMP or PGM that takes no more time and memory than it looks.
+def is_safe_to_decode(encoded: bytes) -> bool:
+    """Whether these bytes are a PNG, JPEG, TIFF, BMP or PGM that can be decoded in bounded time and memory.
 
     Args:
         encoded: the bytes of a file.

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError, DataError
 from cloister.core.files import expanded
+from cloister.core.text import counted
 from cloister.tasks.base import Dataset, Examples, Task
 from cloister.tasks.partition import holdout
 from cloister.tasks.pictures.cache import decoded
@@ -83,7 +84,7 @@ class PictureTask(Task):
         Args:
             source: of all of them.
         """
-        train, test = self.sound(source, parts_of(source, self.drawn_test))
+        train, test = self.undamaged(source, parts_of(source, self.drawn_test))
         return Dataset(train, test)
 
     def drawn_test(self, labels: NDArray[np.int64]) -> NDArray[np.intp]:
@@ -104,7 +105,7 @@ class PictureTask(Task):
             return super().read(path)
         source = self._own(path)
         self._tell_stray(source)
-        (examples,) = self.sound(source, [np.arange(len(source.pictures))])
+        (examples,) = self.undamaged(source, [np.arange(len(source.pictures))])
         return self.checked(examples, path)
 
     def rows(self, path: Path) -> Examples:
@@ -132,12 +133,15 @@ class PictureTask(Task):
         except DataError as error:
             raise DataError(f"data-path: {error}") from None
 
-    def sound(self, source: Source, parts: Sequence[NDArray[np.intp]]) -> list[Examples]:
-        """The images of each part, as far as they can be decoded.
+    def undamaged(self, source: Source, parts: Sequence[NDArray[np.intp]]) -> list[Examples]:
+        """The images of each part, without the damaged ones.
 
         Args:
             source: of the images.
             parts: indices of the images of each part.
+
+        Returns:
+            The examples of each part: x of shape (n, size, size, 1), from 0 to 1.
 
         Raises:
             DataError: one cannot, and `task.skip-damaged` does not say to leave it out.
@@ -146,7 +150,7 @@ class PictureTask(Task):
         pixels, labels = decoded(source, self.size, order), labels_of(source)[order]
         damaged = np.isnan(pixels[:, 0, 0, 0])
         if damaged.any():
-            self._tell([source.pictures[number].name for number in np.sort(order[damaged])], source)
+            self._report_damaged([source.pictures[number].name for number in np.sort(order[damaged])], source)
         ends = np.cumsum([len(part) for part in parts])[:-1]
         pieces = zip(np.split(pixels, ends), np.split(labels, ends), np.split(~damaged, ends), strict=True)
         # What is whole stays mapped; taking rows copies them.
@@ -158,22 +162,17 @@ class PictureTask(Task):
             names, number = ", ".join(source.stray[:NAMED]), counted(len(source.stray), "file")
             logger.warning("%s: %s or links left out, as no image of a class: %s", source.root, number, names)
 
-    def _tell(self, names: list[str], source: Source) -> None:
+    def _report_damaged(self, names: list[str], source: Source) -> None:
+        """Warn of damaged images that are left out.
+
+        Raises:
+            DataError: `task.skip-damaged` does not say to leave them out.
+        """
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         what = f"{source.root} holds {counted(len(names), 'damaged image')}: {', '.join(names[:NAMED])}{more}"
         if not self.config.skip_damaged:
             raise DataError(f"data-path: {what}; remove them, or set task.skip-damaged = true")
         logger.warning("%s; they are left out", what)
-
-
-def counted(number: int, what: str) -> str:
-    """A number of things, in words.
-
-    Args:
-        number: of them.
-        what: one of them.
-    """
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def parts_of(source: Source, draw: Callable[[NDArray[np.int64]], NDArray[np.intp]]) -> list[NDArray[np.intp]]:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from cloister.privacy.dpsgd import convolution, exact_noise
-from cloister.privacy.dpsgd.capture import Call, Unit
+from cloister.privacy.dpsgd.capture import Call, CapturedLayer
 from cloister.privacy.dpsgd.dense import Gram, Outer, dense
 from cloister.privacy.dpsgd.gradients import Gradients, cleaner
 from cloister.privacy.dpsgd.parts import PerUnit
@@ -53,8 +53,8 @@ def conv(form):
 
 
 def plain_dense(inputs, deltas, rows):
-    unit = Unit(SimpleNamespace(use_bias=True), (), True)
-    return dense(unit, [Call((inputs,), {}, [], [deltas])], rows)
+    layer = CapturedLayer(SimpleNamespace(use_bias=True), (), True)
+    return dense(layer, [Call((inputs,), {}, [], [deltas])], rows)
 
 
 def by_positions(kind):
