@@ -31,7 +31,9 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "fedprox": {"strategy.proximal-mu": 0.5},
     # The paper's class of this name only averages; a server optimizer "sgd" of rate 1 does.
     "fedopt": {"strategy.pretrain-epochs": 20},
+    # The paper names no rate; what it names are the defaults of Flower's FedYogi, whose rate is 0.01.
     "fedyogi": {
+        "strategy.server-learning-rate": 0.01,
         "strategy.beta-1": 0.9,
         "strategy.beta-2": 0.99,
         "strategy.tau": 1e-3,
