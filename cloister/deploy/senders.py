@@ -30,7 +30,7 @@ class KnownSenders:
         self.app = app
 
     async def __call__(self, scope: Scope) -> Refusal | None:
-        """The status and the reason for which a request is refused; None where its sender is known."""
+        """The status and the reason for which a request is refused; None if its sender is known."""
         request = Request({**scope, "app": self.app})
         try:
             await to_thread.run_sync(_authenticate, request)
@@ -42,10 +42,10 @@ class KnownSenders:
 
 
 def _authenticate(request: Request) -> None:
-    """Refuse whoever is not known.
+    """Refuse a sender that is not known.
 
     Raises:
-        FlowerError, HTTPException: he is not, or the database is busy.
+        FlowerError, HTTPException: it is not known, or the database is busy.
     """
     path = request.url.path
     if path.startswith("/v1/fleet/"):

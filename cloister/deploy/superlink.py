@@ -1,7 +1,7 @@
 """Flower's SuperLink, with its Control interface closed to all but operators, its nodes kept apart, and limits of size.
 
-The open-source SuperLink of flwr 1.41 asks nobody who he is before he starts a run, registers a node or reads a log,
-and serves nodes and operators on one port. Its interface for account authentication, `ControlAuthnPlugin`, is what is
+The open-source SuperLink of flwr 1.41 authenticates nobody who starts a run, registers a node or reads a log, and
+serves nodes and operators on one port. Its interface for account authentication, `ControlAuthnPlugin`, is what is
 filled in here; only the choice of plugin is not reachable by an option, so that its parts are put together here. They
 are those of flwr 1.41.0: with another version this fails at start, and nothing is served.
 """
