@@ -80,7 +80,7 @@ def _contained(work: Callable[[], T], instead: Callable[[], T]) -> T:
     except Exception as error:
         told = f": {error}" if isinstance(error, CloisterError) else ""
         trace = trace_without_values(error)
-        said = "this client failed, and answers as one without examples, so that the server cannot tell"
+        said = "a step failed on this node, and was done as on one without examples: the reply does not show it"
         logger.log(ERROR, "%s%s\n%s", said, told, trace)
         return instead()
 

@@ -7,6 +7,7 @@ time, before it asks who sent it, and keeps answers in memory for as long as nob
 import asyncio
 import json
 import time
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, NoReturn
@@ -56,13 +57,13 @@ class Door:
     """ASGI middleware in front of the SuperLink.
 
     A short request is read before its sender is known, so whoever reaches the port can make others wait: above
-    `max_held` bytes of memory a request is answered by 503. Nobody can take more memory than that, and a node with long
-    requests and answers no more than its share.
+    `max_held` bytes of memory a request is answered by 503. A node with long requests and answers is refused above its
+    share. Requests count, and answers of more than `SHORT` bytes; what a connection takes by itself does not.
 
     Args:
         app: the SuperLink.
         known: tells by its headers why a request of more than `SHORT` bytes is refused; None if its sender is known.
-        max_held: bytes of memory that all requests together may take, which are being read or answered.
+        max_held: bytes of memory that requests and answers together may take.
 
     Attributes:
         held: bytes that they take, by the key of the node that sent them; of all others together by no key.
@@ -116,6 +117,11 @@ def _is_object(path: str) -> bool:
     return path.endswith("/push-object")
 
 
+def _is_read_only(path: str) -> bool:
+    """Whether a request changes nothing, so that its answer can be refused: Flower gives messages and replies once."""
+    return path.endswith("/pull-object")
+
+
 def _announced(what: Scope | Event) -> int:
     """How many bytes a request, or an answer, is said to have; 0 where nothing is said."""
     lengths = [value for name, value in what["headers"] if name.lower() == b"content-length"]
@@ -158,6 +164,7 @@ class _Request:
         size = len(event.get("body", b""))
         self.size += size
         self._hold(size * self.growth)
+        self._require_room()
         if self.size > self.limit:
             self._refuse(413, f"requests may have {self.limit} bytes")
         if self.size > SHORT and self.sender is None:
@@ -179,6 +186,8 @@ class _Request:
         if event["type"] == "http.response.start" and (length := _announced(event)) > SHORT:
             self._recognize()  # nobody else is told so much
             self._hold(length)
+            if _is_read_only(self.scope["path"]):
+                self._require_room()
         self.is_answered = True
         if len(event.get("body", b"")) > SHORT:
             await self._out({**event, "more_body": True})
@@ -189,13 +198,17 @@ class _Request:
     def _recognize(self) -> None:
         """Count what is held from now on for the node that sent it, if it is one."""
         is_node = self.scope["path"].startswith("/v1/fleet/")
-        self.sender = Headers(scope=self.scope).get(FLEET_HTTP_PUBLIC_KEY_HEADER, "").encode() if is_node else b""
+        # Decoded: Base64 may write one key in several ways.
+        key = Headers(scope=self.scope).get(FLEET_HTTP_PUBLIC_KEY_HEADER, "")
+        self.sender = b64decode(key) if is_node else b""
 
     def _hold(self, size: int) -> None:
         sender = self.sender or b""
         self.held[sender] += size
         self.door.held[sender] += size
-        if not self.door.has_room(sender):
+
+    def _require_room(self) -> None:
+        if not self.door.has_room(self.sender or b""):
             self._refuse(503, "too many requests are being read: try again")
 
     async def _piece(self) -> Event:

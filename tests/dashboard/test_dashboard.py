@@ -524,7 +524,7 @@ def test_it_is_served_encrypted_to_operators(tmp_path, pair, served):
 
 @pytest.mark.slow
 def test_a_head_without_end_is_not_read(tmp_path, served):
-    """Everybody may send one, before he is asked who he is."""
+    """It comes before anybody is asked for a token."""
     host, _, port = served("--listen", "127.0.0.1:0").removeprefix("http://").strip("/").partition(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n")

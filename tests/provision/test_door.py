@@ -14,6 +14,7 @@ from cloister.deploy import door
 from cloister.deploy.door import Door
 
 SCOPE = {"type": "http", "path": "/v1/fleet/push-object", "headers": []}
+PULL = "/v1/fleet/pull-object"
 
 
 async def reading(scope, receive, send):
@@ -115,8 +116,8 @@ def test_each_kind_of_request_has_its_length(path, limit):
 class Unread(Connection):
     """A peer that reads no more of an answer than this many pieces."""
 
-    def __init__(self, reads, key, *pieces):
-        super().__init__(*(pieces or [b"x"]))
+    def __init__(self, reads, key, *pieces, path=PULL):
+        super().__init__(*(pieces or [b"x"]), path=path)
         self.scope |= {"headers": [(b"flwr-public-key", key)]}
         self.reads, self.got = reads, []
 
@@ -145,7 +146,7 @@ class TestAnswers:
 
     @pytest.mark.parametrize(("size", "pieces"), [(LONG, [(LONG, True), (0, False)]), (LONG - 1, [(LONG - 1, False)])])
     def test_a_long_one_is_held_until_it_is_read(self, size, pieces):
-        closed, peer = Door(answering(size), anybody), Unread(9, b"key")
+        closed, peer = Door(answering(size), anybody), Unread(9, b"a2V5")
         assert asyncio.run(peer.to(closed)) == 200 and peer.got == pieces
         assert closed.held.total() == 0
 
@@ -153,23 +154,30 @@ class TestAnswers:
         closed = Door(answering(LONG), anybody, max_held=door.SHARES * (2 * LONG + 1))
 
         async def ask():
-            unread = [Unread(1, b"one") for _ in range(3)]
+            unread = [Unread(1, b"b25l") for _ in range(3)]
             waiting = [asyncio.ensure_future(each.to(closed)) for each in unread]
             await asyncio.sleep(0.01)
             statuses = [each.status for each in unread], closed.held[b"one"]
-            other = await Unread(9, b"other").to(closed)
-            again = await Unread(9, b"one").to(closed)
+            other = await Unread(9, b"b3RoZXI=").to(closed)
+            again = await Unread(9, b"b25l").to(closed)
             for each in waiting:
                 each.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-            return *statuses, other, again, await Unread(9, b"one").to(closed)
+            return *statuses, other, again, await Unread(9, b"b25l").to(closed)
 
         assert asyncio.run(ask()) == ([200, 200, 503], 2 * LONG, 200, 503, 200)
         assert closed.held.total() == 0
 
+    @pytest.mark.parametrize("path", ["/v1/fleet/pull-messages", "/v1/runtime/pull-messages", "/v1/control/start-run"])
+    def test_what_is_told_once_is_not_refused(self, path):
+        """Flower marks a message as delivered, deletes a reply, or begins a run, before it answers."""
+        closed, peer = Door(answering(LONG), anybody, max_held=door.GROWTH), Unread(9, b"a2V5", path=path)
+        assert asyncio.run(peer.to(closed)) == 200 and peer.got == [(LONG, True), (0, False)]
+        assert closed.held.total() == 0
+
     def test_nobody_has_longer_than_that_for_it(self, monkeypatch):
         monkeypatch.setattr(door, "SENDING", 0.05)
-        closed, peer = Door(answering(LONG), anybody), Unread(1, b"key")
+        closed, peer = Door(answering(LONG), anybody), Unread(1, b"a2V5")
         asyncio.run(asyncio.wait_for(peer.to(closed), 20))
         assert peer.got == [(LONG, True)] and closed.held.total() == 0
 
@@ -179,15 +187,17 @@ def test_one_node_takes_its_share_and_not_that_of_others():
     closed = Door(reading, anybody, max_held=door.SHARES * 2 * LONG)
 
     async def ask():
-        stuck = Unread(0, b"one", bytes(LONG), bytes(LONG))
+        stuck = Unread(0, b"b25lcw==", bytes(LONG), bytes(LONG), path=SCOPE["path"])
         waiting = asyncio.ensure_future(stuck.to(closed))
         await asyncio.sleep(0.01)
-        statuses = [await Unread(9, key, bytes(LONG), bytes(LONG + 1)).to(closed) for key in (b"one", b"other", b"")]
+        keys = (b"b25lcw==", b"b25lcx==", b"b3RoZXI=", b"")
+        pieces = (bytes(LONG), bytes(LONG + 1))
+        statuses = [await Unread(9, key, *pieces, path=SCOPE["path"]).to(closed) for key in keys]
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         return statuses
 
-    assert asyncio.run(ask()) == [503, 200, 200]
+    assert asyncio.run(ask()) == [503, 503, 200, 200], "the first two are one key"
     assert closed.held.total() == 0
 
 
@@ -202,19 +212,23 @@ class TestBehindLayers:
         async def passed(request, go_on):
             return await go_on(request)
 
-        path = "/v1/control/start-run"
         return Starlette(
-            routes=[Route(path, answered, methods=["POST"])],
+            routes=[Route(path, answered, methods=["POST"]) for path in ("/v1/control/start-run", PULL)],
             middleware=[Middleware(BaseHTTPMiddleware, dispatch=passed)],
         )
 
     @pytest.mark.parametrize(
-        ("held", "status"), [(door.GROWTH * LONG + LONG, 200), (door.GROWTH * LONG, 503), (9, 503)]
+        ("path", "held", "status"),
+        [
+            ("/v1/control/start-run", door.GROWTH * LONG, 200),
+            ("/v1/control/start-run", 9, 503),
+            (PULL, door.GROWTH * LONG, 503),
+        ],
     )
-    def test_a_refusal_is_told(self, layered, held, status):
-        """In the second case there is room for the request, and not for its answer."""
+    def test_a_refusal_is_told(self, layered, path, held, status):
+        """In the last case there is room for the request, and not for its answer."""
         closed = Door(layered, anybody, max_held=held)
-        peer = Connection(bytes(LONG), path="/v1/control/start-run")
+        peer = Connection(bytes(LONG), path=path)
         peer.scope |= {"method": "POST", "query_string": b"", "root_path": "", "http_version": "1.1"}
         assert asyncio.run(asyncio.wait_for(peer.to(closed), 20)) == status
         assert closed.held.total() == 0

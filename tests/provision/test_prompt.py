@@ -128,7 +128,9 @@ def test_requests_are_read_one_by_one(monkeypatch):
         may = asyncio.Event()
         async with connection(may) as (reader, writer):
             writer.write(ASKED * 1000)
-            await asyncio.sleep(0.1)
+            async with asyncio.timeout(20):
+                while not begun:
+                    await asyncio.sleep(0.01)
             before = len(begun)
             may.set()
             for _ in range(1000):

@@ -42,8 +42,8 @@ class Meeting:
         if -SLOWEST <= self.ahead <= FASTEST:
             return ""
         return (
-            f"the clock of this machine is {self._apart()} that of the SuperLink, which refuses one that is more than "
-            "5 s fast or 305 s slow; it was measured to a second: set both by NTP"
+            f"the clock of this machine is {self._apart()} that of the SuperLink: set both by NTP; it may be at most "
+            f"{FASTEST:.0f} s ahead or {SLOWEST:.0f} s behind"
         )
 
     @property
