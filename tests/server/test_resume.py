@@ -236,7 +236,7 @@ def test_processes_that_are_killed_at_random(tmp_path, seed):
     while not (process := started(folder, begin)).ended_before(rng):
         assert deaths < 40, "no process comes to its end"
         deaths += 1
-    assert process.code == 0, process.said
+    assert process.code in (0, -signal.SIGKILL), process.said
     assert deaths > 0
     with np.load(folder / "r" / "model.npz") as model:
         assert_same(numbers(whole), dict(model))
@@ -257,14 +257,17 @@ class started:
         )
 
     def ended_before(self, rng):
-        """Whether it came to its end before some more rounds were written, after which it is killed."""
+        """Whether the run came to its end before some more rounds were written, after which the process is killed.
+
+        A process that is killed when its run has ended, and before it exits, leaves nothing to resume.
+        """
         until = self.rounds() + rng.randint(1, 30)
         while self.process.poll() is None and self.rounds() < until:
             time.sleep(rng.random() / 100)
         self.process.kill()
         self.said, _ = self.process.communicate()
         self.code = self.process.returncode
-        return self.code != -signal.SIGKILL
+        return self.code != -signal.SIGKILL or "ended" in claims(self.folder)
 
     def rounds(self):
         path = self.folder / "r" / "rounds.jsonl"
