@@ -19,7 +19,7 @@ from flwr.server.superlink.linkstate import LinkState
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from cloister.deploy.fleet import InFront
-from cloister.deploy.interrupted import Given
+from cloister.deploy.interrupted import DeliveredMessage
 
 RUNS = 64
 """Runs that are remembered: of more the one that began first is forgotten, and its nodes wait as Flower has them."""
@@ -37,7 +37,7 @@ class Abandoned(InFront):
 
     names = ("pull_messages", "pull_object")
 
-    def __init__(self, before: Sequence[Given] = ()) -> None:
+    def __init__(self, before: Sequence[DeliveredMessage] = ()) -> None:
         super().__init__()
         self._given = {each.node: each.message for each in before}
         self._sent: dict[int, dict[int, frozenset[str]]] = {}

@@ -18,48 +18,54 @@ memory has no transactions, and tells more by time (docs/privacy.md).
 """
 
 import secrets
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from logging import WARNING
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from fastapi import HTTPException
-from flwr.common.serde import message_from_proto
-from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest, PushMessagesResponse, Reconnect
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesResponse, Reconnect
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedResponse,
     ObjectTree,
     PullObjectResponse,
-    PushObjectRequest,
     PushObjectResponse,
 )
-from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
-from flwr.supercore import log
-from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.sql_mixin import SqlMixin
-from flwr.supercore.state.schema.objectstore_models import StoredObject
-from sqlalchemy import update
 
 from cloister.deploy.fleet import InFront
-from cloister.deploy.interrupted import Given, give_again, give_up
-from cloister.deploy.leftovers import forget_message, forget_unheard
-from cloister.deploy.unfinished import Unfinished
+from cloister.deploy.handover import Handover
+from cloister.deploy.interrupted import DeliveredMessage, expire_message, redeliver_message
+from cloister.deploy.leftovers import forget_message
 from cloister.deploy.uploads import Upload
 
 TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
 """What Flower adds up over all nodes of a run."""
-AT_ONCE = 500
-"""Names in one statement: SQLite limits them."""
-MOST_TRIES = 20
-"""How often Flower is handed replies to one message that its database does not take, before they are given up."""
 LONGEST = 7 * 86_400.0
 """Seconds that a client may say it worked: operators are shown their sum."""
 RECONNECT = 5
 """Seconds, as Flower answers."""
+
+
+@dataclass
+class _Node:
+    """The message that a node was given last, and its reply.
+
+    Attributes:
+        message: id of the message; "": the node was given none.
+        objects: names of the objects of the message.
+        upload: the reply that the node is sending.
+        may_be_untold: an earlier SuperLink gave the message, and the node may not have heard of it.
+        may_be_replying: an earlier SuperLink gave the message, and the node may have been sending its reply.
+    """
+
+    message: str = ""
+    objects: frozenset[str] = frozenset()
+    upload: Upload | None = field(default=None, repr=False)
+    may_be_untold: bool = False
+    may_be_replying: bool = False
 
 
 class OwnMessages(InFront):
@@ -73,29 +79,24 @@ class OwnMessages(InFront):
         folder: where replies are kept until they are whole; None: that of temporary files.
 
     Attributes:
-        unfinished: the replies that are being handed to Flower.
-        messages: the one that each node was given last.
-        tries: how often replies to each of these messages were handed to Flower; `MOST_TRIES` once it has one, or has
-            declined one.
-        untold: the message of each node that was given one before, and may not have heard of it.
-        unanswered: the message of each node that had fetched one before, and may have been sending its reply.
+        handover: of whole replies to Flower.
+        nodes: by id.
 
     Guarantee: no answer to a node depends on an object that it was not sent and has not sent itself.
     """
 
     names = ("get_run", "pull_messages", "pull_object", "confirm_message_received", "push_messages", "push_object")
 
-    def __init__(self, before: Sequence[Given] = (), folder: Path | None = None) -> None:
+    def __init__(self, before: Sequence[DeliveredMessage] = (), folder: Path | None = None) -> None:
         super().__init__()
-        self.given = {each.node: set(each.parts) for each in before}
         self.folder = folder
-        self.uploads: dict[int, Upload] = {}
-        self.tries: Counter[str] = Counter()
-        self.unfinished = Unfinished()
-        last = {each.node: each for each in before}
-        self.messages = {node: each.message for node, each in last.items()}
-        self.untold = {node: each.message for node, each in last.items() if not each.is_fetched}
-        self.unanswered = {node: each.message for node, each in last.items() if each.is_fetched}
+        self.handover = Handover(self.inner)
+        self.nodes = {
+            each.node: _Node(
+                each.message, each.parts, may_be_untold=not each.is_fetched, may_be_replying=each.is_fetched
+            )
+            for each in before
+        }
         self.lock = Lock()
 
     def get_run(self, request: Any, **others: Any) -> Any:
@@ -109,40 +110,41 @@ class OwnMessages(InFront):
         """Remember what belongs to the message that a node is given."""
         self._tell_again(request.node.node_id, others["state"])
         answer = self.inner["pull_messages"](request=request, **others)
-        if answer.messages_list:
-            before = self._note_given(request.node.node_id, answer)
+        if answer.messages_list and (before := self._note_given(request.node.node_id, answer)):
             # Flower has marked the message as delivered: no trouble may keep the node from hearing of it.
             with suppress(HTTPException):
-                for message in before:
-                    forget_message(others["state"], message)
+                forget_message(others["state"], before)
         return answer
 
-    def _note_given(self, node: int, answer: PullMessagesResponse) -> set[str]:
+    def _note_given(self, number: int, answer: PullMessagesResponse) -> str:
         """Note the message that a node is given; the other one before it, of which it may fetch nothing any more."""
         message = answer.messages_list[0].metadata.message_id
         with self.lock:
-            before = {self.messages.get(node, message)} - {message}
-            self.messages[node] = message
-            self.given[node] = _names(answer.message_object_trees)
-            self.uploads.pop(node, None)
-            self.unanswered.pop(node, None)
-            for other in before:
-                self.tries.pop(other, None)
+            before = self._node(number).message
+            self.nodes[number] = _Node(message, _names(answer.message_object_trees))
+        if before in ("", message):
+            return ""
+        self.handover.forget(before)
         return before
 
     def pull_object(self, request: Any, **others: Any) -> Any:
         """Give a part of the node's own message; of any other the answer is that there is none."""
-        self._pop_untold(request.node.node_id)
-        if not self._was_given(request.node.node_id, request.object_id):
+        if request.object_id not in self._objects(request.node.node_id):
             return PullObjectResponse(object_found=False, object_available=False)
         return self.inner["pull_object"](request=request, **others)
 
     def confirm_message_received(self, request: Any, **others: Any) -> Any:
         """Let a node confirm, and so delete, its own message alone."""
-        self._pop_untold(request.node.node_id)
-        if not self._was_given(request.node.node_id, request.message_object_id):
+        if request.message_object_id not in self._objects(request.node.node_id):
             return ConfirmMessageReceivedResponse()
         return self.inner["confirm_message_received"](request=request, **others)
+
+    def _objects(self, number: int) -> frozenset[str]:
+        """What a node may fetch. Since it asks, it has heard of its message."""
+        with self.lock:
+            node = self._node(number)
+            node.may_be_untold = False
+            return node.objects
 
     def push_messages(self, request: Any, state: Any) -> Any:
         """Begin a reply: all its parts are asked for.
@@ -150,21 +152,13 @@ class OwnMessages(InFront):
         Raises:
             HTTPException: 400, it replies to a message of another node, or contradicts itself.
         """
-        self._pop_untold(request.node.node_id)
         if not all(0 <= seconds <= LONGEST for seconds in request.clientapp_runtime_list):  # nor NaN
             del request.clientapp_runtime_list[:]
         try:
             upload = Upload(request, self.folder)
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
-        with self.lock:
-            if self.messages.get(request.node.node_id) != upload.replies_to:
-                raise HTTPException(400, "this is no reply to the message that the node was given last")
-            self.unanswered.pop(request.node.node_id, None)
-            begun = self.uploads.get(request.node.node_id)
-            # Announced once more, since the answer was late or lost: parts may have come meanwhile.
-            if begun is None or begun.request != request:
-                self.uploads[request.node.node_id] = upload
+        self._begin(request.node.node_id, upload)
         return PushMessagesResponse(
             reconnect=Reconnect(reconnect=RECONNECT),
             results={upload.root: 0},
@@ -172,137 +166,67 @@ class OwnMessages(InFront):
             session_id=secrets.token_hex(16),
         )
 
+    def _begin(self, number: int, upload: Upload) -> None:
+        """Note the reply that a node is sending.
+
+        Raises:
+            HTTPException: 400, it replies to another message than the one that the node was given last.
+        """
+        with self.lock:
+            node = self._node(number)
+            node.may_be_untold = False
+            if not node.message or node.message != upload.replies_to:
+                raise HTTPException(400, "this is no reply to the message that the node was given last")
+            node.may_be_replying = False
+            # Announced once more, since the answer was late or lost: parts may have come meanwhile.
+            if node.upload is None or node.upload.request != upload.request:
+                node.upload = upload
+
     def push_object(self, request: Any, **others: Any) -> Any:
         """Take a part of the node's own reply; with the last one Flower is handed all of them.
 
         Raises:
             HTTPException: 503, the disk or the database did not take them; the node sends this part again.
         """
-        node, name = request.node.node_id, request.object_id
         with self.lock:
-            upload = self.uploads.get(node)
+            upload = self._node(request.node.node_id).upload
         if upload is None:
-            self._lost(node, others["state"])
+            self._lost(request.node.node_id, others["state"])
         # Looked at before others have to wait: megabytes are hashed.
-        if upload is None or not upload.has(name, request.object_content):
+        if upload is None or not upload.has(request.object_id, request.object_content):
             return PushObjectResponse(stored=False)
         with upload.turn:
             try:
-                upload.keep(name, request.object_content)
+                upload.keep(request.object_id, request.object_content)
             except OSError as error:
                 raise HTTPException(503, f"the disk does not take a part of a reply: {error.strerror}") from None
             if upload.is_whole and not upload.is_told:
-                self._finish(upload, others)
+                self.handover.finish(upload, **others)
         return PushObjectResponse(stored=True)
 
-    def _finish(self, upload: Upload, others: Any) -> None:
-        """Hand on the one reply to a message: Flower takes it, or declines it, and then hears of no other one.
-
-        Raises:
-            HTTPException: 503, its database does not take it now.
-            FlowerError: the run is over.
-        """
-        if self._may_try(upload.replies_to):
-            try:
-                self._hand_on(upload, others)
-            except HTTPException:  # busy, or full: of the two a node asks again after the first alone
-                raise HTTPException(503, "the database is busy or full: try again") from None
-            except FlowerError:
-                upload.end()
-                raise
-            with self.lock:
-                self.tries[upload.replies_to] = MOST_TRIES
-        else:
-            reason = "it is a second one, or the database did not take it"
-            log(WARNING, "a reply of node %s goes nowhere: %s", upload.request.node.node_id, reason)
-        upload.end()
-
-    def _hand_on(self, upload: Upload, others: Any) -> None:
-        """Give Flower all of a reply or, if its database does not take it, nothing.
-
-        Raises:
-            HTTPException: 503, it does not.
-        """
-        state = others["state"]
-        # A ValueError is a contradiction to what is there, or Flower has declined the reply. Nobody may hear of it: the
-        # reply is taken, and goes nowhere.
-        with self.unfinished.arriving(upload.replies_to), suppress(ValueError), _one_transaction(state):
-            _check(state, upload.request)
-            _take_out(state, upload.names)
-            answer = self.inner["push_messages"](request=upload.request, state=state)
-            wanted = dict.fromkeys(answer.objects_to_push)  # Flower names a part as often as it stands in the reply
-            if isinstance(state, SqlMixin) and wanted.keys() != {*upload.names}:
-                raise ValueError("Flower declines the reply: what was taken out has to be put back")
-            for name in wanted:
-                part = PushObjectRequest(
-                    node=upload.request.node,
-                    run_id=upload.run,
-                    object_id=name,
-                    object_content=upload.part(name),
-                    session_id=answer.session_id,
-                )
-                if not self.inner["push_object"](request=part, **others).stored:
-                    raise HTTPException(503, "the database is busy")
-            forget_message(state, upload.replies_to)
-            if isinstance(state, SqlLinkState):
-                forget_unheard(state, upload.run, upload.request.node.node_id)
-
-    def _may_try(self, message: str) -> bool:
-        """Whether Flower is handed a reply to it once more: a node may announce ever new ones."""
-        with self.lock:
-            self.tries[message] += 1
-            return self.tries[message] <= MOST_TRIES
-
-    def _lost(self, node: int, state: Any) -> None:
+    def _lost(self, number: int, state: Any) -> None:
         """Tell the server's app that the reply is lost which a node was sending when the SuperLink was restarted."""
-        if message := self.unanswered.get(node):
-            give_up(state, message)
-            self.unanswered.pop(node, None)
+        with self.lock:
+            node = self._node(number)
+        if node.may_be_replying:
+            expire_message(state, node.message)
+            node.may_be_replying = False
 
-    def _tell_again(self, node: int, state: Any) -> None:
+    def _tell_again(self, number: int, state: Any) -> None:
         """Have a node that may not have been told of its message be given it once more."""
-        if message := self._pop_untold(node):
+        with self.lock:
+            node = self._node(number)
+            untold, node.may_be_untold = node.may_be_untold, False
+        if untold:
             try:
-                give_again(state, message)
+                redeliver_message(state, node.message)
             except Exception:
-                with self.lock:
-                    self.untold[node] = message
+                node.may_be_untold = True
                 raise
 
-    def _pop_untold(self, node: int) -> str | None:
-        """The message that a node may not have been told of, once: what it asks for first shows whether it was."""
-        with self.lock:
-            return self.untold.pop(node, None)
-
-    def _was_given(self, node: int, name: str) -> bool:
-        with self.lock:
-            return name in self.given.get(node, ())
+    def _node(self, number: int) -> _Node:
+        return self.nodes.get(number, _Node())
 
 
-def _one_transaction(state: object) -> AbstractContextManager[object]:
-    """What Flower writes inside of the block is written as a whole or not at all; a state in memory fails nowhere."""
-    return state.session() if isinstance(state, SqlMixin) else nullcontext()
-
-
-def _check(state: object, announced: PushMessagesRequest) -> None:
-    """Have Flower decline a reply before any part is touched: the time of it then tells nothing of what others sent.
-
-    Raises:
-        ValueError: Flower declines it.
-    """
-    message = message_from_proto(announced.messages_list[0])
-    if isinstance(state, SqlLinkState) and state.store_message_res(message) is None:
-        raise ValueError("Flower declines the reply")
-
-
-def _take_out(state: object, names: Sequence[str]) -> None:
-    """Have Flower ask for these objects although it has them. Nobody sees it: the transaction puts them back."""
-    if isinstance(state, SqlMixin):
-        gone = update(StoredObject).values(content=b"", is_available=0)
-        with state.session() as session:
-            for start in range(0, len(names), AT_ONCE):
-                session.execute(gone.where(StoredObject.object_id.in_(names[start : start + AT_ONCE])))
-
-
-def _names(trees: Iterable[ObjectTree]) -> set[str]:
-    return {part.object_id for tree in trees for part in iterate_object_tree(tree)}
+def _names(trees: Iterable[ObjectTree]) -> frozenset[str]:
+    return frozenset(part.object_id for tree in trees for part in iterate_object_tree(tree))

@@ -24,16 +24,16 @@ from sqlalchemy import update
 
 TABLES = ("message_ins", "message_res", "object_push_session_pending")
 """Without which nothing was begun; those of the objects are made with them."""
-GIVE_UP = """
+EXPIRE_PARTIAL_REPLIES = """
     UPDATE object_push_sessions SET expires_at = ?
     WHERE session_id IN (SELECT session_id FROM object_push_session_pending)
     AND session_id IN (
         SELECT session_id FROM object_push_session_roots JOIN message_res ON message_id = root_object_id
     )
 """
-HAND_AGAIN = "UPDATE message_res SET delivered_at = '' WHERE delivered_at != ''"
+REDELIVER_REPLIES = "UPDATE message_res SET delivered_at = '' WHERE delivered_at != ''"
 """Flower deletes a reply between marking it and answering: one that is marked and there has not been heard."""
-GIVEN = """
+UNANSWERED_MESSAGES = """
     SELECT message_id, dst_node_id, message_id NOT IN (SELECT object_id FROM objects)
     FROM message_ins AS asked WHERE delivered_at != '' AND created_at + ttl > ?
     AND NOT EXISTS (
@@ -44,7 +44,7 @@ GIVEN = """
     )
     ORDER BY delivered_at
 """
-PARTS = """
+OBJECT_TREE = """
     WITH RECURSIVE part (name) AS (
         SELECT ? UNION SELECT child_id FROM object_children JOIN part ON parent_id = name
     ) SELECT name FROM part
@@ -52,7 +52,7 @@ PARTS = """
 
 
 @dataclass(frozen=True)
-class Given:
+class DeliveredMessage:
     """A message that a node was given, and has not answered with a whole reply.
 
     Attributes:
@@ -68,7 +68,7 @@ class Given:
     is_fetched: bool = False
 
 
-def take_up(path: Path) -> list[Given]:
+def recover(path: Path) -> list[DeliveredMessage]:
     """Give up the replies that are there in part, and have those heard that were on their way to the server's app.
 
     The server's app hears at once that the former are lost.
@@ -83,16 +83,16 @@ def take_up(path: Path) -> list[Given]:
     with closing(sqlite3.connect(path)) as connection, connection:
         if not _has_tables(connection):
             return []
-        connection.execute(GIVE_UP, (now.isoformat(sep=" "),))
-        connection.execute(HAND_AGAIN)
-        rows = connection.execute(GIVEN, (now.timestamp(),)).fetchall()
+        connection.execute(EXPIRE_PARTIAL_REPLIES, (now.isoformat(sep=" "),))
+        connection.execute(REDELIVER_REPLIES)
+        rows = connection.execute(UNANSWERED_MESSAGES, (now.timestamp(),)).fetchall()
         return [
-            Given(message, int64_to_uint64(node), _parts(connection, message), bool(is_fetched))
+            DeliveredMessage(message, int64_to_uint64(node), _parts(connection, message), bool(is_fetched))
             for message, node, is_fetched in rows
         ]
 
 
-def give_again(state: SqlMixin, message: str) -> None:
+def redeliver_message(state: SqlMixin, message: str) -> None:
     """Have a node that asks for a message be given this one, which was given before.
 
     Args:
@@ -103,7 +103,7 @@ def give_again(state: SqlMixin, message: str) -> None:
         session.execute(update(MessageIns).where(MessageIns.message_id == message).values(delivered_at=""))
 
 
-def give_up(state: SqlMixin, message: str) -> None:
+def expire_message(state: SqlMixin, message: str) -> None:
     """Have the server's app hear that there will be no reply to a message: Flower says so of one that has expired.
 
     Args:
@@ -120,5 +120,5 @@ def _has_tables(connection: sqlite3.Connection) -> bool:
 
 
 def _parts(connection: sqlite3.Connection, message: str) -> frozenset[str]:
-    rows: Sequence[tuple[str]] = connection.execute(PARTS, (message,)).fetchall()
+    rows: Sequence[tuple[str]] = connection.execute(OBJECT_TREE, (message,)).fetchall()
     return frozenset(name for (name,) in rows)

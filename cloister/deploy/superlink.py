@@ -36,7 +36,7 @@ from cloister.deploy.apart import OwnMessages
 from cloister.deploy.busy import AskedAgain
 from cloister.deploy.credentials import is_known, read_digests
 from cloister.deploy.door import App, Door
-from cloister.deploy.interrupted import Given, take_up
+from cloister.deploy.interrupted import DeliveredMessage, recover
 from cloister.deploy.leftovers import Leftovers
 from cloister.deploy.prompt import Prompt
 from cloister.deploy.replies import ReplyLimit
@@ -114,7 +114,7 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
     )
 
 
-def closed_app(config: SuperLinkLifespanConfig, before: Sequence[Given] = ()) -> App:
+def closed_app(config: SuperLinkLifespanConfig, before: Sequence[DeliveredMessage] = ()) -> App:
     """Flower's SuperLink behind our door, as an ASGI application. There is one in a process.
 
     Args:
@@ -125,7 +125,7 @@ def closed_app(config: SuperLinkLifespanConfig, before: Sequence[Given] = ()) ->
     own = OwnMessages(before, path.parent if path else None)
     own.install()
     Leftovers().install()
-    WholeReplies(own.unfinished).install()
+    WholeReplies(own.handover.unfinished).install()
     abandoned = Abandoned(before)
     abandoned.install()
     Sending(abandoned).install()
@@ -140,7 +140,7 @@ def closed_app(config: SuperLinkLifespanConfig, before: Sequence[Given] = ()) ->
     return Door(Shortcut(app) if plain else app, KnownSenders(app))
 
 
-def _keep_database(name: str, max_bytes: int) -> list[Given]:
+def _keep_database(name: str, max_bytes: int) -> list[DeliveredMessage]:
     """Compact the state database, bound it and watch it; one in memory has nothing to give back, and forgets tasks.
 
     Returns:
@@ -153,7 +153,7 @@ def _keep_database(name: str, max_bytes: int) -> list[Given]:
     try:
         database.prepare(path)
         database.wait_for_tasks(path)
-        before = take_up(path)
+        before = recover(path)
     except sqlite3.Error as error:
         log(WARNING, "the state database %s could not be made ready: %s", path.name, error)
     database.watch(path, max_bytes)

@@ -33,8 +33,8 @@ from open_link import (
 )
 
 from cloister.core.arrays import from_record, to_record
-from cloister.deploy.apart import MOST_TRIES
-from cloister.deploy.interrupted import give_up
+from cloister.deploy.handover import MAX_ATTEMPTS
+from cloister.deploy.interrupted import expire_message
 from cloister.deploy.unfinished import WholeReplies
 
 
@@ -104,11 +104,11 @@ def test_flower_is_not_handed_a_reply_without_end(link, nodes, monkeypatch, capl
     reply = labelled(Message(Error(1, "why"), reply_to=message), nodes[0].id, link.run)
     answer = nodes[0].announce(reply)
     monkeypatch.setattr(link.state, "store_object", lambda *_: False)
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_ATTEMPTS):
         with pytest.raises(HTTPException):
             nodes[0].push(answer.session_id, reply.object_id, reply.deflate())
     assert nodes[0].push(answer.session_id, reply.object_id, reply.deflate())
-    assert link.own.uploads[nodes[0].id].is_told
+    assert link.own.nodes[nodes[0].id].upload.is_told
     assert "goes nowhere" in caplog.text and not link.is_complete(message)
 
 
@@ -146,7 +146,7 @@ class TestAnnouncedPartsThatAreNone:
     @pytest.fixture
     def link(self, guarded, kept, tmp_path, monkeypatch):
         monkeypatch.setattr(runtime_handlers, "pull_messages", runtime_handlers.pull_messages)
-        WholeReplies(guarded.unfinished).install()
+        WholeReplies(guarded.handover.unfinished).install()
         return SuperLink(FLWR_IN_MEMORY_DB_NAME if kept == "in memory" else str(tmp_path / "state.db"))
 
     @staticmethod
@@ -300,7 +300,7 @@ class TestAReplyThatFlowerDeclines:
     def test_nor_one_of_a_message_that_has_expired(self, link, nodes):
         mine, theirs = link.send(nodes[0]), link.send(nodes[1])
         nodes[0].fetch()
-        give_up(link.state, mine.object_id)
+        expire_message(link.state, mine.object_id)
         nodes[0].reply(mine, MODEL)
         assert link.is_there(theirs.object_id)
 

@@ -85,7 +85,7 @@ class TestRepliesThatAreNotAllThere:
     @pytest.fixture(autouse=True)
     def whole(self, link, monkeypatch):
         monkeypatch.setattr(runtime_handlers, "pull_messages", runtime_handlers.pull_messages)
-        WholeReplies(link.own.unfinished).install()
+        WholeReplies(link.own.handover.unfinished).install()
 
     @staticmethod
     def asked(link, node):
@@ -178,9 +178,9 @@ class TestRepliesThatAreNotAllThere:
         assert nodes[0].push(answer.session_id, first[0], first[1].deflate())
         link.send(nodes[0])
         nodes[0].fetch()
-        assert not link.own.uploads
+        assert not any(node.upload for node in link.own.nodes.values())
 
     def test_what_was_answered_takes_no_memory(self, link, nodes):
         message, _ = self.asked(link, nodes[0])
         nodes[0].reply(message)
-        assert not link.own.unfinished._messages and link.own.uploads[nodes[0].id]._file is None
+        assert not link.own.handover.unfinished._messages and link.own.nodes[nodes[0].id].upload._file is None

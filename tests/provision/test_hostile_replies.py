@@ -9,7 +9,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from open_link import MODEL, TRAINED, SuperLink, content, labelled, names_of
 
 from cloister.core.arrays import to_record
-from cloister.deploy import apart
+from cloister.deploy import handover
 from cloister.deploy.apart import LONGEST
 
 
@@ -78,13 +78,13 @@ def test_equal_arrays_in_one_record_are_no_such_part(link, nodes):
 @pytest.mark.parametrize("said", [{"ttl": 1e9}, {}])
 def test_no_part_is_touched_for_a_reply_that_is_declined(link, nodes, monkeypatch, said):
     """Its time told whether another node had sent a part, as emptying one takes longer than finding none."""
-    taken, take_out = [], apart._take_out
-    monkeypatch.setattr(apart, "_take_out", lambda state, names: taken.append(names) or take_out(state, names))
+    taken, take_out = [], handover._take_out
+    monkeypatch.setattr(handover, "_take_out", lambda state, names: taken.append(names) or take_out(state, names))
     message = link.send(nodes[0])
     nodes[0].fetch()
     if not said:
         nodes[0].reply(message, MODEL)
-        monkeypatch.setattr(link.own, "tries", type(link.own.tries)())  # as if it had been the first one
+        link.own.handover.attempts.clear()  # as if it had been the first one
     before = len(taken)
     nodes[0].reply(message, MODEL | {"bias": TRAINED["bias"]}, **said)
     assert len(taken) == before == (not said)
@@ -114,7 +114,7 @@ def test_the_file_of_a_reply_is_given_back_when_its_run_is_over(link, nodes, mon
     monkeypatch.setitem(link.own.inner, "push_messages", over)
     with pytest.raises(FlowerError):
         nodes[0].reply(message)
-    upload = link.own.uploads[nodes[0].id]
+    upload = link.own.nodes[nodes[0].id].upload
     assert upload.is_told and upload._file is None
 
 

@@ -24,7 +24,7 @@ from cloister.core.arrays import to_record
 from cloister.deploy import apart, interrupted
 from cloister.deploy.abandoned import Abandoned
 from cloister.deploy.apart import OwnMessages
-from cloister.deploy.interrupted import take_up
+from cloister.deploy.interrupted import recover
 from cloister.deploy.unfinished import WholeReplies
 
 
@@ -62,10 +62,10 @@ class TestARestart:
         own.install()
         link.abandoned = Abandoned(before)
         link.abandoned.install()
-        WholeReplies(own.unfinished).install()
+        WholeReplies(own.handover.unfinished).install()
 
     def restart(self, link, path):
-        before = take_up(path)
+        before = recover(path)
         self.start(link, before)
         return before
 
@@ -86,9 +86,9 @@ class TestARestart:
         return message, reply, answer
 
     def test_nothing_is_known_of_a_new_database(self, path):
-        assert take_up(path) == []
+        assert recover(path) == []
         SuperLink(str(path))
-        assert take_up(path) == []
+        assert recover(path) == []
 
     def test_a_node_that_was_fetching_fetches_the_rest_and_replies(self, link, nodes, path):
         message, other = link.send(nodes[0]), link.send(nodes[1])
@@ -245,7 +245,7 @@ class TestARestart:
         nodes[0].fetch()
         later = datetime.now(UTC) + timedelta(days=365)
         monkeypatch.setattr(interrupted, "datetime", SimpleNamespace(now=lambda _: later))
-        assert take_up(path) == []
+        assert recover(path) == []
 
     def test_what_the_app_was_sending_goes_on(self, link, nodes, path):
         message, answer = begin(link, nodes[0], 1)
@@ -300,7 +300,7 @@ class TestARestart:
         nodes[0].next()  # and the answer does not arrive
         self.restart(link, path)
         with monkeypatch.context() as busy, pytest.raises(TimeoutError):
-            busy.setattr(apart, "give_again", self.fail)
+            busy.setattr(apart, "redeliver_message", self.fail)
             nodes[0].next()
         assert nodes[0].fetch() == message.object_id
         assert nodes[0].next() == []

@@ -19,7 +19,7 @@ from open_link import MODEL, TRAINED, SuperLink, content, labelled, names_of, no
 
 from cloister.deploy import database
 from cloister.deploy.busy import AskedAgain
-from cloister.deploy.interrupted import give_up
+from cloister.deploy.interrupted import expire_message
 from cloister.deploy.leftovers import UNHEARD, Leftovers, forget_expired
 
 pytestmark = pytest.mark.usefixtures("flower_as_it_was")
@@ -55,7 +55,7 @@ def read(link, *messages):
 
 def expire(link, *messages):
     for message in messages:
-        give_up(link.state, message.object_id)
+        expire_message(link.state, message.object_id)
 
 
 class TestAfterEachRound:

@@ -50,7 +50,7 @@ from starlette.testclient import TestClient
 from cloister.deploy import certificates, database, door, replies, revoked
 from cloister.deploy import superlink as superlink_module
 from cloister.deploy.door import Door
-from cloister.deploy.interrupted import Given
+from cloister.deploy.interrupted import DeliveredMessage
 from cloister.deploy.runs import SECONDS, RunningRuns
 from cloister.deploy.superlink import closed_app, expiring
 from cloister.deploy.unfinished import WholeReplies
@@ -80,7 +80,7 @@ class TestDoor:
     def test_the_servers_app_hears_of_what_nodes_have_sent_in_full(self, superlink):
         shown, taken = runtime_handlers.pull_messages.__self__, fleet_handlers.push_messages.__self__
         assert isinstance(shown, WholeReplies)
-        assert shown.unfinished is taken.inner["push_messages"].__self__.unfinished
+        assert shown.unfinished is taken.inner["push_messages"].__self__.handover.unfinished
 
     @pytest.fixture
     def small(self, monkeypatch):
@@ -354,12 +354,12 @@ class TestDatabase:
 
     def test_what_nodes_were_given_before_is_told_to_the_one_that_serves_them(self, tmp_path, monkeypatch):
         (tmp_path / "operators").write_text("0" * 64)
-        known, served = [Given("m", 7, frozenset({"m", "part"}))], []
+        known, served = [DeliveredMessage("m", 7, frozenset({"m", "part"}))], []
         config = replace(configuration(tmp_path / "state.db"), insecure=False)
         monkeypatch.setattr(sys, "argv", sys.argv)
         monkeypatch.setattr(fleet_handlers, "check_abort", lambda *_: None)
         monkeypatch.setattr(superlink_module, "_parse_superlink_lifespan_config", lambda: config)
-        monkeypatch.setattr(superlink_module, "take_up", lambda path: known if path == tmp_path / "state.db" else [])
+        monkeypatch.setattr(superlink_module, "recover", lambda path: known if path == tmp_path / "state.db" else [])
         monkeypatch.setattr(superlink_module.uvicorn, "run", lambda **_: served.append(fleet_handlers.pull_object))
         superlink_module.serve(tmp_path / "operators", [])
         (pull,) = served

@@ -1,0 +1,161 @@
+"""Handing whole replies to Flower, as if nobody had sent any part of them before.
+
+Flower asks for the parts that it lacks. Whoever counts them, or the time that they take, learns which of them others
+have sent. So Flower is made to ask for all of them: what it has is taken out first, and everything is put back in the
+same transaction.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from logging import WARNING
+from threading import Lock
+from typing import Any
+
+from fastapi import HTTPException
+from flwr.common.serde import message_from_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import PushObjectRequest
+from flwr.server.superlink.linkstate import LinkState
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore import log
+from flwr.supercore.error import FlowerError
+from flwr.supercore.sql_mixin import SqlMixin
+from flwr.supercore.state.schema.objectstore_models import StoredObject
+from sqlalchemy import update
+
+from cloister.deploy.leftovers import forget_message, forget_unheard
+from cloister.deploy.unfinished import Unfinished
+from cloister.deploy.uploads import Upload
+
+AT_ONCE = 500
+"""Names in one statement: SQLite limits them."""
+MAX_ATTEMPTS = 20
+"""How often Flower is handed replies to one message that its database does not take, before they are given up."""
+
+
+class Handover:
+    """Hands Flower one reply to a message, whole or not at all.
+
+    Args:
+        flower: Flower's functions by name: `push_messages` takes an announcement, `push_object` an object.
+
+    Attributes:
+        unfinished: the replies that are being handed over.
+        attempts: how often replies to each message were handed over; `MAX_ATTEMPTS` once Flower has one, or has
+            declined one.
+    """
+
+    def __init__(self, flower: Mapping[str, Callable[..., Any]]) -> None:
+        self.flower = flower
+        self.unfinished = Unfinished()
+        self.attempts: Counter[str] = Counter()
+        self._lock = Lock()
+
+    def finish(self, upload: Upload, state: LinkState, **others: object) -> None:
+        """Hand over the one reply to a message: Flower takes it, or declines it, and then hears of no other one.
+
+        Args:
+            upload: a whole reply; the caller holds its turn.
+            state: Flower's.
+            others: what else Flower's `push_object` takes.
+
+        Raises:
+            HTTPException: 503, its database does not take it now.
+            FlowerError: the run is over.
+        """
+        if self._may_try(upload.replies_to):
+            try:
+                self._hand_over(upload, state, others)
+            except HTTPException:  # busy, or full: of the two a node asks again after the first alone
+                raise HTTPException(503, "the database is busy or full: try again") from None
+            except FlowerError:
+                upload.end()
+                raise
+            with self._lock:
+                self.attempts[upload.replies_to] = MAX_ATTEMPTS
+        else:
+            reason = "it is a second one, or the database did not take it"
+            log(WARNING, "a reply of node %s goes nowhere: %s", upload.request.node.node_id, reason)
+        upload.end()
+
+    def forget(self, message: str) -> None:
+        """Forget the attempts of a message that its node cannot answer any more."""
+        with self._lock:
+            self.attempts.pop(message, None)
+
+    def _may_try(self, message: str) -> bool:
+        """Whether Flower is handed a reply to it once more: a node may announce ever new ones."""
+        with self._lock:
+            self.attempts[message] += 1
+            return self.attempts[message] <= MAX_ATTEMPTS
+
+    def _hand_over(self, upload: Upload, state: LinkState, others: Mapping[str, object]) -> None:
+        """Give Flower all of a reply or, if its database does not take it, nothing.
+
+        Raises:
+            HTTPException: 503, it does not.
+        """
+        # A ValueError is a contradiction to what is there, or Flower has declined the reply. Nobody may hear of it: the
+        # reply is taken, and goes nowhere.
+        with self.unfinished.arriving(upload.replies_to), suppress(ValueError), _one_transaction(state):
+            _check(state, upload.request)
+            _take_out(state, upload.names)
+            answer = self._announce(upload, state)
+            self._store_objects(upload, answer, {"state": state, **others})
+            forget_message(state, upload.replies_to)
+            if isinstance(state, SqlLinkState):
+                forget_unheard(state, upload.run, upload.request.node.node_id)
+
+    def _announce(self, upload: Upload, state: object) -> PushMessagesResponse:
+        """Announce a reply to Flower.
+
+        Raises:
+            ValueError: Flower declines it.
+        """
+        answer: PushMessagesResponse = self.flower["push_messages"](request=upload.request, state=state)
+        if isinstance(state, SqlMixin) and {*answer.objects_to_push} != {*upload.names}:
+            raise ValueError("Flower declines the reply: what was taken out has to be put back")
+        return answer
+
+    def _store_objects(self, upload: Upload, answer: PushMessagesResponse, others: Mapping[str, object]) -> None:
+        """Give Flower the objects that it asks for.
+
+        Raises:
+            HTTPException: 503, its database does not take them.
+        """
+        for name in dict.fromkeys(answer.objects_to_push):  # Flower names a part as often as it stands in the reply
+            part = PushObjectRequest(
+                node=upload.request.node,
+                run_id=upload.run,
+                object_id=name,
+                object_content=upload.part(name),
+                session_id=answer.session_id,
+            )
+            if not self.flower["push_object"](request=part, **others).stored:
+                raise HTTPException(503, "the database is busy")
+
+
+def _one_transaction(state: object) -> AbstractContextManager[object]:
+    """What Flower writes inside of the block is written as a whole or not at all; a state in memory fails nowhere."""
+    return state.session() if isinstance(state, SqlMixin) else nullcontext()
+
+
+def _check(state: object, announced: PushMessagesRequest) -> None:
+    """Have Flower decline a reply before any part is touched: the time of it then tells nothing of what others sent.
+
+    Raises:
+        ValueError: Flower declines it.
+    """
+    message = message_from_proto(announced.messages_list[0])
+    if isinstance(state, SqlLinkState) and state.store_message_res(message) is None:
+        raise ValueError("Flower declines the reply")
+
+
+def _take_out(state: object, names: Sequence[str]) -> None:
+    """Have Flower ask for these objects although it has them. Nobody sees it: the transaction puts them back."""
+    if isinstance(state, SqlMixin):
+        gone = update(StoredObject).values(content=b"", is_available=0)
+        with state.session() as session:
+            for start in range(0, len(names), AT_ONCE):
+                session.execute(gone.where(StoredObject.object_id.in_(names[start : start + AT_ONCE])))
