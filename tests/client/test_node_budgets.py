@@ -124,6 +124,12 @@ class TestBudgets:
         assert self.until_refused(*patients, most=1) == 1
         assert {entry.mechanism for entry in entries_of(node, "group")} == {"dp-sgd, groups by patient"}
 
+    def test_without_a_budget_groups_of_two_kinds_may_train(self, tmp_path):
+        """Each release says which groups it is about, and nothing is promised over all of them."""
+        node = own_node(tmp_path, write_data(tmp_path, patient=np.repeat(np.arange(8), 5), visit=np.arange(40)))
+        for name in ("patient", "visit"):
+            assert self.until_refused(DP_SGD | {"task.group": name}, node | {"group": name}, most=1) == 1
+
     @pytest.mark.parametrize("groups_first", [False, True])
     def test_nor_where_two_processes_enter_them_at_once(self, tmp_path, monkeypatch, groups_first):
         """What another process writes between the question and the entry counts."""

@@ -229,6 +229,18 @@ class TestEvaluationReplies:
         means = strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
         return means, [rejection.node_id for rejection in strategy.unscored]
 
+    @pytest.mark.parametrize(
+        ("odd", "code"),
+        [({"num-examples": -1}, "weight"), ({"num-examples": 1, "[/red]": 9.0}, "metric")]
+        + [({"num-examples": 1, "loss": value}, "metric") for value in (math.nan, math.inf, [9.0])],
+    )
+    def test_the_code_of_a_rejection_is_one_of_those_that_programs_know(self, odd, code):
+        strategy = Screened(all_nodes(evaluate=Sampling(min_nodes=1, timeout=0)))
+        grid = grid_of(lambda *_: RecordDict({"metrics": MetricRecord(odd)}), 1)
+        messages = strategy.configure_evaluate(1, to_record(zeros()), ConfigRecord(), grid)
+        strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
+        assert [rejection.code for rejection in strategy.unscored] == [code]
+
     def test_the_weighted_mean(self):
         found, rejected = self.aggregate(
             {"num-examples": 1, "loss": 1.0}, {"num-examples": 1, "loss": 2.0}, {"num-examples": 2, "loss": 4.0}

@@ -14,7 +14,7 @@ from private_strategies import budget_in, played
 from support import all_nodes, random_models, zeros
 
 from cloister.aggregation import PrivateStrategy
-from cloister.aggregation.canaries import LENGTH, NO_CANARIES, Canaries, decorrelated, evened, sign_in
+from cloister.aggregation.canaries import LENGTH, MEASURABLE, NO_CANARIES, Canaries, decorrelated, evened, sign_in
 from cloister.aggregation.screening import MAX_EXAMPLES
 from cloister.audits.one_run import OneRun
 from cloister.core.arrays import Layout, from_record
@@ -168,9 +168,18 @@ class TestScores:
         repeated, own = np.resize(rng.standard_normal(2048), 20_000), 0.01 * rng.standard_normal(20_000)
         assert np.corrcoef(own[:16_384], decorrelated(repeated + own)[:16_384])[0, 1] > 0.8
 
-    def test_an_array_with_less_noise_counts_for_more(self):
+    def test_two_blocks_are_enough_to_see_what_repeats(self):
+        """Beside noise that is there twice, what is left is the difference of the blocks."""
         rng = np.random.default_rng(0)
-        loud, quiet, few = rng.standard_normal(400), 0.1 * rng.standard_normal(100), 0.1 * rng.standard_normal(9)
+        repeated, own = np.resize(rng.standard_normal(128), 256), 0.01 * rng.standard_normal(256)
+        difference = np.concatenate([own[:128] - own[128:], own[128:] - own[:128]])
+        assert np.corrcoef(difference, decorrelated(repeated + own))[0, 1] > 0.99
+
+    @pytest.mark.parametrize("size", [MEASURABLE, 100])
+    def test_an_array_with_less_noise_counts_for_more(self, size):
+        rng = np.random.default_rng(0)
+        loud, quiet = rng.standard_normal(400), 0.1 * rng.standard_normal(size)
+        few = 0.1 * rng.standard_normal(9)
         weighed = evened((loud, quiet, few))
         gains = [float(piece[0] / own[0]) for piece, own in zip(weighed, (loud, quiet, few), strict=True)]
         assert gains[1] / gains[0] == pytest.approx(loud.var() / quiet.var(), rel=0.3) and gains[2] == 1

@@ -146,6 +146,10 @@ class TestSentences:
         claim = statement.clients or statement.claim
         assert all(reason in told.against for reason in claim.reasons)
 
+    def test_a_run_without_a_mechanism_says_what_the_server_sees(self):
+        (told,) = meanings(stated(mechanism="none"))
+        assert told.against == "The server, and whoever sees its records, sees every client's model."
+
     def test_dp_sgd_tells_of_the_size_that_costs_most(self):
         sizes = tuple(
             OfSize(size, 3, (Figure("example", "add-or-remove", "n", "all", epsilon=epsilon, delta=1e-5),))

@@ -156,3 +156,12 @@ def test_a_rule_without_a_strategy_releases_nothing():
     with pytest.raises(ConfigError) as refused:
         lone.release(given())
     assert str(refused.value) == "privacy.placement = 'rule' releases what a strategy stands for, and has none yet"
+
+
+def test_canaries_would_decide_the_distance():
+    with pytest.raises(ConfigError) as refused:
+        DistanceScaled().refuse_canaries()
+    assert str(refused.value) == (
+        "privacy.canaries contradicts privacy.server = 'metric': canaries would decide the distance of clients, "
+        "and with it the noise; use 'global-dp', or 0 canaries"
+    )

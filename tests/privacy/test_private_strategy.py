@@ -32,6 +32,7 @@ from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
 from cloister.privacy.mechanisms.gaussian import GaussianMean
+from cloister.privacy.mechanisms.named import global_dp, metric
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.privacy.mechanisms.noise_scale import CONSTANT, DistanceScaled
 from cloister.strategies.averaging import FedAvg
@@ -75,6 +76,10 @@ class TestClaims:
             },
         )
         assert globally().claim().relation == "add-or-remove" and globally().claim().seeded is False
+
+    def test_named_mechanisms_cap_no_examples_unless_told(self):
+        for make in (global_dp, metric):
+            assert make(noise_multiplier=1.0, clipping_norm=1.0).examples_cap == 0.0
 
     def test_of_metric_noise(self):
         strategy = metrically(
