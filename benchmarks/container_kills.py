@@ -97,7 +97,7 @@ class Containers:
         """The processes of the server's app, by their numbers on the host."""
         command = ["docker", "top", self.stack.container("superexec"), "-eo", "pid,args"]
         lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
-        return [int(line.split()[0]) for line in lines if "serverapp_kept.py" in line]
+        return [int(line.split()[0]) for line in lines if "serverapp.py" in line]
 
     def kill(self, kind: str) -> bool:
         """Kill a container that runs; False if it did not."""

@@ -346,7 +346,7 @@ class Sites(Endurable):
 
     def server_apps(self) -> list[int]:
         """The processes of the server's app."""
-        return self.processes.pids("serverapp_kept.py")
+        return self.processes.pids("serverapp.py")
 
     def kill(self, name: str) -> None:
         """End the processes of a service as a power cut would."""

@@ -72,7 +72,7 @@ class Federation:
 
     def trains(self) -> bool:
         """Whether there is a process of a server app."""
-        return bool(self.processes.pids("serverapp_kept.py"))
+        return bool(self.processes.pids("serverapp.py"))
 
     def start(self) -> None:
         """Start the nodes."""
@@ -82,9 +82,9 @@ class Federation:
             self.processes.start(f"supernode-{number}", "cloister", "warm-node", "--no-keras", *link, *config)
 
     def kill(self, kind: str) -> bool:
-        """Kill one process, and start again what has no keeper of its own; False if there was none at this moment."""
+        """Kill one process, and start again what has no supervisor; False if there was none at this moment."""
         if kind == "server app":
-            return self._killed(self.processes.pids("serverapp_kept.py"))
+            return self._killed(self.processes.pids("serverapp.py"))
         node = f"supernode-{self.rng.randrange(NODES)}"
         if kind == "client app":
             return self._killed(self._clients(self.processes.services[node].pid))

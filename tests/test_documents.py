@@ -148,11 +148,11 @@ def test_the_ledger_that_the_readme_shows_is_the_one_of_the_run_before_it(tmp_pa
         r"^cloister run (.*max-epsilon.*)\ncloister ledger show (.*)$", README, re.MULTILINE
     ).groups()
     *options, settings = shlex.split(run)
-    settings += " num-rounds=1 task.model='softmax'"
+    settings += " num-rounds=1"
     assert CliRunner().invoke(app, ["run", *options, settings]).exit_code == 0
     (ledger,) = tmp_path.glob(shown)
     result = CliRunner().invoke(app, ["ledger", "show", str(ledger)])
-    assert result.exit_code == 0 and "ε = 8 at δ = 1e-05" in result.output
+    assert result.exit_code == 0 and "ε = 4 at δ = 1e-05" in result.output
 
 
 class TestATaskByHand:

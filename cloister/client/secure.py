@@ -1,6 +1,6 @@
 """A node's part in a secure aggregation: who it is, what it keeps from one message to the next, and what it sends.
 
-What it keeps is with a keeper (`cloister.client.keepers`), and never in the state that Flower keeps for the node: that
+What it keeps is with a store (`cloister.client.attempts`), and never in the state that Flower keeps for the node: that
 may be written to a disk. A node that is started anew knows of no attempt, and has dropped out.
 """
 
@@ -15,8 +15,8 @@ from logging import WARNING
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cloister.client.keeper_folder import InFolder
-from cloister.client.keepers import InMemory, Keeper, Stage, Turn
+from cloister.client.attempts import AttemptStore, MemoryStore, Stage, Turn
+from cloister.client.attempts_folder import FolderStore
 from cloister.client.mods.enforce import Handler
 from cloister.client.mods.errors import log_text
 from cloister.client.node import Node
@@ -174,7 +174,7 @@ def mask_update(request: Request, node: Node, call_next: Handler) -> Reply:
         raise ProtocolError("under secure aggregation a model leaves this node masked alone")
     part = _taken(request, node)
     begun = Turn(request.round, part.stage)
-    keeper_of(request, node).begin(request.run, Turn(request.round, Stage.VECTOR), after=begun)
+    store_of(request, node).begin(request.run, Turn(request.round, Stage.VECTOR), after=begun)
     part.member.open(request.delivery)
     trained = call_next(request, node).arrays or {}
     vector = _masked(part, request, trained)
@@ -195,9 +195,9 @@ def _masked(part: _Part, request: TrainRequest, trained: NamedArrays) -> protoco
 
 def _advertised(request: ProtocolRequest, node: Node) -> Reply:
     """Begin an attempt: keys for it, and the roster that this node goes by."""
-    keeper = keeper_of(request, node)
+    store = store_of(request, node)
     who, stage = identity_of(request, node), Stage.EARLY if request.is_early else Stage.ORDINARY
-    keeper.begin(request.run, Turn(request.round, stage))
+    store.begin(request.run, Turn(request.round, stage))
     part = _Part.of(request, who, stage, Layout.of(workbench_of(request.config).model.arrays()).size)
     advertisement = part.member.advertise()
     _kept(part, request, node, stage)
@@ -211,7 +211,7 @@ def _packed(message: protocol.Message) -> NamedArrays:
 
 def _kept(part: _Part, request: Request, node: Node, stage: Stage) -> None:
     """Keep the part until the next message, if the turn with this stage was the last one."""
-    keeper_of(request, node).keep(request.run, Turn(request.round, stage), part.put_down())
+    store_of(request, node).keep(request.run, Turn(request.round, stage), part.put_down())
 
 
 def _taken(request: AnyStep, node: Node) -> _Part:
@@ -221,7 +221,7 @@ def _taken(request: AnyStep, node: Node) -> _Part:
         ProtocolError: there is none in this round; or it began under other settings: what is charged would not be the
             noise that is added; or this node has another name since, or another roster.
     """
-    kept = keeper_of(request, node).take(request.run, request.round)
+    kept = store_of(request, node).take(request.run, request.round)
     if not kept:
         raise ProtocolError(f"this node takes part in no attempt at round {request.round}, or not any more")
     attempt = Attempt.decode(kept)
@@ -241,7 +241,7 @@ def _digest(config: RunConfig) -> bytes:
     return hashlib.sha256(json.dumps(config.flat(), sort_keys=True).encode()).digest()
 
 
-def keeper_of(request: Request, node: Node) -> Keeper:
+def store_of(request: Request, node: Node) -> AttemptStore:
     """What keeps an attempt for this node.
 
     Args:
@@ -252,10 +252,10 @@ def keeper_of(request: Request, node: Node) -> Keeper:
         ProtocolError: its configuration names no folder for that, and its process lives no longer than a message.
     """
     if node.config.secure_state:
-        return InFolder(node.config.secure_state)
+        return FolderStore(node.config.secure_state)
     if request.run != str(LOCAL_RUN):
         raise ProtocolError("this node has no secure-state in its configuration to keep an attempt in between messages")
-    return InMemory(node.state)
+    return MemoryStore(node.state)
 
 
 def identity_of(request: Request, node: Node) -> Identity:

@@ -172,7 +172,7 @@ KEYS = """
 server noise-multiplier clipping-norm clipping clipping-quantile clipping-rate bits-noise-multiplier examples-cap
 placement distance distance-release distance-noise-multiplier distance-direction distance-clip min-distance
 max-distance noise-seed target-delta max-epsilon canaries population ledger-dir data-identity close-budget clusters
-clusters-start options client client-noise-multiplier client-clipping-norm clipping-decay least-clipping-norm
+clusters-start options client client-noise-multiplier client-clipping-norm clipping-decay min-clipping-norm
 batch-sampling client-max-epsilon radius per-layer max-leakage choice choice-epsilon max-loss group-cap
 """.split()  # noqa: SIM905
 """Every key, in the order in which it is written down."""

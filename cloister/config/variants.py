@@ -256,7 +256,7 @@ class DpSgdPrivacy(_ClippedNoise):
 
     name: Literal["dp-sgd"] = Field(default="dp-sgd", alias="client")
     clipping_decay: Share = 0.0
-    least_clipping_norm: NonNegative = 0.0
+    min_clipping_norm: NonNegative = 0.0
     batch_sampling: Literal["poisson", "shuffle"] = "poisson"
     group_cap: Count = 10
     clips_gradients: ClassVar[bool] = True
@@ -272,7 +272,7 @@ class DpSgdPrivacy(_ClippedNoise):
             self.noise_multiplier,
             self.clipping_norm,
             self.clipping_decay,
-            self.least_clipping_norm,
+            self.min_clipping_norm,
             self.batch_sampling,
             self.group_cap if grouped else 0,
         )
@@ -284,9 +284,9 @@ class DpSgdPrivacy(_ClippedNoise):
 
     @model_validator(mode="after")
     def _has_a_floor(self) -> "DpSgdPrivacy":
-        if self.clipping_decay and not self.least_clipping_norm:
+        if self.clipping_decay and not self.min_clipping_norm:
             raise ValueError(
-                f"privacy.clipping-decay = {self.clipping_decay} needs privacy.least-clipping-norm above 0: the clip "
+                f"privacy.clipping-decay = {self.clipping_decay} needs privacy.min-clipping-norm above 0: the clip "
                 "would shrink until single precision knows it no more"
             )
         return self

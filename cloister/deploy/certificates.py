@@ -24,6 +24,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cloister.core.errors import ConfigError
 
+EXPIRY_WARNING_DAYS = 30
+"""Days before the end of a certificate from which warnings name it."""
 LOOPBACK = ("localhost", "127.0.0.1")
 """Every server certificate is made out for these too: the executor of the server's own app connects to them."""
 BACKDATED = timedelta(hours=1)

@@ -41,7 +41,7 @@ MAX_HELD = 2**30
 """Bytes of memory of all requests and answers together that are under way."""
 SHARES = 8
 """One node may take 1/`SHARES` of it, so that others are served meanwhile."""
-SILENCE = 60.0
+REQUEST_SILENCE = 60.0
 """Seconds without a byte of a request after which it is refused: its sender is asked to send it again."""
 RECEIVING = 600.0
 """Seconds in which a request has to be there as a whole."""
@@ -213,7 +213,7 @@ class _Request:
 
     async def _piece(self) -> Event:
         try:
-            async with asyncio.timeout(min(SILENCE, self.until - time.monotonic())):
+            async with asyncio.timeout(min(REQUEST_SILENCE, self.until - time.monotonic())):
                 return await self._next()
         except TimeoutError:
             self._refuse(503, "the request did not arrive in time: try again")

@@ -10,17 +10,17 @@ import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-SILENCE = 60.0
+CONNECTION_SILENCE = 60.0
 """Seconds without a request after which a connection is closed."""
 
 
 class Prompt(H11Protocol):
-    """uvicorn's protocol of a connection, which is closed when nothing was asked on it for `SILENCE` seconds."""
+    """uvicorn's protocol of a connection. A connection without a request for `CONNECTION_SILENCE` seconds is closed."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer."""
         super().connection_made(transport)
-        self._timer = self.loop.call_later(SILENCE, self._close_if_idle, self.cycle)
+        self._timer = self.loop.call_later(CONNECTION_SILENCE, self._close_if_idle, self.cycle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop it."""
@@ -33,4 +33,4 @@ class Prompt(H11Protocol):
             self.transport.abort()  # what is left has not been read until now
         elif self.cycle is before and (before is None or before.response_complete):
             self.transport.close()
-        self._timer = self.loop.call_later(SILENCE, self._close_if_idle, self.cycle)
+        self._timer = self.loop.call_later(CONNECTION_SILENCE, self._close_if_idle, self.cycle)

@@ -72,7 +72,7 @@ class _Exchange:
         return FACTOR * self.fetched.total + SLACK if self.is_known else UNKNOWN + SLACK
 
     @property
-    def most_parts(self) -> int:
+    def max_parts(self) -> int:
         return FACTOR * len(self.fetched) + MORE_PARTS if self.is_known else UNKNOWN_PARTS
 
 
@@ -114,7 +114,7 @@ class ReplyLimit(InFront):
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise HTTPException(400, "a node sends one reply at a time")
         with self.lock:
-            most = self._exchange(request.node.node_id).most_parts
+            most = self._exchange(request.node.node_id).max_parts
         # Not one more is looked at: there may be millions.
         if sum(1 for _ in islice(iterate_object_tree(request.message_object_trees[0]), most + 1)) > most:
             raise HTTPException(413, f"a reply to this message may have {most} parts")
@@ -144,7 +144,7 @@ class ReplyLimit(InFront):
         """
         with self.lock:
             exchange = self._exchange(node)
-            before, limit, most = exchange.sent.total, exchange.limit, exchange.most_parts
+            before, limit, most = exchange.sent.total, exchange.limit, exchange.max_parts
             if name not in exchange.sent and len(exchange.sent) > most:  # the announcement is one too
                 raise HTTPException(413, f"a reply to this message may have {most} parts")
             exchange.sent.note(name, size)

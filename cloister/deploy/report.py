@@ -5,10 +5,8 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.table import Table
 
+from cloister.deploy.certificates import EXPIRY_WARNING_DAYS
 from cloister.deploy.kits import Report
-
-SOON = 30
-"""Days before its end from which a certificate is shown in red."""
 
 
 def show(report: Report, console: Console | None = None) -> None:
@@ -29,5 +27,5 @@ def _expiries(report: Report) -> Table:
     table = Table("certificate", "ends", "days left")
     for name, end in report.expiries.items():
         days = (end - datetime.now(UTC)).days
-        table.add_row(name, f"{end:%Y-%m-%d}", str(days), style="red" if days < SOON else None)
+        table.add_row(name, f"{end:%Y-%m-%d}", str(days), style="red" if days < EXPIRY_WARNING_DAYS else None)
     return table

@@ -23,13 +23,13 @@ from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
 from cloister.core.errors import ConfigError
 from cloister.deploy import handshakes
-from cloister.deploy.serverapp_keeper import LOCK, TASK
+from cloister.deploy.serverapp_supervisor import LOCK, TASK
 
 APP = Path(__file__).with_name("serverapp.py")
 """What is started for each task; `start.sh` knows its processes by this name."""
 
 
-KEEPER = Path(__file__).with_name("serverapp_keeper.py")
+SUPERVISOR = Path(__file__).with_name("serverapp_supervisor.py")
 """What is started in its place where an app that is killed is to be started again."""
 
 
@@ -61,9 +61,9 @@ class QuietExecutor(SubprocessExecutor):
 
 
 class KeepingExecutor(QuietExecutor):
-    """Starts each server app with a keeper, which starts it again if it is killed; looks after the keepers too.
+    """Starts each server app under a supervisor, which starts it again if it is killed; looks after supervisors too.
 
-    When this process dies, its keepers and their apps are killed by the kernel, and the next executor goes on with
+    When this process dies, its supervisors and their apps are killed by the kernel, and the next executor goes on with
     their tasks.
 
     Args:
@@ -73,14 +73,14 @@ class KeepingExecutor(QuietExecutor):
 
     def __init__(self, resumes: int, tasks: Path) -> None:
         self.resumes, self.tasks = resumes, tasks
-        self._keepers: dict[Path, subprocess.Popen[bytes]] = {}
+        self._supervisors: dict[Path, subprocess.Popen[bytes]] = {}
         tasks.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in tasks.iterdir():
             if not left.name.startswith("task-"):
                 shutil.rmtree(left, ignore_errors=True)
 
     def start(self, spec: ExecutionSpec) -> None:
-        """Start the app under a keeper.
+        """Start the app under a supervisor.
 
         Args:
             spec: of its task.
@@ -92,21 +92,21 @@ class KeepingExecutor(QuietExecutor):
         self._keep(made.rename(self.tasks / made.name.replace("new-", f"task-{spec.task_id}-")))
 
     def reconcile(self) -> None:
-        """Go on with tasks whose keeper was killed, or whose executor was; forget keepers whose task is over."""
+        """Go on with tasks whose supervisor or executor was killed; forget supervisors whose task is over."""
         for folder in self.tasks.glob("task-*"):
-            keeper = self._keepers.get(folder)
-            if keeper is None or keeper.poll() is not None:
-                log(WARNING, "the keeper of server app %s has died: it is started again", folder.name)
+            supervisor = self._supervisors.get(folder)
+            if supervisor is None or supervisor.poll() is not None:
+                log(WARNING, "the supervisor of server app %s has died: it is started again", folder.name)
                 self._keep(folder)
         # Polled until they have ended: a process whose end nobody asks for stays in the kernel's table.
-        self._keepers = {
-            folder: keeper for folder, keeper in self._keepers.items() if keeper.poll() is None or folder.exists()
+        self._supervisors = {
+            folder: one for folder, one in self._supervisors.items() if one.poll() is None or folder.exists()
         }
 
     def _keep(self, folder: Path) -> None:
         # Flower gives a server app no output but its log.
-        self._keepers[folder] = subprocess.Popen(
-            [sys.executable, "-P", str(KEEPER), str(folder), str(os.getpid())],
+        self._supervisors[folder] = subprocess.Popen(
+            [sys.executable, "-P", str(SUPERVISOR), str(folder), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -30,6 +30,7 @@ from flwr.superlink.config_loader import SuperLinkLifespanConfig
 from flwr.superlink.main import create_app
 
 from cloister.core.errors import ConfigError
+from cloister.core.files import DAY
 from cloister.deploy import certificates, database, revoked
 from cloister.deploy.abandoned import Abandoned, Sending
 from cloister.deploy.apart import OwnMessages
@@ -45,9 +46,6 @@ from cloister.deploy.senders import KnownSenders
 from cloister.deploy.shortcut import Shortcut
 from cloister.deploy.unfinished import WholeReplies
 
-SOON = 30
-"""Days before the end of a certificate from which it is said every day."""
-DAY = 86400.0
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
@@ -171,7 +169,7 @@ def expiring(paths: Sequence[Path], now: datetime) -> list[str]:
     return [
         f"certificate {name} {'ends' if end > now else 'ended'} on {end:%Y-%m-%d}: cloister provision --renew"
         for name, end in ends.items()
-        if (end - now).days < SOON
+        if (end - now).days < certificates.EXPIRY_WARNING_DAYS
     ]
 
 

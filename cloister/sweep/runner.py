@@ -16,7 +16,7 @@ from cloister.server.times import settle
 from cloister.sweep.cells import Cell
 from cloister.sweep.process import Ended, Process
 
-MOST = 2
+MAX_WORKERS = 2
 """Cells at a time, unless more are asked for."""
 SPARE = 1.25
 """By how much more memory a cell is taken to need than the first one held."""
@@ -123,7 +123,7 @@ def jobs_for(peak: int) -> int:
         peak: bytes of memory that one of them held at most.
     """
     fitting = int((free_memory() or 0) / (SPARE * peak)) if peak else 1
-    return max(1, min(MOST, os.cpu_count() or 1, fitting))
+    return max(1, min(MAX_WORKERS, os.cpu_count() or 1, fitting))
 
 
 def duration(seconds: float) -> str:

@@ -160,7 +160,7 @@ class TestEachCharge:
     @pytest.mark.parametrize(("number", "clip"), [(1, 2.0), (3, 0.5)])
     def test_steps_at_the_clip_of_their_round(self, node, number, clip):
         decaying = {"privacy.client-clipping-norm": 2.0, "privacy.clipping-decay": 0.5}
-        settings = DP_SGD | decaying | {"privacy.least-clipping-norm": 1e-3}
+        settings = DP_SGD | decaying | {"privacy.min-clipping-norm": 1e-3}
         assert self.found(settings, node, number=number) == [
             Charge("client", self.PROMISE, "as the server promised"),
             Charge("example", (self.STEPS,), "dp-sgd", clip),

@@ -134,7 +134,7 @@ def test_seeded_noise_differs_between_clients_and_rounds_and_repeats(make):
 
 @KINDS
 def test_the_clip_follows_the_round(make):
-    trainer = make(sigma=0.0, clip=0.2, clipping_decay=0.5, least_clipping_norm=0.04)
+    trainer = make(sigma=0.0, clip=0.2, clipping_decay=0.5, min_clipping_norm=0.04)
     sizes = []
     for number in (1, 2, 3, 4):
         started(trainer)

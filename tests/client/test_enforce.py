@@ -148,13 +148,13 @@ BOUNDS = [
     (GAUSSIAN, "privacy.client-clipping-norm", {"max_client_clipping_norm": 2.0}, 2.0, 2.1, ""),
     (
         DP_SGD | {"privacy.clipping-decay": 0.5},
-        "privacy.least-clipping-norm",
+        "privacy.min-clipping-norm",
         {"min_client_clipping_norm": 0.1},
         0.1,
         0.09,
         "",
     ),
-    (DP_SGD, "privacy.least-clipping-norm", {"max_client_clipping_norm": 2.0}, 2.0, 1e30, ""),
+    (DP_SGD, "privacy.min-clipping-norm", {"max_client_clipping_norm": 2.0}, 2.0, 1e30, ""),
     (OPEN, "client.learning-rate", {"max_learning_rate": 0.5}, 0.5, 0.6, ""),
     (OPEN, "client.batch-size", {"min_batch_size": 8}, 8, 7, ""),
     (OPEN, "client.batch-size", {"max_batch_size": 8}, 8, 9, ""),
@@ -193,7 +193,7 @@ class TestLimits:
         for norm, least, decay, number in product((0.1, 1.0, 9.0), (0.1, 0.5, 9.0), (0.0, 0.5), (0, 1, 2, 9)):
             settings = DP_SGD | {
                 "privacy.client-clipping-norm": norm,
-                "privacy.least-clipping-norm": least,
+                "privacy.min-clipping-norm": least,
                 "privacy.clipping-decay": decay,
             }
             request = request_of_kind(settings=settings, number=number)

@@ -178,11 +178,11 @@ class TestEdges:
         rules = only("laplace", max_leakage=0.5) | {"mechanisms": ["laplace", "gaussian"]}
         ask(tmp_path, GAUSSIAN, **rules)
 
-    def test_a_least_clipping_norm_has_no_maximum(self, tmp_path):
+    def test_a_min_clipping_norm_has_no_maximum(self, tmp_path):
         decaying = DP_SGD | {"privacy.clipping-decay": 0.5, "privacy.client-clipping-norm": 9.0}
-        ask(tmp_path, decaying | {"privacy.least-clipping-norm": 3.0}, **(ANY | {"min_client_clipping_norm": 0.1}))
+        ask(tmp_path, decaying | {"privacy.min-clipping-norm": 3.0}, **(ANY | {"min_client_clipping_norm": 0.1}))
 
-    def test_without_decay_a_least_clipping_norm_is_none(self, tmp_path):
+    def test_without_decay_a_min_clipping_norm_is_none(self, tmp_path):
         ask(tmp_path, DP_SGD, **(ANY | {"min_client_clipping_norm": 0.1}))
 
     @pytest.mark.parametrize(

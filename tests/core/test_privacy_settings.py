@@ -33,13 +33,13 @@ SETTINGS = {
     "examples-cap": 100.0,
     "canaries": 100,
 }
-DP_SGD_ONLY = {"clipping-decay": 0.1, "least-clipping-norm": 0.5, "batch-sampling": "shuffle", "group-cap": 3}
+DP_SGD_ONLY = {"clipping-decay": 0.1, "min-clipping-norm": 0.5, "batch-sampling": "shuffle", "group-cap": 3}
 CLIPPED_ONLY = {"client-clipping-norm": 4.0, "client-max-epsilon": 2.0}
 CHOICE_ONLY = {"choice": "exact", "choice-epsilon": 0.5, "max-loss": 3.0}
 LAPLACE_ONLY = {"radius": 2.0, "per-layer": True, "max-leakage": 3.0}
 CLIENT_ONLY = {"client-noise-multiplier": 4.0, **DP_SGD_ONLY, **CLIPPED_ONLY, **LAPLACE_ONLY, **CHOICE_ONLY}
 NEEDED = {
-    "clipping-decay": {"privacy.least-clipping-norm": 0.5},
+    "clipping-decay": {"privacy.min-clipping-norm": 0.5},
     "group-cap": {"task.group": "patient"},
     **{key: {"privacy.server": "laplace-clustering"} for key in CHOICE_ONLY},
 }
@@ -101,7 +101,7 @@ def test_every_run_says_whose_ledger_it_belongs_to(server, key):
 
 def test_a_clip_that_shrinks_needs_a_floor():
     message = refusal(**{"privacy.client": "dp-sgd", "privacy.clipping-decay": 0.1})
-    assert message.startswith("privacy.clipping-decay = 0.1 needs privacy.least-clipping-norm above 0")
+    assert message.startswith("privacy.clipping-decay = 0.1 needs privacy.min-clipping-norm above 0")
 
 
 @pytest.mark.parametrize("server", ["none", "global-dp", "metric", "laplace-clustering"])

@@ -172,7 +172,7 @@ class Twins:
 
     @staticmethod
     def forgets_moments(patch):
-        patch.setattr(Progress, "restore", lambda self, keepers: None)
+        patch.setattr(Progress, "restore", lambda self, parts: None)
 
     @staticmethod
     def waits_for_ever(patch):

@@ -17,7 +17,7 @@ from cloister.core.threads import BLOCK
 from cloister.privacy.mechanisms import grid as grids
 from cloister.privacy.mechanisms import release as releases
 from cloister.privacy.mechanisms.clipping import capped_weights, clip
-from cloister.privacy.mechanisms.discrete.sampler import MOST, REACH
+from cloister.privacy.mechanisms.discrete.sampler import MAX_EXACT, REACH
 from cloister.privacy.mechanisms.grid import Adder, Grid
 from cloister.privacy.mechanisms.keystream import Keystream
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -91,7 +91,7 @@ class TestTheGrid:
         assert Grid.of(1.0, 0.5, 10, widest=math.inf) == Grid.of(1.0, 0.5, 10)
 
     def test_a_sum_that_could_pass_what_a_double_holds_is_refused(self):
-        most = (MOST - REACH) // 2**26
+        most = (MAX_EXACT - REACH) // 2**26
         assert Grid.of(1.0, 2.0**-20, most - 1).steps == 2**26
         with pytest.raises(PrivacyError) as refused:
             Grid.of(1.0, 2.0**-20, most)

@@ -89,7 +89,7 @@ def test_it_tells_its_parameters_by_the_keys_of_the_configuration(unit):
         "privacy.client-noise-multiplier": 1.5,
         "privacy.client-clipping-norm": 0.4,
         "privacy.clipping-decay": 0.1,
-        "privacy.least-clipping-norm": 0.2,
+        "privacy.min-clipping-norm": 0.2,
         "privacy.batch-sampling": "shuffle",
     }
     mechanism = LocalDpSgd(1.5, 0.4, 0.1, 0.2, "shuffle", unit.get("privacy.group-cap", 0))

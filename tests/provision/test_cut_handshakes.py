@@ -49,14 +49,14 @@ def test_a_cut_or_slow_handshake_is_no_wrong_certificate(cut):
 FLOWER = importlib.import_module("flwr.superlink.cli.flwr_serverapp")
 
 
-@pytest.mark.parametrize("name", ["serverapp.py", "serverapp_kept.py"])
-def test_a_server_app_goes_on_after_a_cut(monkeypatch, tmp_path, cut, name):
-    monkeypatch.setenv("CLOISTER_TASK", str(tmp_path))
+@pytest.mark.parametrize("task", ["", "task"])
+def test_a_server_app_goes_on_after_a_cut(monkeypatch, tmp_path, cut, task):
+    monkeypatch.setenv("CLOISTER_TASK", task and str(tmp_path / task))
     monkeypatch.setattr(sys, "stdin", io.StringIO("token"))
-    monkeypatch.setattr(sys, "argv", [name])
+    monkeypatch.setattr(sys, "argv", ["serverapp.py"])
     monkeypatch.setattr(RuntimeHttpClient, "PullTaskInput", RuntimeHttpClient.PullTaskInput)
     asked = asks(monkeypatch, FLOWER, "flwr_serverapp", http_grid, cut)
-    runpy.run_path(str(superexec.APP.with_name(name)), run_name="__main__")
+    runpy.run_path(str(superexec.APP), run_name="__main__")
     assert asked == [False]
 
 

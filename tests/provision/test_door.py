@@ -47,7 +47,7 @@ class Connection:
         return self.status
 
 
-@pytest.mark.parametrize("waits", ["SILENCE", "RECEIVING"])
+@pytest.mark.parametrize("waits", ["REQUEST_SILENCE", "RECEIVING"])
 def test_a_request_that_does_not_go_on_is_asked_for_again_and_gives_its_memory_back(monkeypatch, waits):
     monkeypatch.setattr(door, waits, 0.01)
     closed = Door(reading, anybody)
@@ -57,7 +57,7 @@ def test_a_request_that_does_not_go_on_is_asked_for_again_and_gives_its_memory_b
 
 def test_whoever_answers_late_is_not_refused(monkeypatch):
     """What is waited for after the last piece is the end of the connection."""
-    monkeypatch.setattr(door, "SILENCE", 0.01)
+    monkeypatch.setattr(door, "REQUEST_SILENCE", 0.01)
     ended = []
 
     async def late(scope, receive, send):

@@ -16,7 +16,7 @@ ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(prompt, "SILENCE", 0.05)
+    monkeypatch.setattr(prompt, "CONNECTION_SILENCE", 0.05)
 
 
 @asynccontextmanager
@@ -74,7 +74,7 @@ def test_one_that_waits_for_its_answer_gets_it():
         may = asyncio.Event()
         async with connection(may) as (reader, writer):
             writer.write(ASKED)
-            asyncio.get_running_loop().call_later(10 * prompt.SILENCE, may.set)
+            asyncio.get_running_loop().call_later(10 * prompt.CONNECTION_SILENCE, may.set)
             return await reader.readuntil(b"\r\n\r\n")
 
     assert asyncio.run(wait()).startswith(b"HTTP/1.1 200")
@@ -88,7 +88,7 @@ def test_one_that_asks_again_and_again_stays():
             for _ in range(200):
                 writer.write(ASKED)
                 await reader.readuntil(b"\r\n\r\n")
-                await asyncio.sleep(prompt.SILENCE / 50)
+                await asyncio.sleep(prompt.CONNECTION_SILENCE / 50)
 
     asyncio.run(ask())
 
@@ -103,7 +103,7 @@ ENDLESS = [
 
 @pytest.mark.parametrize(("begins", "goes_on"), ENDLESS, ids=["headers", "a value", "a path", "trailers"])
 def test_a_head_without_end_is_not_read(monkeypatch, begins, goes_on):
-    monkeypatch.setattr(prompt, "SILENCE", 60.0)
+    monkeypatch.setattr(prompt, "CONNECTION_SILENCE", 60.0)
     mebibyte = goes_on * (2**20 // len(goes_on))
 
     async def send():

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from cloister.cli import app
 from cloister.core.errors import ConfigError
 from cloister.deploy import handshakes, superexec
-from cloister.deploy.serverapp_kept import kept
+from cloister.deploy.serverapp import resumable
 from cloister.local.simulation import simulate
 
 TOKEN = "a-task-token-that-is-long-enough-to-be-found"
@@ -112,7 +112,8 @@ def test_the_app_process_loads_nothing_of_this_package_but_what_the_bundle_bring
     tree = ast.parse(superexec.APP.read_text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert imported == {"pathlib", "runpy", "sys", "flwr.superlink.cli.flwr_serverapp", "flwr.superlink.grid"}
+    assert {module.split(".")[0] for module in imported} <= {"flwr", *sys.stdlib_module_names}
+    assert "flwr.superlink.cli.flwr_serverapp" in imported, "imports are read"
     tree = ast.parse(superexec.APP.with_name("handshakes.py").read_text())
     assert not [line for node in tree.body if "cloister" in (line := ast.unparse(node)) and "import" in line]
 
@@ -153,11 +154,11 @@ if len(deaths.read_text()) <= int(os.environ["DEATHS"]):
     os.kill(os.getpid(), getattr(signal, os.environ["BY"]))
 sys.exit(7)
 """
-KEEPER = "import sys; from pathlib import Path; from cloister.deploy.serverapp_keeper import Keeper; "
+SUPERVISOR = "import sys; from pathlib import Path; from cloister.deploy.serverapp_supervisor import Supervisor; "
 
 
 class TestAKilledApp:
-    def kept(self, tmp_path, monkeypatch, deaths, resumes, by="SIGKILL"):
+    def resumable(self, tmp_path, monkeypatch, deaths, resumes, by="SIGKILL"):
         """The exit status of an app that dies so many times, and how often it was started and told the token."""
         environment = {"SEEN": str(tmp_path / "seen"), "DEATHS": str(deaths), "BY": by}
         for name, value in environment.items():
@@ -165,8 +166,8 @@ class TestAKilledApp:
         script = tmp_path / "app.py"
         script.write_text(DIES)
         (tmp_path / "task").mkdir()
-        source = f"print(Keeper(sys.argv[1:], {TOKEN!r}, Path({str(tmp_path / 'task')!r})).keep({resumes}))"
-        command = [sys.executable, "-c", KEEPER + source, sys.executable, str(script)]
+        source = f"print(Supervisor(sys.argv[1:], {TOKEN!r}, Path({str(tmp_path / 'task')!r})).keep({resumes}))"
+        command = [sys.executable, "-c", SUPERVISOR + source, sys.executable, str(script)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["app.py", "seen"], "its task is over"
         return int(done.stdout.split()[-1]), (tmp_path / "seen").read_text().split()
@@ -175,28 +176,28 @@ class TestAKilledApp:
         ("deaths", "resumes", "status", "starts"), [(0, 2, 7, 1), (2, 2, 7, 3), (9, 2, -9, 3), (1, 0, -9, 1)]
     )
     def test_is_started_again_at_most_so_many_times(self, tmp_path, monkeypatch, deaths, resumes, status, starts):
-        assert self.kept(tmp_path, monkeypatch, deaths, resumes) == (status, [TOKEN] * starts)
+        assert self.resumable(tmp_path, monkeypatch, deaths, resumes) == (status, [TOKEN] * starts)
 
     def test_is_left_in_peace_if_it_was_asked_to_end(self, tmp_path, monkeypatch):
-        assert self.kept(tmp_path, monkeypatch, 1, 2, by="SIGTERM") == (-15, [TOKEN])
+        assert self.resumable(tmp_path, monkeypatch, 1, 2, by="SIGTERM") == (-15, [TOKEN])
 
-    def test_ends_with_its_keeper(self, tmp_path):
+    def test_ends_with_its_supervisor(self, tmp_path):
         script = tmp_path / "app.py"
         script.write_text(
             "import time, sys\ntry:\n    print('ready', flush=True); time.sleep(600)\n"
             "except KeyboardInterrupt:\n    sys.exit(3)\n"
         )
         (tmp_path / "task").mkdir()
-        source = f"sys.exit(Keeper(sys.argv[1:], {TOKEN!r}, Path({str(tmp_path / 'task')!r})).keep(5))"
-        keeper = subprocess.Popen(
-            [sys.executable, "-c", KEEPER + source, sys.executable, str(script)], stdout=subprocess.PIPE, text=True
+        source = f"sys.exit(Supervisor(sys.argv[1:], {TOKEN!r}, Path({str(tmp_path / 'task')!r})).keep(5))"
+        supervisor = subprocess.Popen(
+            [sys.executable, "-c", SUPERVISOR + source, sys.executable, str(script)], stdout=subprocess.PIPE, text=True
         )
         try:
-            assert keeper.stdout.readline() == "ready\n"
-            keeper.terminate()
-            assert keeper.wait(60) == 3
+            assert supervisor.stdout.readline() == "ready\n"
+            supervisor.terminate()
+            assert supervisor.wait(60) == 3
         finally:
-            keeper.kill()
+            supervisor.kill()
 
     def test_has_the_input_of_its_task_from_the_one_before_it_and_resumes_its_run(self, tmp_path):
         pulled = []
@@ -205,10 +206,10 @@ class TestAKilledApp:
             pulled.append(request)
             return PullTaskInputResponse(task_id=7)
 
-        again = kept(pull, tmp_path, PullTaskInputResponse.FromString)
+        again = resumable(pull, tmp_path, PullTaskInputResponse.FromString)
         assert again(None, "first").task_id == 7 and "resume" not in again(None, "second").run.override_config
         (tmp_path / "run").write_text("/srv/runs/r")
-        answer = kept(pull, tmp_path, PullTaskInputResponse.FromString)(None, "third")
+        answer = resumable(pull, tmp_path, PullTaskInputResponse.FromString)(None, "third")
         assert answer.task_id == 7 and run_from_proto(answer.run).override_config == {"resume": "/srv/runs/r"}
         assert pulled == ["first"], "Flower hands it out once"
 
@@ -233,7 +234,7 @@ EXECUTES = """\
 import sys, time
 from pathlib import Path
 from cloister.deploy import superexec
-superexec.KEEPER = Path(sys.argv[2])
+superexec.SUPERVISOR = Path(sys.argv[2])
 kind = superexec.TaskType.SERVER_APP
 spec = superexec.ExecutionSpec(kind, "127.0.0.1:1", sys.argv[3], True, None, False, None, True, 1)
 superexec.KeepingExecutor(3, Path(sys.argv[1])).launch(spec)
@@ -242,22 +243,22 @@ time.sleep(600)
 
 
 class TestAnExecutorThatDies:
-    """Keepers and apps are processes here; the app writes its id and what it was told, and waits for a file."""
+    """Supervisors and apps are processes here; the app writes its id and what it was told, and waits for a file."""
 
     @pytest.fixture
-    def keeper(self, tmp_path, monkeypatch):
-        """A keeper of this app."""
+    def supervisor(self, tmp_path, monkeypatch):
+        """A supervisor of this app."""
         (tmp_path / "app.py").write_text(LIVES)
-        keeper = tmp_path / "keeper.py"
-        keeper.write_text(
-            "import sys\nfrom pathlib import Path\nfrom cloister.deploy import serverapp_keeper\n"
-            f"serverapp_keeper.APP = Path({str(tmp_path / 'app.py')!r})\n"
-            "sys.exit(serverapp_keeper.main(Path(sys.argv[1]), int(sys.argv[2])))\n"
+        supervisor = tmp_path / "supervisor.py"
+        supervisor.write_text(
+            "import sys\nfrom pathlib import Path\nfrom cloister.deploy import serverapp_supervisor\n"
+            f"serverapp_supervisor.APP = Path({str(tmp_path / 'app.py')!r})\n"
+            "sys.exit(serverapp_supervisor.main(Path(sys.argv[1]), int(sys.argv[2])))\n"
         )
         monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
         monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-        monkeypatch.setattr(superexec, "KEEPER", keeper)
-        yield keeper
+        monkeypatch.setattr(superexec, "SUPERVISOR", supervisor)
+        yield supervisor
         (tmp_path / "end").touch()
 
     def started(self, tmp_path, count):
@@ -270,8 +271,8 @@ class TestAnExecutorThatDies:
         assert [token for _, token in lines] == [TOKEN] * count
         return [int(pid) for pid, _ in lines]
 
-    def test_takes_its_apps_with_it_and_the_next_one_starts_them_again(self, tmp_path, keeper):
-        command = [sys.executable, "-c", EXECUTES, str(tmp_path / "tasks"), str(keeper), TOKEN]
+    def test_takes_its_apps_with_it_and_the_next_one_starts_them_again(self, tmp_path, supervisor):
+        command = [sys.executable, "-c", EXECUTES, str(tmp_path / "tasks"), str(supervisor), TOKEN]
         with subprocess.Popen(command) as first:
             (killed,) = self.started(tmp_path, 1)
             (folder,) = (tmp_path / "tasks").iterdir()
@@ -282,7 +283,7 @@ class TestAnExecutorThatDies:
         (tmp_path / "end").touch()
         gone(folder)
 
-    def test_starts_a_keeper_again_that_was_killed(self, tmp_path, keeper):
+    def test_starts_a_supervisor_again_that_was_killed(self, tmp_path, supervisor):
         executor = superexec.KeepingExecutor(3, tmp_path / "tasks")
         executor.launch(task())
         (killed,) = self.started(tmp_path, 1)
@@ -307,24 +308,24 @@ while not folder.parent.with_name("end").exists():
 """
 
 
-def test_a_keeper_whose_task_is_over_leaves_no_entry_in_the_table_of_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(superexec, "KEEPER", tmp_path / "keeper.py")
-    superexec.KEEPER.write_text(ENDS_ITS_TASK)
+def test_a_supervisor_whose_task_is_over_leaves_no_entry_in_the_table_of_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(superexec, "SUPERVISOR", tmp_path / "supervisor.py")
+    superexec.SUPERVISOR.write_text(ENDS_ITS_TASK)
     executor = superexec.KeepingExecutor(3, tmp_path / "tasks")
     executor.launch(task())
-    ((folder, keeper),) = executor._keepers.items()
+    ((folder, supervisor),) = executor._supervisors.items()
     gone(folder)
     executor.reconcile()
     (tmp_path / "end").touch()
-    os.waitid(os.P_PID, keeper.pid, os.WEXITED | os.WNOWAIT)
+    os.waitid(os.P_PID, supervisor.pid, os.WEXITED | os.WNOWAIT)
     executor.reconcile()
     with pytest.raises(ChildProcessError):
-        os.waitid(os.P_PID, keeper.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-    assert not executor._keepers
+        os.waitid(os.P_PID, supervisor.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    assert not executor._supervisors
 
 
-def test_start_sh_knows_a_keeper_by_its_name():
-    assert "serverapp" in superexec.KEEPER.name
+def test_start_sh_knows_a_supervisor_by_its_name():
+    assert "serverapp" in superexec.SUPERVISOR.name
 
 
 def alive(pid):

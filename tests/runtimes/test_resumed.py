@@ -43,14 +43,14 @@ def test_a_run_whose_server_app_or_executor_is_killed_goes_on_without_a_hand(tmp
         processes.supernodes(configs, "cloister", "warm-node", "--no-keras")
         processes.flwr_begin(SETTINGS | {"output-dir": str(tmp_path), "run-name": "disturbed"}, SECONDS)
         processes.wait(lambda: 1 in lines(disturbed), SECONDS, "round 1")
-        (server,) = processes.pids("serverapp_kept.py")
+        (server,) = processes.pids("serverapp.py")
         os.kill(server, signal.SIGKILL)
         processes.wait(lambda: 2 in lines(disturbed), SECONDS, "round 2")
         processes.kill("superexec")
-        processes.wait(lambda: not processes.pids("serverapp_kept.py"), SECONDS, "death of the executor's app")
+        processes.wait(lambda: not processes.pids("serverapp.py"), SECONDS, "death of the executor's app")
         processes.restart("superexec")
         processes.wait(lambda: (disturbed / "model.npz").exists(), SECONDS, "model")
-        processes.wait(lambda: not processes.pids("serverapp_kept.py"), SECONDS, "end of the server app")
+        processes.wait(lambda: not processes.pids("serverapp.py"), SECONDS, "end of the server app")
         told = processes.told("flwr", "list", CONNECTION, "--format", "json")["runs"]
         assert [found["status"] for found in told] == ["finished:completed"]
         processes.flwr_run(SETTINGS | {"output-dir": str(tmp_path), "run-name": "whole"}, seconds=SECONDS)

@@ -221,7 +221,7 @@ def test_under_laplace_a_client_is_charged_for_the_one_hypothesis_it_sends(tmp_p
         {"privacy.client": "gaussian", "privacy.client-clipping-norm": 0.5},
         {"privacy.client": "laplace"},
         {"privacy.client": "laplace", "privacy.radius": 2.0, "privacy.per-layer": True},
-        {"privacy.clipping-decay": 0.1, "privacy.least-clipping-norm": 0.2, "privacy.batch-sampling": "shuffle"},
+        {"privacy.clipping-decay": 0.1, "privacy.min-clipping-norm": 0.2, "privacy.batch-sampling": "shuffle"},
     ],
 )
 @pytest.mark.parametrize("choice", [{}, {"privacy.server": "laplace-clustering", "privacy.choice": "exact"}])

@@ -97,7 +97,7 @@ def test_a_run_learns_something(tmp_path, model):
 
 
 def test_a_nodes_ledger_holds_the_steps_of_every_round(tmp_path):
-    federated(tmp_path, nodes(tmp_path), privacy__clipping_decay=0.5, privacy__least_clipping_norm=0.1)
+    federated(tmp_path, nodes(tmp_path), privacy__clipping_decay=0.5, privacy__min_clipping_norm=0.1)
     for node in range(CLIENTS):
         found = entries(tmp_path, node)
         assert [entry.round for entry in found] == [1, 2, 3] and all(entry.done for entry in found)

@@ -17,8 +17,8 @@ from secure_runs import MODEL, PHASES, SecureRun, app_with, phase_of, random_upd
 
 from cloister.aggregation import key_setup
 from cloister.aggregation.key_setup import MAXIMUM_AGE
-from cloister.client import keepers
-from cloister.client.keepers import InMemory, Stage
+from cloister.client import attempts
+from cloister.client.attempts import MemoryStore, Stage
 from cloister.client.secure import take_part
 from cloister.config.run import parse
 from cloister.config.secure import shared_mean
@@ -290,9 +290,11 @@ class TestAServerThatAsksForMore:
         }
 
     def test_gets_one_from_a_twin_that_does_not_note_when_a_vector_is_made(self, tmp_path, monkeypatch):
-        honest = InMemory.begin
-        monkeypatch.setattr(InMemory, "begin", lambda *given, **more: given[2].stage == Stage.VECTOR or honest(*given))
-        monkeypatch.setattr(InMemory, "keep", lambda self, run, turn, kept: self._put(run, turn.slot, kept))
+        honest = MemoryStore.begin
+        monkeypatch.setattr(
+            MemoryStore, "begin", lambda *given, **more: given[2].stage == Stage.VECTOR or honest(*given)
+        )
+        monkeypatch.setattr(MemoryStore, "keep", lambda self, run, turn, kept: self._put(run, turn.slot, kept))
         assert self.second_vector(tmp_path).total is not None
 
     def test_gets_no_early_attempt_after_an_ordinary_one(self, tmp_path):
@@ -331,7 +333,7 @@ class TestAServerThatAsksForMore:
 
 
 def kept_by(run, node=1):
-    return keepers._memories[id(run.grid._contexts[node].state)].kept
+    return attempts._memories[id(run.grid._contexts[node].state)].kept
 
 
 class TestNodesWhoseProcessesEnd:
@@ -361,8 +363,8 @@ class TestNodesWhoseProcessesEnd:
 
 
 def test_turns_are_in_the_order_of_their_numbers():
-    turns = [keepers.Turn(number, stage) for number in range(4) for stage in Stage]
+    turns = [attempts.Turn(number, stage) for number in range(4) for stage in Stage]
     assert sorted(turns, key=lambda one: one.number) == turns
     assert len({one.number for one in turns}) == len(turns)
     with pytest.raises(ProtocolError):
-        InMemory(RecordDict()).keep("1", turns[4], b"never begun")
+        MemoryStore(RecordDict()).keep("1", turns[4], b"never begun")

@@ -15,8 +15,8 @@ from secure_runs import MODEL, PHASES, SecureRun, app_with, phase_of, random_upd
 from secure_twins import Held, both
 
 from cloister.aggregation import secure_sum
-from cloister.client import keepers, secure
-from cloister.client.keepers import Stage, Turn
+from cloister.client import attempts, secure
+from cloister.client.attempts import Stage, Turn
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, FederationError, ProtocolError
@@ -73,6 +73,7 @@ class TestTheSum:
             assert summed.total is None
             arrays, _ = run.strategy.aggregate_train(1, summed)
             assert arrays is None and run.strategy.measured.abandoned
+            assert (run.strategy.measured.accepted, run.strategy.measured.rejected) == (0, summed.rejected)
         else:
             assert summed.survivors == len(left["mask"])
             there = [updates[node - 1] for node in left["mask"]]
@@ -450,11 +451,11 @@ class TestWhatANodeRemembers:
         run = SecureRun(settings(tmp_path), random_updates(5), {1: "unmask"})
         run.collect()
         places = {node: id(context.state) for node, context in run.grid._contexts.items()}
-        kept = {node: keepers._memories[place].kept for node, place in places.items()}
+        kept = {node: attempts._memories[place].kept for node, place in places.items()}
         assert [node for node, ones in kept.items() if any(one.attempt for one in ones)] == [1]
         del run
         gc.collect()
-        assert not any(place in keepers._memories for place in places.values())
+        assert not any(place in attempts._memories for place in places.values())
 
     def test_a_run_that_goes_on_does_not_make_a_round_again(self, tmp_path):
         updates = random_updates(5)
@@ -470,21 +471,21 @@ class TestWhatANodeRemembers:
         """What takes the attempt that the first node has begun, once."""
         run = SecureRun(settings(folder), random_updates(5))
         assert not reply_to(run, message(run, 1, "advertise")).has_error()
-        keeper = keepers.InMemory(run.grid._contexts[1].state)
-        return keeper, lambda: keeper.take("1", 1) or None
+        store = attempts.MemoryStore(run.grid._contexts[1].state)
+        return store, lambda: store.take("1", 1) or None
 
     def test_one_of_two_messages_at_the_same_time_gets_the_attempt(self, tmp_path):
-        keeper, take = self.taken(tmp_path)
+        store, take = self.taken(tmp_path)
 
         class Slow:
-            kept = Held(keepers._memories[id(keeper._state)].kept)
+            kept = Held(attempts._memories[id(store._state)].kept)
 
-        keepers._memories[id(keeper._state)] = Slow()
+        attempts._memories[id(store._state)] = Slow()
         assert both(take) == 1
 
     def test_a_fork_does_not_go_on_with_a_copy(self, tmp_path, monkeypatch):
         _, take = self.taken(tmp_path)
-        monkeypatch.setattr(keepers.os, "getpid", lambda: 1)
+        monkeypatch.setattr(attempts.os, "getpid", lambda: 1)
         with pytest.raises(ProtocolError, match="began in another process"):
             take()
 

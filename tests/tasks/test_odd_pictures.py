@@ -20,7 +20,7 @@ from cloister.tasks.pictures import kinds
 from cloister.tasks.pictures import parquet as parquet_files
 from cloister.tasks.pictures.decode import grey
 from cloister.tasks.pictures.find import every_picture
-from cloister.tasks.pictures.kinds import MOST_SCANS, PNG, SCAN
+from cloister.tasks.pictures.kinds import MAX_SCANS, PNG, SCAN
 
 
 def a_link_to_no_name(place, _):
@@ -198,8 +198,8 @@ def progressive(scans):
 
 def test_a_jpeg_of_endless_scans_is_damaged():
     """One of 265 kB took 2.8 s, and more with each hundred bytes."""
-    assert grey(progressive(MOST_SCANS), (8, 8)) is not None
-    assert grey(progressive(MOST_SCANS + 1), (8, 8)) is None
+    assert grey(progressive(MAX_SCANS), (8, 8)) is not None
+    assert grey(progressive(MAX_SCANS + 1), (8, 8)) is None
 
 
 def test_a_png_of_endless_parts_is_damaged(monkeypatch):
@@ -207,7 +207,7 @@ def test_a_png_of_endless_parts_is_damaged(monkeypatch):
     empty = bytes(4) + b"teXt" + zlib.crc32(b"teXt").to_bytes(4)
     many = whole[:33] + 20 * empty + whole[33:]
     assert grey(many, (8, 8)) is not None
-    monkeypatch.setattr(kinds, "MOST_PARTS", 20)
+    monkeypatch.setattr(kinds, "MAX_CHUNKS", 20)
     assert grey(many, (8, 8)) is None
 
 
@@ -294,7 +294,7 @@ def test_a_cell_that_is_too_large_is_damaged_by_itself(tmp_path, monkeypatch, ki
     images[1] += bytes(10_000)
     cells = images if kind == pa.binary() else [{"bytes": each} for each in images]
     pq.write_table(pa.table({"image": pa.array(cells, kind), "label": [0, 1, 2]}), tmp_path / "x.parquet")
-    monkeypatch.setattr(parquet_files, "LARGEST", 10_000)
+    monkeypatch.setattr(parquet_files, "MAX_BYTES", 10_000)
     assert [bool(each) for each in every_picture(tmp_path, CLASSES).contents()] == [True, False, True]
 
 

@@ -132,7 +132,7 @@ def _bounds(policy: Policy, config: RunConfig) -> Iterator[str]:
     if privacy.client.clips_gradients:
         # S of every round lies between the two: it decays from the one and is never below the other.
         decays = smallest if privacy.dp_sgd.clipping_decay else 0
-        yield from _outside("privacy.least-clipping-norm", privacy.dp_sgd.least_clipping_norm, decays, largest)
+        yield from _outside("privacy.min-clipping-norm", privacy.dp_sgd.min_clipping_norm, decays, largest)
     if config.task.group:
         yield from _outside("privacy.group-cap", privacy.dp_sgd.group_cap, 0, policy.max_group_cap)
     yield from _outside("task.test-fraction", config.task.test_fraction, 0, policy.max_test_fraction)

@@ -13,15 +13,15 @@ from email.utils import parsedate_to_datetime
 from flwr.cli.flower_config import read_superlink_connection
 from flwr.supercore.address import parse_address
 
+from cloister.core.files import DAY
+from cloister.deploy.certificates import EXPIRY_WARNING_DAYS
+
 FASTEST = 4.0
 """Seconds by which a node's clock may be fast: Flower's 5, less what the comparison is wrong by."""
 SLOWEST = 300.0
 SUSPICIOUS = 2.0
 SECONDS = 5.0
 """For an answer of the SuperLink."""
-SOON = 30
-"""Days before the end of its certificate from which it is said."""
-DAY = 86400.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Meeting:
         said = []
         if abs(self.ahead) > SUSPICIOUS and not self.refusal:
             said.append(f"the clock of this machine is {self._apart()} that of the SuperLink: set both by NTP")
-        if self.days is not None and self.days < SOON:
+        if self.days is not None and self.days < EXPIRY_WARNING_DAYS:
             said.append(f"the SuperLink's certificate ends in {self.days:.0f} days: its operator has to renew it")
         return said
 

@@ -14,7 +14,7 @@ from flwr.supercore import log
 from flwr.supercore.auth import load_superexec_auth_secret
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-from cloister.client.keeper_folder import InFolder
+from cloister.client.attempts_folder import FolderStore
 from cloister.client.node import NodeConfig, node_of
 from cloister.client.policy import policy_of
 from cloister.config.settings import read_options
@@ -118,7 +118,7 @@ def _clear_secrets(node: NodeConfig) -> None:
         NodeConfigError: the folder for it is not one to keep secrets in.
     """
     if node.secure_state:
-        InFolder(node.secure_state).clear()
+        FolderStore(node.secure_state).clear()
 
 
 def _ended_by_signals(supernode: "subprocess.Popen[bytes]") -> list[int]:

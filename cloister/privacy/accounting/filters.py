@@ -44,7 +44,7 @@ class Filter(ABC):
     def spent(self, account: Account) -> float:
         """What an account comes to; ∞ where there is no bound."""
 
-    def refusal(self, before: float, after: float, epsilon: float, delta: float, keeper: str) -> str:
+    def refusal(self, before: float, after: float, epsilon: float, delta: float, owner: str) -> str:
         """Why a release is refused that would pass a budget.
 
         Args:
@@ -52,11 +52,11 @@ class Filter(ABC):
             after: what would be.
             epsilon: ε of the budget.
             delta: δ of the budget.
-            keeper: whose account it is.
+            owner: whose account it is.
         """
         if math.isinf(after):
             return (
-                f"{keeper} holds, or would hold, releases for which nothing can be claimed: no ε up to {epsilon:g} "
+                f"{owner} holds, or would hold, releases for which nothing can be claimed: no ε up to {epsilon:g} "
                 "covers them. Runs without this budget go on, and their own claims hold. If this is other data, or "
                 "those runs were simulations whose results nobody else has seen and nobody uses, give the data another "
                 "name: privacy.data-identity of a run, data-identity of a node"
@@ -148,7 +148,7 @@ class LeakageFilter(Filter):
         """The leakage of everything together."""
         return account.leakage()
 
-    def refusal(self, before: float, after: float, epsilon: float, delta: float, keeper: str) -> str:
+    def refusal(self, before: float, after: float, epsilon: float, delta: float, owner: str) -> str:
         """No numbers: how much was spent is the client's own affair.
 
         Args: as `Filter.refusal`.

@@ -96,7 +96,7 @@ class LocalDpSgd:
         noise_multiplier: σ ≥ 0; the noise on the sum of a batch is N(0, σ²S²).
         clipping_norm: S > 0 of the first round, the largest L2 norm of one unit's gradient.
         clipping_decay: the share of S that each round takes off it.
-        minimum_clipping_norm: below which S does not fall.
+        min_clipping_norm: below which S does not fall.
         sampling: of batches, as in `LocalSteps`.
         group_cap: most examples of a group that count; 0: a unit is an example.
     """
@@ -104,7 +104,7 @@ class LocalDpSgd:
     noise_multiplier: float
     clipping_norm: float
     clipping_decay: float = 0.0
-    minimum_clipping_norm: float = 0.0
+    min_clipping_norm: float = 0.0
     sampling: Literal["poisson", "shuffle"] = "poisson"
     group_cap: int = 0
 
@@ -119,7 +119,7 @@ class LocalDpSgd:
         The noise follows S: whatever it is, a step is a Gaussian mechanism of multiplier σ. See `docs/end-to-end.md`.
         """
         decayed = self.clipping_norm * (1 - self.clipping_decay) ** max(0, server_round - 1)
-        return max(decayed, self.minimum_clipping_norm)
+        return max(decayed, self.min_clipping_norm)
 
     def caveats(self) -> list[str]:
         """Only that there is no noise, if so."""
@@ -131,7 +131,7 @@ class LocalDpSgd:
             "privacy.client-noise-multiplier": self.noise_multiplier,
             "privacy.client-clipping-norm": self.clipping_norm,
             "privacy.clipping-decay": self.clipping_decay,
-            "privacy.least-clipping-norm": self.minimum_clipping_norm,
+            "privacy.min-clipping-norm": self.min_clipping_norm,
             "privacy.batch-sampling": self.sampling,
         }
         return named | ({"privacy.group-cap": self.group_cap} if self.group_cap else {})

@@ -31,7 +31,7 @@ from numpy.typing import DTypeLike, NDArray
 from cloister.core.cohort import SQUARES_ERROR, Cohort, blocks, row_squares
 from cloister.core.errors import PrivacyError
 from cloister.core.threads import BLOCK, Span
-from cloister.privacy.mechanisms.discrete.sampler import MOST, REACH, SMOOTHING, DiscreteGaussian
+from cloister.privacy.mechanisms.discrete.sampler import MAX_EXACT, REACH, SMOOTHING, DiscreteGaussian
 from cloister.privacy.mechanisms.keystream import Keystream
 
 FINEST = 26
@@ -84,7 +84,7 @@ class Grid:
             wide, _ = _following(widest)
             enough = _scale(multiplier, wide)
             steps, scale = (wide, enough) if enough >= DISTINCT else (steps, scale)
-        if count * steps + REACH >= MOST:
+        if count * steps + REACH >= MAX_EXACT:
             raise PrivacyError(f"{count} contributions are more than a sum of whole numbers has room for")
         return cls(bound, steps, scale)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.tasks.pictures.kinds import LONGEST, MOST_PIXELS, is_safe_to_decode
+from cloister.tasks.pictures.kinds import MAX_PIXELS, MAX_SIDE, is_safe_to_decode
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm")
 
@@ -36,9 +36,9 @@ def grey(encoded: bytes, shape: tuple[int, int]) -> NDArray[np.float32] | None:
 
 def _decoded(encoded: bytes) -> NDArray | None:
     # Read when OpenCV is loaded; see `kinds` for what it does not hold against them.
-    os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MOST_PIXELS))
+    os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MAX_PIXELS))
     for side in ("WIDTH", "HEIGHT"):
-        os.environ.setdefault(f"OPENCV_IO_MAX_IMAGE_{side}", str(LONGEST))
+        os.environ.setdefault(f"OPENCV_IO_MAX_IMAGE_{side}", str(MAX_SIDE))
     import cv2
 
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # our error names damaged images

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cloister.core.errors import DataError
 from cloister.tasks.pictures.decode import is_image
-from cloister.tasks.pictures.kinds import LARGEST
+from cloister.tasks.pictures.kinds import MAX_BYTES
 from cloister.tasks.pictures.picture import Part, Picture, class_named
 
 PARTS: dict[str, Part] = {"train": "train", "test": "test"}
@@ -107,7 +107,7 @@ def _content(path: Path) -> bytes:
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             found = os.fstat(file.fileno())
-            return file.read() if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST else b""
+            return file.read() if stat.S_ISREG(found.st_mode) and found.st_size <= MAX_BYTES else b""
     except OSError:
         return b""
 

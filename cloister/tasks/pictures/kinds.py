@@ -7,26 +7,26 @@ gigabytes for a hundred bytes, as JPEG 2000 does, which may say that each of its
 from collections.abc import Iterator
 from typing import Literal
 
-LARGEST = 2**28
+MAX_BYTES = 2**28
 """Bytes of one image, as it is stored."""
-MOST_PIXELS = 2**26
+MAX_PIXELS = 2**26
 """Of one image."""
-LONGEST = 2**16
+MAX_SIDE = 2**16
 """Pixels of a side: a kind may keep every row by itself."""
-MOST_SCANS = 64
+MAX_SCANS = 64
 """Of a JPEG: each changes all pixels, and a hundred bytes are enough for one. Programs write about ten."""
-MOST_PARTS = 2**16
+MAX_CHUNKS = 2**16
 """Of a PNG."""
-PNG, PART = b"\x89PNG\r\n\x1a\n", 12
-"""First bytes of a PNG, and those of each of its parts beside the content: length, kind and check."""
+PNG, CHUNK_OVERHEAD = b"\x89PNG\r\n\x1a\n", 12
+"""First bytes of a PNG, and those of each of its chunks beside the content: length, type and check."""
 JPEG, SCAN, END = b"\xff\xd8", b"\xff\xda", b"\xff\xd9"
 """Markers: of the first bytes of a JPEG, of the beginning of its pixels, and of its end."""
 TIFF = (b"II*\0", b"MM\0*")
 """First bytes of a TIFF, the low byte of a number first, and the high one."""
-FIELD, COMPRESSION, SHORT = 12, 259, 3
-"""Bytes of a field of a TIFF; the number of the one that says how pixels are stored; that of its type."""
-PLAIN = (1, 5, 8, 32773, 32946)
-"""Ways to do so: as they are, LZW, deflate, PackBits, and deflate by its old number. Others are kinds of images."""
+ENTRY_BYTES, TAG_COMPRESSION, TYPE_SHORT = 12, 259, 3
+"""Bytes of an entry of a TIFF; the tag of the one that says how pixels are compressed; the number of its type."""
+COMPRESSIONS = (1, 5, 8, 32773, 32946)
+"""None, LZW, deflate, PackBits, and deflate by its old number. Others are kinds of images."""
 OTHERS = (b"BM", b"P1", b"P2", b"P3", b"P4", b"P5", b"P6")
 """First bytes of BMP, and of the kinds of PGM and its relatives."""
 
@@ -37,14 +37,14 @@ def is_safe_to_decode(encoded: bytes) -> bool:
     Args:
         encoded: the bytes of a file.
     """
-    if not 0 < len(encoded) <= LARGEST:
+    if not 0 < len(encoded) <= MAX_BYTES:
         return False
     if encoded.startswith(PNG):
         return not _claims_too_much(encoded)
     if encoded.startswith(JPEG):
-        return not _is_cut_off(encoded) and encoded.count(SCAN) <= MOST_SCANS
+        return not _is_cut_off(encoded) and encoded.count(SCAN) <= MAX_SCANS
     if encoded.startswith(TIFF):
-        return all(way in PLAIN for way in _compressions(encoded))
+        return all(way in COMPRESSIONS for way in _compressions(encoded))
     return encoded.startswith(OTHERS)
 
 
@@ -54,16 +54,16 @@ def _is_cut_off(encoded: bytes) -> bool:
 
 
 def _claims_too_much(encoded: bytes) -> bool:
-    """Whether a PNG says that it has more pixels or parts than are read, or a part longer than the rest of the file.
+    """Whether a PNG says that it has more pixels or chunks than are read, or a chunk longer than the rest of the file.
 
-    OpenCV asks for the memory of pixels and parts before it looks at them: a hundred bytes would take four gigabytes.
+    OpenCV asks for the memory of pixels and chunks before it looks at them: a hundred bytes would take four gigabytes.
     """
     width, height = (int.from_bytes(encoded[start : start + 4]) for start in (16, 20))
-    start, kind, parts = len(PNG), b"", 0
-    while start < len(encoded) and kind != b"IEND" and parts <= MOST_PARTS:
+    start, kind, chunks = len(PNG), b"", 0
+    while start < len(encoded) and kind != b"IEND" and chunks <= MAX_CHUNKS:
         length, kind = int.from_bytes(encoded[start : start + 4]), encoded[start + 4 : start + 8]
-        start, parts = start + PART + length, parts + 1
-    return width * height > MOST_PIXELS or parts > MOST_PARTS or start > len(encoded)
+        start, chunks = start + CHUNK_OVERHEAD + length, chunks + 1
+    return width * height > MAX_PIXELS or chunks > MAX_CHUNKS or start > len(encoded)
 
 
 def _compressions(encoded: bytes) -> Iterator[int]:
@@ -71,8 +71,8 @@ def _compressions(encoded: bytes) -> Iterator[int]:
     order: Literal["little", "big"] = "little" if encoded.startswith(TIFF[0]) else "big"
     first = int.from_bytes(encoded[4:8], order)
     fields = int.from_bytes(encoded[first : first + 2], order)
-    for start in range(first + 2, first + 2 + fields * FIELD, FIELD):
+    for start in range(first + 2, first + 2 + fields * ENTRY_BYTES, ENTRY_BYTES):
         tag, kind = (int.from_bytes(encoded[at : at + 2], order) for at in (start, start + 2))
-        if tag == COMPRESSION:
-            short = kind == SHORT and int.from_bytes(encoded[start + 4 : start + 8], order) == 1
+        if tag == TAG_COMPRESSION:
+            short = kind == TYPE_SHORT and int.from_bytes(encoded[start + 4 : start + 8], order) == 1
             yield int.from_bytes(encoded[start + 8 : start + 10], order) if short else 0

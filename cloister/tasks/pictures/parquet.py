@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.errors import DataError
-from cloister.tasks.pictures.kinds import LARGEST
+from cloister.tasks.pictures.kinds import MAX_BYTES
 from cloister.tasks.pictures.picture import Part, Picture, class_named
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _has_bytes(kind: Any) -> bool:
 
 def _bytes(cell: Any) -> bytes:
     """What a cell holds; nothing where that is no bytes, or more than any image has."""
-    if hasattr(cell, "as_buffer") and cell.is_valid and cell.as_buffer().size > LARGEST:
+    if hasattr(cell, "as_buffer") and cell.is_valid and cell.as_buffer().size > MAX_BYTES:
         return b""
     content = cell.as_py()
     return content if isinstance(content, bytes) else b""

@@ -15,7 +15,7 @@ from cloister.privacy.dpsgd import exact_noise
 from cloister.privacy.dpsgd.exact_noise import SCALING, grid_of, noised_sum, rounding_steps
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
 from cloister.privacy.dpsgd.rounding import MAXIMUM_CLIPPING_NORM, MINIMUM_CLIPPING_NORM
-from cloister.privacy.mechanisms.discrete.sampler import MOST, REACH, Maker
+from cloister.privacy.mechanisms.discrete.sampler import MAX_EXACT, REACH, Maker
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 S, SIGMA = 0.7, 1.3
@@ -91,7 +91,7 @@ class TestTheGrid:
         """Of v·w by 2⁻⁵³, for sums over the largest batch on the finest grid, on both sides; of w by 2⁻⁵⁰ of D."""
         longest = Fraction(LARGEST_BATCH + 1) * 2**26
         assert 2 * longest / 2**53 < Fraction(129, 256) and Fraction(2**26, 2**50) < Fraction(1, 256)
-        assert Fraction(131, 256) < SCALING and longest + REACH < MOST
+        assert Fraction(131, 256) < SCALING and longest + REACH < MAX_EXACT
 
 
 class TestOneUnit:

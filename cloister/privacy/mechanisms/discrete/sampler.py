@@ -35,7 +35,7 @@ BYTES = 6
 PLACE = 1 << 22
 """Bytes of keystream that a block may read: it needs about 2^19."""
 COUNTERS = PLACE // 16
-MOST = 1 << 53
+MAX_EXACT = 1 << 53
 """Sums must stay below it with their noise: above, a double holds no longer every integer."""
 REACH = 1 << 31
 """Above every number that is drawn."""
@@ -170,7 +170,7 @@ class DiscreteGaussian(Keystream):
                 "exact noise is added in place to flat, writable int64 or float64 arrays; "
                 f"found {sums.dtype} of shape {sums.shape}"
             )
-        if len(sums) and not (sums.min() > -MOST + REACH and sums.max() < MOST - REACH and _are_whole(sums)):
+        if len(sums) and not (sums.min() > -MAX_EXACT + REACH and sums.max() < MAX_EXACT - REACH and _are_whole(sums)):
             raise PrivacyError("exact noise is added to whole numbers below 2^53 - 2^31; round and bound them first")
         self._add(sums)
 

@@ -4,10 +4,10 @@ Whoever takes an attempt has it alone: nobody finds it any more, until the next 
 no step is made twice, however often, in whatever order and how many at a time a server asks for steps. Of a run two
 attempts are kept at most: at a round, and an early one at the round after it.
 
-| keeper | for | where |
+| store | for | where |
 |---|---|---|
-| `InMemory` | nodes that one process plays | the memory of this process |
-| `InFolder` (`client/keeper_folder.py`) | a node that starts a process for each message | files in a folder in memory |
+| `MemoryStore` | nodes that one process plays | the memory of this process |
+| `FolderStore` (`client/attempts_folder.py`) | a node with a process for each message | files in a folder in memory |
 """
 
 import os
@@ -67,7 +67,7 @@ class Turn(NamedTuple):
         return (self.slot,) if self.stage == Stage.EARLY else SLOTS
 
 
-class Keeper(ABC):
+class AttemptStore(ABC):
     """Keeps the attempts of each run, and the last turn that was taken in it."""
 
     def begin(self, run: str, turn: Turn, after: Turn | None = None) -> None:
@@ -115,7 +115,7 @@ class Keeper(ABC):
             number: of the round.
 
         Raises:
-            ProtocolError: what is there is not what this keeper has put there.
+            ProtocolError: what is there is not what this store has put there.
         """
         slot = slot_of(number)
         with self._alone():
@@ -163,7 +163,7 @@ _memories: dict[int, _Memory] = {}
 _remembering = threading.Lock()
 
 
-class InMemory(Keeper):
+class MemoryStore(AttemptStore):
     """In the memory of this process, for as long as the node's state is there; for one run.
 
     Args:

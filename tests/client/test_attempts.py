@@ -14,9 +14,9 @@ from flwr.app import Message, RecordDict
 from secure_runs import MODEL, SecureRun, app_with, phase_of, random_updates, settings
 from secure_twins import both, stripped
 
-from cloister.client import keeper_folder, secure
-from cloister.client.keeper_folder import InFolder
-from cloister.client.keepers import InMemory, Stage, Turn
+from cloister.client import attempts_folder, secure
+from cloister.client.attempts import MemoryStore, Stage, Turn
+from cloister.client.attempts_folder import FolderStore
 from cloister.client.node import node_of
 from cloister.core.arrays import Layout, from_record
 from cloister.core.cohort import Cohort as Updates
@@ -49,70 +49,76 @@ def shelf():
 
 
 @pytest.fixture(params=["in a folder", "in memory"])
-def keeper(request, shelf):
-    return InFolder(str(shelf)) if request.param == "in a folder" else InMemory(RecordDict())
+def store(request, shelf):
+    return FolderStore(str(shelf)) if request.param == "in a folder" else MemoryStore(RecordDict())
 
 
-class TestAKeeper:
-    def test_gives_what_it_keeps_once(self, keeper):
-        keeper.begin(RUN, THIRD)
-        keeper.keep(RUN, THIRD, SECRET)
-        assert (keeper.take(RUN, THIRD.round), keeper.take(RUN, THIRD.round)) == (SECRET, b"")
+class TestAStore:
+    def test_takes_any_turn_as_the_first_one_of_a_run(self, store):
+        store.begin("16", THIRD)
+        store.begin(RUN, Turn(0, EARLY))
+        with pytest.raises(ProtocolError):
+            store.begin(RUN, Turn(0, EARLY))
 
-    def test_has_nothing_of_a_run_that_it_does_not_know(self, keeper):
-        assert [keeper.take(RUN, number) for number in (3, 4)] == [b"", b""]
+    def test_gives_what_it_keeps_once(self, store):
+        store.begin(RUN, THIRD)
+        store.keep(RUN, THIRD, SECRET)
+        assert (store.take(RUN, THIRD.round), store.take(RUN, THIRD.round)) == (SECRET, b"")
+
+    def test_has_nothing_of_a_run_that_it_does_not_know(self, store):
+        assert [store.take(RUN, number) for number in (3, 4)] == [b"", b""]
 
     @pytest.mark.parametrize("last", [EARLY, ORDINARY, VECTOR])
-    def test_takes_no_turn_but_later_ones(self, last, keeper):
-        keeper.begin(RUN, Turn(3, last))
+    def test_takes_no_turn_but_later_ones(self, last, store):
+        store.begin(RUN, Turn(3, last))
         for stage in (stage for stage in Stage if stage <= last):
             with pytest.raises(ProtocolError, match="has begun round 3 of this run before, or a later one"):
-                keeper.begin(RUN, Turn(3, stage))
+                store.begin(RUN, Turn(3, stage))
         with pytest.raises(ProtocolError, match="has begun round 2"):
-            keeper.begin(RUN, Turn(2, VECTOR))
-        keeper.begin(RUN, Turn(4, EARLY))
+            store.begin(RUN, Turn(2, VECTOR))
+        store.begin(RUN, Turn(4, EARLY))
 
     @pytest.mark.parametrize("since", [EARLY, ORDINARY])
-    def test_lets_no_vector_leave_in_an_attempt_after_which_another_began(self, since, keeper):
+    def test_lets_no_vector_leave_in_an_attempt_after_which_another_began(self, since, store):
         """The server asks for the vector of the one, and has the other begin before the node notes it."""
-        keeper.begin(RUN, Turn(3, since))
+        store.begin(RUN, Turn(3, since))
         other = Turn(3, EARLY if since == ORDINARY else ORDINARY)
         with pytest.raises(ProtocolError, match="another attempt has begun since"):
-            keeper.begin(RUN, Turn(3, VECTOR), after=other)
-        keeper.begin(RUN, Turn(3, VECTOR), after=Turn(3, since))
+            store.begin(RUN, Turn(3, VECTOR), after=other)
+        store.begin(RUN, Turn(3, VECTOR), after=Turn(3, since))
 
     @pytest.mark.parametrize("stage", [EARLY, ORDINARY])
-    def test_has_no_attempt_any_more_once_the_same_one_is_asked_for_again(self, stage, keeper):
-        keeper.begin(RUN, Turn(3, stage))
-        keeper.keep(RUN, Turn(3, stage), SECRET)
+    def test_has_no_attempt_any_more_once_the_same_one_is_asked_for_again(self, stage, store):
+        store.begin(RUN, Turn(3, stage))
+        store.keep(RUN, Turn(3, stage), SECRET)
         with suppress(ProtocolError):
-            keeper.begin(RUN, Turn(3, stage))
-        assert keeper.take(RUN, THIRD.round) == b""
+            store.begin(RUN, Turn(3, stage))
+        assert store.take(RUN, THIRD.round) == b""
 
-    def test_has_a_round_and_an_early_attempt_at_the_next_one(self, keeper):
-        keeper.begin(RUN, Turn(3, VECTOR))
-        keeper.keep(RUN, Turn(3, VECTOR), SECRET)
-        keeper.begin(RUN, Turn(4, EARLY))
-        keeper.keep(RUN, Turn(4, EARLY), b"of the next round")
-        assert [keeper.take(RUN, number) for number in (3, 4)] == [SECRET, b"of the next round"]
+    def test_has_a_round_and_an_early_attempt_at_the_next_one(self, store):
+        store.begin(RUN, Turn(3, VECTOR))
+        store.keep(RUN, Turn(3, VECTOR), SECRET)
+        store.begin(RUN, Turn(4, EARLY))
+        store.keep(RUN, Turn(4, EARLY), b"of the next round")
+        assert [store.take(RUN, number) for number in (3, 4)] == [SECRET, b"of the next round"]
 
     @pytest.mark.parametrize("turn", [Turn(4, ORDINARY), Turn(4, VECTOR), Turn(5, ORDINARY), Turn(5, VECTOR)])
-    def test_has_nothing_any_more_of_attempts_before_an_ordinary_one_or_a_vector(self, turn, keeper):
+    def test_has_nothing_any_more_of_attempts_before_an_ordinary_one_or_a_vector(self, turn, store):
         for one in (Turn(3, VECTOR), Turn(4, EARLY)):
-            keeper.begin(RUN, one)
-            keeper.keep(RUN, one, SECRET)
-        keeper.begin(RUN, turn)
-        assert [keeper.take(RUN, number) for number in (3, 4)] == [b"", b""]
+            store.begin(RUN, one)
+            store.keep(RUN, one, SECRET)
+        store.begin(RUN, turn)
+        assert [store.take(RUN, number) for number in (3, 4)] == [b"", b""]
 
     @pytest.mark.parametrize(("slow", "later"), [(Turn(3, ORDINARY), Turn(4, ORDINARY)), (Turn(3, EARLY), THIRD)])
-    def test_takes_nothing_back_after_a_later_turn_was_taken(self, slow, later, keeper):
+    def test_takes_nothing_back_after_a_later_turn_was_taken(self, slow, later, store):
         """A slow step ends while the server has the next round, or the same one, begin."""
-        keeper.begin(RUN, slow)
-        keeper.begin(RUN, later)
-        keeper.keep(RUN, later, SECRET)
+        store.begin(RUN, slow)
+        store.begin(RUN, later)
+        store.keep(RUN, later, SECRET)
         with pytest.raises(ProtocolError, match="the attempt at round 3 is over"):
-            keeper.keep(RUN, slow, b"of the one before")
-        assert keeper.take(RUN, later.round) == SECRET
+            store.keep(RUN, slow, b"of the one before")
+        assert store.take(RUN, later.round) == SECRET
 
 
 class Seen:
@@ -131,12 +137,12 @@ class Seen:
         return seen
 
 
-class Unlocked(InFolder):
+class Unlocked(FolderStore):
     """A twin that works on the folder whoever else does."""
 
     @contextmanager
     def _alone(self):
-        self._folder = keeper_folder._opened(self._path)
+        self._folder = attempts_folder._opened(self._path)
         yield
         os.close(self._folder)
 
@@ -145,20 +151,20 @@ class TestTwoAtTheSameTime:
     """Each has the folder open for itself, as two processes have."""
 
     def takers(self, kind, shelf, monkeypatch):
-        InFolder(str(shelf)).begin(RUN, FIRST)
-        InFolder(str(shelf)).keep(RUN, FIRST, SECRET)
-        monkeypatch.setattr(InFolder, "_get", Seen()(InFolder._get))
+        FolderStore(str(shelf)).begin(RUN, FIRST)
+        FolderStore(str(shelf)).keep(RUN, FIRST, SECRET)
+        monkeypatch.setattr(FolderStore, "_get", Seen()(FolderStore._get))
         return both(lambda: kind(str(shelf)).take(RUN, FIRST.round) or None)
 
     def beginners(self, kind, shelf, monkeypatch):
-        monkeypatch.setattr(InFolder, "_last", Seen()(InFolder._last))
+        monkeypatch.setattr(FolderStore, "_last", Seen()(FolderStore._last))
         return both(lambda: kind(str(shelf)).begin(RUN, FIRST) or True)
 
     def test_one_gets_the_attempt(self, shelf, monkeypatch):
-        assert self.takers(InFolder, shelf, monkeypatch) == 1
+        assert self.takers(FolderStore, shelf, monkeypatch) == 1
 
     def test_one_begins_the_round(self, shelf, monkeypatch):
-        assert self.beginners(InFolder, shelf, monkeypatch) == 1
+        assert self.beginners(FolderStore, shelf, monkeypatch) == 1
 
     def test_a_twin_without_a_lock_gives_both_the_attempt(self, shelf, monkeypatch):
         assert self.takers(Unlocked, shelf, monkeypatch) == 2
@@ -169,10 +175,10 @@ class TestTwoAtTheSameTime:
 
 class TestAFolder:
     def kept(self, shelf):
-        keeper = InFolder(str(shelf))
-        keeper.begin(RUN, FIRST)
-        keeper.keep(RUN, FIRST, SECRET)
-        return keeper, shelf / f"{RUN}.{FIRST.slot}.attempt"
+        store = FolderStore(str(shelf))
+        store.begin(RUN, FIRST)
+        store.keep(RUN, FIRST, SECRET)
+        return store, shelf / f"{RUN}.{FIRST.slot}.attempt"
 
     def test_has_files_that_their_owner_alone_can_read(self, shelf):
         self.kept(shelf)
@@ -180,66 +186,66 @@ class TestAFolder:
 
     @pytest.mark.parametrize(("seconds", "found"), [(86_300, SECRET), (86_500, b"")])
     def test_keeps_an_attempt_for_a_day(self, shelf, seconds, found):
-        keeper, file = self.kept(shelf)
+        store, file = self.kept(shelf)
         before = file.stat().st_mtime - seconds
         os.utime(file, (before, before))
-        assert keeper.take(RUN, FIRST.round) == found and not file.exists()
+        assert store.take(RUN, FIRST.round) == found and not file.exists()
 
     def test_keeps_as_many_attempts_as_it_may_and_of_more_the_newest(self, shelf, monkeypatch):
         """The number of a turn stays, so that none is taken again."""
-        monkeypatch.setattr(keeper_folder, "MAXIMUM_ATTEMPTS", 3)
-        keeper = InFolder(str(shelf))
+        monkeypatch.setattr(attempts_folder, "MAXIMUM_ATTEMPTS", 3)
+        store = FolderStore(str(shelf))
         for number in range(1, 6):
-            keeper.begin(str(number), FIRST)
-            keeper.keep(str(number), FIRST, SECRET)
+            store.begin(str(number), FIRST)
+            store.keep(str(number), FIRST, SECRET)
             os.utime(shelf / f"{number}.1.attempt", (time.time() - 100 + number,) * 2)
         assert len(list(shelf.glob("*.attempt"))) == 3 and len(list(shelf.glob("*.turn"))) == 5
-        assert [keeper.take(str(number), FIRST.round) for number in range(1, 6)] == [b"", b"", SECRET, SECRET, SECRET]
+        assert [store.take(str(number), FIRST.round) for number in range(1, 6)] == [b"", b"", SECRET, SECRET, SECRET]
         with pytest.raises(ProtocolError, match="has begun round 1"):
-            keeper.begin("1", FIRST)
+            store.begin("1", FIRST)
 
     def test_gives_no_attempt_from_a_copy_of_it(self, shelf):
-        keeper, _ = self.kept(shelf)
+        store, _ = self.kept(shelf)
         with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
             copy = shutil.copytree(shelf, Path(folder) / "copy")
             copy.chmod(0o700)
             with pytest.raises(ProtocolError, match="torn, or a copy"):
-                InFolder(str(copy)).take(RUN, FIRST.round)
-        assert keeper.take(RUN, FIRST.round) == SECRET
+                FolderStore(str(copy)).take(RUN, FIRST.round)
+        assert store.take(RUN, FIRST.round) == SECRET
 
     def test_gives_no_attempt_that_was_put_back_from_a_copy(self, shelf):
-        keeper, file = self.kept(shelf)
+        store, file = self.kept(shelf)
         copy = file.read_bytes()
-        assert keeper.take(RUN, FIRST.round) == SECRET
+        assert store.take(RUN, FIRST.round) == SECRET
         # Another file in between: the place of the one that is gone is not its own again.
         (shelf / "other").write_bytes(b"")
         file.write_bytes(copy)
         with pytest.raises(ProtocolError, match="torn, or a copy"):
-            keeper.take(RUN, FIRST.round)
+            store.take(RUN, FIRST.round)
 
     def test_gives_no_attempt_that_has_a_second_name(self, shelf):
-        keeper, file = self.kept(shelf)
+        store, file = self.kept(shelf)
         os.link(file, shelf / "second")
         with pytest.raises(ProtocolError, match="torn, or a copy"):
-            keeper.take(RUN, FIRST.round)
+            store.take(RUN, FIRST.round)
 
     def test_gives_nothing_of_a_file_that_is_torn(self, shelf):
-        keeper, file = self.kept(shelf)
+        store, file = self.kept(shelf)
         file.write_bytes(file.read_bytes()[:-1])
         with pytest.raises(ProtocolError, match="torn, or a copy"):
-            keeper.take(RUN, FIRST.round)
-        assert keeper.take(RUN, FIRST.round) == b""
+            store.take(RUN, FIRST.round)
+        assert store.take(RUN, FIRST.round) == b""
 
     @pytest.mark.parametrize("content", ["", "1", "x" * 20, "-0000000000000000001"])
     def test_takes_part_in_nothing_more_if_the_number_of_its_turn_is_none(self, content, shelf):
-        keeper, _ = self.kept(shelf)
+        store, _ = self.kept(shelf)
         (shelf / f"{RUN}.turn").write_text(content)
         with pytest.raises(ProtocolError, match="is no number"):
-            keeper.begin(RUN, Turn(2, ORDINARY))
+            store.begin(RUN, Turn(2, ORDINARY))
 
     def test_that_was_cleared_holds_nothing(self, shelf):
-        keeper, _ = self.kept(shelf)
-        keeper.clear()
+        store, _ = self.kept(shelf)
+        store.clear()
         assert not list(shelf.iterdir())
 
     def test_is_emptied_by_a_warm_node_that_starts_or_ends(self, shelf):
@@ -253,7 +259,7 @@ class TestAFolder:
         device = shelf.stat().st_dev
         mounts = tmp_path / "mounts"
         mounts.write_text(f"22 1 {os.major(device)}:{os.minor(device)} / /x rw shared:1 - ext4 /dev/sda rw\n")
-        monkeypatch.setattr(keeper_folder, "MOUNTS", mounts)
+        monkeypatch.setattr(attempts_folder, "MOUNTS", mounts)
         self.check_refused(shelf, "is on ext4; it must be in memory: tmpfs or ramfs")
 
     @pytest.mark.parametrize("mode", [0o750, 0o701, 0o777, 0o500])
@@ -262,7 +268,7 @@ class TestAFolder:
         self.check_refused(shelf, "must belong to this user, with mode 0700")
 
     def test_of_another_user_is_refused(self, shelf, monkeypatch):
-        monkeypatch.setattr(keeper_folder.os, "geteuid", lambda: 12345)
+        monkeypatch.setattr(attempts_folder.os, "geteuid", lambda: 12345)
         self.check_refused(shelf, "must belong to this user, with mode 0700")
 
     def test_behind_a_link_is_refused(self, shelf):
@@ -275,7 +281,7 @@ class TestAFolder:
 
     def check_refused(self, folder, says):
         with pytest.raises(NodeConfigError, match=f"^secure-state {folder}.*({says})"):
-            InFolder(str(folder)).begin(RUN, FIRST)
+            FolderStore(str(folder)).begin(RUN, FIRST)
 
 
 def run_on(shelf, folder, clients=3, gone=None, app=None):
@@ -333,7 +339,7 @@ class TestARound:
 
         def restarted(message, context):
             if (context.node_id, phase_of(message)) == (2, "mask"):
-                InFolder(str(shelf / "1")).clear()
+                FolderStore(str(shelf / "1")).clear()
             return inner(message, context)
 
         summed = run_on(shelf, tmp_path, app=restarted).collect()
@@ -362,7 +368,7 @@ def reply_to(run, message, content=None):
     return reply
 
 
-class Copying(InFolder):
+class Copying(FolderStore):
     """A twin that leaves what it gives where it is."""
 
     def take(self, run, number):
@@ -456,15 +462,15 @@ class TestAServerThatAsksWhileANodeIsAtIt:
         assert sorted(server.shares[True]) == sorted(server.whole.names)
 
     def test_a_twin_that_copies_instead_of_taking_leaks_by_two_unmaskings(self, shelf, tmp_path, monkeypatch):
-        monkeypatch.setattr(secure, "InFolder", Copying)
+        monkeypatch.setattr(secure, "FolderStore", Copying)
         server = Asking(shelf, tmp_path, monkeypatch)
         assert np.array_equal(server.attack(), whole(0, server.run))
 
-    @pytest.mark.parametrize("kind", [InFolder, Copying])
+    @pytest.mark.parametrize("kind", [FolderStore, Copying])
     def test_gets_one_kind_of_share_by_asking_again(self, kind, shelf, tmp_path, monkeypatch):
         """What may not be shown is gone with the signature: asked again, even the twin has nothing else to show."""
-        monkeypatch.setattr(secure, "InFolder", kind)
+        monkeypatch.setattr(secure, "FolderStore", kind)
         run = run_on(shelf, tmp_path)
         run.collect()
         (last, *_) = [one for one in run.asked if phase_of(one) == "unmask"]
-        assert reply_to(run, last).has_error() == (kind is InFolder)
+        assert reply_to(run, last).has_error() == (kind is FolderStore)

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
-from cloister.client.keepers import Keeper
+from cloister.client.attempts import AttemptStore
 from cloister.core.errors import NodeConfigError, ProtocolError
 from cloister.core.files import expanded
 from cloister.secure_aggregation.canonical import read, text
@@ -28,7 +28,7 @@ MAXIMUM_WAIT = 86_400.0
 """Seconds that an attempt waits for its next step."""
 
 
-class InFolder(Keeper):
+class FolderStore(AttemptStore):
     """In files that this user alone can read, in a folder of its own that is in memory.
 
     A file holds its own device and inode number: a copy of it, or of the folder, gives no attempt.

@@ -1,8 +1,8 @@
 """Keep a server app going: start it again if it is killed outright, at most so many times.
 
 A process that dies by itself, or is asked to end, has had its last words and is left in peace. What is needed to start
-it again lies in a folder of its task, which outlives the keeper and the executor: whoever starts a keeper for that
-folder goes on with the task. Run as a file.
+it again lies in a folder of its task, which outlives the supervisor and the executor: whoever starts a supervisor for
+that folder goes on with the task. Run as a file.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-APP = Path(__file__).with_name("serverapp_kept.py")
+APP = Path(__file__).with_name("serverapp.py")
 KILLED = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT}
 """Signals after which a process had no last words. The first is that of a kernel without memory."""
 TASK, LOCK, STARTS, RUN = "task.json", "lock", "starts", "run"
@@ -25,7 +25,7 @@ TASK, LOCK, STARTS, RUN = "task.json", "lock", "starts", "run"
 PR_SET_PDEATHSIG = 1
 
 
-class Keeper:
+class Supervisor:
     """Starts one program, again and again if need be.
 
     Args:
@@ -43,7 +43,7 @@ class Keeper:
         """Run the program to an end that was its own.
 
         Args:
-            resumes: how often it is started again at most, by all keepers of this folder together.
+            resumes: how often it is started again at most, by all supervisors of this folder together.
             held: open files that the program inherits.
 
         Returns:
@@ -69,14 +69,14 @@ class Keeper:
 
     def _run(self, held: Sequence[int]) -> int:
         environment = os.environ | {"CLOISTER_TASK": str(self.folder), "CLOISTER_RUN_FILE": str(self.folder / RUN)}
-        keeper = os.getpid()
+        supervisor = os.getpid()
         self._process = subprocess.Popen(
             self.command,
             stdin=subprocess.PIPE,
             env=environment,
             text=True,
             pass_fds=held,
-            preexec_fn=lambda: end_with(keeper),
+            preexec_fn=lambda: end_with(supervisor),
         )
         if self.asked:
             self._process.send_signal(signal.SIGINT)
@@ -117,11 +117,11 @@ def main(folder: Path, executor: int) -> int:
     end_with(executor)
     try:
         with (folder / LOCK).open("rb") as lock:
-            # The app holds it too: it may outlive a keeper that was killed, by a moment.
+            # The app holds it too: it may outlive a supervisor that was killed, by a moment.
             fcntl.flock(lock, fcntl.LOCK_EX)
             task = json.loads((folder / TASK).read_text())
             command = [sys.executable, "-P", str(APP), *task["arguments"]]
-            return 1 if Keeper(command, task["token"], folder).keep(task["resumes"], [lock.fileno()]) else 0
+            return 1 if Supervisor(command, task["token"], folder).keep(task["resumes"], [lock.fileno()]) else 0
     except FileNotFoundError:
         return 0  # whoever held the lock has brought the task to its end
 
