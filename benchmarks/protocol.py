@@ -20,7 +20,7 @@ import uvicorn
 from common import machine, table
 
 from cloister.deploy.door import Door, Receive, Refusal, Scope, Send
-from cloister.deploy.prompt import Prompt
+from cloister.deploy.http_protocol import BoundedH11Protocol
 
 PATH = "/v1/fleet/push-object"
 PIECE = 5 * 2**20
@@ -59,7 +59,7 @@ def serve(protocol: str) -> None:
     """Serve on a free port, which is printed."""
     config = uvicorn.Config(
         Door(application, everybody),
-        http=Prompt if protocol == "ours" else "httptools",
+        http=BoundedH11Protocol if protocol == "ours" else "httptools",
         log_level="warning",
         lifespan="off",
     )

@@ -92,7 +92,7 @@ class LaplaceClustering(Decorator):
         config[HYPOTHESES] = self.hypotheses
         return super().configure_evaluate(server_round, arrays, config, grid)
 
-    def holder(self, layout: Layout, sent: Row) -> str:
+    def needs_all_replies(self, layout: Layout, sent: Row) -> str:
         """As in `Decorator`: replies are compared with each other.
 
         Args:

@@ -160,7 +160,7 @@ class Decorator(Strategy):
             self._require_memory()
         return messages
 
-    def holder(self, layout: Layout, sent: Row) -> str:
+    def needs_all_replies(self, layout: Layout, sent: Row) -> str:
         """What has to see all replies of a round together, in words; empty where they are added up as they come.
 
         Args:
@@ -181,8 +181,8 @@ class Decorator(Strategy):
         layout = Layout.of(expected)
         secret = self._draw is not None and self._draw.kind == "poisson"
         maximum = math.ceil(self._expected + 6 * math.sqrt(self._expected)) if secret else len(self._asked)
-        if holder := self.holder(layout, layout.rows(expected)):
-            require_memory(holder, layout, maximum)
+        if component := self.needs_all_replies(layout, layout.rows(expected)):
+            require_memory(component, layout, maximum)
 
     def receive(self, replies: Messages) -> Screening:
         """Screen the replies of a training round while they come.

@@ -7,13 +7,13 @@ from cloister.core.errors import ConfigError
 from cloister.core.memory import free_memory
 
 
-def require_memory(holder: str, layout: Layout, clients: int) -> None:
+def require_memory(component: str, layout: Layout, clients: int) -> None:
     """Refuse a round whose replies cannot all be held, before anybody is asked.
 
     Nothing is refused where the system does not tell how much memory there is.
 
     Args:
-        holder: what has to see all replies of a round together.
+        component: what has to see all replies of a round together.
         layout: of a reply.
         clients: n, how many are asked at most.
 
@@ -24,7 +24,7 @@ def require_memory(holder: str, layout: Layout, clients: int) -> None:
     free = free_memory()
     if free is not None and free < clients * one:
         raise ConfigError(
-            f"{holder} has to see all replies of a round together: {clients} clients with {_read(one)} each need "
+            f"{component} has to see all replies of a round together: {clients} clients with {_read(one)} each need "
             f"{_read(clients * one)}, and {_read(free)} of memory are free. Ask fewer clients "
             "(strategy.fraction-train), train a smaller model, or give the server more memory. A mean under "
             "privacy.server = 'global-dp' in placement 'update' adds replies up as they come, and needs none of this"

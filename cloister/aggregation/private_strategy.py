@@ -127,7 +127,7 @@ class PrivateStrategy(Decorator):
             self.budget.require(self.events(layout))
         return messages
 
-    def holder(self, layout: Layout, sent: Row) -> str:
+    def needs_all_replies(self, layout: Layout, sent: Row) -> str:
         """As in `Decorator`: the mechanism, or canaries, which are measured beside the clients.
 
         Args:
@@ -137,7 +137,7 @@ class PrivateStrategy(Decorator):
             return f"privacy.canaries = {len(self.canaries)}"
         if self.mechanism.intake(layout, sent, len(self._asked)) is not None:
             return ""
-        return f"privacy.server = {self.mechanism.name!r} around {super().holder(layout, sent)}"
+        return f"privacy.server = {self.mechanism.name!r} around {super().needs_all_replies(layout, sent)}"
 
     def screened(self, replies: Messages, layout: Layout, sent: Row) -> Screening:
         """The replies, screened; their sum alone is kept where the mechanism needs no more.

@@ -112,7 +112,7 @@ class SecureSum(PrivateStrategy):
         self._asks_everybody = {message.metadata.dst_node_id for message in messages} == set(grid.get_node_ids())
         return messages
 
-    def holder(self, layout: Layout, sent: Row) -> str:
+    def needs_all_replies(self, layout: Layout, sent: Row) -> str:
         """As in `Decorator`: nothing is kept but the sum.
 
         Args:

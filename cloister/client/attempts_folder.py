@@ -11,7 +11,7 @@ from typing import cast
 
 from cloister.client.attempts import AttemptStore
 from cloister.core.errors import NodeConfigError, ProtocolError
-from cloister.core.files import expanded
+from cloister.core.files import DAY, expanded
 from cloister.secure_aggregation.canonical import read, text
 
 IN_MEMORY = ("tmpfs", "ramfs")
@@ -24,7 +24,7 @@ OWN = stat.S_IRUSR | stat.S_IWUSR
 SUFFIX, TURN = ".attempt", ".turn"
 MAXIMUM_ATTEMPTS = 64
 """Attempts that a folder keeps, two of a run at most: of more the one that has waited longest is over."""
-MAXIMUM_WAIT = 86_400.0
+MAXIMUM_WAIT = DAY
 """Seconds that an attempt waits for its next step."""
 
 
@@ -63,13 +63,13 @@ class FolderStore(AttemptStore):
             finally:
                 os.close(self._folder)
 
-    def _end_those_left(self, most: int) -> None:
+    def _end_those_left(self, max_attempts: int) -> None:
         """Remove attempts that have waited too long for their next step, and the oldest of too many."""
         names = [name for name in os.listdir(self._folder) if name.endswith(SUFFIX)]
         since = {name: os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_mtime for name in names}
         newest = sorted(names, key=since.__getitem__, reverse=True)
         for rank, name in enumerate(newest):
-            if rank >= most or time.time() - since[name] > MAXIMUM_WAIT:
+            if rank >= max_attempts or time.time() - since[name] > MAXIMUM_WAIT:
                 os.unlink(name, dir_fd=self._folder)
 
     def _get(self, run: str, slot: int) -> bytes:

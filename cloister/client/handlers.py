@@ -80,7 +80,7 @@ def _contained(work: Callable[[], T], instead: Callable[[], T]) -> T:
     except Exception as error:
         told = f": {error}" if isinstance(error, CloisterError) else ""
         trace = trace_without_values(error)
-        said = "a step failed on this node, and was done as on one without examples: the reply does not show it"
+        said = "a step failed on this node; the reply is that of a node without examples, and does not show the failure"
         logger.log(ERROR, "%s%s\n%s", said, told, trace)
         return instead()
 

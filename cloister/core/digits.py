@@ -33,7 +33,7 @@ def at_least(value: float, digits: int = 4) -> str:
 
 
 def rounded_up(value: float, digits: int = 4) -> float:
-    """A number in a few digits and never less than it is: a noise multiplier that was found, for people to set.
+    """Round a positive number up to `digits` significant digits: a noise multiplier that was found, for people to set.
 
     Args:
         value: positive.

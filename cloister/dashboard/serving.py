@@ -14,7 +14,7 @@ from cloister.core.errors import ConfigError
 from cloister.dashboard.app import application
 from cloister.dashboard.guard import LOOPBACK, Guard
 from cloister.deploy.credentials import read_digests
-from cloister.deploy.prompt import Prompt
+from cloister.deploy.http_protocol import BoundedH11Protocol
 from cloister.watch.snapshot import Places
 
 
@@ -90,7 +90,7 @@ def serve(places: Places, endpoint: Endpoint, told: Callable[[str], None]) -> No
     """
     config = uvicorn.Config(
         endpoint.guarded(application(places)),
-        http=Prompt,
+        http=BoundedH11Protocol,
         ssl_certfile=endpoint.certificate,
         ssl_keyfile=endpoint.key,
         log_config=None,

@@ -35,15 +35,16 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
+from cloister.core.files import DAY
+from cloister.deploy.cleanup import delete_objects_of
 from cloister.deploy.fleet import InFront
 from cloister.deploy.handover import Handover
 from cloister.deploy.interrupted import DeliveredMessage, expire_message, redeliver_message
-from cloister.deploy.leftovers import forget_message
 from cloister.deploy.uploads import Upload
 
 TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
 """What Flower adds up over all nodes of a run."""
-LONGEST = 7 * 86_400.0
+MAX_RUNTIME = 7.0 * DAY
 """Seconds that a client may say it worked: operators are shown their sum."""
 RECONNECT = 5
 """Seconds, as Flower answers."""
@@ -108,12 +109,12 @@ class OwnMessages(InFront):
 
     def pull_messages(self, request: Any, **others: Any) -> Any:
         """Remember what belongs to the message that a node is given."""
-        self._tell_again(request.node.node_id, others["state"])
+        self._redeliver(request.node.node_id, others["state"])
         answer = self.inner["pull_messages"](request=request, **others)
         if answer.messages_list and (before := self._note_given(request.node.node_id, answer)):
             # Flower has marked the message as delivered: no trouble may keep the node from hearing of it.
             with suppress(HTTPException):
-                forget_message(others["state"], before)
+                delete_objects_of(others["state"], before)
         return answer
 
     def _note_given(self, number: int, answer: PullMessagesResponse) -> str:
@@ -152,7 +153,7 @@ class OwnMessages(InFront):
         Raises:
             HTTPException: 400, it replies to a message of another node, or contradicts itself.
         """
-        if not all(0 <= seconds <= LONGEST for seconds in request.clientapp_runtime_list):  # nor NaN
+        if not all(0 <= seconds <= MAX_RUNTIME for seconds in request.clientapp_runtime_list):  # nor NaN
             del request.clientapp_runtime_list[:]
         try:
             upload = Upload(request, self.folder)
@@ -191,9 +192,9 @@ class OwnMessages(InFront):
         with self.lock:
             upload = self._node(request.node.node_id).upload
         if upload is None:
-            self._lost(request.node.node_id, others["state"])
+            self._expire_lost_reply(request.node.node_id, others["state"])
         # Looked at before others have to wait: megabytes are hashed.
-        if upload is None or not upload.has(request.object_id, request.object_content):
+        if upload is None or not upload.is_valid_part(request.object_id, request.object_content):
             return PushObjectResponse(stored=False)
         with upload.turn:
             try:
@@ -204,7 +205,7 @@ class OwnMessages(InFront):
                 self.handover.finish(upload, **others)
         return PushObjectResponse(stored=True)
 
-    def _lost(self, number: int, state: Any) -> None:
+    def _expire_lost_reply(self, number: int, state: Any) -> None:
         """Tell the server's app that the reply is lost which a node was sending when the SuperLink was restarted."""
         with self.lock:
             node = self._node(number)
@@ -212,7 +213,7 @@ class OwnMessages(InFront):
             expire_message(state, node.message)
             node.may_be_replying = False
 
-    def _tell_again(self, number: int, state: Any) -> None:
+    def _redeliver(self, number: int, state: Any) -> None:
         """Have a node that may not have been told of its message be given it once more."""
         with self.lock:
             node = self._node(number)

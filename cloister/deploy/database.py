@@ -32,7 +32,7 @@ NEARLY = 0.8
 SPARE = 2**30
 """Bytes of the disk below which every look says so."""
 
-_troubles: ContextVar[list[str] | None] = ContextVar("troubles", default=None)
+_errors: ContextVar[list[str] | None] = ContextVar("errors", default=None)
 
 
 def set_up(max_bytes: int) -> None:
@@ -57,11 +57,11 @@ def patient(session: Callable[..., Any]) -> Callable[..., Any]:
             reason = str(error.orig)
             if "locked" in reason:
                 log(WARNING, "the state database was locked for %g s: the client is asked to try again", BUSY_SECONDS)
-                _note("the state database is busy")
+                _record("the state database is busy")
                 raise HTTPException(503, "the state database is busy: try again") from None
             if "full" in reason:
                 log(WARNING, "the state database is at its limit, or its disk is full")
-                _note("the state database is full")
+                _record("the state database is full")
                 raise HTTPException(507, "the state database is full") from None
             raise
 
@@ -70,19 +70,19 @@ def patient(session: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def troubles() -> Iterator[list[str]]:
+def errors_inside() -> Iterator[list[str]]:
     """Collect the errors of the database inside the block, also those that Flower does not raise."""
     found: list[str] = []
-    token = _troubles.set(found)
+    token = _errors.set(found)
     try:
         yield found
     finally:
-        _troubles.reset(token)
+        _errors.reset(token)
 
 
-def _note(trouble: str) -> None:
-    if (found := _troubles.get()) is not None:
-        found.append(trouble)
+def _record(error: str) -> None:
+    if (found := _errors.get()) is not None:
+        found.append(error)
 
 
 def prepare(path: Path) -> None:

@@ -22,11 +22,11 @@ Send = Callable[[Event], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Refusal = tuple[int, str]
 """A status and a reason."""
-Known = Callable[[Scope], Awaitable[Refusal | None]]
+Authenticate = Callable[[Scope], Awaitable[Refusal | None]]
 
 OPEN = ("/v1/", "/health")
 """What the paths begin with that are served; all others get 404."""
-SHORT = 2**16
+MAX_UNAUTHENTICATED = 2**16
 """Bytes of the largest request that is read before its sender is known."""
 MAX_OBJECT = 32 * 2**20
 """Bytes of a request that holds a part of a message. Flower cuts arrays in pieces of 5 MiB."""
@@ -35,7 +35,7 @@ MAX_OF_NODE = 2**19
 MAX_OF_OTHERS = 16 * 2**20
 """Bytes of a request of an app or an operator: an app bundle has 10 MiB at most, and an app announces its messages to
 all nodes in one."""
-GROWTH = 48
+PARSED_BYTES_PER_BYTE = 48
 """Bytes of memory for a byte of a parsed request, at worst: an empty entry has two bytes and takes 94."""
 MAX_HELD = 2**30
 """Bytes of memory of all requests and answers together that are under way."""
@@ -43,9 +43,9 @@ SHARES = 8
 """One node may take 1/`SHARES` of it, so that others are served meanwhile."""
 REQUEST_SILENCE = 60.0
 """Seconds without a byte of a request after which it is refused: its sender is asked to send it again."""
-RECEIVING = 600.0
+REQUEST_TIMEOUT = 600.0
 """Seconds in which a request has to be there as a whole."""
-SENDING = 600.0
+WRITE_TIMEOUT = 600.0
 """Seconds in which a piece of an answer has to be read."""
 
 
@@ -58,18 +58,19 @@ class Door:
 
     A short request is read before its sender is known, so whoever reaches the port can make others wait: above
     `max_held` bytes of memory a request is answered by 503. A node with long requests and answers is refused above its
-    share. Requests count, and answers of more than `SHORT` bytes; what a connection takes by itself does not.
+    share. Requests count, and answers of more than `MAX_UNAUTHENTICATED` bytes; a connection by itself does not.
 
     Args:
         app: the SuperLink.
-        known: tells by its headers why a request of more than `SHORT` bytes is refused; None if its sender is known.
+        known: tells by its headers why a request of more than `MAX_UNAUTHENTICATED` bytes is refused; None if its
+            sender is known.
         max_held: bytes of memory that requests and answers together may take.
 
     Attributes:
         held: bytes that they take, by the key of the node that sent them; of all others together by no key.
     """
 
-    def __init__(self, app: App, known: Known, max_held: int = MAX_HELD) -> None:
+    def __init__(self, app: App, known: Authenticate, max_held: int = MAX_HELD) -> None:
         self.app, self.known, self.max_held = app, known, max_held
         self.held: Counter[bytes] = Counter()
 
@@ -78,11 +79,11 @@ class Door:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
         elif not scope["path"].startswith(OPEN):
-            await _refuse(send, 404, "Not Found")
+            await _send_refusal(send, 404, "Not Found")
         elif _announced(scope) > (limit := limit_of(scope["path"])):
-            await _refuse(send, 413, f"requests may have {limit} bytes")
-        elif _announced(scope) > SHORT and (refusal := await self.known(scope)):
-            await _refuse(send, *refusal)
+            await _send_refusal(send, 413, f"requests may have {limit} bytes")
+        elif _announced(scope) > MAX_UNAUTHENTICATED and (refusal := await self.known(scope)):
+            await _send_refusal(send, *refusal)
         else:
             await self._bounded(scope, receive, send)
 
@@ -98,9 +99,9 @@ class Door:
         finally:
             self.held -= request.held
         if request.refusal and not request.is_answered:
-            await _refuse(send, *request.refusal)
+            await _send_refusal(send, *request.refusal)
 
-    def has_room(self, sender: bytes) -> bool:
+    def fits(self, sender: bytes) -> bool:
         """Whether the memory suffices for what is held."""
         return self.held.total() <= self.max_held and (not sender or self.held[sender] <= self.max_held // SHARES)
 
@@ -145,13 +146,13 @@ class _Request:
 
     def __init__(self, door: Door, scope: Scope, receive: Receive, send: Send) -> None:
         self.door, self.scope, self._next, self._send = door, scope, receive, send
-        self.limit, self.growth = limit_of(scope["path"]), 1 if _is_object(scope["path"]) else GROWTH
+        self.limit, self.growth = limit_of(scope["path"]), 1 if _is_object(scope["path"]) else PARSED_BYTES_PER_BYTE
         self.size, self.is_whole, self.is_answered = 0, False, False
         self.refusal: Refusal | None = None
-        self.until = time.monotonic() + RECEIVING
+        self.until = time.monotonic() + REQUEST_TIMEOUT
         self.held: Counter[bytes] = Counter()
         self.sender: bytes | None = None
-        if _announced(scope) > SHORT:
+        if _announced(scope) > MAX_UNAUTHENTICATED:
             self._recognize()
 
     async def receive(self) -> Event:
@@ -164,10 +165,10 @@ class _Request:
         size = len(event.get("body", b""))
         self.size += size
         self._hold(size * self.growth)
-        self._require_room()
+        self._require_memory()
         if self.size > self.limit:
             self._refuse(413, f"requests may have {self.limit} bytes")
-        if self.size > SHORT and self.sender is None:
+        if self.size > MAX_UNAUTHENTICATED and self.sender is None:
             # It is longer than it said, or did not say how long it is.
             if refusal := await self.door.known(self.scope):
                 self._refuse(*refusal)
@@ -183,13 +184,13 @@ class _Request:
         """
         if self.refusal is not None:
             return
-        if event["type"] == "http.response.start" and (length := _announced(event)) > SHORT:
+        if event["type"] == "http.response.start" and (length := _announced(event)) > MAX_UNAUTHENTICATED:
             self._recognize()  # nobody else is told so much
             self._hold(length)
             if _is_read_only(self.scope["path"]):
-                self._require_room()
+                self._require_memory()
         self.is_answered = True
-        if len(event.get("body", b"")) > SHORT:
+        if len(event.get("body", b"")) > MAX_UNAUTHENTICATED:
             await self._out({**event, "more_body": True})
             # uvicorn waits with a piece until those before it have left its memory.
             event = {**event, "body": b""}
@@ -207,9 +208,9 @@ class _Request:
         self.held[sender] += size
         self.door.held[sender] += size
 
-    def _require_room(self) -> None:
-        if not self.door.has_room(self.sender or b""):
-            self._refuse(503, "too many requests are being read: try again")
+    def _require_memory(self) -> None:
+        if not self.door.fits(self.sender or b""):
+            self._refuse(503, "the SuperLink holds too many requests and answers: try again")
 
     async def _piece(self) -> Event:
         try:
@@ -220,7 +221,7 @@ class _Request:
 
     async def _out(self, event: Event) -> None:
         try:
-            async with asyncio.timeout(SENDING):
+            async with asyncio.timeout(WRITE_TIMEOUT):
                 await self._send(event)
         except TimeoutError:
             self._refuse(503, "the answer was not read in time")
@@ -230,7 +231,7 @@ class _Request:
         raise Refused
 
 
-async def _refuse(send: Send, status: int, detail: str) -> None:
+async def _send_refusal(send: Send, status: int, detail: str) -> None:
     body = json.dumps({"detail": detail}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -24,7 +24,7 @@ from flwr.supercore.sql_mixin import SqlMixin
 from flwr.supercore.state.schema.objectstore_models import StoredObject
 from sqlalchemy import update
 
-from cloister.deploy.leftovers import forget_message, forget_unheard
+from cloister.deploy.cleanup import delete_objects_of, delete_unread_replies
 from cloister.deploy.unfinished import Unfinished
 from cloister.deploy.uploads import Upload
 
@@ -42,14 +42,15 @@ class Handover:
 
     Attributes:
         unfinished: the replies that are being handed over.
-        attempts: how often replies to each message were handed over; `MAX_ATTEMPTS` once Flower has one, or has
-            declined one.
+        attempts: how often replies to each message were handed over.
+        settled: the messages whose reply Flower has, or has declined.
     """
 
     def __init__(self, flower: Mapping[str, Callable[..., Any]]) -> None:
         self.flower = flower
         self.unfinished = Unfinished()
         self.attempts: Counter[str] = Counter()
+        self.settled: set[str] = set()
         self._lock = Lock()
 
     def finish(self, upload: Upload, state: LinkState, **others: object) -> None:
@@ -64,31 +65,36 @@ class Handover:
             HTTPException: 503, its database does not take it now.
             FlowerError: the run is over.
         """
-        if self._may_try(upload.replies_to):
+        if why_not := self._try_again(upload.replies_to):
+            log(WARNING, "a reply of node %s is dropped: %s", upload.request.node.node_id, why_not)
+        else:
             try:
                 self._hand_over(upload, state, others)
-            except HTTPException:  # busy, or full: of the two a node asks again after the first alone
+            except HTTPException:  # 503 is busy, 507 is full; a node asks again after a 503 alone
                 raise HTTPException(503, "the database is busy or full: try again") from None
             except FlowerError:
                 upload.end()
                 raise
             with self._lock:
-                self.attempts[upload.replies_to] = MAX_ATTEMPTS
-        else:
-            reason = "it is a second one, or the database did not take it"
-            log(WARNING, "a reply of node %s goes nowhere: %s", upload.request.node.node_id, reason)
+                self.settled.add(upload.replies_to)
         upload.end()
 
     def forget(self, message: str) -> None:
         """Forget the attempts of a message that its node cannot answer any more."""
         with self._lock:
             self.attempts.pop(message, None)
+            self.settled.discard(message)
 
-    def _may_try(self, message: str) -> bool:
-        """Whether Flower is handed a reply to it once more: a node may announce ever new ones."""
+    def _try_again(self, message: str) -> str:
+        """Count an attempt to hand over a reply to this message, or say why there is none: a node may announce ever
+        new ones."""
         with self._lock:
+            if message in self.settled:
+                return "it is a second one to one message"
+            if self.attempts[message] >= MAX_ATTEMPTS:
+                return f"the database did not take it in {MAX_ATTEMPTS} attempts"
             self.attempts[message] += 1
-            return self.attempts[message] <= MAX_ATTEMPTS
+        return ""
 
     def _hand_over(self, upload: Upload, state: LinkState, others: Mapping[str, object]) -> None:
         """Give Flower all of a reply or, if its database does not take it, nothing.
@@ -99,13 +105,13 @@ class Handover:
         # A ValueError is a contradiction to what is there, or Flower has declined the reply. Nobody may hear of it: the
         # reply is taken, and goes nowhere.
         with self.unfinished.arriving(upload.replies_to), suppress(ValueError), _one_transaction(state):
-            _check(state, upload.request)
+            _store_reply(state, upload.request)
             _take_out(state, upload.names)
             answer = self._announce(upload, state)
             self._store_objects(upload, answer, {"state": state, **others})
-            forget_message(state, upload.replies_to)
+            delete_objects_of(state, upload.replies_to)
             if isinstance(state, SqlLinkState):
-                forget_unheard(state, upload.run, upload.request.node.node_id)
+                delete_unread_replies(state, upload.run, upload.request.node.node_id)
 
     def _announce(self, upload: Upload, state: object) -> PushMessagesResponse:
         """Announce a reply to Flower.
@@ -141,8 +147,10 @@ def _one_transaction(state: object) -> AbstractContextManager[object]:
     return state.session() if isinstance(state, SqlMixin) else nullcontext()
 
 
-def _check(state: object, announced: PushMessagesRequest) -> None:
-    """Have Flower decline a reply before any part is touched: the time of it then tells nothing of what others sent.
+def _store_reply(state: object, announced: PushMessagesRequest) -> None:
+    """Store a reply's metadata before any object is touched; `push_messages` finds them, and stores them once.
+
+    A bad reply is declined here, so that the time which it takes tells nothing of what others sent.
 
     Raises:
         ValueError: Flower declines it.

@@ -114,10 +114,10 @@ class ReplyLimit(InFront):
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise HTTPException(400, "a node sends one reply at a time")
         with self.lock:
-            most = self._exchange(request.node.node_id).max_parts
+            max_parts = self._exchange(request.node.node_id).max_parts
         # Not one more is looked at: there may be millions.
-        if sum(1 for _ in islice(iterate_object_tree(request.message_object_trees[0]), most + 1)) > most:
-            raise HTTPException(413, f"a reply to this message may have {most} parts")
+        if sum(1 for _ in islice(iterate_object_tree(request.message_object_trees[0]), max_parts + 1)) > max_parts:
+            raise HTTPException(413, f"a reply to this message may have {max_parts} parts")
         self._count(request.node.node_id, "", request.ByteSize())
         return self.inner["push_messages"](request=request, **others)
 
@@ -144,9 +144,9 @@ class ReplyLimit(InFront):
         """
         with self.lock:
             exchange = self._exchange(node)
-            before, limit, most = exchange.sent.total, exchange.limit, exchange.max_parts
-            if name not in exchange.sent and len(exchange.sent) > most:  # the announcement is one too
-                raise HTTPException(413, f"a reply to this message may have {most} parts")
+            before, limit, max_parts = exchange.sent.total, exchange.limit, exchange.max_parts
+            if name not in exchange.sent and len(exchange.sent) > max_parts:  # the announcement is one too
+                raise HTTPException(413, f"a reply to this message may have {max_parts} parts")
             exchange.sent.note(name, size)
             sent = exchange.sent.total
         if sent > limit:

@@ -1,7 +1,8 @@
 """Who sends a long request, by its headers alone: known before it is read.
 
-Flower asks after it has read and parsed a request. Parsed it takes up to fifty times its size: 32 MiB of empty parts,
-from anybody who reached the port, took a gigabyte, and everybody else waited.
+Flower asks after it has read and parsed a request. Parsed it takes up to
+`door.PARSED_BYTES_PER_BYTE` times its size: 32 MiB of empty parts, from anybody who reached the port, took gigabytes
+in some connections, and everybody else waited.
 """
 
 import binascii

@@ -39,7 +39,7 @@ class Supervisor:
         self.asked = False
         self._process: subprocess.Popen[str] | None = None
 
-    def keep(self, resumes: int, held: Sequence[int] = ()) -> int:
+    def run(self, resumes: int, held: Sequence[int] = ()) -> int:
         """Run the program to an end that was its own.
 
         Args:
@@ -53,7 +53,7 @@ class Supervisor:
             signal.signal(number, self._pass_on)
         status: int = -signal.SIGKILL
         while -status in KILLED and not self.asked and self._may_start(resumes):
-            status = self._run(held)
+            status = self._run_once(held)
         # In one step: what is half removed is no task any more.
         ended = self.folder.rename(self.folder.with_name(f"ended-{self.folder.name}"))
         shutil.rmtree(ended, ignore_errors=True)
@@ -67,7 +67,7 @@ class Supervisor:
             starts.write(b"x")
             return True
 
-    def _run(self, held: Sequence[int]) -> int:
+    def _run_once(self, held: Sequence[int]) -> int:
         environment = os.environ | {"CLOISTER_TASK": str(self.folder), "CLOISTER_RUN_FILE": str(self.folder / RUN)}
         supervisor = os.getpid()
         self._process = subprocess.Popen(
@@ -121,7 +121,7 @@ def main(folder: Path, executor: int) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX)
             task = json.loads((folder / TASK).read_text())
             command = [sys.executable, "-P", str(APP), *task["arguments"]]
-            return 1 if Supervisor(command, task["token"], folder).keep(task["resumes"], [lock.fileno()]) else 0
+            return 1 if Supervisor(command, task["token"], folder).run(task["resumes"], [lock.fileno()]) else 0
     except FileNotFoundError:
         return 0  # whoever held the lock has brought the task to its end
 

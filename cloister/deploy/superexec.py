@@ -60,8 +60,8 @@ class QuietExecutor(SubprocessExecutor):
             pipe.write(f"{spec.token}\n")
 
 
-class KeepingExecutor(QuietExecutor):
-    """Starts each server app under a supervisor, which starts it again if it is killed; looks after supervisors too.
+class SupervisingExecutor(QuietExecutor):
+    """Starts each server app under a supervisor, which restarts it if it is killed; restarts killed supervisors too.
 
     When this process dies, its supervisors and their apps are killed by the kernel, and the next executor goes on with
     their tasks.
@@ -89,7 +89,7 @@ class KeepingExecutor(QuietExecutor):
         (made / LOCK).touch()
         task = {"arguments": arguments_of(spec), "token": spec.token, "resumes": self.resumes}
         (made / TASK).write_text(json.dumps(task))
-        self._keep(made.rename(self.tasks / made.name.replace("new-", f"task-{spec.task_id}-")))
+        self._supervise(made.rename(self.tasks / made.name.replace("new-", f"task-{spec.task_id}-")))
 
     def reconcile(self) -> None:
         """Go on with tasks whose supervisor or executor was killed; forget supervisors whose task is over."""
@@ -97,13 +97,15 @@ class KeepingExecutor(QuietExecutor):
             supervisor = self._supervisors.get(folder)
             if supervisor is None or supervisor.poll() is not None:
                 log(WARNING, "the supervisor of server app %s has died: it is started again", folder.name)
-                self._keep(folder)
+                self._supervise(folder)
         # Polled until they have ended: a process whose end nobody asks for stays in the kernel's table.
         self._supervisors = {
-            folder: one for folder, one in self._supervisors.items() if one.poll() is None or folder.exists()
+            folder: process
+            for folder, process in self._supervisors.items()
+            if process.poll() is None or folder.exists()
         }
 
-    def _keep(self, folder: Path) -> None:
+    def _supervise(self, folder: Path) -> None:
         # Flower gives a server app no output but its log.
         self._supervisors[folder] = subprocess.Popen(
             [sys.executable, "-P", str(SUPERVISOR), str(folder), str(os.getpid())],
@@ -134,8 +136,8 @@ def run(arguments: list[str], resumes: int = 0, tasks: Path | None = None) -> No
 
     Args:
         arguments: of `flower-superexec`.
-        resumes: as in `KeepingExecutor`; 0: nothing is started again.
-        tasks: as in `KeepingExecutor`.
+        resumes: as in `SupervisingExecutor`; 0: nothing is started again.
+        tasks: as in `SupervisingExecutor`.
 
     Raises:
         ConfigError: an option asks for another executor, or none is there for `tasks`; this flwr has its own elsewhere.
@@ -147,7 +149,7 @@ def run(arguments: list[str], resumes: int = 0, tasks: Path | None = None) -> No
         raise ConfigError("this flwr has its executors elsewhere: a task's token could not be kept out of arguments")
     if resumes and not tasks:
         raise ConfigError("--resume needs --tasks: a folder in which the next executor finds what this one has begun")
-    executor = KeepingExecutor(resumes, tasks.absolute()) if resumes and tasks else QuietExecutor()
+    executor = SupervisingExecutor(resumes, tasks.absolute()) if resumes and tasks else QuietExecutor()
     names["get_executor"] = lambda *_, **__: executor
     handshakes.install(run_superexec)
     sys.argv = ["flower-superexec", *arguments]

@@ -34,13 +34,13 @@ from cloister.core.files import DAY
 from cloister.deploy import certificates, database, revoked
 from cloister.deploy.abandoned import Abandoned, Sending
 from cloister.deploy.apart import OwnMessages
-from cloister.deploy.busy import AskedAgain
+from cloister.deploy.cleanup import DeletesExpired
 from cloister.deploy.credentials import is_known, read_digests
 from cloister.deploy.door import App, Door
+from cloister.deploy.http_protocol import BoundedH11Protocol
 from cloister.deploy.interrupted import DeliveredMessage, recover
-from cloister.deploy.leftovers import Leftovers
-from cloister.deploy.prompt import Prompt
 from cloister.deploy.replies import ReplyLimit
+from cloister.deploy.retries import RetryWhenBusy
 from cloister.deploy.runs import RunningRuns
 from cloister.deploy.senders import KnownSenders
 from cloister.deploy.shortcut import Shortcut
@@ -103,7 +103,7 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
         app=closed_app(replace(config, authn_plugin=OperatorsOnly(digests)), before),
         host=config.host,
         port=config.port,
-        http=Prompt,
+        http=BoundedH11Protocol,
         ws="none",
         log_config=get_uvicorn_log_config(console_handler.level),
         ssl_keyfile=config.ssl_keyfile,
@@ -122,12 +122,12 @@ def closed_app(config: SuperLinkLifespanConfig, before: Sequence[DeliveredMessag
     path = _file_of(config.database)
     own = OwnMessages(before, path.parent if path else None)
     own.install()
-    Leftovers().install()
+    DeletesExpired().install()
     WholeReplies(own.handover.unfinished).install()
     abandoned = Abandoned(before)
     abandoned.install()
     Sending(abandoned).install()
-    AskedAgain().install()
+    RetryWhenBusy().install()
     # Outermost: it counts also what the objects' guard does not hand on.
     ReplyLimit().install()
     RunningRuns().install()

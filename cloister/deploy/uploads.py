@@ -88,7 +88,7 @@ class Upload:
         """Whether every part has been kept."""
         return len(self._places) == len(self._children)
 
-    def has(self, name: str, content: bytes) -> bool:
+    def is_valid_part(self, name: str, content: bytes) -> bool:
         """Whether this is a part of the reply, and says itself what was announced of it."""
         if name not in self._children or get_object_id(content) != name:
             return False

@@ -39,7 +39,7 @@ def refuse_impossible_budget(prepared: Prepared) -> None:
     raise BudgetExhausted(
         f"not one round fits privacy.max-epsilon = {budget.max_epsilon:g} at privacy.target-delta = {budget.delta:g}: "
         f"one takes {at_most(100 * each / budget.limit)} % of it{left}; use a larger budget"
-        f"{_more_noise(NOISE, lambda: _least_of_server(prepared), plan.config.num_rounds)}"
+        f"{_more_noise(NOISE, lambda: _minimum_multiplier_of_server(prepared), plan.config.num_rounds)}"
     )
 
 
@@ -59,21 +59,23 @@ def refuse_idle_clients(plan: Plan, grid: Grid) -> None:
     if not limit:
         return
     sizes, kept = sizes_known(plan, grid), filter_for("renyi", limit, privacy.target_delta)
-    room = kept.limit(limit, privacy.target_delta)
+    available = kept.limit(limit, privacy.target_delta)
 
     def dearest(multiplier: float) -> list[float]:
         return [sum(cost(kept, event, "add-or-remove") for event in at) for at in _of_clients(plan, sizes, multiplier)]
 
     each = min(dearest(privacy.client.noise_multiplier), default=0.0)
-    if each <= room or math.isinf(each):
+    if each <= available or math.isinf(each):
         return
-    least = _more_noise(
-        CLIENT_NOISE, lambda: minimum_multiplier(lambda z: rounds * max(dearest(z)), room, f"ε = {limit:g}"), rounds
+    remedy = _more_noise(
+        CLIENT_NOISE,
+        lambda: minimum_multiplier(lambda z: rounds * max(dearest(z)), available, f"ε = {limit:g}"),
+        rounds,
     )
     raise BudgetExhausted(
         f"not one round fits privacy.client-max-epsilon = {limit:g} at privacy.target-delta = "
-        f"{privacy.target_delta:g}, so that no client would train: one takes {at_most(100 * each / room)} % of it, "
-        f"or more; use a larger budget{least}"
+        f"{privacy.target_delta:g}, so that no client would train: one takes {at_most(100 * each / available)} % of "
+        f"it, or more; use a larger budget{remedy}"
     )
 
 
@@ -86,16 +88,16 @@ def _of_clients(plan: Plan, sizes: Sequence[LocalSteps], multiplier: float) -> l
     return [[Gaussian(multiplier), *choice]] if isinstance(privacy.client.noise_on_update, LocalGaussian) else []
 
 
-def _least_of_server(prepared: Prepared) -> float:
+def _minimum_multiplier_of_server(prepared: Prepared) -> float:
     config = parse({**prepared.plan.config.flat(), NOISE: "auto", **SWITCHED_OFF})
     claim = build(config).strategy.calibrated(prepared.layout, config.num_rounds).claim()
     return float(claim.parameters[NOISE])
 
 
-def _more_noise(key: str, least: Callable[[], float], rounds: int) -> str:
+def _more_noise(key: str, minimum: Callable[[], float], rounds: int) -> str:
     """With how much noise all rounds would fit; empty where there is no such noise, or none that could be chosen."""
     try:
-        found = least()
+        found = minimum()
     except (CloisterError, KeyError):
         return ""
     return f", or {key} of {rounded_up(found):.4g} or more for {rounds} rounds"

@@ -43,15 +43,15 @@ class Progress:
     state: State
 
     @classmethod
-    def of(cls, number: int, arrays: ArrayRecord, parts: Mapping[str, Stateful]) -> "Progress":
+    def of(cls, number: int, arrays: ArrayRecord, stateful: Mapping[str, Stateful]) -> "Progress":
         """Where a run stands now.
 
         Args:
             number: of the round that is finished.
             arrays: its global model.
-            parts: of state, by name.
+            stateful: the objects that keep state from round to round, by name.
         """
-        state = joined({name: each.state_dict() for name, each in parts.items()})
+        state = joined({name: one.state_dict() for name, one in stateful.items()})
         return cls(number, from_record(arrays), state)
 
     def save(self, directory: RunDirectory, keep: int) -> None:
@@ -98,26 +98,26 @@ class Progress:
         except Exception as error:  # what readers of archives raise has no common name
             raise ConfigError(f"resume: {path} and its checkpoint cannot be read: {type(error).__name__}") from None
 
-    def restore(self, parts: Mapping[str, Stateful]) -> None:
+    def restore(self, stateful: Mapping[str, Stateful]) -> None:
         """Let everything that keeps state go on from here.
 
         Args:
-            parts: of the same names as those it was made of.
+            stateful: of the same names as those it was made of.
 
         Raises:
             ConfigError: one does not say how, or what was saved is of another kind.
             LedgerError: the ledger does not hold the releases of the run.
         """
-        for name, each in parts.items():
+        for name, one in stateful.items():
             try:
-                each.load_state_dict(part(self.state, name))
+                one.load_state_dict(part(self.state, name))
             except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
                 raise ConfigError(
                     f"resume: what was saved of the run's {name} does not fit: {type(error).__name__}"
                 ) from None
 
 
-def parts_with_state(plan: Plan, stopping: EarlyStopping) -> dict[str, Stateful]:
+def stateful_objects(plan: Plan, stopping: EarlyStopping) -> dict[str, Stateful]:
     """Everything of a run on the server that keeps state from round to round, by name.
 
     Args:

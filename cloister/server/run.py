@@ -38,7 +38,7 @@ from cloister.server.lasting import (
 )
 from cloister.server.loop import Observer, Round, RoundLoop
 from cloister.server.prepare import prepare
-from cloister.server.progress import Progress, parts_with_state
+from cloister.server.progress import Progress, stateful_objects
 from cloister.server.quorum import Quorum
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
@@ -230,7 +230,7 @@ def _go_on(scene: _Scene, earlier: Earlier, grid: Grid) -> None:
     """Restore everything that keeps state, and take away what was written after that. Refusals come first."""
     plan, directory, progress = scene.plan, scene.directory, earlier.progress
     if progress is not None:
-        progress.restore(parts_with_state(plan, scene.stopping))
+        progress.restore(stateful_objects(plan, scene.stopping))
     earlier.refuse_more_rounds(plan.config, plan.claim.status == "sound" or plan.config.privacy.client.is_on)
     remember(grid, directory)
     scene.rounds.extend(map(Round.of_line, directory.cut(earlier.last_round)))
@@ -457,7 +457,7 @@ def _observers(scene: _Scene, grid: Grid) -> Iterator[list[Observer]]:
     def settle_round(done: Round, arrays: ArrayRecord) -> None:
         """From here on a run that breaks off goes on after this round: everything about it is written."""
         _save_memories(scene, grid)
-        progress = Progress.of(done.number, arrays, parts_with_state(plan, scene.stopping))
+        progress = Progress.of(done.number, arrays, stateful_objects(plan, scene.stopping))
         progress.save(directory, plan.config.keep_checkpoints)
 
     told: list[Observer] = [settle_round, scene.narrator, *([scene.tracker] if scene.tracker else [])]

@@ -29,8 +29,8 @@ ANNOUNCING = "/push-messages"
 """How the address of the request ends in which a SuperLink hears of messages, before their parts."""
 RENEWALS = 10
 """How often messages are sent anew that have expired on their way to the SuperLink, or are announced again."""
-ANNOUNCED = OBJECT_PUSH_SESSION_TTL_SECONDS / 2
-"""Seconds for which the SuperLink surely expects the parts of messages that it has heard of."""
+SAFE_TO_ANNOUNCE_AGAIN = OBJECT_PUSH_SESSION_TTL_SECONDS / 2
+"""Seconds after the first announcement in which the SuperLink still knows the messages: half of Flower's limit."""
 
 AHEAD = 5.0
 """Seconds that the clock of the SuperLink may be ahead: messages have expired for it, and not yet here."""
@@ -98,20 +98,22 @@ class PatientGrid(WatchedGrid):
                 too many renewals.
             ObjectPushError: it declines parts for too long, or too often.
         """
-        begun = time.monotonic()
+        begun, accepted = time.monotonic(), False
         for _ in range(RENEWALS):
             try:
                 return list(self._inner.push_messages(messages))
             except ObjectPushError:
+                accepted = True
                 # Later it may have given the messages up, and would take them for new: a node may have a whole one.
-                if time.monotonic() - begun > ANNOUNCED:
+                if time.monotonic() - begun > SAFE_TO_ANNOUNCE_AGAIN:
                     raise
                 logger.log(WARNING, "the SuperLink declined a part of a message; the messages are announced again")
             except HTTPStatusError as error:
                 # Its text is that of any error of the SuperLink, so only the messages can tell. Once their parts are on
                 # the way a node may have a whole one: it would train, and release, twice.
-                if not error.request.url.path.endswith(ANNOUNCING) or not _renewed(messages):
+                if accepted or not error.request.url.path.endswith(ANNOUNCING) or not _renewed(messages):
                     raise
+                begun = time.monotonic()  # renewed messages are new to the SuperLink
                 logger.log(WARNING, "messages expired while no SuperLink answered; they are sent anew")
         return list(self._inner.push_messages(messages))
 

@@ -22,7 +22,7 @@ CLIENTS = 5
 MODEL = {"kernel": np.zeros((30, 10), np.float32), "bias": np.zeros(25, np.float64)}
 """1,400 bytes; five of them are 7,000."""
 DP = {"noise_multiplier": 1.0, "clipping_norm": 1.0}
-HOLDERS = {
+COMPONENTS = {
     "strategy FedAvg": lambda: Screened(all_nodes()),
     "strategy Krum": lambda: Screened(Krum(min_train_nodes=1, min_available_nodes=1)),
     "privacy.server = 'metric' around strategy FedAvg": lambda: MetricDP(all_nodes(), **DP),
@@ -46,22 +46,22 @@ def asked(strategy, model=MODEL):
     return seen
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_replies_that_have_to_be_held_are_refused_before_anybody_is_asked(free, holder):
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_replies_that_have_to_be_held_are_refused_before_anybody_is_asked(free, component):
     free(5600)
     with pytest.raises(ConfigError) as refused:
-        asked(HOLDERS[holder]())
+        asked(COMPONENTS[component]())
     assert str(refused.value).startswith(
-        f"{holder} has to see all replies of a round together: 5 clients with 1.4 kB each need 7 kB, and 5.6 kB of "
+        f"{component} has to see all replies of a round together: 5 clients with 1.4 kB each need 7 kB, and 5.6 kB of "
         "memory are free. Ask fewer clients (strategy.fraction-train), "
     )
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("component", COMPONENTS)
 @pytest.mark.parametrize("enough", [7000, 10**12, None])
-def test_with_memory_for_them_they_are_asked(free, holder, enough):
+def test_with_memory_for_them_they_are_asked(free, component, enough):
     free(enough)
-    strategy, grid = HOLDERS[holder](), grid_of(lambda node, sent: content(sent), CLIENTS)
+    strategy, grid = COMPONENTS[component](), grid_of(lambda node, sent: content(sent), CLIENTS)
     assert len(list(strategy.configure_train(1, to_record(MODEL), ConfigRecord(), grid))) == CLIENTS
 
 

@@ -10,7 +10,7 @@ from open_link import SuperLink, nodes_of
 
 from cloister.deploy.abandoned import Sending
 from cloister.deploy.apart import OwnMessages
-from cloister.deploy.busy import AskedAgain
+from cloister.deploy.retries import RetryWhenBusy
 from cloister.deploy.runs import RunningRuns
 from cloister.deploy.unfinished import WholeReplies
 
@@ -20,7 +20,7 @@ def flower_as_it_was(monkeypatch):
     """What is put in the place of Flower's functions is taken away after the test."""
     for module, names in [
         (fleet_handlers, (*OwnMessages.names, *RunningRuns.names)),
-        (runtime_handlers, (*WholeReplies.names, *Sending.names, *AskedAgain.names)),
+        (runtime_handlers, (*WholeReplies.names, *Sending.names, *RetryWhenBusy.names)),
         (control_handlers, ("register_node",)),
         (sql_mixin, ("SQLITE_PRAGMAS",)),
     ]:

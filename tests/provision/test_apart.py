@@ -109,7 +109,7 @@ def test_flower_is_not_handed_a_reply_without_end(link, nodes, monkeypatch, capl
             nodes[0].push(answer.session_id, reply.object_id, reply.deflate())
     assert nodes[0].push(answer.session_id, reply.object_id, reply.deflate())
     assert link.own.nodes[nodes[0].id].upload.is_told
-    assert "goes nowhere" in caplog.text and not link.is_complete(message)
+    assert "is dropped: the database did not take it" in caplog.text and not link.is_complete(message)
 
 
 def test_flower_is_not_handed_ever_new_replies_to_one_message(link, nodes, monkeypatch):

@@ -47,7 +47,7 @@ class Connection:
         return self.status
 
 
-@pytest.mark.parametrize("waits", ["REQUEST_SILENCE", "RECEIVING"])
+@pytest.mark.parametrize("waits", ["REQUEST_SILENCE", "REQUEST_TIMEOUT"])
 def test_a_request_that_does_not_go_on_is_asked_for_again_and_gives_its_memory_back(monkeypatch, waits):
     monkeypatch.setattr(door, waits, 0.01)
     closed = Door(reading, anybody)
@@ -90,7 +90,7 @@ def test_requests_that_are_many_are_asked_to_come_again():
 
 def test_what_a_request_becomes_in_memory_counts():
     """32 MiB of empty parts took a gigabyte."""
-    closed = Door(reading, anybody, max_held=100 * door.GROWTH)
+    closed = Door(reading, anybody, max_held=100 * door.PARSED_BYTES_PER_BYTE)
     assert asyncio.run(Connection(b"x" * 100, path="/v1/fleet/push-messages").to(closed)) == 200
     assert asyncio.run(Connection(b"x" * 101, path="/v1/fleet/push-messages").to(closed)) == 503
     assert asyncio.run(Connection(b"x" * 101).to(closed)) == 200 and closed.held.total() == 0
@@ -129,7 +129,7 @@ class Unread(Connection):
             self.got.append((len(event["body"]), event.get("more_body", False)))
 
 
-LONG = door.SHORT + 1
+LONG = door.MAX_UNAUTHENTICATED + 1
 
 
 def answering(size):
@@ -171,12 +171,15 @@ class TestAnswers:
     @pytest.mark.parametrize("path", ["/v1/fleet/pull-messages", "/v1/runtime/pull-messages", "/v1/control/start-run"])
     def test_what_is_told_once_is_not_refused(self, path):
         """Flower marks a message as delivered, deletes a reply, or begins a run, before it answers."""
-        closed, peer = Door(answering(LONG), anybody, max_held=door.GROWTH), Unread(9, b"a2V5", path=path)
+        closed, peer = (
+            Door(answering(LONG), anybody, max_held=door.PARSED_BYTES_PER_BYTE),
+            Unread(9, b"a2V5", path=path),
+        )
         assert asyncio.run(peer.to(closed)) == 200 and peer.got == [(LONG, True), (0, False)]
         assert closed.held.total() == 0
 
     def test_nobody_has_longer_than_that_for_it(self, monkeypatch):
-        monkeypatch.setattr(door, "SENDING", 0.05)
+        monkeypatch.setattr(door, "WRITE_TIMEOUT", 0.05)
         closed, peer = Door(answering(LONG), anybody), Unread(1, b"a2V5")
         asyncio.run(asyncio.wait_for(peer.to(closed), 20))
         assert peer.got == [(LONG, True)] and closed.held.total() == 0
@@ -220,9 +223,9 @@ class TestBehindLayers:
     @pytest.mark.parametrize(
         ("path", "held", "status"),
         [
-            ("/v1/control/start-run", door.GROWTH * LONG, 200),
+            ("/v1/control/start-run", door.PARSED_BYTES_PER_BYTE * LONG, 200),
             ("/v1/control/start-run", 9, 503),
-            (PULL, door.GROWTH * LONG, 503),
+            (PULL, door.PARSED_BYTES_PER_BYTE * LONG, 503),
         ],
     )
     def test_a_refusal_is_told(self, layered, path, held, status):
@@ -268,27 +271,30 @@ class TestSenders:
         return Door(application, nobody)
 
     def test_one_that_says_how_long_it_is_is_not_read(self, closed, asked):
-        assert asyncio.run(Connection(bytes(door.SHORT + 1), says=door.SHORT + 1).to(closed)) == 401
+        assert (
+            asyncio.run(Connection(bytes(door.MAX_UNAUTHENTICATED + 1), says=door.MAX_UNAUTHENTICATED + 1).to(closed))
+            == 401
+        )
         assert asked == ([], [SCOPE["path"]])
 
-    @pytest.mark.parametrize("says", [None, 1, door.SHORT])
+    @pytest.mark.parametrize("says", [None, 1, door.MAX_UNAUTHENTICATED])
     def test_one_that_does_not_is_not_read_to_its_end(self, closed, asked, says):
-        pieces = [bytes(door.SHORT), b"x", b"y"]
+        pieces = [bytes(door.MAX_UNAUTHENTICATED), b"x", b"y"]
         assert asyncio.run(Connection(*pieces, says=says).to(closed)) == 401
-        assert asked == ([door.SHORT], [SCOPE["path"]]) and closed.held.total() == 0
+        assert asked == ([door.MAX_UNAUTHENTICATED], [SCOPE["path"]]) and closed.held.total() == 0
 
-    @pytest.mark.parametrize("says", [None, door.SHORT])
+    @pytest.mark.parametrize("says", [None, door.MAX_UNAUTHENTICATED])
     def test_a_short_one_is(self, closed, asked, says):
-        assert asyncio.run(Connection(bytes(door.SHORT), says=says).to(closed)) == 200
-        assert asked == ([door.SHORT], [])
+        assert asyncio.run(Connection(bytes(door.MAX_UNAUTHENTICATED), says=says).to(closed)) == 200
+        assert asked == ([door.MAX_UNAUTHENTICATED], [])
 
-    @pytest.mark.parametrize("says", [None, door.SHORT + 3])
+    @pytest.mark.parametrize("says", [None, door.MAX_UNAUTHENTICATED + 3])
     def test_somebody_who_is_known_is_asked_for_once(self, says):
         questions = []
 
         async def known(scope):
             questions.append(scope)
 
-        pieces = [bytes(door.SHORT), b"x", b"y", b"z"]
+        pieces = [bytes(door.MAX_UNAUTHENTICATED), b"x", b"y", b"z"]
         assert asyncio.run(Connection(*pieces, says=says).to(Door(reading, known))) == 200
         assert len(questions) == 1

@@ -10,7 +10,7 @@ from open_link import MODEL, TRAINED, SuperLink, content, labelled, names_of
 
 from cloister.core.arrays import to_record
 from cloister.deploy import handover
-from cloister.deploy.apart import LONGEST
+from cloister.deploy.apart import MAX_RUNTIME
 
 
 @pytest.fixture
@@ -84,14 +84,14 @@ def test_no_part_is_touched_for_a_reply_that_is_declined(link, nodes, monkeypatc
     nodes[0].fetch()
     if not said:
         nodes[0].reply(message, MODEL)
-        link.own.handover.attempts.clear()  # as if it had been the first one
+        link.own.handover.settled.clear()  # as if it had been the first one
     before = len(taken)
     nodes[0].reply(message, MODEL | {"bias": TRAINED["bias"]}, **said)
     assert len(taken) == before == (not said)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [(3.0, 3.0), (float("inf"), 0.0), (float("nan"), 0.0), (-1.0, 0.0), (LONGEST + 1, 0.0)]
+    ("seconds", "told"), [(3.0, 3.0), (float("inf"), 0.0), (float("nan"), 0.0), (-1.0, 0.0), (MAX_RUNTIME + 1, 0.0)]
 )
 def test_operators_are_shown_a_sum_of_times_that_can_be(link, nodes, seconds, told):
     message = link.send(nodes[0])

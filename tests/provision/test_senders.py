@@ -12,11 +12,11 @@ from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from starlette.testclient import TestClient
 
 from cloister.deploy.credentials import digest_of
-from cloister.deploy.door import SHORT
+from cloister.deploy.door import MAX_UNAUTHENTICATED
 from cloister.deploy.superlink import OperatorsOnly, closed_app
 
 pytestmark = pytest.mark.usefixtures("flower_as_it_was")
-LONG = bytes(SHORT + 1)
+LONG = bytes(MAX_UNAUTHENTICATED + 1)
 """No protobuf: whoever is known hears so."""
 OBJECT, ANNOUNCED = "/v1/fleet/push-object", "/v1/fleet/push-messages"
 APPS, OPERATORS = "/v1/runtime/push-messages", "/v1/control/start-run"
@@ -88,12 +88,12 @@ def test_another_one_is_not(superlink, parsed, registered, path, kind):
     elif kind == "no key":
         headers = headers | {FLEET_HTTP_PUBLIC_KEY_HEADER: "AAAA"}
     else:
-        headers, body = WIRE, iter([LONG[:SHORT], LONG[SHORT:]])
+        headers, body = WIRE, iter([LONG[:MAX_UNAUTHENTICATED], LONG[MAX_UNAUTHENTICATED:]])
     assert not is_read(superlink, parsed, path, headers, body)
 
 
 def test_a_short_request_is_read_from_anybody(superlink, parsed):
-    assert superlink.post(OBJECT, content=LONG[1:], headers=WIRE).status_code == 400 and parsed == [SHORT]
+    assert superlink.post(OBJECT, content=LONG[1:], headers=WIRE).status_code == 400 and parsed == [MAX_UNAUTHENTICATED]
 
 
 def test_an_app_is_known_by_the_token_of_its_task(app, superlink, parsed):

@@ -166,7 +166,7 @@ class TestAKilledApp:
         script = tmp_path / "app.py"
         script.write_text(DIES)
         (tmp_path / "task").mkdir()
-        source = f"print(Supervisor(sys.argv[1:], {TOKEN!r}, Path({str(tmp_path / 'task')!r})).keep({resumes}))"
+        source = f"print(Supervisor(sys.argv[1:], {TOKEN!r}, Path({str(tmp_path / 'task')!r})).run({resumes}))"
         command = [sys.executable, "-c", SUPERVISOR + source, sys.executable, str(script)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["app.py", "seen"], "its task is over"
@@ -188,7 +188,7 @@ class TestAKilledApp:
             "except KeyboardInterrupt:\n    sys.exit(3)\n"
         )
         (tmp_path / "task").mkdir()
-        source = f"sys.exit(Supervisor(sys.argv[1:], {TOKEN!r}, Path({str(tmp_path / 'task')!r})).keep(5))"
+        source = f"sys.exit(Supervisor(sys.argv[1:], {TOKEN!r}, Path({str(tmp_path / 'task')!r})).run(5))"
         supervisor = subprocess.Popen(
             [sys.executable, "-c", SUPERVISOR + source, sys.executable, str(script)], stdout=subprocess.PIPE, text=True
         )
@@ -237,7 +237,7 @@ from cloister.deploy import superexec
 superexec.SUPERVISOR = Path(sys.argv[2])
 kind = superexec.TaskType.SERVER_APP
 spec = superexec.ExecutionSpec(kind, "127.0.0.1:1", sys.argv[3], True, None, False, None, True, 1)
-superexec.KeepingExecutor(3, Path(sys.argv[1])).launch(spec)
+superexec.SupervisingExecutor(3, Path(sys.argv[1])).launch(spec)
 time.sleep(600)
 """
 
@@ -278,13 +278,13 @@ class TestAnExecutorThatDies:
             (folder,) = (tmp_path / "tasks").iterdir()
             assert folder.stat().st_mode & 0o777 == 0o700, "it holds a token"
             first.kill()
-        superexec.KeepingExecutor(3, tmp_path / "tasks").reconcile()
+        superexec.SupervisingExecutor(3, tmp_path / "tasks").reconcile()
         assert self.started(tmp_path, 2)[0] == killed and not alive(killed)
         (tmp_path / "end").touch()
         gone(folder)
 
     def test_starts_a_supervisor_again_that_was_killed(self, tmp_path, supervisor):
-        executor = superexec.KeepingExecutor(3, tmp_path / "tasks")
+        executor = superexec.SupervisingExecutor(3, tmp_path / "tasks")
         executor.launch(task())
         (killed,) = self.started(tmp_path, 1)
         (folder,) = (tmp_path / "tasks").iterdir()
@@ -311,7 +311,7 @@ while not folder.parent.with_name("end").exists():
 def test_a_supervisor_whose_task_is_over_leaves_no_entry_in_the_table_of_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(superexec, "SUPERVISOR", tmp_path / "supervisor.py")
     superexec.SUPERVISOR.write_text(ENDS_ITS_TASK)
-    executor = superexec.KeepingExecutor(3, tmp_path / "tasks")
+    executor = superexec.SupervisingExecutor(3, tmp_path / "tasks")
     executor.launch(task())
     ((folder, supervisor),) = executor._supervisors.items()
     gone(folder)

@@ -1,6 +1,7 @@
 """Waiting for replies, on a grid whose clock is turned by hand."""
 
 import time
+from collections.abc import Iterator
 
 import pytest
 from flwr.app import Error, Message, RecordDict
@@ -11,7 +12,7 @@ from support import content, zeros
 
 from cloister.core.identity import assume_run
 from cloister.server import stragglers as patience
-from cloister.server.stragglers import ANNOUNCED, GRACE_SECONDS, POLL_SECONDS, RENEWALS, PatientGrid
+from cloister.server.stragglers import GRACE_SECONDS, POLL_SECONDS, RENEWALS, SAFE_TO_ANNOUNCE_AGAIN, PatientGrid
 
 
 def refused(path):
@@ -156,7 +157,7 @@ class Away:
         if self.away:
             for message in messages:  # so much time has passed
                 message.metadata.created_at -= self.away.pop()
-            raise self.error
+            raise next(self.error) if isinstance(self.error, Iterator) else self.error
         return self.sent[-1]
 
     def pull_messages(self, ids):
@@ -200,10 +201,24 @@ class TestASuperLinkThatIsAway:
         assert caplog.text.count("announced again") == 2
 
     def test_parts_that_were_declined_after_a_while_are_an_error(self, monkeypatch):
-        clock = iter([0.0, ANNOUNCED - 1, ANNOUNCED + 1])
+        clock = iter([0.0, SAFE_TO_ANNOUNCE_AGAIN - 1, SAFE_TO_ANNOUNCE_AGAIN + 1])
         monkeypatch.setattr(patience.time, "monotonic", lambda: next(clock))
         inner = Away([0.0] * 50, DECLINED)
         with pytest.raises(ObjectPushError):
+            self.ask(inner)
+        assert len(inner.sent) == 2
+
+    def test_renewed_messages_have_all_of_that_time_again(self, monkeypatch):
+        clock = iter([0.0, SAFE_TO_ANNOUNCE_AGAIN, 2 * SAFE_TO_ANNOUNCE_AGAIN])
+        monkeypatch.setattr(patience.time, "monotonic", lambda: next(clock, 1e6))
+        inner = Away([0.0, 100.0], iter([REFUSED, DECLINED]))
+        self.ask(inner)
+        assert len(inner.sent) == 3
+
+    def test_messages_whose_parts_were_on_the_way_are_not_renewed(self):
+        """A node may have a whole one."""
+        inner = Away([100.0, 0.0], iter([DECLINED, REFUSED]))
+        with pytest.raises(HTTPStatusError):
             self.ask(inner)
         assert len(inner.sent) == 2
 

@@ -83,11 +83,14 @@ class Gradients:
             losses = self.losses(x, y)
             return losses if shares is None else losses * tf.cast(shares, losses.dtype)
 
-        calls = record(self.layers, forward)
         # A call that the loss does not depend on has no gradient.
-        needed = [[call for call in heard if any(delta is not None for delta in call.deltas)] for heard in calls]
-        heard = zip(self.layers, needed, strict=True)
-        found = [(captured, _part(captured, own, rows)) for captured, own in heard if own]
+        calls = [
+            [call for call in own if any(delta is not None for delta in call.deltas)]
+            for own in record(self.layers, forward)
+        ]
+        found = [
+            (captured, _part(captured, own, rows)) for captured, own in zip(self.layers, calls, strict=True) if own
+        ]
         self.kernels = {captured.layer.path: part.kernel for captured, part in found}
         return [(captured.variables, part) for captured, part in found]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cloister.tasks.pictures.kinds import MAX_PIXELS, MAX_SIDE, is_safe_to_decode
+from cloister.tasks.pictures.formats import MAX_PIXELS, MAX_SIDE, is_safe_to_decode
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm")
 
@@ -35,7 +35,7 @@ def grey(encoded: bytes, shape: tuple[int, int]) -> NDArray[np.float32] | None:
 
 
 def _decoded(encoded: bytes) -> NDArray | None:
-    # Read when OpenCV is loaded; see `kinds` for what it does not hold against them.
+    # OpenCV reads these limits when it is loaded. `formats` checks what OpenCV does not.
     os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MAX_PIXELS))
     for side in ("WIDTH", "HEIGHT"):
         os.environ.setdefault(f"OPENCV_IO_MAX_IMAGE_{side}", str(MAX_SIDE))

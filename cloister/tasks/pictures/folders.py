@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cloister.core.errors import DataError
 from cloister.tasks.pictures.decode import is_image
-from cloister.tasks.pictures.kinds import MAX_BYTES
+from cloister.tasks.pictures.formats import MAX_BYTES
 from cloister.tasks.pictures.picture import Part, Picture, class_named
 
 PARTS: dict[str, Part] = {"train": "train", "test": "test"}

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloister.core.errors import DataError
-from cloister.tasks.pictures.kinds import MAX_BYTES
+from cloister.tasks.pictures.formats import MAX_BYTES
 from cloister.tasks.pictures.picture import Part, Picture, class_named
 
 if TYPE_CHECKING:
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 PART = re.compile(r"(train|test)(?![a-z])")
 """What the name of a file of a split begins with."""
-DIGITS, LETTERS = 9, 200
-"""Of a label that is a number, and of one that is a name: one of more is none."""
-ROWS, LABELS = 64, 2**16
-"""Images, and labels, that are read at once."""
-GROUP, NAMES = 2**29, 2**26
-"""Bytes of the images, and of the labels, of a row group: reading takes a few times as much, and no more are read."""
+MAX_LABEL_DIGITS, MAX_LABEL_LETTERS = 9, 200
+"""Of a label that is a number, and of one that is a name. A longer one is no label."""
+IMAGES_AT_ONCE, LABELS_AT_ONCE = 64, 2**16
+"""How many images, and labels, are read at once."""
+MAX_IMAGE_BYTES, MAX_LABEL_BYTES = 2**29, 2**26
+"""Uncompressed bytes of the image column, and of the label column, of one row group. Row groups above them are not
+read: reading takes a few times as much."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,10 @@ def _images(path: Path) -> Iterator[bytes]:
         # The name of a file beside its bytes is not needed, and may be no text.
         column = "image.bytes" if _has_bytes(file.schema_arrow.field("image").type) else "image"
         for number in range(file.num_row_groups):
-            if _size(file, number, "image") > GROUP:
+            if (size := _size(file, number, "image")) > MAX_IMAGE_BYTES:
                 yield from repeat(b"", file.metadata.row_group(number).num_rows)
                 continue
-            for cells in _batches(file, number, column, min(ROWS, GROUP // _size(file, number, "image"))):
+            for cells in _batches(file, number, column, min(IMAGES_AT_ONCE, MAX_IMAGE_BYTES // size)):
                 yield from map(_bytes, cells.field("bytes") if _has_bytes(cells.type) else cells)
 
 
@@ -153,9 +154,9 @@ def _label_cells(file: "ParquetFile") -> Iterator[object]:
         ValueError: labels take more memory than any do.
     """
     for number in range(file.num_row_groups):
-        if (size := _size(file, number, "label")) > NAMES:
+        if (size := _size(file, number, "label")) > MAX_LABEL_BYTES:
             raise ValueError("labels are too long")
-        for cells in _batches(file, number, "label", min(LABELS, NAMES // size)):
+        for cells in _batches(file, number, "label", min(LABELS_AT_ONCE, MAX_LABEL_BYTES // size)):
             yield from (cells.cast("binary") if _is_text(cells.type) else cells).to_pylist()
 
 
@@ -171,10 +172,10 @@ def _number(value: object, classes: Sequence[str]) -> int:
     """A label by itself: a whole number, or the name of a class; -1 where it is neither."""
     if isinstance(value, float):
         value = int(value) if value.is_integer() else -1
-    if isinstance(value, bytes) and len(value) <= LETTERS:
+    if isinstance(value, bytes) and len(value) <= MAX_LABEL_LETTERS:
         text = value.decode("utf-8", "replace").strip()
-        value = int(text) if text.isdecimal() and len(text) < DIGITS else class_named(text, classes)
-    return value if isinstance(value, int) and abs(value) < 10**DIGITS else -1
+        value = int(text) if text.isdecimal() and len(text) < MAX_LABEL_DIGITS else class_named(text, classes)
+    return value if isinstance(value, int) and abs(value) < 10**MAX_LABEL_DIGITS else -1
 
 
 def _names(metadata: dict[bytes, bytes]) -> list[str] | None:

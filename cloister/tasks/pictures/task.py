@@ -144,7 +144,7 @@ class PictureTask(Task):
             The examples of each part: x of shape (n, size, size, 1), from 0 to 1.
 
         Raises:
-            DataError: one cannot, and `task.skip-damaged` does not say to leave it out.
+            DataError: an image is damaged, and `task.skip-damaged` is off.
         """
         order = np.concatenate(parts)
         pixels, labels = decoded(source, self.size, order), labels_of(source)[order]
@@ -166,7 +166,7 @@ class PictureTask(Task):
         """Warn of damaged images that are left out.
 
         Raises:
-            DataError: `task.skip-damaged` does not say to leave them out.
+            DataError: `task.skip-damaged` is off.
         """
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         what = f"{source.root} holds {counted(len(names), 'damaged image')}: {', '.join(names[:NAMED])}{more}"

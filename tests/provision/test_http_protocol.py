@@ -1,4 +1,4 @@
-"""Connections on which nobody asks or reads anything do not stay; heads of requests have a limit."""
+"""Connections on which nobody asks or reads anything do not stay; request headers have a limit."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -8,15 +8,15 @@ from uvicorn.config import Config
 from uvicorn.protocols.http import h11_impl
 from uvicorn.server import ServerState
 
-from cloister.deploy import prompt
-from cloister.deploy.prompt import Prompt
+from cloister.deploy import http_protocol
+from cloister.deploy.http_protocol import BoundedH11Protocol
 
 ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(prompt, "CONNECTION_SILENCE", 0.05)
+    monkeypatch.setattr(http_protocol, "CONNECTION_SILENCE", 0.05)
 
 
 @asynccontextmanager
@@ -29,10 +29,10 @@ async def connection(answered, body=b"", state=None):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
         await send({"type": "http.response.body", "body": body})
 
-    config = Config(application, http=Prompt, lifespan="off", log_config=None, timeout_keep_alive=600)
+    config = Config(application, http=BoundedH11Protocol, lifespan="off", log_config=None, timeout_keep_alive=600)
     config.load()
     loop, state = asyncio.get_running_loop(), state or ServerState()
-    server = await loop.create_server(lambda: Prompt(config, state, {}), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: BoundedH11Protocol(config, state, {}), "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     try:
         yield reader, writer
@@ -74,7 +74,7 @@ def test_one_that_waits_for_its_answer_gets_it():
         may = asyncio.Event()
         async with connection(may) as (reader, writer):
             writer.write(ASKED)
-            asyncio.get_running_loop().call_later(10 * prompt.CONNECTION_SILENCE, may.set)
+            asyncio.get_running_loop().call_later(10 * http_protocol.CONNECTION_SILENCE, may.set)
             return await reader.readuntil(b"\r\n\r\n")
 
     assert asyncio.run(wait()).startswith(b"HTTP/1.1 200")
@@ -88,7 +88,7 @@ def test_one_that_asks_again_and_again_stays():
             for _ in range(200):
                 writer.write(ASKED)
                 await reader.readuntil(b"\r\n\r\n")
-                await asyncio.sleep(prompt.CONNECTION_SILENCE / 50)
+                await asyncio.sleep(http_protocol.CONNECTION_SILENCE / 50)
 
     asyncio.run(ask())
 
@@ -103,7 +103,7 @@ ENDLESS = [
 
 @pytest.mark.parametrize(("begins", "goes_on"), ENDLESS, ids=["headers", "a value", "a path", "trailers"])
 def test_a_head_without_end_is_not_read(monkeypatch, begins, goes_on):
-    monkeypatch.setattr(prompt, "CONNECTION_SILENCE", 60.0)
+    monkeypatch.setattr(http_protocol, "CONNECTION_SILENCE", 60.0)
     mebibyte = goes_on * (2**20 // len(goes_on))
 
     async def send():

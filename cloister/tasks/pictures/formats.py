@@ -1,6 +1,6 @@
-"""Which encoded images are decoded: those of a few kinds that claim no more than they hold.
+"""Which encoded images are decoded: those of a few formats that claim no more than they hold.
 
-OpenCV knows many kinds of images by their first bytes, whatever a file is called. Some of them take minutes and
+OpenCV knows many formats of images by their first bytes, whatever a file is called. Some of them take minutes and
 gigabytes for a hundred bytes, as JPEG 2000 does, which may say that each of its pixels is coded by itself.
 """
 
@@ -12,7 +12,7 @@ MAX_BYTES = 2**28
 MAX_PIXELS = 2**26
 """Of one image."""
 MAX_SIDE = 2**16
-"""Pixels of a side: a kind may keep every row by itself."""
+"""Pixels of a side: a format may keep every row by itself."""
 MAX_SCANS = 64
 """Of a JPEG: each changes all pixels, and a hundred bytes are enough for one. Programs write about ten."""
 MAX_CHUNKS = 2**16
@@ -26,13 +26,13 @@ TIFF = (b"II*\0", b"MM\0*")
 ENTRY_BYTES, TAG_COMPRESSION, TYPE_SHORT = 12, 259, 3
 """Bytes of an entry of a TIFF; the tag of the one that says how pixels are compressed; the number of its type."""
 COMPRESSIONS = (1, 5, 8, 32773, 32946)
-"""None, LZW, deflate, PackBits, and deflate by its old number. Others are kinds of images."""
-OTHERS = (b"BM", b"P1", b"P2", b"P3", b"P4", b"P5", b"P6")
-"""First bytes of BMP, and of the kinds of PGM and its relatives."""
+"""None, LZW, deflate, PackBits, and deflate by its old number. Others are formats of their own."""
+BMP_AND_PNM = (b"BM", b"P1", b"P2", b"P3", b"P4", b"P5", b"P6")
+"""First bytes of BMP, and of PBM, PGM and PPM, as text and as numbers."""
 
 
 def is_safe_to_decode(encoded: bytes) -> bool:
-    """Whether these bytes are a PNG, JPEG, TIFF, BMP or PGM that can be decoded in bounded time and memory.
+    """Whether these bytes are a PNG, JPEG, TIFF, BMP, PBM, PGM or PPM that can be decoded in bounded time and memory.
 
     Args:
         encoded: the bytes of a file.
@@ -45,7 +45,7 @@ def is_safe_to_decode(encoded: bytes) -> bool:
         return not _is_cut_off(encoded) and encoded.count(SCAN) <= MAX_SCANS
     if encoded.startswith(TIFF):
         return all(way in COMPRESSIONS for way in _compressions(encoded))
-    return encoded.startswith(OTHERS)
+    return encoded.startswith(BMP_AND_PNM)
 
 
 def _is_cut_off(encoded: bytes) -> bool:
@@ -59,9 +59,9 @@ def _claims_too_much(encoded: bytes) -> bool:
     OpenCV asks for the memory of pixels and chunks before it looks at them: a hundred bytes would take four gigabytes.
     """
     width, height = (int.from_bytes(encoded[start : start + 4]) for start in (16, 20))
-    start, kind, chunks = len(PNG), b"", 0
-    while start < len(encoded) and kind != b"IEND" and chunks <= MAX_CHUNKS:
-        length, kind = int.from_bytes(encoded[start : start + 4]), encoded[start + 4 : start + 8]
+    start, chunk_type, chunks = len(PNG), b"", 0
+    while start < len(encoded) and chunk_type != b"IEND" and chunks <= MAX_CHUNKS:
+        length, chunk_type = int.from_bytes(encoded[start : start + 4]), encoded[start + 4 : start + 8]
         start, chunks = start + CHUNK_OVERHEAD + length, chunks + 1
     return width * height > MAX_PIXELS or chunks > MAX_CHUNKS or start > len(encoded)
 
@@ -72,7 +72,7 @@ def _compressions(encoded: bytes) -> Iterator[int]:
     first = int.from_bytes(encoded[4:8], order)
     fields = int.from_bytes(encoded[first : first + 2], order)
     for start in range(first + 2, first + 2 + fields * ENTRY_BYTES, ENTRY_BYTES):
-        tag, kind = (int.from_bytes(encoded[at : at + 2], order) for at in (start, start + 2))
+        tag, field_type = (int.from_bytes(encoded[at : at + 2], order) for at in (start, start + 2))
         if tag == TAG_COMPRESSION:
-            short = kind == TYPE_SHORT and int.from_bytes(encoded[start + 4 : start + 8], order) == 1
+            short = field_type == TYPE_SHORT and int.from_bytes(encoded[start + 4 : start + 8], order) == 1
             yield int.from_bytes(encoded[start + 8 : start + 10], order) if short else 0

@@ -26,30 +26,30 @@ from sqlalchemy import ColumnElement, delete, select
 
 from cloister.deploy.fleet import InFront
 
-UNHEARD = 4
+MAX_UNREAD_REPLIES = 4
 """So many replies of a node to a run are kept that the server's app has not asked for; older ones are deleted."""
 
 
-class Leftovers(InFront):
+class DeletesExpired(InFront):
     """Deletes a run's expired messages when its app sends messages or asks for replies; not in a state in memory."""
 
     handlers: ClassVar[ModuleType] = runtime_handlers
     names = ("push_messages", "pull_messages")
 
     def push_messages(self, request: PushAppMessagesRequest, state: LinkState, task: Task) -> PushAppMessagesResponse:
-        """Begin to send messages."""
-        forget_expired(state, task.run_id)
+        """Delete the run's expired messages, then announce new ones."""
+        delete_expired(state, task.run_id)
         answer: PushAppMessagesResponse = self.inner["push_messages"](request, state, task)
         return answer
 
     def pull_messages(self, request: PullAppMessagesRequest, state: LinkState, task: Task) -> PullAppMessagesResponse:
-        """The replies that are there to some of the server's messages."""
-        forget_expired(state, task.run_id, request.message_ids)
+        """Delete the run's expired messages, then give the replies that are there."""
+        delete_expired(state, task.run_id, request.message_ids)
         answer: PullAppMessagesResponse = self.inner["pull_messages"](request, state, task)
         return answer
 
 
-def forget_expired(state: LinkState, run: int, asked: Iterable[str] = ()) -> None:
+def delete_expired(state: LinkState, run: int, asked: Iterable[str] = ()) -> None:
     """Delete the messages of a run that have expired, the replies to them, and the parts of all of these.
 
     Args:
@@ -71,7 +71,7 @@ def forget_expired(state: LinkState, run: int, asked: Iterable[str] = ()) -> Non
             state.delete_messages(messages.difference(asked))
 
 
-def forget_message(state: LinkState, message: str) -> None:
+def delete_objects_of(state: LinkState, message: str) -> None:
     """Delete the parts of a message that its node does not need any more, if it has not confirmed it.
 
     Args:
@@ -82,8 +82,8 @@ def forget_message(state: LinkState, message: str) -> None:
         state.object_store.delete(message)
 
 
-def forget_unheard(state: SqlLinkState, run: int, node: int) -> None:
-    """Delete the oldest of a node's replies that the server's app has not asked for, beyond `UNHEARD` of them.
+def delete_unread_replies(state: SqlLinkState, run: int, node: int) -> None:
+    """Delete the oldest of a node's replies that the server's app has not asked for: `MAX_UNREAD_REPLIES` stay.
 
     Args:
         state: Flower's, in a database.
@@ -98,7 +98,7 @@ def forget_unheard(state: SqlLinkState, run: int, node: int) -> None:
             MessageRes.delivered_at == "",
         )
         .order_by(MessageRes.created_at.desc())
-        .offset(UNHEARD)
+        .offset(MAX_UNREAD_REPLIES)
     )
     _delete_replies(state, MessageRes.message_id.in_(unheard))
 

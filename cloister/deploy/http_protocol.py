@@ -1,9 +1,9 @@
-"""A protocol of connections that closes those on which nothing is asked, and limits heads of requests.
+"""An HTTP/1.1 protocol for uvicorn that closes idle connections and limits the headers of a request.
 
-uvicorn waits without end for the first whole head of a request, and with closing until a peer has read all. Its
-httptools parser has no limit on the size of a head, and parses all requests of a connection that came at once: three
+uvicorn waits without end for the first headers of a connection, and with closing until a peer has read all. Its
+httptools parser has no limit on the size of headers, and parses all requests of a connection that came at once: three
 connections took 5.5 GB in twelve seconds, and everybody else waited. h11 parses one request at a time, and limits its
-head, and its trailers, to 16 KiB each.
+headers, and its trailers, to 16 KiB each.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ import asyncio
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 CONNECTION_SILENCE = 60.0
-"""Seconds without a request after which a connection is closed."""
+"""Seconds between two looks at a connection: one without a request between them is closed."""
 
 
-class Prompt(H11Protocol):
-    """uvicorn's protocol of a connection. A connection without a request for `CONNECTION_SILENCE` seconds is closed."""
+class BoundedH11Protocol(H11Protocol):
+    """uvicorn's HTTP/1.1 protocol. It closes connections that are idle for one to two times `CONNECTION_SILENCE`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer."""

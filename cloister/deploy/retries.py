@@ -14,48 +14,48 @@ from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.linkstate import LinkState
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from cloister.deploy.database import troubles
+from cloister.deploy.database import errors_inside
 from cloister.deploy.fleet import InFront
 
 
-class AskedAgain(InFront):
+class RetryWhenBusy(InFront):
     """Answers 503 to a server's app when the database stored nothing: Flower's clients then ask again."""
 
     handlers: ClassVar[ModuleType] = runtime_handlers
     names = ("push_messages", "push_object")
 
     def push_messages(self, request: PushAppMessagesRequest, state: LinkState, task: Task) -> PushAppMessagesResponse:
-        """Begin to send messages.
+        """Announce messages; answer 503 where the database is busy or full.
 
         Raises:
             HTTPException: 503, the database is busy or full.
         """
-        with troubles() as found:
+        with errors_inside() as found:
             try:
                 answer: PushAppMessagesResponse = self.inner["push_messages"](request, state, task)
             except HTTPException:
-                _ask_again(found)
+                _raise_if_failed(found)
                 raise
         return answer
 
     def push_object(self, request: PushObjectRequest, state: LinkState, task: Task) -> PushObjectResponse:
-        """Store a part of a message.
+        """Store a part of a message; answer 503 where the database is busy or full.
 
         Raises:
             HTTPException: 503, the database is busy or full.
         """
-        with troubles() as found:
+        with errors_inside() as found:
             answer: PushObjectResponse = self.inner["push_object"](request, state, task)
         if not answer.stored:
-            _ask_again(found)
+            _raise_if_failed(found)
         return answer
 
 
-def _ask_again(found: list[str]) -> None:
-    """Have the app ask again if the database had trouble.
+def _raise_if_failed(found: list[str]) -> None:
+    """Have the app ask again if the database failed.
 
     Raises:
-        HTTPException: 503, it had.
+        HTTPException: 503, it did.
     """
     if found:
         raise HTTPException(503, f"{found[-1]}: try again")
