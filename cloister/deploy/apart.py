@@ -5,7 +5,8 @@ any node that names it. It asks whoever sends a reply for those parts alone that
 reply whose parts contradict what it has. Each of these would tell a client whether another one has sent a certain
 array: an exact answer about an update without noise, and about who takes part in a round. So here
 
-- a node fetches, and confirms, what belongs to the message that it was given last, and nothing else;
+- a node fetches, and confirms, what belongs to the message that it was given last, and nothing else, and that for as
+  long as this message is there;
 - a node sends all parts of its reply, whatever is there already, and Flower hears of the reply when it has shown all of
   them (`uploads.py`). The part that names the others says who replies to what, once more: the server's app believes it,
   so it has to be what was announced;
@@ -36,7 +37,8 @@ from flwr.proto.message_pb2 import (
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
 from cloister.core.files import DAY
-from cloister.deploy.cleanup import delete_objects_of
+from cloister.deploy.cleanup import are_sent, delete_objects_of
+from cloister.deploy.database import one_transaction
 from cloister.deploy.fleet import InFront
 from cloister.deploy.handover import Handover
 from cloister.deploy.interrupted import DeliveredMessage, expire_message, redeliver_message
@@ -114,38 +116,48 @@ class OwnMessages(InFront):
         if answer.messages_list and (before := self._note_given(request.node.node_id, answer)):
             # Flower has marked the message as delivered: no trouble may keep the node from hearing of it.
             with suppress(HTTPException):
-                delete_objects_of(others["state"], before)
+                delete_objects_of(others["state"], before.message, before.objects)
         return answer
 
-    def _note_given(self, number: int, answer: PullMessagesResponse) -> str:
+    def _note_given(self, number: int, answer: PullMessagesResponse) -> _Node | None:
         """Note the message that a node is given; the other one before it, of which it may fetch nothing any more."""
         message = answer.messages_list[0].metadata.message_id
         with self.lock:
-            before = self._node(number).message
+            before = self._node(number)
             self.nodes[number] = _Node(message, _names(answer.message_object_trees))
-        if before in ("", message):
-            return ""
-        self.handover.forget(before)
+        if before.message in ("", message):
+            return None
+        self.handover.forget(before.message)
         return before
 
     def pull_object(self, request: Any, **others: Any) -> Any:
-        """Give a part of the node's own message; of any other the answer is that there is none."""
-        if request.object_id not in self._objects(request.node.node_id):
-            return PullObjectResponse(object_found=False, object_available=False)
-        return self.inner["pull_object"](request=request, **others)
+        """Give a part of the node's own message, while the message is there; else the answer is that there is none.
+
+        Flower keeps a part for as long as any message has it: after its own message a node would learn whether another
+        one has not fetched the same model yet, and so whether it takes part.
+        """
+        node, state = self._told(request.node.node_id), others["state"]
+        with one_transaction(state):
+            if request.object_id in node.objects and node.message in state.object_store:
+                return self.inner["pull_object"](request=request, **others)
+        return PullObjectResponse(object_found=False, object_available=False)
 
     def confirm_message_received(self, request: Any, **others: Any) -> Any:
-        """Let a node confirm, and so delete, its own message alone."""
-        if request.message_object_id not in self._objects(request.node.node_id):
+        """Let a node confirm, and so delete, its own message alone, and that when all of it is there.
+
+        Flower takes no part of a message that is deleted: the server's app would be told that it cannot be stored.
+        """
+        node = self._told(request.node.node_id)
+        if request.message_object_id != node.message or not are_sent(others["state"], node.objects):
             return ConfirmMessageReceivedResponse()
         return self.inner["confirm_message_received"](request=request, **others)
 
-    def _objects(self, number: int) -> frozenset[str]:
-        """What a node may fetch. Since it asks, it has heard of its message."""
+    def _told(self, number: int) -> _Node:
+        """A node that has heard of its message, since it asks for it."""
         with self.lock:
             node = self._node(number)
             node.may_be_untold = False
-            return node.objects
+            return node
 
     def push_messages(self, request: Any, state: Any) -> Any:
         """Begin a reply: all its parts are asked for.
@@ -179,6 +191,7 @@ class OwnMessages(InFront):
             if not node.message or node.message != upload.replies_to:
                 raise HTTPException(400, "this is no reply to the message that the node was given last")
             node.may_be_replying = False
+            upload.asked = node.objects
             # Announced once more, since the answer was late or lost: parts may have come meanwhile.
             if node.upload is None or node.upload.request != upload.request:
                 node.upload = upload

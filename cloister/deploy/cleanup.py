@@ -5,8 +5,9 @@ that confirms nothing, or replies when the app does not ask any more, so leaves 
 has expired Flower forgets everything but the parts.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from types import ModuleType
 from typing import ClassVar
 
@@ -20,12 +21,15 @@ from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.linkstate import LinkState
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.state.schema.linkstate_models import MessageIns, MessageRes
+from flwr.supercore.state.schema.objectstore_models import StoredObject
 from flwr.supercore.utils import uint64_to_int64
 from flwr.superlink.servicer.runtime import runtime_handlers
 from sqlalchemy import ColumnElement, delete, select
 
 from cloister.deploy.fleet import InFront
 
+AT_ONCE = 500
+"""Names in one statement: SQLite limits them."""
 MAX_UNREAD_REPLIES = 4
 """So many replies of a node to a run are kept that the server's app has not asked for; older ones are deleted."""
 
@@ -71,15 +75,45 @@ def delete_expired(state: LinkState, run: int, asked: Iterable[str] = ()) -> Non
             state.delete_messages(messages.difference(asked))
 
 
-def delete_objects_of(state: LinkState, message: str) -> None:
+def delete_objects_of(state: LinkState, message: str, parts: Collection[str]) -> None:
     """Delete the parts of a message that its node does not need any more, if it has not confirmed it.
+
+    A message whose parts the server's app has not all sent yet stays until it expires.
 
     Args:
         state: Flower's.
         message: its id.
+        parts: the names of all of its parts.
     """
-    if message in state.object_store:
+    if message in state.object_store and are_sent(state, parts):
         state.object_store.delete(message)
+
+
+def are_sent(state: LinkState, parts: Collection[str]) -> bool:
+    """Whether the server's app has sent all of these parts. Flower takes none whose message is deleted before.
+
+    Args:
+        state: Flower's.
+        parts: their names.
+    """
+    if not isinstance(state, SqlLinkState):
+        return all(state.object_store.get(name) for name in parts)
+    missing = select(StoredObject.object_id).where(StoredObject.is_available == 0)
+    with state.session() as session:
+        return all(
+            session.scalar(missing.where(StoredObject.object_id.in_(names)).limit(1)) is None for names in pieces(parts)
+        )
+
+
+def pieces(names: Iterable[str]) -> Iterator[list[str]]:
+    """The names, so many at a time as one statement may have.
+
+    Args:
+        names: of objects.
+    """
+    left = iter(names)
+    while few := list(islice(left, AT_ONCE)):
+        yield few
 
 
 def delete_unread_replies(state: SqlLinkState, run: int, node: int) -> None:

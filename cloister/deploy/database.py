@@ -3,7 +3,7 @@
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from logging import INFO, WARNING
@@ -78,6 +78,11 @@ def errors_inside() -> Iterator[list[str]]:
         yield found
     finally:
         _errors.reset(token)
+
+
+def one_transaction(state: object) -> AbstractContextManager[object]:
+    """What is read and written inside of the block belongs together; a state in memory has no transactions."""
+    return state.session() if isinstance(state, sql_mixin.SqlMixin) else nullcontext()
 
 
 def _record(error: str) -> None:

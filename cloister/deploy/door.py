@@ -120,7 +120,7 @@ def _is_object(path: str) -> bool:
 
 def _is_read_only(path: str) -> bool:
     """Whether a request changes nothing, so that its answer can be refused: Flower gives messages and replies once."""
-    return path.endswith("/pull-object")
+    return path.endswith(("/pull-object", "/get-fab", "/get-run"))
 
 
 def _announced(what: Scope | Event) -> int:
@@ -164,7 +164,9 @@ class _Request:
         event = await (self._next() if self.is_whole else self._piece())
         size = len(event.get("body", b""))
         self.size += size
-        self._hold(size * self.growth)
+        self.is_whole = not event.get("more_body", False)
+        # It is parsed when it is whole: before that it takes what has come of it.
+        self._hold(size + (self.growth - 1) * self.size * self.is_whole)
         self._require_memory()
         if self.size > self.limit:
             self._refuse(413, f"requests may have {self.limit} bytes")
@@ -173,7 +175,6 @@ class _Request:
             if refusal := await self.door.known(self.scope):
                 self._refuse(*refusal)
             self._recognize()
-        self.is_whole = not event.get("more_body", False)
         return event
 
     async def send(self, event: Event) -> None:

@@ -7,7 +7,7 @@ same transaction.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from logging import WARNING
 from threading import Lock
 from typing import Any
@@ -24,12 +24,11 @@ from flwr.supercore.sql_mixin import SqlMixin
 from flwr.supercore.state.schema.objectstore_models import StoredObject
 from sqlalchemy import update
 
-from cloister.deploy.cleanup import delete_objects_of, delete_unread_replies
+from cloister.deploy.cleanup import delete_objects_of, delete_unread_replies, pieces
+from cloister.deploy.database import one_transaction
 from cloister.deploy.unfinished import Unfinished
 from cloister.deploy.uploads import Upload
 
-AT_ONCE = 500
-"""Names in one statement: SQLite limits them."""
 MAX_ATTEMPTS = 20
 """How often Flower is handed replies to one message that its database does not take, before they are given up."""
 
@@ -104,12 +103,12 @@ class Handover:
         """
         # A ValueError is a contradiction to what is there, or Flower has declined the reply. Nobody may hear of it: the
         # reply is taken, and goes nowhere.
-        with self.unfinished.arriving(upload.replies_to), suppress(ValueError), _one_transaction(state):
+        with self.unfinished.arriving(upload.replies_to), suppress(ValueError), one_transaction(state):
             _store_reply(state, upload.request)
             _take_out(state, upload.names)
             answer = self._announce(upload, state)
             self._store_objects(upload, answer, {"state": state, **others})
-            delete_objects_of(state, upload.replies_to)
+            delete_objects_of(state, upload.replies_to, upload.asked)
             if isinstance(state, SqlLinkState):
                 delete_unread_replies(state, upload.run, upload.request.node.node_id)
 
@@ -142,11 +141,6 @@ class Handover:
                 raise HTTPException(503, "the database is busy")
 
 
-def _one_transaction(state: object) -> AbstractContextManager[object]:
-    """What Flower writes inside of the block is written as a whole or not at all; a state in memory fails nowhere."""
-    return state.session() if isinstance(state, SqlMixin) else nullcontext()
-
-
 def _store_reply(state: object, announced: PushMessagesRequest) -> None:
     """Store a reply's metadata before any object is touched; `push_messages` finds them, and stores them once.
 
@@ -165,5 +159,5 @@ def _take_out(state: object, names: Sequence[str]) -> None:
     if isinstance(state, SqlMixin):
         gone = update(StoredObject).values(content=b"", is_available=0)
         with state.session() as session:
-            for start in range(0, len(names), AT_ONCE):
-                session.execute(gone.where(StoredObject.object_id.in_(names[start : start + AT_ONCE])))
+            for few in pieces(names):
+                session.execute(gone.where(StoredObject.object_id.in_(few)))

@@ -90,13 +90,21 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
         max_database: megabytes that the state database may have.
 
     Raises:
-        ConfigError: the file of operators holds none, or a token would travel in the clear.
+        ConfigError: the file of operators holds none, a token would travel in the clear, or anybody could take the
+            task of a server's app.
     """
     digests = read_digests(operators)
     sys.argv = ["flower-superlink", *arguments]
     config = _parse_superlink_lifespan_config()
     if config.insecure:
         raise ConfigError("operators' tokens would travel in the clear; to try things out, use flower-superlink")
+    if config.superexec_auth_secret is None:
+        raise ConfigError(
+            "without --superexec-auth-secret-file whoever reaches the port can take the task of a server's app, and "
+            "read every reply; name the file superexec.secret of the kit"
+        )
+    if not config.enable_supernode_auth:
+        log(WARNING, "without --enable-supernode-auth whoever reaches the port can register as a node")
     before = _keep_database(config.database, max_database * 10**6)
     _watch_certificates([Path(path) for path in (config.ssl_certfile, config.ssl_ca_certfile) if path])
     uvicorn.run(

@@ -19,6 +19,7 @@ from typing import IO, Any
 from flwr.app import Message
 from flwr.proto.message_pb2 import Message as WireMessage
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.constant import HEAD_BODY_DIVIDER
 from flwr.supercore.inflatable.inflatable_object import (
     get_object_body,
     get_object_children_ids_from_object_content,
@@ -34,6 +35,8 @@ SAID_TWICE = ("run_id", "src_node_id", "dst_node_id", "reply_to_message_id")
 
 TIMES = ("created_at", "ttl")
 """Of what is announced."""
+MAX_HEAD, MAX_HEAD_OF_NAME = 128, 65
+"""Bytes of the head of a part without names, and of each name in it: a SHA-256 in hexadecimal digits and a comma."""
 
 
 class Upload:
@@ -46,6 +49,7 @@ class Upload:
         folder: of the file that keeps them; None: that of temporary files.
 
     Attributes:
+        asked: names of the parts of the message that it answers.
         is_told: whether Flower has them all, or will never take them.
 
     Raises:
@@ -54,6 +58,7 @@ class Upload:
 
     def __init__(self, request: Any, folder: Path | None) -> None:
         self.request, self.turn, self.is_told = request, Lock(), False
+        self.asked: frozenset[str] = frozenset()
         tree = request.message_object_trees[0]
         self.root, self._announced = tree.object_id, request.messages_list[0]
         if self._announced.metadata.message_id != self.root:
@@ -91,6 +96,9 @@ class Upload:
     def is_valid_part(self, name: str, content: bytes) -> bool:
         """Whether this is a part of the reply, and says itself what was announced of it."""
         if name not in self._children or get_object_id(content) != name:
+            return False
+        # Parsed, a head of millions of names takes a hundred times its size, and everybody else waits.
+        if content.find(HEAD_BODY_DIVIDER, 0, MAX_HEAD + MAX_HEAD_OF_NAME * len(self._children[name])) < 0:
             return False
         try:
             # Flower refuses what it finds invalid, after it was handed all the rest of the reply.

@@ -10,6 +10,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
+from flwr.supercore.date import now
 
 from cloister.aggregation.decorator import Decorator, Measurements
 from cloister.aggregation.screening import Rejection
@@ -230,9 +231,14 @@ class RoundLoop:
         return dict(self.strategy.aggregate_evaluate(number, replies) or {})  # type: ignore[arg-type]
 
     def _replies(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:
-        """Send, and wait as long as a round may take; a message nobody has fetched by then is void."""
-        messages = list(messages)
+        """Send, and wait as long as a round may take; a message nobody has fetched by then is void.
+
+        All messages say the same time: they are made one after another in the order of nodes, and two clients could
+        tell by their own times whether one between them was drawn.
+        """
+        messages, begun = list(messages), now().timestamp()
         for message in messages:
+            message.metadata.created_at = begun
             message.metadata.ttl = self.timeout
             message.metadata.group_id = str(number)  # nodes show it in their logs
         return self.grid.send_and_receive(messages, timeout=self.timeout)

@@ -14,6 +14,8 @@ from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE
 from flwr.supercore.date import now
 from flwr.superlink.grid import http_grid
 
+from cloister.server.reply_size import MAXIMUM
+
 NAME = "inflate_object_from_contents"
 
 
@@ -35,6 +37,7 @@ def contained(inflate: Any) -> Any:
 
     def put_together(message_id: str, contents: dict[str, bytes]) -> Message:
         try:
+            MAXIMUM.require(contents)
             found = inflate(message_id, contents)
         except Exception as error:  # whatever a client can write; without its text, which has what it wrote
             return _unreadable(type(error).__name__)

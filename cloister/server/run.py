@@ -40,6 +40,7 @@ from cloister.server.loop import Observer, Round, RoundLoop
 from cloister.server.prepare import prepare
 from cloister.server.progress import Progress, stateful_objects
 from cloister.server.quorum import Quorum
+from cloister.server.reply_size import MAXIMUM
 from cloister.server.reports.console import Narrator
 from cloister.server.reports.jsonlog import JsonNarrator
 from cloister.server.reports.rundir import EVALUATION, PARAMETERS, REPORT, RunDirectory, refuse_name
@@ -289,6 +290,7 @@ def _driven(
     loop: RoundLoop, initial: ArrayRecord, rounds: int, progress: Progress | None = None
 ) -> BaseException | None:
     """Run the rounds; what breaks them off is kept until everything is saved."""
+    MAXIMUM.follow(initial)
     try:
         loop.run(initial, rounds, None if progress is None else progress.round)
     except BaseException as error:

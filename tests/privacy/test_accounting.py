@@ -170,6 +170,21 @@ class TestNeverBelowTheTruth:
         if order == int(order):
             assert found == pytest.approx(truth, rel=ROUNDING)
 
+    @pytest.mark.parametrize(
+        ("z", "q", "order"),
+        [
+            (1e5, 1e-5, 3.9),
+            (2e5, 1e-5, 7.5),
+            (2e5, 1e-5, 18.0),
+            (3e5, 1e-5, 6.1),
+            (1e4, 1e-3, 1.1),
+            (4.25e5, 9.53e-4, 18.0),
+        ],
+    )
+    def test_a_divergence_that_is_next_to_nothing_costs_no_less_than_it_is(self, z, q, order):
+        """There it is αq²/2z² but for a ten-thousandth; its sum in double precision comes out as 1."""
+        assert sampled_curve(z, poisson(q), "add-or-remove", (order,))[0] >= order * q**2 / (2 * z**2)
+
     def test_every_curve_is_a_number_and_no_worse_than_no_draw(self):
         """Fractional orders need not converge (z = 0.5, q = 0.5); dp-accounting gives ∞ there."""
         for z, q in ((0.5, 0.5), (3.0, 0.5), (10.0, 0.9)):

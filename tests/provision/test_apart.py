@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import Message as WireMessage
 from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, HEAD_BODY_DIVIDER
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_body,
@@ -33,6 +33,8 @@ from open_link import (
 )
 
 from cloister.core.arrays import from_record, to_record
+from cloister.deploy import uploads
+from cloister.deploy.cleanup import delete_expired
 from cloister.deploy.handover import MAX_ATTEMPTS
 from cloister.deploy.interrupted import expire_message
 from cloister.deploy.unfinished import WholeReplies
@@ -366,6 +368,78 @@ def test_no_node_deletes_what_another_one_was_sent(link, nodes):
     assert nodes[0].fetch() == message.object_id
     nodes[0].confirm(message.object_id)
     assert not nodes[0].pull(message.object_id).object_found
+
+
+class TestAModelThatAnotherNodeHasNotFetched:
+    """Flower keeps it for that node: whoever may still ask for it hears whether there is one."""
+
+    @pytest.fixture
+    def link(self, guarded, tmp_path):
+        link = SuperLink(str(tmp_path / "state.db"))
+        link.own = guarded
+        return link
+
+    def confirmed(self, link, node, message):
+        node.confirm(message.object_id)
+
+    def replied(self, link, node, message):
+        node.reply(message)
+
+    def expired(self, link, node, message):
+        expire_message(link.state, message.object_id)
+        link.state.query("UPDATE message_ins SET ttl = 0")
+        delete_expired(link.state, link.run)
+
+    @pytest.mark.parametrize("over", [confirmed, replied, expired])
+    def test_is_not_told_of_by_the_answers_to_a_node_that_has_done_with_it(self, link, nodes, over):
+        answers = []
+        for others in ([], nodes[1:]):
+            message = link.send(nodes[0])
+            for other in others:
+                link.send(other)
+            (tree,) = nodes[0].next()
+            assert all(nodes[0].pull(name).object_available for name in names_of(tree))
+            over(self, link, nodes[0], message)
+            answers.append([nodes[0].pull(name).object_found for name in names_of(tree)])
+        assert answers[0] == answers[1] == [False] * len(answers[0])
+
+
+class TestANodeThatHurries:
+    """Parts of a message that is deleted cannot be stored any more: the app of the server would end the run."""
+
+    @pytest.fixture(params=[FLWR_IN_MEMORY_DB_NAME, "state.db"])
+    def link(self, request, guarded, tmp_path):
+        link = SuperLink(request.param if request.param.startswith(":") else str(tmp_path / request.param))
+        link.own = guarded
+        return link
+
+    def test_and_confirms_a_message_before_all_of_it_is_there(self, link, nodes):
+        message, answer = begin(link, nodes[0], 1)
+        (tree,) = nodes[0].next()
+        nodes[0].confirm(tree.object_id)
+        finish(link, message, answer)
+        assert link.is_there(message.object_id)
+        nodes[0].confirm(tree.object_id)
+        assert message.object_id not in link.store
+
+    def test_and_replies_before_all_of_it_is_there(self, link, nodes):
+        message, answer = begin(link, nodes[0], 1)
+        nodes[0].next()
+        nodes[0].reply(message)
+        assert link.is_complete(message)
+        finish(link, message, answer)
+
+
+def test_a_part_with_millions_of_names_is_refused_before_it_is_parsed(link, nodes, monkeypatch):
+    message = link.send(nodes[0])
+    nodes[0].fetch()
+    reply = labelled(Message(content(TRAINED), reply_to=message), nodes[0].id, link.run)
+    long = b"ArrayChunk " + b",".join([b"0" * 64] * 10**4) + b" 0" + HEAD_BODY_DIVIDER
+    tree = get_object_tree(reply)
+    tree.children.append(ObjectTree(object_id=get_object_id(long)))
+    answer = nodes[0].announce(reply, tree)
+    monkeypatch.setattr(uploads, "validate_object_content", lambda _: pytest.fail("it is parsed"))
+    assert not nodes[0].push(answer.session_id, get_object_id(long), long)
 
 
 def test_no_node_hears_how_many_others_reply_or_how_long_they_take(link, nodes):

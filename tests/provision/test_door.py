@@ -96,6 +96,39 @@ def test_what_a_request_becomes_in_memory_counts():
     assert asyncio.run(Connection(b"x" * 101).to(closed)) == 200 and closed.held.total() == 0
 
 
+def test_a_request_that_is_not_whole_takes_what_has_come_of_it():
+    """Some hundred of them, each without its last byte, had everybody else refused."""
+    closed = Door(reading, anybody, max_held=200 + 10 * door.PARSED_BYTES_PER_BYTE)
+
+    async def several():
+        halves = [Connection(b"x" * 100, is_whole=False, path="/v1/fleet/push-messages") for _ in range(2)]
+        waiting = [asyncio.ensure_future(each.to(closed)) for each in halves]
+        await asyncio.sleep(0.01)
+        held, other = closed.held.total(), await Connection(b"x" * 10, path="/v1/fleet/pull-messages").to(closed)
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return held, other
+
+    assert asyncio.run(several()) == (200, 200) and closed.held.total() == 0
+
+
+@pytest.mark.parametrize("path", [PULL, "/v1/fleet/get-fab", "/v1/fleet/get-run"])
+def test_answers_that_can_be_asked_for_again_are_refused_above_a_nodes_share(path):
+    closed = Door(answering(LONG), anybody, max_held=door.SHARES * (2 * LONG - 1))
+
+    async def two():
+        first, second = Unread(0, b"a2V5", path=path), Unread(9, b"a2V5", path=path)
+        waiting = asyncio.ensure_future(first.to(closed))
+        await asyncio.sleep(0.01)
+        status = await second.to(closed)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return status
+
+    assert asyncio.run(two()) == 503
+
+
 @pytest.mark.parametrize(
     ("path", "limit"),
     [

@@ -1,14 +1,18 @@
 """Who may give orders to a SuperLink: the plugin that stands between Flower's Control interface and the world."""
 
 import hashlib
+import sys
+from dataclasses import replace
 
 import pytest
+from closed_link import configuration
 from flwr.common.constant import ACCESS_TOKEN_KEY
 from flwr.supercore.error import FlowerError
 from typer.testing import CliRunner
 
 from cloister.cli import app
 from cloister.core.errors import ConfigError
+from cloister.deploy import superlink
 from cloister.deploy.credentials import credentials_file, digest_of, new_token, read_digests
 from cloister.deploy.superlink import OperatorsOnly, serve
 
@@ -79,6 +83,17 @@ class TestOperatorsFile:
     def test_no_file(self, tmp_path):
         result = CliRunner().invoke(app, ["superlink", "--operators", str(tmp_path / "none")])
         assert result.exit_code == 1 and "No such file" in result.output
+
+    def test_without_a_secret_of_executors_nothing_is_served(self, tmp_path, monkeypatch):
+        """Flower gives the task of a server's app, and with it every reply, to whoever asks first."""
+        path = tmp_path / "operators"
+        path.write_text(digest_of(TOKEN))
+        config = replace(configuration(tmp_path / "state.db"), insecure=False)
+        monkeypatch.setattr(superlink, "_parse_superlink_lifespan_config", lambda: config)
+        monkeypatch.setattr(superlink.uvicorn, "run", lambda **_: pytest.fail("it serves"))
+        monkeypatch.setattr(sys, "argv", sys.argv)
+        with pytest.raises(ConfigError, match="--superexec-auth-secret-file"):
+            serve(path, [])
 
     @pytest.mark.parametrize("option", ["--insecure", "--insec"])
     def test_tokens_never_travel_in_the_clear(self, tmp_path, option):

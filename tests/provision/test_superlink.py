@@ -355,7 +355,7 @@ class TestDatabase:
     def test_what_nodes_were_given_before_is_told_to_the_one_that_serves_them(self, tmp_path, monkeypatch):
         (tmp_path / "operators").write_text("0" * 64)
         known, served = [DeliveredMessage("m", 7, frozenset({"m", "part"}))], []
-        config = replace(configuration(tmp_path / "state.db"), insecure=False)
+        config = replace(configuration(tmp_path / "state.db"), insecure=False, superexec_auth_secret=b"secret")
         monkeypatch.setattr(sys, "argv", sys.argv)
         monkeypatch.setattr(fleet_handlers, "check_abort", lambda *_: None)
         monkeypatch.setattr(superlink_module, "_parse_superlink_lifespan_config", lambda: config)
@@ -364,7 +364,9 @@ class TestDatabase:
         superlink_module.serve(tmp_path / "operators", [])
         (pull,) = served
         request = PullObjectRequest(node=Node(node_id=7), run_id=1, object_id="part")
-        state = SimpleNamespace(get_object=lambda *_: b"content", store_traffic=lambda *_, **__: None)
+        state = SimpleNamespace(
+            get_object=lambda *_: b"content", store_traffic=lambda *_, **__: None, object_store={"m": b"root"}
+        )
         assert pull(request=request, state=state).object_content == b"content"
 
     @pytest.mark.parametrize("exists", [False, True])

@@ -1,13 +1,17 @@
 """A reply that cannot be put together costs this reply, and not the round."""
 
+import json
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable import inflatable_utils
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
 from flwr.supercore.run import Run
 from flwr.superlink.grid import http_grid
 from flwr.superlink.grid.http_grid import HttpGrid
@@ -17,6 +21,8 @@ from cloister.aggregation.screening import screen
 from cloister.core.arrays import Layout, from_record
 from cloister.core.identity import assume_run
 from cloister.server import malformed
+from cloister.server import run as running
+from cloister.server.reply_size import FACTOR, MAX_RECORDS, SLACK, MaximumSize
 
 MALFORMED = {
     "no head": b"no object at all",
@@ -68,6 +74,59 @@ def round_with(broken):
     grid._client = Runtime([Message(content(zeros()), reply_to=message) for message in asked], broken)
     grid.set_run(Run.create_empty(1))
     return asked, grid
+
+
+def array_of(count, size):
+    """The contents of an array that names one chunk of so many bytes so often."""
+    chunk = b"ArrayChunk  %d\0" % size + bytes(size)
+    body = json.dumps(
+        {"dtype": "float32", "shape": [1], "stype": "numpy.ndarray", "arraychunk_ids": [0] * count}
+    ).encode()
+    name = get_object_id(chunk)
+    return {name: chunk, "array": f"Array {name} {len(body)}".encode() + b"\0" + body}
+
+
+class TestHowLargeAReplyBecomes:
+    @pytest.fixture
+    def maximum(self):
+        maximum = MaximumSize()
+        maximum.follow(ArrayRecord({"w": Array(np.zeros(2**20, np.float32))}))
+        return maximum
+
+    def test_is_the_size_of_its_arrays_each_time_that_a_chunk_is_named(self, maximum):
+        chunk = 2**20
+        most = (FACTOR * 4 * 2**20 + SLACK) // (chunk + 64)
+        maximum.require(array_of(most, chunk))
+        with pytest.raises(OverflowError):
+            maximum.require(array_of(most + 2, chunk))
+
+    def test_two_arrays_count_together(self, maximum):
+        one = array_of(10, 2**20)
+        with pytest.raises(OverflowError):
+            maximum.require(one | {"another": one["array"] + b" "})
+
+    def test_a_model_of_zeros_may_name_one_chunk_often(self):
+        zeros_sent = ArrayRecord({"w": Array(np.zeros(2**24, np.float32))})
+        maximum = MaximumSize()
+        maximum.follow(zeros_sent)
+        maximum.require({name: part.deflate() for name, part in get_all_nested_objects(zeros_sent).items()})
+
+    @pytest.mark.parametrize("kind", ["MetricRecord", "ConfigRecord", "RecordDict"])
+    def test_of_records_only_so_much_is_read(self, maximum, kind):
+        maximum.require({"record": kind.encode() + b"  9\0" + bytes(MAX_RECORDS - len(kind) - 4)})
+        with pytest.raises(OverflowError):
+            maximum.require({"record": kind.encode() + b"  9\0" + bytes(MAX_RECORDS)})
+
+    def test_a_reply_that_becomes_too_large_is_not_put_together(self, monkeypatch):
+        put = malformed.contained(lambda *_: pytest.fail("it is put together"))
+        reply = put("root", array_of(10**4, 2**20))
+        assert reply.has_error() and "OverflowError" in reply.error.reason
+
+    def test_follows_the_model_of_the_run(self, monkeypatch):
+        monkeypatch.setattr(running, "MAXIMUM", maximum := MaximumSize())
+        loop = SimpleNamespace(run=lambda *_: None)
+        running._driven(loop, ArrayRecord({"w": Array(np.zeros(8, np.float32))}), 1)
+        assert maximum.arrays == FACTOR * 32 + SLACK + FACTOR * (len(Array(np.zeros(8, np.float32)).data) - 32)
 
 
 @pytest.mark.parametrize("broken", MALFORMED.values(), ids=MALFORMED)

@@ -209,7 +209,7 @@ class TestASuperLinkThatIsAway:
         assert len(inner.sent) == 2
 
     def test_renewed_messages_have_all_of_that_time_again(self, monkeypatch):
-        clock = iter([0.0, SAFE_TO_ANNOUNCE_AGAIN, 2 * SAFE_TO_ANNOUNCE_AGAIN])
+        clock = iter([0.0, SAFE_TO_ANNOUNCE_AGAIN + 1, 2 * SAFE_TO_ANNOUNCE_AGAIN])
         monkeypatch.setattr(patience.time, "monotonic", lambda: next(clock, 1e6))
         inner = Away([0.0, 100.0], iter([REFUSED, DECLINED]))
         self.ask(inner)

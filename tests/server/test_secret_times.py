@@ -85,6 +85,27 @@ def test_a_secret_cohort_leaves_no_times(tmp_path, monkeypatch, kind):
     assert os.stat(outcome.plan.budget.ledger.path).st_mtime % DAY == 0
 
 
+def test_all_messages_of_a_round_say_the_same_time(tmp_path):
+    """Made one after another, those of two clients would tell whether one between them was drawn."""
+    config = parse(POISSON | {"output-dir": str(tmp_path), "num-rounds": 3, "evaluation.federated": "on"})
+    times = []
+
+    class Noting(LocalGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            messages = list(messages)
+            times.append({message.metadata.created_at for message in messages})
+            return super().send_and_receive(messages, timeout=timeout)
+
+    run(
+        Noting.simulated(lambda *asked: app(*asked), config.flat(), 12),
+        config,
+        Narrator(3, Console(file=io.StringIO())),
+    )
+    assert len(times) >= 6 and {len(each) for each in times if each} == {1}
+    moments = [min(each) for each in times if each]
+    assert moments == sorted(set(moments)), "and each round its own"
+
+
 @pytest.mark.parametrize("kind", [Narrator, JsonNarrator])
 def test_nothing_that_is_said_depends_on_how_many_were_drawn(tmp_path, monkeypatch, kind):
     """Two runs whose cohorts differ and whose clients fail: word for word the same.

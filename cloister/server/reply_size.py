@@ -1,0 +1,71 @@
+"""How much memory a reply takes, known before it is put together.
+
+An array names its chunks, each as often as it says, and a record of metrics takes thirty times what it is written in:
+a reply of a megabyte could fill the memory of the server's app.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flwr.app import Array, ArrayRecord
+from flwr.app.message.arraychunk import ArrayChunk
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_body,
+    get_object_children_ids_from_object_content,
+    get_object_type_from_object_content,
+)
+
+FACTOR, SLACK = 2, 8 * 2**20
+"""Arrays of a reply may have this many times the bytes of the model that was sent, and so many bytes more."""
+MAX_RECORDS = 4 * 2**20
+"""Bytes of everything else in a reply, as it is written: names, metrics, numbers."""
+
+
+@dataclass
+class MaximumSize:
+    """How large a reply may be.
+
+    Attributes:
+        arrays: bytes of its arrays.
+    """
+
+    arrays: int = SLACK
+
+    def follow(self, sent: ArrayRecord) -> None:
+        """Take replies of the size of a model, and more by `FACTOR` and `SLACK`.
+
+        Args:
+            sent: the model that nodes are sent.
+        """
+        self.arrays = FACTOR * sum(len(array.data) for array in sent.values()) + SLACK
+
+    def require(self, contents: Mapping[str, bytes]) -> None:
+        """Refuse a reply that would be larger.
+
+        Args:
+            contents: its objects, by name.
+
+        Raises:
+            OverflowError: it would be.
+            Exception: an object cannot be read.
+        """
+        arrays = records = 0
+        for content in contents.values():
+            kind = get_object_type_from_object_content(content)
+            if kind == Array.__qualname__:
+                arrays += _bytes_of_array(content, contents)
+            elif kind != ArrayChunk.__qualname__:
+                records += len(content)
+        if arrays > self.arrays or records > MAX_RECORDS:
+            raise OverflowError
+
+
+MAXIMUM = MaximumSize()
+"""Of the replies to the run of this process."""
+
+
+def _bytes_of_array(content: bytes, contents: Mapping[str, bytes]) -> int:
+    """Of the chunks that it names, each as often as it names it."""
+    sizes = [len(contents[name]) for name in get_object_children_ids_from_object_content(content)]
+    return sum(sizes[number] for number in json.loads(get_object_body(content, Array))["arraychunk_ids"])
