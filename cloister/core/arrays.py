@@ -69,6 +69,10 @@ def view(array: FlowerArray) -> NDArray:
     return parsed
 
 
+MAX_DTYPE, MAX_DIMENSIONS = 16, 64
+"""Characters of the name of a dtype, and dimensions of an array; NumPy's own limit is 64."""
+
+
 @lru_cache(maxsize=4096)
 def _npy_layout(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, np.dtype, int]:
     """What `np.save` writes before the numbers of a C-ordered array, their dtype, and their size in bytes.
@@ -76,6 +80,9 @@ def _npy_layout(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, np.dtype, in
     Raises:
         ValueError: the dtype or the shape is none that an array of numbers can have.
     """
+    # NumPy takes minutes and gigabytes for a dtype of millions of fields.
+    if len(dtype) > MAX_DTYPE or len(shape) > MAX_DIMENSIONS:
+        raise ValueError("the array's dtype or shape is not that of an array of numbers")
     try:
         kind = np.dtype(dtype)
     except Exception as error:  # np.dtype parses a small language of its own

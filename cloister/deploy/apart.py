@@ -38,7 +38,6 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
 from cloister.core.files import DAY
 from cloister.deploy.cleanup import are_sent, delete_objects_of
-from cloister.deploy.database import one_transaction
 from cloister.deploy.fleet import InFront
 from cloister.deploy.handover import Handover
 from cloister.deploy.interrupted import DeliveredMessage, expire_message, redeliver_message
@@ -62,6 +61,7 @@ class _Node:
         upload: the reply that the node is sending.
         may_be_untold: an earlier SuperLink gave the message, and the node may not have heard of it.
         may_be_replying: an earlier SuperLink gave the message, and the node may have been sending its reply.
+        is_done: the node has confirmed the message, or has sent all of its reply.
     """
 
     message: str = ""
@@ -69,6 +69,7 @@ class _Node:
     upload: Upload | None = field(default=None, repr=False)
     may_be_untold: bool = False
     may_be_replying: bool = False
+    is_done: bool = False
 
 
 class OwnMessages(InFront):
@@ -136,10 +137,12 @@ class OwnMessages(InFront):
         Flower keeps a part for as long as any message has it: after its own message a node would learn whether another
         one has not fetched the same model yet, and so whether it takes part.
         """
-        node, state = self._told(request.node.node_id), others["state"]
-        with one_transaction(state):
-            if request.object_id in node.objects and node.message in state.object_store:
-                return self.inner["pull_object"](request=request, **others)
+        node = self._told(request.node.node_id)
+        if request.object_id in node.objects:
+            answer = self.inner["pull_object"](request=request, **others)
+            # Looked at afterwards: where the message is there now, the part was there for it, whoever else has it.
+            if not node.is_done and node.message in others["state"].object_store:
+                return answer
         return PullObjectResponse(object_found=False, object_available=False)
 
     def confirm_message_received(self, request: Any, **others: Any) -> Any:
@@ -150,6 +153,8 @@ class OwnMessages(InFront):
         node = self._told(request.node.node_id)
         if request.message_object_id != node.message or not are_sent(others["state"], node.objects):
             return ConfirmMessageReceivedResponse()
+        # At once: how long Flower takes to delete the message tells whether another one has the same model.
+        node.is_done = True
         return self.inner["confirm_message_received"](request=request, **others)
 
     def _told(self, number: int) -> _Node:
@@ -215,6 +220,7 @@ class OwnMessages(InFront):
             except OSError as error:
                 raise HTTPException(503, f"the disk does not take a part of a reply: {error.strerror}") from None
             if upload.is_whole and not upload.is_told:
+                self._node(request.node.node_id).is_done = True
                 self.handover.finish(upload, **others)
         return PushObjectResponse(stored=True)
 

@@ -81,7 +81,10 @@ def errors_inside() -> Iterator[list[str]]:
 
 
 def one_transaction(state: object) -> AbstractContextManager[object]:
-    """What is read and written inside of the block belongs together; a state in memory has no transactions."""
+    """What is written inside of the block is written as a whole or not at all; a state in memory has no transactions.
+
+    SQLite begins with the first write: what is read before that is of another moment.
+    """
     return state.session() if isinstance(state, sql_mixin.SqlMixin) else nullcontext()
 
 

@@ -164,9 +164,11 @@ class _Request:
         event = await (self._next() if self.is_whole else self._piece())
         size = len(event.get("body", b""))
         self.size += size
-        self.is_whole = not event.get("more_body", False)
-        # It is parsed when it is whole: before that it takes what has come of it.
-        self._hold(size + (self.growth - 1) * self.size * self.is_whole)
+        self._hold(size)
+        if not self.is_whole and not event.get("more_body", False):
+            self.is_whole = True
+            # Only now it is parsed.
+            self._hold((self.growth - 1) * self.size)
         self._require_memory()
         if self.size > self.limit:
             self._refuse(413, f"requests may have {self.limit} bytes")

@@ -5,10 +5,11 @@ a reply of a megabyte could fill the memory of the server's app.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.app.message.arraychunk import ArrayChunk
 from flwr.supercore.inflatable.inflatable_object import (
     get_object_body,
@@ -18,8 +19,12 @@ from flwr.supercore.inflatable.inflatable_object import (
 
 FACTOR, SLACK = 2, 8 * 2**20
 """Arrays of a reply may have this many times the bytes of the model that was sent, and so many bytes more."""
-MAX_RECORDS = 4 * 2**20
-"""Bytes of everything else in a reply, as it is written: names, metrics, numbers."""
+MAX_NAMES = 4 * 2**20
+"""Bytes of everything that is no chunk of an array, as it is written: names, and what describes arrays."""
+MAX_DESCRIPTION = 2**16
+"""Bytes of what describes one array."""
+MAX_METRICS = 2**18
+"""Bytes of metrics and settings: read, they take thirty times as much."""
 
 
 @dataclass
@@ -50,14 +55,13 @@ class MaximumSize:
             OverflowError: it would be.
             Exception: an object cannot be read.
         """
-        arrays = records = 0
+        sizes = Counter[str]()
         for content in contents.values():
-            kind = get_object_type_from_object_content(content)
-            if kind == Array.__qualname__:
-                arrays += _bytes_of_array(content, contents)
-            elif kind != ArrayChunk.__qualname__:
-                records += len(content)
-        if arrays > self.arrays or records > MAX_RECORDS:
+            sizes[get_object_type_from_object_content(content)] += len(content)
+        names = sizes.total() - sizes[ArrayChunk.__qualname__]
+        if names > MAX_NAMES or sizes[MetricRecord.__qualname__] + sizes[ConfigRecord.__qualname__] > MAX_METRICS:
+            raise OverflowError
+        if sum(_bytes_of_array(content, contents) for content in contents.values()) > self.arrays:
             raise OverflowError
 
 
@@ -66,6 +70,15 @@ MAXIMUM = MaximumSize()
 
 
 def _bytes_of_array(content: bytes, contents: Mapping[str, bytes]) -> int:
-    """Of the chunks that it names, each as often as it names it."""
+    """Of the chunks that an array names, each as often as it names it; 0 of another object.
+
+    Raises:
+        OverflowError: it takes more than `MAX_DESCRIPTION` to describe the array.
+    """
+    if get_object_type_from_object_content(content) != Array.__qualname__:
+        return 0
+    description = get_object_body(content, Array)
+    if len(description) > MAX_DESCRIPTION:
+        raise OverflowError
     sizes = [len(contents[name]) for name in get_object_children_ids_from_object_content(content)]
-    return sum(sizes[number] for number in json.loads(get_object_body(content, Array))["arraychunk_ids"])
+    return sum(sizes[number] for number in json.loads(description)["arraychunk_ids"])

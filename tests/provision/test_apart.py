@@ -403,6 +403,29 @@ class TestAModelThatAnotherNodeHasNotFetched:
             answers.append([nodes[0].pull(name).object_found for name in names_of(tree)])
         assert answers[0] == answers[1] == [False] * len(answers[0])
 
+    def test_nor_by_the_answer_to_a_request_that_its_confirmation_overtakes(self, link, nodes, monkeypatch):
+        """Flower waits for the database before it reads the part."""
+        message, _ = link.send(nodes[0]), link.send(nodes[1])
+        (tree,) = nodes[0].next()
+        assert all(nodes[0].pull(name).object_available for name in names_of(tree))
+        pull = link.own.inner["pull_object"]
+        monkeypatch.setitem(
+            link.own.inner, "pull_object", lambda **given: nodes[0].confirm(message.object_id) or pull(**given)
+        )
+        assert not any(nodes[0].pull(name).object_found for name in names_of(tree))
+
+    def test_nor_by_how_long_a_confirmation_takes(self, link, nodes, monkeypatch):
+        message, _ = link.send(nodes[0]), link.send(nodes[1])
+        (tree,) = nodes[0].next()
+        found = []
+        monkeypatch.setitem(
+            link.own.inner,
+            "confirm_message_received",
+            lambda **_: found.extend(nodes[0].pull(name).object_found for name in names_of(tree)),
+        )
+        nodes[0].confirm(message.object_id)
+        assert found == [False] * len(names_of(tree))
+
 
 class TestANodeThatHurries:
     """Parts of a message that is deleted cannot be stored any more: the app of the server would end the run."""

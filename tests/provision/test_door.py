@@ -113,6 +113,26 @@ def test_a_request_that_is_not_whole_takes_what_has_come_of_it():
     assert asyncio.run(several()) == (200, 200) and closed.held.total() == 0
 
 
+def test_a_request_counts_once_also_when_its_connection_ends():
+    held = []
+
+    async def ending(scope, receive, send):
+        for _ in range(3):
+            await receive()
+            held.append(closed.held.total())
+
+    closed = Door(ending, anybody)
+    peer = Connection(b"x" * 10, path="/v1/fleet/push-messages")
+    plain = peer.receive
+
+    async def receive():
+        return await plain() if peer.pieces else {"type": "http.disconnect"}
+
+    peer.receive = receive
+    asyncio.run(peer.to(closed))
+    assert held == [10 * door.PARSED_BYTES_PER_BYTE] * 3
+
+
 @pytest.mark.parametrize("path", [PULL, "/v1/fleet/get-fab", "/v1/fleet/get-run"])
 def test_answers_that_can_be_asked_for_again_are_refused_above_a_nodes_share(path):
     closed = Door(answering(LONG), anybody, max_held=door.SHARES * (2 * LONG - 1))

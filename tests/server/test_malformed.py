@@ -20,9 +20,9 @@ from support import content, zeros
 from cloister.aggregation.screening import screen
 from cloister.core.arrays import Layout, from_record
 from cloister.core.identity import assume_run
-from cloister.server import malformed
+from cloister.server import malformed, reply_size
 from cloister.server import run as running
-from cloister.server.reply_size import FACTOR, MAX_RECORDS, SLACK, MaximumSize
+from cloister.server.reply_size import FACTOR, MAX_METRICS, MAX_NAMES, SLACK, MaximumSize
 
 MALFORMED = {
     "no head": b"no object at all",
@@ -111,11 +111,36 @@ class TestHowLargeAReplyBecomes:
         maximum.follow(zeros_sent)
         maximum.require({name: part.deflate() for name, part in get_all_nested_objects(zeros_sent).items()})
 
-    @pytest.mark.parametrize("kind", ["MetricRecord", "ConfigRecord", "RecordDict"])
-    def test_of_records_only_so_much_is_read(self, maximum, kind):
-        maximum.require({"record": kind.encode() + b"  9\0" + bytes(MAX_RECORDS - len(kind) - 4)})
+    @pytest.mark.parametrize(
+        ("kind", "most"),
+        [
+            ("MetricRecord", MAX_METRICS),
+            ("ConfigRecord", MAX_METRICS),
+            ("RecordDict", MAX_NAMES),
+            ("Message", MAX_NAMES),
+        ],
+    )
+    def test_of_everything_else_only_so_much_is_read(self, maximum, kind, most):
+        head = kind.encode() + b"  9\0"
+        maximum.require({"record": head + bytes(most - len(head))})
         with pytest.raises(OverflowError):
-            maximum.require({"record": kind.encode() + b"  9\0" + bytes(MAX_RECORDS)})
+            maximum.require({"record": head + bytes(most - len(head) + 1)})
+
+    def test_metrics_and_settings_count_together(self, maximum):
+        half = b"  9\0" + bytes(MAX_METRICS // 2)
+        with pytest.raises(OverflowError):
+            maximum.require({"one": b"MetricRecord" + half, "two": b"ConfigRecord" + half})
+
+    def test_what_describes_an_array_is_short(self, maximum, monkeypatch):
+        """Eight million numbers of a shape took half a gigabyte."""
+        one = array_of(1, 8)
+        length = len(one["array"].partition(b"\0")[2])
+        monkeypatch.setattr(reply_size, "MAX_DESCRIPTION", length)
+        maximum.require(one)
+        monkeypatch.setattr(reply_size, "MAX_DESCRIPTION", length - 1)
+        monkeypatch.setattr(reply_size.json, "loads", lambda _: pytest.fail("it is read"))
+        with pytest.raises(OverflowError):
+            maximum.require(one)
 
     def test_a_reply_that_becomes_too_large_is_not_put_together(self, monkeypatch):
         put = malformed.contained(lambda *_: pytest.fail("it is put together"))
