@@ -188,7 +188,7 @@ def fitting(
             _refuse_error(message)
             found = read(message)
         except Unfit as unfit:
-            rejected.append(Rejection(node, unfit.code, unfit.detail))
+            rejected.append(Rejection(node, unfit.code, printable(unfit.detail)))
         else:
             yield found
             del message, found  # what was handed on is not kept while the next reply is made
@@ -213,7 +213,7 @@ def _refuse_error(message: Message) -> None:
 
 def printable(text: str) -> str:
     """Text from elsewhere, fit for a screen: one line, no control characters, not too long."""
-    line = " ".join(text.split())
+    line = " ".join(text[: 4 * REASON_LENGTH].split())
     return "".join(char if char.isprintable() else "?" for char in line)[:REASON_LENGTH]
 
 

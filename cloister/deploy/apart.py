@@ -208,7 +208,8 @@ class OwnMessages(InFront):
             HTTPException: 503, the disk or the database did not take them; the node sends this part again.
         """
         with self.lock:
-            upload = self._node(request.node.node_id).upload
+            node = self._node(request.node.node_id)
+            upload = node.upload
         if upload is None:
             self._expire_lost_reply(request.node.node_id, others["state"])
         # Looked at before others have to wait: megabytes are hashed.
@@ -220,7 +221,7 @@ class OwnMessages(InFront):
             except OSError as error:
                 raise HTTPException(503, f"the disk does not take a part of a reply: {error.strerror}") from None
             if upload.is_whole and not upload.is_told:
-                self._node(request.node.node_id).is_done = True
+                node.is_done = True
                 self.handover.finish(upload, **others)
         return PushObjectResponse(stored=True)
 

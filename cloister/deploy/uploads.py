@@ -35,6 +35,9 @@ SAID_TWICE = ("run_id", "src_node_id", "dst_node_id", "reply_to_message_id")
 
 TIMES = ("created_at", "ttl")
 """Of what is announced."""
+MAX_ROOT = 2**18
+"""Bytes of the part that names the others: who replies to what, or why there is an error. Parsed it takes 30 times as
+much."""
 MAX_HEAD, MAX_HEAD_OF_NAME = 128, 65
 """Bytes of the head of a part without names, and of each name in it: a SHA-256 in hexadecimal digits and a comma."""
 
@@ -63,6 +66,8 @@ class Upload:
         self.root, self._announced = tree.object_id, request.messages_list[0]
         if self._announced.metadata.message_id != self.root:
             raise ValueError("the id of the message is not that of the object that names all others")
+        if self._announced.content.items:
+            raise ValueError("what is announced holds no content: that is in the parts")
         if self._announced.metadata.src_node_id != request.node.node_id:
             raise ValueError("src_node_id is not the node that sends the reply")
         # Flower compares times, which NaN passes, and its database keeps NaN as nothing: whoever reads the row fails.
@@ -96,6 +101,8 @@ class Upload:
     def is_valid_part(self, name: str, content: bytes) -> bool:
         """Whether this is a part of the reply, and says itself what was announced of it."""
         if name not in self._children or get_object_id(content) != name:
+            return False
+        if name == self.root and len(content) > MAX_ROOT:
             return False
         # Parsed, a head of millions of names takes a hundred times its size, and everybody else waits.
         if content.find(HEAD_BODY_DIVIDER, 0, MAX_HEAD + MAX_HEAD_OF_NAME * len(self._children[name])) < 0:

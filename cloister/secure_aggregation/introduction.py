@@ -7,6 +7,8 @@ from cloister.secure_aggregation.canonical import read, text
 from cloister.secure_aggregation.roster import Roster
 
 LABEL = "roster told"
+MAX_TOLD = 4 * 2**20
+"""Bytes of a roster: enough for 10,000 members."""
 
 
 def told(roster: Roster) -> bytes:
@@ -20,6 +22,8 @@ def read_told(content: bytes) -> Roster:
     Raises:
         ProtocolError: the bytes are no roster.
     """
+    if len(content) > MAX_TOLD:
+        raise ProtocolError("the bytes are no roster")
     try:
         (entries,) = read(LABEL, content)
         keys = dict(cast(tuple[tuple[str, bytes], ...], entries))

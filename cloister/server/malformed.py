@@ -16,14 +16,32 @@ from flwr.superlink.grid import http_grid
 
 from cloister.server.reply_size import MAXIMUM
 
-NAME = "inflate_object_from_contents"
+NAME, PULL = "inflate_object_from_contents", "pull_objects"
 
 
 def install() -> None:
-    """Have Flower's grid take an unreadable reply for an error of its own."""
-    plain = vars(http_grid)[NAME]
-    if not hasattr(plain, "plain"):
-        vars(http_grid)[NAME] = contained(plain)
+    """Have Flower's grid take an unreadable reply for an error of its own, and fetch each of its objects once."""
+    for name, ours in ((NAME, contained), (PULL, each_once)):
+        plain = vars(http_grid)[name]
+        if not hasattr(plain, "plain"):
+            vars(http_grid)[name] = ours(plain)
+
+
+def each_once(pull: Any) -> Any:
+    """Flower's function that fetches the objects of a reply, each of them once.
+
+    A client decides how often an object stands in its reply: fetched as often, one of 32 MiB took gigabytes, and
+    replies of others came too late meanwhile.
+
+    Args:
+        pull: takes the ids of objects, and gives their contents by id.
+    """
+
+    def fetched(object_ids: list[str], **others: Any) -> Any:
+        return pull(object_ids=list(dict.fromkeys(object_ids)), **others)
+
+    vars(fetched)["plain"] = pull
+    return fetched
 
 
 def contained(inflate: Any) -> Any:

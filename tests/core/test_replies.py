@@ -12,7 +12,7 @@ from support import all_nodes, content, flat, grid_of, one_round, random_models,
 
 from cloister.aggregation import GlobalDP, MetricDP
 from cloister.aggregation.decorator import Screened
-from cloister.aggregation.screening import MAX_EXAMPLES
+from cloister.aggregation.screening import MAX_EXAMPLES, REASON_LENGTH, Unfit, fitting
 from cloister.core.arrays import to_record
 from cloister.local.grid import LocalGrid
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -351,3 +351,16 @@ def test_what_an_error_says_cannot_steer_a_terminal():
     one_round(strategy, grid_of(answer, 1), zeros())
     detail = strategy.measured.rejected[0].detail
     assert detail.isprintable() and "red" in detail
+
+
+def test_nor_can_any_other_reason():
+    """A step of a secure aggregation quoted names that the node had made up, millions of characters of them."""
+    grid, rejected = grid_of(lambda *_: content(zeros()), 1), []
+    asked = all_nodes().configure_train(1, to_record(zeros()), ConfigRecord(), grid)
+
+    def refuse(_):
+        raise Unfit("protocol", "\x1b[2Jround 3: done\n" * 10**5)
+
+    assert list(fitting(grid.send_and_receive(asked), asked, refuse, rejected)) == []
+    (found,) = rejected
+    assert found.code == "protocol" and len(found.detail) == REASON_LENGTH and found.detail.isprintable()

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from fastapi import HTTPException
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import Message as WireMessage
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, HEAD_BODY_DIVIDER
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -18,6 +21,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_id,
     get_object_tree,
 )
+from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from open_link import (
     MODEL,
@@ -38,6 +42,7 @@ from cloister.deploy.cleanup import delete_expired
 from cloister.deploy.handover import MAX_ATTEMPTS
 from cloister.deploy.interrupted import expire_message
 from cloister.deploy.unfinished import WholeReplies
+from cloister.deploy.uploads import Upload
 
 
 @pytest.mark.parametrize("kept", ["in memory", "in a file"])
@@ -463,6 +468,53 @@ def test_a_part_with_millions_of_names_is_refused_before_it_is_parsed(link, node
     answer = nodes[0].announce(reply, tree)
     monkeypatch.setattr(uploads, "validate_object_content", lambda _: pytest.fail("it is parsed"))
     assert not nodes[0].push(answer.session_id, get_object_id(long), long)
+
+
+def test_the_part_that_names_the_others_is_short(link, nodes, monkeypatch):
+    """Parsed, empty items in it took thirty times what was sent."""
+    message = link.send(nodes[0])
+    nodes[0].fetch()
+    reply = labelled(Message(content(TRAINED), reply_to=message), nodes[0].id, link.run)
+    root = reply.deflate()
+    answer = nodes[0].announce(reply)
+    monkeypatch.setattr(uploads, "MAX_ROOT", len(root) - 1)
+    assert not nodes[0].push(answer.session_id, reply.object_id, root)
+    monkeypatch.setattr(uploads, "MAX_ROOT", len(root))
+    assert nodes[0].push(answer.session_id, reply.object_id, root)
+
+
+def test_an_announcement_holds_no_content(link, nodes):
+    message = link.send(nodes[0])
+    nodes[0].fetch()
+    reply = labelled(Message(content(TRAINED), reply_to=message), nodes[0].id, link.run)
+    request = PushMessagesRequest(
+        node=Node(node_id=nodes[0].id),
+        messages_list=[message_to_proto(remove_content_from_message(reply))],
+        message_object_trees=[get_object_tree(reply)],
+    )
+    request.messages_list[0].content.items.add()
+    with pytest.raises(HTTPException) as refused:
+        fleet_handlers.push_messages(request=request, state=link.state)
+    assert refused.value.status_code == 400
+
+
+def test_the_last_part_of_a_reply_leaves_the_next_message_alone(link, nodes, monkeypatch):
+    """A part can wait for the database, or for another part, until the node has been given another message."""
+    message = link.send(nodes[0])
+    nodes[0].fetch()
+    given, check = [], Upload.is_valid_part
+
+    def late(self, name, content):
+        found = check(self, name, content)
+        if len(self._places) == len(self._children) - 1 and not given:
+            link.send(nodes[0])
+            given.extend(nodes[0].next())
+        return found
+
+    monkeypatch.setattr(Upload, "is_valid_part", late)
+    nodes[0].reply(message)
+    (tree,) = given
+    assert all(nodes[0].pull(name).object_available for name in names_of(tree))
 
 
 def test_no_node_hears_how_many_others_reply_or_how_long_they_take(link, nodes):

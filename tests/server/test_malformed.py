@@ -36,7 +36,8 @@ MALFORMED = {
 @pytest.fixture(autouse=True)
 def flowers_own_function(monkeypatch):
     # Not what the module has now: a run in this process, of whatever test, has installed ours.
-    monkeypatch.setattr(http_grid, malformed.NAME, getattr(inflatable_utils, malformed.NAME))
+    for name in (malformed.NAME, malformed.PULL):
+        monkeypatch.setattr(http_grid, name, getattr(inflatable_utils, name))
 
 
 class Runtime:
@@ -176,6 +177,17 @@ def test_a_reply_that_is_whole_is_the_same():
     first, _ = grid.pull_messages(["message 0", "message 1"])
     assert first.metadata.reply_to_message_id == "message 0"
     assert from_record(next(iter(first.content.array_records.values()))).keys() == zeros().keys()
+
+
+def test_an_object_that_stands_often_in_a_reply_is_fetched_once(monkeypatch):
+    """As often as a client wrote it, others' replies came too late meanwhile."""
+    fetched = []
+    monkeypatch.setattr(http_grid, malformed.PULL, lambda object_ids, **others: fetched.append((object_ids, others)))
+    malformed.install()
+    malformed.install()
+    http_grid.pull_objects(object_ids=["root", "chunk", "array", "chunk", "chunk"], pull_object_fn=None)
+    assert fetched == [(["root", "chunk", "array"], {"pull_object_fn": None})]
+    assert vars(http_grid)[malformed.PULL].plain is not None
 
 
 def test_what_a_client_wrote_is_in_no_error():
