@@ -4,7 +4,6 @@ A malformed reply is rejected by itself, counted and named with a reason; the ro
 name arrays and shapes, never values.
 """
 
-import math
 import re
 from array import array
 from collections import Counter
@@ -32,6 +31,8 @@ sum and the model that was sent are gone over for each few."""
 TOGETHER = 4
 """So many clients' replies are added up at once: a round of few is released in the pass that adds them."""
 NOT_FINITE = "the update holds NaN or Inf, or is too large to measure: try a lower client.learning-rate"
+MAX_METRIC = 1e100
+"""Largest number that a client may score: a mean, weighted by counts, stays finite."""
 REASON_LENGTH = 300
 METRIC_NAME = re.compile(r"[A-Za-z0-9][\w .()-]{0,39}")
 """What a metric may be called: names come from clients and end up on screens."""
@@ -316,6 +317,6 @@ def _scores(message: Message) -> tuple[float, dict[str, float]]:
     for name, value in metrics.items():
         if not METRIC_NAME.fullmatch(name):
             raise Unfit("metric", "a metric's name must be letters, digits, spaces and . _ - ( )")
-        if not isinstance(value, int | float) or not abs(value) < math.inf:
-            raise Unfit("metric", f"metric {name!r} must be one finite number")
+        if not isinstance(value, int | float) or not abs(value) <= MAX_METRIC:
+            raise Unfit("metric", f"metric {name!r} must be one finite number, of at most {MAX_METRIC:.0e}")
     return number(records[0], EXAMPLES), {name: number(metrics, name) for name in metrics}

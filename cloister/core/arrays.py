@@ -60,6 +60,9 @@ def view(array: FlowerArray) -> NDArray:
     data, (header, dtype, size) = array.data, _npy_layout(array.dtype, tuple(array.shape))
     if len(data) == len(header) + size and data.startswith(header):
         return np.ndarray(array.shape, dtype, data, len(header))
+    # NumPy would read a list of millions of files in an archive.
+    if not data.startswith(np.lib.format.MAGIC_PREFIX):
+        raise ValueError("the array's bytes are no .npy file")
     try:
         parsed = np.load(io.BytesIO(data), allow_pickle=False)
     except Exception as error:  # a hostile header can make the parser raise anything, and must not end the round

@@ -5,6 +5,7 @@ SuperLink, before it puts its objects together; an object that cannot be read en
 reply that was pulled in the same call. Flower has no other place where one reply could be left out.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from flwr.app import Error, Message, Metadata
@@ -16,6 +17,7 @@ from flwr.superlink.grid import http_grid
 
 from cloister.server.reply_size import MAXIMUM
 
+Pull = Callable[..., dict[str, bytes]]
 NAME, PULL = "inflate_object_from_contents", "pull_objects"
 
 
@@ -27,7 +29,7 @@ def install() -> None:
             vars(http_grid)[name] = ours(plain)
 
 
-def each_once(pull: Any) -> Any:
+def each_once(pull: Pull) -> Pull:
     """Flower's function that fetches the objects of a reply, each of them once.
 
     A client decides how often an object stands in its reply: fetched as often, one of 32 MiB took gigabytes, and
@@ -37,7 +39,7 @@ def each_once(pull: Any) -> Any:
         pull: takes the ids of objects, and gives their contents by id.
     """
 
-    def fetched(object_ids: list[str], **others: Any) -> Any:
+    def fetched(object_ids: list[str], **others: object) -> dict[str, bytes]:
         return pull(object_ids=list(dict.fromkeys(object_ids)), **others)
 
     vars(fetched)["plain"] = pull

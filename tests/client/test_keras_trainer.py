@@ -158,9 +158,10 @@ def test_a_saved_model_loads_with_keras_alone(model, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
 
 
-def test_an_unknown_optimizer(model):
-    with pytest.raises(ConfigError, match=r"client\.optimizer must be the name of a Keras optimizer.*'sgdd'"):
-        KerasTrainer(model, replace(SGD, optimizer="sgdd"))
+@pytest.mark.parametrize("name", ["sgdd", "function"])
+def test_an_unknown_optimizer(model, name):
+    with pytest.raises(ConfigError, match=rf"client\.optimizer must be the name of a Keras optimizer.*'{name}'"):
+        KerasTrainer(model, replace(SGD, optimizer=name))
 
 
 def test_arrays_of_another_model(model):

@@ -417,3 +417,12 @@ def test_a_dtype_or_shape_of_millions_of_parts_is_not_parsed(monkeypatch, dtype,
     monkeypatch.setattr(np, "dtype", lambda _: pytest.fail("it is parsed"))
     with pytest.raises(ValueError, match="not that of an array of numbers"):
         view(FlowerArray(dtype, shape, "numpy.ndarray", b""))
+
+
+def test_an_archive_is_no_array(monkeypatch):
+    """A list of a million files in it took eleven seconds."""
+    file = io.BytesIO()
+    np.savez(file, array=np.zeros(3, np.float32))
+    monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("it is opened"))
+    with pytest.raises(ValueError, match=r"no \.npy file"):
+        view(FlowerArray("float32", (3,), "numpy.ndarray", file.getvalue()))

@@ -232,7 +232,7 @@ class TestEvaluationReplies:
     @pytest.mark.parametrize(
         ("odd", "code"),
         [({"num-examples": -1}, "weight"), ({"num-examples": 1, "[/red]": 9.0}, "metric")]
-        + [({"num-examples": 1, "loss": value}, "metric") for value in (math.nan, math.inf, [9.0])],
+        + [({"num-examples": 1, "loss": value}, "metric") for value in (math.nan, math.inf, 1.1e100, -1.1e100, [9.0])],
     )
     def test_the_code_of_a_rejection_is_one_of_those_that_programs_know(self, odd, code):
         strategy = Screened(all_nodes(evaluate=Sampling(min_nodes=1, timeout=0)))
@@ -351,6 +351,15 @@ def test_what_an_error_says_cannot_steer_a_terminal():
     one_round(strategy, grid_of(answer, 1), zeros())
     detail = strategy.measured.rejected[0].detail
     assert detail.isprintable() and "red" in detail
+
+
+def test_means_of_scores_are_finite():
+    scores = iter([1e100, -1e100, 1e100])
+    strategy = Screened(all_nodes(evaluate=Sampling(min_nodes=3, timeout=0)))
+    grid = grid_of(lambda *_: RecordDict({"metrics": MetricRecord({"num-examples": 10**9, "loss": next(scores)})}), 3)
+    messages = strategy.configure_evaluate(1, to_record(zeros()), ConfigRecord(), grid)
+    means = strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
+    assert not strategy.unscored and all(math.isfinite(value) for value in dict(means).values())
 
 
 def test_nor_can_any_other_reason():

@@ -3,7 +3,7 @@
 import pytest
 
 from cloister.core.errors import ProtocolError
-from cloister.secure_aggregation import introduction
+from cloister.secure_aggregation import canonical, introduction
 from cloister.secure_aggregation.canonical import text
 from cloister.secure_aggregation.introduction import LABEL, MAX_TOLD, read_told, told
 from cloister.secure_aggregation.roster import Roster
@@ -29,3 +29,18 @@ def test_more_is_not_read(monkeypatch):
 def test_what_is_no_roster_is_refused(entries):
     with pytest.raises(ProtocolError):
         read_told(text(LABEL, entries))
+
+
+def count(item):
+    return 1 + sum(map(count, item)) if isinstance(item, tuple) else 1
+
+
+@pytest.mark.parametrize("items", [(b"",) * 9, ((b"", b""),) * 3, (((b"",) * 5,), (b"",))])
+def test_only_so_many_items_are_read(monkeypatch, items):
+    """Those of tuples in tuples too; each takes two microseconds, and fifty megabytes hold six million."""
+    counted = count(("version", "label", *items))
+    monkeypatch.setattr(canonical, "MAX_ITEMS", counted)
+    assert canonical.read("label", text("label", *items)) == items
+    monkeypatch.setattr(canonical, "MAX_ITEMS", counted - 1)
+    with pytest.raises(ValueError, match="too many"):
+        canonical.read("label", text("label", *items))

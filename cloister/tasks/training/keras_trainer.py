@@ -145,7 +145,7 @@ def optimizer_named(name: str) -> Optimizer:
     """
     try:
         return keras.optimizers.get(name)
-    except ValueError as error:
+    except (ValueError, TypeError, KeyError) as error:  # some names are those of what Keras keeps beside optimizers
         raise ConfigError(
             f"client.optimizer must be the name of a Keras optimizer, such as sgd or adam; got {name!r}"
         ) from error
