@@ -7,9 +7,10 @@ hypothesis of least loss on the rows that are scored, as the paper does; that ch
 grows. `rmse-of-other-rows` does not: the hypothesis for a row is chosen on the hospital's other rows.
 
     python experiments/hospital_charges.py --data FOLDER [--seeds 0 100 200] [--rounds 60] [--output-dir runs]
-        [--start first-releases] [--hypotheses 1 3 5 7] [--multipliers 0 5 1 3 0.1 2]
+        [--split-round 50] [--hypotheses 1 3 5 7] [--multipliers 0 5 1 3 0.1 2]
 
-Results of another start of the hypotheses (`privacy.clusters-start`) lie in a folder of its name.
+Hypotheses begin at random, or as one model, which is told apart in a round (`privacy.clusters-split-round`): results of
+each such round lie in a folder of its own.
 """
 
 import argparse
@@ -124,22 +125,22 @@ def run_all(arguments: argparse.Namespace, place: Path) -> None:
             with tempfile.TemporaryDirectory() as scratch:
                 given = {"task.data-path": arguments.data, "num-rounds": arguments.rounds}
                 given["output-dir"] = arguments.output_dir or scratch
-                found.append(trained(k, nu, seed, given | {"privacy.clusters-start": arguments.start}))
+                found.append(trained(k, nu, seed, given | {"privacy.clusters-split-round": arguments.split_round}))
             path.write_text(json.dumps(found, indent=2) + "\n")
 
 
 def main() -> None:
-    """Run what is asked for, then show everything that is there of that start."""
+    """Run what is asked for, then show everything that is there of that round."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 100, 200])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--output-dir", default="")
-    parser.add_argument("--start", choices=("random", "first-releases"), default="random")
+    parser.add_argument("--split-round", type=int, default=0)
     parser.add_argument("--hypotheses", type=int, nargs="+", default=HYPOTHESES)
     parser.add_argument("--multipliers", type=float, nargs="+", default=ORDER)
     arguments = parser.parse_args()
-    place = RESULTS if arguments.start == "random" else RESULTS / arguments.start
+    place = RESULTS / f"split-{arguments.split_round}" if arguments.split_round else RESULTS
     place.mkdir(parents=True, exist_ok=True)
     run_all(arguments, place)
     show([run for path in sorted(place.glob("seed-*.json")) for run in json.loads(path.read_text())])

@@ -3,13 +3,15 @@
     k hypotheses → every client takes the one of least loss, trains it, releases it with noise of its own
     releases → screen → k-means from the hypotheses → each cluster to its own copy of the wrapped strategy
 
+Before the split, if there is one, all hypotheses are one model, which all clients train.
+
 The server adds no noise: what reaches it is released already. Whatever it makes of that is post-processing.
 """
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -37,20 +39,19 @@ class LaplaceClustering(Decorator):
         make: a copy of it for one hypothesis, which aggregates. Whom it would draw is not asked.
         hypotheses: k ≥ 1. With one, and clients that add no noise, this is the wrapped strategy itself; with several
             and no noise it is IFCA (Ghosh et al., 2020).
-        from_releases: while all hypotheses are alike, start k-means from releases far from each other (`scattered`).
+        split_round: until this round all hypotheses are one model, aggregated of all replies. From it on, as long as
+            they still are, k-means begins with releases far from each other (`scattered`). 0: they never were.
 
     Guarantee: none of its own. What a client sends is protected, or not, by what the client does to it.
 
     Source: Galli et al. (2023), Algorithm 1.
     """
 
-    def __init__(
-        self, inner: Strategy, make: Callable[[], Strategy], hypotheses: int, from_releases: bool = False
-    ) -> None:
+    def __init__(self, inner: Strategy, make: Callable[[], Strategy], hypotheses: int, split_round: int = 0) -> None:
         check.positive(clusters=hypotheses)
         super().__init__(inner)
         self._hypotheses = hypotheses
-        self._from_releases = from_releases
+        self._split_round = split_round
         self.copies = [make() for _ in range(hypotheses)]
 
     @property
@@ -105,34 +106,47 @@ class LaplaceClustering(Decorator):
         return unstacked(sent)[0]
 
     def aggregate(self, server_round: int, screening: Screening) -> Aggregated:
-        """A new hypothesis from every cluster that has clients.
+        """A new hypothesis from every cluster that has clients; before the split one model from all clients.
 
         Args:
             server_round: from 1 on.
             screening: of the replies that count.
         """
-        cohort, sent = screening.cohort, unstacked(from_record(self.sent))
-        layout = Layout.of(sent[0])
-        found = clustered(layout, cohort.rows, self._start(layout, cohort.rows, sent))
-        models, metrics = list(sent), None
-        for number, copy in enumerate(self.copies):
-            replies = [virtual_reply(layout, cohort.rows[i]) for i, label in enumerate(found.labels) if label == number]
+        sent, releases = unstacked(from_record(self.sent)), screening.cohort.rows
+        if server_round < self._split_round:
+            found = None
+            models, metrics = self._aggregated(server_round, sent, [releases] * self.hypotheses)
+            models = models[:1] * self.hypotheses
+        else:
+            layout = Layout.of(sent[0])
+            found = clustered(layout, releases, self._start(layout, releases, sent))
+            members = [[releases[i] for i in np.flatnonzero(found.labels == k)] for k in range(self.hypotheses)]
+            models, metrics = self._aggregated(server_round, sent, members)
+        self.measured = Measurements(
+            asked=len(self._asked),
+            accepted=len(releases),
+            rejected=screening.rejected,
+            cluster_sizes=found.sizes if found else (len(releases),),
+            collapsed=found.collapsed if found else (),
+        )
+        return to_record(stacked(models)), metrics
+
+    def _aggregated(
+        self, server_round: int, sent: Sequence[NamedArrays], members: Sequence[Sequence[Row]]
+    ) -> tuple[list[NamedArrays], MetricRecord | None]:
+        """What each copy makes of the releases of its members, with the metrics of the last that has any."""
+        models, metrics, layout = list(sent), None, Layout.of(sent[0])
+        for number, (copy, rows) in enumerate(zip(self.copies, members, strict=True)):
+            replies = [virtual_reply(layout, row) for row in rows]
             aggregated, seen = copy.aggregate_train(server_round, replies) if replies else (None, None)
             models[number] = models[number] if aggregated is None else from_record(aggregated)
             metrics = seen or metrics
-        self.measured = Measurements(
-            asked=len(self._asked),
-            accepted=len(cohort),
-            rejected=screening.rejected,
-            cluster_sizes=found.sizes,
-            collapsed=found.collapsed,
-        )
-        return to_record(stacked(models)), metrics
+        return models, metrics
 
     def _start(self, layout: Layout, releases: Sequence[Row], sent: Sequence[NamedArrays]) -> list[Row]:
         """What k-means starts from: the hypotheses, or releases in their place."""
         start = [layout.rows(model) for model in sent]
-        if self._from_releases and releases and all(_alike(model, sent[0]) for model in sent):
+        if self._split_round and releases and all(_alike(model, sent[0]) for model in sent):
             chosen = scattered(layout, releases, len(start))
             start[: len(chosen)] = [releases[number] for number in chosen]
         return start

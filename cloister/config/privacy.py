@@ -49,8 +49,8 @@ class PrivacyConfig(Section):
 
     @property
     def begins_alike(self) -> bool:
-        """Whether all hypotheses begin as one model, which the first releases tell apart."""
-        return isinstance(self.server, variants.ClusteringPrivacy) and self.server.start == "first-releases"
+        """Whether all hypotheses begin as one model, which the releases of a round tell apart."""
+        return isinstance(self.server, variants.ClusteringPrivacy) and self.server.split_round > 0
 
     @property
     def chooses_privately(self) -> bool:
@@ -172,7 +172,7 @@ KEYS = """
 server noise-multiplier clipping-norm clipping clipping-quantile clipping-rate bits-noise-multiplier examples-cap
 placement distance distance-release distance-noise-multiplier distance-direction distance-clip min-distance
 max-distance noise-seed target-delta max-epsilon canaries population ledger-dir data-identity close-budget clusters
-clusters-start options client client-noise-multiplier client-clipping-norm clipping-decay min-clipping-norm
+clusters-split-round options client client-noise-multiplier client-clipping-norm clipping-decay min-clipping-norm
 batch-sampling client-max-epsilon radius per-layer max-leakage choice choice-epsilon max-loss group-cap
 """.split()  # noqa: SIM905
 """Every key, in the order in which it is written down."""

@@ -18,6 +18,7 @@ from cloister.config.privacy import DEFAULTS, PrivacyConfig
 from cloister.config.section import Auto, Count, Fraction, Positive, Scalar, Section, Share, Whole, Word, kebab
 from cloister.config.secure import SecureAggregationConfig, refusal
 from cloister.config.settings import read_options
+from cloister.config.variants import ClusteringPrivacy
 from cloister.core.errors import ConfigError
 
 
@@ -323,6 +324,13 @@ def _warmup_ends(config: RunConfig) -> str:
     return f"client.warmup-rounds = {warmup} must be below num-rounds = {config.num_rounds}"
 
 
+def _hypotheses_are_split(config: RunConfig) -> str:
+    server = config.privacy.server
+    if not isinstance(server, ClusteringPrivacy) or server.split_round <= config.num_rounds:
+        return ""
+    return f"privacy.clusters-split-round = {server.split_round} must be at most num-rounds = {config.num_rounds}"
+
+
 def _store_has_a_tracker(config: RunConfig) -> str:
     if not config.tracking_uri:
         return ""
@@ -342,6 +350,7 @@ RULES: tuple[Callable[[RunConfig], str], ...] = (
     _population_is_drawn_from,
     _canaries_are_clients,
     _warmup_ends,
+    _hypotheses_are_split,
     _store_has_a_tracker,
     refusal,
 )

@@ -74,13 +74,13 @@ class ClusteringPrivacy(_WithoutNoise):
 
     Args:
         hypotheses: how many models there are, `privacy.clusters`.
-        start: where they begin, `privacy.clusters-start`: each elsewhere at random, or all alike until the first
-            releases tell them apart.
+        split_round: the round whose releases tell them apart, `privacy.clusters-split-round`: until then all clients
+            train one model. 0: each begins elsewhere at random.
     """
 
     name: Literal["laplace-clustering"] = Field(default="laplace-clustering", alias="server")
     hypotheses: Annotated[int, Field(ge=1, le=100)] = Field(default=2, alias="clusters")
-    start: Literal["random", "first-releases"] = Field(default="random", alias="clusters-start")
+    split_round: Annotated[int, Field(ge=0)] = Field(default=0, alias="clusters-split-round")
     is_on: ClassVar[bool] = True
 
 

@@ -23,7 +23,7 @@ def initial_model(plan: Plan, model: Model, pretrain: bool = True) -> dict[str, 
     """New weights, or several models under hypotheses; the same for the same seed.
 
     With `strategy.pretrain-epochs` each is trained on the server's own examples first. Hypotheses that begin alike
-    (`privacy.clusters-start`) are copies of one model.
+    (`privacy.clusters-split-round`) are copies of one model.
 
     Args:
         plan: of the run.

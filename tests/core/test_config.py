@@ -235,6 +235,10 @@ def test_auto_evaluation_asks_clients_only_without_privacy(keys, asked):
         ({"client.class-weights": "nan"}, "'nan' must be a finite number above 0"),
         ({"client.class-weights": "inf,1"}, "'inf' must be a finite number above 0"),
         ({"client.schedule": "constant", "client.final-rate-share": 0.5}, "has no effect with client.schedule"),
+        (
+            {"privacy.server": "laplace-clustering", "privacy.clusters-split-round": 11},
+            "privacy.clusters-split-round = 11 must be at most num-rounds = 10",
+        ),
         ({"client.warmup-rounds": 10}, "client.warmup-rounds = 10 must be below num-rounds = 10"),
     ],
 )

@@ -54,7 +54,7 @@ def test_the_settings_tried_here_are_all_there_are():
         "server",
         "client",
         "clusters",
-        "clusters-start",
+        "clusters-split-round",
         "close-budget",
         "options",
     }
@@ -152,7 +152,7 @@ def test_variants_are_values_of_their_own():
         _ = PrivacyConfig().dp_sgd
 
 
-@pytest.mark.parametrize(("key", "value"), [("clusters", 3), ("clusters-start", "first-releases")])
+@pytest.mark.parametrize(("key", "value"), [("clusters", 3), ("clusters-split-round", 2)])
 def test_clusters_are_for_clustering(key, value):
     assert "has no effect with privacy.server = 'metric'" in refusal(**{f"privacy.{key}": value})
     assert parse({"privacy.server": "laplace-clustering", f"privacy.{key}": value})

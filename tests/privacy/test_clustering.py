@@ -1,5 +1,7 @@
 """LaplaceClustering: every cluster to its own copy of the wrapped strategy."""
 
+import itertools
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
@@ -155,17 +157,17 @@ def test_hypotheses_that_lie_on_each_other_are_reported():
 
 
 class TestHypothesesThatBeginAlike:
-    """The first releases tell them apart; here those of odd nodes lie far from those of even ones."""
+    """The releases of a round tell them apart; here those of odd nodes lie far from those of even ones."""
 
     model = random_models(1)[0]
 
     def release(self, node):
         return lambda sent: shifted(self.model, node % 2 * FAR)
 
-    def told_apart(self, hypotheses, *grids, from_releases=True):
+    def told_apart(self, hypotheses, *grids, split_round=1, make=None):
         """How far the hypotheses have moved after a round with each grid, and what the last round measured."""
-        make = everybody(FedAvg)
-        strategy = LaplaceClustering(make(), make, hypotheses, from_releases)
+        make = make or everybody(FedAvg)
+        strategy = LaplaceClustering(make(), make, hypotheses, split_round)
         arrays = to_record(stacked([self.model] * hypotheses))
         for number, grid in enumerate(grids, start=1):
             arrays, _ = one_round(strategy, grid, from_record(arrays), number)
@@ -176,13 +178,43 @@ class TestHypothesesThatBeginAlike:
         assert sorted(measured.cluster_sizes) == [4, 5] and not measured.collapsed
         assert sorted(moved) == pytest.approx([0, FAR], abs=1e-3)
 
-    @pytest.mark.parametrize(("from_releases", "times"), [(True, 1), (False, 0)])
-    def test_once_and_where_it_is_asked_for(self, from_releases, times, monkeypatch):
+    @pytest.mark.parametrize(("split_round", "times"), [(0, 0), (1, 1), (2, 1), (3, 1), (4, 0)])
+    def test_once_and_where_it_is_asked_for(self, split_round, times, monkeypatch):
         """Afterwards k-means starts from the hypotheses."""
         asked = []
         monkeypatch.setattr(clustering, "scattered", lambda *given: asked.append(given) or scattered(*given))
-        self.told_apart(2, *[grid_for(9, self.release)] * 3, from_releases=from_releases)
+        self.told_apart(2, *[grid_for(9, self.release)] * 3, split_round=split_round)
         assert len(asked) == times
+
+    def test_before_the_split_they_are_one_model_of_all_clients(self):
+        moved, measured = self.told_apart(2, grid_for(9, self.release), split_round=2)
+        assert moved == pytest.approx([FAR * 5 / 9] * 2, rel=1e-5)
+        assert measured.cluster_sizes == (9,) and not measured.collapsed
+
+    def test_each_has_the_state_of_the_one_model_after_the_split(self):
+        """A server's momentum of the rounds before goes on in every one of them."""
+        make = everybody(FedAvgM, server_learning_rate=1.0, momentum=0.5)
+        rounds = [grid_for(9, lambda node: lambda sent: shifted(unstacked(sent)[0], 1)), grid_for(9, self.release)]
+        moved, _ = self.told_apart(2, *rounds, split_round=2, make=make)
+        assert sorted(moved) == pytest.approx([0.5, FAR + 0.5], abs=1e-3)
+
+    def test_a_strategy_that_draws_leaves_them_one_model_before_the_split(self):
+        class Drawing(FedAvg):
+            drawn = itertools.count()
+
+            def aggregate_train(self, server_round, replies):
+                arrays, metrics = super().aggregate_train(server_round, replies)
+                return to_record(shifted(from_record(arrays), next(self.drawn))), metrics
+
+        moved, _ = self.told_apart(2, grid_for(9, self.release), split_round=2, make=everybody(Drawing))
+        assert moved[0] == moved[1]
+
+    def test_a_round_without_replies_before_the_split_leaves_the_model(self):
+        def fails(node, sent):
+            raise RuntimeError("no")
+
+        moved, _ = self.told_apart(2, grid_of(fails, 3), split_round=2)
+        assert moved == [0, 0]
 
     def test_a_round_without_replies_leaves_it_to_the_next(self):
         def fails(node, sent):

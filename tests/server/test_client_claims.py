@@ -167,7 +167,7 @@ def test_a_private_choice_among_hypotheses_is_in_the_claim(tmp_path):
     for size, (example, client) in alone.items():
         assert example + 0.5 < chosen[size][0] <= example + 3 * 2.0 + 1e-3
         assert chosen[size][1] == pytest.approx(client + 3 * 2.0 * size)
-    first = {"privacy.clusters": 2, "privacy.choice-epsilon": 2.0, "privacy.clusters-start": "first-releases"}
+    first = {"privacy.clusters": 2, "privacy.choice-epsilon": 2.0, "privacy.clusters-split-round": 1}
     assert claims(**first) == chosen
 
 

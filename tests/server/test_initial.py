@@ -115,10 +115,10 @@ def test_hypotheses_are_each_trained_from_where_they_would_begin():
 
 
 @pytest.mark.parametrize("epochs", [0, 2])
-def test_hypotheses_that_the_first_releases_tell_apart_begin_as_the_first(epochs):
+def test_hypotheses_that_releases_tell_apart_begin_as_the_first(epochs):
     settings = {"privacy__server": "laplace-clustering", "privacy__clusters": 3, "strategy__pretrain_epochs": epochs}
     expected, other, _ = unstacked(initial(**settings))
-    alike = unstacked(initial(**settings, privacy__clusters_start="first-releases"))
+    alike = unstacked(initial(**settings, privacy__clusters_split_round=1))
     assert len(alike) == 3 and not all(np.array_equal(other[name], array) for name, array in expected.items())
     assert all(np.array_equal(model[name], array) for model in alike for name, array in expected.items())
 
