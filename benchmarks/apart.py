@@ -24,7 +24,7 @@ from sklearn.metrics import roc_auc_score
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "provision"))
 from open_link import Client, SuperLink, content, labelled, nodes_of
 
-from cloister.deploy.apart import OwnMessages
+from cloister.deploy.superlink.apart import OwnMessages
 
 SIZES = {10: 60, 7850: 60, 1_000_000: 30}
 """Numbers of the array -> exchanges."""

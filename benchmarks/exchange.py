@@ -31,8 +31,8 @@ from starlette.testclient import TestClient
 
 from cloister.core.arrays import to_record
 from cloister.core.wire import ARRAYS
-from cloister.deploy import database
-from cloister.deploy.superlink import closed_app
+from cloister.deploy.superlink import database
+from cloister.deploy.superlink.app import closed_app
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtimes"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "provision"))

@@ -461,7 +461,7 @@ def superlink(
     max_database: Annotated[int, typer.Option(min=1, help="Largest size of the state database, in megabytes.")] = 8000,
 ) -> None:
     """Flower's SuperLink, which takes orders from provisioned operators only; other options are flower-superlink's."""
-    from cloister.deploy.superlink import serve
+    from cloister.deploy.superlink.serve import serve
 
     serve(operators, context.args, max_database)
 

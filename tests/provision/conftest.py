@@ -8,11 +8,11 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from open_link import SuperLink, nodes_of
 
-from cloister.deploy.abandoned import Sending
-from cloister.deploy.apart import OwnMessages
-from cloister.deploy.retries import RetryWhenBusy
-from cloister.deploy.runs import RunningRuns
-from cloister.deploy.unfinished import WholeReplies
+from cloister.deploy.superlink.abandoned import Sending
+from cloister.deploy.superlink.apart import OwnMessages
+from cloister.deploy.superlink.retries import RetryWhenBusy
+from cloister.deploy.superlink.runs import RunningRuns
+from cloister.deploy.superlink.unfinished import WholeReplies
 
 
 @pytest.fixture

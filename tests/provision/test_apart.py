@@ -37,12 +37,12 @@ from open_link import (
 )
 
 from cloister.core.arrays import from_record, to_record
-from cloister.deploy import uploads
-from cloister.deploy.cleanup import delete_expired
-from cloister.deploy.handover import MAX_ATTEMPTS
-from cloister.deploy.interrupted import expire_message
-from cloister.deploy.unfinished import WholeReplies
-from cloister.deploy.uploads import Upload
+from cloister.deploy.superlink import uploads
+from cloister.deploy.superlink.cleanup import delete_expired
+from cloister.deploy.superlink.handover import MAX_ATTEMPTS
+from cloister.deploy.superlink.interrupted import expire_message
+from cloister.deploy.superlink.unfinished import WholeReplies
+from cloister.deploy.superlink.uploads import Upload
 
 
 @pytest.mark.parametrize("kept", ["in memory", "in a file"])

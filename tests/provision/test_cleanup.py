@@ -11,8 +11,8 @@ from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesReques
 from flwr.superlink.servicer.runtime import runtime_handlers
 from open_link import MODEL, TRAINED, SuperLink, names_of
 
-from cloister.deploy.cleanup import MAX_UNREAD_REPLIES, DeletesExpired, delete_expired
-from cloister.deploy.interrupted import expire_message
+from cloister.deploy.superlink.cleanup import MAX_UNREAD_REPLIES, DeletesExpired, delete_expired
+from cloister.deploy.superlink.interrupted import expire_message
 
 pytestmark = pytest.mark.usefixtures("flower_as_it_was")
 

@@ -10,8 +10,8 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cloister.deploy import door
-from cloister.deploy.door import Door
+from cloister.deploy.superlink import door
+from cloister.deploy.superlink.door import Door
 
 SCOPE = {"type": "http", "path": "/v1/fleet/push-object", "headers": []}
 PULL = "/v1/fleet/pull-object"

@@ -20,9 +20,9 @@ from open_link import (
     labelled,
 )
 
-from cloister.deploy.abandoned import Abandoned, Sending
-from cloister.deploy.unfinished import WholeReplies
-from cloister.deploy.uploads import Upload
+from cloister.deploy.superlink.abandoned import Abandoned, Sending
+from cloister.deploy.superlink.unfinished import WholeReplies
+from cloister.deploy.superlink.uploads import Upload
 
 
 class TestMessagesThatAreNotAllThere:

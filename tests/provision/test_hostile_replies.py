@@ -9,8 +9,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from open_link import MODEL, TRAINED, SuperLink, content, labelled, names_of
 
 from cloister.core.arrays import to_record
-from cloister.deploy import handover
-from cloister.deploy.apart import MAX_RUNTIME
+from cloister.deploy.superlink import handover
+from cloister.deploy.superlink.apart import MAX_RUNTIME
 
 
 @pytest.fixture

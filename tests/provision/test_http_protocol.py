@@ -8,8 +8,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http import h11_impl
 from uvicorn.server import ServerState
 
-from cloister.deploy import http_protocol
-from cloister.deploy.http_protocol import BoundedH11Protocol
+from cloister.deploy.superlink import http_protocol
+from cloister.deploy.superlink.http_protocol import BoundedH11Protocol
 
 ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -21,11 +21,11 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 from open_link import TRAINED, SuperLink, begin, content, finish, labelled, names_of, nodes_of
 
 from cloister.core.arrays import to_record
-from cloister.deploy import apart, interrupted
-from cloister.deploy.abandoned import Abandoned
-from cloister.deploy.apart import OwnMessages
-from cloister.deploy.interrupted import recover
-from cloister.deploy.unfinished import WholeReplies
+from cloister.deploy.superlink import apart, interrupted
+from cloister.deploy.superlink.abandoned import Abandoned
+from cloister.deploy.superlink.apart import OwnMessages
+from cloister.deploy.superlink.interrupted import recover
+from cloister.deploy.superlink.unfinished import WholeReplies
 
 
 class TestARestart:

@@ -17,8 +17,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.superlink.servicer.runtime import runtime_handlers
 from open_link import SuperLink, content, labelled, nodes_of
 
-from cloister.deploy import database
-from cloister.deploy.retries import RetryWhenBusy
+from cloister.deploy.superlink import database
+from cloister.deploy.superlink.retries import RetryWhenBusy
 
 pytestmark = pytest.mark.usefixtures("flower_as_it_was")
 

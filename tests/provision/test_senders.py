@@ -12,8 +12,9 @@ from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from starlette.testclient import TestClient
 
 from cloister.deploy.credentials import digest_of
-from cloister.deploy.door import MAX_UNAUTHENTICATED
-from cloister.deploy.superlink import OperatorsOnly, closed_app
+from cloister.deploy.superlink.app import closed_app
+from cloister.deploy.superlink.door import MAX_UNAUTHENTICATED
+from cloister.deploy.superlink.operators import OperatorsOnly
 
 pytestmark = pytest.mark.usefixtures("flower_as_it_was")
 LONG = bytes(MAX_UNAUTHENTICATED + 1)

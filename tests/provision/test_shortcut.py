@@ -30,9 +30,9 @@ from flwr.superlink.main import create_app
 from httpx import ASGITransport, AsyncClient
 from starlette.testclient import TestClient
 
-from cloister.deploy import superlink as superlink_module
-from cloister.deploy.shortcut import OFTEN, Shortcut
-from cloister.deploy.superlink import closed_app
+from cloister.deploy.superlink import app as app_module
+from cloister.deploy.superlink.app import closed_app
+from cloister.deploy.superlink.shortcut import OFTEN, Shortcut
 
 pytestmark = pytest.mark.usefixtures("flower_as_it_was")
 
@@ -150,7 +150,7 @@ class TestShortcut:
 
     @pytest.mark.parametrize("log", [None, object()])
     def test_it_is_not_taken_past_a_log_of_events(self, tmp_path, log, monkeypatch):
-        monkeypatch.setattr(superlink_module, "create_app", lambda *_: None)
+        monkeypatch.setattr(app_module, "create_app", lambda *_: None)
         door = closed_app(replace(configuration(tmp_path / "state.db"), fleet_event_log_plugin=log))
         assert isinstance(door.app, Shortcut) == (log is None)
 

@@ -47,13 +47,16 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from starlette.testclient import TestClient
 
-from cloister.deploy import certificates, database, door, replies, revoked
-from cloister.deploy import superlink as superlink_module
-from cloister.deploy.door import Door
-from cloister.deploy.interrupted import DeliveredMessage
-from cloister.deploy.runs import SECONDS, RunningRuns
-from cloister.deploy.superlink import closed_app, expiring
-from cloister.deploy.unfinished import WholeReplies
+from cloister.deploy import certificates
+from cloister.deploy.superlink import database, door, replies
+from cloister.deploy.superlink import serve as serve_module
+from cloister.deploy.superlink.app import closed_app
+from cloister.deploy.superlink.door import Door
+from cloister.deploy.superlink.interrupted import DeliveredMessage
+from cloister.deploy.superlink.revoked import RevokedKeys
+from cloister.deploy.superlink.runs import SECONDS, RunningRuns
+from cloister.deploy.superlink.serve import expiring
+from cloister.deploy.superlink.unfinished import WholeReplies
 
 pytestmark = pytest.mark.usefixtures("flower_as_it_was")
 
@@ -358,10 +361,10 @@ class TestDatabase:
         config = replace(configuration(tmp_path / "state.db"), insecure=False, superexec_auth_secret=b"secret")
         monkeypatch.setattr(sys, "argv", sys.argv)
         monkeypatch.setattr(fleet_handlers, "check_abort", lambda *_: None)
-        monkeypatch.setattr(superlink_module, "_parse_superlink_lifespan_config", lambda: config)
-        monkeypatch.setattr(superlink_module, "recover", lambda path: known if path == tmp_path / "state.db" else [])
-        monkeypatch.setattr(superlink_module.uvicorn, "run", lambda **_: served.append(fleet_handlers.pull_object))
-        superlink_module.serve(tmp_path / "operators", [])
+        monkeypatch.setattr(serve_module, "_parse_superlink_lifespan_config", lambda: config)
+        monkeypatch.setattr(serve_module, "recover", lambda path: known if path == tmp_path / "state.db" else [])
+        monkeypatch.setattr(serve_module.uvicorn, "run", lambda **_: served.append(fleet_handlers.pull_object))
+        serve_module.serve(tmp_path / "operators", [])
         (pull,) = served
         request = PullObjectRequest(node=Node(node_id=7), run_id=1, object_id="part")
         state = SimpleNamespace(
@@ -453,7 +456,7 @@ class TestRevoked:
         account = AccountInfo(flwr_aid=NOOP_FLWR_AID, account_name=NOOP_ACCOUNT_NAME)
         _, public = certificates.new_node_key()
         request = self.request(public_key_to_bytes(load_ssh_public_key(public)))
-        revoked.install()
+        RevokedKeys().install()
         node = control_handlers.register_node(request, account, state).node_id
         with pytest.raises(FlowerError) as known:
             control_handlers.register_node(request, account, state)

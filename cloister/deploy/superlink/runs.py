@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from cloister.deploy.fleet import InFront
+from cloister.deploy.superlink.in_front import InFront
 
 SECONDS = 1.0
 """How long it is remembered. For so long after its end a run may still hand out and take parts of messages."""

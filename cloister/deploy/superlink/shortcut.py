@@ -21,7 +21,7 @@ from flwr.superlink.dependencies.linkstate import get_linkstate
 from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from flwr.superlink.servicer.fleet import fleet_handlers
 
-from cloister.deploy.door import Receive, Scope, Send
+from cloister.deploy.superlink.door import Receive, Scope, Send
 
 refuse_other_version = VersionDependency(component_name="SuperLink", connection_name="Caller <-> SuperLink Runtime API")
 

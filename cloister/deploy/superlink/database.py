@@ -13,7 +13,7 @@ from typing import Any
 
 from fastapi import HTTPException
 from flwr.supercore import log, sql_mixin
-from flwr.supercore.constant import SQLITE_PRAGMAS
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, SQLITE_PRAGMAS
 from sqlalchemy.exc import OperationalError
 
 BUSY_SECONDS = 30.0
@@ -33,6 +33,15 @@ SPARE = 2**30
 """Bytes of the disk below which every look says so."""
 
 _errors: ContextVar[list[str] | None] = ContextVar("errors", default=None)
+
+
+def file_of(name: str) -> Path | None:
+    """The file of a state database, if it has one.
+
+    Args:
+        name: of the database, as Flower is told it.
+    """
+    return None if name == FLWR_IN_MEMORY_DB_NAME or "://" in name else Path(name).resolve()
 
 
 def set_up(max_bytes: int) -> None:

@@ -26,7 +26,7 @@ from flwr.supercore.utils import uint64_to_int64
 from flwr.superlink.servicer.runtime import runtime_handlers
 from sqlalchemy import ColumnElement, delete, select
 
-from cloister.deploy.fleet import InFront
+from cloister.deploy.superlink.in_front import InFront
 
 AT_ONCE = 500
 """Names in one statement: SQLite limits them."""

@@ -15,7 +15,7 @@ from fastapi import HTTPException
 from flwr.supercore import log
 from flwr.supercore.inflatable.inflatable_object import is_valid_sha256_hash, iterate_object_tree
 
-from cloister.deploy.fleet import InFront
+from cloister.deploy.superlink.in_front import InFront
 
 FACTOR = 2
 """A reply may be in double precision where the message was in single."""

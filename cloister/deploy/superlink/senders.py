@@ -17,7 +17,7 @@ from flwr.supercore.error import FlowerError
 from flwr.superlink.dependencies.linkstate import get_linkstate
 from flwr.superlink.routers.fleet.node_auth import authenticate_node
 
-from cloister.deploy.door import Refusal, Scope
+from cloister.deploy.superlink.door import Refusal, Scope
 
 
 class KnownSenders:

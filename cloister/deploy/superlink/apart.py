@@ -37,11 +37,11 @@ from flwr.proto.message_pb2 import (
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
 from cloister.core.files import DAY
-from cloister.deploy.cleanup import are_sent, delete_objects_of
-from cloister.deploy.fleet import InFront
-from cloister.deploy.handover import Handover
-from cloister.deploy.interrupted import DeliveredMessage, expire_message, redeliver_message
-from cloister.deploy.uploads import Upload
+from cloister.deploy.superlink.cleanup import are_sent, delete_objects_of
+from cloister.deploy.superlink.handover import Handover
+from cloister.deploy.superlink.in_front import InFront
+from cloister.deploy.superlink.interrupted import DeliveredMessage, expire_message, redeliver_message
+from cloister.deploy.superlink.uploads import Upload
 
 TOTALS = ("bytes_sent", "bytes_recv", "clientapp_runtime")
 """What Flower adds up over all nodes of a run."""

@@ -14,8 +14,8 @@ from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.linkstate import LinkState
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from cloister.deploy.database import errors_inside
-from cloister.deploy.fleet import InFront
+from cloister.deploy.superlink.database import errors_inside
+from cloister.deploy.superlink.in_front import InFront
 
 
 class RetryWhenBusy(InFront):

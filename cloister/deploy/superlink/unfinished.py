@@ -17,7 +17,7 @@ from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.linkstate import LinkState
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from cloister.deploy.fleet import InFront
+from cloister.deploy.superlink.in_front import InFront
 
 
 class Unfinished:

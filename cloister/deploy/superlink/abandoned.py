@@ -18,8 +18,8 @@ from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.linkstate import LinkState
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from cloister.deploy.fleet import InFront
-from cloister.deploy.interrupted import DeliveredMessage
+from cloister.deploy.superlink.in_front import InFront
+from cloister.deploy.superlink.interrupted import DeliveredMessage
 
 RUNS = 64
 """Runs that are remembered: of more the one that began first is forgotten, and its nodes wait as Flower has them."""

@@ -24,10 +24,10 @@ from flwr.supercore.sql_mixin import SqlMixin
 from flwr.supercore.state.schema.objectstore_models import StoredObject
 from sqlalchemy import update
 
-from cloister.deploy.cleanup import delete_objects_of, delete_unread_replies, pieces
-from cloister.deploy.database import one_transaction
-from cloister.deploy.unfinished import Unfinished
-from cloister.deploy.uploads import Upload
+from cloister.deploy.superlink.cleanup import delete_objects_of, delete_unread_replies, pieces
+from cloister.deploy.superlink.database import one_transaction
+from cloister.deploy.superlink.unfinished import Unfinished
+from cloister.deploy.superlink.uploads import Upload
 
 MAX_ATTEMPTS = 20
 """How often Flower is handed replies to one message that its database does not take, before they are given up."""

@@ -1,0 +1,113 @@
+"""Flower's SuperLink, with its Control interface closed to all but operators, its nodes kept apart, and limits of size.
+
+The open-source SuperLink of flwr 1.41 authenticates nobody who starts a run, registers a node or reads a log, and
+serves nodes and operators on one port. Its interface for account authentication, `ControlAuthnPlugin`, is what is
+filled in here; only the choice of plugin is not reachable by an option, so that its parts are put together here. They
+are those of flwr 1.41.0: with another version this fails at start, and nothing is served.
+"""
+
+import sqlite3
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from logging import WARNING
+from pathlib import Path
+from threading import Event, Thread
+
+import uvicorn
+from flwr.supercore import log
+from flwr.supercore.http_logging import get_uvicorn_log_config
+from flwr.supercore.logger import console_handler
+from flwr.superlink.cli.flower_superlink import _parse_superlink_lifespan_config
+
+from cloister.core.errors import ConfigError
+from cloister.core.files import DAY
+from cloister.deploy import certificates
+from cloister.deploy.credentials import read_digests
+from cloister.deploy.superlink import database
+from cloister.deploy.superlink.app import closed_app
+from cloister.deploy.superlink.http_protocol import BoundedH11Protocol
+from cloister.deploy.superlink.interrupted import DeliveredMessage, recover
+from cloister.deploy.superlink.operators import OperatorsOnly
+
+
+def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> None:
+    """Run a SuperLink with Flower's own options until it is stopped.
+
+    Args:
+        operators: file of digests of operators' tokens.
+        arguments: of `flower-superlink`.
+        max_database: megabytes that the state database may have.
+
+    Raises:
+        ConfigError: the file of operators holds none, a token would travel in the clear, or anybody could take the
+            task of a server's app.
+    """
+    digests = read_digests(operators)
+    sys.argv = ["flower-superlink", *arguments]
+    config = _parse_superlink_lifespan_config()
+    if config.insecure:
+        raise ConfigError("operators' tokens would travel in the clear; to try things out, use flower-superlink")
+    if config.superexec_auth_secret is None:
+        raise ConfigError(
+            "without --superexec-auth-secret-file whoever reaches the port can take the task of a server's app, and "
+            "read every reply; name the file superexec.secret of the kit"
+        )
+    if not config.enable_supernode_auth:
+        log(WARNING, "without --enable-supernode-auth whoever reaches the port can register as a node")
+    before = _keep_database(config.database, max_database * 10**6)
+    _watch_certificates([Path(path) for path in (config.ssl_certfile, config.ssl_ca_certfile) if path])
+    uvicorn.run(
+        app=closed_app(replace(config, authn_plugin=OperatorsOnly(digests)), before),
+        host=config.host,
+        port=config.port,
+        http=BoundedH11Protocol,
+        ws="none",
+        log_config=get_uvicorn_log_config(console_handler.level),
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        workers=1,
+    )
+
+
+def _keep_database(name: str, max_bytes: int) -> list[DeliveredMessage]:
+    """Compact the state database, bound it and watch it; one in memory has nothing to give back, and forgets tasks.
+
+    Returns:
+        What nodes were given before, and have not answered.
+    """
+    database.set_up(max_bytes)
+    if not (path := database.file_of(name)):
+        return []
+    before = []
+    try:
+        database.prepare(path)
+        database.wait_for_tasks(path)
+        before = recover(path)
+    except sqlite3.Error as error:
+        log(WARNING, "the state database %s could not be made ready: %s", path.name, error)
+    database.watch(path, max_bytes)
+    return before
+
+
+def expiring(paths: Sequence[Path], now: datetime) -> list[str]:
+    """A line for each certificate that ends within a month, or has ended."""
+    ends = {path.name: certificates.expiry_of(path.read_bytes()) for path in paths}
+    return [
+        f"certificate {name} {'ends' if end > now else 'ended'} on {end:%Y-%m-%d}: cloister provision --renew"
+        for name, end in ends.items()
+        if (end - now).days < certificates.EXPIRY_WARNING_DAYS
+    ]
+
+
+def _watch_certificates(paths: Sequence[Path]) -> None:
+    """Say now and every day which certificates end soon."""
+
+    def work() -> None:
+        while True:
+            for line in expiring(paths, datetime.now(UTC)):
+                log(WARNING, "%s", line)
+            Event().wait(DAY)
+
+    Thread(target=work, name="certificates", daemon=True).start()

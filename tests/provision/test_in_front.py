@@ -1,0 +1,44 @@
+"""What stands in front of Flower's functions, and in which order a request passes it."""
+
+import pytest
+from flwr.superlink.servicer.control import control_handlers
+from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.superlink.servicer.runtime import runtime_handlers
+
+from cloister.deploy.superlink.app import in_front
+
+OF_NODES = {
+    "get_run": ["OwnMessages"],
+    "pull_messages": ["ReplyLimit", "Abandoned", "OwnMessages"],
+    "pull_object": ["ReplyLimit", "Abandoned", "OwnMessages"],
+    "push_messages": ["ReplyLimit", "OwnMessages"],
+    "push_object": ["ReplyLimit", "OwnMessages"],
+    "confirm_message_received": ["OwnMessages"],
+    "check_abort": ["RunningRuns"],
+}
+OF_APPS = {
+    "push_messages": ["RetryWhenBusy", "Sending", "DeletesExpired"],
+    "pull_messages": ["WholeReplies", "DeletesExpired"],
+    "push_object": ["RetryWhenBusy"],
+}
+OF_OPERATORS = {"register_node": ["RevokedKeys"]}
+
+
+def passed(module, name):
+    """Who handles a request, the first first, up to Flower's own function."""
+    function, found = vars(module)[name], []
+    while hasattr(function, "__self__"):
+        found.append(type(function.__self__).__name__)
+        function = function.__self__.inner[name]
+    assert function.__module__.startswith("flwr.")
+    return found
+
+
+@pytest.mark.usefixtures("flower_as_it_was")
+def test_a_request_passes_all_of_it_in_this_order():
+    before = {module: dict(vars(module)) for module in (fleet_handlers, runtime_handlers, control_handlers)}
+    for each in in_front():
+        each.install()
+    for module, expected in [(fleet_handlers, OF_NODES), (runtime_handlers, OF_APPS), (control_handlers, OF_OPERATORS)]:
+        changed = {name for name, value in vars(module).items() if value is not before[module][name]}
+        assert {name: passed(module, name) for name in changed} == expected
