@@ -48,9 +48,9 @@ class PrivacyConfig(Section):
         return self.server.hypotheses > 1 and self.choice == "exact"
 
     @property
-    def begins_alike(self) -> bool:
-        """Whether all hypotheses begin as one model, which the releases of a round tell apart."""
-        return isinstance(self.server, variants.ClusteringPrivacy) and self.server.split_round > 0
+    def split_round(self) -> int:
+        """The round in which releases tell hypotheses apart that began as one model; 0: none."""
+        return self.server.split_round if isinstance(self.server, variants.ClusteringPrivacy) else 0
 
     @property
     def chooses_privately(self) -> bool:

@@ -18,7 +18,6 @@ from cloister.config.privacy import DEFAULTS, PrivacyConfig
 from cloister.config.section import Auto, Count, Fraction, Positive, Scalar, Section, Share, Whole, Word, kebab
 from cloister.config.secure import SecureAggregationConfig, refusal
 from cloister.config.settings import read_options
-from cloister.config.variants import ClusteringPrivacy
 from cloister.core.errors import ConfigError
 
 
@@ -325,10 +324,10 @@ def _warmup_ends(config: RunConfig) -> str:
 
 
 def _hypotheses_are_split(config: RunConfig) -> str:
-    server = config.privacy.server
-    if not isinstance(server, ClusteringPrivacy) or server.split_round <= config.num_rounds:
+    split_round = config.privacy.split_round
+    if split_round <= config.num_rounds:
         return ""
-    return f"privacy.clusters-split-round = {server.split_round} must be at most num-rounds = {config.num_rounds}"
+    return f"privacy.clusters-split-round = {split_round} must be at most num-rounds = {config.num_rounds}"
 
 
 def _store_has_a_tracker(config: RunConfig) -> str:

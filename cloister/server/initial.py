@@ -34,7 +34,7 @@ def initial_model(plan: Plan, model: Model, pretrain: bool = True) -> dict[str, 
         DataError: the server has no examples to train on.
         ConfigError: training on them diverged.
     """
-    models, copies = [], plan.hypotheses if plan.config.privacy.begins_alike else 1
+    models, copies = [], plan.hypotheses if plan.config.privacy.split_round else 1
     for number in range(max(1, plan.hypotheses) // copies):
         model.initialise(plan.seed + number)
         models.append(model.arrays())

@@ -35,7 +35,7 @@ def decorate(strategy: Strategy, config: RunConfig, budget: PrivacyBudget, copy:
     """
     server, seed = config.privacy.server, config.privacy.noise_seed
     if isinstance(server, variants.ClusteringPrivacy):
-        return LaplaceClustering(strategy, copy, server.hypotheses, server.split_round)
+        return LaplaceClustering(strategy, copy, server.hypotheses, config.privacy.split_round)
     if isinstance(server, variants.NoServerPrivacy):
         return Screened(strategy, by_examples=config.weights_by_examples)
     if config.secure_aggregation.enabled:

@@ -143,7 +143,7 @@ def run(grid: Grid, config: RunConfig, narrator: Narrator | None = None, clients
         plan, model, score = prepared.plan, prepared.model, _central(prepared.plan, prepared.model)
         refuse_faulty(plan.task, model, score.examples if score else None)
         narrator = narrator or (JsonNarrator if config.log_format == "json" else Narrator)(config.num_rounds)
-        stopping = EarlyStopping(config.evaluation.patience)
+        stopping = EarlyStopping(config.evaluation.patience, config.privacy.split_round)
         directory = _directory(plan, grid, clients, earlier, stack)
         sizes = sizes_known(plan, grid)
         scene = _Scene(plan, model, prepared.layout, directory, narrator, score, stopping, earlier, sizes=sizes)

@@ -18,14 +18,16 @@ class EarlyStopping:
 
     Args:
         patience: evaluations without a better loss after which to stop; 0: never.
+        first_round: evaluations before it do not count.
 
     Attributes:
         best: the model of the least loss so far; None before the first.
         best_round: its round.
     """
 
-    def __init__(self, patience: int) -> None:
+    def __init__(self, patience: int, first_round: int = 0) -> None:
         self.patience = patience
+        self.first_round = first_round
         self.best: ArrayRecord | None = None
         self.best_round = 0
         self._smallest = math.inf
@@ -34,7 +36,7 @@ class EarlyStopping:
     def observe(self, number: int, scores: Mapping[str, float], arrays: ArrayRecord) -> bool:
         """Take the scores of a round into account; whether to stop now. Without a loss nothing is decided."""
         loss = scores.get(CRITERION)
-        if not self.patience or loss is None:
+        if not self.patience or loss is None or number < self.first_round:
             return False
         if loss < self._smallest:
             self._smallest, self._since, self.best, self.best_round = loss, 0, arrays, number

@@ -224,8 +224,8 @@ class Scores:
 
 
 class TestStopping:
-    def observed(self, losses, patience=2):
-        stopping, models = EarlyStopping(patience), random_models(len(losses))
+    def observed(self, losses, patience=2, **first):
+        stopping, models = EarlyStopping(patience, **first), random_models(len(losses))
         for number, (loss, model) in enumerate(zip(losses, models, strict=True), start=1):
             if stopping.observe(number, {} if loss is None else {"loss": loss}, to_record(model)):
                 return number, stopping
@@ -245,6 +245,15 @@ class TestStopping:
     def test_the_best_round_is_kept_and_patience_counts_evaluations(self, losses, stops, best):
         stopped, stopping = self.observed(losses)
         assert stopped == stops and stopping.best_round == best
+
+    def test_what_came_before_its_first_round_does_not_count(self):
+        stopped, stopping = self.observed([1, 9, 9, 5, 4, 6, 6], first_round=4)
+        assert stopped == 7 and stopping.best_round == 5
+
+    def test_a_run_does_not_stop_before_its_hypotheses_are_split(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("cloister.server.run.CentralEvaluation", lambda *_: Scores([9, 1, 4, 4, 4, 4, 3, 4, 4, 4]))
+        split = {"num-rounds": 50, "evaluation.patience": 3, "privacy.clusters-split-round": 6}
+        assert "round 6" in go(tmp_path, NOISE | split).stopped
 
     def test_without_patience_nothing_is_remembered(self):
         stopped, stopping = self.observed([1, 2, 3, 4], patience=0)
