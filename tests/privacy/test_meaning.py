@@ -34,7 +34,7 @@ class TestTheBestGuess:
         """The truth with probability e^ε/(1 + e^ε): who believes it is right just as often."""
         assert best_guess(epsilon, 0.0) == pytest.approx(math.exp(epsilon) / (1 + math.exp(epsilon)))
 
-    @pytest.mark.parametrize(("epsilon", "delta"), itertools.product([0.0, 0.5, 3.0], [0.0, 1e-5, 0.1, 1.0]))
+    @pytest.mark.parametrize(("epsilon", "delta"), list(itertools.product([0.0, 0.5, 3.0], [0.0, 1e-5, 0.1, 1.0])))
     def test_the_worst_mechanism_meets_it(self, epsilon, delta):
         """With δ it tells all; otherwise it is randomised response."""
         tells = delta + (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon))

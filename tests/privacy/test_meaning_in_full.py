@@ -1,0 +1,403 @@
+"""The three sentences about a mechanism, word for word, as an officer reads them."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from cloister.privacy.claims import meaning
+from cloister.privacy.claims.claim import Claim, DpSgdClaim, Figure, LedgerState, LocalClaim, OfSize, Statement
+from cloister.privacy.claims.meaning import (
+    Meaning,
+    best_guess_of_a_part,
+    meanings,
+    percent,
+    summary_of_clients,
+    weakest,
+)
+from cloister.privacy.claims.server import ALL_RUNS, RUN
+from cloister.privacy.claims.worth import best_guess
+from cloister.privacy.mechanisms.distributed.shares import COLLUDING
+
+NO_BOUND = (
+    "No number bounds how much a guess about one client or one person can improve: treat the models as if they had "
+    "been trained without protection."
+)
+NOTHING = "There is nothing that anybody could guess from."
+UNHELPED = "Whoever takes two datasets for equally likely guesses right with a probability of 50 %, as before (ε = 0)."
+LEFT_OUT = (
+    "Somebody who knows everything else, and takes that the data was used and that it was not for equally likely, "
+    "guesses right which of the two it was with a probability of at most "
+)
+EXCHANGED = LEFT_OUT.replace("that the data was used and that it was not", "the two versions")
+OF_A_PART = " about one person whose data is a part of a client's"
+ALONE = "; other runs on this data are not counted, as the ledger is of this run alone."
+NO_SERVER = (
+    "The claim holds against the models' readers, and not against the server, which sees every update before it is "
+    "noised."
+)
+SIZES = (
+    " The server does not know how large its clients are, so that these are examples of sizes: what a client has "
+    "spent stands in its own ledger, and `cloister plan --public-size N` says what one that states N comes to. "
+    "A client as a whole is hardly protected"
+)
+LEDGER = LedgerState("ledger.jsonl", "0" * 64, 3, False)
+OF_RUN = Figure("client", "add-or-remove", None, "the models' readers", RUN, 1.0, 1e-5)
+OF_ALL = replace(OF_RUN, scope=ALL_RUNS, epsilon=2.0)
+A_CLIENT = (
+    "The run protects every client, with everything it holds: it hides whether the data of one client was used at all."
+)
+
+
+def stated(*figures, clients=None, rounds=3, ledger=LEDGER, **claim):
+    about = {"mechanism": "global-dp", "figures": figures} | claim
+    return Statement(Claim(**about), rounds, "fixed", ledger, clients)
+
+
+def of_clients(claim):
+    return stated(mechanism="none", clients=claim)
+
+
+def dp_sgd(epsilons, rounds=3, unit="example", **claim):
+    """Of clients of these sizes, each with its ε."""
+    sizes = tuple(
+        OfSize(size, rounds, (Figure(unit, "add-or-remove", None, "all", None, epsilon, 1e-5),))
+        for size, epsilon in epsilons.items()
+    )
+    return DpSgdClaim("dp-sgd", unit=unit, sizes=sizes, **claim)
+
+
+def local(*figures, **claim):
+    return LocalClaim("gaussian", figures=figures, **claim)
+
+
+def without(about, why):
+    return Meaning(about, False, f"Nobody is guaranteed anything by {about}.", why, NO_BOUND)
+
+
+HEURISTIC = "adds noise, but this is no guarantee against anybody:"
+OF_THE_SERVER = [
+    (
+        stated(mechanism="none"),
+        Meaning(
+            "the server's mechanism",
+            False,
+            "Nobody is guaranteed anything: the run used no mechanism that protects privacy.",
+            "The server, and whoever sees its records, sees every client's model.",
+            NO_BOUND,
+        ),
+    ),
+    (
+        stated(mechanism="metric", reasons=("its noise is seeded", "it follows private data")),
+        without(
+            "the server's mechanism",
+            f"The mechanism metric {HEURISTIC} its noise is seeded; and it follows private data.",
+        ),
+    ),
+    (
+        stated(replace(OF_ALL, scope="strangers")),
+        without(
+            "the server's mechanism",
+            f"The mechanism global-dp {HEURISTIC} it released nothing that could be counted.",
+        ),
+    ),
+]
+
+
+def of_server(*, who=A_CLIENT, against=NO_SERVER, practical=True, how_much):
+    return Meaning("the server's mechanism", True, who, against, how_much, practical)
+
+
+def nothing_released(*figures, lasting=True):
+    ledger = replace(LEDGER, releases_of_this_run=0, lasting=lasting)
+    return stated(replace(OF_RUN, epsilon=0.0), *figures, rounds=0, ledger=ledger)
+
+
+ABOUT_ONE = f"{LEFT_OUT}73.2 % instead of 50 % (ε = 1, δ = 1e-05), and at most 88.1 %{OF_A_PART}"
+NONE_LEFT = "Nothing was released: no round was run, and the model is the one that the run began with."
+EARLIER = "Earlier runs in the ledger keep their own claims: all together ε = 2, δ = 1e-05"
+OF_THE_SERVER += [
+    (stated(OF_RUN, replace(OF_ALL, epsilon=1.0)), of_server(how_much=f"{ABOUT_ONE}.")),
+    (stated(OF_RUN, replace(OF_ALL, epsilon=None)), of_server(how_much=f"{ABOUT_ONE}.")),
+    (
+        stated(replace(OF_RUN, scope="strangers", epsilon=9.0), OF_RUN, OF_ALL),
+        of_server(how_much=f"{ABOUT_ONE}; over all runs in the ledger 88.1 % (ε = 2, δ = 1e-05)."),
+    ),
+    (
+        stated(
+            replace(OF_RUN, condition="it holds if nobody resumed it"),
+            replace(OF_ALL, condition="it holds if no run was chosen"),
+        ),
+        of_server(
+            how_much=f"{ABOUT_ONE}, if nobody resumed it; over all runs in the ledger 88.1 % "
+            "(ε = 2, δ = 1e-05, it holds if no run was chosen)."
+        ),
+    ),
+    (
+        stated(OF_RUN),
+        of_server(
+            how_much=f"{ABOUT_ONE}; over all runs in the ledger nothing is bounded, as earlier ones released without a "
+            "guarantee."
+        ),
+    ),
+    (
+        stated(OF_RUN, OF_ALL, ledger=replace(LEDGER, lasting=False), parameters={COLLUDING: 0}),
+        of_server(
+            against="The claim holds against the models' readers; the server sees sums of updates alone.",
+            how_much=ABOUT_ONE + ALONE,
+        ),
+    ),
+    (
+        stated(replace(OF_RUN, unit="example", relation="replace-one", epsilon=4.0), OF_ALL, unit="example"),
+        of_server(
+            who="The run protects every single example of every client: it hides which of any two versions of it was "
+            "used for one example.",
+            how_much=f"{EXCHANGED}98.3 % instead of 50 % (ε = 4, δ = 1e-05), so that the guess may be nearly certain.",
+        ),
+    ),
+    (
+        stated(replace(OF_RUN, relation="replace-one", epsilon=7.999, delta=0.0), OF_ALL),
+        of_server(
+            who="There is a claim for every client, with everything it holds, but it is no protection in practice of "
+            "which of any two versions of it was used for one client.",
+            how_much=f"{EXCHANGED}99.97 % instead of 50 % (ε = 7.999, δ = 0), which is no protection in practice.",
+            practical=False,
+        ),
+    ),
+    (
+        stated(replace(OF_RUN, epsilon=4.0), OF_ALL),
+        of_server(
+            how_much=f"{LEFT_OUT}98.3 % instead of 50 % (ε = 4, δ = 1e-05), so that the guess may be nearly certain, "
+            f"and at most 99.97 %{OF_A_PART}.",
+        ),
+    ),
+    (
+        stated(replace(OF_RUN, unit="ward", epsilon=0.0, delta=0.0), replace(OF_ALL, epsilon=0.0, delta=0.0)),
+        of_server(
+            who="The run protects ward: it hides whether the data of one ward was used at all.",
+            how_much=f"{LEFT_OUT}50.0 % instead of 50 % (ε = 0, δ = 0).",
+        ),
+    ),
+    (
+        stated(replace(OF_RUN, epsilon=0.0, delta=0.0), replace(OF_ALL, epsilon=0.5, delta=0.0)),
+        of_server(
+            how_much=f"{LEFT_OUT}50.0 % instead of 50 % (ε = 0, δ = 0), and at most 50.0 %{OF_A_PART}; over all runs "
+            "in the ledger 62.3 % (ε = 0.5, δ = 0).",
+        ),
+    ),
+    (
+        stated(replace(OF_RUN, delta=0.05), replace(OF_ALL, epsilon=1.0)),
+        of_server(
+            how_much=f"{LEFT_OUT}74.5 % instead of 50 % (ε = 1, δ = 0.05), and at most 90.3 %{OF_A_PART}.",
+        ),
+    ),
+    (
+        stated(replace(OF_RUN, unit="example", relation="replace-one", epsilon=4.59, delta=0.05), OF_ALL),
+        of_server(
+            who="There is a claim for every single example of every client, but it is no protection in practice of "
+            "which of any two versions of it was used for one example.",
+            how_much=f"{EXCHANGED}99.05 % instead of 50 % (ε = 4.59, δ = 0.05), which is no protection in practice.",
+            practical=False,
+        ),
+    ),
+    (
+        stated(replace(OF_RUN, unit="example", epsilon=0.0, delta=0.97), replace(OF_ALL, epsilon=0.0)),
+        of_server(
+            who="The run protects every single example of every client: it hides whether the data of one example was "
+            "used at all.",
+            how_much=f"{LEFT_OUT}98.5 % instead of 50 % (ε = 0, δ = 0.97), so that the guess may be nearly certain.",
+        ),
+    ),
+    *(
+        (nothing_released(*others, lasting=lasting), of_server(who=NONE_LEFT, against=NOTHING, how_much=how_much))
+        for others, lasting, how_much in (
+            ((), True, UNHELPED),
+            ((OF_ALL,), False, UNHELPED),
+            ((replace(OF_ALL, epsilon=0.0),), True, UNHELPED),
+            ((OF_ALL,), True, f"{EARLIER}."),
+            (
+                (replace(OF_ALL, budget=True, spent=0.12345),),
+                True,
+                f"{EARLIER} (a budget, 12.4 % of it spent by earlier runs).",
+            ),
+            (
+                (replace(OF_ALL, budget=True, spent=0.0),),
+                True,
+                f"{EARLIER} (a budget, 0 % of it spent by earlier runs).",
+            ),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("statement", "told"), OF_THE_SERVER)
+def test_about_the_server(statement, told):
+    assert meanings(statement) == (told,) and told.sentences == (told.who, told.against, told.how_much)
+
+
+def by_clients(how_much, who=None, practical=True):
+    who = who or (
+        "The run protects every single example of every client: it hides whether the data of one example was used at "
+        "all."
+    )
+    return Meaning("the clients' mechanism", True, who, "The claim holds against all.", how_much, practical)
+
+
+EXCHANGED_CLIENT = A_CLIENT.replace(
+    "whether the data of one client was used at all", "which of any two versions of it was used for one client"
+)
+LOCAL = Figure("client", "replace-one", None, "all", "this run", 2.0, 1e-5)
+BUDGET = {"privacy.client-max-epsilon": 4.0}
+ASKED = (
+    "; nodes were asked to stop training before ε = 4 for one {} is passed (privacy.client-max-epsilon); the figures "
+    "do not count on that, as each node keeps its budget itself."
+)
+ABOUT_A_CLIENT = f"{EXCHANGED}88.1 % instead of 50 % (ε = 2, δ = 1e-05)"
+OF_TWO = "; this ε is that of a client with 65 examples; other sizes go down to ε = 0 with 64 examples."
+OF_THE_CLIENTS = [
+    (
+        local(replace(LOCAL, unit="example", epsilon=3.0), LOCAL, replace(LOCAL, epsilon=0.0)),
+        by_clients(
+            f"{ABOUT_A_CLIENT}.",
+            EXCHANGED_CLIENT,
+        ),
+    ),
+    (
+        local(LOCAL, parameters=BUDGET).on_condition("it holds if nobody broke it off"),
+        by_clients(
+            f"{ABOUT_A_CLIENT}, if nobody broke it off{ASKED.format('client')}",
+            EXCHANGED_CLIENT,
+        ),
+    ),
+    (
+        dp_sgd({64: 0.0, 65: 2.0}),
+        by_clients(f"{LEFT_OUT}88.1 % instead of 50 % (ε = 2, δ = 1e-05){OF_TWO}{SIZES}."),
+    ),
+    (
+        dp_sgd({64: 0.0, 65: 2.0}, known=True, parameters=BUDGET),
+        by_clients(
+            f"{LEFT_OUT}88.1 % instead of 50 % (ε = 2, δ = 1e-05){OF_TWO} By Rényi DP no client has a size that costs "
+            f"more. A client as a whole is hardly protected{ASKED.format('example')}"
+        ),
+    ),
+    (
+        dp_sgd({8: 12.75}, unit="group", known=True),
+        by_clients(
+            f"{LEFT_OUT}100 % instead of 50 % (ε = 12.75, δ = 1e-05), which is no protection in practice; this ε is "
+            "that of a client with 8 groups. By Rényi DP no client has a size that costs more. A client as a whole is "
+            "hardly protected.",
+            "There is a claim for every group of examples of every client (all examples of one patient, or of one "
+            "writer), but it is no protection in practice of whether the data of one group was used at all.",
+            practical=False,
+        ),
+    ),
+    (
+        dp_sgd({64: 0.0}, rounds=0),
+        Meaning(
+            "the clients' mechanism",
+            True,
+            "No client trained: nothing that follows from its data left any of them.",
+            NOTHING,
+            UNHELPED,
+        ),
+    ),
+    (
+        local(LOCAL, reasons=("its seed is known",)),
+        without("the clients' mechanism", f"The mechanism gaussian {HEURISTIC} its seed is known."),
+    ),
+    (
+        local(),
+        without(
+            "the clients' mechanism", f"The mechanism gaussian {HEURISTIC} it released nothing that could be counted."
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("claim", "told"), OF_THE_CLIENTS)
+def test_about_the_clients(claim, told):
+    """The server without a mechanism has no sentences of its own then."""
+    assert meanings(of_clients(claim)) == (told,)
+
+
+def test_the_servers_come_before_the_clients_unless_they_alone_guarantee_nothing():
+    unsound = local(reasons=("so",))
+    for figures, reasons, clients, found in (
+        ((OF_RUN,), (), local(LOCAL), [("server", True), ("clients", True)]),
+        ((OF_RUN,), (), unsound, [("server", True), ("clients", False)]),
+        ((), ("so",), unsound, [("server", False), ("clients", False)]),
+        ((), ("so",), local(LOCAL), [("clients", True), ("server", False)]),
+    ):
+        told = meanings(stated(*figures, reasons=reasons, clients=clients))
+        assert [(each.about.split()[1].split("'")[0], each.guaranteed) for each in told] == found
+
+
+@pytest.mark.parametrize(
+    ("claim", "summary", "epsilon"),
+    [
+        (local(), "gaussian (sound)", None),
+        (local(reasons=("so",)), "gaussian (heuristic)", None),
+        (local(LOCAL, reasons=("so",)), "gaussian (heuristic)", None),
+        (local(replace(LOCAL, epsilon=None), Figure("neighbourhood", epsilon=3.0)), "gaussian (sound)", None),
+        (local(replace(LOCAL, epsilon=0.5), LOCAL), "gaussian (sound; ε = 2 for one client)", 2.0),
+        (
+            local(replace(LOCAL, epsilon=0.0), replace(LOCAL, epsilon=0.5)),
+            "gaussian (sound; ε = 0.5 for one client)",
+            0.5,
+        ),
+        (dp_sgd({}), "dp-sgd (sound)", None),
+        (dp_sgd({64: 0.0}, rounds=0), "dp-sgd (nobody trained)", 0.0),
+        (dp_sgd({64: 0.5, 65: 0.0}), "dp-sgd (sound; ε = 0.5 for one example of a client with 64)", 0.5),
+        (dp_sgd({64: 2.0, 65: 3.0}, unit="group"), "dp-sgd (sound; ε = 3 for one group of a client with 65)", 3.0),
+        (
+            dp_sgd({64: 9.0, 65: 3.0}),
+            "dp-sgd (sound, but no protection in practice; ε = 9 for one example of a client with 64)",
+            9.0,
+        ),
+    ],
+)
+def test_the_clients_in_a_few_words(claim, summary, epsilon):
+    """Of what is said about the unit that the claim protects, the weakest."""
+    found = weakest(claim)
+    assert summary_of_clients(claim) == summary and (found and found.epsilon) == epsilon
+
+
+@pytest.mark.parametrize(
+    ("probability", "shown"),
+    [
+        (0.5, "50.0 %"),
+        (0.731, "73.1 %"),
+        (0.73101, "73.2 %"),
+        (0.98991, "99.0 %"),
+        (0.99, "99.00 %"),
+        (0.99011, "99.02 %"),
+        (0.99989, "99.99 %"),
+        (0.99991, "100 %"),
+        (1.0, "100 %"),
+    ],
+)
+def test_a_share_has_one_more_digit_from_99_percent_on_and_none_at_100(probability, shown):
+    assert percent(probability) == shown
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "guess"),
+    [
+        (0.0, 0.0, 0.5),
+        (math.log(2), 0.1, 0.86),
+        (1.0, 0.5, 1.0),
+        (0.0, 0.25, 0.75),
+        (20.5, 0.0, 1.0),
+        (900.0, 1e-5, 1.0),
+    ],
+)
+def test_about_a_part_of_a_client_two_steps_count(epsilon, delta, guess):
+    """(2ε, (1 + e^ε)δ), and a δ above 1 is none."""
+    assert best_guess_of_a_part(epsilon, delta) == pytest.approx(guess, rel=1e-12) and guess <= 1
+
+
+def test_a_guess_that_is_as_sure_as_doubt_allows_is_not_called_nearly_certain(monkeypatch):
+    for bound, said in ((best_guess(1.0, 1e-5), False), (0.73, True)):
+        monkeypatch.setattr(meaning, "LITTLE_DOUBT", bound)
+        (told,) = meanings(stated(OF_RUN))
+        assert ("nearly certain" in told.how_much) == said
