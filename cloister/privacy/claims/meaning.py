@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cloister.core.digits import at_most
-from cloister.privacy.claims.claim import Claim, ClientClaim, DpSgdClaim, Figure, LocalClaim, Statement
+from cloister.privacy.claims.claim import Claim, ClientClaim, DpSgdClaim, Figure, Statement
 from cloister.privacy.claims.server import ALL_RUNS, RUN
 from cloister.privacy.claims.words import (
     NOBODY_TRAINED,
@@ -167,8 +167,7 @@ def _of_clients(claim: ClientClaim) -> Meaning:
 def weakest(claim: ClientClaim) -> Figure | None:
     """The figure about the unit with the largest ε; under local noise the one for exchanging all data is the widest."""
     figures: Iterable[Figure] = claim.by_size.values() if isinstance(claim, DpSgdClaim) else claim.figures
-    unit = "client" if isinstance(claim, LocalClaim) else claim.unit
-    found = [figure for figure in figures if figure.unit == unit and figure.epsilon is not None]
+    found = [figure for figure in figures if figure.unit == claim.unit and figure.epsilon is not None]
     return max(found, key=lambda figure: figure.epsilon or 0.0, default=None) if claim.status == "sound" else None
 
 
