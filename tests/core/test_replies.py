@@ -12,7 +12,7 @@ from support import all_nodes, content, flat, grid_of, one_round, random_models,
 
 from cloister.aggregation import GlobalDP, MetricDP
 from cloister.aggregation.decorator import Screened
-from cloister.aggregation.screening import MAX_EXAMPLES, REASON_LENGTH, Unfit, fitting
+from cloister.aggregation.screening import MAX_EXAMPLES, REASON_LENGTH, Unfit, fitting, is_count, printable
 from cloister.core.arrays import to_record
 from cloister.local.grid import LocalGrid
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -31,39 +31,70 @@ def counted(count):
     return content(GOOD[0], count)
 
 
-def relabelled(data):
-    """A reply whose array `bias` claims to be three float32 numbers."""
+def counted_twice(*counts):
+    return RecordDict({**counted(counts[0]), "more": MetricRecord({"num-examples": counts[1]})})
+
+
+def labelled(dtype, shape, data=NPY):
+    """A reply whose array `bias` claims to be something."""
     record = to_record({"kernel": GOOD[0]["kernel"]})
-    record["bias"] = FlowerArray(dtype="float32", shape=(3,), stype="numpy.ndarray", data=data)
+    record["bias"] = FlowerArray(dtype=dtype, shape=shape, stype="numpy.ndarray", data=data)
     return RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 10})})
 
 
+def relabelled(data):
+    return labelled("float32", (3,), data)
+
+
+NOT_FINITE = "the update holds NaN or Inf, or is too large to measure: try a lower client.learning-rate"
+NO_COUNT = "num-examples must be one number above 0 and at most 1e+09"
+NO_BIAS = "array 'bias' is missing"
+MISLABELLED = "array 'bias' is not what it is labelled as"
 BAD = {
-    "nan": (changed(bias=np.array([0, np.nan, 0], np.float32)), "non-finite"),
-    "inf": (changed(bias=np.array([0, np.inf, 0], np.float32)), "non-finite"),
-    "minus inf": (changed(bias=np.array([0, -np.inf, 0], np.float32)), "non-finite"),
-    "beyond float32 norms": (changed(bias=np.full(3, 3e38, np.float32)), "non-finite"),
-    "wrong shape": (changed(bias=np.zeros((1, 3), np.float32)), "shape"),
-    "broadcastable shape": (changed(bias=np.zeros(1, np.float32)), "shape"),
-    "missing array": (content({"kernel": GOOD[0]["kernel"]}), "missing-array"),
-    "renamed array": (content({"kernel": GOOD[0]["kernel"], "bais": GOOD[0]["bias"]}), "missing-array"),
-    "extra array": (changed(more=np.zeros(1, np.float32)), "extra-array"),
-    "integer array": (changed(bias=np.zeros(3, np.int32)), "dtype"),
-    "other float": (changed(bias=np.zeros(3, np.float64)), "dtype"),
-    "negative count": (counted(-5), "weight"),
-    "zero count": (counted(0), "weight"),
-    "huge count": (counted(MAX_EXAMPLES + 1), "weight"),
-    "nan count": (counted(math.nan), "weight"),
-    "infinite count": (counted(math.inf), "weight"),
-    "list of counts": (counted([1, 2]), "weight"),
-    "no arrays": (RecordDict({"metrics": MetricRecord({"num-examples": 1})}), "record"),
-    "two records": (RecordDict({"arrays": to_record(GOOD[0]), "more": to_record(GOOD[0])}), "record"),
-    "empty record": (RecordDict({"arrays": ArrayRecord()}), "missing-array"),
-    "garbage bytes": (relabelled(b"\x00" * len(NPY)), "bytes"),
-    "truncated bytes": (relabelled(NPY[:-1]), "bytes"),
-    "no bytes": (relabelled(b""), "bytes"),
-    "bytes of another shape": (relabelled(FlowerArray(np.zeros(4, np.float32)).data), "bytes"),
-    "bytes of another dtype": (relabelled(FlowerArray(np.zeros(3, np.int32)).data), "bytes"),
+    "nan": (changed(bias=np.array([0, np.nan, 0], np.float32)), "non-finite", NOT_FINITE),
+    "inf": (changed(bias=np.array([0, np.inf, 0], np.float32)), "non-finite", NOT_FINITE),
+    "minus inf": (changed(bias=np.array([0, -np.inf, 0], np.float32)), "non-finite", NOT_FINITE),
+    "beyond float32 norms": (changed(bias=np.full(3, 3e38, np.float32)), "non-finite", NOT_FINITE),
+    "wrong shape": (
+        changed(bias=np.zeros((1, 3), np.float32)),
+        "shape",
+        "array 'bias' must have shape (3,), found (1, 3)",
+    ),
+    "broadcastable shape": (
+        changed(bias=np.zeros(1, np.float32)),
+        "shape",
+        "array 'bias' must have shape (3,), found (1,)",
+    ),
+    "missing array": (content({"kernel": GOOD[0]["kernel"]}), "missing-array", NO_BIAS),
+    "renamed array": (content({"kernel": GOOD[0]["kernel"], "bais": GOOD[0]["bias"]}), "missing-array", NO_BIAS),
+    "extra array": (changed(more=np.zeros(1, np.float32)), "extra-array", "expected 2 arrays, found 3"),
+    "integer array": (changed(bias=np.zeros(3, np.int32)), "dtype", "array 'bias' must be float32, found 'int32'"),
+    "other float": (changed(bias=np.zeros(3, np.float64)), "dtype", "array 'bias' must be float32, found 'float64'"),
+    "negative count": (counted(-5), "weight", NO_COUNT),
+    "zero count": (counted(0), "weight", NO_COUNT),
+    "huge count": (counted(MAX_EXAMPLES + 1), "weight", NO_COUNT),
+    "nan count": (counted(math.nan), "weight", NO_COUNT),
+    "infinite count": (counted(math.inf), "weight", NO_COUNT),
+    "list of counts": (counted([1, 2]), "weight", NO_COUNT),
+    "two records of counts": (counted_twice(10, 10), "weight", NO_COUNT),
+    "no arrays": (
+        RecordDict({"metrics": MetricRecord({"num-examples": 1})}),
+        "record",
+        "expected one array record named 'arrays', found 0",
+    ),
+    "two records": (
+        RecordDict({"arrays": to_record(GOOD[0]), "more": to_record(GOOD[0])}),
+        "record",
+        "expected one array record named 'arrays', found 2",
+    ),
+    "empty record": (RecordDict({"arrays": ArrayRecord()}), "missing-array", "array 'kernel' is missing"),
+    "long dtype": (labelled("f" * 90, (3,)), "dtype", f"array 'bias' must be float32, found '{'f' * 20}'"),
+    "many axes": (labelled("float32", (1,) * 9), "shape", f"array 'bias' must have shape (3,), found {(1,) * 8}"),
+    "garbage bytes": (relabelled(b"\x00" * len(NPY)), "bytes", MISLABELLED),
+    "truncated bytes": (relabelled(NPY[:-1]), "bytes", MISLABELLED),
+    "no bytes": (relabelled(b""), "bytes", MISLABELLED),
+    "bytes of another shape": (relabelled(FlowerArray(np.zeros(4, np.float32)).data), "bytes", MISLABELLED),
+    "bytes of another dtype": (relabelled(FlowerArray(np.zeros(3, np.int32)).data), "bytes", MISLABELLED),
 }
 DECORATORS = {
     "none": lambda: Screened(all_nodes()),
@@ -76,11 +107,11 @@ every_decorator = pytest.mark.parametrize("decorator", DECORATORS)
 @every_decorator
 @pytest.mark.parametrize("kind", BAD)
 def test_it_is_rejected_by_itself(kind, decorator):
-    bad, code = BAD[kind]
+    bad, code, detail = BAD[kind]
     strategy = DECORATORS[decorator]()
     arrays, _ = one_round(strategy, grid_of(lambda node, _: bad if node == 1 else content(GOOD[node - 1]), 3), zeros())
     (rejection,) = strategy.measured.rejected
-    assert (rejection.node_id, rejection.code) == (1, code)
+    assert (rejection.node_id, rejection.code, rejection.detail) == (1, code, detail)
     assert strategy.measured.accepted == 2
     others = sum(np.concatenate([a.ravel() for a in model.values()]) for model in GOOD[1:])
     # Privately the divisor stays the public cohort of three; otherwise it is the two that count.
@@ -96,7 +127,8 @@ def test_an_error_reply(decorator):
 
     strategy = DECORATORS[decorator]()
     arrays, _ = one_round(strategy, grid_of(answer, 3), zeros())
-    assert strategy.measured.rejected[0].code == "error"
+    (rejection,) = strategy.measured.rejected
+    assert (rejection.node_id, rejection.code, rejection.detail) == (2, "error", "code 2: RuntimeError: disk full")
     assert np.isfinite(flat(arrays)).all()
 
 
@@ -125,7 +157,8 @@ def test_a_reply_that_never_comes(decorator):
     strategy = DECORATORS[decorator]()
     one_round(strategy, Misdelivering(lambda replies: replies[1:]), zeros())
     (rejection,) = strategy.measured.rejected
-    assert rejection.code == "missing" and strategy.measured.accepted == 2
+    assert (rejection.code, rejection.detail) == ("missing", "no reply came before the deadline")
+    assert strategy.measured.accepted == 2
 
 
 @every_decorator
@@ -146,7 +179,9 @@ def test_a_reply_of_a_node_that_was_not_asked(decorator):
 
     strategy = DECORATORS[decorator]()
     one_round(strategy, Misdelivering(invent), zeros())
-    assert [(r.node_id, r.code) for r in strategy.measured.rejected] == [(77, "unsolicited")]
+    (rejection,) = strategy.measured.rejected
+    found = (rejection.node_id, rejection.code, rejection.detail)
+    assert found == (77, "unsolicited", "this node was not asked in this round")
 
 
 @every_decorator
@@ -207,6 +242,52 @@ def test_replies_may_come_in_any_order_and_as_a_generator():
     np.testing.assert_array_equal(flat(straight), flat(turned))
 
 
+@pytest.mark.parametrize("place", [0, 15, -16, -1])
+def test_their_order_follows_from_what_they_say(place):
+    """Of long arrays from the first numbers, or the last: float addition in another order is another model."""
+    long = zeros(40)
+    models = [{**long, "kernel": long["kernel"].copy()} for _ in range(3)]
+    for number, model in enumerate(models, start=1):
+        model["kernel"].ravel()[place] = number
+    grid = grid_of(lambda node, _: content(models[node - 1], node), 3)
+    strategy = Screened(all_nodes())
+    messages = list(strategy.configure_train(1, to_record(long), ConfigRecord(), grid))
+    replies = sorted(grid.send_and_receive(messages), key=lambda reply: reply.metadata.src_node_id)
+    orders = [strategy.receive(replies[turn:] + replies[:turn]).examples for turn in range(3)]
+    assert orders[0] == orders[1] == orders[2]
+
+
+def test_rejections_are_in_the_order_of_nodes():
+    strategy = Screened(all_nodes())
+    bad = BAD["nan"][0]
+    turned = Misdelivering(lambda replies: sorted(replies, key=lambda reply: -reply.metadata.src_node_id))
+    turned._client_app = grid_of(lambda *_: bad, 3)._client_app
+    one_round(strategy, turned, zeros())
+    assert [rejection.node_id for rejection in strategy.measured.rejected] == [1, 2, 3]
+
+
+def test_a_reply_without_a_count_counts_as_one_example():
+    """A record of other metrics is none."""
+    uncounted = RecordDict({"arrays": to_record(GOOD[0]), "metrics": MetricRecord({"train-loss": 1.0})})
+    beside = RecordDict({**counted(3), "more": MetricRecord({"train-loss": 1.0})})
+    grid = grid_of(lambda node, _: (uncounted, beside)[node - 1], 2)
+    strategy = Screened(all_nodes())
+    messages = strategy.configure_train(1, to_record(zeros()), ConfigRecord(), grid)
+    received = strategy.receive(grid.send_and_receive(messages))
+    assert sorted(received.examples) == [1, 3] and not received.rejected
+
+
+@pytest.mark.parametrize(
+    ("value", "is_one"),
+    [
+        *[(value, True) for value in (1, 0.5, MAX_EXAMPLES)],
+        *[(value, False) for value in (0, -1, MAX_EXAMPLES + 1, math.nan, math.inf, "3", None, [3])],
+    ],
+)
+def test_what_can_be_a_count_of_examples(value, is_one):
+    assert is_count(value) == is_one
+
+
 def test_reasons_never_quote_values():
     secret = 1234567.0
     strategy = Screened(all_nodes())
@@ -220,6 +301,11 @@ def test_without_any_good_reply_nothing_is_aggregated():
     assert arrays is None and metrics is None
 
 
+UNCOUNTED = "expected one metric record with num-examples above 0 and at most 1e+09"
+UNNAMED = "a metric's name must be letters, digits, spaces and . _ - ( )"
+ENDLESS = "metric 'loss' must be one finite number, of at most 1e+100"
+
+
 class TestEvaluationReplies:
     @staticmethod
     def aggregate(*metrics):
@@ -230,16 +316,43 @@ class TestEvaluationReplies:
         return means, [rejection.node_id for rejection in strategy.unscored]
 
     @pytest.mark.parametrize(
-        ("odd", "code"),
-        [({"num-examples": -1}, "weight"), ({"num-examples": 1, "[/red]": 9.0}, "metric")]
-        + [({"num-examples": 1, "loss": value}, "metric") for value in (math.nan, math.inf, 1.1e100, -1.1e100, [9.0])],
+        ("odd", "code", "detail"),
+        [({"num-examples": count}, "weight", UNCOUNTED) for count in (-1, 0, MAX_EXAMPLES + 1)]
+        + [({"loss": 1.0}, "weight", UNCOUNTED)]
+        + [({"num-examples": 1, name: 9.0}, "metric", UNNAMED) for name in ("[/red]", "a" * 41)]
+        + [
+            ({"num-examples": 1, "loss": value}, "metric", ENDLESS)
+            for value in (math.nan, math.inf, 1.1e100, -1.1e100, [9.0])
+        ],
     )
-    def test_the_code_of_a_rejection_is_one_of_those_that_programs_know(self, odd, code):
+    def test_a_rejection_says_what_is_wrong(self, odd, code, detail):
         strategy = Screened(all_nodes(evaluate=Sampling(min_nodes=1, timeout=0)))
         grid = grid_of(lambda *_: RecordDict({"metrics": MetricRecord(odd)}), 1)
         messages = strategy.configure_evaluate(1, to_record(zeros()), ConfigRecord(), grid)
-        strategy.aggregate_evaluate(1, grid.send_and_receive(messages))
-        assert [rejection.code for rejection in strategy.unscored] == [code]
+        assert strategy.aggregate_evaluate(1, grid.send_and_receive(messages)) is None
+        (rejection,) = strategy.unscored
+        assert (rejection.node_id, rejection.code, rejection.detail) == (1, code, detail)
+
+    def test_what_is_just_allowed_counts(self):
+        best = {"num-examples": MAX_EXAMPLES, "loss": 1e100, "a" * 40: -1e100}
+        found, rejected = self.aggregate(best)
+        assert dict(found) == {"a" * 40: -1e100, "loss": 1e100} and not rejected
+
+    def test_metrics_are_in_the_order_of_their_names(self):
+        found, _ = self.aggregate({"num-examples": 1, "loss": 1.0, "auc": 0.5, "b": 2.0})
+        assert list(found) == ["auc", "b", "loss"]
+
+    def test_a_metric_of_half_of_the_clients_is_left_out(self):
+        found, _ = self.aggregate({"num-examples": 1, "loss": 1.0, "auc": 0.5}, {"num-examples": 1, "loss": 2.0})
+        assert dict(found) == {"loss": 1.5}
+
+    def test_rejections_are_in_the_order_of_nodes(self):
+        strategy = Screened(all_nodes(evaluate=Sampling(min_nodes=3, timeout=0)))
+        grid = grid_of(lambda *_: RecordDict({"metrics": MetricRecord({"num-examples": -1})}), 3)
+        messages = strategy.configure_evaluate(1, to_record(zeros()), ConfigRecord(), grid)
+        replies = sorted(grid.send_and_receive(messages), key=lambda reply: -reply.metadata.src_node_id)
+        strategy.aggregate_evaluate(1, replies)
+        assert [rejection.node_id for rejection in strategy.unscored] == [1, 2, 3]
 
     def test_the_weighted_mean(self):
         found, rejected = self.aggregate(
@@ -293,7 +406,8 @@ def test_a_node_that_flower_answers_for(decorator):
     strategy = DECORATORS[decorator]()
     one_round(strategy, Misdelivering(answered_for), zeros())
     (rejection,) = strategy.measured.rejected
-    assert (rejection.node_id, rejection.code) == (3, "unavailable")
+    found = (rejection.node_id, rejection.code, rejection.detail)
+    assert found == (3, "unavailable", "the node is not connected, or its message expired")
     assert strategy.measured.accepted == 2
 
 
@@ -322,7 +436,10 @@ def test_nobody_replies_in_the_name_of_the_superlink():
     strategy = Screened(all_nodes())
     one_round(strategy, Misdelivering(renamed), zeros())
     assert strategy.measured.accepted == 2
-    assert {rejection.code for rejection in strategy.measured.rejected} == {"sender", "missing"}
+    assert {rejection.code: rejection.detail for rejection in strategy.measured.rejected} == {
+        "sender": "the reply is to no message that this node was sent",
+        "missing": "no reply came before the deadline",
+    }
 
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])
@@ -334,13 +451,6 @@ def test_a_training_loss_that_is_not_finite_is_left_out(loss):
         return metrics
 
     assert "train-loss" not in lost(loss) and lost(2.0)["train-loss"] == 2.0
-
-
-def test_the_reason_says_what_a_count_may_be():
-    strategy = Screened(all_nodes())
-    one_round(strategy, grid_of(lambda *_: counted(-5), 1), zeros())
-    detail = strategy.measured.rejected[0].detail
-    assert detail == "num-examples must be one number above 0 and at most 1e+09"
 
 
 def test_what_an_error_says_cannot_steer_a_terminal():
@@ -373,3 +483,17 @@ def test_nor_can_any_other_reason():
     assert list(fitting(grid.send_and_receive(asked), asked, refuse, rejected)) == []
     (found,) = rejected
     assert found.code == "protocol" and len(found.detail) == REASON_LENGTH and found.detail.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (" disk\tfull\r\n of logs ", "disk full of logs"),
+        ("\x1b[31mred\x07", "?[31mred?"),
+        ("a" * (REASON_LENGTH + 1), "a" * REASON_LENGTH),
+        (" " * (4 * REASON_LENGTH - 1) + "ab", "a"),
+        ("", ""),
+    ],
+)
+def test_text_from_elsewhere_is_one_short_line(text, shown):
+    assert printable(text) == shown
