@@ -36,6 +36,7 @@ from cloister.strategies.sampling import Sampling
 FALSE_ALARM = 1e-3
 DELTA = 1e-5
 BOUND = 0.5
+OPERATING_SYSTEM = "from the operating system's entropy"
 
 
 def flat(model):
@@ -71,9 +72,14 @@ class TestDirections:
     def test_others_are_not_taken_up_again(self):
         state = Canaries.drawn(30, seed=2).state_dict()
         assert np.array_equal(Canaries.drawn(30, seed=3).restored(state).coins, state["coins"])
-        for others in (state | {"coins": state["coins"].astype(int)}, state | {"scores": state["scores"][:-1]}):
-            with pytest.raises(ValueError, match="the state of other canaries"):
-                Canaries.drawn(30, seed=3).restored(others)
+        for name, other in (
+            ("coins", state["coins"].astype(int)),
+            ("coins", state["coins"][:-1]),
+            ("scores", state["scores"][:-1]),
+            ("key", state["key"][:-1]),
+        ):
+            with pytest.raises(ValueError, match=r"^the state of other canaries$"):
+                Canaries.drawn(30, seed=3).restored(state | {name: other})
 
     def test_coins_and_directions_come_from_the_operating_system(self):
         one, other = Canaries.drawn(200), Canaries.drawn(200)
@@ -82,6 +88,21 @@ class TestDirections:
         same = Canaries.drawn(200, seed=5)
         assert same.seeded and np.array_equal(same.coins, Canaries.drawn(200, seed=5).coins)
         assert same.directions != Canaries.drawn(200, seed=6).directions
+
+    def test_a_seed_gives_the_same_in_every_release_of_cloister(self):
+        """Figures of papers can be made again."""
+        drawn = Canaries.drawn(12, seed=4)
+        assert drawn.directions.key.hex() == "44f7eaf7e4d92684dc022bbddd46dabf"
+        assert np.flatnonzero(drawn.coins).tolist() == [0, 7, 10, 11] and drawn.scores.tolist() == [0.0] * 12
+        signs = "".join("-+"[int(sign > 0)] for sign in drawn.directions.signs(2, 1, 120, 136))
+        assert signs == "-++++++++-+-++-+"
+
+    def test_are_taken_up_again_as_they_were(self):
+        old = Canaries.drawn(30, seed=2).seen((np.ones(500),), 1.0, 1)
+        again = Canaries.drawn(30).restored(old.state_dict())
+        assert again.directions == old.directions and again.facts() == old.facts() | {"drawn": OPERATING_SYSTEM}
+        assert set(old.state_dict()) == {"key", "coins", "scores", "rounds", "size"}
+        assert NO_CANARIES.state_dict() == {} and NO_CANARIES.restored({}) is NO_CANARIES
 
 
 class TestJoining:
@@ -116,6 +137,13 @@ class TestJoining:
         again = replace(given, cohort=written_down(given.cohort), noise=GaussianNoise(3))
         (written,) = mechanism.release(again).models
         assert all(np.array_equal(one, other) for one, other in zip(made, written, strict=True))
+
+    def test_a_row_that_is_made_when_asked_for_is_an_array_of_any_type(self):
+        given = Canaries.drawn(30, seed=2).joined(contributions(self.sent), BOUND)
+        for piece in given.cohort.rows[0]:
+            for kind in (np.float64, np.float32):
+                made = np.asarray(piece, kind)
+                assert made.dtype == kind and np.array_equal(made, np.asarray(piece))
 
     def test_no_matrix_of_them_is_kept(self):
         sent, canaries = {"kernel": np.zeros(150_000, np.float32)}, Canaries.drawn(200, seed=2)
@@ -175,6 +203,25 @@ class TestScores:
         difference = np.concatenate([own[:128] - own[128:], own[128:] - own[:128]])
         assert np.corrcoef(difference, decorrelated(repeated + own))[0, 1] > 0.99
 
+    @pytest.mark.parametrize(("size", "width"), [(256, 128), (300, 128), (20_000, 1024)])
+    def test_blocks_are_weighed_by_the_inverse_of_their_covariance(self, size, width):
+        update = np.random.default_rng(0).standard_normal(size)
+        count = size // width
+        blocks = update[: count * width].reshape(count, width)
+        gram = blocks @ blocks.T
+        weighed = np.linalg.solve(gram, blocks) * np.trace(gram) / count
+        expected = np.concatenate([weighed.ravel(), update[count * width :]])
+        np.testing.assert_allclose(decorrelated(update), expected, rtol=1e-8)
+
+    def test_arrays_are_weighed_by_their_power(self):
+        """One that is too short to measure is left as it is; together they are too short for blocks."""
+        rng = np.random.default_rng(0)
+        long, short, last = rng.standard_normal(MEASURABLE), rng.standard_normal(9), 3 * rng.standard_normal(20)
+        power = np.square(np.concatenate([long, short, last])).mean()
+        expected = (long * power / np.square(long).mean(), short, last)
+        for piece, right in zip(evened((long, short, last)), expected, strict=True):
+            np.testing.assert_allclose(piece, right, rtol=1e-12)
+
     @pytest.mark.parametrize("size", [MEASURABLE, 100])
     def test_an_array_with_less_noise_counts_for_more(self, size):
         rng = np.random.default_rng(0)
@@ -188,9 +235,17 @@ class TestScores:
         assert not any(piece.any() for piece in evened((np.zeros(20_000), np.zeros(100))))
 
     def test_what_is_written_down(self):
-        facts = Canaries.drawn(12, seed=4).seen((np.ones(500),), 1.0, 1).facts()
-        assert facts["drawn"] == "from privacy.noise-seed" and (facts["rounds"], facts["parameters"]) == (1, 500)
-        assert facts["coins"] == [int(coin) for coin in Canaries.drawn(12, seed=4).coins] and len(facts["scores"]) == 12
+        seen = Canaries.drawn(12, seed=4).seen((np.ones(500),), 1.0, 1)
+        assert seen.facts() == {
+            "canaries": 12,
+            "guesses": 10,
+            "drawn": "from privacy.noise-seed",
+            "rounds": 1,
+            "parameters": 500,
+            "coins": [1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1],
+            "scores": seen.scores.tolist(),
+        }
+        assert Canaries.drawn(12).facts()["drawn"] == OPERATING_SYSTEM
 
     @pytest.mark.parametrize(("count", "guesses"), [(0, 0), (1, 0), (9, 8), (100, 30), (200, 42), (1000, 94)])
     def test_guesses_are_fixed_by_their_number_alone(self, count, guesses):
@@ -277,6 +332,16 @@ def test_they_are_refused_where_they_do_not_fit(mechanism, inner, reason):
     around(mechanism, NO_CANARIES, inner)
     with pytest.raises(ConfigError, match=rf"privacy\.canaries .*{reason}"):
         around(mechanism, Canaries.drawn(10), inner)
+
+
+@pytest.mark.parametrize("draw", [POISSON, POPULATION])
+def test_they_are_refused_beside_a_draw_that_a_claim_counts(draw):
+    with pytest.raises(ConfigError) as refused:
+        around(global_dp(**GLOBAL), Canaries.drawn(10), lambda: FedAvg(**draw))
+    assert str(refused.value) == (
+        "privacy.canaries = 10 contradicts strategy.sampling = 'poisson' and privacy.population: canaries take part in "
+        "every round, and what is claimed counts on clients who do not; use 'fixed' and no population"
+    )
 
 
 # --- what they find out ---
