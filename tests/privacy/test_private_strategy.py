@@ -33,7 +33,7 @@ from cloister.privacy.claims.claim import Claim
 from cloister.privacy.mechanisms.clipping import AdaptiveClip, FixedClip
 from cloister.privacy.mechanisms.gaussian import GaussianMean
 from cloister.privacy.mechanisms.named import global_dp, metric
-from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.privacy.mechanisms.noise import GaussianNoise, grid_step
 from cloister.privacy.mechanisms.noise_scale import CONSTANT, DistanceScaled
 from cloister.strategies.averaging import FedAvg
 from cloister.strategies.fedopt import FedYogi
@@ -379,6 +379,14 @@ class TestARound:
         for piece in drawn:
             normals.add(piece, 0.75)
         np.testing.assert_allclose(found - plain, np.concatenate(drawn), atol=1e-5)
+
+    def test_of_models_is_on_the_grid_of_the_most_noise_that_there_could_have_been(self):
+        """Else the spacing of its numbers would tell the distance that has set the noise."""
+        strategy = metrically(z=2.0, bound=1.5, placement="model", min_distance=0.25)
+        arrays, _ = played(strategy, self.MODELS)
+        widest = 2.0 / 0.25 * 1.5 / 4
+        steps = flat(arrays).astype(np.float64) / grid_step(widest)
+        assert strategy.measured.noise_std < widest / 4 and np.array_equal(steps, np.rint(steps))
 
     def test_of_a_rule_is_the_trimmed_mean_of_who_was_asked(self):
         def answer(node, _):
