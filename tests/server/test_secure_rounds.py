@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
@@ -15,15 +15,26 @@ from secure_runs import MODEL, PHASES, SecureRun, app_with, phase_of, random_upd
 from secure_twins import Held, both
 
 from cloister.aggregation import secure_sum
+from cloister.aggregation.decorator import Measurements
+from cloister.aggregation.key_setup import decoded
+from cloister.aggregation.screening import Unfit
 from cloister.client import attempts, secure
 from cloister.client.attempts import Stage, Turn
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, FederationError, ProtocolError
+from cloister.core.identity import assume_run
 from cloister.core.wire import SECURE, SECURE_MESSAGE, SECURE_STEP
 from cloister.privacy.accounting.events import DistributedGaussian, Unaccounted
 from cloister.privacy.mechanisms.distributed.whole import whole_update
-from cloister.secure_aggregation.messages import Advertisement, Delivery, SealedShares, Signatures, Survivors
+from cloister.secure_aggregation.messages import (
+    Advertisement,
+    Delivery,
+    MaskedInput,
+    SealedShares,
+    Signatures,
+    Survivors,
+)
 from cloister.secure_aggregation.messages import Cohort as Members
 from cloister.secure_aggregation.terms import ORDINARY
 
@@ -166,6 +177,48 @@ class TestCharges:
         (event,) = run.spent()
         assert isinstance(event, DistributedGaussian) and event.honest == 3
         assert event.multiplier("add-or-remove", True) == pytest.approx(1.0, rel=1e-6)
+
+    def test_a_round_that_is_finished_says_what_was_measured_and_is_spent(self, tmp_path):
+        run = SecureRun(settings(tmp_path, 6), random_updates(6), {5: "advertise", 3: "unmask"})
+        summed = run.collect()
+        assert run.strategy.aggregate_train(1, summed)[0] is not None
+        noise = run.strategy.mechanism.multiplier * run.strategy.mechanism.factor
+        assert run.strategy.measured == Measurements(
+            asked=6,
+            accepted=5,
+            rejected=summed.rejected,
+            noise_std=noise / 5,
+            noise_multiplier=noise,
+            sensitivity=1 / 5,
+            clipping_norm=1.0,
+            epsilon=run.strategy.budget.epsilon(),
+            began_early=False,
+        )
+        assert 0 < run.strategy.measured.epsilon < np.inf
+        assert [(one.node_id, one.code) for one in summed.rejected] == [(3, "error"), (5, "error")]
+        assert (summed.survivors, summed.shown, summed.accepted) == (5, 4, ())
+        assert summed.examples == (1.0,) * 5 == tuple(summed.cohort.factors) and not summed.cohort.norms.any()
+
+    @pytest.mark.parametrize("phase", ["mask", "unmask"])
+    def test_a_round_that_is_abandoned_stays_charged_and_says_what_is_spent(self, phase, tmp_path, caplog):
+        run = SecureRun(settings(tmp_path), random_updates(5), {2: phase, 1: phase})
+        summed = run.collect()
+        assert run.strategy.aggregate_train(1, summed) == (None, None)
+        spent = run.strategy.budget.epsilon()
+        assert 0 < spent < np.inf and len(run.spent()) == 1
+        assert run.strategy.measured == Measurements(5, 0, summed.rejected, epsilon=spent, abandoned=True)
+        assert [one.node_id for one in summed.rejected] == [1, 2]
+        assert (summed.total, summed.survivors, summed.shown, summed.examples) == (None, 0, 0, ())
+        (told,) = [record for record in caplog.records if record.name == "cloister.server"]
+        assert told.getMessage().startswith("round 1 was abandoned: 3 ") and told.levelname == "WARNING"
+
+    def test_a_round_without_anybody_spends_nothing(self, tmp_path, caplog):
+        run = SecureRun(settings(tmp_path), random_updates(5), dict.fromkeys(range(1, 6), "advertise"))
+        asked = run.messages()
+        for nodes in (asked, []):
+            assert run.strategy.collect(1, nodes, run.send).total is None and not run.spent()
+        told = [record.getMessage() for record in caplog.records if record.name == "cloister.server"]
+        assert told == ["round 1 was abandoned: no node has advertised keys"] * 2
 
     def test_the_budget_ends_a_run_before_anybody_is_asked(self, tmp_path):
         from cloister.core.errors import BudgetExhausted
@@ -523,7 +576,27 @@ class TestTheServer:
 
         run = SecureRun(settings(tmp_path, threshold=3, z=0.0), updates, app=odd)
         summed = run.collect()
-        assert summed.survivors == 3 and set(reasons(summed)) == {1, 2}
+        assert summed.survivors == 3
+        assert reasons(summed) == dict.fromkeys((1, 2), "the reply must hold 'secure-message' as an array of bytes")
+        assert {one.code for one in summed.rejected} == {"protocol"}
+
+    def test_rejects_a_vector_in_the_name_of_another_node(self, tmp_path):
+        inner = app_with(updates := random_updates(5))
+
+        def thief(sent, context):
+            reply = inner(sent, context)
+            if (context.node_id, phase_of(sent)) != (2, "mask"):
+                return reply
+            own = MaskedInput.decode(from_record(reply.content["arrays"])[SECURE_MESSAGE].tobytes())
+            return replied(sent, replace(own, sender="client-00000"))
+
+        run = SecureRun(settings(tmp_path, z=0.0), updates, app=thief)
+        summed = run.collect()
+        (rejection,) = summed.rejected
+        found = (rejection.node_id, rejection.code, rejection.detail)
+        assert found == (2, "protocol", "the vector names another sender") and summed.survivors == 4
+        there = [update for number, update in enumerate(updates) if number != 1]
+        assert np.array_equal(summed.total, sum_of(there, run.strategy.mechanism.plan(LAYOUT.size)))
 
     def test_rejects_a_node_that_speaks_for_another(self, tmp_path):
         updates = random_updates(5)
@@ -539,6 +612,7 @@ class TestTheServer:
         run = SecureRun(settings(tmp_path, z=0.0), updates, app=thief)
         summed = run.collect()
         assert summed.survivors == 4 and reasons(summed) == {2: "the message names another sender"}
+        assert [one.code for one in summed.rejected] == ["protocol"]
 
     def test_gives_a_name_to_the_node_that_can_sign_for_it(self, tmp_path):
         updates = random_updates(6)
@@ -555,7 +629,7 @@ class TestTheServer:
         run = SecureRun(settings(tmp_path, 6, 5, z=0.0), updates, app=thief)
         summed = run.collect()
         assert summed.survivors == 5 and set(reasons(summed)) == {1}
-        assert "has not signed as who it says" in reasons(summed)[1]
+        assert reasons(summed)[1] == "the node has another roster than most, or has not signed as who it says"
         assert [rejection.code for rejection in summed.rejected] == ["roster"]
 
     def test_goes_on_without_a_node_that_has_no_roster(self, tmp_path):
@@ -632,10 +706,63 @@ class TestTheServer:
     def test_takes_no_replies_past_the_protocol(self, tmp_path):
         run = SecureRun(settings(tmp_path), random_updates(5))
         run.messages()
-        with pytest.raises(FederationError, match="several steps"):
+        with pytest.raises(FederationError) as refused:
             run.strategy.aggregate_train(1, [])
+        assert str(refused.value) == (
+            "under secure aggregation a round has several steps; let Cloister's round loop drive it"
+        )
 
     def test_refuses_a_cohort_in_which_two_lists_could_be_signed(self, tmp_path):
         run = SecureRun(settings(tmp_path, 4, 4), random_updates(8))
-        with pytest.raises(ConfigError, match=r"8 nodes would train in round 1; .* at most 7 may"):
+        with pytest.raises(ConfigError) as refused:
             run.messages()
+        assert str(refused.value) == (
+            "8 nodes would train in round 1; with secure-aggregation.threshold = 4 and secure-aggregation.colluding = "
+            "0 at most 7 may; raise the threshold, or lower strategy.fraction-train"
+        )
+
+    def test_takes_a_cohort_in_which_they_just_cannot(self, tmp_path):
+        assert len(SecureRun(settings(tmp_path, 4, 4), random_updates(7)).messages()) == 7
+
+
+class TestWhatAReplyHolds:
+    """Where it is no message of the protocol, the reason says what it must be."""
+
+    BYTES = np.frombuffer(SealedShares("client-00000", {}).encode(), np.uint8)
+
+    def reply(self, **arrays):
+        assume_run()
+        return Message(RecordDict({"arrays": ArrayRecord(arrays)}), 1, SECURE)
+
+    def test_is_read_under_its_name(self):
+        shares = decoded(self.reply(early=Array(self.BYTES)), SealedShares, "early")
+        assert shares == SealedShares("client-00000", {})
+
+    @pytest.mark.parametrize(
+        "array",
+        [
+            None,
+            Array(BYTES.astype(np.float32)),
+            Array(BYTES.astype(np.int8)),
+            Array(BYTES[None]),
+            Array(dtype="uint8", shape=(9,), stype="numpy.ndarray", data=b"nonsense"),
+        ],
+        ids=["none", "float32", "int8", "two axes", "mislabelled"],
+    )
+    def test_has_to_be_an_array_of_bytes(self, array):
+        held = {} if array is None else {"early": array}
+        with pytest.raises(Unfit) as refused:
+            decoded(self.reply(other=Array(self.BYTES), **held), SealedShares, "early")
+        assert refused.value.code == "protocol"
+        assert refused.value.detail == "the reply must hold 'early' as an array of bytes"
+
+    def test_without_a_record_of_arrays(self):
+        assume_run()
+        with pytest.raises(Unfit) as refused:
+            decoded(Message(RecordDict({}), 1, SECURE), SealedShares)
+        assert refused.value.detail == "the reply must hold 'secure-message' as an array of bytes"
+
+    def test_has_to_be_of_the_kind_that_was_asked_for(self):
+        with pytest.raises(Unfit) as refused:
+            decoded(self.reply(**{SECURE_MESSAGE: Array(self.BYTES)}), Survivors)
+        assert refused.value.code == "protocol" and refused.value.detail == "the bytes are no Survivors"
