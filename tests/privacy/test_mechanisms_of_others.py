@@ -15,6 +15,8 @@ from cloister.privacy.mechanisms.gaussian import GaussianMean
 from cloister.strategies.averaging import FedAvg
 from cloister.strategies.sampling import Sampling
 
+CHANGED = r"^mechanism 'global-dp' changed what a round costs$"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Odd(GaussianMean):
@@ -24,6 +26,8 @@ class Odd(GaussianMean):
     against: tuple = ()
     later: float = 0.0
     skips: bool = False
+    public: bool = False
+    public_later: bool = False
 
     def events(self, layout, sampling):
         return tuple(dataclasses.replace(event, sampling=sampling) for event in self.priced)
@@ -35,8 +39,13 @@ class Odd(GaussianMean):
     def skips_empty_rounds(self):
         return self.skips
 
+    @property
+    def needs_public_cohort(self):
+        return self.public
+
     def release(self, contributions):
-        following = dataclasses.replace(self, priced=(Gaussian(self.later),)) if self.later else None
+        priced = (Gaussian(self.later),) if self.later else self.priced
+        following = dataclasses.replace(self, priced=priced, public=self.public_later)
         return dataclasses.replace(super().release(contributions), following=following)
 
 
@@ -58,7 +67,7 @@ def test_one_that_claims_nothing_leaves_a_line_all_the_same(tmp_path):
 
 
 def test_one_that_claims_that_rounds_cost_nothing_is_refused(tmp_path):
-    with pytest.raises(PrivacyError, match="claims that a round costs nothing"):
+    with pytest.raises(PrivacyError, match=r"^mechanism 'global-dp' claims that a round costs nothing$"):
         played(strategy(priced=()))
 
 
@@ -67,16 +76,24 @@ def test_one_that_changes_its_price_ends_the_run(tmp_path, later):
     """What a run costs at worst is said before it begins, and counted from its last mechanism when it ends early."""
     budget = budget_in(tmp_path)
     made = strategy(budget=budget, later=later)
-    with pytest.raises(PrivacyError, match="changed what a round costs"):
+    with pytest.raises(PrivacyError, match=CHANGED):
         played(made)
     assert made.events(LAYOUT) == (Gaussian(1.0),), "what is claimed of the run must not follow the change"
     assert [entry.event for entry in budget.ledger.entries] == [Gaussian(1.0)]
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_one_whose_price_rests_on_another_cohort_ends_the_run(first):
+    """Whether the number of clients may be secret is asked once, before the run."""
+    played(strategy(public=first, public_later=first))
+    with pytest.raises(PrivacyError, match=CHANGED):
+        played(strategy(public=first, public_later=not first))
+
+
 def test_a_draw_is_counted_for_one_release_only():
     inner = FedAvg(train=Sampling(0.5, min_nodes=1, kind="poisson"))
     assert strategy(inner).events(LAYOUT)[0].sampling.kind == "poisson"
-    with pytest.raises(PrivacyError, match="counts the draw of a round for several releases"):
+    with pytest.raises(PrivacyError, match=r"^mechanism 'global-dp' counts the draw of a round for several releases$"):
         strategy(inner, priced=(Gaussian(1.0), Gaussian(2.0))).events(LAYOUT)
 
 

@@ -21,6 +21,7 @@ from private_strategies import (
 )
 from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
 
+from cloister.aggregation.canaries import Canaries
 from cloister.aggregation.decorator import Measurements
 from cloister.aggregation.private_strategy import PrivateStrategy
 from cloister.core.arrays import to_record
@@ -456,6 +457,10 @@ def test_the_events_of_a_round_without_a_guarantee_say_why():
     assert seeded == (Unaccounted(f"{SEEDED}; {SILENT}"),) * 2
 
 
+def globally_with_canaries(canaries):
+    return PrivateStrategy(all_nodes(), global_dp(noise_multiplier=2.0, clipping_norm=1.5), canaries=canaries)
+
+
 class TestAMechanismThatInheritsItsState:
     """It may keep more from round to round than the class it inherits from says."""
 
@@ -467,11 +472,46 @@ class TestAMechanismThatInheritsItsState:
         mechanism = globally(**options).mechanism
         return PrivateStrategy(all_nodes(), Inheriting(**vars(mechanism)), noise=GaussianNoise(1))
 
+    REFUSAL = (
+        "resume: privacy.server = 'global-dp' was calibrated, or changes from round to round, and does not say how it "
+        "goes on; its class needs state_dict and restored of its own (docs/extending.md)"
+    )
+
     def test_goes_on_where_nothing_has_changed(self):
         self.of().load_state_dict(self.of().state_dict())
 
     def test_is_not_resumed_where_something_has(self):
         strategy = self.of(bound=AdaptiveClip(1.5))
         played(strategy, [zeros()] * 3)
-        with pytest.raises(ConfigError, match=r"calibrated, or changes from round to round, and does not say how it"):
+        with pytest.raises(ConfigError) as refused:
             self.of(bound=AdaptiveClip(1.5)).load_state_dict(strategy.state_dict())
+        assert str(refused.value) == self.REFUSAL
+
+    def test_is_not_resumed_where_its_noise_is_calibrated(self):
+        with pytest.raises(ConfigError) as refused:
+            self.of(z="auto").load_state_dict(self.of().state_dict())
+        assert str(refused.value) == self.REFUSAL
+
+
+class TestItsState:
+    """One that takes up the state of another goes on as that one does."""
+
+    def test_holds_the_clip_and_what_the_strategy_keeps(self):
+        old, new = (globally(all_nodes(FedYogi), bound=AdaptiveClip(1.5), noise=GaussianNoise(1)) for _ in range(2))
+        played(old, [zeros()] * 3)
+        new.load_state_dict(old.state_dict())
+        assert new.mechanism == old.mechanism and new.mechanism.clip.bound != 1.5
+        assert new.state_dict().keys() == old.state_dict().keys()
+        for name, array in old.state_dict().items():
+            np.testing.assert_array_equal(new.state_dict()[name], array)
+
+    def test_holds_canaries_and_whether_the_mechanism_has_followed(self):
+        def made():
+            return globally_with_canaries(Canaries.drawn(20))
+
+        old, new = made(), made()
+        played(old, [zeros()] * 3)
+        new.load_state_dict(old.state_dict())
+        assert new.canaries.facts() == old.canaries.facts() and new.canaries.rounds == 1
+        told = [each.state_dict()["followed"] for each in (made(), old, new)]
+        assert [flag.dtype for flag in told] == [bool] * 3 and [bool(flag) for flag in told] == [False, True, True]
