@@ -4,19 +4,22 @@ import dataclasses
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from statistics_of_noise import is_normal, std_is
 from support import all_nodes, content, flat, grid_of, one_round, random_models, zeros
 from test_distance import GOLDEN
 
 from cloister.aggregation import GlobalDP, MetricDP
-from cloister.aggregation.decorator import Screened
-from cloister.core.arrays import to_record
+from cloister.aggregation.decorator import Measurements, Screened, virtual_reply
+from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import NORM_ERROR
 from cloister.core.errors import BudgetExhausted, ConfigError, FederationError
+from cloister.core.identity import assume_run
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.ledger import Ledger
+from cloister.privacy.claims.claim import Claim
 from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.strategies.fedopt import FedAvgM
 from cloister.strategies.robust import FedMedian, FedTrimmedAvg
@@ -298,8 +301,11 @@ class TestBadUse:
         assert GlobalDP(fixed, noise_multiplier=1.0, clipping_norm=1.0, placement="rule").is_accounted
 
     def test_replies_to_a_model_that_was_never_sent(self):
-        with pytest.raises(FederationError, match="before configure_train"):
+        with pytest.raises(FederationError) as refused:
             decorated(GlobalDP, 1.0).aggregate_train(1, [])
+        assert str(refused.value) == (
+            "aggregate_train was called before configure_train: there is no model to compare with"
+        )
 
     def test_a_model_with_integers_cannot_carry_noise(self):
         sent = {"steps": np.zeros(3, np.int64)}
@@ -316,3 +322,107 @@ def test_flowers_own_loop_drives_a_decorator_around_flowers_own_strategy(wrap, i
     result = strategy.start(grid, to_record(zeros()), num_rounds=2, train_config=ConfigRecord())
     assert np.isfinite(flat(result.arrays)).all()
     assert strategy.measured.accepted == 3
+
+
+class TestScreeningAlone:
+    MODELS = random_models(3, 0.1)
+
+    def played(self, strategy, answer, nodes=3):
+        return one_round(strategy, grid_of(answer, nodes), zeros())
+
+    @pytest.mark.parametrize("least", [0, 2, 3])
+    def test_too_few_replies_leave_the_model_as_it_was(self, least):
+        strategy = Screened(all_nodes())
+        strategy.min_replies = least
+        arrays, _ = self.played(strategy, lambda node, _: content(self.MODELS[node - 1]) if node < 3 else gone(node, _))
+        abandoned = least == 3
+        assert (arrays is None) == abandoned
+        assert strategy.measured == Measurements(3, 2, strategy.measured.rejected, abandoned=abandoned)
+        assert [one.node_id for one in strategy.measured.rejected] == [3]
+
+    @pytest.mark.parametrize("by_examples", [True, False])
+    def test_replies_weigh_as_much_as_is_asked_for(self, by_examples):
+        strategy = Screened(all_nodes(), **({} if by_examples else {"by_examples": False}))
+        arrays, _ = self.played(strategy, lambda node, _: content(self.MODELS[node - 1], node))
+        rows = [np.concatenate([array.ravel() for array in model.values()]) for model in self.MODELS]
+        expected = np.average(rows, axis=0, weights=[1, 2, 3] if by_examples else None)
+        np.testing.assert_allclose(flat(arrays), expected, rtol=1e-5, atol=1e-7)
+
+    @pytest.mark.parametrize("lacks", ["nobody", "one", "one that says it twice", "one that says a whole number"])
+    def test_the_training_loss_is_the_mean_where_everybody_tells_it(self, lacks):
+        def answer(node, _):
+            reply = content(self.MODELS[node - 1], node, **{"train-loss": float(node)})
+            if node == 1 and lacks == "one":
+                reply = content(self.MODELS[0], 1)
+            if node == 1 and lacks == "one that says it twice":
+                reply["more"] = MetricRecord({"train-loss": 1.0})
+            if node == 1 and lacks == "one that says a whole number":
+                reply = content(self.MODELS[0], 1, **{"train-loss": 1})
+            return reply
+
+        strategy = Screened(all_nodes())
+        _, metrics = self.played(strategy, answer)
+        assert strategy.measured.accepted == 3
+        assert metrics.get("train-loss") == (pytest.approx((1 + 4 + 9) / 6) if lacks == "nobody" else None)
+
+    def test_other_arrays_than_were_sent_are_refused(self):
+        class Renaming(FlowerFedAvg):
+            def aggregate_train(self, server_round, replies):
+                arrays, metrics = super().aggregate_train(server_round, replies)
+                return ArrayRecord({f"{name}:0": array for name, array in arrays.items()}), metrics
+
+        with pytest.raises(FederationError) as refused:
+            self.played(Screened(Renaming()), lambda node, _: content(self.MODELS[node - 1]))
+        assert str(refused.value) == "the wrapped strategy returned other arrays than it was given"
+
+    @pytest.mark.parametrize("turned", [False, True])
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_the_model_has_the_order_and_the_types_that_were_sent(self, turned, dtype):
+        made = self.MODELS[0]
+
+        class Own(FlowerFedAvg):
+            def aggregate_train(self, server_round, replies):
+                order = list(reversed(made)) if turned else list(made)
+                return to_record({name: made[name].astype(dtype) for name in order}), None
+
+        arrays, _ = self.played(Screened(Own()), lambda node, _: content(self.MODELS[node - 1]))
+        assert list(arrays) == ["kernel", "bias"] and {array.dtype for array in arrays.values()} == {"float32"}
+        assert all(np.array_equal(arrays[name].numpy(), made[name]) for name in made)
+
+    def test_a_strategy_that_does_not_say_what_it_keeps_cannot_go_on(self):
+        class Forgetful(FlowerFedAvg):
+            """Keeps something, and says nothing of it."""
+
+        assert Screened(Forgetful()).state_dict() == {}
+        with pytest.raises(ConfigError) as refused:
+            Screened(Forgetful()).load_state_dict({})
+        assert str(refused.value) == (
+            "resume: strategy Forgetful does not say what it keeps from round to round, so that a run with it cannot "
+            "go on; its class needs state_dict and load_state_dict of its own (docs/extending.md)"
+        )
+
+    def test_what_it_keeps_goes_on(self):
+        old, new = (Screened(all_nodes(FedAvgM, momentum=0.9)) for _ in range(2))
+        self.played(old, lambda node, _: content(self.MODELS[node - 1]))
+        new.load_state_dict(old.state_dict())
+        assert old.state_dict().keys() == new.state_dict().keys() != set()
+        for name, array in old.state_dict().items():
+            np.testing.assert_array_equal(array, new.state_dict()[name])
+
+    def test_it_claims_nothing(self):
+        strategy, layout = Screened(all_nodes()), Layout.of(zeros())
+        assert strategy.claim() == Claim("none") and strategy.calibrated(layout, 3) is strategy
+        assert (strategy.events(layout), strategy.caveats(), strategy.hypotheses) == ((), (), 0)
+
+
+def test_a_virtual_reply_is_like_that_of_a_node():
+    assume_run()
+    (model,) = random_models(1)
+    layout = Layout.of(model)
+    plain = virtual_reply(layout, layout.rows(model))
+    assert dict(plain.content["metrics"]) == {"num-examples": 1.0} and set(plain.content) == {"arrays", "metrics"}
+    assert (plain.metadata.message_type, plain.metadata.dst_node_id) == ("train", 0)
+    for name, array in from_record(plain.content["arrays"]).items():
+        np.testing.assert_array_equal(array, model[name])
+    told = virtual_reply(layout, layout.rows(model), 7.0, 0.5)
+    assert dict(told.content["metrics"]) == {"num-examples": 7.0, "train-loss": 0.5}
