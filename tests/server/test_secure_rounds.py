@@ -24,7 +24,7 @@ from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import Cohort
 from cloister.core.errors import ConfigError, FederationError, ProtocolError
 from cloister.core.identity import assume_run
-from cloister.core.wire import SECURE, SECURE_MESSAGE, SECURE_STEP
+from cloister.core.wire import CLIPPING_NORM, DISTANCE, SECURE, SECURE_MESSAGE, SECURE_STEP
 from cloister.privacy.accounting.events import DistributedGaussian, Unaccounted
 from cloister.privacy.mechanisms.distributed.whole import whole_update
 from cloister.secure_aggregation.messages import (
@@ -215,10 +215,10 @@ class TestCharges:
     def test_a_round_without_anybody_spends_nothing(self, tmp_path, caplog):
         run = SecureRun(settings(tmp_path), random_updates(5), dict.fromkeys(range(1, 6), "advertise"))
         asked = run.messages()
-        for nodes in (asked, []):
+        for nodes in (asked, list(asked)[:1], []):
             assert run.strategy.collect(1, nodes, run.send).total is None and not run.spent()
         told = [record.getMessage() for record in caplog.records if record.name == "cloister.server"]
-        assert told == ["round 1 was abandoned: no node has advertised keys"] * 2
+        assert told == ["round 1 was abandoned: no node has advertised keys"] * 3
 
     def test_the_budget_ends_a_run_before_anybody_is_asked(self, tmp_path):
         from cloister.core.errors import BudgetExhausted
@@ -702,6 +702,41 @@ class TestTheServer:
         assert run.collect().total is None
         asked = [phase_of(one) for one in run.asked]
         assert {phase: asked.count(phase) for phase in asked} == {"advertise": 5, "share": 5, "mask": 5}
+
+    @pytest.mark.parametrize(
+        ("more", "told"),
+        [
+            ({}, {}),
+            (
+                {"privacy.clipping": "adaptive", "privacy.bits-noise-multiplier": 1.0, "privacy.noise-multiplier": 0.5},
+                {CLIPPING_NORM: 1.0},
+            ),
+            (
+                {
+                    "privacy.server": "metric",
+                    "privacy.distance": "rms",
+                    "privacy.distance-release": "private",
+                    "privacy.distance-noise-multiplier": 1.0,
+                },
+                {DISTANCE: 1.0},
+            ),
+        ],
+        ids=["as it is set", "a clip that follows", "a distance"],
+    )
+    def test_tells_each_step_what_all_have_to_go_by(self, more, told, tmp_path):
+        run = SecureRun(settings(tmp_path, **more), random_updates(5))
+        assert run.collect(3).survivors == 5 and len(run.asked) == 25
+        for sent in run.asked:
+            phase, fields = phase_of(sent), dict(sent.content.config_records["config"])
+            assert isinstance(fields.pop(SECURE_MESSAGE), bytes)
+            common = {"server-round": 3, "seed": 3, **told}
+            assert {name: fields[name] for name in common} == common
+            if phase == "mask":
+                assert sent.metadata.message_type == "train" and set(sent.content) == {"arrays", "config"}
+                assert "privacy-events" in fields and "ledger-head" in fields
+            else:
+                assert sent.metadata.message_type == SECURE and set(sent.content) == {"config"}
+                assert fields == common | {SECURE_STEP: phase}
 
     def test_takes_no_replies_past_the_protocol(self, tmp_path):
         run = SecureRun(settings(tmp_path), random_updates(5))
