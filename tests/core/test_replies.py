@@ -371,6 +371,10 @@ class TestEvaluationReplies:
     def test_no_reply_that_counts(self):
         assert self.aggregate({"loss": 1.0}) == (None, [1])
 
+    def test_nobody_counts_before_anybody_was_asked(self):
+        strategy = Screened(all_nodes(evaluate=Sampling(min_nodes=1, timeout=0)))
+        assert strategy.aggregate_evaluate(1, []) is None and strategy.unscored == ()
+
     def test_a_metric_that_one_client_invents_is_left_out(self):
         odd = {"num-examples": 1, "loss": 3.0, "mine": 1.0}
         found, _ = self.aggregate(odd, {"num-examples": 1, "loss": 2.0}, {"num-examples": 1, "loss": 4.0})
