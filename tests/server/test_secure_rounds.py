@@ -178,10 +178,19 @@ class TestCharges:
         assert isinstance(event, DistributedGaussian) and event.honest == 3
         assert event.multiplier("add-or-remove", True) == pytest.approx(1.0, rel=1e-6)
 
-    def test_a_round_that_is_finished_says_what_was_measured_and_is_spent(self, tmp_path):
+    def test_a_round_that_is_finished_says_what_was_measured_and_is_spent(self, tmp_path, monkeypatch):
         run = SecureRun(settings(tmp_path, 6), random_updates(6), {5: "advertise", 3: "unmask"})
-        summed = run.collect()
-        assert run.strategy.aggregate_train(1, summed)[0] is not None
+        aggregate, noted = run.strategy.inner.aggregate_train, []
+
+        def noting(server_round, replies):
+            noted.append((server_round, len(replies)))
+            return aggregate(server_round, replies)
+
+        monkeypatch.setattr(run.strategy.inner, "aggregate_train", noting)
+        summed = run.collect(7)
+        assert run.strategy.aggregate_train(7, summed)[0] is not None and noted == [(7, 1)]
+        (entry,) = run.plan.budget.ledger.entries
+        assert (entry.round, entry.mechanism, entry.clip, entry.done) == (7, "global-dp", 1.0, True)
         noise = run.strategy.mechanism.multiplier * run.strategy.mechanism.factor
         assert run.strategy.measured == Measurements(
             asked=6,
