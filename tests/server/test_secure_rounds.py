@@ -682,6 +682,7 @@ class TestTheServer:
         summed = run.collect()
         assert summed.survivors == 5
         assert reasons(summed) == {1: "the node has keys that nobody can agree with, or those of another node"}
+        assert [one.code for one in summed.rejected] == ["protocol"]
         assert np.array_equal(summed.total, sum_of(updates[1:], run.strategy.mechanism.plan(LAYOUT.size)))
 
     def test_asks_one_of_two_nodes_that_have_a_name(self, tmp_path):
@@ -689,6 +690,7 @@ class TestTheServer:
         summed = SecureRun(settings(tmp_path, 6, 5, z=0.0), random_updates(6), nodes=nodes).collect()
         assert summed.survivors == 5 and set(reasons(summed)) in ({1}, {6})
         assert set(reasons(summed).values()) == {"the node has the name of another node"}
+        assert [one.code for one in summed.rejected] == ["roster"]
 
     def test_goes_on_with_a_node_that_seals_nonsense_for_another(self, tmp_path):
         updates = random_updates(5)
