@@ -3,6 +3,7 @@
 import pytest
 
 from cloister.client.noise_sources import SECRET_BYTES, NoiseSource
+from cloister.privacy.mechanisms.noise import GaussianNoise
 from cloister.tasks.training.plan import TrainingPlan
 
 
@@ -30,6 +31,13 @@ def test_without_a_seed_one_stream_serves_all_rounds():
 @pytest.mark.parametrize("seed", [0, 1, 12])
 def test_with_a_seed_everything_can_be_repeated(seed):
     assert drawn(NoiseSource(seed), plan(1, 1, 0)) == drawn(NoiseSource(seed), plan(1, 1, 0))
+
+
+def test_a_seed_gives_the_same_in_every_version():
+    """Papers are repeated with later ones."""
+    noise, batches, secret = drawn(NoiseSource(7), plan(1, 2, 0))
+    assert noise == GaussianNoise(19270270689005433320).standard_normal(16).tolist()
+    assert (batches, secret) == (34130680981630818219, b"19329182428694117057")
 
 
 @pytest.mark.parametrize("other", [(7, plan(1, 2, 0)), (7, plan(2, 1, 0)), (8, plan(1, 1, 0))])
