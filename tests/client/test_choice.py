@@ -90,7 +90,32 @@ class TestBest:
         assert best(Slope(), slopes(1.0), None, EXAMPLES) == 0
 
 
+class Fragile(Slope):
+    """A model that cannot compute a batch with a negative x in it."""
+
+    def predict_alone(self, x):
+        if (x < 0).any():
+            raise FloatingPointError
+        return self.predict(x)
+
+
 class TestToTrain:
+    @pytest.mark.parametrize("bad", [(), (0,), (1,), (6,), (0, 1), (2, 3, 5), range(7)])
+    def test_a_row_that_cannot_be_computed_takes_no_other_along(self, monkeypatch, bad):
+        asked, x, y = heard(monkeypatch), np.arange(1.0, 8.0), np.array([2.0, 0, 9, 1, 4, 3, 8])
+        x[list(bad)] *= -1
+        chosen_to_train(protected("dp-sgd"), Fragile(), slopes(1.0, 3.0), Distance(), Examples(x[:, None], y))
+        ((_, losses, _),) = asked
+        assert losses == [
+            [np.inf if row < 0 else abs(slope * row - of) for row, of in zip(x, y, strict=True)] for slope in (1, 3)
+        ]
+
+    def test_nobody_has_no_losses(self, monkeypatch):
+        asked = heard(monkeypatch)
+        for client in ("dp-sgd", "gaussian"):
+            chosen_to_train(protected(client), Slope(), slopes(1.0, 3.0), Distance(), NOBODY)
+        assert [losses for _, losses, _ in asked] == [[[], []], [[], []]]
+
     def test_the_only_one_is_taken_unseen(self, monkeypatch):
         asked = heard(monkeypatch)
         assert chosen_to_train(unprotected(1), None, slopes(1.0), None, EXAMPLES) == 0
