@@ -36,6 +36,8 @@ from cloister.secure_aggregation.sharing import combine
 IN_MEMORY = Path("/dev/shm")
 RUN, SECRET = "17", b"what is needed for the next step"
 EARLY, ORDINARY, VECTOR = Stage
+TORN = "^what is kept of the attempt is torn, or a copy; the attempt is over$"
+NO_NUMBER = "^what is kept of the last turn is no number; this node takes no part in the run$"
 FIRST, THIRD = Turn(1, ORDINARY), Turn(3, ORDINARY)
 
 
@@ -209,7 +211,7 @@ class TestAFolder:
         with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
             copy = shutil.copytree(shelf, Path(folder) / "copy")
             copy.chmod(0o700)
-            with pytest.raises(ProtocolError, match="torn, or a copy"):
+            with pytest.raises(ProtocolError, match=TORN):
                 FolderStore(str(copy)).take(RUN, FIRST.round)
         assert store.take(RUN, FIRST.round) == SECRET
 
@@ -220,19 +222,19 @@ class TestAFolder:
         # Another file in between: the place of the one that is gone is not its own again.
         (shelf / "other").write_bytes(b"")
         file.write_bytes(copy)
-        with pytest.raises(ProtocolError, match="torn, or a copy"):
+        with pytest.raises(ProtocolError, match=TORN):
             store.take(RUN, FIRST.round)
 
     def test_gives_no_attempt_that_has_a_second_name(self, shelf):
         store, file = self.kept(shelf)
         os.link(file, shelf / "second")
-        with pytest.raises(ProtocolError, match="torn, or a copy"):
+        with pytest.raises(ProtocolError, match=TORN):
             store.take(RUN, FIRST.round)
 
     def test_gives_nothing_of_a_file_that_is_torn(self, shelf):
         store, file = self.kept(shelf)
         file.write_bytes(file.read_bytes()[:-1])
-        with pytest.raises(ProtocolError, match="torn, or a copy"):
+        with pytest.raises(ProtocolError, match=TORN):
             store.take(RUN, FIRST.round)
         assert store.take(RUN, FIRST.round) == b""
 
@@ -240,7 +242,7 @@ class TestAFolder:
     def test_takes_part_in_nothing_more_if_the_number_of_its_turn_is_none(self, content, shelf):
         store, _ = self.kept(shelf)
         (shelf / f"{RUN}.turn").write_text(content)
-        with pytest.raises(ProtocolError, match="is no number"):
+        with pytest.raises(ProtocolError, match=NO_NUMBER):
             store.begin(RUN, Turn(2, ORDINARY))
 
     def test_that_was_cleared_holds_nothing(self, shelf):
@@ -275,6 +277,32 @@ class TestAFolder:
         (shelf / "inner").mkdir(mode=0o700)
         (shelf / "link").symlink_to(shelf / "inner")
         self.check_refused(shelf / "link", "Not a directory|symbolic links")
+
+    @pytest.mark.parametrize("suffix", ["1.attempt", "turn"])
+    def test_neither_reads_nor_writes_behind_a_link(self, suffix, shelf, tmp_path):
+        store, _ = self.kept(shelf)
+        link, other = shelf / f"{RUN}.{suffix}", tmp_path / "other"
+        content = link.read_bytes()
+        link.unlink()
+        other.write_bytes(content)
+        link.symlink_to(other)
+        asked = (lambda: store.take(RUN, 1)) if suffix == "1.attempt" else (lambda: store.begin(RUN, THIRD))
+        with pytest.raises(NodeConfigError, match=f"^secure-state {shelf}: Too many levels of symbolic links$"):
+            asked()
+        assert other.read_bytes() == content
+
+    def test_goes_on_beside_a_link_to_nothing(self, shelf):
+        store, _ = self.kept(shelf)
+        (shelf / "16.0.attempt").symlink_to(shelf / "nothing")
+        assert store.take(RUN, FIRST.round) == SECRET
+
+    def test_that_no_mount_is_known_of_is_refused(self, shelf, tmp_path, monkeypatch):
+        (tmp_path / "mounts").write_text("22 1 0:0 / /x rw - tmpfs tmpfs rw\n")
+        monkeypatch.setattr(attempts_folder, "MOUNTS", tmp_path / "mounts")
+        with pytest.raises(NodeConfigError) as refused:
+            FolderStore(str(shelf)).begin(RUN, FIRST)
+        kind = "a file system of unknown kind; it must be in memory: tmpfs or ramfs"
+        assert str(refused.value) == f"secure-state {shelf} is on {kind}"
 
     def test_that_is_not_there_is_refused(self, shelf):
         self.check_refused(shelf / "absent", "No such file or directory")
@@ -353,13 +381,19 @@ class TestARound:
         for context, number in zip(run.grid._contexts.values(), (1, 2, 0), strict=True):
             context.node_config["partition-id"] = number
         for asked in [one for one in run.asked if phase_of(one) == "share"]:
-            assert "the roster and the name that it has now" in reply_to(run, asked).error.reason
+            assert reply_to(run, asked).error.reason == (
+                "ProtocolError: this node takes part in no attempt at round 1 with the roster and the name that it has "
+                "now: the attempt is over"
+            )
 
     def test_needs_a_folder_where_processes_end_with_their_message(self, tmp_path, monkeypatch):
         monkeypatch.setattr(secure, "LOCAL_RUN", 2)
         summed = SecureRun(settings(tmp_path, 3, 2), UPDATES[:3]).collect()
-        assert all("this node has no secure-state in its configuration" in one.detail for one in summed.rejected)
-        assert len(summed.rejected) == 3
+        words = (
+            "code 2: ProtocolError: this node has no secure-state in its configuration to keep an attempt in between "
+            "messages"
+        )
+        assert [one.detail for one in summed.rejected] == [words] * 3
 
 
 def reply_to(run, message, content=None):

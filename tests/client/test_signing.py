@@ -1,12 +1,17 @@
 """Who a site is in secure aggregations: its key, the roster, and who vouches for it."""
 
+import hashlib
+
 import pytest
-from asking import policy_file
+from asking import node_at, policy_file, request_of_kind
 from secure_rounds import names_of, openssh, roster_of, signing_key
+from secure_runs import settings
 
 from cloister.client.node import node_of
+from cloister.client.secure import identity_of, mask_update
 from cloister.client.signing import identity
-from cloister.core.errors import NodeConfigError, PolicyError
+from cloister.core.errors import NodeConfigError, PolicyError, ProtocolError
+from cloister.core.identity import LOCAL_RUN
 from cloister.core.keys import fingerprint
 from cloister.deploy.certificates import new_node_key
 from cloister.secure_aggregation.roster import sign_roster
@@ -125,6 +130,19 @@ def test_an_old_roster_brings_nobody_back(site, tmp_path):
     assert identity(site(roster=signed(1, by=other), roster_key=public(other))).name == NAMES[1]
 
 
+def test_the_number_of_a_roster_is_found_again_by_every_version(site, tmp_path):
+    """A file of another name would let an old roster in."""
+    authority = hashlib.sha256(AUTHORITY.public_key().public_bytes_raw()).hexdigest()
+    for serial in (7, 7, 8):
+        identity(site(roster=signed(serial)))
+    assert [path.name for path in (tmp_path / "ledgers").iterdir()] == [f"roster-{authority[:12]}.seen"]
+    assert (tmp_path / "ledgers" / f"roster-{authority[:12]}.seen").read_text() == "\n7\n\n8\n"
+
+
+def test_the_first_roster_has_the_number_1_or_more(site):
+    assert identity(site(roster=signed(1))).name == NAMES[1]
+
+
 def test_a_torn_number_shuts_no_roster_out(site, tmp_path):
     identity(site())
     (path,) = (tmp_path / "ledgers").glob("*.seen")
@@ -139,3 +157,42 @@ def test_a_torn_number_shuts_no_roster_out(site, tmp_path):
 def test_a_policy_that_cannot_be_read_is_no_policy_without_fingerprints(site):
     with pytest.raises(PolicyError, match="cannot be read"):
         identity(site(policy={"peers": {NAMES[0]: "SHA256:short"}}))
+
+
+SUMS = settings("out", clients=3, threshold=2)
+PART = {"partition-id": 1, "num-partitions": 3}
+
+
+def identified(node, run=str(LOCAL_RUN)):
+    return identity_of(request_of_kind(settings=SUMS, run=run), node_at(SUMS, node))
+
+
+def test_a_simulated_site_has_keys_of_this_process():
+    found, other = identified(PART), identified(PART | {"partition-id": 2})
+    assert [*found.roster.keys] == ["client-00000", "client-00001", "client-00002"]
+    assert (found.name, other.name, other.roster) == ("client-00001", "client-00002", found.roster)
+    assert found.roster.has_signed(found.name, found.key.sign(b"text"), b"text")
+
+
+@pytest.mark.parametrize(
+    ("node", "run"),
+    [
+        ({}, "1"),
+        ({"partition-id": 1}, "1"),
+        ({"num-partitions": 3}, "1"),
+        (PART | {"data-path": "a"}, "1"),
+        (PART, "2"),
+    ],
+)
+def test_a_site_that_is_not_simulated_needs_files(node, run):
+    with pytest.raises(ProtocolError) as refused:
+        identified(node, run)
+    assert str(refused.value) == (
+        "this node has no signing key and no roster in its configuration, and cannot take part"
+    )
+
+
+def test_a_model_leaves_a_node_of_a_sum_masked_alone():
+    with pytest.raises(ProtocolError) as refused:
+        mask_update(request_of_kind(settings=SUMS), node_at(SUMS, PART), pytest.fail)
+    assert str(refused.value) == "under secure aggregation a model leaves this node masked alone"

@@ -289,6 +289,7 @@ class TestANodeRefuses:
         reply = reply_to(run, sent)
         assert reply.has_error()
         assert says in reply.error.reason, reply.error.reason
+        return reply.error.reason
 
     def run(self, folder, **more):
         from cloister.client.app import app
@@ -340,7 +341,9 @@ class TestANodeRefuses:
         assert not reply_to(run, message(run, 1, "advertise")).has_error()
         for context in run.grid._contexts.values():
             context.run_config["privacy.noise-multiplier"] = 9.0
-        self.refusal(run, message(run, 1, "share"), "settings of the run have changed")
+        assert self.refusal(run, message(run, 1, "share"), "settings") == (
+            "ProtocolError: the settings of the run have changed since the attempt at round 1 began"
+        )
 
     def test_a_second_attempt_at_a_round(self, tmp_path):
         run = self.run(tmp_path)
@@ -352,7 +355,9 @@ class TestANodeRefuses:
     @pytest.mark.parametrize("step", ["share", "sign", "unmask"])
     def test_a_step_without_an_attempt(self, step, tmp_path):
         run = self.run(tmp_path)
-        self.refusal(run, message(run, 1, step), "takes part in no attempt")
+        assert self.refusal(run, message(run, 1, step), "no attempt") == (
+            "ProtocolError: this node takes part in no attempt at round 1, or not any more"
+        )
 
     @pytest.mark.parametrize("step", ["", "mask", "reveal"])
     def test_a_step_that_there_is_not(self, step, tmp_path):
@@ -548,8 +553,11 @@ class TestWhatANodeRemembers:
     def test_a_fork_does_not_go_on_with_a_copy(self, tmp_path, monkeypatch):
         _, take = self.taken(tmp_path)
         monkeypatch.setattr(attempts.os, "getpid", lambda: 1)
-        with pytest.raises(ProtocolError, match="began in another process"):
+        with pytest.raises(ProtocolError) as refused:
             take()
+        assert str(refused.value) == (
+            "the attempt began in another process, which may go on with it; this one does not"
+        )
 
     def test_a_node_that_is_started_anew_has_dropped_out(self, tmp_path):
         updates = random_updates(5)
