@@ -238,7 +238,10 @@ class TestPersonalModel:
 def test_a_failure_that_the_server_chose_is_an_error():
     """What does not depend on data: a penalty that dp-sgd has no steps for."""
     reply = answer(DP_SGD, None, message_of(proximal_mu=0.1))
-    assert "strategy.proximal-mu = 0.1 cannot go with privacy.client = 'dp-sgd'" in reply.error.reason
+    assert reply.error.reason == (
+        "ConfigError: strategy.proximal-mu = 0.1 cannot go with privacy.client = 'dp-sgd': the penalty is not in its "
+        "steps; use strategy.name = 'fedavg'"
+    )
 
 
 def test_replies_of_a_client_that_failed_have_noise_like_any_other(tmp_path):

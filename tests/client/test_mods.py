@@ -20,7 +20,9 @@ def contained(error):
     def fail(*_):
         raise error
 
-    return contain_errors(message_of(), context_of(OPEN, node_id=7), fail)
+    message = message_of()
+    message.metadata.group_id = "4"
+    return contain_errors(message, context_of(OPEN, node_id=7), fail)
 
 
 def test_an_unexpected_error_leaves_as_its_type_only():
@@ -59,7 +61,9 @@ def test_the_nodes_log_says_where_and_quotes_no_value(caplog):
     (record,) = [record for record in caplog.records if record.name == "cloister.client"]
     assert "node 7" in record.getMessage() and "KeyError" in record.getMessage()
     assert "4711" not in record.getMessage() and not record.exc_info
-    assert record.getMessage().splitlines()[0].endswith("this client failed"), "nothing is said of it but its type"
+    first, *trace = record.getMessage().splitlines()
+    assert first == "run 1, round 4, node 7: this client failed", "nothing is said of it but its type"
+    assert trace[-1] == "  KeyError" and record.levelname == "ERROR"
 
 
 def test_the_nodes_log_says_what_we_say(caplog):
@@ -73,7 +77,7 @@ def test_a_node_that_abstains_says_so_in_a_line(caplog):
         reply = contained(BudgetExhausted("the budget of this node is spent"))
     (record,) = [record for record in caplog.records if record.name == "cloister.client"]
     assert record.levelname == "WARNING" and len(record.getMessage().splitlines()) == 1
-    assert "this client abstains: the budget of this node is spent" in record.getMessage()
+    assert record.getMessage() == "run 1, round 4, node 7: this client abstains: the budget of this node is spent"
     assert reply.error.reason == "BudgetExhausted: the budget of this node is spent"
 
 

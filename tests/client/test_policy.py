@@ -128,7 +128,70 @@ class TestTheFile:
         assert policy_of("") is None
 
 
+KNOWN = (
+    "known: 'global-dp', 'metric', 'dp-sgd', 'gaussian', 'laplace', or 'server:NAME' for a mechanism of another "
+    "package on the server"
+)
+NO_MINIMUM = "and no noise is too little for it: state"
+FINGERPRINT = f"SHA256:{'A' * 43}"
+SAID = [
+    ({"mechanisms": ["dpsgd"]}, f"mechanisms holds 'dpsgd'; did you mean 'dp-sgd'?; {KNOWN}"),
+    *[
+        ({"mechanisms": [name]}, f"mechanisms holds {name!r}; {KNOWN}")
+        for name in ("server:", "server:none", "server:laplace-clustering")
+    ],
+    (
+        {"mechanisms": ["server:theirs"]},
+        f"mechanisms holds 'server:theirs', {NO_MINIMUM} min-server-noise-multiplier or max-epsilon",
+    ),
+    ({"mechanisms": ["metric"]}, f"mechanisms holds 'metric', {NO_MINIMUM} min-server-noise-multiplier or max-epsilon"),
+    ({"mechanisms": ["dp-sgd"]}, f"mechanisms holds 'dp-sgd', {NO_MINIMUM} min-client-noise-multiplier or a budget"),
+    (
+        {"mechanisms": ["laplace"]},
+        f"mechanisms holds 'laplace', {NO_MINIMUM} min-laplace-noise-multiplier, max-leakage or a budget",
+    ),
+    (
+        {"min_server_noise_multiplier": 1e-6},
+        "min-server-noise-multiplier = 1e-06 has no effect unless mechanisms holds 'global-dp' or 'metric' or "
+        "'server:NAME'",
+    ),
+    (
+        {"min_client_noise_multiplier": 1.0},
+        "min-client-noise-multiplier = 1 has no effect unless mechanisms holds 'dp-sgd' or 'gaussian'",
+    ),
+    ({"min_radius": 2.0}, "min-radius = 2 has no effect unless mechanisms holds 'laplace'"),
+    (
+        {"mechanisms": ["laplace"], "max_leakage": 1.0, "min_radius": 2.0, "max_radius": 1.0},
+        "min-radius = 2 must be at most max-radius = 1",
+    ),
+    ({"min_batch_size": 9, "max_batch_size": 8}, "min-batch-size = 9 must be at most max-batch-size = 8"),
+    (
+        {"peers": {"north": f"{FINGERPRINT}A"}},
+        f"peers holds '{FINGERPRINT}A', which is no fingerprint as ssh-keygen -l prints it",
+    ),
+]
+BINDING = [
+    {"mechanisms": ["server:theirs"], "min_server_noise_multiplier": 1.0},
+    {"mechanisms": ["server:theirs"], "max_epsilon": 1.0},
+    {"min_batch_size": 8, "max_batch_size": 8, "min_colluding": 2},
+    {"mechanisms": ["laplace"], "max_leakage": 1.0, "min_radius": 2.0, "max_radius": 2.0},
+    {"peers": {"north": FINGERPRINT}},
+]
+
+
 class TestWhatIsSaidOfTheFile:
+    @pytest.mark.parametrize(("changes", "says"), SAID)
+    def test_a_rule_that_is_none_or_binds_nobody(self, tmp_path, changes, says):
+        path = policy_file(tmp_path, **{"mechanisms": [], "min_server_noise_multiplier": None} | changes)
+        with pytest.raises(ConfigError) as refused:
+            read_policy(path)
+        assert str(refused.value) == f"policy {path}: {says}"
+
+    @pytest.mark.parametrize("changes", BINDING)
+    def test_nothing_of_rules_that_bind(self, tmp_path, changes):
+        found = read_policy(policy_file(tmp_path, **{"mechanisms": [], "min_server_noise_multiplier": None} | changes))
+        assert {name: getattr(found, name) for name in changes} == changes
+
     def test_that_it_cannot_be_read_and_why_in_the_log(self, tmp_path, caplog):
         with caplog.at_level("ERROR", "cloister.client"), pytest.raises(PolicyError) as refused:
             policy_of(str(tmp_path / "none.toml"))
