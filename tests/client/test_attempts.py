@@ -197,14 +197,14 @@ class TestAFolder:
         """The number of a turn stays, so that none is taken again."""
         monkeypatch.setattr(attempts_folder, "MAXIMUM_ATTEMPTS", 3)
         store = FolderStore(str(shelf))
-        for number in range(1, 6):
+        for number in (5, 4, 3, 2, 1):
             store.begin(str(number), FIRST)
             store.keep(str(number), FIRST, SECRET)
-            os.utime(shelf / f"{number}.1.attempt", (time.time() - 100 + number,) * 2)
+            os.utime(shelf / f"{number}.1.attempt", (time.time() - 100 - number,) * 2)
         assert len(list(shelf.glob("*.attempt"))) == 3 and len(list(shelf.glob("*.turn"))) == 5
-        assert [store.take(str(number), FIRST.round) for number in range(1, 6)] == [b"", b"", SECRET, SECRET, SECRET]
+        assert [store.take(str(number), FIRST.round) for number in range(1, 6)] == [SECRET, SECRET, SECRET, b"", b""]
         with pytest.raises(ProtocolError, match="has begun round 1"):
-            store.begin("1", FIRST)
+            store.begin("5", FIRST)
 
     def test_gives_no_attempt_from_a_copy_of_it(self, shelf):
         store, _ = self.kept(shelf)

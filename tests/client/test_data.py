@@ -14,6 +14,7 @@ from cloister.client.node import node_of
 from cloister.config.run import TaskConfig
 from cloister.core.errors import ConfigError, DataError
 from cloister.tasks.digits import Digits
+from cloister.tasks.tables import LONGEST
 
 WHOLE = TaskConfig(test_fraction=0.0)
 
@@ -172,6 +173,11 @@ class TestTolerance:
             found = read(path, TaskConfig(test_fraction=0.0, group="patient")).train
         np.testing.assert_array_equal(found.groups, ["a", "b", "b", "a"])
         assert caplog.messages == ["2 of 6 rows are left out: they do not say whose they are"]
+
+    def test_a_name_has_one_spelling(self, tmp_path):
+        names = np.array(["Jos\u00e9 M", " Jos\u00e9  M\t", "Jose\u0301\u00a0M", "a" * LONGEST, "a" * LONGEST + "a"])
+        found = read(write_data(tmp_path, 5, patient=names), TaskConfig(test_fraction=0.0, group="patient")).train
+        assert found.groups.tolist() == ["Jos\u00e9 M"] * 3 + ["a" * LONGEST]
 
     def test_a_file_of_another_shape_is_no_row_that_is_bad(self, tmp_path):
         with pytest.raises(DataError, match=r"shape \(64,\), found \(63,\)"):

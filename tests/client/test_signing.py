@@ -139,8 +139,15 @@ def test_the_number_of_a_roster_is_found_again_by_every_version(site, tmp_path):
     assert (tmp_path / "ledgers" / f"roster-{authority[:12]}.seen").read_text() == "\n7\n\n8\n"
 
 
-def test_the_first_roster_has_the_number_1_or_more(site):
+@pytest.mark.parametrize("content", [None, "", "\n"])
+def test_the_first_number_of_all_is_kept_also_in_a_file_that_was_left_empty(site, tmp_path, content):
+    identity(site())
+    (path,) = (tmp_path / "ledgers").iterdir()
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
     assert identity(site(roster=signed(1))).name == NAMES[1]
+    assert path.read_text().split() == ["1"]
 
 
 def test_a_torn_number_shuts_no_roster_out(site, tmp_path):
