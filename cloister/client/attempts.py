@@ -194,8 +194,8 @@ class MemoryStore(AttemptStore):
         memory.kept = tuple(kept)
 
     def _last(self, run: str) -> int:
-        last = self._state.config_records.get(STATE, ConfigRecord({"run": "", "turn": 0}))
-        return int(number(last, "turn")) if last["run"] == run else 0
+        last = self._state.config_records.get(STATE)
+        return int(number(last, "turn")) if last and last["run"] == run else 0
 
     def _note(self, run: str, number: int) -> None:
         self._state.config_records[STATE] = ConfigRecord({"run": run, "turn": number})

@@ -51,10 +51,9 @@ def _numbered(groups: NDArray | None) -> NDArray | None:
 
 def best(model: Model, models: Sequence[NamedArrays], task: Task, examples: Examples) -> int:
     """The hypothesis of the smallest mean loss: an un-noised answer of private data. It is put into the model."""
-    means = [0.0]
+    chosen = 0
     if len(models) > 1:
-        means = [_mean(_losses(model, hypothesis, task, examples)) for hypothesis in models]
-    chosen = int(np.argmin(means))
+        chosen = int(np.argmin([_mean(_losses(model, hypothesis, task, examples)) for hypothesis in models]))
     model.assign(models[chosen])
     return chosen
 
