@@ -52,8 +52,8 @@ def test_the_last_head_of_each_run_is_kept(tmp_path, monkeypatch):
     ledger = tmp_path / "site.jsonl"
     for head, name, number in ((ONE, "7", 1), (TWO, "7", 2), (ONE, "8", 1), ("", "9", 1)):
         keep_head(ledger, request(head, name, number))
-    kept = json.loads((tmp_path / "site.heads.json").read_text())
-    assert kept == {"2026-03-01": {"7": {"head": TWO, "round": 2}, "8": {"head": ONE, "round": 1}}}
+    kept = {"2026-03-01": {"7": {"head": TWO, "round": 2}, "8": {"head": ONE, "round": 1}}}
+    assert (tmp_path / "site.heads.json").read_text() == json.dumps(kept, indent=2) + "\n", "a line for each"
 
 
 def test_a_head_of_an_earlier_day_is_replaced_by_nothing(tmp_path, day):
