@@ -162,7 +162,7 @@ class TestNoSooner:
     def test_without_the_rule_too(self, tmp_path, clock):
         rule, none = str(policy_file(tmp_path, **RULES)), str(tmp_path / "none.toml")
         for node in ({}, {"policy": rule}, {"policy": none}, {"policy": rule, "max-epsilom": 1.0}):
-            assert self.reply(clock, node, 1.0) == pytest.approx(1.0)
+            assert self.reply(clock, node, 0.25) == pytest.approx(0.25)
 
     def test_every_answer_of_the_app_is_held_back(self, tmp_path, clock):
         """Refused at the door, by the policy, for the budget, or trained: each after the same time."""

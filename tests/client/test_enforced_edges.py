@@ -19,10 +19,11 @@ from asking import (
     request_of_kind,
 )
 from policed import ANY, BUNDLE, CHOICE, DONE, REFUSED, ask, only, refused
+from secure_runs import settings
 
 from cloister.client.mods.enforce import enforce_policy
 from cloister.client.policy import CHECKED_BUNDLE
-from cloister.client.request import EvaluateRequest, KeepRequest, TrainRequest
+from cloister.client.request import EvaluateRequest, KeepRequest, ProtocolRequest, TrainRequest
 from cloister.core.errors import PolicyError
 from cloister.core.hypotheses import stacked
 from cloister.deploy.scripts import policy_template
@@ -210,6 +211,35 @@ class TestEdges:
     def test_a_policy_that_allows_bundles_goes_on_to_its_other_rules(self, tmp_path, monkeypatch):
         monkeypatch.setenv(CHECKED_BUNDLE, BUNDLE)
         refused("client.batch-size", tmp_path, METRIC, **ANY, allowed_fabs=[BUNDLE], max_batch_size=1)
+
+
+class TestSums:
+    """A step of a secure aggregation is held against the rules of sums, and the first one against all of training."""
+
+    RULES = ANY | {"demands_secure_aggregation": True, "min_threshold": 3, "max_batch_size": 8}
+
+    def ask(self, folder, kind, threshold=3, **more):
+        sums = settings("out", clients=3, threshold=threshold) | {"client.batch-size": 9}
+        node = {"policy": str(policy_file(folder, **self.RULES)), "partition-id": 0, "num-partitions": 3}
+        request = request_of_kind(kind, sums, () if kind is ProtocolRequest else (SOFTMAX,), **more)
+        return enforce_policy(request, node_at(sums, node), lambda *_: DONE)
+
+    @pytest.mark.parametrize("step", ["share", "sign", "unmask"])
+    def test_later_steps_are_not_about_training(self, tmp_path, step):
+        assert self.ask(tmp_path, ProtocolRequest, step=step, content=b"") is DONE
+
+    @pytest.mark.parametrize("kind", [TrainRequest, ProtocolRequest])
+    def test_training_is_refused_before_others_count_on_it(self, tmp_path, kind):
+        more = {"step": "advertise", "content": b""} if kind is ProtocolRequest else {}
+        with pytest.raises(PolicyError) as refusal:
+            self.ask(tmp_path, kind, **more)
+        assert str(refusal.value) == f"{REFUSED}client.batch-size = 9, demanded: at most 8"
+
+    @pytest.mark.parametrize("step", ["advertise", "unmask"])
+    def test_no_step_is_made_towards_a_sum_of_too_few(self, tmp_path, step):
+        with pytest.raises(PolicyError) as refusal:
+            self.ask(tmp_path, ProtocolRequest, threshold=2, step=step, content=b"")
+        assert str(refusal.value) == f"{REFUSED}secure-aggregation.threshold = 2, demanded: at least 3"
 
 
 class TestAttacks:
