@@ -7,7 +7,7 @@ import pytest
 
 from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd import batches
-from cloister.privacy.dpsgd.batches import pieces, poisson, shuffle
+from cloister.privacy.dpsgd.batches import Members, pieces, poisson, rows_of, shuffle, units_of
 
 N, Q, STEPS = 12, 0.3, 40_000
 
@@ -106,20 +106,86 @@ def test_pieces_hold_everybody_in_turn(size):
     assert pieces(0, size) == []
 
 
-@pytest.mark.parametrize("rate", [0.0, -0.1, 1.01, math.nan])
-def test_a_rate_must_be_a_probability(rate):
-    with pytest.raises(ConfigError, match="sampling_rate"):
-        poisson(10, rate, 1)
+def test_the_order_of_a_seed_is_the_same_again():
+    first, again, other = ([batch.tolist() for batch in shuffle(50, 10, 15, seed)] for seed in (4, 4, 5))
+    assert first == again != other
 
 
-@pytest.mark.parametrize("wrong", [{"examples": -1}, {"steps": -1}])
-def test_numbers_of_a_shuffle_are_none_below_zero(wrong):
-    (key,) = wrong
-    with pytest.raises(ConfigError, match=key):
-        shuffle(**{"examples": 10, "batch_size": 1, "steps": 1} | wrong)
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        *[
+            (lambda rate=rate: poisson(10, rate, 1), f"sampling_rate must be above 0 and at most 1, got {rate}")
+            for rate in (0.0, -0.1, 1.01, math.nan)
+        ],
+        (lambda: poisson(-1, 0.5, 1), "examples must be >= 0, got -1"),
+        (lambda: poisson(10, 0.5, -1), "steps must be >= 0, got -1"),
+        (lambda: shuffle(-1, 1, 1), "examples must be >= 0, got -1"),
+        (lambda: shuffle(10, 1, -1), "steps must be >= 0, got -1"),
+        (lambda: shuffle(10, 0, 1), "batch_size must be from 1 to the 10 examples, got 0"),
+        (lambda: shuffle(10, 11, 1), "batch_size must be from 1 to the 10 examples, got 11"),
+        (lambda: units_of(GROUPS, 0), "group_cap must be > 0, got 0"),
+    ],
+)
+def test_numbers_out_of_range_are_named_at_once(make, says):
+    with pytest.raises(ConfigError) as refused:
+        make()
+    assert str(refused.value) == says
 
 
-@pytest.mark.parametrize("batch_size", [0, 11])
-def test_a_part_must_fit(batch_size):
-    with pytest.raises(ConfigError, match="batch_size"):
-        shuffle(10, batch_size, 1)
+def test_the_smallest_and_the_largest_part():
+    assert [len(batch) for batch in shuffle(3, 1, 4, seed=1)] == [1] * 4
+    assert [sorted(batch) for batch in shuffle(3, 3, 2, seed=1)] == [[0, 1, 2]] * 2
+    assert list(poisson(3, 0.5, 0)) == list(shuffle(3, 1, 0)) == []
+
+
+GROUPS = np.array(["d", "a", "d", "b", "a", "d", "e", "b", "d"])
+"""Of four persons, whose examples are 1, 4; 3, 7; 0, 2, 5, 8; and 6."""
+MEMBERS = [[1, 4], [3, 7], [0, 2, 5, 8], [6]]
+
+
+class TestGroups:
+    @pytest.mark.parametrize("groups", [GROUPS, GROUPS[:, None]])
+    def test_all_examples_of_each_in_the_order_of_their_names(self, groups):
+        for cap in (4, 100):
+            assert [unit.tolist() for unit in units_of(groups, cap)] == MEMBERS
+        assert units_of(groups[:0], 3) == []
+
+    def test_of_a_large_one_any_may_be_kept(self):
+        """With 400 seeds each of four examples is among three kept in 300 ± 6·√75 cases."""
+        found = [units_of(GROUPS, 3, seed) for seed in range(400)]
+        assert all([unit.tolist() for unit in units[:2]] == MEMBERS[:2] for units in found)
+        kept = np.array([np.isin(MEMBERS[2], units[2]) for units in found])
+        assert (kept.sum(axis=1) == 3).all() and (abs(kept.sum(axis=0) - 300) < 6 * math.sqrt(75)).all()
+        assert all(np.all(np.diff(units[2]) > 0) for units in found)
+
+    def test_a_seed_keeps_the_same_again(self):
+        groups = np.zeros(1000)
+        ((first,), (again,), (other,), (fresh,)) = (units_of(groups, 100, seed) for seed in (2, 2, 3, None))
+        assert np.array_equal(first, again)
+        assert not np.array_equal(first, other) and not np.array_equal(first, fresh)
+
+    def test_rows_of_a_batch_and_the_number_of_their_unit(self):
+        units = units_of(GROUPS, 4)
+        rows, numbers = rows_of(units, np.array([2, 0, 3]))
+        assert rows.tolist() == [0, 2, 5, 8, 1, 4, 6] and numbers.tolist() == [0, 0, 0, 0, 1, 1, 2]
+        for found in rows_of(units, np.zeros(0, np.intp)):
+            assert found.shape == (0,) and found.dtype == np.intp
+
+
+class TestMembers:
+    @pytest.mark.parametrize("groups", [GROUPS, GROUPS[:, None]])
+    def test_a_row_for_each_group_filled_up_with_its_first(self, groups):
+        members = Members(groups)
+        assert len(members) == 4
+        found, meant = members.table(slice(0, 4), 3)
+        assert found.tolist() == [[1, 4, 1], [3, 7, 3], [0, 2, 5], [6, 6, 6]]
+        assert meant.tolist() == [[True, True, False], [True, True, False], [True] * 3, [True, False, False]]
+        found, meant = members.table(slice(2, 4), 1)
+        assert found.tolist() == [[0], [6]] and meant.all()
+
+    def test_the_first_of_many_are_kept(self):
+        """Sorting that is not stable shows in long arrays alone."""
+        groups = np.random.default_rng(1).integers(0, 3, 5000)
+        found, meant = Members(groups).table(slice(0, 3), 50)
+        assert found.tolist() == [np.flatnonzero(groups == group)[:50].tolist() for group in range(3)] and meant.all()
