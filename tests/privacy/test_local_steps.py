@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloister.core.errors import ConfigError
+from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian, Repeated, Unaccounted
 from cloister.privacy.accounting.vocabulary import Sampling
@@ -16,8 +16,9 @@ sizes = st.integers(1, 60)
 
 
 def test_a_way_to_draw_that_there_is_not_is_refused():
-    with pytest.raises(ConfigError, match="batch_sampling must be one of"):
+    with pytest.raises(ConfigError) as refused:
         LocalSteps(10, 5, 1, sampling="rotating")
+    assert str(refused.value) == "batch_sampling must be one of poisson, shuffle; got 'rotating'"
 
 
 @given(sizes, sizes, st.integers(1, 4))
@@ -50,8 +51,9 @@ def test_poisson_batches_have_the_rate_that_is_accounted_for():
     assert len({batch.sum() for batch in taken}) > 20
 
 
-def test_batches_of_two_rounds_differ_unless_seeded():
-    steps = LocalSteps(200, 20, 1)
+@pytest.mark.parametrize("kind", ["poisson", "shuffle"])
+def test_batches_of_two_rounds_differ_unless_seeded(kind):
+    steps = LocalSteps(200, 20, 1, kind)
     first, second = ([batch.tolist() for batch in steps.batches()] for _ in range(2))
     assert first != second
     assert [batch.tolist() for batch in steps.batches(4)] == [batch.tolist() for batch in steps.batches(4)]
@@ -66,11 +68,37 @@ def test_a_poisson_epoch_costs_less_than_a_shuffled_one():
 
 @pytest.mark.parametrize(
     ("numbers", "said"),
-    [((0, 1, 1), "examples must be > 0"), ((1, 0, 1), "batch_size must be > 0"), ((1, 1, 0), "local_epochs must be")],
+    [
+        ((0, 1, 1), "examples must be > 0, got 0"),
+        ((1, 0, 1), "batch_size must be > 0, got 0"),
+        ((1, 1, 0), "local_epochs must be > 0, got 0"),
+    ],
 )
 def test_nothing_to_train_on_is_refused(numbers, said):
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError) as refused:
         LocalSteps(*numbers)
+    assert str(refused.value) == said
+
+
+class TestUnitsThatAreThere:
+    """The public number of units sets rate and steps; who is drawn are those that are there."""
+
+    def test_are_drawn_from_whatever_number_is_public(self):
+        steps = LocalSteps(100, 20, 5)
+        for present, expected in ((1000, range(1000)), (7, range(7)), (None, range(100))):
+            batches = list(steps.batches(2, present))
+            assert len(batches) == 25 and set(np.concatenate(batches)) <= set(expected)
+            assert len(np.concatenate(batches)) == pytest.approx(5 * len(expected), abs=6 * np.sqrt(4 * len(expected)))
+
+    def test_would_show_in_a_shuffled_order(self):
+        steps = LocalSteps(10, 5, 1, "shuffle")
+        with pytest.raises(PrivacyError) as refused:
+            steps.batches(1, 9)
+        assert str(refused.value) == (
+            "privacy.batch-sampling = 'shuffle' needs a public number of units; use 'poisson'"
+        )
+        for present in (None, 10):
+            assert sorted(np.concatenate(list(steps.batches(1, present)))) == list(range(10))
 
 
 @given(st.floats(0.1, 10), st.floats(0, 0.9), st.floats(1e-6, 5), st.integers(1, 30))
@@ -81,6 +109,7 @@ def test_the_clip_decays_as_the_published_loop_does(high, decay, low, rounds):
         norm = max(norm, low)
         assert mechanism.clipping_norm_in(number) == pytest.approx(norm, rel=1e-9)
         norm = norm - norm * decay
+    assert mechanism.clipping_norm_in(0) == mechanism.clipping_norm_in(1) == max(high, low)
 
 
 @pytest.mark.parametrize("unit", [{}, {"privacy.group-cap": 3}])
@@ -125,6 +154,7 @@ class TestNothingIsClaimed:
 
 def test_batches_whose_roundings_are_not_bounded_are_refused():
     """The server chooses the size of a batch; only public numbers decide."""
-    with pytest.raises(ConfigError, match=r"client.batch-size must be at most 65536 with DP-SGD, got 65537"):
+    with pytest.raises(ConfigError) as refused:
         LocalSteps(65537, 65537, 1)
+    assert str(refused.value) == "client.batch-size must be at most 65536 with DP-SGD, got 65537"
     assert LocalSteps(65536, 10**6, 1).rate == 1 and LocalSteps(10**6, 65536, 1).count == 16

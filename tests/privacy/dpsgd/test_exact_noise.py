@@ -82,6 +82,12 @@ class TestTheGrid:
         assert largest == pytest.approx(2**23 / rounding_steps(parameters), rel=1e-2)
         assert grid_of(S, largest, parameters).scale, "what the error recommends is taken"
 
+    def test_what_is_too_much_noise_is_said_in_full(self):
+        with pytest.raises(ConfigError) as refused:
+            grid_of(S, 600_000.0, 250)
+        # 2^23 steps of noise, of which √250 + 1 are half.
+        assert str(refused.value) == "noise_multiplier must be <= 498983 for 250 parameters, got 600000"
+
     @pytest.mark.parametrize("multiplier", [-1.0, math.nan, math.inf])
     def test_what_is_no_multiplier_is_refused(self, multiplier):
         with pytest.raises(ConfigError, match="noise_multiplier"):

@@ -85,3 +85,10 @@ def test_small_models_tell_how_many_units_were_added(monkeypatch):
     )
     # Beside 2^60 a 1 is lost while sums are plain, for the first two units; the third is not.
     np.testing.assert_array_equal(found, np.full(3, 1.125))
+
+
+def test_another_number_of_arrays_is_refused():
+    for before in (0, PLAIN):
+        total = RunningSum([np.zeros(3), np.zeros(2)])
+        with pytest.raises(ValueError, match="zip"):
+            total.add([np.ones(3)], before)
