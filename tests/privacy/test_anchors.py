@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -9,10 +10,11 @@ from forged_ledgers import EVENTS, chained, lines_of, rewrite, write
 from typer.testing import CliRunner
 
 from cloister.cli import app
-from cloister.core.errors import ConfigError, LedgerError
+from cloister.core.errors import ConfigError, FederationError, LedgerError
 from cloister.core.keys import fingerprint
 from cloister.deploy.certificates import new_node_key, new_tls_key
-from cloister.privacy.accounting.anchors import anchored, read_anchors, verify_anchors
+from cloister.privacy.accounting import anchors as anchoring
+from cloister.privacy.accounting.anchors import anchored, hand_over, read_anchors, verify_anchors
 from cloister.privacy.accounting.ledger import Ledger
 
 
@@ -143,6 +145,30 @@ def test_a_file_that_holds_no_key(path, tmp_path, content):
         anchored(Ledger(path), tmp_path / "k")
     with pytest.raises(ConfigError, match=r"--key .*k is no "):
         verify_anchors(Ledger(path), [], tmp_path / "k")
+
+
+class TestHandingOver:
+    def test_an_anchor_is_handed_over_as_it_is(self, path, key, tmp_path, monkeypatch):
+        posted, kept, url = [], tmp_path / "kept", "https://keeper.example/anchors"
+        monkeypatch.setattr(anchoring, "post", lambda *given: posted.append(given))
+        anchor = anchored(write(path), key)
+        hand_over(anchor, kept, url)
+        hand_over(anchor, kept, "")
+        hand_over(anchor, None, url)
+        assert kept.read_text() == 2 * f"{anchor.line}\n" and posted == 2 * [(url, asdict(anchor))]
+
+    def test_who_does_not_take_it_is_named(self, path, key, tmp_path, monkeypatch):
+        def refuse(*_):
+            raise FederationError("keeper.example answered 500")
+
+        monkeypatch.setattr(anchoring, "post", refuse)
+        anchor, kept = anchored(Ledger(path), key), tmp_path / "no-such-folder" / "kept"
+        with pytest.raises(ConfigError) as refused:
+            hand_over(anchor, kept, "")
+        assert str(refused.value) == f"--to {kept}: No such file or directory"
+        with pytest.raises(ConfigError) as refused:
+            hand_over(anchor, None, "https://keeper.example/anchors")
+        assert str(refused.value) == "--post: keeper.example answered 500"
 
 
 class TestTheCommand:
