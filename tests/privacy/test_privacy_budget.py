@@ -3,16 +3,17 @@
 import contextlib
 import math
 
+import numpy as np
 import pytest
 from forged_ledgers import write
 
-from cloister.core.errors import BudgetExhausted, ConfigError
+from cloister.core.errors import BudgetExhausted, ConfigError, LedgerError
 from cloister.privacy.accounting import filters
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Unaccounted
 from cloister.privacy.accounting.filters import cost, filter_for
-from cloister.privacy.accounting.ledger import Budget, Ledger, today
+from cloister.privacy.accounting.ledger import Budget, Entry, Ledger, today
 from cloister.privacy.accounting.vocabulary import Sampling
 
 
@@ -38,8 +39,8 @@ class TestABudget:
     def test_enter_what_leaves_without_a_guarantee_and_then_claim_nothing(self, path):
         PrivacyBudget(Ledger(path), "seen", unit="example").record_unprotected("scores of examples leave")
         (entry,) = Ledger(path).entries
-        assert (entry.event, entry.unit, entry.run) == (Unaccounted("scores of examples leave"), "example", "seen")
-        assert entry.round == 0 and not entry.done
+        reason = Unaccounted("scores of examples leave")
+        assert entry == Entry(entry.release, "seen", 0, "example", "", 0.0, reason, today(), done=False)
         assert math.isinf(PrivacyBudget(Ledger(path), "later", unit="example").epsilon())
         with pytest.raises(BudgetExhausted):
             PrivacyBudget(Ledger(path), "later", unit="example", max_epsilon=100.0).require([Gaussian(50.0)])
@@ -212,6 +213,82 @@ class TestABudgetToTheLetter:
         again.spend(Gaussian(50.0), 1)
         everything = again.account_with(Account([Gaussian(50.0)] * 2))
         assert everything.epsilon(1e-5) == Account([Gaussian(1.0), *[Gaussian(50.0)] * 2]).epsilon(1e-5)
+
+    def test_what_a_run_released_is_under_its_name_or_through_it(self, path):
+        """A run that was resumed may have begun under another name; another run may have its name."""
+        ledger = Ledger(path)
+        budget, other = PrivacyBudget(ledger, "first"), PrivacyBudget(ledger, "second")
+        budget.spend(Gaussian(2.0), 1)
+        ledger.open(Gaussian(3.0), "client", "first", 1, lambda: None)
+        budget.begin("second")
+        budget.spend(Gaussian(4.0), 2)
+        other.spend(Gaussian(5.0), 1)
+        ledger.open(Gaussian(6.0), "example", "second", 1, lambda: None)
+
+        def same(found, multipliers):
+            assert found.mu_squared() == pytest.approx(sum(z**-2 for z in multipliers))
+
+        same(budget.account_of_run(), [2, 4, 5])
+        same(other.account_of_run(), [4, 5])
+        same(budget.account_with(Account([Gaussian(9.0)])), [9, 2, 3, 5])
+        assert budget.opened() == [Gaussian(2.0), Gaussian(4.0)] and other.opened() == [Gaussian(5.0)]
+        budget.unit = "example"
+        assert budget.opened() == [] and PrivacyBudget(ledger, "second", "example").opened() == []
+
+    def test_its_state_is_the_ids_of_what_it_opened(self, path):
+        ledger = Ledger(path)
+        budget = PrivacyBudget(ledger, "run")
+        assert budget.state_dict() == {}
+        ids = sorted(budget.spend(Gaussian(z), 1) for z in (2.0, 3.0, 4.0))
+        state = budget.state_dict()
+        assert list(state) == ["opened"] and state["opened"].dtype == np.uint8 and state["opened"].shape == (3, 16)
+        assert [bytes(row).hex() for row in state["opened"]] == ids
+
+        resumed = PrivacyBudget(Ledger(path), "run")
+        resumed.load_state_dict({})
+        assert resumed.opened() == []
+        resumed.spend(Gaussian(5.0), 2)
+        resumed.load_state_dict(state)
+        assert resumed.opened() == [Gaussian(z) for z in (2.0, 3.0, 4.0, 5.0)]
+
+    def test_it_does_not_go_on_with_another_ledger(self, path):
+        budget = PrivacyBudget(Ledger(path), "run")
+        for number in range(3):
+            budget.spend(Gaussian(2.0), number)
+        path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+        later = PrivacyBudget(Ledger(path), "run")
+        with pytest.raises(LedgerError) as refused:
+            later.load_state_dict(budget.state_dict())
+        assert str(refused.value) == (
+            f"{path} holds 1 of the 3 releases that this run has made; resume it where it ran before, with its ledger "
+            "as it left it"
+        )
+        assert later.opened() == []
+
+    def test_how_many_more_rounds_fit(self, path):
+        budget = PrivacyBudget(Ledger(path), "run", max_epsilon=2.0)
+        quarter = Gaussian(math.sqrt(4 / budget.limit) * (1 + 1e-8))
+        assert budget.fits([quarter]) == 4 and budget.fits([quarter, quarter]) == 2 and budget.fits([]) is None
+        budget.spend(quarter, 1)
+        assert budget.fits([quarter]) == 3 and budget.fits([quarter, quarter]) == 1
+        assert budget.fits([quarter] * 4) == 0 == budget.fits([Unaccounted("x")])
+        for number in range(3):
+            budget.spend(quarter, number)
+        assert budget.fits([quarter]) == 0 and budget.fits([Gaussian(1e6)]) > 0
+        assert PrivacyBudget(Ledger(path), "run").fits([quarter]) is None, "there is no budget"
+        budget.max_epsilon = 1.0
+        assert budget.fits([quarter]) == 0, "more is spent than a lower budget allows"
+
+    def test_of_what_fills_a_budget_exactly_one_less_fits(self, path):
+        """Costs are added up one by one, and each addition may round up: the last release could be refused."""
+        budget = PrivacyBudget(Ledger(path), "run", max_epsilon=2.0)
+        assert budget.fits([Gaussian(math.sqrt(10 / budget.limit))]) == 9
+
+    def test_where_there_is_no_room_nothing_still_fits_in(self, path):
+        budget = PrivacyBudget(Ledger(path), "run", "example", max_epsilon=1e-3)
+        budget.require([])
+        with pytest.raises(BudgetExhausted, match=r"from 0 % to inf %, past the budget of 0.001 at δ = 1e-05"):
+            budget.require([Gaussian(1e6)])
 
     def test_a_share_of_no_limit(self, path):
         """ε = 0.001 has no room under a Rényi filter: nothing spent is nothing, and anything is too much."""
