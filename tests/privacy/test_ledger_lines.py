@@ -33,6 +33,7 @@ class TestLines:
         (line,) = lines_of(path)
         assert line["v"] == 3 and line["seq"] == 0 and line["kind"] == "open" and line["previous"] == GENESIS
         assert ledger.head == line["hash"] == line_hash(line)
+        assert path.read_text() == json.dumps(line, sort_keys=True) + "\n"
         ledger.done(release)
         assert [entry.done for entry in ledger.entries] == [True]
 
@@ -228,6 +229,22 @@ class TestTextsOfALedger:
         with pytest.raises(LedgerError) as refused:
             ledger.open(Gaussian(1.0), "client", "run", 5, allow=lambda: None)
         assert str(refused.value) == f"{path}: lines that were read from this file before are no longer in it"
+
+    def test_of_a_lock_that_does_not_keep_others_out(self, path):
+        ledger = write(path)
+        before = path.read_bytes()
+
+        def write_meanwhile():
+            with path.open("ab") as file:
+                file.write(b"{}\n")
+
+        with pytest.raises(LedgerError) as refused:
+            ledger.open(Gaussian(1.0), "client", "run", 5, allow=write_meanwhile)
+        assert str(refused.value) == (
+            f"{path}: somebody else wrote to it while it was locked: locks of this folder do not reach other machines; "
+            "keep the ledger on a disk that one machine alone writes to"
+        )
+        assert path.read_bytes() == before + b"{}\n"
 
     def test_of_a_disk(self, path, monkeypatch):
         def fail(handle):
