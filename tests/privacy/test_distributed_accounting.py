@@ -189,35 +189,77 @@ class TestPrices:
         assert to_json(event)["kind"] == "distributed-gaussian"
 
 
+COUNTS = "honest, parameters and components must be whole numbers from 1 to 1000000000"
+LENGTHS = "sensitivity and scale must be above 0 and at most 2^53 steps, and smallest at most scale"
+TOLD_APART = " over 100 parameters could be told from a discrete Gaussian; take a finer grid"
+NO_MULTIPLIER = " must be a multiplier between 1e-06 and 1e+06"
+
+
+def made(**fields):
+    return DistributedGaussian(**{"honest": 12, "sensitivity": STEPS, "scale": 2.0**18, "parameters": 100, **fields})
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("fields", "says"),
         [
-            ({"honest": 0}, "honest, parameters and components must be whole numbers from 1 to 1000000000"),
-            ({"honest": True}, "honest, parameters and components must be whole numbers"),
-            ({"honest": 3.0}, "honest, parameters and components must be whole numbers"),
-            ({"parameters": 10**9 + 1}, "honest, parameters and components must be whole numbers"),
-            ({"components": 0}, "honest, parameters and components must be whole numbers"),
+            ({"honest": 0}, COUNTS),
+            ({"honest": True}, COUNTS),
+            ({"honest": 3.0}, COUNTS),
+            ({"parameters": 10**9 + 1}, COUNTS),
+            ({"components": 0}, COUNTS),
             ({"scale": "1"}, "sensitivity, scale and smallest must be numbers"),
             ({"sensitivity": True}, "sensitivity, scale and smallest must be numbers"),
-            ({"sensitivity": 0.0}, "sensitivity and scale must be above 0"),
-            ({"sensitivity": 10**400}, "sensitivity and scale must be above 0 and at most 2^53"),
-            ({"scale": math.nan}, "sensitivity and scale must be above 0"),
-            ({"scale": math.inf}, "sensitivity and scale must be above 0"),
-            ({"smallest": math.nan}, "and smallest at most scale"),
-            ({"smallest": 2.0**19}, "and smallest at most scale"),
-            ({"smallest": 0.4}, "shares of noise of 0.4 steps are too small"),
-            ({"smallest": -1.0}, "shares of noise of -1 steps are too small"),
-            ({"smallest": 2.0}, "shares of noise of 2 steps are too small: the sum of 12"),
-            ({"honest": 1, "scale": 5.0, "sensitivity": 1.0}, "the noise of 1 shares of 5 steps"),
-            ({"honest": 1, "scale": 30.0, "sensitivity": 2.0**53}, "must be a multiplier between 1e-06 and 1e+06"),
-            ({"honest": 1, "scale": 2.0**40, "sensitivity": 1.0}, "must be a multiplier between 1e-06 and 1e+06"),
+            ({"sensitivity": 0.0}, LENGTHS),
+            ({"sensitivity": 10**400}, LENGTHS),
+            ({"scale": 0.0}, LENGTHS),
+            ({"scale": math.nan}, LENGTHS),
+            ({"scale": math.inf}, LENGTHS),
+            ({"smallest": math.nan}, LENGTHS),
+            ({"smallest": 2.0**19}, LENGTHS),
+            ({"smallest": 0.4}, f"shares of noise of 0.4 steps are too small: the sum of 12{TOLD_APART}"),
+            ({"smallest": -1.0}, f"shares of noise of -1 steps are too small: the sum of 12{TOLD_APART}"),
+            ({"smallest": 2.0}, f"shares of noise of 2 steps are too small: the sum of 12{TOLD_APART}"),
+            ({"scale": 1.0}, f"shares of noise of 1 steps are too small: the sum of 12{TOLD_APART}"),
+            (
+                {"honest": 2, "components": 2, "smallest": 1.0},
+                f"shares of noise of 1 steps are too small: the sum of 4{TOLD_APART}",
+            ),
+            (
+                {"honest": 1, "scale": 5.0, "sensitivity": 1.0},
+                f"the noise of 1 shares of 5 steps for a sensitivity of 1{NO_MULTIPLIER}",
+            ),
+            (
+                {"honest": 1, "scale": 30.0, "sensitivity": 2.0**53},
+                f"the noise of 1 shares of 30 steps for a sensitivity of 9.0072e+15{NO_MULTIPLIER}",
+            ),
+            (
+                {"honest": 1, "scale": 1.5e6, "sensitivity": 1.0},
+                f"the noise of 1 shares of 1.5e+06 steps for a sensitivity of 1{NO_MULTIPLIER}",
+            ),
         ],
     )
     def test_what_is_out_of_range_is_named(self, fields, says):
         with pytest.raises(PrivacyError) as refused:
-            DistributedGaussian(**{"honest": 12, "sensitivity": STEPS, "scale": 2.0**18, "parameters": 100, **fields})
-        assert says in str(refused.value)
+            made(**fields)
+        assert str(refused.value) == says
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"honest": 10**9},
+            {"parameters": 10**9},
+            {"components": 10**9},
+            {"honest": 1, "parameters": 1},
+            {"sensitivity": 2.0**53, "scale": 2.0**53},
+            {"sensitivity": 0.5, "scale": 1000.0},
+            {"scale": 2.0**20, "smallest": 2.0**20},
+            {"honest": 1, "sensitivity": 1.0, "scale": 10.0, "smallest": 0.5},
+            {"honest": 1, "sensitivity": 1.0, "scale": 1e6},
+        ],
+    )
+    def test_the_ends_of_each_range_are_taken(self, fields):
+        assert 1e-6 <= made(**fields).multiplier("add-or-remove", False) <= 1e6
 
     def test_tau_must_vanish_for_all_parameters_together(self):
         """The least scale that is taken lies where 2·10·exp(-π²s²)·p passes 2^-700."""

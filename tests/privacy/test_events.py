@@ -5,7 +5,17 @@ import math
 import pytest
 
 from cloister.core.errors import PrivacyError
-from cloister.privacy.accounting.events import Gaussian, Laplace, Pure, Repeated, Unaccounted, from_json, to_json
+from cloister.privacy.accounting.events import (
+    MAX_PURE_EPSILON,
+    DistributedGaussian,
+    Gaussian,
+    Laplace,
+    Pure,
+    Repeated,
+    Unaccounted,
+    from_json,
+    to_json,
+)
 from cloister.privacy.accounting.vocabulary import UNSAMPLED, Sampling
 
 
@@ -85,6 +95,7 @@ class TestEvents:
             (lambda: Pure(True), "the ε of a pure release must be a number"),
             (lambda: Pure(0.0), "the ε of a pure release must be finite and above 0, got 0.0"),
             (lambda: Pure(math.inf), "the ε of a pure release must be finite and above 0, got inf"),
+            (lambda: Pure(1.1e100), "the ε of a pure release must be at most 1e+100"),
             *[
                 (
                     lambda numbers=numbers: Laplace(*numbers),
@@ -105,6 +116,42 @@ class TestEvents:
         assert Repeated(Gaussian(1.0), 1).count == 1 and Repeated(Gaussian(1.0), 10**9).count == 10**9
         assert Sampling("poisson", 1.0).probability == 1 and Pure(5).epsilon == 5 and Pure(1e-9).epsilon == 1e-9
         assert Sampling("without-replacement", cohort=1, population=1).cohort == 1
+        assert Pure(MAX_PURE_EPSILON).epsilon == 1e100
         assert Laplace(1e-9, 0.0).leakage == 0 and Laplace(0.5, 3.0).leakage == 1.5
         assert Sampling() == Sampling("none", 1.0, 0, 0) == UNSAMPLED == Gaussian(1.0).sampling
         assert Sampling("none", probability=5.0, cohort=9).probability == 5, "no claim is made about it"
+
+    @pytest.mark.parametrize(
+        ("event", "words", "replaced"),
+        [
+            (Gaussian(1.5), "gaussian, z = 1.5", Gaussian(0.75)),
+            (Gaussian(0.7, Sampling("poisson", 0.1)), "gaussian, z = 0.7, poisson 0.1", Gaussian(0.35)),
+            (
+                Gaussian(2.0, Sampling("without-replacement", cohort=3, population=9)),
+                "gaussian, z = 2, 3 of 9",
+                Gaussian(1.0),
+            ),
+            (
+                Repeated(Gaussian(1.2345678, Sampling("poisson", 0.0123456789)), 40),
+                "40 times gaussian, z = 1.234, poisson 0.0123457",
+                Repeated(Gaussian(0.6172839), 40),
+            ),
+            (Pure(1 / 3), "pure, ε = 0.3334", Pure(2 / 3)),
+            (Unaccounted("the noise is seeded"), "no guarantee: the noise is seeded", None),
+            (Laplace(0.5, 1 / 3), "laplace, ε = 0.5 per unit, leakage 0.1667 within 0.3333", None),
+            (
+                DistributedGaussian(12, 2.0**20, 2.0**18, 100, 7, 512.0),
+                "distributed gaussian, 12 shares, z = 0.866",
+                DistributedGaussian(12, 2.0**21, 2.0**18, 100, 7, 512.0),
+            ),
+        ],
+    )
+    def test_in_words_and_what_it_costs_an_example(self, event, words, replaced):
+        """Noise is rounded down and ε up; an example is protected by half of the noise, whoever was drawn."""
+        assert str(event) == words and event.replaced() == (replaced or event)
+
+    def test_what_has_no_bound_has_no_loss_distribution(self):
+        for event in (Unaccounted("x"), Laplace(0.5, 1.0)):
+            with pytest.raises(PrivacyError) as refused:
+                event.losses("add-or-remove", 1e-3)
+            assert str(refused.value) == "a release without a bound has no loss distribution"
