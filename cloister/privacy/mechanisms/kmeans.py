@@ -134,7 +134,7 @@ def lloyd(points: NDArray, centres: NDArray) -> NDArray[np.intp]:
         for rounding, which might go round in circles: after `MAX_STEPS` the last assignment stands.
     """
     labels = np.full(len(points), -1, np.intp)
-    for _ in range(MAX_STEPS if len(points) else 0):
+    for _ in range(MAX_STEPS):
         nearest = (np.square(centres).sum(axis=1) - 2 * points @ centres.T).argmin(axis=1)
         if (nearest == labels).all():
             break

@@ -90,7 +90,7 @@ class Bits(Beside):
         """As in `Beside`."""
         (norm,) = cohort.norms
         inside, outside = whole_bits(self.grid, self.quantile)
-        if not 0 < norm < float("inf"):
+        if not 0 < norm < math.inf:
             return 0
         return inside if norm <= bound else outside
 
@@ -124,7 +124,7 @@ class Squares(Beside):
     def number(self, cohort: Cohort, bound: float) -> int:
         """As in `Beside`."""
         (norm,) = cohort.norms
-        return int(min(norm / bound, 1.0) ** 2 * self.steps) if norm < float("inf") else 0
+        return int(min(norm / bound, 1.0) ** 2 * self.steps) if norm < math.inf else 0
 
     def apart(self, squares: int, summed: float, survivors: int) -> float:
         """The root mean squared distance of two updates, in units of C; 0 where noise takes its square below 0.
