@@ -107,7 +107,7 @@ class LocalLaplace:
         def scale(size: int, norm: float) -> Scale:
             factor = factor_for(norm, self.radius)
             if not self.noise_multiplier:
-                return Scale(factor, 0.0, 1.0)
+                return Scale(factor)
             epsilon = self._rate(size)
             step = public_step(size, epsilon)
             return Scale(factor, deviation(noise, size, epsilon), step)
@@ -168,7 +168,7 @@ class LocalGaussian:
             return released_whole(trained, start, noise, grid, tell)
 
         def scale(size: int, norm: float) -> Scale:
-            return Scale(factor_for(norm, self.clipping_norm), 0.0, 1.0)
+            return Scale(factor_for(norm, self.clipping_norm))
 
         return released(trained, start, noise, False, scale, tell)
 
@@ -228,12 +228,12 @@ class PublishedLaplace:
 
         def scale(size: int, norm: float) -> Scale:
             if not self.noise_multiplier:
-                return Scale(1.0, 0.0, 1.0)
+                return Scale(1.0)
             try:
                 epsilon = size / self.noise_multiplier / norm if norm else math.inf
                 step = public_step(size, epsilon)
             except (ConfigError, PrivacyError):
-                return Scale(0.0, 0.0, 1.0)
+                return Scale(0.0)
             return Scale(1.0, deviation(noise, size, epsilon), step)
 
         return released(trained, start, noise, self.per_layer, scale, tell)

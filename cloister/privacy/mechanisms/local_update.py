@@ -47,8 +47,8 @@ class Scale:
     """
 
     factor: float
-    std: float
-    step: float
+    std: float = 0.0
+    step: float = 1.0
 
 
 def factor_for(norm: float, bound: float) -> float:
