@@ -124,6 +124,13 @@ def test_nor_are_opposed_updates_whose_products_are_rounded_up(monkeypatch):
     assert cosine(cohort_of(random_models(2))).max() == 2.0
 
 
+def test_nor_nearer_than_equal(monkeypatch):
+    """Two updates of one direction whose product is rounded up are 0 apart, not less."""
+    above = np.array([[1.0, 1.0 + 2**-40], [1.0 + 2**-40, 1.0]])
+    monkeypatch.setattr(distance, "total_gram", lambda cohort: above)
+    np.testing.assert_array_equal(cosine(cohort_of(random_models(2))), np.zeros((2, 2)))
+
+
 def test_layer_grams_are_those_of_the_bounded_updates():
     clipped = clip(cohort_of(random_models(4, 10.0, like=zeros(500))), 1.0)
     rows = np.array([np.concatenate(row) for row in clipped.rows], np.float64) * clipped.factors[:, None]

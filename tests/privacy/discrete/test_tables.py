@@ -139,6 +139,17 @@ def test_a_number_between_the_bounds_of_a_threshold_is_undecided(monkeypatch):
     assert found == [0, None, None, 1, 1, None, None, None]
 
 
+@pytest.mark.parametrize("given", [[5_000_000, 11_000_000], [6_000_000, 6_000_000, 12_500_000]])
+def test_thresholds_of_any_counts_lie_between_their_bounds(given):
+    """Also where the last block that the tables know gets something of them."""
+    rate, bits = Fraction(1, 1 << 17), 192
+    upto, rest = blocks_up_to(rate)[1], 2**32 - given[-1]
+    low, high = Missing(rate, given).bounds(bits)
+    for at in [*range(6), *range(6, len(low), 501)]:
+        threshold = (2**32 * upto[at] - given[min(at, len(given) - 1)]) / rest * 2**bits
+        assert low[at] <= threshold <= high[at] < low[at] + 2**50, at
+
+
 def test_floors_that_the_first_bounds_leave_open_are_narrowed(monkeypatch):
     """Bounds as wide as 2^-60 in the beginning: the floors are the same in the end."""
     wide, bounds = [], Missing.bounds
