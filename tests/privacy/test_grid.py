@@ -24,7 +24,7 @@ from cloister.privacy.mechanisms.noise import (
     noised,
     refuse_beyond,
 )
-from cloister.privacy.mechanisms.release import bounded_models, noisy_mean
+from cloister.privacy.mechanisms.release import bounded_models, bounded_sum, noisy_mean
 from cloister.privacy.mechanisms.trimmed_mean import noisy_trimmed_mean
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -180,6 +180,9 @@ def test_what_cannot_be_a_mean_or_a_median():
         with pytest.raises(UnboundedSensitivity) as refused:
             release()
         assert str(refused.value) == "noise was asked for before anything bounded a contribution; clip first"
+    with pytest.raises(UnboundedSensitivity) as refused:
+        bounded_sum(free)
+    assert str(refused.value) == "a sum was asked for before anything bounded a contribution; clip first"
     with pytest.raises(PrivacyError) as refused:
         noisy_trimmed_mean(bounded, 1.0, 2, 0, noise)
     assert str(refused.value) == "3 clients replied and 2 were asked: that number is not public"
@@ -263,3 +266,10 @@ def test_a_model_within_the_bound_is_shown_as_it_came():
     np.testing.assert_allclose(
         bounded_models(doubled)[0][0], 2 * cohort.rows[0][0] - cohort.sent[0], rtol=1e-5, atol=1e-7
     )
+
+
+@pytest.mark.parametrize("part", [{"factors": np.ones(1)}, {"sent": (np.zeros(12, np.float32),)}])
+def test_a_cohort_that_lacks_a_part_is_shown_to_nobody(part):
+    """Rather than without a client, or without an array."""
+    with pytest.raises(ValueError, match=r"zip\(\)"):
+        bounded_models(dataclasses.replace(clip(cohort_of(random_models(2)), 1.0), **part))

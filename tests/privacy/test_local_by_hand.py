@@ -107,6 +107,14 @@ def test_an_update_that_the_published_noise_has_no_room_for_is_not_sent():
     assert far["0"].tolist() == [1.5, 2.0]
 
 
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("trained", [arrays([np.nan, 2.0], [1.0]), arrays([np.inf, 2.0], [1.0]), arrays([9.0, 2.0])])
+def test_an_update_that_is_none_gets_no_published_noise(trained, per_layer):
+    """As the zero update: there is nothing that noise could be in proportion to."""
+    start = arrays([1.5, 2.0], [0.5])
+    same(PublishedLaplace(5.0, per_layer).release(trained, start, GaussianNoise(3)), start)
+
+
 @pytest.mark.parametrize(
     ("norm", "bound", "factor"),
     [
