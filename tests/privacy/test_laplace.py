@@ -400,6 +400,31 @@ def test_the_deviation_by_hand(p):
     assert p > 1 or len(proposals) > 1, "some proposal should have been refused"
 
 
+class Drawn:
+    """Normal numbers that were chosen beforehand, three at a time."""
+
+    def __init__(self, *draws):
+        self.draws = list(draws)
+
+    def standard_normal(self, count, dtype):
+        assert (count, dtype) == (3, np.float64)
+        return np.array(self.draws.pop(0))
+
+
+@pytest.mark.parametrize("freedom", [2, 3, 11])
+@pytest.mark.parametrize("x", [-1.0, 0.5, 1.0, 3.0])
+def test_a_proposal_is_taken_where_its_exponential_is_larger(freedom, x):
+    """To the last digits; one beyond the end of the law is refused whatever its exponential is."""
+    d = freedom / 2 - 1 / 3
+    root = 1 + x / math.sqrt(9 * d)
+    least = math.sqrt(2 * (d * (root**3 - 1 - 3 * math.log(root)) - x**2 / 2))
+    draws = Drawn(
+        [-3.1 * math.sqrt(d), 9.0, 9.0], [x, 0.6 * least * (1 - 1e-9), 0.8 * least], [x, least * (1 + 1e-9), 0]
+    )
+    assert laplace._chi_square(draws, freedom) == pytest.approx(2 * d * root**3, rel=1e-12)
+    assert not draws.draws
+
+
 @pytest.mark.parametrize("step", [None, 2.0**-8])
 def test_a_release_by_hand(step):
     model = (np.array([1.0, -2.0, 0.5]), np.array([4.0, 5.0], np.float32))

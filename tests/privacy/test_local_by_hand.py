@@ -10,7 +10,7 @@ from cloister.privacy.mechanisms import local_update
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.laplace import deviation, public_step
 from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
-from cloister.privacy.mechanisms.noise import BLOCK, GaussianNoise
+from cloister.privacy.mechanisms.noise import BLOCK, GaussianNoise, grid_step
 
 in_poisoned_memory = pytest.mark.usefixtures("poisoned_memory")
 
@@ -88,6 +88,24 @@ def test_a_published_release_by_hand():
     drawn = next(noise._numbers)
     found = PublishedLaplace(5.0).release(TRAINED, START, GaussianNoise(3))
     same(found, expected_release(START, TRAINED, 1.0, std, public_step(7, epsilon), 3, before=drawn))
+
+
+@pytest.mark.parametrize(("mechanism", "length"), [(LocalLaplace(2.0, 5.0), 2.0), (PublishedLaplace(5.0), 0.75)])
+def test_no_grid_of_a_release_follows_the_draw(mechanism, length):
+    """Of one parameter, whose noise is drawn with deviations far apart: its grid would tell which it was."""
+    start, trained, epsilon, grids = (
+        arrays([1.0], dtype=np.float64),
+        arrays([1.75], dtype=np.float64),
+        1 / 5 / length,
+        set(),
+    )
+    for seed in range(12):
+        noise = GaussianNoise(seed)
+        std = deviation(noise, 1, epsilon)
+        expected = expected_release(start, trained, 1.0, std, public_step(1, epsilon), seed, next(noise._numbers))
+        same(mechanism.release(trained, start, GaussianNoise(seed)), expected)
+        grids.add(grid_step(std))
+    assert len(grids) > 1
 
 
 @pytest.mark.parametrize(
