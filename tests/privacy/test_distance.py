@@ -138,6 +138,18 @@ def test_layer_grams_are_those_of_the_bounded_updates():
     np.testing.assert_allclose(total, rows @ rows.T, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("widest", [1, 7, 256])
+def test_arrays_of_several_blocks_count_once(monkeypatch, widest):
+    """The distance of an array is a root of a sum over all of its blocks."""
+    cohort = clip(cohort_of(random_models(4, 10.0, like=zeros(500))), 1.0)
+    expected = [DISTANCES.load(name).pairwise(cohort) for name in ("mean-layer-frobenius", "l2", "cosine")]
+    assert len(list(layer_grams(cohort))) == 2
+    monkeypatch.setattr(distance, "WIDEST", widest)
+    assert len(list(layer_grams(cohort))) == 2
+    for name, matrix in zip(("mean-layer-frobenius", "l2", "cosine"), expected, strict=True):
+        np.testing.assert_allclose(DISTANCES.load(name).pairwise(cohort), matrix, rtol=1e-9, atol=1e-12)
+
+
 def test_an_unknown_distance_lists_the_known():
     with pytest.raises(PluginError, match="unknown distance 'l3'; known: cosine, l2, mean-layer-frobenius, rms"):
         DISTANCES.load("l3")
