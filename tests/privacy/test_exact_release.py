@@ -86,6 +86,12 @@ class TestTheGrid:
         assert [each.scale * each.step for each in found] == pytest.approx([0.07, 0.1, 1.0, 7.0, 10.0], rel=1e-5)
         assert len({Grid.of(1.0, z, 10).step for z in (0.07, 1.0, 10.0)}) == 3
 
+    @pytest.mark.filterwarnings("error")
+    def test_what_does_not_hold_is_shortened_and_nothing_else(self):
+        """Without a word about those that are 0, NaN or infinite: the node's log is no place for them."""
+        weights, squares = np.array([1.0, 2.0, 0.0, 3.0, 1.0, 1.0]), np.array([100.0, 15.9, 0.0, 0.0, np.nan, np.inf])
+        assert Grid(1.0, 4.0, 0).shortened(weights, squares, 0.5).tolist() == [0.2, 2.0, 0.0, 3.0, 0.0, 0.0]
+
     def test_too_little_noise_for_the_widest_grid_has_one_of_its_own(self):
         assert Grid.of(1.0, 0.001, 10, widest=1e6) == Grid.of(1.0, 0.001, 10)
         assert Grid.of(1.0, 0.5, 10, widest=math.inf) == Grid.of(1.0, 0.5, 10)

@@ -211,6 +211,14 @@ def test_sums_by_hand(step):
     np.testing.assert_array_equal(target.astype(np.float32), out)
 
 
+def test_sums_of_a_row_go_where_they_are_wanted():
+    row, out = (np.array([1.0, -2.0]), np.array([3.3])), (np.zeros(2), np.zeros(1, np.float32))
+    GaussianNoise(3).add_on_grid(row, 0.7, 2.0**-3, out)
+    assert [piece.tolist() for piece in row] == [[1.0, -2.0], [3.3]]
+    GaussianNoise(3).add_on_grid(row, 0.7, 2.0**-3)
+    assert all(np.array_equal(*pair) for pair in zip(row, out, strict=True))
+
+
 def test_each_block_of_a_sum_has_noise_from_its_own_place():
     target = np.zeros(BLOCK + 2)
     GaussianNoise(3).maker().add_on_grid(target, 0.7, (5, 2))
