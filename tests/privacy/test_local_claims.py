@@ -7,11 +7,12 @@ import pytest
 
 from cloister.privacy.accounting.account import Account
 from cloister.privacy.accounting.events import Gaussian
-from cloister.privacy.claims.local import gaussian_claim, laplace_claim
+from cloister.privacy.claims.claim import Figure, LocalClaim
+from cloister.privacy.claims.local import AGAINST, NEIGHBOURS, UNPROTECTED, gaussian_claim, laplace_claim
 from cloister.privacy.claims.record import record_clients
 from cloister.privacy.claims.words import render_clients
-from cloister.privacy.mechanisms.circumstances import Circumstances
-from cloister.privacy.mechanisms.local import LocalGaussian, LocalLaplace, PublishedLaplace
+from cloister.privacy.mechanisms.circumstances import SEEDED, Circumstances
+from cloister.privacy.mechanisms.local import NO_NOISE, LocalGaussian, LocalLaplace, PublishedLaplace
 
 
 def circumstances(hypotheses, noise_seed=-1, choice="private", choice_epsilon=1.0):
@@ -47,6 +48,74 @@ def epsilons(facts):
 def test_what_every_figure_counts_is_said_with_it():
     for claim in (claim_of_laplace(radius=0.5), claim_of_gaussian()):
         assert {figure.counts for figure in claim.counting("all planned rounds").figures} == {"all planned rounds"}
+
+
+def claimed(relation, epsilon, delta, accountant):
+    scope = "a client that took part in all 10 rounds"
+    return Figure("client", relation, NEIGHBOURS[relation], AGAINST, scope, epsilon, delta, accountant)
+
+
+def test_everything_that_is_said_under_laplace_noise():
+    assert claim_of_laplace(radius=0.5, max_leakage=6.0) == LocalClaim(
+        "laplace",
+        unprotected=(UNPROTECTED,),
+        parameters=LocalLaplace(0.5, 5.0).parameters() | {"privacy.max-leakage": 6.0},
+        figures=(
+            claimed("add-or-remove", 6.0, 0.0, "pure"),
+            claimed("replace-one", 12.0, 0.0, "pure"),
+            Figure(
+                "neighbourhood",
+                adversary=AGAINST,
+                scope="a client that took part in all 10 rounds",
+                guarantee="d-privacy, Euclidean distance of models",
+                radius=0.5,
+                leakage=6.0,
+            ),
+        ),
+        adversary=AGAINST,
+        leakage_of_a_release=4.0,
+    )
+    # A choice tells of the client, and nothing of how far its models are apart.
+    added, replaced, near = claim_of_laplace(3, radius=0.5, max_leakage=6.0, choice_epsilon=0.3).figures
+    assert (added.epsilon, replaced.epsilon, near.leakage) == (9.0, 18.0, 6.0)
+
+
+def test_everything_that_is_said_under_gaussian_noise():
+    rounds = {"add-or-remove": Gaussian(4.0), "replace-one": Gaussian(2.0)}
+    assert claim_of_gaussian(2, target_delta=1e-6, choice_epsilon=0.25) == LocalClaim(
+        "gaussian",
+        unprotected=(UNPROTECTED,),
+        parameters=LocalGaussian(1.0, 4.0).parameters() | {"privacy.choice": "private", "privacy.choice-epsilon": 0.25},
+        figures=tuple(
+            claimed(relation, Account([event] * 10).epsilon(1e-6, "pld") + choices, 1e-6, "pld")
+            for (relation, event), choices in zip(rounds.items(), (2.5, 5.0), strict=True)
+        ),
+        adversary=AGAINST,
+    )
+
+
+@pytest.mark.parametrize(
+    ("claim_of", "settings", "reasons", "leakage"),
+    [
+        (claim_of_laplace, {"radius": 0.5}, (SEEDED,), 4.0),
+        (claim_of_laplace, {"radius": 0.5, "client_noise_multiplier": 0.0}, (NO_NOISE, SEEDED), None),
+        (claim_of_gaussian, {}, (SEEDED,), None),
+        (claim_of_gaussian, {"client_noise_multiplier": 0.0}, (NO_NOISE, SEEDED), None),
+    ],
+)
+def test_every_reason_is_said_that_of_the_mechanism_first(claim_of, settings, reasons, leakage):
+    claim = claim_of(noise_seed=1, **settings)
+    assert claim.reasons == reasons and claim.seeded
+    assert (claim.figures, claim.adversary, claim.unprotected) == ((), AGAINST, (UNPROTECTED,))
+    assert claim.leakage_of_a_release == leakage
+
+
+def test_a_limit_that_is_met_exactly_and_more_beginnings_than_rounds_change_nothing():
+    without = laplace_claim(LocalLaplace(0.5, 5.0), 20, 10, circumstances(1))
+    assert without.parameters["privacy.max-leakage"] == 0.0 and without.figures[2].leakage == 40.0
+    for limit, counts in ((40.0, 1), (6.0, 7), (0.0, 3)):
+        limited = laplace_claim(LocalLaplace(0.5, 5.0), 20, 10, circumstances(1), limit, counts)
+        assert limited.figures == without.figures
 
 
 class TestLaplace:
