@@ -1,29 +1,37 @@
 """The thesis' figures to the printed digit, and the sound ones beside them, recomputed by other means."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import oracles
 import pytest
 from scipy import stats
 
+from cloister.core.errors import ConfigError
 from cloister.privacy.accounting.account import Account
-from cloister.privacy.accounting.events import Gaussian
-from cloister.privacy.accounting.vocabulary import Sampling
+from cloister.privacy.accounting.events import Gaussian, Pure
+from cloister.privacy.accounting.vocabulary import MIN_MULTIPLIER, Sampling
+from cloister.privacy.claims.claim import DpSgdClaim, Figure, OfSize
 from cloister.privacy.claims.end_to_end import (
+    CLIENTS_ARE_NEIGHBOURS,
     EVERYBODY,
+    PUBLISHED_CLIENT_REASONS,
+    UNITS_ARE_NEIGHBOURS,
     Setting,
     client_multiplier,
+    costliest_of,
     dp_sgd_claim,
     published_client,
     published_example,
     recovered_multiplier,
     sound_client,
     sound_example,
+    standing_for_all,
 )
 from cloister.privacy.claims.record import record_clients
-from cloister.privacy.dpsgd.local_steps import LocalDpSgd, LocalSteps
-from cloister.privacy.mechanisms.circumstances import Circumstances
+from cloister.privacy.dpsgd.local_steps import NO_NOISE, LocalDpSgd, LocalSteps
+from cloister.privacy.mechanisms.circumstances import SEEDED, Circumstances
 
 DELTA = 1e-5
 SETTINGS = [
@@ -66,6 +74,17 @@ class TestPublished:
         # Printed, cut off and not rounded, for six local steps.
         assert math.floor(1e4 * recovered_multiplier(4.0, 6)) == 16329
         assert math.floor(1e4 * recovered_multiplier(1.85, 6)) == 7552
+        assert recovered_multiplier(3.0, 0.25) == 6.0
+        with pytest.raises(ConfigError, match=r"^local_steps must be > 0, got 0$"):
+            recovered_multiplier(4.0, 0)
+
+    def test_several_epochs_are_as_many_times_the_steps(self):
+        twice = Setting(4.0, 100, 600, 2, 0.1, 5)
+        assert twice.local_steps == 12
+        example = Account().plus(Gaussian(4.0, Sampling("poisson", 0.1 * 100 / 600)), 60)
+        client = Account().plus(Gaussian(4.0 / math.sqrt(12), Sampling("poisson", 0.1)), 5)
+        assert published_example(twice).epsilon(DELTA) == example.epsilon(DELTA)
+        assert published_client(twice).epsilon(DELTA) == client.epsilon(DELTA)
 
 
 class TestClient:
@@ -113,9 +132,64 @@ class TestClient:
     def test_without_rounds_nothing_is_spent(self):
         assert sound_client(LocalSteps(600, 100, 1), 4.0, 0, DELTA)[0] == 0
 
+        assert sound_client(LocalSteps(8, 8, 2), 4.0, 0, DELTA) == (0.0, client_multiplier(4.0, 8, 2))
+
+    @pytest.mark.parametrize(
+        ("steps", "batch"),
+        [
+            (LocalSteps(60, 100, 2), 60),
+            (LocalSteps(100, 100, 2), 100),
+            (LocalSteps(60, 100, 2, "shuffle"), 60),
+            (LocalSteps(250, 100, 1, "shuffle"), 100),
+        ],
+    )
+    def test_a_batch_whose_size_is_certain_leaves_all_of_delta_to_the_noise(self, steps, batch):
+        multiplier = client_multiplier(900.0, batch, 2)
+        rounds = Account([Gaussian(multiplier)] * 9)
+        assert sound_client(steps, 900.0, 9, DELTA) == (rounds.epsilon(DELTA, "pld"), multiplier)
+
+    def test_before_any_round_a_poisson_batch_is_bounded_as_in_one_step(self):
+        _, multiplier = sound_client(LocalSteps(600, 100, 1), 4.0, 0, DELTA)
+        largest = int(stats.binom.isf(DELTA / 2, 600, 1 / 6))
+        assert multiplier == client_multiplier(4.0, largest, 6)
+
+    def test_noise_below_the_least_that_is_accounted_for_is_worth_nothing(self):
+        steps = LocalSteps(1, 1, 1)
+        assert math.isfinite(sound_client(steps, MIN_MULTIPLIER, 1, DELTA)[0])
+        less = math.nextafter(MIN_MULTIPLIER, 0)
+        assert sound_client(steps, less, 1, DELTA) == (math.inf, less)
+
+    @pytest.mark.parametrize(("wrong", "name"), [((0, 6), "batch"), ((100, 0), "local_steps")])
+    def test_a_batch_and_steps_there_must_be(self, wrong, name):
+        with pytest.raises(ConfigError, match=rf"^{name} must be > 0, got 0$"):
+            client_multiplier(4.0, *wrong)
+        assert client_multiplier(4.0, 1, 1) == 4.0
+
     def test_far_more_is_spent_than_was_published(self):
         # ε = 8 is claimed for 640 rounds; a client that took part in its 64 of them is at hundreds of thousands.
         assert sound_client(LocalSteps(600, 100, 1), 4.0, 64, 1e-3)[0] > 1e5
+
+
+class TestWhoStandsForAll:
+    def sizes(self, *units):
+        return [LocalSteps(size, 64, 1) for size in units]
+
+    @pytest.mark.parametrize(
+        ("units", "standing"),
+        [
+            ((500, 40, 9, 65, 300, 128, 200, 9), (9, 65, 128, 500)),
+            ((200, 128, 65, 9), (9, 65, 128, 200)),
+            ((65, 64), (64, 65)),
+            ((9,), (9,)),
+        ],
+    )
+    def test_the_smallest_the_middle_the_largest_and_the_costliest(self, units, standing):
+        found = standing_for_all(self.sizes(*units), LocalDpSgd(1.0, 1.0), 3, DELTA)
+        assert found == tuple(self.sizes(*standing))
+
+    def test_the_costliest_has_one_more_step_than_its_examples_fill(self):
+        sizes = self.sizes(9, 40, 65, 128, 200)
+        assert costliest_of(sizes, LocalDpSgd(1.0, 1.0), 3, DELTA) == LocalSteps(65, 64, 1)
 
 
 class TestStatement:
@@ -134,6 +208,84 @@ class TestStatement:
         assert published.formula == "σ/√k" and published.accountant == "published"
         rounds = Account().plus(Gaussian(published.noise_multiplier), 64)
         assert published.epsilon == rounds.epsilon(DELTA, "published") != rounds.epsilon(DELTA)
+
+    @pytest.mark.parametrize(
+        ("steps", "group_cap", "circumstances", "sampling", "batch"),
+        [
+            (LocalSteps(640, 100, 2), 0, Circumstances(), "poisson, 0.1562", None),
+            (LocalSteps(50, 100, 2), 3, Circumstances(), "poisson, 1", 50),
+            (LocalSteps(640, 100, 2, "shuffle"), 0, Circumstances(), "shuffle, no amplification claimed", 100),
+            (LocalSteps(50, 100, 2), 3, Circumstances(False, 2, True, 0.25), "poisson, 1", 50),
+            (LocalSteps(50, 100, 2), 0, Circumstances(False, 1, True, 0.25), "poisson, 1", 50),
+        ],
+    )
+    def test_everything_that_is_said_of_a_size(self, steps, group_cap, circumstances, sampling, batch):
+        mechanism = LocalDpSgd(4.0, 1.0, sampling=steps.sampling, group_cap=group_cap)
+        choices = 3 * 0.25 if circumstances.chooses_privately else 0.0
+        account = Account().plus(steps.event(4.0), 3)
+        if choices:
+            account = account.plus(Pure(0.25), 3)
+        found = {name: account.epsilon(1e-6, name) for name in ("rdp", "pld")}
+        rest = 1e-6 if batch else 1e-6 / 2
+        batch = batch or int(stats.binom.isf(1e-6 / 2 / (3 * steps.count), steps.examples, steps.rate))
+        multiplier = client_multiplier(4.0, batch, steps.count)
+        unit = Figure(
+            mechanism.unit,
+            "add-or-remove",
+            UNITS_ARE_NEIGHBOURS[mechanism.unit],
+            EVERYBODY,
+            epsilon=min(found.values()),
+            delta=1e-6,
+            accountant="pld",
+            by_accountant=found,
+            noise_multiplier=4.0,
+            steps=3 * steps.count,
+            sampling=sampling,
+        )
+        client = Figure(
+            "client",
+            "add-or-remove",
+            CLIENTS_ARE_NEIGHBOURS,
+            EVERYBODY,
+            epsilon=Account([Gaussian(multiplier)] * 3).epsilon(rest, "pld") + choices * steps.examples,
+            delta=1e-6,
+            accountant="pld",
+            noise_multiplier=multiplier,
+            releases=3,
+        )
+        recovered = recovered_multiplier(4.0, 2 * steps.examples / 100)
+        published = Figure(
+            "client",
+            status="heuristic",
+            reasons=PUBLISHED_CLIENT_REASONS,
+            formula="σ/√k",
+            epsilon=Account([Gaussian(recovered)] * 3).epsilon(1e-6, "published"),
+            delta=1e-6,
+            accountant="published",
+            noise_multiplier=recovered,
+            releases=3,
+        )
+        claim = dp_sgd_claim(mechanism, [steps], 3, 1e-6, circumstances)
+        assert claim == DpSgdClaim(
+            "dp-sgd",
+            unit=mechanism.unit,
+            parameters=mechanism.parameters(),
+            sizes=(OfSize(steps.examples, 3, (unit, client), (published,)),),
+        )
+
+    def test_each_size_has_its_own_figures_and_every_reason_is_said(self):
+        sizes = [LocalSteps(8, 8, 1), LocalSteps(16, 8, 1)]
+        seeded = dp_sgd_claim(LocalDpSgd(4.0, 1.0), sizes, 2, DELTA, Circumstances(True))
+        assert (seeded.reasons, seeded.seeded) == ((SEEDED,), True)
+        assert [(size.size, size.figures, len(size.heuristic)) for size in seeded.sizes] == [(8, (), 1), (16, (), 1)]
+        silent = dp_sgd_claim(LocalDpSgd(0.0, 1.0), sizes, 2, DELTA, Circumstances(True))
+        assert silent.reasons == (NO_NOISE, SEEDED) and silent.sizes == (OfSize(8, 2), OfSize(16, 2))
+        sound = dp_sgd_claim(LocalDpSgd(4.0, 1.0), sizes, 2, DELTA, Circumstances())
+        alone = [dp_sgd_claim(LocalDpSgd(4.0, 1.0), [steps], 2, DELTA, Circumstances()).sizes for steps in sizes]
+        assert sound.sizes == alone[0] + alone[1] and not sound.seeded
+        assert replace(sound, sizes=()) == DpSgdClaim(
+            "dp-sgd", unit="example", parameters=LocalDpSgd(4.0, 1.0).parameters()
+        )
 
     def test_the_claim_for_an_example_is_that_of_its_steps(self):
         facts = self.of()
