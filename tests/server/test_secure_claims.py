@@ -171,6 +171,7 @@ def said_of(budget, colluding):
     ("colluding", "adversary"),
     [
         (0, "the server, and whoever sees the models of the run and is none of its clients"),
+        (1, "the server together with one client, and whoever sees the models of the run"),
         (2, "the server together with up to 2 clients, and whoever sees the models of the run"),
     ],
 )
