@@ -310,7 +310,7 @@ def average_metrics(
 
 def _scores(message: Message) -> tuple[float, dict[str, float]]:
     """The example count and the metrics of an evaluation reply."""
-    records = list(message.content.metric_records.values())
+    records = list(_records(message, MetricRecord).values())
     if len(records) != 1 or not is_count(records[0].get(EXAMPLES)):
         raise Unfit("weight", f"expected one metric record with {EXAMPLES} above 0 and at most {MAX_EXAMPLES:.0e}")
     metrics = {name: value for name, value in records[0].items() if name != EXAMPLES}

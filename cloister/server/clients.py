@@ -34,7 +34,8 @@ def personalise(grid: Grid, arrays: ArrayRecord, public: Mapping[str, str | int]
     messages = [Message(content, node, MessageType.QUERY) for node in grid.get_node_ids()]
     for message in messages:
         message.metadata.ttl = SAVING_SECONDS
-    list(grid.send_and_receive(messages, timeout=SAVING_SECONDS))
+    for _ in grid.send_and_receive(messages, timeout=SAVING_SECONDS):
+        pass  # what comes back says nothing, and is not kept
 
 
 @runtime_checkable

@@ -225,10 +225,11 @@ class RoundLoop:
                 messages = list(self.strategy.configure_evaluate(number, arrays, config, self.grid))
                 if not messages:
                     return {}
-                replies = list(self._replies(number, messages))
+                # One reply at a time: a node may have put into its own what nobody reads, twice the size of the model.
+                found = self.strategy.aggregate_evaluate(number, self._replies(number, messages))
         except StopAsked:
             return {}  # The model of this round is there: it is kept, without scores, and the next round is not begun.
-        return dict(self.strategy.aggregate_evaluate(number, replies) or {})  # type: ignore[arg-type]
+        return dict(found or {})  # type: ignore[arg-type]
 
     def _replies(self, number: int, messages: Iterable[Message]) -> Iterable[Message]:
         """Send, and wait as long as a round may take; a message nobody has fetched by then is void.

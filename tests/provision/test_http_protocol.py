@@ -93,15 +93,17 @@ def test_one_that_asks_again_and_again_stays():
     asyncio.run(ask())
 
 
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 ENDLESS = [
     (b"GET / HTTP/1.1\r\n", b"a:b\r\n"),
     (b"GET / HTTP/1.1\r\na: ", b"x"),
     (b"GET /", b"x"),
-    (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b"a:b\r\n"),
+    (CHUNKED + b"0\r\n", b"a:b\r\n"),
+    (CHUNKED, b"1\r\nx\r\n"),
 ]
 
 
-@pytest.mark.parametrize(("begins", "goes_on"), ENDLESS, ids=["headers", "a value", "a path", "trailers"])
+@pytest.mark.parametrize(("begins", "goes_on"), ENDLESS, ids=["headers", "a value", "a path", "trailers", "chunks"])
 def test_a_head_without_end_is_not_read(monkeypatch, begins, goes_on):
     monkeypatch.setattr(http_protocol, "CONNECTION_SILENCE", 60.0)
     mebibyte = goes_on * (2**20 // len(goes_on))
@@ -113,6 +115,54 @@ def test_a_head_without_end_is_not_read(monkeypatch, begins, goes_on):
                 for _ in range(100):
                     writer.write(mebibyte)
                     await asyncio.wait_for(writer.drain(), 20)
+
+    asyncio.run(send())
+
+
+@pytest.mark.parametrize(
+    "request_in_chunks", [CHUNKED, CHUNKED.replace(b"chunked\r\n", b"chunked\r\nContent-Length: 3\r\n")]
+)
+def test_a_request_in_chunks_is_refused_before_the_application_sees_it(request_in_chunks):
+    """The application never answers."""
+
+    async def ask():
+        async with connection(asyncio.Event()) as (reader, writer):
+            writer.write(request_in_chunks)
+            return await asyncio.wait_for(reader.read(), 20)
+
+    assert asyncio.run(ask()).startswith(b"HTTP/1.1 400")
+
+
+def test_one_that_is_refused_is_read_no_more_and_gone_within_a_second(monkeypatch):
+    """A connection of TLS that is closed hands on what still comes, until its peer closes it."""
+    monkeypatch.setattr(http_protocol, "GOODBYE", 0.0)
+
+    class Transport(asyncio.Transport):
+        closed = aborted = False
+
+        def write(self, data):
+            pass
+
+        def close(self):
+            self.closed = True
+
+        def is_closing(self):
+            return self.closed
+
+        def abort(self):
+            self.aborted = True
+
+    async def send():
+        config = Config(lambda *_: None, http=BoundedH11Protocol, lifespan="off", log_config=None)
+        config.load()
+        protocol, transport = BoundedH11Protocol(config, ServerState(), {}), Transport()
+        protocol.connection_made(transport)
+        protocol.data_received(CHUNKED)
+        assert transport.closed
+        protocol.data_received(b"1\r\nx\r\n")
+        assert protocol.conn.trailing_data == (b"", False)
+        await asyncio.sleep(0.01)
+        assert transport.aborted
 
     asyncio.run(send())
 
