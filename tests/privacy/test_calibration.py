@@ -129,7 +129,7 @@ def test_what_is_beside_the_sum_may_take_all_of_it(tmp_path, monkeypatch):
 
 def test_where_no_noise_up_to_the_largest_is_enough(tmp_path, monkeypatch):
     budget = budget_in(tmp_path, max_epsilon=2.0)
-    monkeypatch.setattr(budget, "cost", lambda event: budget.limit if event.noise_multiplier < 1e6 else 0.0)
+    monkeypatch.setattr(budget, "cost", lambda event: budget.limit if event.noise_multiplier <= 1e6 else 0.0)
     strategy = globally(z="auto", budget=budget)
     with pytest.raises(ConfigError, match=r"^no noise multiplier up to 1e6 stays within privacy.max-epsilon = 2$"):
         strategy.calibrated(LAYOUT, 1)

@@ -386,6 +386,7 @@ class TestExactly:
 
     def test_the_largest_multiplier_that_is_looked_for(self):
         assert minimum_multiplier(lambda z: 4e5 / z, 1.0, "") == pytest.approx(4e5, rel=1.1e-3)
+        assert minimum_multiplier(lambda z: 9e5 / z, 1.0, "") == pytest.approx(9e5, rel=1.1e-3)
         assert minimum_multiplier(lambda z: 1e-2 / z, 1.0, "") == pytest.approx(1e-2, rel=1.1e-3)
         with pytest.raises(ConfigError, match=r"stays within so much$"):
             minimum_multiplier(lambda z: 1.1e6 / z, 1.0, "so much")

@@ -92,6 +92,11 @@ class TestSentences:
         (told,) = meanings(stated(unknown, Figure("client", epsilon=0.5, delta=1e-5, scope=ALL_RUNS)))
         assert "over all runs in the ledger 62.3 % (ε = 0.5, δ = 1e-05)." in told.how_much
 
+    def test_a_figure_without_a_number_protects_nobody(self):
+        (told,) = meanings(stated(replace(OF_RUN, epsilon=None)))
+        assert not told.practical and told.who.startswith("There is a claim for every client")
+        assert "with a probability of at most 100 % instead of 50 % (ε = inf" in told.how_much
+
     def test_a_guess_that_is_nearly_certain_is_called_so(self):
         (told,) = meanings(stated(replace(OF_RUN, epsilon=4.0)))
         assert "(ε = 4, δ = 1e-05), so that the guess may be nearly certain, and at most" in told.how_much

@@ -26,6 +26,8 @@ ROUNDING = 1e-12
 """By which a sum of leakages may pass its limit: ten releases of 0.4 are 4."""
 EXACT = 1e-9
 """Share of a limit that calibration leaves: a ledger adds costs up one by one, and rounds each time."""
+MAX_MULTIPLIER = 1e6
+"""The largest noise multiplier that is looked for, and that an event takes."""
 
 
 class Filter(ABC):
@@ -278,9 +280,9 @@ def minimum_multiplier(spent: Callable[[float], float], limit: float, budget: st
     limit *= 1 - EXACT
     low, high = 1e-3, 1.0
     while spent(high) > limit:
-        low, high = high, 2 * high
-        if high > 1e6:
+        if high == MAX_MULTIPLIER:
             raise ConfigError(f"no noise multiplier up to 1e6 stays within {budget}")
+        low, high = high, min(2 * high, MAX_MULTIPLIER)
     while high - low > 1e-3 * high:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if spent(middle) <= limit else (middle, high)

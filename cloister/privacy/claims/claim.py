@@ -1,5 +1,6 @@
 """What may be said about a run's privacy, and what not: the values, without their words."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -60,6 +61,11 @@ class Figure:
     status: Status | None = None
     reasons: tuple[str, ...] | None = None
     formula: str | None = None
+
+    @property
+    def bound(self) -> float:
+        """ε; infinity where there is none, as no number bounds what can be learnt."""
+        return math.inf if self.epsilon is None else self.epsilon
 
     def counted(self, account: Account, delta: float) -> "Figure":
         """This figure with ε at δ by the tightest accountant, and by every other that applies.

@@ -168,7 +168,7 @@ def weakest(claim: ClientClaim) -> Figure | None:
     """The figure about the unit with the largest ε; under local noise the one for exchanging all data is the widest."""
     figures: Iterable[Figure] = claim.by_size.values() if isinstance(claim, DpSgdClaim) else claim.figures
     found = [figure for figure in figures if figure.unit == claim.unit and figure.epsilon is not None]
-    return max(found, key=lambda figure: figure.epsilon or 0.0, default=None) if claim.status == "sound" else None
+    return max(found, key=lambda figure: figure.bound, default=None) if claim.status == "sound" else None
 
 
 def summary_of_clients(claim: ClientClaim) -> str:
@@ -187,7 +187,7 @@ def _of(claim: ClientClaim) -> str:
     if not isinstance(claim, DpSgdClaim):
         return ""
     found = claim.by_size
-    return f" of a client with {max(found, key=lambda size: found[size].epsilon or 0.0)}"
+    return f" of a client with {max(found, key=lambda size: found[size].bound)}"
 
 
 def _sizes(claim: DpSgdClaim) -> str:
@@ -216,7 +216,7 @@ def _who(figure: Figure) -> str:
 
 
 def _is_practical(figure: Figure) -> bool:
-    return is_practical(figure.epsilon or 0.0, figure.delta or 0.0)
+    return is_practical(figure.bound, figure.delta or 0.0)
 
 
 def _secret(figure: Figure) -> str:
@@ -243,13 +243,13 @@ def _how_much(figure: Figure) -> str:
     elif guess > LITTLE_DOUBT:
         told += ", so that the guess may be nearly certain"
     if figure.unit == "client" and figure.relation == "add-or-remove":
-        part = best_guess_of_a_part(figure.epsilon or 0.0, figure.delta or 0.0)
+        part = best_guess_of_a_part(figure.bound, figure.delta or 0.0)
         told += f", and at most {percent(part)} about one person whose data is a part of a client's"
     return told
 
 
 def _guess(figure: Figure) -> float:
-    return best_guess(figure.epsilon or 0.0, figure.delta or 0.0)
+    return best_guess(figure.bound, figure.delta or 0.0)
 
 
 def _parameters(figure: Figure) -> str:

@@ -95,7 +95,7 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
             return figure
         # A directory that was put back to an earlier state does not know how often the run was resumed.
         recorded = figure.counted(budget.account_of_run(insiders), budget.delta)
-        return max(figure, recorded, key=lambda counted: counted.epsilon or 0.0)
+        return max(figure, recorded, key=lambda counted: counted.bound)
 
     run = counted(_adversary(claim), True)
     figures = [run]
@@ -108,7 +108,7 @@ def _figures(claim: Claim, budget: PrivacyBudget[Ledger], planned: Planned | Non
         conditions = [SECURE_CONDITION] * claim.is_against_server + [everything.condition or ""]
         figures.append(replace(everything, condition=_joined(conditions)))
     strangers = counted(STRANGERS, False)
-    if (strangers.epsilon or 0.0) < (run.epsilon or 0.0):
+    if strangers.bound < run.bound:
         figures.append(strangers)
     return tuple(figures)
 

@@ -166,7 +166,7 @@ def render_largest(claim: DpSgdClaim) -> str:
     found = claim.by_size
     if not found:
         return ""
-    high, low = (choose(found, key=lambda size: found[size].epsilon or 0.0) for choose in (max, min))
+    high, low = (choose(found, key=lambda size: found[size].bound) for choose in (max, min))
     is_fewest = not claim.known and high == min(found) and found.keys() - {high}
     fewest = ", the fewest that figures are given for" if is_fewest else ""
     whose = f"that of a client with {high} {claim.unit}s{fewest}"
@@ -191,7 +191,7 @@ def render_clients(claim: ClientClaim) -> list[str]:
     """What may be said about the clients' own mechanism as lines of plain text."""
     budget = [f"  {told}"] if (told := beyond_budget(claim)) else []
     if isinstance(claim, DpSgdClaim):
-        dearest = max((figure.epsilon or 0.0 for figure in claim.by_size.values()), default=None)
+        dearest = max((figure.bound for figure in claim.by_size.values()), default=None)
         first = f"clients: dp-sgd, {_worth(claim, dearest)}; {KNOWN if claim.known else NOT_KNOWN}"
         if claim.nobody_trained:
             return [first, f"  {NOBODY_TRAINED}", *_reasons(claim), *budget]

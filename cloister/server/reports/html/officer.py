@@ -148,7 +148,7 @@ def _where(claim: Claim) -> str:
 
 def _epsilons(claim: Claim, found: list[Figure]) -> str:
     """Each ε with what it is over; of clients of several sizes, the least and the largest."""
-    values = sorted({figure.epsilon or 0.0 for figure in found})
+    values = sorted({figure.bound for figure in found})
     if isinstance(claim, DpSgdClaim) and values[1:]:
         return f"ε from {at_most(values[0])} to {at_most(values[-1])}, by the size of a client,"
     scoped = [at_most(figure.epsilon) + (f" ({figure.scope})" if values[1:] else "") for figure in found]

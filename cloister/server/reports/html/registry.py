@@ -128,7 +128,7 @@ def _strongest(facts: Facts) -> tuple[Claim, Figure]:
     for claim in claims_of(facts):
         found = [figure for _, figure in figures_of(claim) if figure.unit == claim.unit]
         if claim.status == "sound" and found:
-            return claim, max(found, key=lambda figure: figure.epsilon or 0.0)
+            return claim, max(found, key=lambda figure: figure.bound)
     raise ConfigError(
         f"{facts.name} has no sound claim with an ε: the registry is for deployments with a guarantee, so no entry is "
         "written"

@@ -62,7 +62,7 @@ def figure_rows(claims: Iterable[Claim]) -> list[FigureRow]:
 
 
 def _figure_row(claim: Claim, about: str, figure: Figure) -> FigureRow:
-    epsilon, delta = figure.epsilon or 0.0, figure.delta or 0.0
+    epsilon, delta = figure.bound, figure.delta or 0.0
     against = figure.adversary or ""
     scope = [part for part in (about or figure.scope, figure.relation, figure.condition, figure.counts) if part]
     kept = f"a budget, kept by {figure.filter}" if figure.budget else ""
