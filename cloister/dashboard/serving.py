@@ -14,7 +14,7 @@ from cloister.core.errors import ConfigError
 from cloister.dashboard.app import application
 from cloister.dashboard.guard import LOOPBACK, Guard
 from cloister.deploy.credentials import read_digests
-from cloister.deploy.superlink.http_protocol import BoundedH11Protocol
+from cloister.deploy.http_protocol import BoundedH11Protocol
 from cloister.watch.snapshot import Places
 
 

@@ -1,9 +1,6 @@
-"""Flower's SuperLink, with its Control interface closed to all but operators, its nodes kept apart, and limits of size.
+"""The process of a SuperLink: its options, its state database, its certificates, and uvicorn.
 
-The open-source SuperLink of flwr 1.41 authenticates nobody who starts a run, registers a node or reads a log, and
-serves nodes and operators on one port. Its interface for account authentication, `ControlAuthnPlugin`, is what is
-filled in here; only the choice of plugin is not reachable by an option, so that its parts are put together here. They
-are those of flwr 1.41.0: with another version this fails at start, and nothing is served.
+They are those of flwr 1.41.0: with another version this fails at start, and nothing is served.
 """
 
 import sqlite3
@@ -25,9 +22,9 @@ from cloister.core.errors import ConfigError
 from cloister.core.files import DAY
 from cloister.deploy import certificates
 from cloister.deploy.credentials import read_digests
+from cloister.deploy.http_protocol import BoundedH11Protocol
 from cloister.deploy.superlink import database
 from cloister.deploy.superlink.app import closed_app
-from cloister.deploy.superlink.http_protocol import BoundedH11Protocol
 from cloister.deploy.superlink.interrupted import DeliveredMessage, recover
 from cloister.deploy.superlink.operators import OperatorsOnly
 

@@ -1,37 +1,54 @@
-"""An HTTP/1.1 protocol for uvicorn that closes idle connections and limits the headers of a request.
+"""An HTTP/1.1 protocol for uvicorn that closes idle connections, and limits what a request may cost before it is known.
 
 uvicorn waits without end for the first headers of a connection, and with closing until a peer has read all. Its
 httptools parser has no limit on the size of headers, and parses all requests of a connection that came at once: three
-connections took 5.5 GB in twelve seconds, and everybody else waited. h11 parses one request at a time, and limits its
-headers, and its trailers, to 16 KiB each. A body in chunks of one byte takes it a second of processor time a mebibyte,
-also after the answer, when nobody counts any more what comes: requests say how long they are, or are refused.
+connections took 5.5 GB in twelve seconds, and everybody else waited. h11 parses one request at a time, and is limited
+where it has no limit of its own:
+
+| what | without a limit |
+|---|---|
+| a head that comes all at once | any size: the 16 KiB of h11 are for one that comes in parts |
+| blanks before what no header may hold | each way to divide them is tried: 0.8 s for 16 KiB, minutes for 240 |
+| a body in chunks | chunks of one byte cost a second a mebibyte, also after the answer, when nobody counts any more |
+| answers that nobody reads | the next answer waits for their reader |
 """
 
 import asyncio
+import re
 from typing import Any
 
 import h11
+from h11 import _abnf, _readers
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 CONNECTION_SILENCE = 60.0
 """Seconds between two looks at a connection: one without a request between them is closed."""
 GOODBYE = 1.0
-"""Seconds in which the answer to a request that is no HTTP, or has no length, can be read."""
+"""Seconds in which the answer to a request that is no HTTP, or in chunks, can be read."""
 
 
-class LengthsKnown(h11.Connection):
-    """The parser of a connection whose requests say how long they are."""
+MAX_HEAD = 2**14
+"""Bytes of a request's target and headers."""
+
+# Possessive: blanks that were taken are not given back. The same headers match, in a time that grows with their length.
+vars(_readers)["header_field_re"] = re.compile(_abnf.header_field.replace(_abnf.OWS, _abnf.OWS + "+").encode("ascii"))
+
+
+class BoundedRequests(h11.Connection):
+    """The parser of a connection, on which no request comes in chunks or has a long head."""
 
     def next_event(self) -> Any:
-        """As h11's.
+        """What comes next on the connection.
 
         Raises:
-            RemoteProtocolError: also for a request in chunks.
+            RemoteProtocolError: it is no HTTP, a request in chunks, or one with a long head.
         """
         event = super().next_event()
-        if isinstance(event, h11.Request) and any(name == b"transfer-encoding" for name, _ in event.headers):
-            raise h11.RemoteProtocolError("a request in chunks", error_status_hint=411)
+        if isinstance(event, h11.Request):
+            head = len(event.target) + sum(len(name) + len(value) for name, value in event.headers)
+            if head > MAX_HEAD or any(name == b"transfer-encoding" for name, _ in event.headers):
+                raise h11.RemoteProtocolError("a request in chunks, or with a long head")
         return event
 
 
@@ -39,12 +56,12 @@ class BoundedH11Protocol(H11Protocol):
     """uvicorn's HTTP/1.1 protocol. It closes connections that are idle for one to two times `CONNECTION_SILENCE`.
 
     Args:
-        config, others: as uvicorn gives them.
+        config, others, named: as uvicorn gives them.
     """
 
     def __init__(self, config: Config, *others: Any, **named: Any) -> None:
         super().__init__(config, *others, **named)
-        self.conn = LengthsKnown(h11.SERVER)
+        self.conn = BoundedRequests(h11.SERVER)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer."""
@@ -67,8 +84,9 @@ class BoundedH11Protocol(H11Protocol):
         self.loop.call_later(GOODBYE, self.transport.abort)
 
     def _close_if_idle(self, before: RequestResponseCycle | None) -> None:
-        """Close a connection that has had no new request since `before`, which has its answer."""
-        if self.transport.is_closing():
+        """Close a connection without a new request since `before`, which has its answer, or cannot get it."""
+        waits = self.flow.write_paused and before is not None and not before.response_started
+        if self.transport.is_closing() or (waits and self.cycle is before):
             self.transport.abort()  # what is left has not been read until now
         elif self.cycle is before and (before is None or before.response_complete):
             self.transport.close()
