@@ -19,8 +19,8 @@ from pathlib import Path
 import uvicorn
 from common import machine, table
 
+from cloister.deploy.http_protocol import BoundedH11Protocol
 from cloister.deploy.superlink.door import Door, Receive, Refusal, Scope, Send
-from cloister.deploy.superlink.http_protocol import BoundedH11Protocol
 
 PATH = "/v1/fleet/push-object"
 PIECE = 5 * 2**20

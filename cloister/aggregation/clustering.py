@@ -24,7 +24,7 @@ from cloister.core.errors import FederationError
 from cloister.core.hypotheses import stacked, unstacked
 from cloister.core.state import State, joined, part
 from cloister.core.wire import HYPOTHESES
-from cloister.privacy.mechanisms.kmeans import clustered, scattered
+from cloister.privacy.mechanisms.kmeans import Clusters, clustered, scattered
 
 
 class LaplaceClustering(Decorator):
@@ -39,8 +39,9 @@ class LaplaceClustering(Decorator):
         make: a copy of it for one hypothesis, which aggregates. Whom it would draw is not asked.
         hypotheses: k ≥ 1. With one, and clients that add no noise, this is the wrapped strategy itself; with several
             and no noise it is IFCA (Ghosh et al., 2020).
-        split_round: until this round all hypotheses are one model, aggregated of all replies. From it on, as long as
-            they still are, k-means begins with releases far from each other (`scattered`). 0: they never were.
+        split_round: until this round all hypotheses are one model, aggregated of all replies. In it, or in the first
+            after it that has replies, k-means begins with releases far from each other (`scattered`). 0: hypotheses
+            differ from the beginning.
 
     Guarantee: none of its own. What a client sends is protected, or not, by what the client does to it.
 
@@ -112,16 +113,15 @@ class LaplaceClustering(Decorator):
             server_round: from 1 on.
             screening: of the replies that count.
         """
-        sent, releases = unstacked(from_record(self.sent)), screening.cohort.rows
-        if server_round < self._split_round:
-            found = None
-            models, metrics = self._aggregated(server_round, sent, [releases] * self.hypotheses)
-            models = models[:1] * self.hypotheses
-        else:
-            layout = Layout.of(sent[0])
-            found = clustered(layout, releases, self._start(layout, releases, sent))
+        sent, releases, found = unstacked(from_record(self.sent)), screening.cohort.rows, None
+        members: list[Sequence[Row]] = [releases] * self.hypotheses
+        if server_round >= self._split_round:
+            found = self._clusters(releases, sent)
             members = [[releases[i] for i in np.flatnonzero(found.labels == k)] for k in range(self.hypotheses)]
-            models, metrics = self._aggregated(server_round, sent, members)
+        models, metrics = self._aggregated(server_round, sent, members)
+        if found is None:
+            # Each copy aggregates, so that it has a state of its own. One model stands for all: a strategy may draw.
+            models = models[:1] * self.hypotheses
         self.measured = Measurements(
             asked=len(self._asked),
             accepted=len(releases),
@@ -143,13 +143,14 @@ class LaplaceClustering(Decorator):
             metrics = seen or metrics
         return models, metrics
 
-    def _start(self, layout: Layout, releases: Sequence[Row], sent: Sequence[NamedArrays]) -> list[Row]:
-        """What k-means starts from: the hypotheses, or releases in their place."""
+    def _clusters(self, releases: Sequence[Row], sent: Sequence[NamedArrays]) -> Clusters:
+        """Of k-means from the hypotheses, or from releases in their place."""
+        layout = Layout.of(sent[0])
         start = [layout.rows(model) for model in sent]
         if self._split_round and releases and all(_alike(model, sent[0]) for model in sent):
             chosen = scattered(layout, releases, len(start))
             start[: len(chosen)] = [releases[number] for number in chosen]
-        return start
+        return clustered(layout, releases, start)
 
     def state_dict(self) -> State:
         """As `Decorator.state_dict`, with every copy."""

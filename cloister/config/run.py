@@ -325,6 +325,8 @@ def _warmup_ends(config: RunConfig) -> str:
 
 def _hypotheses_are_split(config: RunConfig) -> str:
     split_round = config.privacy.split_round
+    if split_round and config.privacy.server.hypotheses == 1:
+        return f"privacy.clusters-split-round = {split_round} has no effect with privacy.clusters = 1; use more"
     if split_round <= config.num_rounds:
         return ""
     return f"privacy.clusters-split-round = {split_round} must be at most num-rounds = {config.num_rounds}"

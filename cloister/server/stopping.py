@@ -21,7 +21,7 @@ class EarlyStopping:
         first_round: evaluations before it do not count.
 
     Attributes:
-        best: the model of the least loss so far; None before the first.
+        best: the model of the least loss from `first_round` on; None before the first.
         best_round: its round.
     """
 

@@ -239,6 +239,10 @@ def test_auto_evaluation_asks_clients_only_without_privacy(keys, asked):
             {"privacy.server": "laplace-clustering", "privacy.clusters-split-round": 11},
             "privacy.clusters-split-round = 11 must be at most num-rounds = 10",
         ),
+        (
+            {"privacy.server": "laplace-clustering", "privacy.clusters": 1, "privacy.clusters-split-round": 9},
+            "privacy.clusters-split-round = 9 has no effect with privacy.clusters = 1; use more",
+        ),
         ({"client.warmup-rounds": 10}, "client.warmup-rounds = 10 must be below num-rounds = 10"),
     ],
 )

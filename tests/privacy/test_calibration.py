@@ -123,7 +123,7 @@ def test_what_is_beside_the_sum_may_take_all_of_it(tmp_path, monkeypatch):
     budget = budget_in(tmp_path, max_epsilon=2.0)
     monkeypatch.setattr(budget, "spent", lambda: budget.limit / 2)
     monkeypatch.setattr(budget, "cost", lambda event: budget.limit / 2)
-    with pytest.raises(ConfigError, match=r"^no noise multiplier up to 1e6"):
+    with pytest.raises(ConfigError, match=r"^no noise multiplier up to 1e\+06"):
         globally(z="auto", budget=budget).calibrated(LAYOUT, 1)
 
 
@@ -131,6 +131,6 @@ def test_where_no_noise_up_to_the_largest_is_enough(tmp_path, monkeypatch):
     budget = budget_in(tmp_path, max_epsilon=2.0)
     monkeypatch.setattr(budget, "cost", lambda event: budget.limit if event.noise_multiplier <= 1e6 else 0.0)
     strategy = globally(z="auto", budget=budget)
-    with pytest.raises(ConfigError, match=r"^no noise multiplier up to 1e6 stays within privacy.max-epsilon = 2$"):
+    with pytest.raises(ConfigError, match=r"^no noise multiplier up to 1e\+06 stays within privacy.max-epsilon = 2$"):
         strategy.calibrated(LAYOUT, 1)
     assert not strategy.mechanism.is_calibrated

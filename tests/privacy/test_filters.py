@@ -296,7 +296,7 @@ class TestCalibration:
             noise_multiplier_for(*arguments)
 
     def test_what_no_noise_can_do_is_refused(self):
-        with pytest.raises(ConfigError, match="no noise multiplier up to 1e6 stays within a budget of ε = 1"):
+        with pytest.raises(ConfigError, match=r"no noise multiplier up to 1e\+06 stays within a budget of ε = 1"):
             minimum_multiplier(lambda z: 2.0, 1.0, "a budget of ε = 1")
 
 
@@ -382,7 +382,7 @@ class TestExactly:
     def test_what_cannot_be_kept_says_which_budget(self):
         with pytest.raises(ConfigError) as refused:
             noise_multiplier_for(1e-9, SMALL, 10**9)
-        assert str(refused.value) == "no noise multiplier up to 1e6 stays within a budget of ε = 1e-09 at δ = 1e-05"
+        assert str(refused.value) == "no noise multiplier up to 1e+06 stays within a budget of ε = 1e-09 at δ = 1e-05"
 
     def test_the_largest_multiplier_that_is_looked_for(self):
         assert minimum_multiplier(lambda z: 4e5 / z, 1.0, "") == pytest.approx(4e5, rel=1.1e-3)

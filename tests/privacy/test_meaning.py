@@ -87,11 +87,6 @@ class TestSentences:
         (told,) = meanings(stated(OF_RUN, Figure("client", epsilon=4.0, delta=1e-5, scope=ALL_RUNS)))
         assert "over all runs in the ledger 98.3 % (ε = 4, δ = 1e-05)." in told.how_much
 
-    def test_more_than_a_figure_that_is_none_is_said(self):
-        unknown = replace(OF_RUN, epsilon=None)
-        (told,) = meanings(stated(unknown, Figure("client", epsilon=0.5, delta=1e-5, scope=ALL_RUNS)))
-        assert "over all runs in the ledger 62.3 % (ε = 0.5, δ = 1e-05)." in told.how_much
-
     def test_a_figure_without_a_number_protects_nobody(self):
         (told,) = meanings(stated(replace(OF_RUN, epsilon=None)))
         assert not told.practical and told.who.startswith("There is a claim for every client")

@@ -106,7 +106,7 @@ SHOWS = "privacy.placement = 'update' shows strategy X one reply, the release, a
         (lambda: AUTO.calibrated(lambda _: 4.0, 3.0, "a budget"), BESIDE),
         (
             lambda: AUTO.calibrated(lambda _: 3.0, 3.0, "a budget"),
-            "no noise multiplier up to 1e6 stays within a budget",
+            "no noise multiplier up to 1e+06 stays within a budget",
         ),
         (
             lambda: halved("rule").refuse_canaries(),

@@ -11,6 +11,7 @@ from open_link import SuperLink, nodes_of
 from cloister.deploy.superlink.abandoned import Sending
 from cloister.deploy.superlink.apart import OwnMessages
 from cloister.deploy.superlink.retries import RetryWhenBusy
+from cloister.deploy.superlink.revoked import RevokedKeys
 from cloister.deploy.superlink.runs import RunningRuns
 from cloister.deploy.superlink.unfinished import WholeReplies
 
@@ -21,7 +22,7 @@ def flower_as_it_was(monkeypatch):
     for module, names in [
         (fleet_handlers, (*OwnMessages.names, *RunningRuns.names)),
         (runtime_handlers, (*WholeReplies.names, *Sending.names, *RetryWhenBusy.names)),
-        (control_handlers, ("register_node",)),
+        (control_handlers, RevokedKeys.names),
         (sql_mixin, ("SQLITE_PRAGMAS",)),
     ]:
         for name in names:

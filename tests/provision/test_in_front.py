@@ -5,7 +5,7 @@ from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from cloister.deploy.superlink.app import in_front
+from cloister.deploy.superlink.app import install
 
 OF_NODES = {
     "get_run": ["OwnMessages"],
@@ -37,8 +37,7 @@ def passed(module, name):
 @pytest.mark.usefixtures("flower_as_it_was")
 def test_a_request_passes_all_of_it_in_this_order():
     before = {module: dict(vars(module)) for module in (fleet_handlers, runtime_handlers, control_handlers)}
-    for each in in_front():
-        each.install()
+    install()
     for module, expected in [(fleet_handlers, OF_NODES), (runtime_handlers, OF_APPS), (control_handlers, OF_OPERATORS)]:
         changed = {name for name, value in vars(module).items() if value is not before[module][name]}
         assert {name: passed(module, name) for name in changed} == expected

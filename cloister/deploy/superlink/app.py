@@ -1,7 +1,8 @@
 """Flower's SuperLink as an application: what stands in front of its functions, and the door before all of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from flwr.superlink import extensions
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
@@ -32,44 +33,47 @@ def closed_app(config: SuperLinkLifespanConfig, before: Sequence[DeliveredMessag
         before: what nodes were given by the SuperLink before it, the last one of each node last.
     """
     path = database.file_of(config.database)
-    for each in in_front(before, path.parent if path else None):
-        each.install()
+    install(before, path.parent if path else None)
     app = create_app(config, SuperLinkLifespan)
     # An extension may add middleware, and may change the application in any other way: none may be there.
     plain = config.fleet_event_log_plugin is None and extensions._try_import_sgxt() is None
     return Door(Shortcut(app) if plain else app, KnownSenders(app))
 
 
-def in_front(before: Sequence[DeliveredMessage] = (), folder: Path | None = None) -> Iterator[InFront]:
-    """What stands in front of Flower's functions, the innermost first.
+def install(before: Sequence[DeliveredMessage] = (), folder: Path | None = None) -> None:
+    """Put everything of ours in front of Flower's functions, the innermost first: each calls what was there before it.
 
-    Each calls those before it, which have to be installed when it is made: install one before asking for the next.
-
-    | | functions for nodes | functions for the server's app |
-    |---|---|---|
-    | `OwnMessages` | all of messages and objects | |
-    | `DeletesExpired` | | `push_messages`, `pull_messages` |
-    | `WholeReplies` | | `pull_messages` |
-    | `Abandoned`, `Sending` | `pull_messages`, `pull_object` | `push_messages` |
-    | `RetryWhenBusy` | | `push_messages`, `push_object` |
-    | `ReplyLimit` | `pull_…`, `push_…` | |
-    | `RunningRuns` | `check_abort` | |
-    | `RevokedKeys` | `register_node`, for operators | |
+    | | for nodes | for the server's app | for operators |
+    |---|---|---|---|
+    | `OwnMessages` | `get_run`, all of messages and objects | | |
+    | `DeletesExpired` | | `push_messages`, `pull_messages` | |
+    | `WholeReplies` | | `pull_messages` | |
+    | `Abandoned`, `Sending` | `pull_messages`, `pull_object` | `push_messages` | |
+    | `RetryWhenBusy` | | `push_messages`, `push_object` | |
+    | `ReplyLimit` | `pull_…`, `push_…` | | |
+    | `RunningRuns` | `check_abort` | | |
+    | `RevokedKeys` | | | `register_node` |
 
     Args:
         before: as of `closed_app`.
-        folder: of the state database, where replies wait until they are whole; None: in memory.
+        folder: of the state database, where replies wait until they are whole; None: that of temporary files.
     """
-    own = OwnMessages(before, folder)
-    yield own
-    yield DeletesExpired()
-    yield WholeReplies(own.handover.unfinished)
-    abandoned = Abandoned(before)
-    yield abandoned
-    yield Sending(abandoned)
+    own = _installed(OwnMessages(before, folder))
+    _installed(DeletesExpired())
+    _installed(WholeReplies(own.handover.unfinished))
+    abandoned = _installed(Abandoned(before))
+    _installed(Sending(abandoned))
     # Outermost of the app's functions: a database may fail in any of those before it.
-    yield RetryWhenBusy()
+    _installed(RetryWhenBusy())
     # Outermost of the nodes' functions: it counts what `OwnMessages` does not hand on, too.
-    yield ReplyLimit()
-    yield RunningRuns()
-    yield RevokedKeys()
+    _installed(ReplyLimit())
+    _installed(RunningRuns())
+    _installed(RevokedKeys())
+
+
+F = TypeVar("F", bound=InFront)
+
+
+def _installed(each: F) -> F:
+    each.install()
+    return each

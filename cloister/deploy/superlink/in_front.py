@@ -26,7 +26,3 @@ class InFront:
         """Put this in front of the functions."""
         for name in self.inner:
             vars(self.handlers)[name] = getattr(self, name)
-
-    def remove(self) -> None:
-        """Take it away again."""
-        vars(self.handlers).update(self.inner)

@@ -39,9 +39,9 @@ class OperatorsOnly(ControlAuthnPlugin):
         )
 
     def get_auth_tokens(self, device_code: str) -> AccountAuthCredentials | None:
-        """Refuse: tokens are provisioned."""
+        """Refuse to issue a token: they are provisioned."""
         raise FlowerError(ApiErrorCode.NO_ACCOUNT_AUTH, "operators' tokens are provisioned, not issued here")
 
     def refresh_tokens(self, metadata: Metadata) -> tuple[Metadata | None, AccountInfo | None]:
-        """Refuse: a token that is not known now is not renewed either."""
+        """Refuse to renew a token: one that is not known now is not renewed either."""
         raise FlowerError(ApiErrorCode.ACCOUNT_AUTHENTICATION_FAILED, "unknown operator")

@@ -23,6 +23,7 @@ from cloister.core.digits import at_least, at_most
 from cloister.core.errors import PrivacyError
 from cloister.privacy.accounting import distributed
 from cloister.privacy.accounting.vocabulary import (
+    MAX_MULTIPLIER,
     MIN_MULTIPLIER,
     UNSAMPLED,
     Losses,
@@ -162,9 +163,9 @@ class Gaussian(Event, kind="gaussian"):
     def __post_init__(self) -> None:
         if isinstance(self.noise_multiplier, bool) or not isinstance(self.noise_multiplier, int | float):
             raise PrivacyError("a noise multiplier must be a number")
-        if self.noise_multiplier and not MIN_MULTIPLIER <= self.noise_multiplier <= 1 / MIN_MULTIPLIER:
+        if self.noise_multiplier and not MIN_MULTIPLIER <= self.noise_multiplier <= MAX_MULTIPLIER:
             raise PrivacyError(
-                f"a noise multiplier must be 0 or between {MIN_MULTIPLIER:g} and {1 / MIN_MULTIPLIER:g}, "
+                f"a noise multiplier must be 0 or between {MIN_MULTIPLIER:g} and {MAX_MULTIPLIER:g}, "
                 f"got {self.noise_multiplier}"
             )
 
@@ -451,10 +452,10 @@ class DistributedGaussian(Event, kind="distributed-gaussian"):
                 f"shares of noise of {self._smallest:g} steps are too small: the sum of {self.honest * self.components}"
                 f" over {self.parameters} parameters could be told from a discrete Gaussian; take a finer grid"
             )
-        if not (self._variance > distributed.SMOOTHED and MIN_MULTIPLIER <= self._multiplier <= 1 / MIN_MULTIPLIER):
+        if not (self._variance > distributed.SMOOTHED and MIN_MULTIPLIER <= self._multiplier <= MAX_MULTIPLIER):
             raise PrivacyError(
                 f"the noise of {self.honest} shares of {self.scale:g} steps for a sensitivity of {self.sensitivity:g}"
-                f" must be a multiplier between {MIN_MULTIPLIER:g} and {1 / MIN_MULTIPLIER:g}"
+                f" must be a multiplier between {MIN_MULTIPLIER:g} and {MAX_MULTIPLIER:g}"
             )
 
     @property

@@ -19,15 +19,13 @@ from cloister.core import check
 from cloister.core.errors import ConfigError, PrivacyError
 from cloister.privacy.accounting.account import FINE, Account
 from cloister.privacy.accounting.events import Event, Gaussian, accountants
-from cloister.privacy.accounting.vocabulary import UNSAMPLED, Relation, Sampling
+from cloister.privacy.accounting.vocabulary import MAX_MULTIPLIER, UNSAMPLED, Relation, Sampling
 
 FilterKind = Literal["gaussian", "renyi"]
 ROUNDING = 1e-12
 """By which a sum of leakages may pass its limit: ten releases of 0.4 are 4."""
 EXACT = 1e-9
 """Share of a limit that calibration leaves: a ledger adds costs up one by one, and rounds each time."""
-MAX_MULTIPLIER = 1e6
-"""The largest noise multiplier that is looked for, and that an event takes."""
 
 
 class Filter(ABC):
@@ -275,13 +273,13 @@ def minimum_multiplier(spent: Callable[[float], float], limit: float, budget: st
         budget: that it keeps, for the message.
 
     Raises:
-        ConfigError: no z up to 10⁶ does.
+        ConfigError: no z up to `MAX_MULTIPLIER` does.
     """
     limit *= 1 - EXACT
     low, high = 1e-3, 1.0
     while spent(high) > limit:
         if high == MAX_MULTIPLIER:
-            raise ConfigError(f"no noise multiplier up to 1e6 stays within {budget}")
+            raise ConfigError(f"no noise multiplier up to {MAX_MULTIPLIER:g} stays within {budget}")
         low, high = high, min(2 * high, MAX_MULTIPLIER)
     while high - low > 1e-3 * high:
         middle = math.sqrt(low * high)

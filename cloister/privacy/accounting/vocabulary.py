@@ -56,6 +56,8 @@ UNSAMPLED = Sampling()
 
 MIN_MULTIPLIER = 1e-6
 """The smallest multiplier that is accounted for: below, squares lose their meaning and ε is past every use."""
+MAX_MULTIPLIER = 1e6
+"""The largest one that events take, and that a calibration looks for."""
 
 Orders = tuple[float, ...]
 Losses = Any

@@ -64,7 +64,7 @@ class Figure:
 
     @property
     def bound(self) -> float:
-        """ε; infinity where there is none, as no number bounds what can be learnt."""
+        """ε; infinity where there is none, of a figure that is about (ε, δ): no number bounds what can be learnt."""
         return math.inf if self.epsilon is None else self.epsilon
 
     def counted(self, account: Account, delta: float) -> "Figure":

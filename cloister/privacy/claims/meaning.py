@@ -119,7 +119,7 @@ def _against(claim: Claim, figure: Figure) -> str:
 def _of_other_runs(statement: Statement) -> str:
     """What all runs in the ledger come to, as a sentence by itself; of a run that adds nothing to them."""
     others = next((figure for figure in statement.claim.figures if figure.scope == ALL_RUNS), None)
-    if not statement.ledger.lasting or others is None or not others.epsilon:
+    if not statement.ledger.lasting or others is None or not others.bound:
         return UNHELPED
     kept = (
         f" (a budget, {at_most(100 * (others.spent or 0.0), 3)} % of it spent by earlier runs)" if others.budget else ""
@@ -142,9 +142,9 @@ def _over_all_runs(statement: Statement) -> str:
     this, others = (
         next((figure for figure in statement.claim.figures if figure.scope == scope), None) for scope in (RUN, ALL_RUNS)
     )
-    if others is None:
+    if others is None or others.epsilon is None:
         return "; over all runs in the ledger nothing is bounded, as earlier ones released without a guarantee."
-    if others.epsilon is None or this is None or others.epsilon <= (this.epsilon or 0.0):
+    if this is None or others.epsilon <= this.bound:
         return "."
     condition = f", {others.condition}" if others.condition else ""
     return f"; over all runs in the ledger {percent(_guess(others))} ({_parameters(others)}{condition})."

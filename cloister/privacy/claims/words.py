@@ -85,7 +85,7 @@ def _worth(claim: Claim | ClientClaim, epsilon: float | None) -> str:
 
 def _of_run(claim: Claim) -> float | None:
     """ε of the run by itself, as the report judges it."""
-    return next((figure.epsilon for figure in claim.figures if figure.scope == RUN), None)
+    return next((figure.bound for figure in claim.figures if figure.scope == RUN), None)
 
 
 def summary(claim: Claim) -> str:
