@@ -41,6 +41,10 @@ class TestPartitions:
         part = local_data(TaskConfig(), node_of({"partition-id": 0, "num-partitions": 4}), seed=5)
         assert set(part.test.y) == set(part.train.y) == set(range(10))
 
+    def test_without_a_fraction_to_test_on_all_is_trained_on(self):
+        part = local_data(WHOLE, node_of({"partition-id": 0, "num-partitions": 4}), seed=5)
+        assert len(part.train) > 300 and len(part.test) == 0
+
     @pytest.mark.parametrize("node", [{}, {"partition-id": 1}, {"num-partitions": 2}])
     def test_a_node_without_data(self, node):
         with pytest.raises(ConfigError) as refused:

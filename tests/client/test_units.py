@@ -30,6 +30,7 @@ from cloister.privacy.dpsgd.local_steps import LocalSteps
 from cloister.tasks import TASKS
 from cloister.tasks.base import Examples
 from cloister.tasks.digits import Digits
+from cloister.tasks.training.augmentation import Augmentation
 from cloister.tasks.training.plan import TrainingPlan
 
 STATED = 40
@@ -321,3 +322,16 @@ def test_a_task_that_reads_no_groups_trains_on_nothing_where_groups_are_promised
     assert not taken
     with pytest.raises(DataError, match="reads no groups from"):
         local_data(parse(settings).task, node_of(node), seed=1)
+
+
+def test_examples_are_changed_at_random_by_the_key_of_their_step():
+    def jittered(image, rng):
+        return image + rng.normal(size=image.shape).astype(np.float32)
+
+    examples = Examples(np.zeros((6, 3), np.float32), np.arange(6))
+    taken = [
+        Units.of(examples, cap=0).changed_by(Augmentation((jittered,)), key).of_batch(np.array([4, 1]))
+        for key in (b"one", b"one", b"another")
+    ]
+    assert [list(each.y) for each in taken] == [[4, 1]] * 3 and np.isfinite(taken[0].x).all()
+    assert (taken[0].x == taken[1].x).all() and (taken[0].x != taken[2].x).all()

@@ -12,7 +12,7 @@ from support import all_nodes, content, flat, grid_of, one_round, random_models,
 from test_distance import GOLDEN
 
 from cloister.aggregation import GlobalDP, MetricDP
-from cloister.aggregation.decorator import Measurements, Screened, virtual_reply
+from cloister.aggregation.decorator import Measurements, Screened, state_of, virtual_reply
 from cloister.core.arrays import Layout, from_record, to_record
 from cloister.core.cohort import NORM_ERROR
 from cloister.core.errors import BudgetExhausted, ConfigError, FederationError
@@ -21,6 +21,7 @@ from cloister.privacy.accounting.budget import PrivacyBudget
 from cloister.privacy.accounting.ledger import Ledger
 from cloister.privacy.claims.claim import Claim
 from cloister.privacy.mechanisms.noise import GaussianNoise
+from cloister.strategies.averaging import FedAvg
 from cloister.strategies.fedopt import FedAvgM
 from cloister.strategies.robust import FedMedian, FedTrimmedAvg
 from cloister.strategies.sampling import Sampling
@@ -324,6 +325,24 @@ def test_flowers_own_loop_drives_a_decorator_around_flowers_own_strategy(wrap, i
     assert strategy.measured.accepted == 3
 
 
+def test_what_a_strategy_inherits_from_elsewhere_is_not_its_state():
+    """It would be taken up again without what the subclass adds."""
+
+    class Theirs:
+        __module__ = "elsewhere"
+
+        def state_dict(self):
+            return {"momentum": np.ones(1)}
+
+        def load_state_dict(self, state):
+            pass
+
+    class Sub(Theirs):
+        __module__ = "elsewhere"
+
+    assert state_of(Theirs()) == {"momentum": np.ones(1)} and state_of(Sub()) == {}
+
+
 class TestScreeningAlone:
     MODELS = random_models(3, 0.1)
 
@@ -347,6 +366,18 @@ class TestScreeningAlone:
         rows = [np.concatenate([array.ravel() for array in model.values()]) for model in self.MODELS]
         expected = np.average(rows, axis=0, weights=[1, 2, 3] if by_examples else None)
         np.testing.assert_allclose(flat(arrays), expected, rtol=1e-5, atol=1e-7)
+
+    def test_where_all_count_the_same_each_counts_as_one_example(self):
+        told = []
+
+        class Inner(FedAvg):
+            def aggregate_train(self, server_round, replies):
+                told.extend(reply.content["metrics"]["num-examples"] for reply in replies)
+                return super().aggregate_train(server_round, replies)
+
+        strategy = Screened(all_nodes(Inner), by_examples=False)
+        self.played(strategy, lambda node, _: content(self.MODELS[node - 1], 7 * node))
+        assert told == [1.0] * 3
 
     @pytest.mark.parametrize("lacks", ["nobody", "one", "one that says it twice", "one that says a whole number"])
     def test_the_training_loss_is_the_mean_where_everybody_tells_it(self, lacks):
