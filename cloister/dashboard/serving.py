@@ -17,6 +17,9 @@ from cloister.deploy.credentials import read_digests
 from cloister.deploy.http_protocol import BoundedH11Protocol
 from cloister.watch.snapshot import Places
 
+STOP_SECONDS = 5
+"""How long a stop waits for requests that have begun: anybody may send one slowly."""
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -100,6 +103,7 @@ def serve(places: Places, endpoint: Endpoint, told: Callable[[str], None]) -> No
         server_header=False,
         lifespan="off",
         ws="none",
+        timeout_graceful_shutdown=STOP_SECONDS,
     )
     with endpoint.opened() as listening:
         host, port = listening.getsockname()[:2]

@@ -29,7 +29,8 @@ GOODBYE = 1.0
 
 
 MAX_HEAD = 2**14
-"""Bytes of a request's target and headers."""
+"""Bytes of a request's line and headers."""
+HEAD_ENDS = re.compile(rb"\n\r?\n")
 
 # Possessive: blanks that were taken are not given back. The same headers match, in a time that grows with their length.
 vars(_readers)["header_field_re"] = re.compile(_abnf.header_field.replace(_abnf.OWS, _abnf.OWS + "+").encode("ascii"))
@@ -44,12 +45,17 @@ class BoundedRequests(h11.Connection):
         Raises:
             RemoteProtocolError: it is no HTTP, a request in chunks, or one with a long head.
         """
+        if self.their_state is h11.IDLE and not _ends_soon(self._receive_buffer._data):
+            raise h11.RemoteProtocolError("a long head")
         event = super().next_event()
-        if isinstance(event, h11.Request):
-            head = len(event.target) + sum(len(name) + len(value) for name, value in event.headers)
-            if head > MAX_HEAD or any(name == b"transfer-encoding" for name, _ in event.headers):
-                raise h11.RemoteProtocolError("a request in chunks, or with a long head")
+        if isinstance(event, h11.Request) and any(name == b"transfer-encoding" for name, _ in event.headers):
+            raise h11.RemoteProtocolError("a request in chunks")
         return event
+
+
+def _ends_soon(received: bytearray) -> bool:
+    """Whether the head at the beginning of what was received ends within its limit, or may still do so."""
+    return len(received) <= MAX_HEAD or bool(HEAD_ENDS.search(received, 0, MAX_HEAD))
 
 
 class BoundedH11Protocol(H11Protocol):
@@ -66,7 +72,7 @@ class BoundedH11Protocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer."""
         super().connection_made(transport)
-        self._timer = self.loop.call_later(CONNECTION_SILENCE, self._close_if_idle, self.cycle)
+        self._look_again()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop it."""
@@ -80,14 +86,26 @@ class BoundedH11Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what was read, and soon end: a closed connection of TLS is read until its peer closes it too."""
-        super().send_400_response(msg)
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:
+            self.transport.close()  # the answer to a HEAD has no body
         self.loop.call_later(GOODBYE, self.transport.abort)
 
-    def _close_if_idle(self, before: RequestResponseCycle | None) -> None:
-        """Close a connection without a new request since `before`, which has its answer, or cannot get it."""
-        waits = self.flow.write_paused and before is not None and not before.response_started
-        if self.transport.is_closing() or (waits and self.cycle is before):
+    def _look_again(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._timer = self.loop.call_later(CONNECTION_SILENCE, self._close_if_idle, self.cycle, unread)
+
+    def _close_if_idle(self, before: RequestResponseCycle | None, unread: int) -> None:
+        """Close a connection on which nothing has gone on.
+
+        Args:
+            before: the request at the last look, with its answer; None before the first.
+            unread: bytes of answers that waited for their reader then.
+        """
+        is_stuck = self.flow.write_paused and self.cycle is before and self.transport.get_write_buffer_size() == unread
+        if self.transport.is_closing() or is_stuck:
             self.transport.abort()  # what is left has not been read until now
         elif self.cycle is before and (before is None or before.response_complete):
             self.transport.close()
-        self._timer = self.loop.call_later(CONNECTION_SILENCE, self._close_if_idle, self.cycle)
+        self._look_again()

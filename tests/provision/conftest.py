@@ -3,6 +3,7 @@
 import pytest
 from flwr.supercore import sql_mixin
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+from flwr.superlink.routers.fleet import node_auth
 from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
@@ -10,6 +11,7 @@ from open_link import SuperLink, nodes_of
 
 from cloister.deploy.superlink.abandoned import Sending
 from cloister.deploy.superlink.apart import OwnMessages
+from cloister.deploy.superlink.node_keys import NodeKeys
 from cloister.deploy.superlink.retries import RetryWhenBusy
 from cloister.deploy.superlink.revoked import RevokedKeys
 from cloister.deploy.superlink.runs import RunningRuns
@@ -23,6 +25,7 @@ def flower_as_it_was(monkeypatch):
         (fleet_handlers, (*OwnMessages.names, *RunningRuns.names)),
         (runtime_handlers, (*WholeReplies.names, *Sending.names, *RetryWhenBusy.names)),
         (control_handlers, RevokedKeys.names),
+        (node_auth, NodeKeys.names),
         (sql_mixin, ("SQLITE_PRAGMAS",)),
     ]:
         for name in names:

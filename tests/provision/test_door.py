@@ -55,6 +55,14 @@ def test_a_request_that_does_not_go_on_is_asked_for_again_and_gives_its_memory_b
     assert closed.held.total() == 0
 
 
+@pytest.mark.parametrize(("size", "status"), [(door.MAX_HEADER, 200), (door.MAX_HEADER + 1, 431)])
+def test_a_header_has_a_length(size, status):
+    """Answers and logs repeat some of them."""
+    asked = Connection(b"x")
+    asked.scope["headers"] = [(b"flwr-package-name", bytes(size))]
+    assert asyncio.run(asked.to(Door(reading, anybody))) == status
+
+
 def test_whoever_answers_late_is_not_refused(monkeypatch):
     """What is waited for after the last piece is the end of the connection."""
     monkeypatch.setattr(door, "REQUEST_SILENCE", 0.01)

@@ -1,9 +1,11 @@
 """Connections on which nobody asks or reads anything do not stay; request headers have a limit."""
 
 import asyncio
+import logging
 import re
 from contextlib import asynccontextmanager
 
+import h11
 import pytest
 from h11 import _abnf, _readers
 from hypothesis import given
@@ -150,6 +152,9 @@ def test_one_that_is_refused_is_read_no_more_and_soon_aborted(monkeypatch):
         def close(self):
             self.closed = True
 
+        def get_write_buffer_size(self):
+            return 0
+
         def is_closing(self):
             return self.closed
 
@@ -192,6 +197,20 @@ def test_blanks_before_what_no_header_may_hold_keep_nobody_waiting(end):
     )
 
 
+@pytest.mark.parametrize("ends", [b"\r\n\r\n", b"\n\n"])
+@pytest.mark.parametrize("size", [http_protocol.MAX_HEAD, 2 * http_protocol.MAX_HEAD])
+def test_a_head_within_the_limit_is_read_whatever_comes_after_it(ends, size):
+    conn = http_protocol.BoundedRequests(h11.SERVER)
+    conn.receive_data(b"GET / HTTP/1.1\r\nHost: x" + ends + b"x" * size)
+    assert isinstance(conn.next_event(), h11.Request)
+
+
+def test_the_answer_to_a_head_in_chunks_is_no_error_of_ours(caplog):
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(answer_to(CHUNKED.replace(b"POST", b"HEAD")))
+    assert not caplog.records
+
+
 @given(st.lists(st.sampled_from([b"a", b":", b" ", b"\t", b"\x0b", b"\x00", b"b c"]), max_size=12).map(b"".join))
 def test_the_same_headers_are_taken_as_before(line):
     as_before = re.compile(_abnf.header_field.encode()).fullmatch(line)
@@ -207,7 +226,8 @@ def test_one_that_asks_on_and_on_and_reads_nothing_is_closed():
         may.set()
         async with connection(may, bytes(2**12), state) as (reader, writer):
             reader._transport.pause_reading()
-            writer.write(ASKED * 2**13)  # the answers are more than the sockets of two processes of this machine take
+            # The answers are more than the sockets of two processes of this machine take.
+            writer.write(ASKED * 2**13)
             async with asyncio.timeout(20):
                 while not state.connections:
                     await asyncio.sleep(0.01)

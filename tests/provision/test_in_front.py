@@ -1,6 +1,7 @@
 """What stands in front of Flower's functions, and in which order a request passes it."""
 
 import pytest
+from flwr.superlink.routers.fleet import node_auth
 from flwr.superlink.servicer.control import control_handlers
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
@@ -21,6 +22,7 @@ OF_APPS = {
     "pull_messages": ["WholeReplies", "DeletesExpired"],
     "push_object": ["RetryWhenBusy"],
 }
+OF_KEYS = {"bytes_to_public_key": ["NodeKeys"]}
 OF_OPERATORS = {"register_node": ["RevokedKeys"]}
 
 
@@ -36,8 +38,9 @@ def passed(module, name):
 
 @pytest.mark.usefixtures("flower_as_it_was")
 def test_a_request_passes_all_of_it_in_this_order():
-    before = {module: dict(vars(module)) for module in (fleet_handlers, runtime_handlers, control_handlers)}
+    wanted = {fleet_handlers: OF_NODES, runtime_handlers: OF_APPS, control_handlers: OF_OPERATORS, node_auth: OF_KEYS}
+    before = {module: dict(vars(module)) for module in wanted}
     install()
-    for module, expected in [(fleet_handlers, OF_NODES), (runtime_handlers, OF_APPS), (control_handlers, OF_OPERATORS)]:
+    for module, expected in wanted.items():
         changed = {name for name, value in vars(module).items() if value is not before[module][name]}
         assert {name: passed(module, name) for name in changed} == expected

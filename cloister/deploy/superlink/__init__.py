@@ -13,7 +13,7 @@ in_front                   the noun: methods in the place of Flower's functions,
 apart, handover, uploads, unfinished
                            a node's messages and replies, kept from all others
 abandoned, interrupted     what was not sent to its end; what went on when the SuperLink was stopped
-replies, cleanup, retries, runs, revoked
-                           sizes, what nobody fetches, a busy database, ended runs, keys of nodes that were sent away
+replies, cleanup, retries, runs, revoked, node_keys
+                           sizes, what nobody fetches, a busy database, ended runs, keys of nodes
 database                   the state: patient, bounded
 """

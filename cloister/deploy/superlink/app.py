@@ -16,6 +16,7 @@ from cloister.deploy.superlink.cleanup import DeletesExpired
 from cloister.deploy.superlink.door import App, Door
 from cloister.deploy.superlink.in_front import InFront
 from cloister.deploy.superlink.interrupted import DeliveredMessage
+from cloister.deploy.superlink.node_keys import NodeKeys
 from cloister.deploy.superlink.replies import ReplyLimit
 from cloister.deploy.superlink.retries import RetryWhenBusy
 from cloister.deploy.superlink.revoked import RevokedKeys
@@ -52,6 +53,7 @@ def install(before: Sequence[DeliveredMessage] = (), folder: Path | None = None)
     | `RetryWhenBusy` | | `push_messages`, `push_object` | |
     | `ReplyLimit` | `pull_…`, `push_…` | | |
     | `RunningRuns` | `check_abort` | | |
+    | `NodeKeys` | the key in a request | | |
     | `RevokedKeys` | | | `register_node` |
 
     Args:
@@ -68,6 +70,7 @@ def install(before: Sequence[DeliveredMessage] = (), folder: Path | None = None)
     # Outermost of the nodes' functions: it counts what `OwnMessages` does not hand on, too.
     _installed(ReplyLimit())
     _installed(RunningRuns())
+    _installed(NodeKeys())
     _installed(RevokedKeys())
 
 

@@ -45,6 +45,8 @@ REQUEST_SILENCE = 60.0
 """Seconds without a byte of a request after which it is refused: its sender is asked to send it again."""
 REQUEST_TIMEOUT = 600.0
 """Seconds in which a request has to be there as a whole."""
+MAX_HEADER = 2048
+"""Bytes of one header: answers and logs repeat some of them, escaped."""
 WRITE_TIMEOUT = 600.0
 """Seconds in which a piece of an answer has to be read."""
 
@@ -80,6 +82,8 @@ class Door:
             await self.app(scope, receive, send)
         elif not scope["path"].startswith(OPEN):
             await _send_refusal(send, 404, "Not Found")
+        elif any(len(value) > MAX_HEADER for _, value in scope["headers"]):
+            await _send_refusal(send, 431, f"a header may have {MAX_HEADER} bytes")
         elif _announced(scope) > (limit := limit_of(scope["path"])):
             await _send_refusal(send, 413, f"requests may have {limit} bytes")
         elif _announced(scope) > MAX_UNAUTHENTICATED and (refusal := await self.known(scope)):

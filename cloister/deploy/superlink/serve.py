@@ -28,6 +28,9 @@ from cloister.deploy.superlink.app import closed_app
 from cloister.deploy.superlink.interrupted import DeliveredMessage, recover
 from cloister.deploy.superlink.operators import OperatorsOnly
 
+STOP_SECONDS = 30
+"""How long a stop waits for requests that have begun: anybody may send one slowly."""
+
 
 def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> None:
     """Run a SuperLink with Flower's own options until it is stopped.
@@ -61,6 +64,7 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
         port=config.port,
         http=BoundedH11Protocol,
         ws="none",
+        timeout_graceful_shutdown=STOP_SECONDS,
         log_config=get_uvicorn_log_config(console_handler.level),
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
