@@ -143,9 +143,8 @@ def test_an_unchanged_model_is_a_legal_update(decorator):
 class Misdelivering(LocalGrid):
     """Loses, repeats or invents replies on their way."""
 
-    def __init__(self, how):
-        good = grid_of(lambda node, _: content(GOOD[node - 1]), 3)
-        super().__init__(good._client_app, {}, [{}] * 3)
+    def __init__(self, how, answer=lambda node, _: content(GOOD[node - 1])):
+        super().__init__(grid_of(answer, 3)._client_app, {}, [{}] * 3)
         self.how = how
 
     def send_and_receive(self, messages, *, timeout=None):
@@ -260,8 +259,9 @@ def test_their_order_follows_from_what_they_say(place):
 def test_rejections_are_in_the_order_of_nodes():
     strategy = Screened(all_nodes())
     bad = BAD["nan"][0]
-    turned = Misdelivering(lambda replies: sorted(replies, key=lambda reply: -reply.metadata.src_node_id))
-    turned._client_app = grid_of(lambda *_: bad, 3)._client_app
+    turned = Misdelivering(
+        lambda replies: sorted(replies, key=lambda reply: -reply.metadata.src_node_id), lambda *_: bad
+    )
     one_round(strategy, turned, zeros())
     assert [rejection.node_id for rejection in strategy.measured.rejected] == [1, 2, 3]
 

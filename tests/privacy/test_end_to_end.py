@@ -131,7 +131,6 @@ class TestClient:
 
     def test_without_rounds_nothing_is_spent(self):
         assert sound_client(LocalSteps(600, 100, 1), 4.0, 0, DELTA)[0] == 0
-
         assert sound_client(LocalSteps(8, 8, 2), 4.0, 0, DELTA) == (0.0, client_multiplier(4.0, 8, 2))
 
     @pytest.mark.parametrize(

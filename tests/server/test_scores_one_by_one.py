@@ -57,6 +57,8 @@ class Strategy:
 def test_one_is_gone_before_the_next_is_made():
     assume_run()
     grid = Grid()
-    loop = RoundLoop(grid, Strategy(), None, [], {}, 60.0, judged_by_clients=True)
+    loop = RoundLoop(
+        grid=grid, strategy=Strategy(), score=None, observers=[], public={}, timeout=60.0, judged_by_clients=True
+    )
     assert loop._federated(1, MODEL) == {"loss": (NODES + 1) / 2}
     assert len(grid.made) == NODES and grid.most <= 2
