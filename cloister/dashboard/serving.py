@@ -14,7 +14,7 @@ from cloister.core.errors import ConfigError
 from cloister.dashboard.app import application
 from cloister.dashboard.guard import LOOPBACK, Guard
 from cloister.deploy.credentials import read_digests
-from cloister.deploy.http_protocol import BoundedH11Protocol
+from cloister.deploy.http_protocol import BoundedH11Protocol, without_key_updates
 from cloister.watch.snapshot import Places
 
 STOP_SECONDS = 5
@@ -96,6 +96,7 @@ def serve(places: Places, endpoint: Endpoint, told: Callable[[str], None]) -> No
         http=BoundedH11Protocol,
         ssl_certfile=endpoint.certificate,
         ssl_keyfile=endpoint.key,
+        ssl_context_factory=without_key_updates if endpoint.certificate else None,
         log_config=None,
         log_level="warning",
         access_log=False,  # times of requests, and lengths of pages, are not to be kept

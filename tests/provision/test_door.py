@@ -190,7 +190,7 @@ class Unread(Connection):
             self.got.append((len(event["body"]), event.get("more_body", False)))
 
 
-LONG = door.MAX_UNAUTHENTICATED + 1
+LONG, PIECE = door.MAX_UNAUTHENTICATED + 1, door.PIECE
 
 
 def answering(size):
@@ -205,7 +205,15 @@ def answering(size):
 class TestAnswers:
     """An answer takes memory for as long as nobody reads it."""
 
-    @pytest.mark.parametrize(("size", "pieces"), [(LONG, [(LONG, True), (0, False)]), (LONG - 1, [(LONG - 1, False)])])
+    @pytest.mark.parametrize(
+        ("size", "pieces"),
+        [
+            (LONG, [(PIECE, True), (LONG - PIECE, False)]),
+            (PIECE, [(PIECE, False)]),
+            (0, [(0, False)]),
+            (3 * PIECE, [(PIECE, True)] * 2 + [(PIECE, False)]),
+        ],
+    )
     def test_a_long_one_is_held_until_it_is_read(self, size, pieces):
         closed, peer = Door(answering(size), anybody), Unread(9, b"a2V5")
         assert asyncio.run(peer.to(closed)) == 200 and peer.got == pieces
@@ -236,14 +244,14 @@ class TestAnswers:
             Door(answering(LONG), anybody, max_held=door.PARSED_BYTES_PER_BYTE),
             Unread(9, b"a2V5", path=path),
         )
-        assert asyncio.run(peer.to(closed)) == 200 and peer.got == [(LONG, True), (0, False)]
+        assert asyncio.run(peer.to(closed)) == 200 and peer.got == [(PIECE, True), (LONG - PIECE, False)]
         assert closed.held.total() == 0
 
     def test_nobody_has_longer_than_that_for_it(self, monkeypatch):
         monkeypatch.setattr(door, "WRITE_TIMEOUT", 0.05)
         closed, peer = Door(answering(LONG), anybody), Unread(1, b"a2V5")
         asyncio.run(asyncio.wait_for(peer.to(closed), 20))
-        assert peer.got == [(LONG, True)] and closed.held.total() == 0
+        assert peer.got == [(PIECE, True)] and closed.held.total() == 0
 
 
 def test_one_node_takes_its_share_and_not_that_of_others():

@@ -48,6 +48,7 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 from starlette.testclient import TestClient
 
 from cloister.deploy import certificates
+from cloister.deploy.http_protocol import BoundedH11Protocol, without_key_updates
 from cloister.deploy.superlink import database, door, replies
 from cloister.deploy.superlink import serve as serve_module
 from cloister.deploy.superlink.app import closed_app
@@ -363,9 +364,12 @@ class TestDatabase:
         monkeypatch.setattr(fleet_handlers, "check_abort", lambda *_: None)
         monkeypatch.setattr(serve_module, "_parse_superlink_lifespan_config", lambda: config)
         monkeypatch.setattr(serve_module, "recover", lambda path: known if path == tmp_path / "state.db" else [])
-        monkeypatch.setattr(serve_module.uvicorn, "run", lambda **_: served.append(fleet_handlers.pull_object))
+        monkeypatch.setattr(
+            serve_module.uvicorn, "run", lambda **given: served.append((given, fleet_handlers.pull_object))
+        )
         serve_module.serve(tmp_path / "operators", [])
-        (pull,) = served
+        ((given, pull),) = served
+        assert given["ssl_context_factory"] is without_key_updates and given["http"] is BoundedH11Protocol
         request = PullObjectRequest(node=Node(node_id=7), run_id=1, object_id="part")
         state = SimpleNamespace(
             get_object=lambda *_: b"content", store_traffic=lambda *_, **__: None, object_store={"m": b"root"}

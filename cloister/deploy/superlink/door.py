@@ -9,7 +9,7 @@ import json
 import time
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any, NoReturn
 
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
@@ -47,6 +47,8 @@ REQUEST_TIMEOUT = 600.0
 """Seconds in which a request has to be there as a whole."""
 MAX_HEADER = 2048
 """Bytes of one header: answers and logs repeat some of them, escaped."""
+PIECE = 2**16
+"""Bytes of an answer that are sent at a time."""
 WRITE_TIMEOUT = 600.0
 """Seconds in which a piece of an answer has to be read."""
 
@@ -127,6 +129,19 @@ def _is_read_only(path: str) -> bool:
     return path.endswith(("/pull-object", "/get-fab", "/get-run"))
 
 
+def _pieces(event: Event) -> Iterator[Event]:
+    """A piece of an answer, cut up: uvicorn waits with each until those before it have left its memory.
+
+    Of TLS it sees what is not encrypted yet, so that one large piece would leave at once: nobody would wait for its
+    reader, and the connection would be closed while it is being read.
+    """
+    body = memoryview(event.get("body", b""))
+    for start in range(0, len(body) - PIECE, PIECE):
+        yield {**event, "body": bytes(body[start : start + PIECE]), "more_body": True}
+    last = (len(body) - 1) // PIECE * PIECE if len(body) else 0
+    yield {**event, "body": bytes(body[last:])} if last else event
+
+
 def _announced(what: Scope | Event) -> int:
     """How many bytes a request, or an answer, is said to have; 0 where nothing is said."""
     lengths = [value for name, value in what["headers"] if name.lower() == b"content-length"]
@@ -197,11 +212,12 @@ class _Request:
             if _is_read_only(self.scope["path"]):
                 self._require_memory()
         self.is_answered = True
-        if len(event.get("body", b"")) > MAX_UNAUTHENTICATED:
-            await self._out({**event, "more_body": True})
-            # uvicorn waits with a piece until those before it have left its memory.
-            event = {**event, "body": b""}
-        await self._out(event)
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT):
+                for piece in _pieces(event):
+                    await self._send(piece)
+        except TimeoutError:
+            self._refuse(503, "the answer was not read in time")
 
     def _recognize(self) -> None:
         """Count what is held from now on for the node that sent it, if it is one."""
@@ -225,13 +241,6 @@ class _Request:
                 return await self._next()
         except TimeoutError:
             self._refuse(503, "the request did not arrive in time: try again")
-
-    async def _out(self, event: Event) -> None:
-        try:
-            async with asyncio.timeout(WRITE_TIMEOUT):
-                await self._send(event)
-        except TimeoutError:
-            self._refuse(503, "the answer was not read in time")
 
     def _refuse(self, status: int, reason: str) -> NoReturn:
         self.refusal = (status, reason)

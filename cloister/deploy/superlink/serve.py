@@ -22,7 +22,7 @@ from cloister.core.errors import ConfigError
 from cloister.core.files import DAY
 from cloister.deploy import certificates
 from cloister.deploy.credentials import read_digests
-from cloister.deploy.http_protocol import BoundedH11Protocol
+from cloister.deploy.http_protocol import BoundedH11Protocol, without_key_updates
 from cloister.deploy.superlink import database
 from cloister.deploy.superlink.app import closed_app
 from cloister.deploy.superlink.interrupted import DeliveredMessage, recover
@@ -68,6 +68,7 @@ def serve(operators: Path, arguments: list[str], max_database: int = 8000) -> No
         log_config=get_uvicorn_log_config(console_handler.level),
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
+        ssl_context_factory=without_key_updates,
         workers=1,
     )
 
