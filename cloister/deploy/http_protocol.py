@@ -28,8 +28,6 @@ CONNECTION_SILENCE = 60.0
 """Seconds between two looks at a connection: one without a request between them is closed."""
 GOODBYE = 1.0
 """Seconds in which the answer to a request that is no HTTP, or in chunks, can be read."""
-
-
 MAX_HEAD = 2**14
 """Bytes of a request's line and headers."""
 HEAD_ENDS = re.compile(rb"\n\r?\n")
@@ -96,17 +94,16 @@ class BoundedH11Protocol(H11Protocol):
 
     def resume_writing(self) -> None:
         """Note that somebody has read."""
-        self._is_read = True
+        self._is_unread = False
         super().resume_writing()
 
     def _look_again(self) -> None:
-        self._is_read = False
+        self._is_unread = self.flow.write_paused
         self._timer = self.loop.call_later(CONNECTION_SILENCE, self._close_if_idle, self.cycle)
 
     def _close_if_idle(self, before: RequestResponseCycle | None) -> None:
-        """Close a connection that has had no new request since `before`, which has its answer, or is not read."""
-        is_unread = self.flow.write_paused and not self._is_read
-        if self.transport.is_closing() or (is_unread and self.cycle is before):
+        """Close a connection of which nothing was read since the last look, or without a new request since `before`."""
+        if self.transport.is_closing() or self._is_unread:
             self.transport.abort()  # what is left has not been read until now
         elif self.cycle is before and (before is None or before.response_complete):
             self.transport.close()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import h11
 import pytest
@@ -45,6 +46,15 @@ async def connection(answered, body=b"", state=None):
     finally:
         writer.close()
         server.close()
+
+
+async def comes_and_goes(state):
+    """Wait for a connection, and for its end."""
+    async with asyncio.timeout(20):
+        while not state.connections:
+            await asyncio.sleep(0.01)
+        while state.connections:
+            await asyncio.sleep(0.01)
 
 
 async def is_closed(reader):
@@ -138,34 +148,62 @@ def test_a_request_in_chunks_is_refused_before_the_application_sees_it(request_i
     assert asyncio.run(ask()).startswith(b"HTTP/1.1 400")
 
 
+class Transport(asyncio.Transport):
+    """That of nobody."""
+
+    closed = aborted = False
+
+    def write(self, data):
+        pass
+
+    def close(self):
+        self.closed = True
+
+    def is_closing(self):
+        return self.closed
+
+    def abort(self):
+        self.aborted = True
+
+
+def protocol_of(transport):
+    config = Config(lambda *_: None, http=BoundedH11Protocol, lifespan="off", log_config=None)
+    config.load()
+    protocol = BoundedH11Protocol(config, ServerState(), {})
+    protocol.connection_made(transport)
+    return protocol
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_an_answer_has_the_time_between_two_looks_to_be_read(monkeypatch, is_read):
+    """One that began just before a look, as it took long to make, has not been refused to anybody."""
+    monkeypatch.setattr(http_protocol, "CONNECTION_SILENCE", 60.0)
+
+    async def look():
+        transport = Transport()
+        protocol = protocol_of(transport)
+        protocol.cycle = SimpleNamespace(response_complete=False, disconnected=False, message_event=asyncio.Event())
+        protocol.pause_writing()
+        protocol._close_if_idle(protocol.cycle)
+        assert not transport.aborted
+        if is_read:
+            protocol.resume_writing()
+            protocol.pause_writing()
+        protocol._close_if_idle(protocol.cycle)
+        assert transport.aborted != is_read
+        protocol.connection_lost(None)
+
+    asyncio.run(look())
+
+
 def test_one_that_is_refused_is_read_no_more_and_soon_aborted(monkeypatch):
     """A connection of TLS that is closed hands on what still comes, until its peer closes it."""
     assert http_protocol.GOODBYE <= 1
     monkeypatch.setattr(http_protocol, "GOODBYE", 0.0)
 
-    class Transport(asyncio.Transport):
-        closed = aborted = False
-
-        def write(self, data):
-            pass
-
-        def close(self):
-            self.closed = True
-
-        def get_write_buffer_size(self):
-            return 0
-
-        def is_closing(self):
-            return self.closed
-
-        def abort(self):
-            self.aborted = True
-
     async def send():
-        config = Config(lambda *_: None, http=BoundedH11Protocol, lifespan="off", log_config=None)
-        config.load()
-        protocol, transport = BoundedH11Protocol(config, ServerState(), {}), Transport()
-        protocol.connection_made(transport)
+        transport = Transport()
+        protocol = protocol_of(transport)
         protocol.data_received(CHUNKED)
         assert transport.closed
         protocol.data_received(b"1\r\nx\r\n")
@@ -228,11 +266,7 @@ def test_one_that_asks_on_and_on_and_reads_nothing_is_closed():
             reader._transport.pause_reading()
             # The answers are more than the sockets of two processes of this machine take.
             writer.write(ASKED * 2**13)
-            async with asyncio.timeout(20):
-                while not state.connections:
-                    await asyncio.sleep(0.01)
-                while state.connections:
-                    await asyncio.sleep(0.01)
+            await comes_and_goes(state)
 
     asyncio.run(ask())
 
@@ -269,10 +303,6 @@ def test_nobody_waits_until_a_closed_connection_has_been_read():
             reader._transport.pause_reading()
             may.set()
             writer.write(ASKED)
-            async with asyncio.timeout(20):
-                while not state.connections:
-                    await asyncio.sleep(0.01)
-                while state.connections:
-                    await asyncio.sleep(0.01)
+            await comes_and_goes(state)
 
     asyncio.run(ask())
