@@ -28,7 +28,7 @@ import numpy as np
 from cloister.core import check
 from cloister.core.arrays import Row
 from cloister.core.errors import ConfigError
-from cloister.core.threads import BLOCK, Span, for_each_span, spans
+from cloister.core.threads import Span, for_each_span, spans
 from cloister.privacy.mechanisms.discrete.sampler import DiscreteGaussian, Maker
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -94,12 +94,7 @@ def noised_sum(sums: Row, grid: Grid, noise: GaussianNoise, out: Row, size: floa
     places = source.places(spans([piece.size for piece in sums]))
     scale, unit = 1 / grid.step, grid.step / size
 
-    def work(span: Span, workspace: tuple[np.ndarray, Maker]) -> None:
-        numbers, maker = workspace
-        whole = numbers[: len(span)]
-        np.multiply(span.of(sums), scale, out=whole, dtype=np.float64)
-        np.rint(whole, out=whole)
-        maker.add(whole, places[span])
-        np.multiply(whole, unit, out=span.of(out), casting="same_kind")
+    def work(span: Span, maker: Maker) -> None:
+        maker.onto_grid(span.of(sums), places[span], scale, unit, span.of(out))
 
-    for_each_span(list(places), work, lambda: (np.empty(BLOCK), source.maker()))
+    for_each_span(list(places), work, source.maker)

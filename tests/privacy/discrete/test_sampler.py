@@ -387,9 +387,40 @@ class TestChoiceOfKernel:
         with pytest.raises(PrivacyError, match="numba's kernel of exact noise is not NumPy's"):
             sampler.kernel.__wrapped__()
 
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_kernels_write_the_same_onto_a_grid(self, dtype):
+        numba_kernel = pytest.importorskip(
+            "cloister.privacy.mechanisms.discrete.numba_kernel", reason="comes with cloister[fast]"
+        )
+        rng = np.random.default_rng(4)
+        sums = np.concatenate([rng.standard_normal(999), np.arange(-40, 40) / 2, [-0.0, np.inf, -np.inf]]).astype(dtype)
+        noise = rng.integers(-(2**30), 2**30, len(sums), np.int32)
+        for scale, unit in ((1.0, 1.0), (2.0**21 / 3, 1e-9), (1e300, 1e-310), (7.0, 1e35)):
+            found = []
+            for kernel in (numpy_kernel, numba_kernel):
+                out = np.empty(len(sums), dtype)
+                with np.errstate(over="ignore"):
+                    kernel.onto_grid(sums, noise, scale, unit, out)
+                found.append(out.tobytes())
+            assert found[0] == found[1]
+
+    @pytest.mark.parametrize("wrong", [0.4, np.float32(1)])
+    def test_a_kernel_that_writes_something_else_onto_a_grid_is_refused(self, wrong):
+        """It rounds upwards a little more often, or adds in single precision."""
+
+        def onto_grid(sums, numbers, scale, unit, out):
+            if isinstance(wrong, np.float32):
+                out[:] = (np.rint(sums * scale).astype(np.float32) + numbers.astype(np.float32)) * unit
+            else:
+                out[:] = (np.floor(sums * np.float64(scale) + wrong) + numbers) * unit
+
+        other = ModuleType("other")
+        other.look_up, other.decide, other.onto_grid = numpy_kernel.look_up, numpy_kernel.decide, onto_grid
+        assert not sampler.agree(numpy_kernel, other)
+
     def test_of_candidates_that_need_a_second_look_a_kernel_may_say_what_it_likes(self):
         other = ModuleType("other")
-        other.look_up = numpy_kernel.look_up
+        other.look_up, other.onto_grid = numpy_kernel.look_up, numpy_kernel.onto_grid
 
         def decide(*given):
             numbers, outcome = numpy_kernel.decide(*given)

@@ -42,6 +42,15 @@ def decide(indices: NDArray, words: NDArray, slots: NDArray, tables: Tables) -> 
     return _decide(indices, words, slots, look_ups, np.int64(tables.low_bits), (tables.unit_floor, tables.unit_ceiling))
 
 
+def onto_grid(sums: NDArray, numbers: NDArray, scale: float, unit: float, out: NDArray) -> None:
+    """Write (rint(sums·scale) + numbers)·unit in one pass: see `numpy_kernel.onto_grid`.
+
+    Args:
+        sums, numbers, scale, unit, out: as there.
+    """
+    _onto_grid(sums, numbers, np.float64(scale), np.float64(unit), out)
+
+
 def compiled(function: Callable) -> Any:
     """A function in machine code, which is kept on disk where a folder can be written: to make it takes seconds."""
     try:
@@ -62,6 +71,12 @@ def _look_up(indices: NDArray, words: NDArray, table: NDArray) -> NDArray:
         else:
             words[at] = np.uint32(block) << HALF | word & LOW
     return positions[:found].copy()
+
+
+@compiled
+def _onto_grid(sums: NDArray, numbers: NDArray, scale: np.float64, unit: np.float64, out: NDArray) -> None:
+    for at in range(len(out)):
+        out[at] = (np.rint(np.float64(sums[at]) * scale) + numbers[at]) * unit
 
 
 @compiled

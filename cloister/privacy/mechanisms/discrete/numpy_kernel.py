@@ -60,6 +60,21 @@ def decide(indices: NDArray, words: NDArray, slots: NDArray, tables: Tables) -> 
     return blocks << LOW_BITS | (words & np.uint32(LOW)).view(np.int32), outcome
 
 
+def onto_grid(sums: NDArray, numbers: NDArray, scale: float, unit: float, out: NDArray) -> None:
+    """Write (rint(sums·scale) + numbers)·unit, each operation in double precision.
+
+    Args:
+        sums: flat, float32 or float64.
+        numbers: int32, as many.
+        scale, unit: the second multiplies what is written.
+        out: float32 or float64; it may be `sums`. What it has no room for becomes infinite.
+    """
+    whole = np.multiply(sums, scale, dtype=np.float64)
+    np.rint(whole, out=whole)
+    whole += numbers
+    np.multiply(whole, unit, out=out, casting="same_kind")
+
+
 def _blocks(indices: NDArray, slots: NDArray, tables: Tables) -> tuple[NDArray, NDArray]:
     """The blocks of candidates, and the positions of those that are undecided."""
     blocks = tables.first.take(indices)

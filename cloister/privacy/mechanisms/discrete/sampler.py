@@ -72,7 +72,7 @@ def agree(one: ModuleType, other: ModuleType) -> bool:
     """Whether two kernels make the same of some thousand candidates, most of which need a second look.
 
     Args:
-        one, other: modules with the functions `look_up` and `decide`.
+        one, other: modules with the functions `look_up`, `decide` and `onto_grid`.
     """
     tables = tables_of(Fraction(3 << 15))
     bits = np.frombuffer(Cipher(algorithms.AES(bytes(16)), modes.CTR(bytes(16))).encryptor().update(ZEROS), np.uint64)
@@ -83,12 +83,23 @@ def agree(one: ModuleType, other: ModuleType) -> bool:
     positions = [each.look_up(indices, copy, tables) for each, copy in zip((one, other), copies)]
     decided = [each.decide(indices, words, slots, tables) for each in (one, other)]
     known = decided[0][1] != OPEN
+    written = [_on_a_grid(each, bits[:6000].view(np.int32)) for each in (one, other)]
     return (
         np.array_equal(*positions)
         and np.array_equal(*copies)
         and np.array_equal(decided[0][1], decided[1][1])
         and np.array_equal(decided[0][0][known], decided[1][0][known])
+        and all(map(np.array_equal, *written))
     )
+
+
+def _on_a_grid(kernel: ModuleType, numbers: NDArray) -> list[NDArray]:
+    """What a kernel writes for sums that lie between two whole numbers, and on one."""
+    sums, written = np.arange(len(numbers)) / 4 - 1000, []
+    for dtype in (np.float32, np.float64):
+        written.append(np.empty(len(numbers), dtype))
+        kernel.onto_grid(sums.astype(dtype), numbers, 3.0, 1 / 7, written[-1])
+    return written
 
 
 class DiscreteGaussian(Keystream):
@@ -213,6 +224,19 @@ class Maker:
         for start, number in zip(range(0, len(target), BLOCK), places, strict=True):
             part = target[start : start + BLOCK]
             part += self.integers(number, len(part))
+
+    def onto_grid(self, sums: NDArray, places: Places, scale: float, unit: float, out: NDArray) -> None:
+        """Write (rint(sums·scale) + noise)·unit.
+
+        Args:
+            sums: flat, of n float32 or float64 numbers.
+            places: of their noise.
+            scale, unit: as in `numpy_kernel.onto_grid`.
+            out: of n numbers; it may be `sums`.
+        """
+        for start, number in zip(range(0, len(sums), BLOCK), places, strict=True):
+            block = slice(start, start + BLOCK)
+            self._kernel.onto_grid(sums[block], self.integers(number, len(sums[block])), scale, unit, out[block])
 
     def integers(self, number: int, count: int) -> NDArray[np.int32]:
         """The numbers of a block, as many as are needed, where the next ones will be too.
