@@ -114,27 +114,32 @@ def _is_plain(layer: Layer) -> bool:
     return not layer.lora_enabled and trained == [id(variable) for variable in expected]
 
 
-def record(found: Sequence[CapturedLayer], forward: Callable[[], Tensor]) -> list[list[Call]]:
+def record(
+    found: Sequence[CapturedLayer], forward: Callable[[], Tensor], given: Sequence[Tensor] = ()
+) -> tuple[list[list[Call]], list[Tensor]]:
     """Run `forward`, which gives a loss per example, and one backward pass.
 
     Args:
         found: the layers of the model that `forward` runs.
         forward: gives the losses, shape (batch,).
+        given: other tensors that it uses.
 
     Returns:
-        The calls of each layer, with their gradients.
+        The calls of each layer, with their gradients; the gradients of the summed losses with respect to `given`.
     """
     calls: list[list[Call]] = [[] for _ in found]
     with tf.GradientTape(watch_accessed_variables=False) as tape, ExitStack() as patches:
+        tape.watch(given)
         for captured, heard in zip(found, calls, strict=True):
             patches.enter_context(_listening(captured, heard, tape))
         total = tf.reduce_sum(forward())
     outputs = [output for heard in calls for call in heard for output in call.outputs]
-    deltas = iter(tape.gradient(total, outputs))
+    gradients = tape.gradient(total, [*outputs, *given])
+    deltas = iter(gradients)
     for heard in calls:
         for call in heard:
             call.deltas = [next(deltas) for _ in call.outputs]
-    return calls
+    return calls, gradients[len(outputs) :]
 
 
 def leaks(found: Sequence[CapturedLayer], forward: Callable[[], Tensor], values: Sequence[Tensor]) -> list[int]:

@@ -18,6 +18,7 @@ from cloister.core.tensors import Layer, Network, Tensor, Variable
 from cloister.privacy.dpsgd import vectorised
 from cloister.privacy.dpsgd.capture import leaks
 from cloister.privacy.dpsgd.gradients import Gradients
+from cloister.privacy.dpsgd.row_by_row import row_by_row
 from cloister.privacy.dpsgd.vectorised import Loss, is_seed
 
 EXAMPLES = 3
@@ -71,7 +72,11 @@ def checked(model: Network, loss: Loss, probe: Probe) -> Gradients:
         trial.refuse_coupling()
         alone = draws_otherwise(model) or trial.shares_draws() or trial.is_batch_dependent()
         by_layer = None if alone else _by_layer(model, loss, trial)
-        return by_layer or _as_a_whole(model, loss, trial)
+        if by_layer is None:
+            return _as_a_whole(model, loss, trial)
+        # Tried beside the other, which computes the larger microbatches.
+        by_row = _by_layer(model, loss, trial, by_row=True) if row_by_row(model) else None
+        return by_row or by_layer
 
 
 @contextmanager
@@ -88,10 +93,10 @@ def _refusing_what_cannot_be_tried() -> Iterator[None]:
         ) from error
 
 
-def _by_layer(model: Network, loss: Loss, trial: "_Trial") -> Gradients | None:
-    """The gradients layer by layer if they are right; None if the model is to be taken as a whole."""
+def _by_layer(model: Network, loss: Loss, trial: "_Trial", by_row: bool = False) -> Gradients | None:
+    """The gradients layer by layer if they are right; None if they are not."""
     try:
-        gradients = Gradients(model, loss, by_layer=True)
+        gradients = Gradients(model, loss, by_layer=True, by_row=by_row)
         return gradients if trial.agrees_by_layer(gradients) else None
     except UnsupportedModel:
         raise

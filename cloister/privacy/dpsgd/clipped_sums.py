@@ -1,4 +1,4 @@
-"""The clipped sum of a batch of any size, by a computation of one fixed shape.
+"""The clipped sum of a batch of any size, by computations of fixed shape.
 
 What is computed for a unit must be the same to the last bit whoever else is in the batch. Otherwise a model whose
 weights blow up roundings would turn everybody's gradient around when one unit joins, and everybody would move the sum.
@@ -21,6 +21,7 @@ from cloister.core.tensors import Compiled, Network
 from cloister.privacy.dpsgd.batches import Members, pieces
 from cloister.privacy.dpsgd.checks import Probe, moved
 from cloister.privacy.dpsgd.gradients import Gradients, Weights
+from cloister.privacy.dpsgd.parts import Rows
 from cloister.privacy.dpsgd.precision import refuse_coarse_precision
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm, examples_at_once
 from cloister.privacy.dpsgd.running_sum import RunningSum
@@ -28,6 +29,9 @@ from cloister.privacy.dpsgd.vectorised import is_seed
 
 STRIDES = (16, 32, 64)
 """Multiples of these are tried as the number of units in a call: processors handle up to 16 numbers at a time."""
+FEWER = 4
+"""Where the first layers take one example after another, there is a graph for each multiple of so many units: of fewer,
+more time would go into compiling than it saves."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,14 @@ class ClippedSums:
 
     def __init__(self, gradients: Gradients, probe: Probe, batching: Batching) -> None:
         self._gradients, self._probe = gradients, probe
+        self._graphs: dict[int, Compiled] = {}
+        self._computed_for: dict[int, int] = {}
         self._batching, self._cap = batching, batching.group_cap
         strides = (1,) if batching.at_once == 1 else STRIDES
         for places in sorted({stride * -(-batching.at_once // stride) for stride in strides}):
-            self.places = places
-            self._compiled = self._compile()
+            self.places, self._graphs, self._computed_for = places, {}, {}
             self._refuse_foreign_state()
-            self.same_at_every_place = places == 1 or self._is_same_at_every_place()
+            self.same_at_every_place = places == 1 or self._is_same_at_every_place(places)
             if self.same_at_every_place:
                 break
 
@@ -85,7 +90,7 @@ class ClippedSums:
             weights: of examples, from their labels.
         """
         self._gradients.weigh(weights)
-        self._compiled = self._compile()
+        self._graphs = {}
 
     def of(self, x: NDArray, y: NDArray, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
         """Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
@@ -132,7 +137,7 @@ class ClippedSums:
     ) -> Iterator[tuple[list[NDArray], int, int]]:
         """Sums and counts. Where a unit's computation raises an exception, the others contribute all the same."""
         try:
-            yield self._call(_taken(x, table), _taken(y, table), mask, bound)[:3]
+            yield self._call(_taken(x, table), _taken(y, table), mask, bound, self._units_computed(len(table)))[:3]
         except Exception:  # whatever it is, it must not tell the others' sum that it happened
             if len(table) == 1:
                 yield self._nothing(), 0, 1
@@ -140,22 +145,45 @@ class ClippedSums:
             for half in pieces(len(table), -(-len(table) // 2)):
                 yield from self._computed(x, y, table[half], mask[half], bound)
 
-    def _call(self, x: NDArray, y: NDArray, mask: NDArray, bound: float) -> tuple[list[NDArray], int, int, NDArray]:
-        rows = self.places * self._cap
-        sums, clipped, non_finite, norms = self._compiled(
-            tf.constant(_padded(x, rows, self._probe[0].dtype)),
-            tf.constant(_padded(y, rows, self._probe[1].dtype)),
+    def _call(
+        self, x: NDArray, y: NDArray, mask: NDArray, bound: float, units: int
+    ) -> tuple[list[NDArray], int, int, NDArray]:
+        sums, clipped, non_finite, norms = self._graph(units)(
+            tf.constant(_padded(x, units * self._cap, self._probe[0].dtype)),
+            tf.constant(_padded(y, self.places * self._cap, self._probe[1].dtype)),
             tf.constant(_padded(mask, self.places, np.bool_)),
             tf.constant(bound, tf.float64),
         )
         return [np.asarray(total) for total in sums], int(clipped), int(non_finite), np.asarray(norms)
 
-    def _compile(self) -> Compiled:
+    def _units_computed(self, count: int) -> int:
+        """How many units the first layers are computed for, where a call has this many: those, and some of zeros."""
+        if self._gradients.first_layers(Rows(self.places, self._cap)) is None:
+            return self.places
+        units = min(self.places, FEWER * -(-count // FEWER))
+        if units not in self._computed_for:
+            self._computed_for[units] = units if self._is_usable(units) else self.places
+        return self._computed_for[units]
+
+    def _is_usable(self, units: int) -> bool:
+        """Whether there is such a graph, and units come out of it as they do of that for all places."""
+        try:
+            self._graph(units).get_concrete_function()
+            return self._is_same_at_every_place(units)
+        except Exception:  # whatever it is, it must not tell how many units there are
+            return False
+
+    def _graph(self, units: int) -> Compiled:
+        """That of so many units in the first layers. It is compiled when it is first asked for."""
+        if units not in self._graphs:
+            self._graphs[units] = self._compile(units)
+        return self._graphs[units]
+
+    def _compile(self, units: int) -> Compiled:
         x, y = self._probe
-        rows = self.places * self._cap
         signature = [
-            tf.TensorSpec([rows, *x.shape[1:]], x.dtype),
-            tf.TensorSpec([rows, *y.shape[1:]], y.dtype),
+            tf.TensorSpec([units * self._cap, *x.shape[1:]], x.dtype),
+            tf.TensorSpec([self.places * self._cap, *y.shape[1:]], y.dtype),
             tf.TensorSpec([self.places, self._cap], tf.bool),
             tf.TensorSpec([], tf.float64),
         ]
@@ -164,26 +192,30 @@ class ClippedSums:
     def _refuse_foreign_state(self) -> None:
         """Raises UnsupportedModel if the model reads or writes a variable that Keras does not know to be its own."""
         known = {id(variable.value) for variable in self._gradients.model.variables}
-        used = self._compiled.get_concrete_function().graph.variables
+        used = self._graph(self.places).get_concrete_function().graph.variables
         foreign = [variable.name for variable in used if id(variable) not in known]
         if foreign:
             raise UnsupportedModel(f"the model uses {foreign[0]}, a variable that Keras does not know; use add_weight")
 
-    def _is_same_at_every_place(self) -> bool:
-        """Whether each made-up example has the same norm everywhere, to the last bit.
+    def _is_same_at_every_place(self, units: int) -> bool:
+        """Whether each made-up example has one norm, to the last bit, at each of so many places and with all of them.
 
         Examples of a model that draws random numbers cannot be compared: its number of places is not tried.
         """
         if any(is_seed(variable) for variable in self._gradients.model.non_trainable_variables):
             return True
-        mask, rows = np.ones((self.places, self._cap), bool), self.places * self._cap
         with _moved_weights(self._gradients.model):
-            for one_x, one_y in zip(*self._probe, strict=True):
-                x, y = np.repeat(one_x[None], rows, axis=0), np.repeat(one_y[None], rows, axis=0)
-                norms = self._call(x, y, mask, 1.0)[3]
+            for x, y in zip(*self._probe, strict=True):
+                norms = np.concatenate([self._norms(x, y, each) for each in {units, self.places}])
                 if not np.array_equal(norms, np.full_like(norms, norms[0]), equal_nan=True):
                     return False
         return True
+
+    def _norms(self, x: NDArray, y: NDArray, units: int) -> NDArray:
+        """Of one example that is all of so many units."""
+        rows = units * self._cap
+        x, y = np.repeat(x[None], rows, axis=0), np.repeat(y[None], rows, axis=0)
+        return self._call(x, y, np.ones((units, self._cap), bool), 1.0, units)[3][:units]
 
 
 @contextmanager

@@ -8,10 +8,11 @@ from cloister.core.errors import ConfigError
 from cloister.core.tensors import Network, Tensor, Variable
 from cloister.privacy.dpsgd import vectorised
 from cloister.privacy.dpsgd.capture import Call, CapturedLayer, captured_layers, is_plain_dense, record
-from cloister.privacy.dpsgd.convolution import convolution
+from cloister.privacy.dpsgd.convolution import MANY_EXAMPLES, convolution
 from cloister.privacy.dpsgd.dense import dense
 from cloister.privacy.dpsgd.parts import Part, Rows
 from cloister.privacy.dpsgd.rounding import SMALLEST_FACTOR
+from cloister.privacy.dpsgd.row_by_row import RowByRow, row_by_row
 from cloister.privacy.dpsgd.vectorised import Loss
 
 Weights = Callable[[Tensor], Tensor]
@@ -27,17 +28,27 @@ class Gradients:
         model: a built Keras model of one input and one output.
         loss: of each example by itself.
         by_layer: look at layers one by one, in one backward pass; otherwise at the model as a whole.
+        by_row: compute the first layers of a network of large pictures for one example after another; with `by_layer`.
 
     Raises:
         NotCapturable: `by_layer`, and this model's layers cannot be looked at one by one.
     """
 
-    def __init__(self, model: Network, loss: Loss, by_layer: bool) -> None:
+    def __init__(self, model: Network, loss: Loss, by_layer: bool, by_row: bool = False) -> None:
         self.model = model
         self.by_layer = by_layer
         self._loss = loss
         self.layers: list[CapturedLayer] = captured_layers(model) if by_layer else []
+        self._row_by_row = row_by_row(model) if by_row else None
         self.kernels: dict[str, str] = {}
+
+    def first_layers(self, rows: Rows) -> RowByRow | None:
+        """What computes the first layers of a microbatch for one example after another; None: nothing does.
+
+        Args:
+            rows: of the microbatch.
+        """
+        return self._row_by_row if rows.count <= MANY_EXAMPLES else None
 
     def losses(self, x: Tensor, y: Tensor, training: bool = True) -> Tensor:
         """Shape (batch,), as in training.
@@ -49,9 +60,12 @@ class Gradients:
         Raises:
             ConfigError: the loss function gives something else.
         """
-        losses = self._loss(y, self.model(x, training=training))
-        if losses.shape != x.shape[:1]:
-            raise ConfigError(f"loss must give one number per example, shape {tuple(x.shape[:1])}; got {losses.shape}")
+        return self._of_outputs(self.model(x, training=training), y)
+
+    def _of_outputs(self, outputs: Tensor, y: Tensor) -> Tensor:
+        losses = self._loss(y, outputs)
+        if losses.shape != y.shape[:1]:
+            raise ConfigError(f"loss must give one number per example, shape {tuple(y.shape[:1])}; got {losses.shape}")
         return losses
 
     def weigh(self, weights: Weights) -> None:
@@ -71,28 +85,36 @@ class Gradients:
         """Variables and their per-unit gradients; variables that the loss does not need are left out.
 
         Args:
-            x, y: examples, those of a unit next to each other.
+            x: examples, those of a unit next to each other. There may be fewer than rows where `first_layers` takes
+                one after another.
+            y: a label in each row.
             rows: which examples are a unit.
             shares: shape (rows,), what each example counts for in its unit's gradient; None: 1.
         """
         if not self.by_layer:
             part = vectorised.whole_model(self.model, self._loss, x, y, rows, shares)
             return [(tuple(self.model.trainable_variables), part)]
+        first = self.first_layers(rows)
+        copies = first.copies(x.shape[0]) if first else []
 
         def forward() -> Tensor:
-            losses = self.losses(x, y)
+            outputs = first.outputs(x, copies, rows.count) if first else self.model(x, training=True)
+            losses = self._of_outputs(outputs, y)
             return losses if shares is None else losses * tf.cast(shares, losses.dtype)
 
-        # A call that the loss does not depend on has no gradient.
-        calls = [
-            [call for call in own if any(delta is not None for delta in call.deltas)]
-            for own in record(self.layers, forward)
-        ]
+        layers = [captured for captured in self.layers if not (first and captured.layer in first.layers)]
+        calls, of_copies = record(layers, forward, copies)
         found = [
-            (captured, _part(captured, own, rows)) for captured, own in zip(self.layers, calls, strict=True) if own
+            (captured, _part(captured, own, rows))
+            for captured, own in zip(layers, map(_needed, calls), strict=True)
+            if own
         ]
         self.kernels = {captured.layer.path: part.kernel for captured, part in found}
-        return [(captured.variables, part) for captured, part in found]
+        parts: list[tuple[tuple[Variable, ...], Part]] = [(captured.variables, part) for captured, part in found]
+        if first:
+            self.kernels |= dict.fromkeys((layer.path for layer in first.layers if layer.variables), first.kernel)
+            parts.append((first.variables, first.part(of_copies, rows)))
+        return parts
 
     def clipped(self, x: Tensor, y: Tensor, mask: Tensor, bound: Tensor) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
         """Σ over the units of gradient·min(1, bound/‖gradient‖), a unit's gradient being the mean of its examples'.
@@ -143,6 +165,11 @@ class Gradients:
             sums[id(variable)] if id(variable) in sums else tf.zeros(variable.shape, variable.dtype)
             for variable in self.model.trainable_variables
         ]
+
+
+def _needed(calls: list[Call]) -> list[Call]:
+    """Those that the loss depends on. The others have no gradient."""
+    return [call for call in calls if any(delta is not None for delta in call.deltas)]
 
 
 def cleaner(finite: Tensor) -> Callable[[Tensor], Tensor]:

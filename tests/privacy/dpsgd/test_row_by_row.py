@@ -1,0 +1,220 @@
+"""Networks of large pictures whose first layers take one example after another."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, functional, gradient_of_one, head, norm, relative_error
+from support import mostly_slow
+
+from cloister.privacy.dpsgd import row_by_row
+from cloister.privacy.dpsgd.clipped_sums import FEWER, ClippedSums
+from cloister.privacy.dpsgd.row_by_row import RowByRow
+
+layers = keras.layers
+TOLERANCE = 3e-4
+PLACES = 16
+BY_ROW = {"row by row", "dense"}
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    keras.utils.set_random_seed(5)
+
+
+def pictures(*between, size=60, activation="softplus"):
+    """Two convolutions of large pictures, and a dense layer."""
+    return keras.Sequential(
+        [
+            keras.Input((size, size, 1)),
+            layers.Conv2D(6, 3, activation=activation),
+            layers.AveragePooling2D(2),
+            layers.Conv2D(5, 3, activation=activation),
+            *between,
+            layers.AveragePooling2D(2),
+            layers.Flatten(),
+            layers.Dense(5, activation="softmax"),
+        ]
+    )
+
+
+def forms(step):
+    return set(step.kernels.values())
+
+
+@pytest.mark.parametrize("size", mostly_slow([1, 4, 6, 16, 19], [6, 19]))
+def test_sums_are_those_of_one_example_at_a_time(size):
+    model = pictures()
+    x, y = batch(model, size)
+    bound = float(np.median([norm(gradient_of_one(model, *one)) for one in zip(x, y, strict=True)]))
+    step = dp_sgd(model, batch_size=PLACES)
+    found = step.clipped_sum(x, y, bound)
+    assert relative_error(found.sums, brute_force(model, x, y, bound)) < TOLERANCE
+    assert found.examples == size and forms(step) == BY_ROW
+
+
+def test_groups_have_the_mean_of_their_examples_gradients():
+    model = pictures()
+    x, y = batch(model, 9)
+    groups = np.array([0, 1, 1, 2, 3, 3, 4, 4, 0])
+    means = []
+    for group in range(5):
+        own = [gradient_of_one(model, *one) for one in zip(x[groups == group], y[groups == group], strict=True)]
+        means.append([np.mean(same, axis=0) for same in zip(*own, strict=True)])
+    bound = float(np.median([norm(mean) for mean in means]))
+    step = dp_sgd(model, batch_size=PLACES, group_cap=2)
+    found = step.clipped_sum(x, y, bound, groups)
+    expected = [sum(min(1, bound / norm(mean)) * mean[i] for mean in means) for i in range(len(means[0]))]
+    assert relative_error(found.sums, expected) < TOLERANCE
+    assert found.examples == 5 and "row by row" in forms(step)
+
+
+def farthest(step, x, y, bound=0.5):
+    """By how much the first example moves the sum of batches of every size, in units of S."""
+    moved = []
+    for size in range(1, len(x) + 1):
+        whole, others = (step.clipped_sum(x[start:size], y[start:size], bound).sums for start in (0, 1))
+        moved.append(norm([a.astype(np.float64) - b for a, b in zip(whole, others, strict=True)]) / bound)
+    return max(moved)
+
+
+def amplified():
+    """Weights that turn an example's gradient around when the last bit of what is computed for it changes."""
+    model = pictures(layers.Activation(tf.sin), activation=None)
+    step = dp_sgd(model, batch_size=PLACES)
+    kernel, bias = model.layers[2].get_weights()
+    model.layers[2].set_weights([1e9 * kernel, bias])
+    return step, *batch(model, 9, seed=2)
+
+
+def test_an_example_has_one_gradient_whoever_else_is_there():
+    step, x, y = amplified()
+    assert 0.5 < farthest(step, x, y) <= 1
+    assert "row by row" in forms(step)
+
+
+class LastBit(RowByRow):
+    """A twin of which a bit depends on how many rows there are."""
+
+    def copies(self, rows):
+        return [[variable * (1 + rows % 16 * 2.0**-23) for variable in own] for own in super().copies(rows)]
+
+
+def test_a_bit_that_depends_on_the_number_of_rows_is_caught_by_the_test_and_by_the_trial(monkeypatch):
+    monkeypatch.setattr(row_by_row, "RowByRow", LastBit)
+    step, x, y = amplified()
+    assert farthest(step, x, y) <= 1, "fewer rows are not computed: the trial has seen the bit"
+    monkeypatch.setattr(ClippedSums, "_is_usable", lambda sums, units: True)
+    step, x, y = amplified()
+    assert farthest(step, x, y) > 1
+
+
+def test_a_graph_for_each_multiple_of_four_examples_and_none_twice():
+    traces = []
+
+    def loss(y, outputs):
+        traces.append(y.shape)
+        return LOSS(y, outputs)
+
+    model = pictures()
+    x, y = batch(model, 20)
+    step = dp_sgd(model, loss=loss, probe=(x[:3], y[:3]), batch_size=PLACES)
+    traces.clear()
+    for size in (3, 1, 4, 0, 2, 16, 13, 20):
+        step.step(x[:size], y[:size])
+    assert traces == [(PLACES,)], "of four rows; that for all places is there from the start"
+    step.step(x[:5], y[:5])
+    assert traces == [(PLACES,)] * 2
+    assert sorted(step._clipped_sums._graphs) == [FEWER, 2 * FEWER, PLACES]
+
+
+def test_the_first_layers_take_no_more_rows_than_are_drawn():
+    rows = []
+
+    class Told(layers.Layer):
+        def call(self, x):
+            tf.py_function(lambda: rows.append(int(x.shape[0])), [], [])
+            return x
+
+    model = pictures(Told())
+    step = dp_sgd(model, batch_size=PLACES)
+    x, y = batch(model, 6)
+    step.clipped_sum(x, y, 1.0)
+    rows.clear()
+    step.clipped_sum(x, y, 1.0)
+    assert rows == [1] * 8
+
+
+def test_where_fewer_rows_cannot_be_compiled_all_places_are():
+    model = pictures()
+    step, (x, y) = dp_sgd(model, batch_size=PLACES), batch(model, 5)
+    compiled = step._clipped_sums._compile
+
+    def fails(units):
+        if units < PLACES:
+            raise MemoryError
+        return compiled(units)
+
+    step._clipped_sums._compile = fails
+    found = step.clipped_sum(x, y, 0.5)
+    assert found.non_finite == 0 and relative_error(found.sums, brute_force(model, x, y, 0.5)) < TOLERANCE
+
+
+@pytest.mark.parametrize("bad", mostly_slow([np.nan, np.inf, 3e38], [np.inf]))
+def test_what_is_not_finite_contributes_zero(bad):
+    model = pictures()
+    step, (x, y) = dp_sgd(model, batch_size=PLACES), batch(model, 5)
+    expected = step.clipped_sum(np.delete(x, 1, 0), np.delete(y, 1), 0.5)
+    x[1] = bad
+    found = step.clipped_sum(x, y, 0.5)
+    assert found.non_finite == 1 and relative_error(found.sums, expected.sums) < TOLERANCE
+
+
+class TestOthersAreComputedAsBefore:
+    def of(self, model, **options):
+        step, (x, y) = dp_sgd(model, **({"batch_size": PLACES} | options)), batch(model, 5)
+        found = step.clipped_sum(x, y, 0.5)
+        expected = brute_force(model, x, y, 0.5 / (1 + step.overstatement))
+        assert relative_error(found.sums, expected) < TOLERANCE
+        return forms(step)
+
+    def test_more_rows_than_a_graph_has_copies_for(self):
+        assert self.of(pictures(), batch_size=80) == {"rows", "shift", "dense"}
+
+    def test_a_model_that_is_no_plain_chain_of_layers(self):
+        convolution = layers.Conv2D(6, 3, activation="softplus")
+        found = self.of(functional((60, 60, 1), lambda x: head(layers.AveragePooling2D(4)(convolution(x)))))
+        assert found == {"loop", "dense"}
+
+    def test_small_pictures(self):
+        assert "row by row" not in self.of(pictures(size=20))
+
+    def test_layers_behind_one_with_other_weights(self):
+        found = self.of(
+            keras.Sequential(
+                [
+                    keras.Input((60, 60, 1)),
+                    layers.LayerNormalization(),
+                    layers.Conv2D(6, 3, activation="softplus"),
+                    layers.AveragePooling2D(8),
+                    layers.Flatten(),
+                    layers.Dense(5, activation="softmax"),
+                ]
+            )
+        )
+        assert found == {"vectorised", "loop", "dense"}
+
+    def test_layers_behind_one_that_draws(self):
+        """Each row would draw the same."""
+        model = pictures(layers.Dropout(0.5), layers.Conv2D(4, 3, padding="same"))
+        step, (x, y) = dp_sgd(model, batch_size=PLACES), batch(model, 5)
+        step.clipped_sum(x, y, 0.5)
+        assert sorted(step.kernels.values()) == ["dense", "loop", "row by row", "row by row"]
+
+    def test_where_rows_come_out_wrong(self, monkeypatch):
+        """The gradients of rows are mixed up: the trial sees it."""
+        right = RowByRow.part
+        monkeypatch.setattr(RowByRow, "part", lambda self, gradients, rows: right(self, gradients[::-1], rows))
+        assert "row by row" not in self.of(pictures())
