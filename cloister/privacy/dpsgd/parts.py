@@ -115,11 +115,11 @@ def squares(tensor: Tensor) -> Tensor:
 
 
 def _width(shape: Sequence[int]) -> int:
-    """The size of as many of the last axes as `WIDEST` allows for."""
+    """The size of as many of the last axes as `WIDEST` allows for, and of an equal part of the next one."""
     width = 1
     for axis in reversed(shape):
         if width * axis > WIDEST:
-            break
+            return width * max(part for part in range(1, WIDEST // width + 1) if axis % part == 0)
         width *= axis
     return width
 

@@ -34,6 +34,22 @@ def test_nor_in_many_cases():
     assert max(search(name, MANY_CASES // len(KINDS), seed=1) for name in KINDS) <= 1
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-19, 1e-30])
+@pytest.mark.parametrize(
+    "shape, width",
+    [((1, 784), 784), ((4096,), 4096), ((100_352,), 3584), ((8191,), 1), ((3, 3, 64, 128), 4096), ((5, 8192), 4096)],
+)
+def test_squares_are_never_less_than_exact_ones_and_hardly_more(shape, width, scale):
+    """Rows whose last axis is longer than `WIDEST` are added up in equal parts of it."""
+    assert parts._width(shape) == width
+    numbers = (scale * np.random.default_rng(3).standard_normal((4, *shape))).astype(np.float32)
+    numbers[1] = np.abs(numbers[1]).max()
+    exact = np.square(numbers.astype(np.float64).reshape(4, -1)).sum(axis=1)
+    found = np.asarray(parts.squares(tf.constant(numbers)))
+    allowed = 4 * (parts.WIDEST + 1) * rounding.UNIT * exact + 2 * numbers[0].size * rounding.UNDERFLOW
+    assert (found >= exact).all() and (found <= exact + allowed).all()
+
+
 class TestTheSearchCatches:
     @pytest.fixture(autouse=True)
     def compile_anew(self):
