@@ -115,8 +115,8 @@ def _is_plain(layer: Layer) -> bool:
 
 
 def record(
-    found: Sequence[CapturedLayer], forward: Callable[[], Tensor], given: Sequence[Tensor] = ()
-) -> tuple[list[list[Call]], list[Tensor]]:
+    found: Sequence[CapturedLayer], forward: Callable[[], Tensor], given: Sequence[Sequence[Tensor]] = ()
+) -> tuple[list[list[Call]], list[list[Tensor]]]:
     """Run `forward`, which gives a loss per example, and one backward pass.
 
     Args:

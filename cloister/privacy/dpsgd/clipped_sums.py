@@ -30,8 +30,9 @@ from cloister.privacy.dpsgd.vectorised import is_seed
 STRIDES = (16, 32, 64)
 """Multiples of these are tried as the number of units in a call: processors handle up to 16 numbers at a time."""
 FEWER = 4
-"""Where the first layers take one example after another, there is a graph for each multiple of so many units: of fewer,
-more time would go into compiling than it saves."""
+"""Where the first layers take one example after another, there is a graph for each multiple of so many units.
+
+Each row is an operation of its own, so any number would do. To compile more graphs takes more time than they save."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,13 @@ class ClippedSums:
 
     def __init__(self, gradients: Gradients, probe: Probe, batching: Batching) -> None:
         self._gradients, self._probe = gradients, probe
-        self._graphs: dict[int, Compiled] = {}
-        self._computed_for: dict[int, int] = {}
         self._batching, self._cap = batching, batching.group_cap
         strides = (1,) if batching.at_once == 1 else STRIDES
         for places in sorted({stride * -(-batching.at_once // stride) for stride in strides}):
-            self.places, self._graphs, self._computed_for = places, {}, {}
+            self.places = places
+            self._graphs: dict[int, Compiled] = {}
             self._refuse_foreign_state()
-            self.same_at_every_place = places == 1 or self._is_same_at_every_place(places)
+            self.same_at_every_place = places == 1 or self._is_same_at_every_place()
             if self.same_at_every_place:
                 break
 
@@ -90,7 +90,7 @@ class ClippedSums:
             weights: of examples, from their labels.
         """
         self._gradients.weigh(weights)
-        self._graphs = {}
+        self._graphs = {self.places: self._compile(self.places)}
 
     def of(self, x: NDArray, y: NDArray, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
         """Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
@@ -137,7 +137,7 @@ class ClippedSums:
     ) -> Iterator[tuple[list[NDArray], int, int]]:
         """Sums and counts. Where a unit's computation raises an exception, the others contribute all the same."""
         try:
-            yield self._call(_taken(x, table), _taken(y, table), mask, bound, self._units_computed(len(table)))[:3]
+            yield self._call(_taken(x, table), _taken(y, table), mask, bound)[:3]
         except Exception:  # whatever it is, it must not tell the others' sum that it happened
             if len(table) == 1:
                 yield self._nothing(), 0, 1
@@ -145,36 +145,29 @@ class ClippedSums:
             for half in pieces(len(table), -(-len(table) // 2)):
                 yield from self._computed(x, y, table[half], mask[half], bound)
 
-    def _call(
-        self, x: NDArray, y: NDArray, mask: NDArray, bound: float, units: int
-    ) -> tuple[list[NDArray], int, int, NDArray]:
+    def _call(self, x: NDArray, y: NDArray, mask: NDArray, bound: float) -> tuple[list[NDArray], int, int, NDArray]:
+        units = self._units_computed(len(mask))
         sums, clipped, non_finite, norms = self._graph(units)(
-            tf.constant(_padded(x, units * self._cap, self._probe[0].dtype)),
-            tf.constant(_padded(y, self.places * self._cap, self._probe[1].dtype)),
-            tf.constant(_padded(mask, self.places, np.bool_)),
+            tf.constant(_filled(x, units * self._cap, self._probe[0].dtype)),
+            tf.constant(_filled(y, self.places * self._cap, self._probe[1].dtype)),
+            tf.constant(np.concatenate([mask, np.zeros((self.places - len(mask), self._cap), bool)])),
             tf.constant(bound, tf.float64),
         )
         return [np.asarray(total) for total in sums], int(clipped), int(non_finite), np.asarray(norms)
 
     def _units_computed(self, count: int) -> int:
-        """How many units the first layers are computed for, where a call has this many: those, and some of zeros."""
+        """How many units the first layers are computed for, where a call has this many: those, and up to three more."""
         if self._gradients.first_layers(Rows(self.places, self._cap)) is None:
             return self.places
         units = min(self.places, FEWER * -(-count // FEWER))
-        if units not in self._computed_for:
-            self._computed_for[units] = units if self._is_usable(units) else self.places
-        return self._computed_for[units]
-
-    def _is_usable(self, units: int) -> bool:
-        """Whether there is such a graph, and units come out of it as they do of that for all places."""
         try:
-            self._graph(units).get_concrete_function()
-            return self._is_same_at_every_place(units)
+            self._graph(units)
         except Exception:  # whatever it is, it must not tell how many units there are
-            return False
+            return self.places
+        return units
 
     def _graph(self, units: int) -> Compiled:
-        """That of so many units in the first layers. It is compiled when it is first asked for."""
+        """That of so many units in the first layers, compiled when it is first asked for."""
         if units not in self._graphs:
             self._graphs[units] = self._compile(units)
         return self._graphs[units]
@@ -187,35 +180,31 @@ class ClippedSums:
             tf.TensorSpec([self.places, self._cap], tf.bool),
             tf.TensorSpec([], tf.float64),
         ]
-        return tf.function(self._gradients.clipped, input_signature=signature, autograph=False)
+        return tf.function(self._gradients.clipped, input_signature=signature, autograph=False).get_concrete_function()
 
     def _refuse_foreign_state(self) -> None:
         """Raises UnsupportedModel if the model reads or writes a variable that Keras does not know to be its own."""
         known = {id(variable.value) for variable in self._gradients.model.variables}
-        used = self._graph(self.places).get_concrete_function().graph.variables
+        used = self._graph(self.places).graph.variables
         foreign = [variable.name for variable in used if id(variable) not in known]
         if foreign:
             raise UnsupportedModel(f"the model uses {foreign[0]}, a variable that Keras does not know; use add_weight")
 
-    def _is_same_at_every_place(self, units: int) -> bool:
-        """Whether each made-up example has one norm, to the last bit, at each of so many places and with all of them.
+    def _is_same_at_every_place(self) -> bool:
+        """Whether each made-up example has the same norm everywhere, to the last bit.
 
         Examples of a model that draws random numbers cannot be compared: its number of places is not tried.
         """
         if any(is_seed(variable) for variable in self._gradients.model.non_trainable_variables):
             return True
+        mask, rows = np.ones((self.places, self._cap), bool), self.places * self._cap
         with _moved_weights(self._gradients.model):
-            for x, y in zip(*self._probe, strict=True):
-                norms = np.concatenate([self._norms(x, y, each) for each in {units, self.places}])
+            for one_x, one_y in zip(*self._probe, strict=True):
+                x, y = np.repeat(one_x[None], rows, axis=0), np.repeat(one_y[None], rows, axis=0)
+                norms = self._call(x, y, mask, 1.0)[3]
                 if not np.array_equal(norms, np.full_like(norms, norms[0]), equal_nan=True):
                     return False
         return True
-
-    def _norms(self, x: NDArray, y: NDArray, units: int) -> NDArray:
-        """Of one example that is all of so many units."""
-        rows = units * self._cap
-        x, y = np.repeat(x[None], rows, axis=0), np.repeat(y[None], rows, axis=0)
-        return self._call(x, y, np.ones((units, self._cap), bool), 1.0, units)[3][:units]
 
 
 @contextmanager
@@ -239,11 +228,15 @@ def _taken(rows: NDArray, table: NDArray) -> NDArray:
     return rows[numbers]
 
 
-def _padded(rows: NDArray, size: int, dtype: DTypeLike) -> NDArray:
-    """The rows, with zeros behind them up to `size`."""
+def _filled(rows: NDArray, size: int, dtype: DTypeLike) -> NDArray:
+    """The rows, with the first one again behind them up to `size`.
+
+    What is computed of an example that nobody has, such as of zeros, could raise an exception that none of the others
+    does: whether a place is empty would decide about all.
+    """
     rows = np.asarray(rows, dtype)
     if len(rows) == size:
         return rows
-    padded = np.zeros((size, *rows.shape[1:]), dtype)
-    padded[: len(rows)] = rows
-    return padded
+    filled = np.empty((size, *rows.shape[1:]), dtype)
+    filled[: len(rows)], filled[len(rows) :] = rows, rows[0]
+    return filled

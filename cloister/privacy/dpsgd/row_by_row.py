@@ -1,12 +1,17 @@
 """A network of large pictures whose first layers are computed for one example after another.
 
-What comes out for an example then does not depend on how many there are, so a batch need not be filled up to a size
-for it. Each row has its own copy of the weights: the ordinary gradient with respect to that is the row's. The copies of
-the operations run on as many cores as there are, and take no longer than one operation on all rows.
+Each row is an operation of its own, of the shape of one row: what comes out for an example does not depend on how many
+there are, so a batch need not be filled up to a size for it. Each row has its own copy of the weights, too: the
+ordinary gradient with respect to that is the row's. The operations of several rows run on as many cores as there are,
+and take no longer than one operation on all rows.
+
+TensorFlow rewrites graphs: it moves what is done to each number behind a `concat`, where the rows' numbers are computed
+as one tensor, and its last numbers otherwise than the rest. So rows are taken apart and stacked, which nothing is moved
+behind, and the first layers end with a pool or with `Flatten`.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import keras
@@ -19,6 +24,10 @@ from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows
 
 Copies = list[list[Tensor]]
 """Of each row, a copy of each trainable variable of the first layers."""
+BORDERS = (keras.layers.MaxPooling2D, keras.layers.AveragePooling2D, keras.layers.Flatten)
+"""Layers that the first ones may end with."""
+OTHERS = (keras.layers.Activation, keras.layers.ReLU, keras.layers.Rescaling, keras.layers.ZeroPadding2D)
+"""Layers without weights that may stand among them: none draws, makes a mask, or raises an exception."""
 
 
 class RowByRow:
@@ -50,15 +59,17 @@ class RowByRow:
         return [[tf.identity(variable.value) for variable in self.variables] for _ in range(rows)]
 
     def outputs(self, x: Tensor, copies: Copies, count: int) -> Tensor:
-        """Shape (count, ...): zeros stand behind x where the other layers begin.
+        """Shape (count, ...). Behind x the other layers are given the first example again: what they do with another
+        picture, such as raising an exception, would depend on how many examples there are.
 
         Args:
             x: at most `count` examples.
             copies: one for each of them.
             count: rows of the other layers.
         """
-        rows = [self._of_one(tf.cast(x[i : i + 1], self._pixels.dtype), own) for i, own in enumerate(copies)]
-        return _through(self._others, _filled(tf.concat(rows, axis=0), count))
+        rows = [self._of_one(tf.cast(x[i : i + 1], self._pixels.dtype), own)[0] for i, own in enumerate(copies)]
+        again = [tf.stop_gradient(rows[0])] * (count - len(rows))
+        return _through(self._others, tf.stack([*rows, *again]))
 
     def part(self, gradients: Copies, rows: Rows) -> Part:
         """The first layers' gradients.
@@ -67,7 +78,8 @@ class RowByRow:
             gradients: with respect to the copies.
             rows: which rows are a unit. Those behind the copies have no gradient: zero.
         """
-        stacked = [_filled(tf.stack(same), rows.count) for same in zip(*gradients, strict=True)]
+        missing = rows.count - len(gradients)
+        stacked = [tf.stack([*same, *[tf.zeros_like(same[0])] * missing]) for same in zip(*gradients, strict=True)]
         return PerUnit(self.kernel, stacked, rows)
 
     @cached_property
@@ -83,29 +95,29 @@ class RowByRow:
 
 
 def row_by_row(model: Network) -> RowByRow | None:
-    """The model so computed, up to the last convolution of large pictures in front; None: there is none.
+    """The model so computed; None if no convolution of large pictures is among its first layers.
 
     Args:
         model: built.
     """
-    if type(model) is not keras.Sequential:
+    if type(model) is not keras.Sequential or not getattr(model, "inputs", None):
         return None
-    length = 0
-    for number, layer in enumerate(model.layers):
-        if layer.variables and not is_plain_convolution(layer):
-            break
-        # Pools behind the last convolution go with it.
-        if _is_large(layer) or (length == number and number and not layer.variables):
+    length, large = 0, False
+    for number, (layer, inputs, outputs) in enumerate(_leading(model)):
+        large |= is_plain_convolution(layer) and choose(layer, inputs, outputs) == "loop"
+        if large and type(layer) in BORDERS:
             length = number + 1
     return RowByRow(model, length) if length else None
 
 
-def _is_large(layer: Layer) -> bool:
-    """Whether one picture keeps all cores busy."""
-    if not is_plain_convolution(layer):
-        return False
-    inputs, outputs = ((1, *tensor.shape[1:]) for tensor in (layer.input, layer.output))
-    return None not in (*inputs, *outputs) and choose(layer, inputs, outputs) == "loop"
+def _leading(model: Network) -> Iterator[tuple[Layer, tuple[int, ...], tuple[int, ...]]]:
+    """The layers that could be among the first ones, with the shapes of one example in and out."""
+    shape = (1, *model.inputs[0].shape[1:])
+    for layer in model.layers:
+        if None in shape or not (is_plain_convolution(layer) or type(layer) in BORDERS + OTHERS):
+            return
+        inputs, shape = shape, tuple(layer.compute_output_shape(shape))
+        yield layer, inputs, shape
 
 
 def _through(layers: Sequence[Layer], tensor: Tensor) -> Tensor:
@@ -115,9 +127,3 @@ def _through(layers: Sequence[Layer], tensor: Tensor) -> Tensor:
         takes = inspect.signature(type(layer).call).parameters
         tensor = layer(tensor, training=True) if "training" in takes else layer(tensor)
     return tensor
-
-
-def _filled(tensor: Tensor, count: int) -> Tensor:
-    """With zeros behind it up to `count` rows."""
-    missing = count - tensor.shape[0]
-    return tf.pad(tensor, [[0, missing]] + [[0, 0]] * (len(tensor.shape) - 1)) if missing else tensor

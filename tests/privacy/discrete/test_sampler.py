@@ -404,6 +404,13 @@ class TestChoiceOfKernel:
                 found.append(out.tobytes())
             assert found[0] == found[1]
 
+    @pytest.mark.parametrize("length", [4, 6])
+    def test_what_lies_behind_the_numbers_is_not_written(self, length):
+        source = DiscreteGaussian(256, 1)
+        (places,) = source.places(spans([5])).values()
+        with pytest.raises(PrivacyError, match="5 sums"):
+            source.maker().onto_grid(np.zeros(5), places, 1.0, 1.0, np.zeros(length))
+
     @pytest.mark.parametrize("wrong", [0.4, np.float32(1)])
     def test_a_kernel_that_writes_something_else_onto_a_grid_is_refused(self, wrong):
         """It rounds upwards a little more often, or adds in single precision."""

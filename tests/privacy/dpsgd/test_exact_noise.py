@@ -169,7 +169,9 @@ class TestOneUnit:
             units = [lambda gradient=gradient: (gradient,) for gradient in gradients]
             like = (np.zeros(parameters),)
             (found,) = noisy_sum(units, like, clipping_norm=S, noise_multiplier=multiplier, noise=GaussianNoise(1))
-            return np.rint(found / grid.step)
+            steps = found / grid.step
+            assert np.abs(steps - np.rint(steps)).max() < 1e-6, "on the grid"
+            return np.rint(steps)
 
         moved = math.sqrt(squared(of(half, 10 * apart) - of(half))) / grid.steps
         assert 0.9 < moved <= 1

@@ -7,8 +7,8 @@ import tensorflow as tf
 from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, functional, gradient_of_one, head, norm, relative_error
 from support import mostly_slow
 
-from cloister.privacy.dpsgd import row_by_row
-from cloister.privacy.dpsgd.clipped_sums import FEWER, ClippedSums
+from cloister.privacy.dpsgd import checks, gradients, row_by_row
+from cloister.privacy.dpsgd.clipped_sums import FEWER
 from cloister.privacy.dpsgd.row_by_row import RowByRow
 
 layers = keras.layers
@@ -32,6 +32,7 @@ def pictures(*between, size=60, activation="softplus"):
             layers.Conv2D(6, 3, activation=activation),
             layers.AveragePooling2D(2),
             layers.Conv2D(5, 3, activation=activation),
+            layers.AveragePooling2D(1),
             *between,
             layers.AveragePooling2D(2),
             layers.Flatten(),
@@ -82,7 +83,7 @@ def farthest(step, x, y, bound=0.5):
 
 def amplified():
     """Weights that turn an example's gradient around when the last bit of what is computed for it changes."""
-    model = pictures(layers.Activation(tf.sin), activation=None)
+    model = pictures(activation=tf.sin)
     step = dp_sgd(model, batch_size=PLACES)
     kernel, bias = model.layers[2].get_weights()
     model.layers[2].set_weights([1e9 * kernel, bias])
@@ -102,13 +103,90 @@ class LastBit(RowByRow):
         return [[variable * (1 + rows % 16 * 2.0**-23) for variable in own] for own in super().copies(rows)]
 
 
-def test_a_bit_that_depends_on_the_number_of_rows_is_caught_by_the_test_and_by_the_trial(monkeypatch):
+def test_a_bit_that_depends_on_the_number_of_rows_is_caught(monkeypatch):
     monkeypatch.setattr(row_by_row, "RowByRow", LastBit)
-    step, x, y = amplified()
-    assert farthest(step, x, y) <= 1, "fewer rows are not computed: the trial has seen the bit"
-    monkeypatch.setattr(ClippedSums, "_is_usable", lambda sums, units: True)
-    step, x, y = amplified()
-    assert farthest(step, x, y) > 1
+    assert farthest(*amplified()) > 1
+
+
+def strided(activation, *border):
+    """Behind the first layers there is one that looks at some of their numbers alone, and an odd number of them."""
+    return keras.Sequential(
+        [
+            keras.Input((59, 59, 1)),
+            layers.Conv2D(3, 3, activation="relu"),
+            layers.Conv2D(3, 3, activation=activation),
+            *border,
+            layers.Conv2D(5, 3, strides=4, activation=tf.sin),
+            layers.Flatten(),
+            layers.Dense(5, activation="softmax"),
+        ]
+    )
+
+
+def differing(model, scale):
+    """How many of six examples have another norm at some place of some graph."""
+    step = dp_sgd(model, batch_size=PLACES)
+    strided_one = next(layer for layer in model.layers if getattr(layer, "filters", 0) == 5)
+    strided_one.set_weights([scale * array for array in strided_one.get_weights()])
+    sums, found = step._clipped_sums, 0
+    for x, y in zip(*batch(model, 6, seed=2), strict=True):
+        norms = np.concatenate([norms_of(sums, x, y, units) for units in range(FEWER, PLACES + 1, FEWER)])
+        assert norms[0] > 0
+        found += len(set(norms)) > 1
+    assert sorted(sums._graphs) == [4, 8, 12, 16] and "row by row" in forms(step)
+    return found
+
+
+@pytest.mark.parametrize("activation", mostly_slow(["softplus", tf.sin, "tanh", "relu"], ["softplus"]))
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_an_example_is_the_same_to_the_last_bit_at_every_place_of_every_graph(activation, scale):
+    assert not differing(strided(activation, layers.MaxPooling2D(1)), scale)
+
+
+def norms_of(sums, x, y, units):
+    """Of one example, at every place of the graph for so many units."""
+    every, labels = np.repeat(x[None], units, axis=0), np.repeat(y[None], units, axis=0)
+    return sums._call(every, labels, np.ones((units, 1), bool), 1.0)[3][:units]
+
+
+def test_an_operation_that_was_moved_over_all_rows_is_caught(monkeypatch):
+    """Rows put together by `concat`, an activation last: TensorFlow computes it for all rows at once."""
+
+    def outputs(self, x, copies, count):
+        rows = tf.concat([self._of_one(x[i : i + 1], own) for i, own in enumerate(copies)], axis=0)
+        filled = tf.pad(rows, [[0, count - rows.shape[0]]] + [[0, 0]] * (len(rows.shape) - 1))
+        return row_by_row._through(self._others, filled)
+
+    monkeypatch.setattr(RowByRow, "outputs", outputs)
+    for module in (checks, gradients):
+        monkeypatch.setattr(module, "row_by_row", lambda model: RowByRow(model, 2))
+    assert differing(strided("softplus"), 1e3)
+
+
+class Fragile(layers.Layer):
+    """Raises an exception where an example is all zeros behind the first layers, or its first number is not 1."""
+
+    def call(self, x):
+        return tf.debugging.check_numerics(x / tf.norm(x, axis=-1, keepdims=True), "none")
+
+
+@pytest.mark.parametrize("size", [11, 12, 13, 16])
+def test_an_empty_place_raises_no_exception_that_no_example_does(size):
+    model = keras.Sequential(
+        [
+            keras.Input((60, 60, 1)),
+            layers.Conv2D(6, 3, activation="relu"),
+            layers.AveragePooling2D(8),
+            layers.Flatten(),
+            layers.Dense(7),
+            Fragile(),
+            layers.Dense(5, activation="softmax"),
+        ]
+    )
+    step = dp_sgd(model, batch_size=PLACES)
+    x, y = batch(model, size)
+    found = step.clipped_sum(x, y, 0.5)
+    assert found.non_finite == 0 and relative_error(found.sums, brute_force(model, x, y, 0.5)) < TOLERANCE
 
 
 def test_a_graph_for_each_multiple_of_four_examples_and_none_twice():
@@ -126,25 +204,18 @@ def test_a_graph_for_each_multiple_of_four_examples_and_none_twice():
         step.step(x[:size], y[:size])
     assert traces == [(PLACES,)], "of four rows; that for all places is there from the start"
     step.step(x[:5], y[:5])
-    assert traces == [(PLACES,)] * 2
+    assert traces == [(PLACES,)] * 2, "of eight"
     assert sorted(step._clipped_sums._graphs) == [FEWER, 2 * FEWER, PLACES]
 
 
-def test_the_first_layers_take_no_more_rows_than_are_drawn():
-    rows = []
-
-    class Told(layers.Layer):
-        def call(self, x):
-            tf.py_function(lambda: rows.append(int(x.shape[0])), [], [])
-            return x
-
-    model = pictures(Told())
+def test_the_first_layers_take_no_more_rows_than_are_drawn(monkeypatch):
+    rows, original = [], RowByRow.copies
+    monkeypatch.setattr(RowByRow, "copies", lambda self, count: rows.append(count) or original(self, count))
+    model = pictures()
     step = dp_sgd(model, batch_size=PLACES)
-    x, y = batch(model, 6)
-    step.clipped_sum(x, y, 1.0)
     rows.clear()
-    step.clipped_sum(x, y, 1.0)
-    assert rows == [1] * 8
+    step.clipped_sum(*batch(model, 6), 1.0)
+    assert rows == [8]
 
 
 def test_where_fewer_rows_cannot_be_compiled_all_places_are():
@@ -207,7 +278,6 @@ class TestOthersAreComputedAsBefore:
         assert found == {"vectorised", "loop", "dense"}
 
     def test_layers_behind_one_that_draws(self):
-        """Each row would draw the same."""
         model = pictures(layers.Dropout(0.5), layers.Conv2D(4, 3, padding="same"))
         step, (x, y) = dp_sgd(model, batch_size=PLACES), batch(model, 5)
         step.clipped_sum(x, y, 0.5)

@@ -233,7 +233,12 @@ class Maker:
             places: of their noise.
             scale, unit: as in `numpy_kernel.onto_grid`.
             out: of n numbers; it may be `sums`.
+
+        Raises:
+            PrivacyError: lengths differ. A compiled kernel would release what lies behind them in memory.
         """
+        if len(out) != len(sums):
+            raise PrivacyError(f"noise on {len(sums)} sums goes into as many numbers, not into {len(out)}")
         for start, number in zip(range(0, len(sums), BLOCK), places, strict=True):
             block = slice(start, start + BLOCK)
             self._kernel.onto_grid(sums[block], self.integers(number, len(sums[block])), scale, unit, out[block])
