@@ -30,9 +30,8 @@ from cloister.privacy.dpsgd.vectorised import is_seed
 STRIDES = (16, 32, 64)
 """Multiples of these are tried as the number of units in a call: processors handle up to 16 numbers at a time."""
 FEWER = 4
-"""Where the first layers take one example after another, there is a graph for each multiple of so many units.
-
-Each row is an operation of its own, so any number would do. To compile more graphs takes more time than they save."""
+"""Where the first layers take one example after another, there is a graph for each multiple of so many units, from half
+of the places on. Each row is an operation of its own: any number would do. More graphs take longer than they save."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +76,12 @@ class ClippedSums:
         strides = (1,) if batching.at_once == 1 else STRIDES
         for places in sorted({stride * -(-batching.at_once // stride) for stride in strides}):
             self.places = places
-            self._graphs: dict[int, Compiled] = {}
+            self._graphs = {places: self._compile(places)}
             self._refuse_foreign_state()
             self.same_at_every_place = places == 1 or self._is_same_at_every_place()
             if self.same_at_every_place:
                 break
+        self._compile_all()
 
     def weigh(self, weights: Weights) -> None:
         """Multiply each example's loss with a number from here on.
@@ -90,7 +90,7 @@ class ClippedSums:
             weights: of examples, from their labels.
         """
         self._gradients.weigh(weights)
-        self._graphs = {self.places: self._compile(self.places)}
+        self._compile_all()
 
     def of(self, x: NDArray, y: NDArray, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
         """Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
@@ -146,8 +146,8 @@ class ClippedSums:
                 yield from self._computed(x, y, table[half], mask[half], bound)
 
     def _call(self, x: NDArray, y: NDArray, mask: NDArray, bound: float) -> tuple[list[NDArray], int, int, NDArray]:
-        units = self._units_computed(len(mask))
-        sums, clipped, non_finite, norms = self._graph(units)(
+        units = min(units for units in self._graphs if units >= len(mask))
+        sums, clipped, non_finite, norms = self._graphs[units](
             tf.constant(_filled(x, units * self._cap, self._probe[0].dtype)),
             tf.constant(_filled(y, self.places * self._cap, self._probe[1].dtype)),
             tf.constant(np.concatenate([mask, np.zeros((self.places - len(mask), self._cap), bool)])),
@@ -155,22 +155,15 @@ class ClippedSums:
         )
         return [np.asarray(total) for total in sums], int(clipped), int(non_finite), np.asarray(norms)
 
-    def _units_computed(self, count: int) -> int:
-        """How many units the first layers are computed for, where a call has this many: those, and up to three more."""
-        if self._gradients.first_layers(Rows(self.places, self._cap)) is None:
-            return self.places
-        units = min(self.places, FEWER * -(-count // FEWER))
-        try:
-            self._graph(units)
-        except Exception:  # whatever it is, it must not tell how many units there are
-            return self.places
-        return units
+    def _compile_all(self) -> None:
+        """The graphs for each number of units in the first layers.
 
-    def _graph(self, units: int) -> Compiled:
-        """That of so many units in the first layers, compiled when it is first asked for."""
-        if units not in self._graphs:
-            self._graphs[units] = self._compile(units)
-        return self._graphs[units]
+        All at one time: what a layer or the loss reads from Python while it is traced, such as a rate that somebody
+        changes later, would be one thing in this graph and another in that, and a unit more would change all others.
+        """
+        by_row = self._gradients.first_layers(Rows(self.places, self._cap)) is not None
+        fewer = range(FEWER * -(-self.places // (2 * FEWER)), self.places, FEWER) if by_row else ()
+        self._graphs = {units: self._compile(units) for units in (*fewer, self.places)}
 
     def _compile(self, units: int) -> Compiled:
         x, y = self._probe
@@ -185,7 +178,7 @@ class ClippedSums:
     def _refuse_foreign_state(self) -> None:
         """Raises UnsupportedModel if the model reads or writes a variable that Keras does not know to be its own."""
         known = {id(variable.value) for variable in self._gradients.model.variables}
-        used = self._graph(self.places).graph.variables
+        used = self._graphs[self.places].graph.variables
         foreign = [variable.name for variable in used if id(variable) not in known]
         if foreign:
             raise UnsupportedModel(f"the model uses {foreign[0]}, a variable that Keras does not know; use add_weight")

@@ -27,7 +27,7 @@ Copies = list[list[Tensor]]
 BORDERS = (keras.layers.MaxPooling2D, keras.layers.AveragePooling2D, keras.layers.Flatten)
 """Layers that the first ones may end with."""
 OTHERS = (keras.layers.Activation, keras.layers.ReLU, keras.layers.Rescaling, keras.layers.ZeroPadding2D)
-"""Layers without weights that may stand among them: none draws, makes a mask, or raises an exception."""
+"""Layers without weights that may stand among them: none draws, or makes a mask."""
 
 
 class RowByRow:
