@@ -81,7 +81,7 @@ class ClippedSums:
             self.same_at_every_place = places == 1 or self._is_same_at_every_place()
             if self.same_at_every_place:
                 break
-        self._compile_all()
+        self._graphs |= {units: self._compile(units) for units in self._fewer()}
 
     def weigh(self, weights: Weights) -> None:
         """Multiply each example's loss with a number from here on.
@@ -90,7 +90,7 @@ class ClippedSums:
             weights: of examples, from their labels.
         """
         self._gradients.weigh(weights)
-        self._compile_all()
+        self._graphs = {units: self._compile(units) for units in (*self._fewer(), self.places)}
 
     def of(self, x: NDArray, y: NDArray, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
         """Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
@@ -155,15 +155,16 @@ class ClippedSums:
         )
         return [np.asarray(total) for total in sums], int(clipped), int(non_finite), np.asarray(norms)
 
-    def _compile_all(self) -> None:
-        """The graphs for each number of units in the first layers.
+    def _fewer(self) -> range:
+        """The numbers of units below all places that the first layers have a graph for.
 
-        All at one time: what a layer or the loss reads from Python while it is traced, such as a rate that somebody
-        changes later, would be one thing in this graph and another in that, and a unit more would change all others.
+        All graphs are made at one time: what a layer or the loss reads from Python while it is traced, such as a rate
+        that somebody changes later, would be one thing in this graph and another in that, and a unit more would change
+        everybody's gradient.
         """
-        by_row = self._gradients.first_layers(Rows(self.places, self._cap)) is not None
-        fewer = range(FEWER * -(-self.places // (2 * FEWER)), self.places, FEWER) if by_row else ()
-        self._graphs = {units: self._compile(units) for units in (*fewer, self.places)}
+        if self._gradients.first_layers(Rows(self.places, self._cap)) is None:
+            return range(0)
+        return range(FEWER * -(-self.places // (2 * FEWER)), self.places, FEWER)
 
     def _compile(self, units: int) -> Compiled:
         x, y = self._probe
