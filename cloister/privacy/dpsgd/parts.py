@@ -16,6 +16,8 @@ from cloister.privacy.dpsgd.rounding import UNDERFLOW, UNIT
 
 WIDEST = 4096
 """Squares that are added up in float32 before double precision takes over."""
+PART = 512
+"""The same where an axis is longer than that and is cut: each number of a sum overstates it a little more."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def _width(shape: Sequence[int]) -> int:
     width = 1
     for axis in reversed(shape):
         if width * axis > WIDEST:
-            return width * max(part for part in range(1, WIDEST // width + 1) if axis % part == 0)
+            return width * max((part for part in range(1, PART // width + 1) if axis % part == 0), default=1)
         width *= axis
     return width
 
