@@ -15,6 +15,7 @@ from cloister.core.errors import ConfigError
 from cloister.core.tensors import Network, Optimizer, Tensor
 from cloister.privacy.dpsgd.checks import Probe, checked, made_up
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
+from cloister.privacy.dpsgd.descent import descent
 from cloister.privacy.dpsgd.exact_noise import grid_of, noised_sum
 from cloister.privacy.dpsgd.gradients import Weights
 from cloister.privacy.dpsgd.precision import use_single_precision
@@ -97,14 +98,13 @@ class DpSgd:
         self.clipping_norm = clipping_norm
         self.overstatement = batching.overstatement
         self.noise = GaussianNoise() if noise is None else noise
-        self._optimizer = optimizer
-        self._optimizer.build(model.trainable_variables)
+        optimizer.build(model.trainable_variables)
         probe = made_up(model) if probe is None else probe
         self._gradients = checked(model, loss, probe)
         self._clipped_sums = ClippedSums(self._gradients, probe, batching)
         if weights is not None:
             self._clipped_sums.weigh(weights)
-        self._descend = tf.function(self._apply, autograph=False)
+        self._descend = descent(optimizer, model.trainable_variables)
         self.reseed()
 
     @property
@@ -143,7 +143,7 @@ class DpSgd:
         bound = self.clipping_norm if clipping_norm is None else clipping_norm
         grid = grid_of(bound, self.noise_multiplier, self._parameters)
         found = self.clipped_sum(x, y, bound, groups)
-        self._descend([_shared(mean) for mean in self._noised_mean(found.sums, grid)])
+        self._descend(*[_shared(mean) for mean in self._noised_mean(found.sums, grid)])
         return StepCounts(found.examples, found.clipped, found.non_finite)
 
     def clipped_sum(self, x: NDArray, y: NDArray, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
@@ -171,9 +171,6 @@ class DpSgd:
         flat, out = (tuple(array.reshape(-1) for array in arrays) for arrays in (sums, means))
         noised_sum(flat, grid, self.noise, out, self.batch_size)
         return means
-
-    def _apply(self, means: Sequence[Tensor]) -> None:
-        self._optimizer.apply(means, self.model.trainable_variables)
 
 
 def _shared(array: NDArray) -> Tensor:
