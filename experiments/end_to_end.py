@@ -5,7 +5,11 @@
     python experiments/end_to_end.py plot
 
 SYSTEM is proposed, curator, naive, none or topped-up: the configuration of that name in experiments/end_to_end, on top
-of common.toml. `-c key=value` overrides it. Every run goes to experiments/results/end_to_end, its command with it.
+of common.toml. `-c key=value` overrides it. Every run goes to experiments/results/end_to_end, its command with it. How
+many hours are to come is said first, and after each round.
+
+The runs of 1,000 and 10,000 clients take many hours. With `-c privacy.noise-seed=-1` a run that was stopped (Ctrl-C, or
+kill) goes on after its last round when the same command is given again; with seeded noise it cannot.
 """
 
 import argparse
@@ -17,11 +21,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from cloister.server.loop import Round
+from cloister.server.reports.console import Narrator
+
 FOLDER = Path(__file__).parent
 SYSTEMS = ("proposed", "curator", "naive", "none", "topped-up")
 PARTICIPATION = {100: 0.1, 1000: 0.05, 10000: 0.005}
 """Share of the clients that train in a round, as in the thesis."""
 RESULTS = FOLDER / "results" / "end_to_end"
+SECONDS = 0.3
+"""Of a client and a round, in the first estimate: measured with DP-SGD, on two cores."""
 CENTRAL = {"noise-multiplier": 4.0, "batch-size": 600, "clipping-norm": 4.0, "learning-rate": 0.02, "seed": 1}
 
 
@@ -41,18 +50,52 @@ def settings_of(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return found | flatten(overrides)
 
 
+class TimeLeft(Narrator):
+    """Tells a person how long the rounds that are left take. The data is public, so times may be told."""
+
+    def opening(self, *told: Any) -> None:
+        """Start the clock."""
+        super().opening(*told)
+        self.start, self.before = time.perf_counter(), 0
+
+    def resuming(self, last: Round, *told: Any) -> None:
+        """Count no round of an earlier process."""
+        super().resuming(last, *told)
+        self.before = last.number
+
+    def __call__(self, done: Round, arrays: object) -> None:
+        """One line for a finished round, and one for those to come."""
+        super().__call__(done, arrays)
+        if (rounds := done.number - self.before) > 0:
+            seconds = (time.perf_counter() - self.start) / rounds
+            self.note(hours(seconds * (self.rounds - done.number)))
+
+
+def hours(seconds: float) -> str:
+    """How much is to come, for a person."""
+    return f"about {seconds / 3600:.1f} hours to go"
+
+
+def place_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Where a run's data is and where the run is: a new one, or the one that was stopped."""
+    name = arguments.name or name_of(arguments)
+    found = {"task.data-path": arguments.data, "output-dir": arguments.output_dir, "run-name": name}
+    directory = Path(arguments.output_dir) / name
+    return found | ({"resume": str(directory)} if directory.exists() else {})
+
+
 def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run a system; its curve, and what is to be said about its privacy."""
     from rich.console import Console
 
     from cloister.config.run import parse
     from cloister.local.simulation import simulate
-    from cloister.server.reports.console import Narrator
 
     settings = settings_of(system, arguments)
-    place = {"task.data-path": arguments.data, "output-dir": arguments.output_dir}
-    narrator = Narrator(arguments.rounds, Console(quiet=arguments.quiet))
-    outcome = simulate(settings | place, arguments.clients, narrator)
+    narrator = TimeLeft(arguments.rounds, Console(quiet=arguments.quiet))
+    narrator.note(hours(SECONDS * PARTICIPATION[arguments.clients] * arguments.clients * arguments.rounds))
+    start = time.perf_counter()
+    outcome = simulate(settings | place_of(arguments), arguments.clients, narrator)
     curve = [[done.number, *scores(done.central)] for done in outcome.rounds]
     return {
         "system": system,
@@ -61,6 +104,7 @@ def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "settings": settings,
         "columns": ["round", "accuracy", "loss"],
         "curve": curve,
+        "seconds-since-the-last-start": round(time.perf_counter() - start),
         "accounting": accounting(parse(settings), len(outcome.rounds) - 1),
         "server-claims": outcome.privacy["claims"],
     }
@@ -132,13 +176,14 @@ def central(arguments: argparse.Namespace) -> dict[str, Any]:
         accuracy, loss = scores(task.metrics(data.test.y, model.predict(data.test.x)))
         account = Account().plus(event, epoch * per_epoch)
         result["curve"].append([epoch, accuracy, loss, account.delta(2.0, "published"), account.epsilon(1e-5)])
+        result["seconds"] = round(time.perf_counter() - start)
         if epoch % 10 == 0:
             print(f"epoch {epoch}  accuracy {accuracy:.4f}", flush=True)
-            save(result | provenance(arguments, start), arguments.name or "central")
+            save(result | provenance(arguments), arguments.name or name_of(arguments))
     return result
 
 
-def provenance(arguments: argparse.Namespace, start: float) -> dict[str, Any]:
+def provenance(arguments: argparse.Namespace) -> dict[str, Any]:
     """How a result came about, without where things lie on this machine."""
     given = {"data": "FOLDER_OF_MNIST_NPZ", "rounds": arguments.rounds, "clients": arguments.clients}
     given |= {"partition": arguments.partition, "epochs": arguments.epochs}
@@ -146,7 +191,7 @@ def provenance(arguments: argparse.Namespace, start: float) -> dict[str, Any]:
     options = " ".join(f"--{name} {given[name]}" for name in names)
     options += "".join(f" -c {shlex.quote(line)}" for line in arguments.config or [])
     command = f"python experiments/end_to_end.py {arguments.system} {options}"
-    return {"command": command, "seconds": round(time.perf_counter() - start)}
+    return {"command": command}
 
 
 def scores(metrics: Any) -> tuple[float, float]:
@@ -154,11 +199,11 @@ def scores(metrics: Any) -> tuple[float, float]:
     return round(metrics["accuracy"], 4), round(metrics["loss"], 4)
 
 
-def name_of(result: dict[str, Any]) -> str:
-    """A file name for a result."""
-    if result["system"] == "central":
+def name_of(arguments: argparse.Namespace) -> str:
+    """A name for a run and its result."""
+    if arguments.system == "central":
         return "central"
-    return f"{result['system']}-{result['partition']}-{result['clients']}"
+    return f"{arguments.system}-{arguments.partition}-{arguments.clients}"
 
 
 def save(result: dict[str, Any], name: str) -> None:
@@ -203,16 +248,17 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=247)
     parser.add_argument("--output-dir", default="runs")
     parser.add_argument("--quiet", action="store_true")
-    parser.add_argument("--name", default="", help="of the result; by default from system, partition and clients")
+    parser.add_argument(
+        "--name", default="", help="of the run and of its result; by default from system, partition and clients"
+    )
     parser.add_argument("-c", dest="config", action="append", help="a key of the configuration, in TOML")
     arguments = parser.parse_args()
     if arguments.system == "plot":
         plot(RESULTS.glob("*.json"))
         return
-    start = time.perf_counter()
     result = central(arguments) if arguments.system == "central" else federated(arguments.system, arguments)
-    result |= provenance(arguments, start)
-    save(result, arguments.name or name_of(result))
+    result |= provenance(arguments)
+    save(result, arguments.name or name_of(arguments))
     print(result["curve"][-1], flush=True)
 
 
