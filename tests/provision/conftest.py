@@ -1,6 +1,7 @@
 """What tests of a SuperLink in this process share."""
 
 import pytest
+from databases import Copies
 from flwr.supercore import sql_mixin
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.superlink.routers.fleet import node_auth
@@ -16,6 +17,12 @@ from cloister.deploy.superlink.retries import RetryWhenBusy
 from cloister.deploy.superlink.revoked import RevokedKeys
 from cloister.deploy.superlink.runs import RunningRuns
 from cloister.deploy.superlink.unfinished import WholeReplies
+
+
+@pytest.fixture(autouse=True)
+def databases_are_copied(monkeypatch):
+    """A new database has its tables at once."""
+    monkeypatch.setattr(sql_mixin, "run_migrations", Copies())
 
 
 @pytest.fixture

@@ -1,0 +1,40 @@
+"""New databases of a SuperLink, copied: Flower takes each through all versions of its tables, longer than most tests."""
+
+import sqlite3
+from pathlib import Path
+
+from flwr.supercore import sql_mixin
+
+MIGRATE = sql_mixin.run_migrations
+NEW = {}
+"""The bytes of a new database, by the pragmas that were in force: some are written into the file."""
+
+
+class Copies:
+    """Stands in for Flower's migrations of a test."""
+
+    def __init__(self):
+        self.paths = set()
+
+    def __call__(self, engine):
+        """Give a database its tables: a new one those of the first new one, any other as Flower does."""
+        path = Path(engine.url.database)
+        if path in self.paths:
+            return
+        new, pragmas = not path.exists(), sql_mixin.SQLITE_PRAGMAS
+        if new and pragmas in NEW:
+            path.write_bytes(NEW[pragmas])
+            self.paths.add(path)
+            return
+        MIGRATE(engine)
+        if new:
+            NEW[pragmas] = content(engine, path)
+
+
+def content(engine, path):
+    """The bytes of a database, with what waits beside its file."""
+    engine.dispose()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    return path.read_bytes()
