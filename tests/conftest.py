@@ -1,5 +1,6 @@
 """What is said before the tests begin, and what all of them share."""
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,17 @@ def _no_page(path: Path) -> None:
 def runs_end_with_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of the page: a run ends as it does for a user."""
     monkeypatch.setattr(run, "_write_page", WRITE_PAGE)
+
+
+def pytest_configure() -> None:
+    """Keep what is collected out of the garbage collector's sight: it would look through all of it again and again."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From here on tests make garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

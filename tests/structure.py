@@ -11,7 +11,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -37,6 +37,7 @@ class Module:
         return (node for node in ast.walk(self.tree) if isinstance(node, Function))
 
 
+@cache
 def modules(package: Path = PACKAGE) -> list[Module]:
     """Every module of the package."""
     return [Module(path, text := path.read_text(), ast.parse(text)) for path in sorted(package.rglob("*.py"))]

@@ -11,6 +11,7 @@ import pytest
 
 from cloister.core.errors import ConfigError
 
+pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[1] / "experiments" / "end_to_end.py"
 TINY = ("task={name='digits', model='auto', examples-per-client=0}", "client.batch-size=50")
 SECRET = "privacy.noise-seed=-1"

@@ -159,6 +159,7 @@ class TestCommand:
         assert told.exit_code == 0 and "not run: membership-inference: its clients were nodes" in told.output
         assert "measured: nothing that its controls bear out" in told.output
 
+    @pytest.mark.slow
     def test_what_was_not_asked_for_is_named_unless_it_was_made_before(self, copied):
         def left_out(*only):
             return {each["name"] for each in json.loads(audit(copied, Effort(4), only).write().read_text())["skipped"]}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import FAB_MAX_SIZE
+from structure import modules
 
 import cloister
 
@@ -59,10 +60,10 @@ MAY_IMPORT = {
 """Folder (or file) of `cloister` -> the parts of `cloister` that it may import, inside functions too."""
 
 
-def imports_of(source, module):
-    """Every module that `source` imports, wherever in the file: absolute names, with the names they are asked for."""
+def imports_of(tree, module):
+    """Every module that a file imports, wherever in the file: absolute names, with the names they are asked for."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -82,17 +83,17 @@ def layer_of(module):
     return parts[1] if len(parts) > 1 else ""
 
 
-FILES = {module_of(path): imports_of(path.read_text(), module_of(path)) for path in sorted(PACKAGE.rglob("*.py"))}
+FILES = {module_of(module.path): imports_of(module.tree, module_of(module.path)) for module in modules()}
 NAMED = re.compile(r"^(cloister[.\w]*):\w+$", re.MULTILINE)
 """A plugin in a table is an import too, only a later one."""
 PLUGINS = {
-    module_of(path): {
+    module_of(module.path): {
         match.group(1)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(module.tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         for match in NAMED.finditer(node.value)
     }
-    for path in sorted(PACKAGE.rglob("*.py"))
+    for module in modules()
 }
 REACHES = {module: FILES[module] | PLUGINS[module] for module in FILES}
 
@@ -108,7 +109,7 @@ def importers_of(*prefixes):
 
 def test_the_reader_of_imports_sees_all_kinds():
     source = "import a.b\nfrom c import d\nfrom . import e\nfrom .f import g\ndef h():\n    from i.j import k\n"
-    assert imports_of(source, "p.q") == {"a.b", "c.d", "p.e", "p.f.g", "i.j.k"}
+    assert imports_of(ast.parse(source), "p.q") == {"a.b", "c.d", "p.e", "p.f.g", "i.j.k"}
 
 
 FACE = {"cloister.__init__"}
@@ -172,15 +173,15 @@ HEAVY = (
 
 
 def test_only_files_named_for_it_import_keras_or_tensorflow_at_the_top():
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for module in modules():
         top = {
             name.split(".")[0]
-            for node in ast.parse(path.read_text()).body
+            for node in module.tree.body
             if isinstance(node, ast.Import | ast.ImportFrom)
-            for name in imports_of(ast.unparse(node), module_of(path))
+            for name in imports_of(node, module_of(module.path))
         }
-        if "keras" not in path.stem and module_of(path) not in TENSORFLOW:
-            assert not top & {"tensorflow", "keras"}, path
+        if "keras" not in module.path.stem and module_of(module.path) not in TENSORFLOW:
+            assert not top & {"tensorflow", "keras"}, module.path
 
 
 def test_the_apps_and_the_command_start_without_anything_heavy():

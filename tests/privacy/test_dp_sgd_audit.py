@@ -114,6 +114,7 @@ BROKEN = [ClipSkipped, NoisePerMicrobatch, DividedByTheActualSize]
 
 
 class TestAStep:
+    @pytest.mark.slow
     def test_shows_less_than_is_claimed(self):
         assert 0 < trials(Right).epsilon(DELTA, 1 - FALSE_ALARM) <= claimed()
         # A Gaussian mechanism, and hardly better than it must be: 1/σ is what it may show.

@@ -277,7 +277,7 @@ def test_numbers_that_noise_cannot_hide_are_refused(bad):
 
 def test_the_arrays_of_a_model_share_one_draw():
     """Radii of both halves together are Gamma(4); each half's own draws would not be."""
-    noise, out = LaplaceNoise(2), np.zeros((DRAWS // 2, 4))
+    noise, out = LaplaceNoise(2), np.zeros((DRAWS // 5, 4))
     for row in out:
         noise.add((row[:2], row[2:]), EPSILON)
     apart = draws(2).reshape(-1, 4)

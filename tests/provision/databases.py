@@ -1,4 +1,4 @@
-"""New databases of a SuperLink, copied: Flower takes each through all versions of its tables, longer than most tests."""
+"""New databases of a SuperLink, copied: Flower takes each through all versions of its tables, which takes long."""
 
 import sqlite3
 from pathlib import Path

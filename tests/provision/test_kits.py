@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 from flwr.common.config import parse_config_args
+from support import mostly_slow
 from two_sites import FEDERATION, KITS, POLICY, ROSTER, SECRETS, contents, made
 
 from cloister.core.errors import ConfigError
@@ -199,7 +200,7 @@ class TestScripts:
         )
         assert done.returncode == 2 and "names nobody" in done.stderr and not done.stdout
 
-    @pytest.mark.parametrize("part", ["superexec", "both"])
+    @pytest.mark.parametrize("part", mostly_slow(["superexec", "both"], ["both"]))
     def test_the_servers_app_ends_in_order_before_its_executor(self, make, part, tmp_path):
         done = self.stopped(make().folder / "server", part, tmp_path)
         order = (tmp_path / "order").read_text().split()

@@ -64,6 +64,7 @@ def requests(tmp_path):
     return number
 
 
+@pytest.mark.slow
 def test_whichever_answer_is_lost_each_node_has_its_message_whole_and_once(tmp_path, requests):
     for lost in range(requests):
         link, nodes = start(tmp_path / f"{lost}.db")

@@ -46,6 +46,7 @@ def clients_of(tmp_path, **changes):
     return simulate(keys, 4, Narrator(1, Console(quiet=True))).privacy["clients"]
 
 
+@pytest.mark.slow
 def test_noise_alone_is_claimed_for_the_sizes_that_a_simulation_dealt(tmp_path):
     facts = clients_of(tmp_path, seed=3)
     config = parse(SETTINGS)
@@ -153,6 +154,7 @@ def test_what_leaves_beside_the_noise_takes_the_claim_away(tmp_path, changes, re
     assert not any(size["claims"] for size in facts["by-examples"])
 
 
+@pytest.mark.slow
 def test_a_private_choice_among_hypotheses_is_in_the_claim(tmp_path):
     """It was charged on the node, and missing in what the server says of it."""
 

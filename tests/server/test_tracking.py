@@ -157,6 +157,7 @@ def test_without_mlflow_one_line_says_how_to_get_it(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*/*"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("runs_end_with_a_page")
 def test_who_knows_the_store_cannot_take_the_noise_away(folder):
     outcome = ran(folder, SOUND | {"run-name": "seeded", "num-rounds": 1, "privacy.noise-seed": 7_654_321})
