@@ -29,7 +29,7 @@ from cloister.privacy.dpsgd.vectorised import is_seed
 
 STRIDES = (16, 32, 64)
 """Multiples of these are tried as the number of units in a call: processors handle up to 16 numbers at a time."""
-FEWER = 4
+FEWER = 2
 """Where the first layers take one example after another, there is a graph for each multiple of so many units, from half
 of the places on. Each row is an operation of its own: any number would do. More graphs take longer than they save."""
 

@@ -56,7 +56,8 @@ class RowByRow:
         Args:
             rows: how many.
         """
-        return [[tf.identity(variable.value) for variable in self.variables] for _ in range(rows)]
+        values = [tf.convert_to_tensor(variable.value) for variable in self.variables]
+        return [[tf.identity(value) for value in values] for _ in range(rows)]
 
     def outputs(self, x: Tensor, copies: Copies, count: int) -> Tensor:
         """Shape (count, ...). Behind x the other layers are given the first example again: what they do with another
@@ -67,7 +68,7 @@ class RowByRow:
             copies: one for each of them.
             count: rows of the other layers.
         """
-        rows = [self._of_one(tf.cast(x[i : i + 1], self._pixels.dtype), own)[0] for i, own in enumerate(copies)]
+        rows = [self._of_one(tf.cast(x[i : i + 1], self._pixels.dtype), own) for i, own in enumerate(copies)]
         again = [tf.stop_gradient(rows[0])] * (count - len(rows))
         return _through(self._others, tf.stack([*rows, *again]))
 
@@ -91,7 +92,7 @@ class RowByRow:
 
     def _features(self, row: Tensor, own: Sequence[Tensor]) -> Tensor:
         with keras.StatelessScope(list(zip(self.variables, own, strict=True))):
-            return _through(self.layers, row)
+            return _through(self.layers, row)[0]
 
 
 def row_by_row(model: Network) -> RowByRow | None:
