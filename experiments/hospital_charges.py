@@ -9,6 +9,8 @@ grows. `rmse-of-other-rows` does not: the hypothesis for a row is chosen on the 
     python experiments/hospital_charges.py --data FOLDER [--seeds 0 100 200] [--rounds 60] [--output-dir runs]
         [--split-round 50] [--hypotheses 1 3 5 7] [--multipliers 0 5 1 3 0.1 2]
 
+What was run is not run again. How long the rest takes is said first, by one round.
+
 Hypotheses begin at random, or as one model, which is told apart in a round (`privacy.clusters-split-round`): results of
 each such round lie in a folder of its own.
 """
@@ -18,8 +20,9 @@ import itertools
 import json
 import statistics
 import tempfile
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,24 +112,49 @@ def _cell(runs: list[dict[str, Any]], figure: str) -> str:
     return f"{statistics.mean(values):.4f} ± {statistics.pstdev(values):.4f}"
 
 
+class Cell(NamedTuple):
+    """A run of the tables, and the file that it is kept in."""
+
+    path: Path
+    seed: int
+    nu: float
+    k: int
+
+    def others(self) -> list[dict[str, Any]]:
+        """What the file holds already."""
+        return json.loads(self.path.read_text()) if self.path.exists() else []
+
+    def is_there(self) -> bool:
+        """Whether it has been run."""
+        return any((run["k"], run["nu"]) == (self.k, self.nu) for run in self.others())
+
+
 def run_all(arguments: argparse.Namespace, place: Path) -> None:
-    """Run what has not been run yet, a file of results a seed.
+    """Run what has not been run yet, a file of results a seed, and say before each how long the rest takes.
 
     Args:
         arguments: of the command line.
         place: folder of the results.
     """
-    for seed in arguments.seeds:
-        path = place / f"seed-{seed}.json"
-        found = json.loads(path.read_text()) if path.exists() else []
-        for nu, k in itertools.product(arguments.multipliers, arguments.hypotheses):
-            if any((run["k"], run["nu"]) == (k, nu) for run in found):
-                continue
-            with tempfile.TemporaryDirectory() as scratch:
-                given = {"task.data-path": arguments.data, "num-rounds": arguments.rounds}
-                given["output-dir"] = arguments.output_dir or scratch
-                found.append(trained(k, nu, seed, given | {"privacy.clusters-split-round": arguments.split_round}))
-            path.write_text(json.dumps(found, indent=2) + "\n")
+    asked = itertools.product(arguments.seeds, arguments.multipliers, arguments.hypotheses)
+    cells = [Cell(place / f"seed-{seed}.json", seed, nu, k) for seed, nu, k in asked]
+    left = [cell for cell in cells if not cell.is_there()]
+    seconds = arguments.rounds * timed(left[0], arguments, 1)[1] if left else 0.0
+    for number, cell in enumerate(left):
+        hours, name = seconds * (len(left) - number) / 3600, f"seed {cell.seed}, k = {cell.k}, ν = {cell.nu:g}"
+        print(f"{len(left) - number} cells to go, about {hours:.1f} hours: {name}", flush=True)
+        found, seconds = timed(cell, arguments, arguments.rounds)
+        cell.path.write_text(json.dumps([*cell.others(), found], indent=2) + "\n")
+
+
+def timed(cell: Cell, arguments: argparse.Namespace, rounds: int) -> tuple[dict[str, Any], float]:
+    """A run of so many rounds at most, in figures, and its seconds."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        given = {"task.data-path": arguments.data, "num-rounds": rounds}
+        given["output-dir"] = arguments.output_dir or scratch
+        found = trained(cell.k, cell.nu, cell.seed, given | {"privacy.clusters-split-round": arguments.split_round})
+    return found, time.perf_counter() - start
 
 
 def main() -> None:
