@@ -5,11 +5,12 @@
     python experiments/end_to_end.py plot
 
 SYSTEM is proposed, curator, naive, none or topped-up: the configuration of that name in experiments/end_to_end, on top
-of common.toml. `-c key=value` overrides it. Every run goes to experiments/results/end_to_end, its command with it. How
+of common.toml. `-c key=value` overrides it. A result goes to experiments/results/end_to_end, its command with it. How
 many hours are to come is said first, and after each round.
 
-The runs of 1,000 and 10,000 clients take many hours. With `-c privacy.noise-seed=-1` a run that was stopped (Ctrl-C, or
-kill) goes on after its last round when the same command is given again; with seeded noise it cannot.
+The runs of 1,000 and 10,000 clients take many hours. A run that was stopped (Ctrl-C, or kill) has a result of its own,
+NAME-stopped. With `-c privacy.noise-seed=-1` it goes on after its last round when the same command is given again; with
+seeded noise it cannot.
 """
 
 import argparse
@@ -21,16 +22,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from cloister.core.errors import CloisterError, ConfigError
 from cloister.server.loop import Round
 from cloister.server.reports.console import Narrator
+from cloister.server.run import Outcome
 
 FOLDER = Path(__file__).parent
 SYSTEMS = ("proposed", "curator", "naive", "none", "topped-up")
 PARTICIPATION = {100: 0.1, 1000: 0.05, 10000: 0.005}
 """Share of the clients that train in a round, as in the thesis."""
 RESULTS = FOLDER / "results" / "end_to_end"
-SECONDS = 0.3
-"""Of a client and a round, in the first estimate: measured with DP-SGD, on two cores."""
+SECONDS = 0.4
+"""Of a client and a round, in the first estimate: measured with DP-SGD, on two cores. Without it they take half."""
 CENTRAL = {"noise-multiplier": 4.0, "batch-size": 600, "clipping-norm": 4.0, "learning-rate": 0.02, "seed": 1}
 
 
@@ -51,17 +56,30 @@ def settings_of(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 class TimeLeft(Narrator):
-    """Tells a person how long the rounds that are left take. The data is public, so times may be told."""
+    """Tells a person how long the rounds that are left take. The data is public, so times may be told.
+
+    Args:
+        rounds: of the run.
+        console: to write on.
+        clients: that train in a round.
+    """
+
+    def __init__(self, rounds: int, console: Console, clients: float) -> None:
+        """Take note of what an estimate needs."""
+        super().__init__(rounds, console)
+        self.clients, self.before = clients, 0
 
     def opening(self, *told: Any) -> None:
-        """Start the clock."""
+        """Start the clock, and guess."""
         super().opening(*told)
-        self.start, self.before = time.perf_counter(), 0
+        self.start = time.perf_counter()
+        self.note(hours(SECONDS * self.clients * self.rounds))
 
     def resuming(self, last: Round, *told: Any) -> None:
         """Count no round of an earlier process."""
         super().resuming(last, *told)
         self.before = last.number
+        self.note(hours(SECONDS * self.clients * (self.rounds - last.number)))
 
     def __call__(self, done: Round, arrays: object) -> None:
         """One line for a finished round, and one for those to come."""
@@ -77,25 +95,36 @@ def hours(seconds: float) -> str:
 
 
 def place_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Where a run's data is and where the run is: a new one, or the one that was stopped."""
+    """Where a run's data is and where the run is: a new one, or the one that is there."""
     name = arguments.name or name_of(arguments)
     found = {"task.data-path": arguments.data, "output-dir": arguments.output_dir, "run-name": name}
     directory = Path(arguments.output_dir) / name
     return found | ({"resume": str(directory)} if directory.exists() else {})
 
 
-def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run a system; its curve, and what is to be said about its privacy."""
-    from rich.console import Console
+def ran(arguments: argparse.Namespace, settings: dict[str, Any], narrator: Narrator) -> Outcome:
+    """The run, begun or gone on with.
 
-    from cloister.config.run import parse
+    Raises:
+        ConfigError: another run of this name is there, or one that cannot go on.
+    """
     from cloister.local.simulation import simulate
 
+    place = place_of(arguments)
+    try:
+        return simulate(settings | place, arguments.clients, narrator)
+    except ConfigError as error:
+        if "resume" not in place:
+            raise
+        raise ConfigError(f"{error}\n{place['resume']} is there: give --name or --output-dir for a new run") from None
+
+
+def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run a system; its curve, and what is to be said about its privacy. All rounds that were planned are counted."""
     settings = settings_of(system, arguments)
-    narrator = TimeLeft(arguments.rounds, Console(quiet=arguments.quiet))
-    narrator.note(hours(SECONDS * PARTICIPATION[arguments.clients] * arguments.clients * arguments.rounds))
-    start = time.perf_counter()
-    outcome = simulate(settings | place_of(arguments), arguments.clients, narrator)
+    clients, start = PARTICIPATION[arguments.clients] * arguments.clients, time.perf_counter()
+    outcome = ran(arguments, settings, TimeLeft(settings["num-rounds"], Console(quiet=arguments.quiet), clients))
+    config, resumes = outcome.plan.config, outcome.plan.resumes
     curve = [[done.number, *scores(done.central)] for done in outcome.rounds]
     return {
         "system": system,
@@ -105,7 +134,10 @@ def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "columns": ["round", "accuracy", "loss"],
         "curve": curve,
         "seconds-since-the-last-start": round(time.perf_counter() - start),
-        "accounting": accounting(parse(settings), len(outcome.rounds) - 1),
+        "ended": outcome.ended,
+        "resumes": resumes,
+        # A round that was broken off has released something too, and nobody may choose how many there are.
+        "accounting": accounting(config, config.num_rounds + resumes),
         "server-claims": outcome.privacy["claims"],
     }
 
@@ -206,6 +238,11 @@ def name_of(arguments: argparse.Namespace) -> str:
     return f"{arguments.system}-{arguments.partition}-{arguments.clients}"
 
 
+def suffix_of(result: dict[str, Any]) -> str:
+    """What the name of a result ends with: a run that was stopped takes no other result's place."""
+    return "" if result.get("ended", "as-asked") in ("as-asked", "budget") else "-stopped"
+
+
 def save(result: dict[str, Any], name: str) -> None:
     """Write a result down, a row of its curve a line."""
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -256,9 +293,12 @@ def main() -> None:
     if arguments.system == "plot":
         plot(RESULTS.glob("*.json"))
         return
-    result = central(arguments) if arguments.system == "central" else federated(arguments.system, arguments)
+    try:
+        result = central(arguments) if arguments.system == "central" else federated(arguments.system, arguments)
+    except CloisterError as error:
+        raise SystemExit(str(error)) from None
     result |= provenance(arguments)
-    save(result, arguments.name or name_of(arguments))
+    save(result, (arguments.name or name_of(arguments)) + suffix_of(result))
     print(result["curve"][-1], flush=True)
 
 
