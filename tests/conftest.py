@@ -47,15 +47,15 @@ def runs_end_with_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_write_page", WRITE_PAGE)
 
 
-def pytest_configure() -> None:
-    """Keep what is collected out of the garbage collector's sight: it would look through all of it again and again."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while tests are collected, nor look through them afterwards: all of them are kept."""
     gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    """From here on tests make garbage."""
-    gc.freeze()
-    gc.enable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

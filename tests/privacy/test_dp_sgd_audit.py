@@ -76,7 +76,7 @@ class NoisePerMicrobatch(Right):
             sums = self.clipped_sum(x[piece], y[piece], self.clipping_norm).sums
             noised = self._noised_mean(sums, grid_of(CLIP, SIGMA / (OTHERS + 1), self._parameters))
             totals = [total + part for total, part in zip(totals, noised, strict=True)]
-        self._descend([tf.constant(total, tf.float32) for total in totals])
+        self._descend(*[tf.constant(total, tf.float32) for total in totals])
 
 
 class DividedByTheActualSize(Right):

@@ -17,9 +17,12 @@ class Copies:
         self.paths = set()
 
     def __call__(self, engine):
-        """Give a database its tables: a new one those of the first new one, any other as Flower does."""
+        """Give a database its tables: a new one those of the first new one, any other as Flower does.
+
+        A copy has them already.
+        """
         path = Path(engine.url.database)
-        if path in self.paths:
+        if path in self.paths and path.exists():
             return
         new, pragmas = not path.exists(), sql_mixin.SQLITE_PRAGMAS
         if new and pragmas in NEW:

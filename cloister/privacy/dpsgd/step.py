@@ -101,9 +101,7 @@ class DpSgd:
         optimizer.build(model.trainable_variables)
         probe = made_up(model) if probe is None else probe
         self._gradients = checked(model, loss, probe)
-        self._clipped_sums = ClippedSums(self._gradients, probe, batching)
-        if weights is not None:
-            self._clipped_sums.weigh(weights)
+        self._clipped_sums = ClippedSums(self._gradients, probe, batching, weights)
         self._descend = descent(optimizer, model.trainable_variables)
         self.reseed()
 
