@@ -342,6 +342,18 @@ def moved(variable: Variable, seed: int) -> Tensor:
     return variable.value + tf.cast(min(MOVED, inputs**-0.5) * noise, variable.dtype)
 
 
+def fresh(variable: Variable, seed: int) -> Tensor:
+    """A value at random that owes nothing to the variable's own: weights that are there can hide what others show.
+
+    Args:
+        variable: of a model.
+        seed: of the chance.
+    """
+    inputs = int(np.prod(variable.shape[:-1]))
+    noise = np.random.default_rng(seed).standard_normal(variable.shape, np.float32)
+    return tf.cast(inputs**-0.5 * noise, variable.dtype)
+
+
 def _filled(gradients: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
     pairs = zip(gradients, values, strict=True)
     return [tf.zeros_like(value) if g is None else tf.convert_to_tensor(g) for g, value in pairs]

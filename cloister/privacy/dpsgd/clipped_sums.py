@@ -6,9 +6,12 @@ So there is one shape, whatever the size of a batch. Within it processors comput
 other ways than the others, unless their count suits the width of their registers. Few numbers come out differently, so
 trying finds that only by luck: calls have a multiple of 16 places (or one), and of those sizes are tried until an
 example has one gradient at every place.
+
+Where rows are operations of their own TensorFlow simplifies each by itself, and orders the terms of a sum as it happens
+to have named them: a row of one place, or of one graph, can come out otherwise than another. So all graphs are tried.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,9 +20,9 @@ import tensorflow as tf
 from numpy.typing import DTypeLike, NDArray
 
 from cloister.core.errors import ConfigError, UnsupportedModel
-from cloister.core.tensors import Compiled, Network
+from cloister.core.tensors import Compiled, Network, Tensor, Variable
 from cloister.privacy.dpsgd.batches import Members, pieces
-from cloister.privacy.dpsgd.checks import Probe, moved
+from cloister.privacy.dpsgd.checks import Probe, fresh, moved
 from cloister.privacy.dpsgd.gradients import Gradients, Weights
 from cloister.privacy.dpsgd.parts import Rows
 from cloister.privacy.dpsgd.precision import refuse_coarse_precision
@@ -87,7 +90,9 @@ class ClippedSums:
         if weights is not None:
             gradients.weigh(weights)
             self._graphs = {self.places: self._compile(self.places)}
-        self._graphs |= {units: self._compile(units) for units in self._fewer()}
+        if fewer := {units: self._compile(units) for units in self._fewer()}:
+            self._graphs |= fewer
+            self.same_at_every_place &= self._is_same_at_every_place(examples=1)
 
     def of(self, x: NDArray, y: NDArray, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
         """Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
@@ -181,30 +186,42 @@ class ClippedSums:
         if foreign:
             raise UnsupportedModel(f"the model uses {foreign[0]}, a variable that Keras does not know; use add_weight")
 
-    def _is_same_at_every_place(self) -> bool:
-        """Whether each made-up example has the same norm everywhere, to the last bit.
+    def _is_same_at_every_place(self, examples: int | None = None) -> bool:
+        """Whether each made-up example has the same norm everywhere, to the last bit, at every place of every graph.
 
         Examples of a model that draws random numbers cannot be compared: its number of places is not tried.
+
+        Args:
+            examples: how many are tried; None: all.
         """
-        if any(is_seed(variable) for variable in self._gradients.model.non_trainable_variables):
+        model = self._gradients.model
+        if any(is_seed(variable) for variable in model.non_trainable_variables):
             return True
-        mask, rows = np.ones((self.places, self._cap), bool), self.places * self._cap
-        with _moved_weights(self._gradients.model):
-            for one_x, one_y in zip(*self._probe, strict=True):
-                x, y = np.repeat(one_x[None], rows, axis=0), np.repeat(one_y[None], rows, axis=0)
-                norms = self._call(x, y, mask, 1.0)[3]
-                if not np.array_equal(norms, np.full_like(norms, norms[0]), equal_nan=True):
+        tried = [each[:examples] for each in self._probe]
+        for values in (moved, fresh):
+            with _other_weights(model, values):
+                if not all(self._has_one_norm(x, y) for x, y in zip(*tried, strict=True)):
                     return False
         return True
 
+    def _has_one_norm(self, x: NDArray, y: NDArray) -> bool:
+        """Whether an example has, everywhere."""
+        found = [self._norms_of(x, y, units) for units in self._graphs]
+        return all(np.array_equal(norms, np.full_like(norms, found[0][0]), equal_nan=True) for norms in found)
+
+    def _norms_of(self, x: NDArray, y: NDArray, units: int) -> NDArray:
+        """Of one example, at every place of the graph for so many units."""
+        every, labels = (np.repeat(one[None], units * self._cap, axis=0) for one in (x, y))
+        return self._call(every, labels, np.ones((units, self._cap), bool), 1.0)[3][:units]
+
 
 @contextmanager
-def _moved_weights(model: Network) -> Iterator[None]:
-    """Weights that are not what layers begin with, while the block runs."""
+def _other_weights(model: Network, values: Callable[[Variable, int], Tensor]) -> Iterator[None]:
+    """Other weights, while the block runs: of variables and seeds."""
     before = [np.array(variable) for variable in model.trainable_variables]
     try:
         for seed, variable in enumerate(model.trainable_variables):
-            variable.assign(moved(variable, seed))
+            variable.assign(values(variable, seed))
         yield
     finally:
         for variable, value in zip(model.trainable_variables, before, strict=True):
