@@ -10,6 +10,7 @@ from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, functional, grad
 from support import mostly_slow
 
 from cloister.privacy.dpsgd import checks, clipped_sums, gradients, row_by_row
+from cloister.privacy.dpsgd.parts import Rows
 from cloister.privacy.dpsgd.row_by_row import RowByRow
 
 layers = keras.layers
@@ -343,3 +344,19 @@ class TestOthersAreComputedAsBefore:
         right = RowByRow.part
         monkeypatch.setattr(RowByRow, "part", lambda self, gradients, rows: right(self, gradients[::-1], rows))
         assert "row by row" not in self.of(pictures())
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("kinks", "form"), [(2, "row by row"), (3, "loop")])
+    def test_where_rows_disagree_under_all_weights_that_are_tried(self, kinks, form, monkeypatch):
+        agrees, disagreed = checks._Trial.agrees_by_layer, []
+
+        def beside_a_kink(self, gradients):
+            if gradients.first_layers(Rows(PLACES, 1)) is None or len(disagreed) == kinks:
+                return agrees(self, gradients)
+            disagreed.append(self)
+            return False
+
+        monkeypatch.setattr(checks._Trial, "agrees_by_layer", beside_a_kink)
+        assert form in self.of(pictures())
+        values = [trial._values[0].numpy() for trial in disagreed]
+        assert len(disagreed) == kinks and not np.array_equal(*values[:2])
