@@ -112,7 +112,8 @@ def _by_row(model: Network, loss: Loss, probe: Probe) -> Gradients | None:
     the kink, and both are right: other weights are tried then. The bound does not rest on that: a row's norm is that of
     its gradient as it came out.
     """
-    if row_by_row(model) is None:
+    draws = any(is_seed(variable) for variable in model.non_trainable_variables)
+    if draws or row_by_row(model) is None:  # of a model that draws nobody can try whether rows come out alike
         return None
     trials = (_Trial(model, loss, probe, number) for number in range(ATTEMPTS))
     return next(filter(None, (_by_layer(model, loss, trial, by_row=True) for trial in trials)), None)

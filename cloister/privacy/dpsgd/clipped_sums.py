@@ -62,8 +62,8 @@ class ClippedSums:
         gradients: of the model.
         probe: x and y of a few made-up examples.
         batching: B, the units in a call (a few places more may be left empty), and the most examples of a unit.
-        weights: what the loss of an example is multiplied with, from its label; None: nothing. Places are tried without
-            them: who chooses them could have the made-up examples count for nothing.
+        weights: what the loss of an example is multiplied with, from its label; None: nothing. All places are
+            tried without them: who chooses them could make examples count for nothing. Smaller graphs use them.
 
     Attributes:
         places: units that a call has room for.

@@ -332,11 +332,11 @@ class TestOthersAreComputedAsBefore:
         assert found == {"vectorised", "loop", "dense"}
 
     @pytest.mark.slow
-    def test_layers_behind_one_that_draws(self):
+    def test_a_model_that_draws(self):
         model = pictures(layers.Dropout(0.5), layers.Conv2D(4, 3, padding="same"))
         step, (x, y) = dp_sgd(model, batch_size=PLACES), batch(model, 5)
         step.clipped_sum(x, y, 0.5)
-        assert sorted(step.kernels.values()) == ["dense", "loop", "row by row", "row by row"]
+        assert "row by row" not in forms(step), "nobody can try whether its rows come out alike"
 
     @pytest.mark.slow
     def test_where_rows_come_out_wrong(self, monkeypatch):
