@@ -10,7 +10,7 @@ from cloister.client.training.dp_sgd_trainer import PrivateTrainer
 from cloister.client.units import Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError
-from cloister.privacy.dpsgd.gradients import Weights
+from cloister.privacy.dpsgd.clipped_sums import Weights
 from cloister.privacy.dpsgd.rounding import DEFAULT_OVERSTATEMENT, Batching, largest_microbatch
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise

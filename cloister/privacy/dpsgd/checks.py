@@ -312,7 +312,7 @@ class _Trial:
             split = [tf.random.split(tf.cast(seed.value, tf.int64), EXAMPLES + 1) for seed in seeds]
             for i, weight in enumerate(WEIGHTS):
                 own_seeds = [several[i] for several in split]
-                own = vectorised.gradients_of_one(self.model, self._loss, self.x[i], self.y[i], own_seeds)
+                own = vectorised.gradients_of_one(self.model, self._loss, self.x[i], self.y[i], own_seeds, tf.ones([]))
                 squares.append(_squares(own))
                 total = [old + weight * new for old, new in zip(total, own, strict=True)]
         return self._agrees(gradients, squares, total)

@@ -23,13 +23,15 @@ from cloister.core.errors import ConfigError, UnsupportedModel
 from cloister.core.tensors import Compiled, Network, Tensor, Variable
 from cloister.privacy.dpsgd.batches import Members, pieces
 from cloister.privacy.dpsgd.checks import Probe, fresh, moved
-from cloister.privacy.dpsgd.gradients import Gradients, Weights
+from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.parts import Rows
 from cloister.privacy.dpsgd.precision import refuse_coarse_precision
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm, examples_at_once
 from cloister.privacy.dpsgd.running_sum import RunningSum
 from cloister.privacy.dpsgd.vectorised import is_seed
 
+Weights = Callable[[Tensor], Tensor]
+"""What losses are multiplied with, from labels: a number for each, or one for all."""
 STRIDES = (16, 32, 64)
 """Multiples of these are tried as the number of units in a call: processors handle up to 16 numbers at a time."""
 FEWER = 2
@@ -62,10 +64,11 @@ class ClippedSums:
         gradients: of the model.
         probe: x and y of a few made-up examples.
         batching: B, the units in a call (a few places more may be left empty), and the most examples of a unit.
-        weights: what the loss of an example is multiplied with, from its label; None: nothing. All places are
-            tried without them: who chooses them could make examples count for nothing. Smaller graphs use them.
+        weights: what the loss of an example is multiplied with, from its label; None: nothing. Trials go without
+            them: who chooses them could make examples count for nothing.
 
     Attributes:
+        gradients: those in use: first layers that come out otherwise row by row are not computed so.
         places: units that a call has room for.
         same_at_every_place: whether a unit's gradient is the same at each. If not, one unit is computed at a time.
 
@@ -77,22 +80,12 @@ class ClippedSums:
     """
 
     def __init__(self, gradients: Gradients, probe: Probe, batching: Batching, weights: Weights | None = None) -> None:
-        self._gradients, self._probe = gradients, probe
-        self._batching, self._cap = batching, batching.group_cap
-        strides = (1,) if batching.at_once == 1 else STRIDES
-        for places in sorted({stride * -(-batching.at_once // stride) for stride in strides}):
-            self.places = places
-            self._graphs = {places: self._compile(places)}
-            self._refuse_foreign_state()
-            self.same_at_every_place = places == 1 or self._is_same_at_every_place()
-            if self.same_at_every_place:
-                break
-        if weights is not None:
-            gradients.weigh(weights)
-            self._graphs = {self.places: self._compile(self.places)}
-        if fewer := {units: self._compile(units) for units in self._fewer()}:
-            self._graphs |= fewer
-            self.same_at_every_place &= self._is_same_at_every_place(examples=1)
+        self.gradients, self._probe = gradients, probe
+        self._batching, self._cap, self._weights = batching, batching.group_cap, weights
+        self._make()
+        if self._fewer() and not self.same_at_every_place:
+            self.gradients = gradients.without_rows()
+            self._make()
 
     def of(self, x: NDArray, y: NDArray, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
         """Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
@@ -118,8 +111,22 @@ class ClippedSums:
                 clipped, non_finite = clipped + some_clipped, non_finite + some_non_finite
         return ClippedSum(total.value() or tuple(self._nothing()), len(units), clipped, non_finite)
 
+    def _make(self) -> None:
+        """The graphs, for as many places as it takes until an example has one gradient at every place of them all."""
+        strides = (1,) if self._batching.at_once == 1 else STRIDES
+        for places in sorted({stride * -(-self._batching.at_once // stride) for stride in strides}):
+            self.places = places
+            self._graphs = {places: self._compile(places)}
+            self._refuse_foreign_state()
+            self.same_at_every_place = places == 1 or self._is_same_at_every_place()
+            if self.same_at_every_place:
+                break
+        if fewer := {units: self._compile(units) for units in self._fewer()}:
+            self._graphs |= fewer
+            self.same_at_every_place &= self._is_same_at_every_place(examples=1)
+
     def _nothing(self) -> list[NDArray]:
-        variables = self._gradients.model.trainable_variables
+        variables = self.gradients.model.trainable_variables
         return [np.zeros(variable.shape, variable.dtype) for variable in variables]
 
     def _units(self, x: NDArray, y: NDArray, groups: NDArray | None) -> Members:
@@ -139,7 +146,7 @@ class ClippedSums:
     ) -> Iterator[tuple[list[NDArray], int, int]]:
         """Sums and counts. Where a unit's computation raises an exception, the others contribute all the same."""
         try:
-            yield self._call(_taken(x, table), _taken(y, table), mask, bound)[:3]
+            yield self._call(_taken(x, table), _taken(y, table), mask, bound, self._weights)[:3]
         except Exception:  # whatever it is, it must not tell the others' sum that it happened
             if len(table) == 1:
                 yield self._nothing(), 0, 1
@@ -147,11 +154,16 @@ class ClippedSums:
             for half in pieces(len(table), -(-len(table) // 2)):
                 yield from self._computed(x, y, table[half], mask[half], bound)
 
-    def _call(self, x: NDArray, y: NDArray, mask: NDArray, bound: float) -> tuple[list[NDArray], int, int, NDArray]:
+    def _call(
+        self, x: NDArray, y: NDArray, mask: NDArray, bound: float, weights: Weights | None = None
+    ) -> tuple[list[NDArray], int, int, NDArray]:
         units = min(units for units in self._graphs if units >= len(mask))
+        labels = tf.constant(_filled(y, self.places * self._cap, self._probe[1].dtype))
+        own = tf.ones([], tf.float64) if weights is None else tf.cast(weights(labels), tf.float64)
         sums, clipped, non_finite, norms = self._graphs[units](
             tf.constant(_filled(x, units * self._cap, self._probe[0].dtype)),
-            tf.constant(_filled(y, self.places * self._cap, self._probe[1].dtype)),
+            labels,
+            tf.broadcast_to(own, [self.places * self._cap]),
             tf.constant(np.concatenate([mask, np.zeros((self.places - len(mask), self._cap), bool)])),
             tf.constant(bound, tf.float64),
         )
@@ -164,7 +176,7 @@ class ClippedSums:
         that somebody changes later, would be one thing in this graph and another in that, and a unit more would change
         everybody's gradient.
         """
-        if self._gradients.first_layers(Rows(self.places, self._cap)) is None:
+        if self.gradients.first_layers(Rows(self.places, self._cap)) is None:
             return range(0)
         return range(FEWER * -(-self.places // (2 * FEWER)), self.places, FEWER)
 
@@ -173,14 +185,15 @@ class ClippedSums:
         signature = [
             tf.TensorSpec([units * self._cap, *x.shape[1:]], x.dtype),
             tf.TensorSpec([self.places * self._cap, *y.shape[1:]], y.dtype),
+            tf.TensorSpec([self.places * self._cap], tf.float64),
             tf.TensorSpec([self.places, self._cap], tf.bool),
             tf.TensorSpec([], tf.float64),
         ]
-        return tf.function(self._gradients.clipped, input_signature=signature, autograph=False).get_concrete_function()
+        return tf.function(self.gradients.clipped, input_signature=signature, autograph=False).get_concrete_function()
 
     def _refuse_foreign_state(self) -> None:
         """Raises UnsupportedModel if the model reads or writes a variable that Keras does not know to be its own."""
-        known = {id(variable.value) for variable in self._gradients.model.variables}
+        known = {id(variable.value) for variable in self.gradients.model.variables}
         used = self._graphs[self.places].graph.variables
         foreign = [variable.name for variable in used if id(variable) not in known]
         if foreign:
@@ -194,7 +207,7 @@ class ClippedSums:
         Args:
             examples: how many are tried; None: all.
         """
-        model = self._gradients.model
+        model = self.gradients.model
         if any(is_seed(variable) for variable in model.non_trainable_variables):
             return True
         tried = [each[:examples] for each in self._probe]

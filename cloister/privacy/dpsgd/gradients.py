@@ -15,8 +15,6 @@ from cloister.privacy.dpsgd.rounding import SMALLEST_FACTOR
 from cloister.privacy.dpsgd.row_by_row import RowByRow, row_by_row
 from cloister.privacy.dpsgd.vectorised import Loss
 
-Weights = Callable[[Tensor], Tensor]
-"""What losses are multiplied with, from labels: a number for each, or one for all."""
 ROOT = 1 + 2.0**-40
 """Makes up for roundings of a root, and of the sum of a few squares under it, in double precision."""
 
@@ -50,6 +48,10 @@ class Gradients:
         """
         return self._row_by_row if rows.count <= MANY_EXAMPLES else None
 
+    def without_rows(self) -> "Gradients":
+        """The same, with all layers computed for all examples of a microbatch together."""
+        return Gradients(self.model, self._loss, self.by_layer)
+
     def losses(self, x: Tensor, y: Tensor, training: bool = True) -> Tensor:
         """Shape (batch,), as in training.
 
@@ -68,20 +70,7 @@ class Gradients:
             raise ConfigError(f"loss must give one number per example, shape {tuple(y.shape[:1])}; got {losses.shape}")
         return losses
 
-    def weigh(self, weights: Weights) -> None:
-        """Multiply each example's loss with a number from here on. It follows from the label: nobody else's matters.
-
-        Args:
-            weights: of examples, from their labels.
-        """
-        plain = self._loss
-
-        def weighted(labels: Tensor, outputs: Tensor) -> Tensor:
-            return plain(labels, outputs) * tf.cast(weights(labels), outputs.dtype)
-
-        self._loss = weighted
-
-    def parts(self, x: Tensor, y: Tensor, rows: Rows, shares: Tensor = None) -> list[tuple[tuple[Variable, ...], Part]]:
+    def parts(self, x: Tensor, y: Tensor, rows: Rows, shares: Tensor) -> list[tuple[tuple[Variable, ...], Part]]:
         """Variables and their per-unit gradients; variables that the loss does not need are left out.
 
         Args:
@@ -89,7 +78,7 @@ class Gradients:
                 one after another.
             y: a label in each row.
             rows: which examples are a unit.
-            shares: shape (rows,), what each example counts for in its unit's gradient; None: 1.
+            shares: shape (rows,), double: what each example's loss is multiplied with.
         """
         if not self.by_layer:
             part = vectorised.whole_model(self.model, self._loss, x, y, rows, shares)
@@ -100,7 +89,7 @@ class Gradients:
         def forward() -> Tensor:
             outputs = first.outputs(x, copies, rows.count) if first else self.model(x, training=True)
             losses = self._of_outputs(outputs, y)
-            return losses if shares is None else losses * tf.cast(shares, losses.dtype)
+            return losses * tf.cast(shares, losses.dtype)
 
         layers = [captured for captured in self.layers if not (first and captured.layer in first.layers)]
         calls, of_copies = record(layers, forward, copies)
@@ -116,7 +105,9 @@ class Gradients:
             parts.append((first.variables, first.part(of_copies, rows)))
         return parts
 
-    def clipped(self, x: Tensor, y: Tensor, mask: Tensor, bound: Tensor) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    def clipped(
+        self, x: Tensor, y: Tensor, weights: Tensor, mask: Tensor, bound: Tensor
+    ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
         """Σ over the units of gradient·min(1, bound/‖gradient‖), a unit's gradient being the mean of its examples'.
 
         Norms are overstated by what roundings may have taken from them. A unit whose gradient, or the square of its
@@ -124,6 +115,7 @@ class Gradients:
 
         Args:
             x, y: U·cap examples, those of a unit next to each other.
+            weights: shape (U·cap,), double: what each example's loss is multiplied with.
             mask: shape (U, cap), False for padding: of what stands there nothing reaches the sums. An empty unit
                 counts for nothing.
             bound: above 0, double.
@@ -133,7 +125,7 @@ class Gradients:
             shape (U,), double.
         """
         rows, real = Rows(*mask.shape), tf.reduce_any(mask, axis=1)
-        parts = self.parts(x, y, rows, None if rows.each == 1 else _shares(mask))
+        parts = self.parts(x, y, rows, weights if rows.each == 1 else weights * _shares(mask))
         total = tf.add_n([part.squared_norms() for _, part in parts])
         finite = tf.math.is_finite(total)
         norms = tf.sqrt(total) * ROOT
@@ -151,7 +143,7 @@ class Gradients:
             x, y: a batch of B examples.
             factors: of each, shape (B,).
         """
-        parts = self.parts(x, y, Rows(x.shape[0]))
+        parts = self.parts(x, y, Rows(x.shape[0]), tf.ones_like(factors))
         total = tf.add_n([part.squared_norms() for _, part in parts])
         return total, self._sums(parts, factors, tf.math.is_finite(total))
 
@@ -185,8 +177,8 @@ def cleaner(finite: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _shares(mask: Tensor) -> Tensor:
-    """Shape (U·cap,): one part of its unit's examples for each, 0 for padding."""
-    counted = tf.cast(mask, tf.float32)
+    """Shape (U·cap,), double: one part of its unit's examples for each, 0 for padding."""
+    counted = tf.cast(mask, tf.float64)
     # An empty unit has no examples to divide by; its share is 0 all the same.
     return tf.reshape(counted / tf.maximum(tf.reduce_sum(counted, axis=1, keepdims=True), 1.0), [-1])
 

@@ -14,10 +14,9 @@ from cloister.core.arrays import aligned
 from cloister.core.errors import ConfigError
 from cloister.core.tensors import Network, Optimizer, Tensor
 from cloister.privacy.dpsgd.checks import Probe, checked, made_up
-from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums
+from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums, Weights
 from cloister.privacy.dpsgd.descent import descent
 from cloister.privacy.dpsgd.exact_noise import grid_of, noised_sum
-from cloister.privacy.dpsgd.gradients import Weights
 from cloister.privacy.dpsgd.precision import use_single_precision
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm
 from cloister.privacy.dpsgd.vectorised import Loss, is_seed
@@ -100,20 +99,19 @@ class DpSgd:
         self.noise = GaussianNoise() if noise is None else noise
         optimizer.build(model.trainable_variables)
         probe = made_up(model) if probe is None else probe
-        self._gradients = checked(model, loss, probe)
-        self._clipped_sums = ClippedSums(self._gradients, probe, batching, weights)
+        self._clipped_sums = ClippedSums(checked(model, loss, probe), probe, batching, weights)
         self._descend = descent(optimizer, model.trainable_variables)
         self.reseed()
 
     @property
     def method(self) -> str:
         """`layers` or `model`."""
-        return "layers" if self._gradients.by_layer else "model"
+        return "layers" if self._clipped_sums.gradients.by_layer else "model"
 
     @property
     def kernels(self) -> dict[str, str]:
         """How each layer's gradients are held."""
-        return self._gradients.kernels
+        return self._clipped_sums.gradients.kernels
 
     def reseed(self) -> None:
         """Let random layers draw from the operating system's entropy from here on, unless the noise is seeded too.

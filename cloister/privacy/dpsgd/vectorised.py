@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from cloister.core.tensors import Network, Tensor, Variable
 from cloister.privacy.dpsgd.capture import Call, CapturedLayer, NotCapturable
-from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, rows_times
+from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Losses of shape (batch,) from labels and the model's outputs, each of its own example alone."""
@@ -59,22 +59,21 @@ def whole_model(model: Network, loss: Loss, x: Tensor, y: Tensor, rows: Rows, sh
     Args:
         model, loss, x, y: as in `Gradients`.
         rows: which rows are a unit.
-        shares: shape (rows,), what each row counts for in its unit; None: 1.
+        shares: shape (rows,), what the loss of each row is multiplied with.
     """
     seeds = [variable for variable in model.non_trainable_variables if is_seed(variable)]
     split = [tf.random.split(tf.cast(seed.value, tf.int64), x.shape[0] + 1) for seed in seeds]
-    gradients = tf.vectorized_map(
-        lambda example: gradients_of_one(model, loss, *example), (x, y, tuple(several[:-1] for several in split))
-    )
+    own_seeds = tuple(several[:-1] for several in split)
+    gradients = tf.vectorized_map(lambda row: gradients_of_one(model, loss, *row), (x, y, own_seeds, shares))
     # The last of each split is what the model draws from next.
     for seed, several in zip(seeds, split, strict=True):
         seed.assign(tf.cast(several[-1], seed.dtype))
-    if shares is not None:
-        gradients = [rows_times(gradient, shares) for gradient in gradients]
     return PerUnit("whole model", gradients, rows)
 
 
-def gradients_of_one(model: Network, loss: Loss, x: Tensor, y: Tensor, seeds: Sequence[Tensor]) -> list[Tensor]:
+def gradients_of_one(
+    model: Network, loss: Loss, x: Tensor, y: Tensor, seeds: Sequence[Tensor], share: Tensor
+) -> list[Tensor]:
     """The gradient of one example, whose random numbers come from `seeds`.
 
     Args:
@@ -82,6 +81,7 @@ def gradients_of_one(model: Network, loss: Loss, x: Tensor, y: Tensor, seeds: Se
         loss: (labels, outputs) -> (batch,).
         x, y: one example, without a batch dimension.
         seeds: a state for each random layer.
+        share: what the loss is multiplied with.
     """
     values, given = [variable.value for variable in model.trainable_variables], iter(seeds)
     drawn = [variable for variable in model.non_trainable_variables if is_seed(variable)]
@@ -89,7 +89,8 @@ def gradients_of_one(model: Network, loss: Loss, x: Tensor, y: Tensor, seeds: Se
     mapping += [(variable, tf.cast(next(given), variable.dtype)) for variable in drawn]
     with tf.GradientTape(watch_accessed_variables=False) as tape, keras.StatelessScope(mapping):
         tape.watch(values)
-        own = tf.reduce_sum(loss(y[None], model(x[None], training=True)))
+        losses = loss(y[None], model(x[None], training=True))
+        own = tf.reduce_sum(losses) * tf.cast(share, losses.dtype)
     return _dense_gradients(tape.gradient(own, values, unconnected_gradients=tf.UnconnectedGradients.ZERO))
 
 

@@ -179,9 +179,9 @@ def test_generated_models(model):
 def test_the_whole_model_at_once_is_the_same():
     model = smooth(perturbed(group_norm()))
     x, y = (tf.constant(array) for array in batch(model, 5))
-    mask, bound = tf.constant([[True]] * 5), tf.constant(0.5, tf.float64)
-    by_layer, clipped, *_ = Gradients(model, LOSS, True).clipped(x, y, mask, bound)
-    whole, clipped_whole, *_ = Gradients(model, LOSS, False).clipped(x, y, mask, bound)
+    given = x, y, tf.ones(5, tf.float64), tf.constant([[True]] * 5), tf.constant(0.5, tf.float64)
+    by_layer, clipped, *_ = Gradients(model, LOSS, True).clipped(*given)
+    whole, clipped_whole, *_ = Gradients(model, LOSS, False).clipped(*given)
     assert relative_error([g.numpy() for g in whole], [g.numpy() for g in by_layer]) < TOLERANCE
     assert int(clipped) == int(clipped_whole) > 0
 
@@ -254,8 +254,8 @@ def test_what_is_not_finite_contributes_zero_as_a_whole_model():
     x, y = batch(model, 4)
     x[1] = np.inf
     gradients = Gradients(model, LOSS, False)
-    mask, bound = tf.constant([[True]] * 4), tf.constant(0.5, tf.float64)
-    sums, _, non_finite, _ = gradients.clipped(tf.constant(x), tf.constant(y), mask, bound)
+    weights, mask, bound = tf.ones(4, tf.float64), tf.constant([[True]] * 4), tf.constant(0.5, tf.float64)
+    sums, _, non_finite, _ = gradients.clipped(tf.constant(x), tf.constant(y), weights, mask, bound)
     assert int(non_finite) == 1
     keep = [0, 2, 3]
     assert relative_error([g.numpy() for g in sums], brute_force(model, x[keep], y[keep], 0.5)) < TOLERANCE

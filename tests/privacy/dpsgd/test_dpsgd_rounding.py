@@ -163,7 +163,7 @@ class TestTheBound:
 
     def test_is_what_contributions_are_clipped_to(self):
         step = dp_sgd(functional((4,), head), batch_size=600)
-        step._gradients.model.set_weights([np.zeros((4, 5)), np.zeros(5)])
+        step.model.set_weights([np.zeros((4, 5)), np.zeros(5)])
         x, y = np.full((1, 4), 1e3, np.float32), np.array([1])
         found = norm(step.clipped_sum(x, y, 1.0).sums) * (1 + step.overstatement)
         assert 0.04 < step.overstatement < rounding.DEFAULT_OVERSTATEMENT and 1 - 1e-5 < found <= 1 + 1e-7
