@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cells import in_turn
 from rich.console import Console
 
 from cloister.audits.conduct import audit
@@ -236,13 +237,10 @@ def run_all(arguments: argparse.Namespace) -> None:
     done = {task: results(task) for task in arguments.tasks}
     left = [cell for cell in cells(arguments) if cell not in done[cell.task]]
     RESULTS.mkdir(parents=True, exist_ok=True)
-    for number, cell in enumerate(left):
-        seconds = sum(expected(each.task, done[each.task].values()) for each in left[number:])
-        print(f"{len(left) - number} cells to go, about {seconds / 60:.0f} minutes: {cell}", flush=True)
+    for cell in in_turn(left, 1.0, lambda cell: expected(cell.task, done[cell.task].values())):
         done[cell.task][cell] = result = result_of(cell, arguments.data)
         with (RESULTS / f"{cell.task}.jsonl").open("a") as file:
             file.write(json.dumps(result) + "\n")
-    print("all cells are there")
 
 
 def expected(task: str, done: Iterable[Mapping[str, Any]]) -> float:

@@ -1,16 +1,18 @@
 """The thesis' systems for end-to-end privacy on MNIST: accuracy by rounds, and what is and is not guaranteed.
 
     python experiments/end_to_end.py SYSTEM --data FOLDER_OF_MNIST_NPZ [--rounds 100] [--clients 100] [--partition iid]
-    python experiments/end_to_end.py central --data FOLDER_OF_MNIST_NPZ [--epochs 247]
-    python experiments/end_to_end.py plot
+        [--sigma 4]
+    python experiments/end_to_end.py central --data FOLDER_OF_MNIST_NPZ [--epochs 247] [--sigma 4]
+    python experiments/end_to_end.py table
 
 SYSTEM is proposed, curator, naive, none or topped-up: the configuration of that name in experiments/end_to_end, on top
-of common.toml. `-c key=value` overrides it. A result goes to experiments/results/end_to_end, its command with it. How
-many hours are to come is said first, and after each round.
+of common.toml. `-c key=value` overrides it. A result goes to experiments/results/end_to_end, its command with it, and
+takes the place of no other command's. The hours that are to come are said first, and after each round or epoch. `table`
+writes the thesis' figures beside ours, and draws the curves.
 
 The runs of 1,000 and 10,000 clients take many hours. A run that was stopped (Ctrl-C, or kill) has a result of its own,
-NAME-stopped. With `-c privacy.noise-seed=-1` it goes on after its last round when the same command is given again; with
-seeded noise it cannot.
+NAME-stopped, until the run has ended. With `-c privacy.noise-seed=-1` it goes on after its last round when the same
+command is given again; with seeded noise it cannot, nor can `central`.
 """
 
 import argparse
@@ -18,13 +20,15 @@ import json
 import shlex
 import time
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cells import NONE, write_table
 from rich.console import Console
 
 from cloister.core.errors import CloisterError, ConfigError
+from cloister.server.build import Plan
 from cloister.server.loop import Round
 from cloister.server.reports.console import Narrator
 from cloister.server.run import Outcome
@@ -34,9 +38,41 @@ SYSTEMS = ("proposed", "curator", "naive", "none", "topped-up")
 PARTICIPATION = {100: 0.1, 1000: 0.05, 10000: 0.005}
 """Share of the clients that train in a round, as in the thesis."""
 RESULTS = FOLDER / "results" / "end_to_end"
-SECONDS = 0.4
-"""Of a client and a round, in the first estimate: measured with DP-SGD, on two cores. Without it they take half."""
+SECONDS = 0.3
+"""Of a client and a round, in the first estimate: recorded runs with DP-SGD took 0.1 to 0.5 on two cores."""
+EPOCH = 8.5
+"""Seconds of an epoch of `central`, likewise."""
+PUBLISHED = {
+    # Rounds or epochs, and the accuracy after them in percent.
+    "central-sigma-8": (51, 89.63),
+    "central": (247, 92.49),
+    "central-sigma-2": (730, 95.16),
+    "proposed-iid-100-sigma-3": (288, 88.66),
+    "proposed-iid-100-sigma-2": (54, 78.73),
+    "proposed-shards-100-sigma-3": (288, 87.37),
+    "proposed-shards-100-sigma-2": (54, 74.62),
+    "proposed-iid-100": (635, 89.08),
+    "curator-iid-100": (635, 88.87),
+    "naive-iid-100": (635, 14.59),
+    "proposed-shards-100": (635, 87.08),
+    "curator-shards-100": (635, 81.63),
+    "proposed-iid-1000": (1740, 91.86),
+    "curator-iid-1000": (1740, 92.11),
+    "naive-iid-1000": (1740, 54.86),
+    "proposed-shards-1000": (1740, 91.34),
+    "curator-shards-1000": (1740, 90.12),
+    "proposed-iid-10000": (15000, 96.29),
+    "curator-iid-10000": (15000, 95.64),
+    "naive-iid-10000": (15000, 81.60),
+    "proposed-shards-10000": (15000, 95.73),
+    "curator-shards-10000": (15000, 94.78),
+}
+"""The thesis' tables 4.2 to 4.6, by the names of results. Table 4.3 has σ = 4 after 640 rounds too: 89.45 and 88.19."""
+HEAD = ("run", "reported", "ours", "points apart", "best")
 CENTRAL = {"noise-multiplier": 4.0, "batch-size": 600, "clipping-norm": 4.0, "learning-rate": 0.02, "seed": 1}
+
+TARGETS = {8.0: 0.5, 4.0: 2.0, 2.0: 8.0}
+"""ε of table 4.2, by σ."""
 
 
 def settings_of(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -51,6 +87,8 @@ def settings_of(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "task.partition": arguments.partition,
         "num-rounds": arguments.rounds,
     }
+    if arguments.sigma is not None:
+        found["privacy.client-noise-multiplier"] = arguments.sigma
     overrides = tomllib.loads("\n".join(arguments.config or []))
     return found | flatten(overrides)
 
@@ -69,11 +107,12 @@ class TimeLeft(Narrator):
         super().__init__(rounds, console)
         self.clients, self.before = clients, 0
 
-    def opening(self, *told: Any) -> None:
-        """Start the clock, and guess."""
-        super().opening(*told)
+    def opening(self, plan: Plan, *told: Any) -> None:
+        """Start the clock, and guess. Of a run that goes on it is not known yet how much is left."""
+        super().opening(plan, *told)
         self.start = time.perf_counter()
-        self.note(hours(SECONDS * self.clients * self.rounds))
+        if not plan.resumes:
+            self.note(hours(SECONDS * self.clients * self.rounds))
 
     def resuming(self, last: Round, *told: Any) -> None:
         """Count no round of an earlier process."""
@@ -102,7 +141,7 @@ def place_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return found | ({"resume": str(directory)} if directory.exists() else {})
 
 
-def ran(arguments: argparse.Namespace, settings: dict[str, Any], narrator: Narrator) -> Outcome:
+def begun_or_resumed(arguments: argparse.Namespace, settings: dict[str, Any], narrator: Narrator) -> Outcome:
     """The run, begun or gone on with.
 
     Raises:
@@ -123,7 +162,9 @@ def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run a system; its curve, and what is to be said about its privacy. All rounds that were planned are counted."""
     settings = settings_of(system, arguments)
     clients, start = PARTICIPATION[arguments.clients] * arguments.clients, time.perf_counter()
-    outcome = ran(arguments, settings, TimeLeft(settings["num-rounds"], Console(quiet=arguments.quiet), clients))
+    outcome = begun_or_resumed(
+        arguments, settings, TimeLeft(settings["num-rounds"], Console(quiet=arguments.quiet), clients)
+    )
     config, resumes = outcome.plan.config, outcome.plan.resumes
     curve = [[done.number, *scores(done.central)] for done in outcome.rounds]
     return {
@@ -136,7 +177,9 @@ def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "seconds-since-the-last-start": round(time.perf_counter() - start),
         "ended": outcome.ended,
         "resumes": resumes,
-        # A round that was broken off has released something too, and nobody may choose how many there are.
+        # Planned rounds, for stopping may depend on what was released; and for each resumption one more: the round
+        # that was broken off may have been sent.
+        "accounted-rounds": config.num_rounds + resumes,
         "accounting": accounting(config, config.num_rounds + resumes),
         "server-claims": outcome.privacy["claims"],
     }
@@ -153,14 +196,15 @@ def accounting(config: Any, rounds: int) -> dict[str, Any]:
     from cloister.privacy.mechanisms.circumstances import Circumstances
 
     privacy, share, found = config.privacy, config.strategy.fraction_train, {}
+    examples, batch, epochs = config.task.examples_per_client, config.client.batch_size, config.client.local_epochs
     if privacy.client.clips_gradients:
-        setting = end_to_end.Setting(privacy.client.noise_multiplier, 100, 600, 1, share, rounds)
+        setting = end_to_end.Setting(privacy.client.noise_multiplier, batch, examples, epochs, share, rounds)
         found["published"] = {
             "example-delta-at-1.31": end_to_end.published_example(setting).delta(1.31, "published"),
             "client-delta-at-8": end_to_end.published_client(setting).delta(8, "published"),
         }
         mechanism = LocalDpSgd(privacy.client.noise_multiplier, privacy.dp_sgd.clipping_norm)
-        steps = [LocalSteps(600, 100, 1, privacy.dp_sgd.batch_sampling)]
+        steps = [LocalSteps(examples, batch, epochs, privacy.dp_sgd.batch_sampling)]
         taken_part = {"average-client": round(share * rounds), "client-in-every-round": rounds}
         for name, number in taken_part.items():
             claim = end_to_end.dp_sgd_claim(mechanism, steps, number, 1e-5, Circumstances())
@@ -186,32 +230,36 @@ def central(arguments: argparse.Namespace) -> dict[str, Any]:
     from cloister.privacy.mechanisms.noise import GaussianNoise
     from cloister.tasks.mnist import Mnist
 
+    settings = CENTRAL | ({} if arguments.sigma is None else {"noise-multiplier": arguments.sigma})
     task = Mnist(TaskConfig(name="mnist", model="mlp", data_path=arguments.data))
     data, model = task.load(), task.build()
-    model.initialise(CENTRAL["seed"])
+    model.initialise(settings["seed"])
     private = DpSgd(
         model.keras,
-        batching=Batching(CENTRAL["batch-size"], microbatch_size=650),
-        noise_multiplier=CENTRAL["noise-multiplier"],
-        clipping_norm=CENTRAL["clipping-norm"],
-        optimizer=keras.optimizers.SGD(CENTRAL["learning-rate"]),
-        noise=GaussianNoise(CENTRAL["seed"]),
+        batching=Batching(settings["batch-size"], microbatch_size=650),
+        noise_multiplier=settings["noise-multiplier"],
+        clipping_norm=settings["clipping-norm"],
+        optimizer=keras.optimizers.SGD(settings["learning-rate"]),
+        noise=GaussianNoise(settings["seed"]),
     )
-    rate, per_epoch = CENTRAL["batch-size"] / len(data.train), len(data.train) // CENTRAL["batch-size"]
-    event = Gaussian(CENTRAL["noise-multiplier"], Sampling("poisson", rate))
-    columns = ["epoch", "accuracy", "loss", "published-delta-at-2", "epsilon-at-1e-5"]
-    result: dict[str, Any] = {"system": "central", "settings": CENTRAL, "columns": columns, "curve": []}
+    rate, per_epoch = settings["batch-size"] / len(data.train), len(data.train) // settings["batch-size"]
+    event = Gaussian(settings["noise-multiplier"], Sampling("poisson", rate))
+    target = TARGETS.get(settings["noise-multiplier"], 2.0)
+    columns = ["epoch", "accuracy", "loss", f"published-delta-at-{target:g}", "epsilon-at-1e-5"]
+    result: dict[str, Any] = {"system": "central", "settings": settings, "columns": columns, "curve": []}
+    print(hours(EPOCH * arguments.epochs), flush=True)
     start = time.perf_counter()
     for epoch in range(1, arguments.epochs + 1):
         for _ in trainer.train(private, data.train.x, data.train.y, steps=per_epoch, seed=10**6 + epoch):
             pass
         accuracy, loss = scores(task.metrics(data.test.y, model.predict(data.test.x)))
         account = Account().plus(event, epoch * per_epoch)
-        result["curve"].append([epoch, accuracy, loss, account.delta(2.0, "published"), account.epsilon(1e-5)])
+        result["curve"].append([epoch, accuracy, loss, account.delta(target, "published"), account.epsilon(1e-5)])
         result["seconds"] = round(time.perf_counter() - start)
+        left = hours((time.perf_counter() - start) / epoch * (arguments.epochs - epoch))
+        print(f"epoch {epoch}  accuracy {accuracy:.4f}  {left}", flush=True)
         if epoch % 10 == 0:
-            print(f"epoch {epoch}  accuracy {accuracy:.4f}", flush=True)
-            save(result | provenance(arguments), arguments.name or name_of(arguments))
+            save(result | provenance(arguments) | {"ended": "not yet"}, arguments.name or name_of(arguments))
     return result
 
 
@@ -221,6 +269,7 @@ def provenance(arguments: argparse.Namespace) -> dict[str, Any]:
     given |= {"partition": arguments.partition, "epochs": arguments.epochs}
     names = ("data", "epochs") if arguments.system == "central" else ("data", "rounds", "clients", "partition")
     options = " ".join(f"--{name} {given[name]}" for name in names)
+    options += "" if arguments.sigma is None else f" --sigma {arguments.sigma:g}"
     options += "".join(f" -c {shlex.quote(line)}" for line in arguments.config or [])
     command = f"python experiments/end_to_end.py {arguments.system} {options}"
     return {"command": command}
@@ -233,9 +282,10 @@ def scores(metrics: Any) -> tuple[float, float]:
 
 def name_of(arguments: argparse.Namespace) -> str:
     """A name for a run and its result."""
+    sigma = "" if arguments.sigma is None else f"-sigma-{arguments.sigma:g}"
     if arguments.system == "central":
-        return "central"
-    return f"{arguments.system}-{arguments.partition}-{arguments.clients}"
+        return f"central{sigma}"
+    return f"{arguments.system}-{arguments.partition}-{arguments.clients}{sigma}"
 
 
 def suffix_of(result: dict[str, Any]) -> str:
@@ -243,15 +293,51 @@ def suffix_of(result: dict[str, Any]) -> str:
     return "" if result.get("ended", "as-asked") in ("as-asked", "budget") else "-stopped"
 
 
+def refuse_to_replace(arguments: argparse.Namespace, name: str) -> None:
+    """Raises ConfigError if there is a result of this name that another command made."""
+    path = RESULTS / f"{name}.json"
+    if path.exists() and json.loads(path.read_text())["command"] != provenance(arguments)["command"]:
+        raise ConfigError(f"{path} is the result of another command: give --name for this one")
+
+
 def save(result: dict[str, Any], name: str) -> None:
-    """Write a result down, a row of its curve a line."""
+    """Write a result down, a row of its curve a line. A whole one takes the place of what was kept when it stopped."""
     RESULTS.mkdir(parents=True, exist_ok=True)
+    if not (suffix := suffix_of(result)):
+        (RESULTS / f"{name}-stopped.json").unlink(missing_ok=True)
+    name += suffix
     rows = ",\n    ".join(json.dumps(row) for row in result["curve"])
     text = json.dumps({**result, "curve": "CURVE"}, indent=2, ensure_ascii=False)
     (RESULTS / f"{name}.json").write_text(text.replace('"CURVE"', f"[\n    {rows}\n  ]") + "\n")
 
 
-def plot(results: Iterable[Path]) -> None:
+def rows(results: Mapping[str, dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Of the table: what the thesis prints, and what else was run."""
+    for name in dict.fromkeys((*PUBLISHED, *results)):
+        length, reported = PUBLISHED.get(name, (0, None))
+        told = NONE if reported is None else f"{reported:.2f} %, {length:,}"
+        ours = apart = best = NONE
+        if name in results:
+            curve = results[name]["curve"]
+            (last, accuracy, *_), (at, highest, *_) = curve[-1], max(curve, key=lambda row: row[1])
+            ours = f"{100 * accuracy:.2f} %, {last:,}" + (" (stopped)" if suffix_of(results[name]) else "")
+            apart = f"{100 * accuracy - reported:+.2f}" if reported and last == length else NONE
+            best = f"{100 * highest:.2f} %, {at:,}"
+        yield name, told, ours, apart, best
+
+
+def table(paths: Iterable[Path]) -> None:
+    """Write the thesis' figures beside ours, and draw our curves."""
+    results = {path.stem.removesuffix("-stopped"): json.loads(path.read_text()) for path in paths}
+    about = (
+        "MNIST, accuracy after so many rounds (central: epochs). The thesis gives no standard deviations. Ours are of "
+        "one run each. They are told apart where as many rounds were run."
+    )
+    write_table(RESULTS / "table.md", about, HEAD, rows(results))
+    plot(results)
+
+
+def plot(results: Mapping[str, dict[str, Any]]) -> None:
     """All curves as they are: federated ones by round, and the central one by epoch."""
     import matplotlib
 
@@ -259,13 +345,12 @@ def plot(results: Iterable[Path]) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5))
-    for path in sorted(results):
-        result = json.loads(path.read_text())
+    for name, result in sorted(results.items()):
         x, y = ([row[column] for row in result["curve"]] for column in (0, 1))
-        (right if result["system"] == "central" else left).plot(x, y, label=path.stem)
+        (right if result["system"] == "central" else left).plot(x, y, label=name)
     left.set(xlabel="round", ylabel="test accuracy", title="MNIST, clients of 600 examples")
-    right.set(xlabel="epoch", title="central DP-SGD: σ 4, batch 600, S 4, rate 0.02")
-    right.axhline(0.9249, linestyle=":", color="grey", label="reported at 247 epochs")
+    right.set(xlabel="epoch", title="central DP-SGD: batch 600, S 4, rate 0.02")
+    right.axhline(0.9249, linestyle=":", color="grey", label="reported at 247 epochs, σ 4")
     left.axhline(0.8908, linestyle=":", color="grey", label="reported at 635 rounds: proposed, iid")
     for axes in (left, right):
         axes.legend(fontsize=8)
@@ -277,12 +362,13 @@ def plot(results: Iterable[Path]) -> None:
 def main() -> None:
     """Run one system, or draw what was run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("system", choices=[*SYSTEMS, "central", "plot"])
+    parser.add_argument("system", choices=[*SYSTEMS, "central", "table"])
     parser.add_argument("--data", default="")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--clients", type=int, default=100, choices=sorted(PARTICIPATION))
     parser.add_argument("--partition", default="iid", choices=["iid", "shards"])
     parser.add_argument("--epochs", type=int, default=247)
+    parser.add_argument("--sigma", type=float, help="of DP-SGD; by default that of the configuration, or 4 for central")
     parser.add_argument("--output-dir", default="runs")
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument(
@@ -290,15 +376,17 @@ def main() -> None:
     )
     parser.add_argument("-c", dest="config", action="append", help="a key of the configuration, in TOML")
     arguments = parser.parse_args()
-    if arguments.system == "plot":
-        plot(RESULTS.glob("*.json"))
+    if arguments.system == "table":
+        table(sorted(RESULTS.glob("*.json")))
         return
+    name = arguments.name or name_of(arguments)
     try:
+        refuse_to_replace(arguments, name)
         result = central(arguments) if arguments.system == "central" else federated(arguments.system, arguments)
     except CloisterError as error:
         raise SystemExit(str(error)) from None
     result |= provenance(arguments)
-    save(result, (arguments.name or name_of(arguments)) + suffix_of(result))
+    save(result, name)
     print(result["curve"][-1], flush=True)
 
 

@@ -9,7 +9,8 @@ grows. `rmse-of-other-rows` does not: the hypothesis for a row is chosen on the 
     python experiments/hospital_charges.py --data FOLDER [--seeds 0 100 200] [--rounds 60] [--output-dir runs]
         [--split-round 50] [--hypotheses 1 3 5 7] [--multipliers 0 5 1 3 0.1 2]
 
-What was run is not run again. How long the rest takes is said first, by one round.
+What was run for as many rounds is not run again. The hours that are to come are said first, and `table.md` beside the
+results has the paper's figures and ours.
 
 Hypotheses begin at random, or as one model, which is told apart in a round (`privacy.clusters-split-round`): results of
 each such round lie in a folder of its own.
@@ -20,14 +21,14 @@ import itertools
 import json
 import statistics
 import tempfile
-import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from cells import NONE, in_turn, write_table
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from cloister.client.data import task_of
 from cloister.core.arrays import from_record
@@ -40,6 +41,19 @@ HYPOTHESES = (1, 3, 5, 7)
 MULTIPLIERS = (0.0, 0.1, 1.0, 2.0, 3.0, 5.0)
 ORDER = (0.0, 5.0, 1.0, 3.0, 0.1, 2.0)
 """In which they are run: the ends first, so that an unfinished run says something."""
+LEAKAGE = {
+    # Median and maximum over the clients, for k = 7, 5, 3, 1.
+    0.1: ((517.0, 1551.0), (418.0, 1342.0), (473.0, 1386.0), (528.0, 1540.0)),
+    1.0: ((36.3, 126.5), (40.7, 127.6), (44.0, 138.6), (49.5, 147.4)),
+    2.0: ((15.4, 57.8), (14.3, 54.5), (22.0, 69.3), (21.5, 66.6)),
+    3.0: ((7.7, 32.3), (8.4, 36.7), (12.5, 40.0), (12.1, 40.0)),
+    5.0: ((5.7, 21.3), (5.9, 22.0), (5.5, 21.6), (5.3, 20.9)),
+}
+"""The paper's table 1, means over ten seeds. It has no table of errors: its figure shows them without numbers."""
+ERRORS = ("rmse", "rmse-of-other-rows")
+HEAD = ("ν", "k", "RMSE", "RMSE, other rows", "leakage: paper", "ours", "seeds")
+SECONDS = 0.5
+"""Of a round, in the first estimate: runs took 0.3 to 0.7 on two cores."""
 CLIENTS = 2206
 COHORT = 100
 SETTINGS = {
@@ -91,25 +105,26 @@ def _chosen_on_others(losses: NDArray, owners: NDArray) -> NDArray:
     return losses[chosen, np.arange(losses.shape[1])]
 
 
-def show(found: list[dict[str, Any]]) -> None:
-    """Tables of means over seeds: RMSE both ways, and the largest leakage (median over clients in brackets)."""
-    for figure in ("rmse", "rmse-of-other-rows", "leakage-maximum"):
-        table = Table("ν", *(f"k = {k}" for k in HYPOTHESES), title=figure)
-        for nu in MULTIPLIERS:
-            table.add_row(
-                f"{nu:g}",
-                *(_cell([run for run in found if (run["k"], run["nu"]) == (k, nu)], figure) for k in HYPOTHESES),
-            )
-        Console().print(table)
+def rows(found: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Of the table: errors both ways, mean ± standard deviation over seeds, and leakages, means over seeds."""
+    for nu, k in itertools.product(MULTIPLIERS, HYPOTHESES):
+        runs = [run for run in found if (run["k"], run["nu"]) == (k, nu)]
+        paper = LEAKAGE[nu][HYPOTHESES[::-1].index(k)] if nu in LEAKAGE else None
+        yield f"{nu:g}", str(k), *(_spread(runs, name) for name in ERRORS), _told(paper), _leaked(runs), str(len(runs))
 
 
-def _cell(runs: list[dict[str, Any]], figure: str) -> str:
-    values = [run[figure] for run in runs if run[figure] is not None]
-    if not values:
-        return "-"
-    if figure == "leakage-maximum":
-        return f"{max(values):.5g} ({statistics.median(run['leakage-median'] for run in runs):.4g})"
-    return f"{statistics.mean(values):.4f} ± {statistics.pstdev(values):.4f}"
+def _spread(runs: list[dict[str, Any]], figure: str) -> str:
+    values = [run[figure] for run in runs]
+    return f"{statistics.mean(values):.2f} ± {statistics.pstdev(values):.2f}" if values else NONE
+
+
+def _leaked(runs: list[dict[str, Any]]) -> str:
+    figures = [[run[name] for run in runs] for name in ("leakage-median", "leakage-maximum")]
+    return NONE if not runs or None in figures[0] else _told([statistics.mean(values) for values in figures])
+
+
+def _told(leakage: Sequence[float] | None) -> str:
+    return NONE if leakage is None else ", ".join(f"{value:.1f}" for value in leakage)
 
 
 class Cell(NamedTuple):
@@ -119,46 +134,44 @@ class Cell(NamedTuple):
     seed: int
     nu: float
     k: int
+    rounds: int
 
-    def others(self) -> list[dict[str, Any]]:
+    def __str__(self) -> str:
+        """What it is, for a person."""
+        return f"seed {self.seed}, k = {self.k}, ν = {self.nu:g}"
+
+    def kept(self) -> list[dict[str, Any]]:
         """What the file holds already."""
         return json.loads(self.path.read_text()) if self.path.exists() else []
 
     def is_there(self) -> bool:
         """Whether it has been run."""
-        return any((run["k"], run["nu"]) == (self.k, self.nu) for run in self.others())
+        own = (self.k, self.nu, self.rounds)
+        return any((run["k"], run["nu"], run["asked-rounds"]) == own for run in self.kept())
 
 
 def run_all(arguments: argparse.Namespace, place: Path) -> None:
-    """Run what has not been run yet, a file of results a seed, and say before each how long the rest takes.
+    """Run what has not been run yet, a file of results a seed.
 
     Args:
         arguments: of the command line.
         place: folder of the results.
     """
     asked = itertools.product(arguments.seeds, arguments.multipliers, arguments.hypotheses)
-    cells = [Cell(place / f"seed-{seed}.json", seed, nu, k) for seed, nu, k in asked]
+    cells = [Cell(place / f"seed-{seed}.json", seed, nu, k, arguments.rounds) for seed, nu, k in asked]
     left = [cell for cell in cells if not cell.is_there()]
-    seconds = arguments.rounds * timed(left[0], arguments, 1)[1] if left else 0.0
-    for number, cell in enumerate(left):
-        hours, name = seconds * (len(left) - number) / 3600, f"seed {cell.seed}, k = {cell.k}, ν = {cell.nu:g}"
-        print(f"{len(left) - number} cells to go, about {hours:.1f} hours: {name}", flush=True)
-        found, seconds = timed(cell, arguments, arguments.rounds)
-        cell.path.write_text(json.dumps([*cell.others(), found], indent=2) + "\n")
-
-
-def timed(cell: Cell, arguments: argparse.Namespace, rounds: int) -> tuple[dict[str, Any], float]:
-    """A run of so many rounds at most, in figures, and its seconds."""
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as scratch:
-        given = {"task.data-path": arguments.data, "num-rounds": rounds}
-        given["output-dir"] = arguments.output_dir or scratch
-        found = trained(cell.k, cell.nu, cell.seed, given | {"privacy.clusters-split-round": arguments.split_round})
-    return found, time.perf_counter() - start
+    for cell in in_turn(left, SECONDS, lambda cell: cell.rounds):
+        with tempfile.TemporaryDirectory() as scratch:
+            given = {"task.data-path": arguments.data, "output-dir": arguments.output_dir or scratch}
+            if cell.k > 1:  # one hypothesis cannot be split
+                given["privacy.clusters-split-round"] = arguments.split_round
+            found = trained(cell.k, cell.nu, cell.seed, given | {"num-rounds": cell.rounds})
+        cell.path.parent.mkdir(parents=True, exist_ok=True)
+        cell.path.write_text(json.dumps([*cell.kept(), found | {"asked-rounds": cell.rounds}], indent=2) + "\n")
 
 
 def main() -> None:
-    """Run what is asked for, then show everything that is there of that round."""
+    """Run what is asked for, then show everything that is there of that split and that many rounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 100, 200])
@@ -169,9 +182,14 @@ def main() -> None:
     parser.add_argument("--multipliers", type=float, nargs="+", default=ORDER)
     arguments = parser.parse_args()
     place = RESULTS / f"split-{arguments.split_round}" if arguments.split_round else RESULTS
-    place.mkdir(parents=True, exist_ok=True)
     run_all(arguments, place)
-    show([run for path in sorted(place.glob("seed-*.json")) for run in json.loads(path.read_text())])
+    found = [run for path in sorted(place.glob("seed-*.json")) for run in json.loads(path.read_text())]
+    asked = [run for run in found if run["asked-rounds"] == arguments.rounds]
+    about = (
+        f"Hospital charges, {arguments.rounds} rounds at most. RMSE in thousands of dollars, with hypotheses chosen on "
+        "the rows that are scored and on a hospital's others; leakage over the clients, median and maximum (table 1)."
+    )
+    write_table(place / "table.md", about, HEAD, rows(asked))
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ that is there is not run again. The hours that are to come are said first.
 import argparse
 import itertools
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from cells import in_turn
 from metric_cells import LAST, PLACEMENTS, SERVERS, STRATEGIES, seconds_of_an_epoch
 from metric_cells import Cell as Setting
 
@@ -64,6 +64,10 @@ class Cell(NamedTuple):
     def path(self) -> Path:
         """Of its result."""
         return RESULTS / str(self.setting.size) / f"{self.kind}-{self.setting.path.name}"
+
+    def __str__(self) -> str:
+        """The name of its result."""
+        return self.path.stem
 
     @property
     def epochs(self) -> int:
@@ -134,23 +138,17 @@ PLAY: Mapping[str, Callable[[Game, bool], dict[str, Any]]] = {"single": single, 
 def run(arguments: argparse.Namespace) -> None:
     """Run what is missing, and say before each cell how long the rest takes."""
     left = [cell for cell in cells(arguments) if not cell.path.exists()]
-    second = seconds_of_an_epoch(arguments.size)
-    for number, cell in enumerate(left):
-        hours = second * sum(each.epochs for each in left[number:]) / 3600
-        print(f"{len(left) - number} cells to go, about {hours:.1f} hours: {cell.path.stem}")
-        sys.stdout.flush()
+    for cell in in_turn(left, seconds_of_an_epoch(arguments.size), lambda cell: cell.epochs):
         start, game = time.perf_counter(), game_of(cell.settings() | {"task.data-path": arguments.data})
         found = {name: PLAY[cell.kind](game, inside) for name, inside in (("with", True), ("without", False))}
         seconds = round(time.perf_counter() - start)
-        second = seconds / cell.epochs
         cell.path.parent.mkdir(parents=True, exist_ok=True)
         cell.path.write_text(json.dumps({"settings": cell.settings(), **found, "seconds": seconds}, indent=2) + "\n")
-    print("all cells are there")
 
 
 def table(arguments: argparse.Namespace) -> None:
     """Write the paper's figures beside ours."""
-    lines = [f"Images of {arguments.size}×{arguments.size}, placement {arguments.placement}, one seed."]
+    lines = [f"Images of {arguments.size}×{arguments.size}, placement {arguments.placement}, the first seed."]
     if arguments.size != 128:
         lines.append("The paper's are of 128×128: these are not its tables.")
     lines += ["", *_single(arguments), "", *_several(arguments)]

@@ -66,6 +66,10 @@ class Cell(NamedTuple):
         name = f"{self.partition}-{self.strategy}-{self.server}{placed}{noise}-seed{self.seed}.json"
         return RESULTS / str(self.size) / name
 
+    def __str__(self) -> str:
+        """The name of its result."""
+        return self.path.stem
+
     def settings(self) -> dict[str, Any]:
         """The keys of its configuration, all but where things lie."""
         found = COMMON | {"task.image-size": self.size, "task.partition": self.partition, "seed": self.seed}

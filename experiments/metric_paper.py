@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cells import in_turn
 from metric_cells import COMMON, MULTIPLIER, PARTITIONS, PLACEMENTS, SERVERS, STRATEGIES, Cell, seconds_of_an_epoch
 from metric_tables import curves, table
 
@@ -69,15 +70,8 @@ def run_all(arguments: argparse.Namespace) -> None:
     """Run what is missing, and say how long the rest takes before each cell."""
     left = [cell for cell in cells(arguments) if not cell.path.exists()]
     epochs = COMMON["num-rounds"] * COMMON["client.local-epochs"]
-    each = seconds_of_an_epoch(arguments.size) * epochs
-    for number, cell in enumerate(left):
-        print(
-            f"{len(left) - number} cells to go, about {each * (len(left) - number) / 3600:.1f} hours: {cell.path.stem}"
-        )
-        sys.stdout.flush()
+    for cell in in_turn(left, seconds_of_an_epoch(arguments.size) * epochs):
         run(cell, arguments)
-        each = json.loads(cell.path.read_text())["seconds"]
-    print("all cells are there")
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
-"""The thesis' systems as `experiments/end_to_end.py` runs them, at a tiny scale."""
+"""The scripts that reproduce the papers' tables, at a tiny scale."""
 
 import argparse
 import importlib.util
+import json
 import os
 import shlex
 import signal
@@ -14,19 +15,30 @@ from rich.console import Console
 from cloister.config.run import parse
 from cloister.core.errors import ConfigError
 
-pytestmark = pytest.mark.slow
-SCRIPT = Path(__file__).parents[1] / "experiments" / "end_to_end.py"
-TINY = ("task={name='digits', model='auto', examples-per-client=0}", "client.batch-size=50")
+SCRIPTS = Path(__file__).parents[1] / "experiments"
+TINY = ("task={name='digits', model='auto', examples-per-client=60}", "client.batch-size=20")
 SECRET = "privacy.noise-seed=-1"
 
 
 @pytest.fixture
-def script(tmp_path, monkeypatch):
-    """The script, which keeps its results in a folder of the test and knows federations of four."""
-    spec = importlib.util.spec_from_file_location("end_to_end", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
+def load(tmp_path, monkeypatch):
+    """Load a script, which keeps its results in a folder of the test."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+
+    def loaded(name):
+        spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        monkeypatch.setattr(module, "RESULTS", tmp_path / "results", raising=False)
+        return module
+
+    return loaded
+
+
+@pytest.fixture
+def script(load, monkeypatch):
+    """`end_to_end.py`, which knows federations of four."""
+    module = load("end_to_end")
     monkeypatch.setattr(module, "PARTICIPATION", {4: 1.0})
     return module
 
@@ -40,6 +52,7 @@ def arguments(tmp_path):
         clients=4,
         partition="iid",
         epochs=1,
+        sigma=None,
         output_dir=str(tmp_path / "runs"),
         quiet=False,
         name="",
@@ -59,6 +72,7 @@ def stopped_after(script, number):
     return Stopped
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_when_it_is_asked_for_again(script, arguments, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(script, "TimeLeft", stopped_after(script, 1))
@@ -71,6 +85,7 @@ def test_a_stopped_run_goes_on_when_it_is_asked_for_again(script, arguments, mon
     assert (whole["ended"], whole["resumes"], script.suffix_of(whole)) == ("as-asked", 1, "")
     assert "resumed after round 1" in capsys.readouterr().out
     # The first counts all three that were planned, the second one more: that which may have been broken off.
+    assert [result["accounted-rounds"] for result in (first, whole)] == [3, 4]
     spent = [epsilon(result) for result in (first, whole)]
     assert spent[0] == pytest.approx(epsilon({"accounting": script.accounting(parsed(script, arguments), 3)}))
     assert spent[1] == pytest.approx(epsilon({"accounting": script.accounting(parsed(script, arguments), 4)}))
@@ -86,6 +101,15 @@ def epsilon(result):
     return result["accounting"]["sound"]["client-in-every-round"][0]["epsilon"]
 
 
+def test_the_accounting_is_that_of_the_configuration(script, arguments):
+    spent = {}
+    for name, line in (("as it is", "seed=1"), ("more", "client.local-epochs=2"), ("larger", "client.batch-size=40")):
+        arguments.config = [*TINY[:1], line] if name == "larger" else [*TINY, line]
+        spent[name] = epsilon({"accounting": script.accounting(parsed(script, arguments), 3)})
+    assert spent["as it is"] < min(spent["more"], spent["larger"])
+
+
+@pytest.mark.slow
 def test_a_run_with_seeded_noise_does_not_go_on(script, arguments):
     arguments.rounds, arguments.config = 1, [*TINY]
     script.federated("proposed", arguments)
@@ -93,6 +117,7 @@ def test_a_run_with_seeded_noise_does_not_go_on(script, arguments):
         script.federated("proposed", arguments)
 
 
+@pytest.mark.slow
 def test_hours_are_said_first_and_after_each_round(script, arguments, monkeypatch, capsys):
     monkeypatch.setattr(script, "SECONDS", 3600)
     arguments.rounds = 2
@@ -110,13 +135,12 @@ def test_the_time_of_the_rounds_so_far_is_that_of_the_others(script, monkeypatch
     for name in ("opening", "resuming", "__call__"):
         monkeypatch.setattr(script.Narrator, name, lambda *_: None)
     monkeypatch.setattr(script, "SECONDS", 3600)
-    told.opening()
+    told.opening(SimpleNamespace(resumes=1))
     told.resuming(SimpleNamespace(number=7))
     for number in (8, 9):
         now[0] += 7200
         told(SimpleNamespace(number=number), None)
     assert said == [
-        "about 40.0 hours to go",
         "about 12.0 hours to go",
         "about 4.0 hours to go",
         "about 2.0 hours to go",
@@ -129,3 +153,112 @@ def test_a_result_says_its_command(script, arguments):
     assert words[:5] == ["python", "experiments/end_to_end.py", "proposed", "--data", "FOLDER_OF_MNIST_NPZ"]
     assert words[5:11] == ["--rounds", "3", "--clients", "4", "--partition", "iid"]
     assert words[11:] == ["-c", "task={name='digits'}", "-c", SECRET]
+
+
+def written(script, name, **facts):
+    script.save({"system": "proposed", "curve": [[0, 0.1], [1, 0.5]], "command": "mine", **facts}, name)
+
+
+@pytest.mark.parametrize(("system", "name"), [("proposed", "proposed-iid-4-sigma-3"), ("central", "central-sigma-3")])
+def test_another_noise_multiplier_has_a_result_of_its_own(script, arguments, system, name):
+    arguments.system, arguments.sigma = system, 3.0
+    assert script.name_of(arguments) == name and name.replace("-4-", "-100-") in {*script.PUBLISHED, "central-sigma-3"}
+    assert "--sigma 3" in script.provenance(arguments)["command"]
+    assert script.settings_of("proposed", arguments)["privacy.client-noise-multiplier"] == 3.0
+
+
+def test_a_result_takes_the_place_of_the_same_commands_alone(script, arguments):
+    name = script.name_of(arguments)
+    written(script, name)
+    with pytest.raises(ConfigError, match="is the result of another command: give --name"):
+        script.refuse_to_replace(arguments, name)
+    written(script, name, **script.provenance(arguments))
+    script.refuse_to_replace(arguments, name)
+
+
+def test_what_was_kept_of_a_stopped_run_goes_when_the_run_has_ended(script):
+    written(script, "run", ended="operator")
+    written(script, "other", ended="operator")
+    names = lambda: sorted(path.name for path in script.RESULTS.iterdir())  # noqa: E731
+    assert names() == ["other-stopped.json", "run-stopped.json"]
+    written(script, "run", ended="as-asked")
+    assert names() == ["other-stopped.json", "run.json"]
+
+
+def test_the_table_has_the_thesis_figures_and_ours(script):
+    curve = [[0, 0.1], [400, 0.95], [635, 0.8996]]
+    results = {
+        "proposed-iid-100": {"curve": curve},
+        "none-iid-100": {"curve": curve},
+        "proposed-iid-1000": {"curve": curve, "ended": "operator"},
+    }
+    rows = {row[0]: row[1:] for row in script.rows(results)}
+    assert len(rows) == len(script.PUBLISHED) + 1
+    assert rows["proposed-iid-100"] == ("89.08 %, 635", "89.96 %, 635", "+0.88", "95.00 %, 400")
+    assert rows["none-iid-100"] == ("–", "89.96 %, 635", "–", "95.00 %, 400")
+    assert rows["proposed-iid-1000"] == ("91.86 %, 1,740", "89.96 %, 635 (stopped)", "–", "95.00 %, 400")
+    assert rows["curator-iid-100"] == ("88.87 %, 635", "–", "–", "–")
+
+
+def test_cells_take_as_long_as_the_last_one_did(load, monkeypatch, capsys):
+    cells, now = load("cells"), [0.0]
+    monkeypatch.setattr(cells.time, "perf_counter", lambda: now[0])
+    for size in cells.in_turn([2, 4, 6], 3600.0, float):
+        now[0] += 1800 * size
+    assert capsys.readouterr().out.splitlines() == [
+        "3 cells to go, about 12.0 hours: 2",
+        "2 cells to go, about 5.0 hours: 4",
+        "1 cells to go, about 3.0 hours: 6",
+        "all cells are there",
+    ]
+
+
+def run_hospitals(script, given, monkeypatch):
+    """What a command runs, by k, ν, seed and settings, in the place of hours of training."""
+    ran = []
+
+    def trained(*run):
+        ran.append(run)
+        return dict(zip(("k", "nu", "seed"), run, strict=False)) | dict.fromkeys(FIGURES, 1.5) | {"rounds": 1}
+
+    monkeypatch.setattr(script, "trained", trained)
+    monkeypatch.setattr("sys.argv", ["hospital_charges.py", "--data", "x", "--seeds", "0", *given.split()])
+    script.main()
+    return ran
+
+
+FIGURES = ("rmse", "rmse-of-other-rows", "leakage-median", "leakage-maximum")
+
+
+def test_hospitals_that_ran_for_as_many_rounds_are_not_run_again(load, monkeypatch, capsys):
+    script = load("hospital_charges")
+    asked = "--split-round 50 --rounds 200 --hypotheses 1 3 --multipliers 5"
+    first = run_hospitals(script, asked, monkeypatch)
+    assert [(k, nu, settings["num-rounds"]) for k, nu, _, settings in first] == [(1, 5.0, 200), (3, 5.0, 200)]
+    assert [settings.get("privacy.clusters-split-round") for *_, settings in first] == [None, 50]
+    assert "2 cells to go" in capsys.readouterr().out
+    assert run_hospitals(script, asked, monkeypatch) == []
+    assert len(run_hospitals(script, asked.replace("200", "100"), monkeypatch)) == 2
+    kept = json.loads((script.RESULTS / "split-50" / "seed-0.json").read_text())
+    assert [(run["k"], run["asked-rounds"]) for run in kept] == [(1, 200), (3, 200), (1, 100), (3, 100)]
+    table = (script.RESULTS / "split-50" / "table.md").read_text()
+    assert "| 5 | 3 | 1.50 ± 0.00 | 1.50 ± 0.00 | 5.5, 21.6 | 1.5, 1.5 | 1 |" in table
+
+
+def test_writers_that_stopped_early_are_not_run_again(load, monkeypatch, capsys):
+    script, ran = load("mnist_writers"), []
+
+    def trained(settings):
+        ran.append(settings)
+        own = {"k": settings["privacy.clusters"], "nu": settings["privacy.client-noise-multiplier"]}
+        return own | {"seed": 0, "rounds": 7, "accuracy": 0.844, "leakage-maximum": 12345.0}
+
+    monkeypatch.setattr(script, "trained", trained)
+    monkeypatch.setattr("sys.argv", ["mnist_writers.py", "--data", "x", "--nu", "5", "7"])
+    for _ in range(2):
+        script.main()
+    assert len(ran) == 4 and {settings["num-rounds"] for settings in ran} == {30}
+    assert "4 cells to go, about" in capsys.readouterr().out
+    table = (script.RESULTS / "table-softmax.md").read_text()
+    assert "| 5 | 84.4 % | 84.4 % | 81.2 % | +2.0 | 1.234e+04 | 1, 1 |" in table
+    assert "| 7 | 84.4 % | 84.4 % | – | – | 1.234e+04 | 1, 1 |" in table
