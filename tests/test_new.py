@@ -82,6 +82,8 @@ def test_the_commands_of_its_readme_work(tmp_path, kind, source):
     lines = [line.strip() for block in BLOCK.findall((made / "README.md").read_text()) for line in block.splitlines()]
     ours = [shlex.split(line) for line in lines if line.startswith("cloister ")]
     assert ours
+    if source != "csv":  # runs are alike, whatever was read
+        ours = [command for command in ours if command[1] == "check"]
     for _, *arguments in ours:
         done = cloister(made, *arguments)
         assert done.returncode == 0, f"{arguments}: {done.stdout[-2000:]}{done.stderr[-2000:]}"

@@ -10,7 +10,7 @@ from cloister.client.training.dp_sgd_trainer import PrivateTrainer
 from cloister.client.units import Units
 from cloister.config.privacy import PrivacyConfig
 from cloister.core.errors import ConfigError
-from cloister.privacy.dpsgd.clipped_sums import Weights
+from cloister.privacy.dpsgd.clipped_sums import LossWeights
 from cloister.privacy.dpsgd.rounding import DEFAULT_OVERSTATEMENT, Batching, largest_microbatch
 from cloister.privacy.dpsgd.step import DpSgd
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -50,7 +50,7 @@ class PrivateKerasTrainer(PrivateTrainer):
             noise_multiplier=privacy.dp_sgd.noise_multiplier,
             clipping_norm=privacy.dp_sgd.clipping_norm,
             optimizer=self._optimizer,
-            weights=_weights(recipe),
+            loss_weights=_loss_weights(recipe),
         )
         self._initial = [np.array(variable.numpy()) for variable in self._optimizer.variables]
 
@@ -78,7 +78,7 @@ class PrivateKerasTrainer(PrivateTrainer):
         self._dp_sgd.step(chosen.x, chosen.y, bound, chosen.groups)
 
 
-def _weights(recipe: Recipe) -> Weights | None:
+def _loss_weights(recipe: Recipe) -> LossWeights | None:
     """What multiplies an example's own loss, and so its gradient before that is clipped; None: nothing does."""
     found = recipe.weights(np.arange(len(recipe.class_weights) or 1))
     if found is None:

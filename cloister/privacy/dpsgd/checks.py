@@ -23,7 +23,7 @@ from cloister.privacy.dpsgd.vectorised import Loss, is_seed
 
 EXAMPLES = 3
 """Made-up examples: a size that other things in a model rarely have."""
-WEIGHTS = (1.0, -0.5, 0.25)
+FACTORS = (1.0, -0.5, 0.25)
 """What they count with in a sum: different, so that no two can be mistaken for each other."""
 AGREEMENT = 1e-4
 """Relative difference allowed between two ways to compute the same gradient in single precision."""
@@ -106,11 +106,11 @@ def _by_layer(model: Network, loss: Loss, trial: "_Trial", by_row: bool = False)
 
 
 def _by_row(model: Network, loss: Loss, probe: Probe) -> Gradients | None:
-    """The same, with first layers row by row; None if no layers can be computed so, or they do not come out right.
+    """Gradients whose first layers are computed row by row; None where that cannot be done or does not agree.
 
-    Large pictures have a pixel next to a kink once in some trials. The two ways to compute it may take two sides of
-    the kink, and both are right: other weights are tried then. The bound does not rest on that: a row's norm is that of
-    its gradient as it came out.
+    In some trials a pixel of a large picture lies next to a kink of an activation. The two computations may then
+    differentiate different sides of it, and both are right, so other weights are tried. The bound does not rest on
+    this: a row's norm is that of its gradient as it came out.
     """
     draws = any(is_seed(variable) for variable in model.non_trainable_variables)
     if draws or row_by_row(model) is None:  # of a model that draws nobody can try whether rows come out alike
@@ -199,7 +199,11 @@ def _reasons(layer: Layer) -> Iterator[str]:
 
 
 class _Trial:
-    """The made-up examples, and what TensorFlow itself says about them."""
+    """The made-up examples, and what TensorFlow itself says about them.
+
+    Args:
+        number: which of several random moves of the weights.
+    """
 
     def __init__(self, model: Network, loss: Loss, probe: Probe, number: int = 0) -> None:
         self._loss = loss
@@ -299,7 +303,7 @@ class _Trial:
             tape.watch(self._values)
             losses = self._plain.losses(self.x, self.y)
             own = [losses[i] for i in range(EXAMPLES)]
-            weighted = tf.reduce_sum(losses * tf.constant(WEIGHTS, losses.dtype))
+            weighted = tf.reduce_sum(losses * tf.constant(FACTORS, losses.dtype))
         squares = [_squares(_filled(tape.gradient(one, self._values), self._values)) for one in own]
         total = _filled(tape.gradient(weighted, self._values), self._values)
         return self._agrees(gradients, squares, total)
@@ -310,7 +314,7 @@ class _Trial:
         squares, total = [], [tf.zeros_like(value) for value in self._values]
         with self._scope():
             split = [tf.random.split(tf.cast(seed.value, tf.int64), EXAMPLES + 1) for seed in seeds]
-            for i, weight in enumerate(WEIGHTS):
+            for i, weight in enumerate(FACTORS):
                 own_seeds = [several[i] for several in split]
                 own = vectorised.gradients_of_one(self.model, self._loss, self.x[i], self.y[i], own_seeds, tf.ones([]))
                 squares.append(_squares(own))
@@ -319,7 +323,7 @@ class _Trial:
 
     def _agrees(self, gradients: Gradients, squares: list[float], total: list[Tensor]) -> bool:
         with self._scope():
-            got_squares, got_total = gradients.weighted(self.x, self.y, tf.constant(WEIGHTS, tf.float64))
+            got_squares, got_total = gradients.weighted(self.x, self.y, tf.constant(FACTORS, tf.float64))
         got, exact = np.asarray(got_squares, np.float64), np.array(squares, np.float64)
         # An example that is classified with certainty has no gradient: its square is 0, and nothing to divide by.
         norms_agree = (got >= exact * (1 - AGREEMENT)) & (got <= exact * (1 + OVERSTATED) + NO_SQUARE)

@@ -30,7 +30,7 @@ from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm, examp
 from cloister.privacy.dpsgd.running_sum import RunningSum
 from cloister.privacy.dpsgd.vectorised import is_seed
 
-Weights = Callable[[Tensor], Tensor]
+LossWeights = Callable[[Tensor], Tensor]
 """What losses are multiplied with, from labels: a number for each, or one for all."""
 STRIDES = (16, 32, 64)
 """Multiples of these are tried as the number of units in a call: processors handle up to 16 numbers at a time."""
@@ -64,26 +64,32 @@ class ClippedSums:
         gradients: of the model.
         probe: x and y of a few made-up examples.
         batching: B, the units in a call (a few places more may be left empty), and the most examples of a unit.
-        weights: what the loss of an example is multiplied with, from its label; None: nothing. Trials go without
-            them: who chooses them could make examples count for nothing.
+        loss_weights: what the loss of an example is multiplied with, from its own label alone, which nothing checks;
+            None: nothing. Trials go without them: who chooses them could make examples count for nothing.
 
     Attributes:
-        gradients: those in use: first layers that come out otherwise row by row are not computed so.
+        gradients: those in use. First layers whose rows come out differently are not computed row by row.
         places: units that a call has room for.
         same_at_every_place: whether a unit's gradient is the same at each. If not, one unit is computed at a time.
 
     Guarantee: one unit's joining or leaving a batch moves the sum by at most S in L2, for any weights and inputs, as
-        `rounding` proves; for models that draw random numbers, given the numbers that each unit draws.
+        `rounding` proves, provided that an example's gradient is the same at every place: trials on made-up examples
+        check that and do not prove it. For models that draw random numbers, given the numbers that each unit draws.
 
     Raises:
         UnsupportedModel: the model uses a variable that Keras does not know to be its own.
+        ConfigError: `loss_weights` give something else than a number for each label, or one for all.
     """
 
-    def __init__(self, gradients: Gradients, probe: Probe, batching: Batching, weights: Weights | None = None) -> None:
+    def __init__(
+        self, gradients: Gradients, probe: Probe, batching: Batching, loss_weights: LossWeights | None = None
+    ) -> None:
         self.gradients, self._probe = gradients, probe
-        self._batching, self._cap, self._weights = batching, batching.group_cap, weights
+        self._batching, self._cap, self._loss_weights = batching, batching.group_cap, loss_weights
+        if loss_weights is not None:
+            _check_loss_weights(loss_weights, probe[1])
         self._make()
-        if self._fewer() and not self.same_at_every_place:
+        if self.gradients.by_row and not self.same_at_every_place:
             self.gradients = gradients.without_rows()
             self._make()
 
@@ -112,7 +118,7 @@ class ClippedSums:
         return ClippedSum(total.value() or tuple(self._nothing()), len(units), clipped, non_finite)
 
     def _make(self) -> None:
-        """The graphs, for as many places as it takes until an example has one gradient at every place of them all."""
+        """The graphs, for the smallest number of places at which an example has one gradient at every place of them."""
         strides = (1,) if self._batching.at_once == 1 else STRIDES
         for places in sorted({stride * -(-self._batching.at_once // stride) for stride in strides}):
             self.places = places
@@ -121,9 +127,10 @@ class ClippedSums:
             self.same_at_every_place = places == 1 or self._is_same_at_every_place()
             if self.same_at_every_place:
                 break
-        if fewer := {units: self._compile(units) for units in self._fewer()}:
-            self._graphs |= fewer
-            self.same_at_every_place &= self._is_same_at_every_place(examples=1)
+        smaller = self._smaller_sizes() if self.same_at_every_place else ()
+        if smaller:
+            self._graphs |= {units: self._compile(units) for units in smaller}
+            self.same_at_every_place = self._is_same_at_every_place(examples=1)
 
     def _nothing(self) -> list[NDArray]:
         variables = self.gradients.model.trainable_variables
@@ -146,7 +153,7 @@ class ClippedSums:
     ) -> Iterator[tuple[list[NDArray], int, int]]:
         """Sums and counts. Where a unit's computation raises an exception, the others contribute all the same."""
         try:
-            yield self._call(_taken(x, table), _taken(y, table), mask, bound, self._weights)[:3]
+            yield self._call(_taken(x, table), _taken(y, table), mask, bound, self._loss_weights)[:3]
         except Exception:  # whatever it is, it must not tell the others' sum that it happened
             if len(table) == 1:
                 yield self._nothing(), 0, 1
@@ -155,21 +162,21 @@ class ClippedSums:
                 yield from self._computed(x, y, table[half], mask[half], bound)
 
     def _call(
-        self, x: NDArray, y: NDArray, mask: NDArray, bound: float, weights: Weights | None = None
+        self, x: NDArray, y: NDArray, mask: NDArray, bound: float, loss_weights: LossWeights | None = None
     ) -> tuple[list[NDArray], int, int, NDArray]:
         units = min(units for units in self._graphs if units >= len(mask))
         labels = tf.constant(_filled(y, self.places * self._cap, self._probe[1].dtype))
-        own = tf.ones([], tf.float64) if weights is None else tf.cast(weights(labels), tf.float64)
+        weights = tf.ones([], tf.float64) if loss_weights is None else tf.cast(loss_weights(labels), tf.float64)
         sums, clipped, non_finite, norms = self._graphs[units](
             tf.constant(_filled(x, units * self._cap, self._probe[0].dtype)),
             labels,
-            tf.broadcast_to(own, [self.places * self._cap]),
+            tf.broadcast_to(weights, [self.places * self._cap]),
             tf.constant(np.concatenate([mask, np.zeros((self.places - len(mask), self._cap), bool)])),
             tf.constant(bound, tf.float64),
         )
         return [np.asarray(total) for total in sums], int(clipped), int(non_finite), np.asarray(norms)
 
-    def _fewer(self) -> range:
+    def _smaller_sizes(self) -> range:
         """The numbers of units below all places that the first layers have a graph for.
 
         All graphs are made at one time: what a layer or the loss reads from Python while it is traced, such as a rate
@@ -218,19 +225,24 @@ class ClippedSums:
         return True
 
     def _has_one_norm(self, x: NDArray, y: NDArray) -> bool:
-        """Whether an example has, everywhere."""
+        """Whether an example has the same norm at every place of every graph."""
         found = [self._norms_of(x, y, units) for units in self._graphs]
         return all(np.array_equal(norms, np.full_like(norms, found[0][0]), equal_nan=True) for norms in found)
 
     def _norms_of(self, x: NDArray, y: NDArray, units: int) -> NDArray:
-        """Of one example, at every place of the graph for so many units."""
+        """The norms of one example, at every place of the graph for so many units."""
         every, labels = (np.repeat(one[None], units * self._cap, axis=0) for one in (x, y))
         return self._call(every, labels, np.ones((units, self._cap), bool), 1.0)[3][:units]
 
 
 @contextmanager
 def _other_weights(model: Network, values: Callable[[Variable, int], Tensor]) -> Iterator[None]:
-    """Other weights, while the block runs: of variables and seeds."""
+    """Replace the trainable weights while the block runs.
+
+    Args:
+        model: whose they are.
+        values: the new ones, of a variable and a seed.
+    """
     before = [np.array(variable) for variable in model.trainable_variables]
     try:
         for seed, variable in enumerate(model.trainable_variables):
@@ -239,6 +251,16 @@ def _other_weights(model: Network, values: Callable[[Variable, int], Tensor]) ->
     finally:
         for variable, value in zip(model.trainable_variables, before, strict=True):
             variable.assign(value)
+
+
+def _check_loss_weights(loss_weights: LossWeights, labels: NDArray) -> None:
+    """Raises ConfigError unless they give a number for each label, or one for all.
+
+    Later an exception would be taken for a unit's own, and the unit would contribute zero.
+    """
+    found = tuple(tf.convert_to_tensor(loss_weights(tf.constant(labels))).shape)
+    if found not in ((), (len(labels),)):
+        raise ConfigError(f"loss_weights must give one number per example, shape {(len(labels),)}, or one; got {found}")
 
 
 def _taken(rows: NDArray, table: NDArray) -> NDArray:

@@ -48,6 +48,11 @@ class Gradients:
         """
         return self._row_by_row if rows.count <= MANY_EXAMPLES else None
 
+    @property
+    def by_row(self) -> bool:
+        """Whether first layers are computed for one example after another."""
+        return self._row_by_row is not None
+
     def without_rows(self) -> "Gradients":
         """The same, with all layers computed for all examples of a microbatch together."""
         return Gradients(self.model, self._loss, self.by_layer)
@@ -70,7 +75,7 @@ class Gradients:
             raise ConfigError(f"loss must give one number per example, shape {tuple(y.shape[:1])}; got {losses.shape}")
         return losses
 
-    def parts(self, x: Tensor, y: Tensor, rows: Rows, shares: Tensor) -> list[tuple[tuple[Variable, ...], Part]]:
+    def parts(self, x: Tensor, y: Tensor, rows: Rows, loss_weights: Tensor) -> list[tuple[tuple[Variable, ...], Part]]:
         """Variables and their per-unit gradients; variables that the loss does not need are left out.
 
         Args:
@@ -78,10 +83,10 @@ class Gradients:
                 one after another.
             y: a label in each row.
             rows: which examples are a unit.
-            shares: shape (rows,), double: what each example's loss is multiplied with.
+            loss_weights: shape (rows,), double: what each example's loss is multiplied with.
         """
         if not self.by_layer:
-            part = vectorised.whole_model(self.model, self._loss, x, y, rows, shares)
+            part = vectorised.whole_model(self.model, self._loss, x, y, rows, loss_weights)
             return [(tuple(self.model.trainable_variables), part)]
         first = self.first_layers(rows)
         copies = first.copies(x.shape[0]) if first else []
@@ -89,7 +94,7 @@ class Gradients:
         def forward() -> Tensor:
             outputs = first.outputs(x, copies, rows.count) if first else self.model(x, training=True)
             losses = self._of_outputs(outputs, y)
-            return losses * tf.cast(shares, losses.dtype)
+            return losses * tf.cast(loss_weights, losses.dtype)
 
         layers = [captured for captured in self.layers if not (first and captured.layer in first.layers)]
         calls, of_copies = record(layers, forward, copies)
@@ -106,7 +111,7 @@ class Gradients:
         return parts
 
     def clipped(
-        self, x: Tensor, y: Tensor, weights: Tensor, mask: Tensor, bound: Tensor
+        self, x: Tensor, y: Tensor, loss_weights: Tensor, mask: Tensor, bound: Tensor
     ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
         """Σ over the units of gradient·min(1, bound/‖gradient‖), a unit's gradient being the mean of its examples'.
 
@@ -115,7 +120,7 @@ class Gradients:
 
         Args:
             x, y: U·cap examples, those of a unit next to each other.
-            weights: shape (U·cap,), double: what each example's loss is multiplied with.
+            loss_weights: shape (U·cap,), double: what each example's loss is multiplied with.
             mask: shape (U, cap), False for padding: of what stands there nothing reaches the sums. An empty unit
                 counts for nothing.
             bound: above 0, double.
@@ -125,7 +130,7 @@ class Gradients:
             shape (U,), double.
         """
         rows, real = Rows(*mask.shape), tf.reduce_any(mask, axis=1)
-        parts = self.parts(x, y, rows, weights if rows.each == 1 else weights * _shares(mask))
+        parts = self.parts(x, y, rows, loss_weights if rows.each == 1 else loss_weights * _shares(mask))
         total = tf.add_n([part.squared_norms() for _, part in parts])
         finite = tf.math.is_finite(total)
         norms = tf.sqrt(total) * ROOT
@@ -141,7 +146,7 @@ class Gradients:
 
         Args:
             x, y: a batch of B examples.
-            factors: of each, shape (B,).
+            factors: of each, shape (B,), double.
         """
         parts = self.parts(x, y, Rows(x.shape[0]), tf.ones_like(factors))
         total = tf.add_n([part.squared_norms() for _, part in parts])

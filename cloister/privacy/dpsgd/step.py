@@ -14,7 +14,7 @@ from cloister.core.arrays import aligned
 from cloister.core.errors import ConfigError
 from cloister.core.tensors import Network, Optimizer, Tensor
 from cloister.privacy.dpsgd.checks import Probe, checked, made_up
-from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums, Weights
+from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums, LossWeights
 from cloister.privacy.dpsgd.descent import descent
 from cloister.privacy.dpsgd.exact_noise import grid_of, noised_sum
 from cloister.privacy.dpsgd.precision import use_single_precision
@@ -52,8 +52,9 @@ class DpSgd:
         loss: (labels, outputs) -> (batch,), each of its own example alone.
         noise: where the keys of the noise come from; the operating system by default.
         probe: x and y of three made-up examples, to check the model with. Needed where the loss is not a classifier's.
-        weights: what the loss of an example is multiplied with, from its label; None: nothing. The model is checked
-            without them: who chooses them could have the made-up examples count for nothing, and any model pass.
+        loss_weights: what the loss of an example is multiplied with, from its own label alone, which nothing checks;
+            None: nothing. The model is checked without them: who chooses them could have the made-up examples count
+            for nothing, and any model pass.
 
     Attributes:
         method: `layers`, or `model` where the layers of this model cannot be looked at one by one.
@@ -61,9 +62,10 @@ class DpSgd:
         overstatement: η; contributions are clipped to S/(1 + η), see `rounding`.
 
     Guarantee: one unit's joining or leaving a batch moves the un-noised sum, as it is computed, by at most S in L2, for
-        any weights and inputs. Exact noise of standard deviation σS, and a little more, is added to it on a public
-        grid, once for a step: it costs what a Gaussian mechanism of noise multiplier σ does, for add-or-remove of a
-        unit (`exact_noise`). Amplification by sampling is for batches from `batches.poisson` alone.
+        any weights and inputs, provided that an example's gradient is the same at every place of a call, which trials
+        on made-up examples check and do not prove. Exact noise of standard deviation σS, and a little more, is added to
+        it on a public grid, once for a step: it costs what a Gaussian mechanism of noise multiplier σ does, for
+        add-or-remove of a unit (`exact_noise`). Amplification by sampling is for batches from `batches.poisson` alone.
 
     Raises:
         UnsupportedModel: examples of this model have no gradients of their own, with the reason and the replacement.
@@ -83,7 +85,7 @@ class DpSgd:
         loss: Loss = keras.losses.sparse_categorical_crossentropy,
         noise: GaussianNoise | None = None,
         probe: Probe | None = None,
-        weights: Weights | None = None,
+        loss_weights: LossWeights | None = None,
     ) -> None:
         check_clipping_norm(clipping_norm)
         self._parameters = sum(math.prod(variable.shape) for variable in model.trainable_variables)
@@ -99,7 +101,7 @@ class DpSgd:
         self.noise = GaussianNoise() if noise is None else noise
         optimizer.build(model.trainable_variables)
         probe = made_up(model) if probe is None else probe
-        self._clipped_sums = ClippedSums(checked(model, loss, probe), probe, batching, weights)
+        self._clipped_sums = ClippedSums(checked(model, loss, probe), probe, batching, loss_weights)
         self._descend = descent(optimizer, model.trainable_variables)
         self.reseed()
 

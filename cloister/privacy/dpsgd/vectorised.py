@@ -51,7 +51,7 @@ def _gradients_of_call(captured: CapturedLayer, call: Call, batch: int) -> Seque
     return tf.vectorized_map(of_one, (tensors, deltas))
 
 
-def whole_model(model: Network, loss: Loss, x: Tensor, y: Tensor, rows: Rows, shares: Tensor) -> Part:
+def whole_model(model: Network, loss: Loss, x: Tensor, y: Tensor, rows: Rows, loss_weights: Tensor) -> Part:
     """The gradients of every trainable variable, in the model's order. They take rows × parameters of memory.
 
     Each example draws its own random numbers, from seeds split off the model's, which move on.
@@ -59,12 +59,12 @@ def whole_model(model: Network, loss: Loss, x: Tensor, y: Tensor, rows: Rows, sh
     Args:
         model, loss, x, y: as in `Gradients`.
         rows: which rows are a unit.
-        shares: shape (rows,), what the loss of each row is multiplied with.
+        loss_weights: shape (rows,), what the loss of each row is multiplied with.
     """
     seeds = [variable for variable in model.non_trainable_variables if is_seed(variable)]
     split = [tf.random.split(tf.cast(seed.value, tf.int64), x.shape[0] + 1) for seed in seeds]
     own_seeds = tuple(several[:-1] for several in split)
-    gradients = tf.vectorized_map(lambda row: gradients_of_one(model, loss, *row), (x, y, own_seeds, shares))
+    gradients = tf.vectorized_map(lambda row: gradients_of_one(model, loss, *row), (x, y, own_seeds, loss_weights))
     # The last of each split is what the model draws from next.
     for seed, several in zip(seeds, split, strict=True):
         seed.assign(tf.cast(several[-1], seed.dtype))
@@ -72,7 +72,7 @@ def whole_model(model: Network, loss: Loss, x: Tensor, y: Tensor, rows: Rows, sh
 
 
 def gradients_of_one(
-    model: Network, loss: Loss, x: Tensor, y: Tensor, seeds: Sequence[Tensor], share: Tensor
+    model: Network, loss: Loss, x: Tensor, y: Tensor, seeds: Sequence[Tensor], loss_weight: Tensor
 ) -> list[Tensor]:
     """The gradient of one example, whose random numbers come from `seeds`.
 
@@ -81,7 +81,7 @@ def gradients_of_one(
         loss: (labels, outputs) -> (batch,).
         x, y: one example, without a batch dimension.
         seeds: a state for each random layer.
-        share: what the loss is multiplied with.
+        loss_weight: what the loss is multiplied with.
     """
     values, given = [variable.value for variable in model.trainable_variables], iter(seeds)
     drawn = [variable for variable in model.non_trainable_variables if is_seed(variable)]
@@ -90,7 +90,7 @@ def gradients_of_one(
     with tf.GradientTape(watch_accessed_variables=False) as tape, keras.StatelessScope(mapping):
         tape.watch(values)
         losses = loss(y[None], model(x[None], training=True))
-        own = tf.reduce_sum(losses) * tf.cast(share, losses.dtype)
+        own = tf.reduce_sum(losses) * tf.cast(loss_weight, losses.dtype)
     return _dense_gradients(tape.gradient(own, values, unconnected_gradients=tf.UnconnectedGradients.ZERO))
 
 

@@ -116,8 +116,8 @@ def untried(monkeypatch):
 @pytest.mark.parametrize("weights", mostly_slow([None, tf.zeros_like], [tf.zeros_like]))
 def test_rows_of_which_a_bit_depends_on_their_number_are_not_used(weights, monkeypatch):
     monkeypatch.setattr(row_by_row, "RowByRow", LastBit)
-    step, x, y = amplified(weights=weights)
-    step._clipped_sums._weights = None
+    step, x, y = amplified(loss_weights=weights)
+    step._clipped_sums._loss_weights = None
     assert farthest(step, x, y) <= 1
     assert step._clipped_sums.same_at_every_place and "row by row" not in forms(step)
 
