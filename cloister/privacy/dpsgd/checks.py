@@ -69,7 +69,7 @@ def checked(model: Network, loss: Loss, probe: Probe) -> Gradients:
         UnsupportedModel: it has none, with the reason and what to use in its place.
     """
     refuse_by_name(model)
-    with _refusing_what_cannot_be_tried():
+    with refusing_what_cannot_be_tried():
         trial = _Trial(model, loss, probe)
         trial.refuse_coupling()
         alone = draws_otherwise(model) or trial.shares_draws() or trial.is_batch_dependent()
@@ -81,7 +81,7 @@ def checked(model: Network, loss: Loss, probe: Probe) -> Gradients:
 
 
 @contextmanager
-def _refusing_what_cannot_be_tried() -> Iterator[None]:
+def refusing_what_cannot_be_tried() -> Iterator[None]:
     """Raises UnsupportedModel in the place of any exception that is none of ours, with its type and not its text."""
     try:
         yield

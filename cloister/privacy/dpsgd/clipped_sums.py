@@ -7,12 +7,12 @@ other ways than the others, unless their count suits the width of their register
 trying finds that only by luck: calls have a multiple of 16 places (or one), and of those sizes are tried until an
 example has one gradient at every place.
 
-Where rows are operations of their own TensorFlow simplifies each by itself, and orders the terms of a sum as it happens
-to have named them: a row of one place, or of one graph, can come out otherwise than another. So all graphs are tried.
+Where rows are operations of their own they are computed as they were traced (`rewriting`), so that all come out alike,
+and all graphs are tried.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +22,11 @@ from numpy.typing import DTypeLike, NDArray
 from cloister.core.errors import ConfigError, UnsupportedModel
 from cloister.core.tensors import Compiled, Network, Tensor, Variable
 from cloister.privacy.dpsgd.batches import Members, pieces
-from cloister.privacy.dpsgd.checks import Probe, fresh, moved
+from cloister.privacy.dpsgd.checks import Probe, fresh, moved, refusing_what_cannot_be_tried
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.parts import Rows
 from cloister.privacy.dpsgd.precision import refuse_coarse_precision
+from cloister.privacy.dpsgd.rewriting import as_traced
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm, examples_at_once
 from cloister.privacy.dpsgd.running_sum import RunningSum
 from cloister.privacy.dpsgd.vectorised import is_seed
@@ -77,7 +78,8 @@ class ClippedSums:
         check that and do not prove it. For models that draw random numbers, given the numbers that each unit draws.
 
     Raises:
-        UnsupportedModel: the model uses a variable that Keras does not know to be its own.
+        UnsupportedModel: the model uses a variable that Keras does not know to be its own, or raises an exception
+            under other weights.
         ConfigError: `loss_weights` give something else than a number for each label, or one for all.
     """
 
@@ -167,13 +169,15 @@ class ClippedSums:
         units = min(units for units in self._graphs if units >= len(mask))
         labels = tf.constant(_filled(y, self.places * self._cap, self._probe[1].dtype))
         weights = tf.ones([], tf.float64) if loss_weights is None else tf.cast(loss_weights(labels), tf.float64)
-        sums, clipped, non_finite, norms = self._graphs[units](
+        given = (
             tf.constant(_filled(x, units * self._cap, self._probe[0].dtype)),
             labels,
             tf.broadcast_to(weights, [self.places * self._cap]),
             tf.constant(np.concatenate([mask, np.zeros((self.places - len(mask), self._cap), bool)])),
             tf.constant(bound, tf.float64),
         )
+        with as_traced() if self.gradients.by_row else nullcontext():
+            sums, clipped, non_finite, norms = self._graphs[units](*given)
         return [np.asarray(total) for total in sums], int(clipped), int(non_finite), np.asarray(norms)
 
     def _smaller_sizes(self) -> range:
@@ -219,7 +223,7 @@ class ClippedSums:
             return True
         tried = [each[:examples] for each in self._probe]
         for values in (moved, fresh):
-            with _other_weights(model, values):
+            with _other_weights(model, values), refusing_what_cannot_be_tried():
                 if not all(self._has_one_norm(x, y) for x, y in zip(*tried, strict=True)):
                     return False
         return True

@@ -460,3 +460,18 @@ def test_a_trial_does_not_saturate_a_layer_of_many_inputs(seed):
     """Weights that move by the same amount in every layer add up to outputs at which no gradient can be compared."""
     kernel = keras.Variable(np.zeros((100_000, 4), np.float32))
     assert 0 < np.abs(np.ones(100_000) @ np.asarray(moved(kernel, seed))).max() < 5
+
+
+class Narrow(layers.Layer):
+    """Raises an exception where its bias is far from 0."""
+
+    def build(self, shape):
+        self.bias = self.add_weight(shape=(4,), initializer="zeros")
+
+    def call(self, x):
+        return x + tf.debugging.check_numerics(tf.sqrt(0.5 - tf.abs(self.bias)), "none") + self.bias
+
+
+def test_a_model_that_cannot_be_tried_under_other_weights_is_refused():
+    with pytest.raises(UnsupportedModel, match=r"InvalidArgumentError in a trial on made-up"):
+        dp_sgd(small(layers.Dense(4), Narrow()))

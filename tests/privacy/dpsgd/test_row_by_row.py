@@ -1,6 +1,7 @@
 """Networks of large pictures whose first layers take one example after another."""
 
 import itertools
+from contextlib import nullcontext, suppress
 
 import keras
 import numpy as np
@@ -9,7 +10,7 @@ import tensorflow as tf
 from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, functional, gradient_of_one, head, norm, relative_error
 from support import mostly_slow
 
-from cloister.privacy.dpsgd import checks, clipped_sums, gradients, row_by_row
+from cloister.privacy.dpsgd import checks, clipped_sums, gradients, rewriting, row_by_row
 from cloister.privacy.dpsgd.parts import Rows
 from cloister.privacy.dpsgd.row_by_row import RowByRow
 
@@ -129,30 +130,83 @@ def test_rows_of_which_a_bit_depends_on_their_number_would_break_the_bound(monke
     assert farthest(step, x, y) > 1 and "row by row" in forms(step)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("trust", [False, True])
-def test_weights_at_the_beginning_hide_no_difference_between_rows(trust, monkeypatch):
-    """TensorFlow orders the terms of this activation by the names that a row's operations happen to have."""
-    model = keras.Sequential(
+@pytest.fixture(params=["as traced", "rewritten"])
+def graphs(request, monkeypatch):
+    """Row by row as it is, and a twin whose graphs TensorFlow rewrites, untried."""
+    if request.param == "rewritten":
+        monkeypatch.setattr(clipped_sums, "as_traced", nullcontext)
+        untried(monkeypatch)
+    return request.param
+
+
+def rewritten_apart(activation):
+    """A network whose activation has several terms: they are gathered by the names that a row's operations have."""
+    return keras.Sequential(
         [
             keras.Input((56, 57, 1)),
-            layers.Conv2D(3, 3, activation=lambda x: keras.activations.gelu(x, approximate=True)),
+            layers.Conv2D(3, 3, activation=activation),
             layers.MaxPooling2D(1),
             layers.Conv2D(5, 3, strides=4, activation=tf.sin),
             layers.Flatten(),
             layers.Dense(5, activation="softmax"),
         ]
     )
-    kernel, bias = model.layers[0].get_weights()
-    model.layers[0].set_weights([0 * kernel, bias - 100])  # all gradients of this layer are zero
+
+
+@pytest.mark.slow
+def test_rows_are_not_rewritten_apart_in_the_forward_pass(graphs, monkeypatch):
+    model = rewritten_apart(lambda x: keras.activations.gelu(x, approximate=True))
     monkeypatch.setattr(clipped_sums, "STRIDES", (PLACES,))
-    if trust:
-        untried(monkeypatch)
     step, (x, y) = dp_sgd(model, batch_size=PLACES), batch(model, 17, seed=2)
-    model.layers[0].set_weights([kernel, bias])
     model.layers[2].set_weights([1e9 * array for array in model.layers[2].get_weights()])
-    assert (first_moves(step, x, y, PLACES) > 1) == trust
-    assert ("row by row" in forms(step)) == trust
+    assert (first_moves(step, x, y, PLACES) > 1) == (graphs == "rewritten")
+    assert "row by row" in forms(step)
+
+
+@pytest.mark.slow
+def test_rows_are_not_rewritten_apart_in_the_backward_pass(graphs, monkeypatch):
+    """At the point where its derivative is nothing but roundings, which the last layers blow up."""
+    model = rewritten_apart(lambda x: 0.5 + 0.197 * x - 0.004 * x * x * x)
+    monkeypatch.setattr(clipped_sums, "STRIDES", (PLACES,))
+    step, (x, y) = dp_sgd(model, batch_size=PLACES), batch(model, 40, seed=2)
+    first, _, last, *_ = model.layers
+    rng, root = np.random.default_rng(189), np.float32(np.sqrt(0.197 / 0.012))
+    kernel = 2.0 ** rng.uniform(38, 40) * rng.standard_normal(last.kernel.shape)
+    kernel[:, :, 1:] = 0
+    last.set_weights([kernel.astype(np.float32), rng.standard_normal(5).astype(np.float32)])
+    ulp, off = np.spacing(root), rng.uniform(-1, 0, 3)
+    moved = rng.uniform(0, 0.6) * ulp / 3 * rng.standard_normal(first.kernel.shape)
+    first.set_weights([moved.astype(np.float32), (root + ulp * off).astype(np.float32)])
+    order = [12, 20, 7, 21, 22, 23, 24, 25, 26, 27, 0]  # the examples that change sides weigh most
+    moves = first_moves(step, x[order], y[order], len(order), 1e-3)
+    assert moves > 2 if graphs == "rewritten" else moves <= 1
+    assert "row by row" in forms(step)
+
+
+@pytest.mark.slow
+def test_weights_at_the_beginning_hide_no_difference_between_rows(monkeypatch):
+    """With all gradients of the first layer zero, as the weights have it, the trial sees what TensorFlow rewrites."""
+    monkeypatch.setattr(clipped_sums, "as_traced", nullcontext)
+    monkeypatch.setattr(clipped_sums, "STRIDES", (PLACES,))
+    model = rewritten_apart(lambda x: keras.activations.gelu(x, approximate=True))
+    kernel, bias = model.layers[0].get_weights()
+    model.layers[0].set_weights([0 * kernel, bias - 100])
+    step = dp_sgd(model, batch_size=PLACES)
+    step.clipped_sum(*batch(model, PLACES), 1.0)
+    assert "row by row" not in forms(step)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_whether_graphs_are_rewritten_is_as_it_was_afterwards(before):
+    options, off = tf.config.optimizer, rewriting.OFF
+    options.set_experimental_options({off: before})
+    try:
+        with suppress(ZeroDivisionError), rewriting.as_traced():
+            assert options.get_experimental_options()[off]
+            raise ZeroDivisionError
+        assert options.get_experimental_options().get(off, False) == before
+    finally:
+        options.set_experimental_options({off: False})
 
 
 def strided(activation, *border):
@@ -207,6 +261,7 @@ class PutTogether(RowByRow):
 def test_an_operation_that_was_moved_over_all_rows_is_caught(monkeypatch):
     for module in (checks, gradients):
         monkeypatch.setattr(module, "row_by_row", lambda model: PutTogether(model, 2))
+    monkeypatch.setattr(clipped_sums, "as_traced", nullcontext)
     untried(monkeypatch)
     assert differing(strided("softplus"), 1e3)
 
