@@ -5,7 +5,8 @@ the model's weights moved at random so that nothing is zero by initialisation: a
 with the other examples, and norms and sums must agree with TensorFlow's own gradients of one example at a time.
 """
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import keras
@@ -46,8 +47,8 @@ RANDOM_BY_EXAMPLE = (
 ACTIVITY = "activity_regularizer"
 PENALTIES = ("kernel_regularizer", "bias_regularizer", ACTIVITY)
 """Attributes of a layer that add to the loss of the batch; those on the weights of a frozen layer add nothing."""
-ATTEMPTS = 3
-"""Weights under which first layers row by row are tried."""
+OTHERS, ENOUGH = 4, 2
+"""Other weights under which a model is tried that fails under the first, and how many it must pass under."""
 MOVED = 0.05
 """Standard deviation at most by which weights are moved before the trial."""
 NO_SQUARE = 1e-20
@@ -70,14 +71,15 @@ def checked(model: Network, loss: Loss, probe: Probe) -> Gradients:
     """
     refuse_by_name(model)
     with refusing_what_cannot_be_tried():
-        trial = _Trial(model, loss, probe)
-        trial.refuse_coupling()
-        alone = draws_otherwise(model) or trial.shares_draws() or trial.is_batch_dependent()
-        by_layer = None if alone else _by_layer(model, loss, trial)
+        trials = _Trials(model, loss, probe)
+        trials.first.refuse_coupling()
+        alone = draws_otherwise(model) or trials.first.shares_draws() or not trials.agree(_Trial.is_batch_independent)
+        by_layer = None if alone else _by_layer(model, loss, trials)
         if by_layer is None:
-            return _as_a_whole(model, loss, trial)
+            return _as_a_whole(model, loss, trials)
         # Tried beside the other, which computes the larger microbatches.
-        return _by_row(model, loss, probe) or by_layer
+        by_row = _by_layer(model, loss, trials, by_row=True) if row_by_row(model) else None
+        return by_row or by_layer
 
 
 @contextmanager
@@ -94,34 +96,20 @@ def refusing_what_cannot_be_tried() -> Iterator[None]:
         ) from error
 
 
-def _by_layer(model: Network, loss: Loss, trial: "_Trial", by_row: bool = False) -> Gradients | None:
+def _by_layer(model: Network, loss: Loss, trials: "_Trials", by_row: bool = False) -> Gradients | None:
     """The gradients layer by layer if they are right; None if they are not."""
     try:
         gradients = Gradients(model, loss, by_layer=True, by_row=by_row)
-        return gradients if trial.agrees_by_layer(gradients) else None
+        return gradients if trials.agree(lambda trial: trial.agrees_by_layer(gradients)) else None
     except UnsupportedModel:
         raise
     except Exception:  # a layer that cannot be vectorised alone, for one
         return None
 
 
-def _by_row(model: Network, loss: Loss, probe: Probe) -> Gradients | None:
-    """Gradients whose first layers are computed row by row; None where that cannot be done or does not agree.
-
-    In some trials a pixel of a large picture lies next to a kink of an activation. The two computations may then
-    differentiate different sides of it, and both are right, so other weights are tried. The bound does not rest on
-    this: a row's norm is that of its gradient as it came out.
-    """
-    draws = any(is_seed(variable) for variable in model.non_trainable_variables)
-    if draws or row_by_row(model) is None:  # of a model that draws nobody can try whether rows come out alike
-        return None
-    trials = (_Trial(model, loss, probe, number) for number in range(ATTEMPTS))
-    return next(filter(None, (_by_layer(model, loss, trial, by_row=True) for trial in trials)), None)
-
-
-def _as_a_whole(model: Network, loss: Loss, trial: "_Trial") -> Gradients:
+def _as_a_whole(model: Network, loss: Loss, trials: "_Trials") -> Gradients:
     gradients = Gradients(model, loss, by_layer=False)
-    if not trial.agrees_as_a_whole(gradients):
+    if not trials.agree(lambda trial: trial.agrees_as_a_whole(gradients)):
         raise UnsupportedModel("vectorised gradients of this model differ from those of one example at a time")
     return gradients
 
@@ -198,6 +186,25 @@ def _reasons(layer: Layer) -> Iterator[str]:
         yield f"computes in {layer.compute_dtype}, whose norms are too coarse to bound; use float32"
 
 
+class _Trials:
+    """Trials of a model under several weights."""
+
+    def __init__(self, model: Network, loss: Loss, probe: Probe) -> None:
+        self._given = model, loss, probe
+        self.first = _Trial(*self._given)
+
+    def agree(self, check: Callable[["_Trial"], bool]) -> bool:
+        """Whether the first trial passes a check, or several others do.
+
+        In some trials a pixel of a large picture lies next to a kink of an activation. Two computations may then
+        differentiate different sides of it, and both are right.
+        """
+        if check(self.first):
+            return True
+        others = (check(_Trial(*self._given, number)) for number in range(1, 1 + OTHERS))
+        return sum(itertools.islice(filter(None, others), ENOUGH)) == ENOUGH
+
+
 class _Trial:
     """The made-up examples, and what TensorFlow itself says about them.
 
@@ -236,14 +243,14 @@ class _Trial:
     def _ordered(self, x: Tensor, order: list[int]) -> tuple[Tensor, Tensor]:
         return tf.gather(x, order), tf.gather(self.y, order)
 
-    def is_batch_dependent(self) -> bool:
-        """Whether an example's gradient changes with its place in a batch or with how many there are.
+    def is_batch_independent(self) -> bool:
+        """Whether an example's gradient is the same at each place of a batch, however many there are.
 
-        Then it is one thing only where it is taken alone. Random layers draw by place and are left out of this.
+        Otherwise it is one thing only where it is taken alone. Random layers draw by place and are left out of this.
         """
         training = not any(is_seed(variable) for variable in self.model.non_trainable_variables)
         alone = self._of(0, [0], training)
-        return not all(
+        return all(
             _same(alone, self._of(place, order, training))
             for place, order in ((0, [0, 1, 2]), (2, [2, 1, 0]), (0, [0, 1]), (1, [2, 0, 1, 1]))
         )

@@ -12,23 +12,24 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-OFF = "disable_meta_optimizer"
-"""The option under which nothing is rewritten."""
+PASSES = ("arithmetic_optimization", "constant_folding", "remapping")
+"""Those that put other arithmetic in the place of what was traced. The others put functions in line, leave out what is
+not needed or there twice, and change nothing that is computed."""
 _one_thread = threading.Lock()
 
 
 @contextmanager
 def as_traced() -> Iterator[None]:
-    """Rewrite no graph that is called in the block. Other threads wait for their own such blocks.
+    """Let the arithmetic of the graphs that are called in the block be as it was traced. One thread at a time.
 
-    The option belongs to the process: a graph that another thread runs for the first time meanwhile may be left as it
-    is too, and takes a little longer.
+    The options belong to the process: a graph that another thread runs for the first time meanwhile may be left as it
+    is too.
     """
     options = tf.config.optimizer
     with _one_thread:
-        before = options.get_experimental_options().get(OFF, False)
-        options.set_experimental_options({OFF: True})
+        before = options.get_experimental_options()
+        options.set_experimental_options(dict.fromkeys(PASSES, False))
         try:
             yield
         finally:
-            options.set_experimental_options({OFF: before})
+            options.set_experimental_options({name: before.get(name, True) for name in PASSES})

@@ -20,6 +20,7 @@ from examples_of_dpsgd import (
 from support import mostly_slow
 
 from cloister.core.errors import ConfigError, UnsupportedModel
+from cloister.privacy.dpsgd import checks
 from cloister.privacy.dpsgd.checks import checked, draws_otherwise, made_up, moved
 
 layers = keras.layers
@@ -460,6 +461,29 @@ def test_a_trial_does_not_saturate_a_layer_of_many_inputs(seed):
     """Weights that move by the same amount in every layer add up to outputs at which no gradient can be compared."""
     kernel = keras.Variable(np.zeros((100_000, 4), np.float32))
     assert 0 < np.abs(np.ones(100_000) @ np.asarray(moved(kernel, seed))).max() < 5
+
+
+@pytest.mark.parametrize(
+    ("passes", "agree", "tried"),
+    [
+        ([1], True, 1),
+        ([0, 1, 1], True, 3),
+        ([0, 0, 0, 1, 1], True, 5),
+        ([0, 0, 0, 0, 1], False, 5),
+        ([0] * 5, False, 5),
+    ],
+)
+def test_a_model_that_fails_beside_a_kink_is_tried_under_other_weights(passes, agree, tried):
+    model, seen = small(), []
+
+    def check(trial):
+        seen.append(trial)
+        return bool(passes[len(seen) - 1])
+
+    x, y = batch(model, 3)
+    assert checks._Trials(model, LOSS, (x, y)).agree(check) == agree
+    first = [trial._values[0].numpy() for trial in seen]
+    assert len(seen) == tried and len({values.tobytes() for values in first}) == tried
 
 
 class Narrow(layers.Layer):

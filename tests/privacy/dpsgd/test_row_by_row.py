@@ -140,16 +140,18 @@ def graphs(request, monkeypatch):
 
 
 def rewritten_apart(activation):
-    """A network whose activation has several terms: they are gathered by the names that a row's operations have."""
+    """A network whose activation has several terms. They are gathered by names: other names can hide it, or weights."""
+    keras.utils.set_random_seed(5)
     return keras.Sequential(
         [
-            keras.Input((56, 57, 1)),
-            layers.Conv2D(3, 3, activation=activation),
-            layers.MaxPooling2D(1),
-            layers.Conv2D(5, 3, strides=4, activation=tf.sin),
-            layers.Flatten(),
-            layers.Dense(5, activation="softmax"),
-        ]
+            keras.Input((56, 57, 1), name="input_layer"),
+            layers.Conv2D(3, 3, activation=activation, name="conv2d"),
+            layers.MaxPooling2D(1, name="max_pooling2d"),
+            layers.Conv2D(5, 3, strides=4, activation=tf.sin, name="conv2d_1"),
+            layers.Flatten(name="flatten"),
+            layers.Dense(5, activation="softmax", name="dense"),
+        ],
+        name="sequential",
     )
 
 
@@ -197,16 +199,17 @@ def test_weights_at_the_beginning_hide_no_difference_between_rows(monkeypatch):
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_whether_graphs_are_rewritten_is_as_it_was_afterwards(before):
-    options, off = tf.config.optimizer, rewriting.OFF
-    options.set_experimental_options({off: before})
+@pytest.mark.parametrize("name", rewriting.PASSES)
+def test_whether_graphs_are_rewritten_is_as_it_was_afterwards(name, before):
+    options = tf.config.optimizer
+    options.set_experimental_options({name: before})
     try:
         with suppress(ZeroDivisionError), rewriting.as_traced():
-            assert options.get_experimental_options()[off]
+            assert not any(options.get_experimental_options()[each] for each in rewriting.PASSES)
             raise ZeroDivisionError
-        assert options.get_experimental_options().get(off, False) == before
+        assert options.get_experimental_options()[name] == before
     finally:
-        options.set_experimental_options({off: False})
+        options.set_experimental_options({name: True})
 
 
 def strided(activation, *border):
@@ -403,10 +406,11 @@ class TestOthersAreComputedAsBefore:
 
     @pytest.mark.slow
     def test_a_model_that_draws(self):
+        """Behind its first layers, which are computed as they were traced: nothing need be tried of them."""
         model = pictures(layers.Dropout(0.5), layers.Conv2D(4, 3, padding="same"))
         step, (x, y) = dp_sgd(model, batch_size=PLACES), batch(model, 5)
-        step.clipped_sum(x, y, 0.5)
-        assert "row by row" not in forms(step), "nobody can try whether its rows come out alike"
+        found = step.clipped_sum(x, y, 0.5)
+        assert "row by row" in forms(step) and 0 < norm(found.sums) <= 5 * 0.5
 
     @pytest.mark.slow
     def test_where_rows_come_out_wrong(self, monkeypatch):
@@ -416,7 +420,7 @@ class TestOthersAreComputedAsBefore:
         assert "row by row" not in self.of(pictures())
 
     @pytest.mark.slow
-    @pytest.mark.parametrize(("kinks", "form"), [(2, "row by row"), (3, "loop")])
+    @pytest.mark.parametrize(("kinks", "form"), [(3, "row by row"), (4, "loop")])
     def test_where_rows_disagree_under_all_weights_that_are_tried(self, kinks, form, monkeypatch):
         agrees, disagreed = checks._Trial.agrees_by_layer, []
 
