@@ -344,7 +344,8 @@ def plot(results: Mapping[str, dict[str, Any]]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5))
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5.5))
+    left.set_prop_cycle(color=pyplot.colormaps["tab20"].colors)
     for name, result in sorted(results.items()):
         x, y = ([row[column] for row in result["curve"]] for column in (0, 1))
         (right if result["system"] == "central" else left).plot(x, y, label=name)
@@ -353,7 +354,7 @@ def plot(results: Mapping[str, dict[str, Any]]) -> None:
     right.axhline(0.9249, linestyle=":", color="grey", label="reported at 247 epochs, σ 4")
     left.axhline(0.8908, linestyle=":", color="grey", label="reported at 635 rounds: proposed, iid")
     for axes in (left, right):
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.12))
         axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(FOLDER / "results" / "end_to_end.png", dpi=110)
