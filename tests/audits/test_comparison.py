@@ -12,6 +12,7 @@ FEW = ("none", "global DP, fixed clip")
 @pytest.fixture
 def comparison(tmp_path, monkeypatch):
     """The script, which keeps its results in a folder of the test."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("comparison", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, functional, gradient_of_one, head, norm, relative_error
+from support import mostly_slow
 
 from cloister.core.errors import ConfigError
 
@@ -28,7 +29,7 @@ def model():
     return functional((6,), head)
 
 
-@pytest.fixture(params=["layers", "model"])
+@pytest.fixture(params=mostly_slow(["layers", "model"], ["layers"]))
 def method(request, monkeypatch):
     if request.param == "model":
         monkeypatch.setattr("cloister.privacy.dpsgd.checks._Trial.agrees_by_layer", lambda *_: False)

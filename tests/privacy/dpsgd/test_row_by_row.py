@@ -123,6 +123,7 @@ def test_rows_of_which_a_bit_depends_on_their_number_are_not_used(weights, monke
     assert step._clipped_sums.same_at_every_place and "row by row" not in forms(step)
 
 
+@pytest.mark.slow
 def test_rows_of_which_a_bit_depends_on_their_number_would_break_the_bound(monkeypatch):
     monkeypatch.setattr(row_by_row, "RowByRow", LastBit)
     untried(monkeypatch)
