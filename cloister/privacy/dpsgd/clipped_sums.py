@@ -7,12 +7,12 @@ other ways than the others, unless their count suits the width of their register
 trying finds that only by luck: calls have a multiple of 16 places (or one), and of those sizes are tried until an
 example has one gradient at every place.
 
-Where rows are operations of their own they are computed as they were traced (`rewriting`), so that all come out alike,
-and all graphs are tried.
+The arithmetic of all graphs is left as it was traced (`rewriting`): rows that are operations of their own come out
+alike, and a sum of several terms comes out the same in every call. All graphs are tried besides.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -176,7 +176,7 @@ class ClippedSums:
             tf.constant(np.concatenate([mask, np.zeros((self.places - len(mask), self._cap), bool)])),
             tf.constant(bound, tf.float64),
         )
-        with as_traced() if self.gradients.by_row else nullcontext():
+        with as_traced():
             sums, clipped, non_finite, norms = self._graphs[units](*given)
         return [np.asarray(total) for total in sums], int(clipped), int(non_finite), np.asarray(norms)
 

@@ -1,7 +1,7 @@
 """Networks of large pictures whose first layers take one example after another."""
 
 import itertools
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ import tensorflow as tf
 from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, functional, gradient_of_one, head, norm, relative_error
 from support import mostly_slow
 
-from cloister.privacy.dpsgd import checks, clipped_sums, gradients, rewriting, row_by_row
+from cloister.privacy.dpsgd import checks, clipped_sums, gradients, row_by_row
 from cloister.privacy.dpsgd.parts import Rows
 from cloister.privacy.dpsgd.row_by_row import RowByRow
 
@@ -197,20 +197,6 @@ def test_weights_at_the_beginning_hide_no_difference_between_rows(monkeypatch):
     step = dp_sgd(model, batch_size=PLACES)
     step.clipped_sum(*batch(model, PLACES), 1.0)
     assert "row by row" not in forms(step)
-
-
-@pytest.mark.parametrize("before", [False, True])
-@pytest.mark.parametrize("name", rewriting.PASSES)
-def test_whether_graphs_are_rewritten_is_as_it_was_afterwards(name, before):
-    options = tf.config.optimizer
-    options.set_experimental_options({name: before})
-    try:
-        with suppress(ZeroDivisionError), rewriting.as_traced():
-            assert not any(options.get_experimental_options()[each] for each in rewriting.PASSES)
-            raise ZeroDivisionError
-        assert options.get_experimental_options()[name] == before
-    finally:
-        options.set_experimental_options({name: True})
 
 
 def strided(activation, *border):

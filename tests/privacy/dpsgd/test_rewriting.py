@@ -1,0 +1,100 @@
+"""Graphs whose sums of several terms TensorFlow would add up in any order, once they are large."""
+
+from contextlib import contextmanager, nullcontext, suppress
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from examples_of_dpsgd import batch, dp_sgd
+from tensorflow.python.eager import context
+
+from cloister.privacy.dpsgd import clipped_sums
+from cloister.privacy.dpsgd.rewriting import PASSES, as_traced
+
+layers = keras.layers
+
+
+def quintic(x):
+    """Its derivative is zero at 1, and there nothing but roundings of its terms."""
+    return x - 2 / 3 * x * x * x + 0.2 * x * x * x * x * x
+
+
+def network(side, filters, stride, *more):
+    """With weights by which these roundings are an example's whole gradient."""
+    keras.utils.set_random_seed(5)
+    first = layers.Conv2D(filters, 3, activation=quintic)
+    second = layers.Conv2D(5, 3, strides=stride, activation=tf.sin)
+    rest = (layers.MaxPooling2D(1), layers.Flatten(), *more, layers.Dense(5, activation="softmax"))
+    model = keras.Sequential([keras.Input((side, side, 1)), first, second, *rest])
+    rng, one = np.random.default_rng(189), np.float32(1)
+    biases, ulp = rng.standard_normal(5), np.spacing(one)
+
+    def steep():
+        second.set_weights([2.0**39 * rng.standard_normal(second.kernel.shape), biases])
+        off = ulp * rng.integers(-100, 100, filters)
+        first.set_weights([20 * ulp * rng.standard_normal(first.kernel.shape), (one + off).astype(np.float32)])
+
+    return model, steep
+
+
+LARGE = {
+    "by layer": (lambda: network(28, 32, 4), 512, 20),
+    "row by row": (lambda: network(240, 16, 8, layers.Dropout(1e-6)), 16, 9),
+}
+
+
+def sums(step, x, y):
+    """In S, with the same draws each time."""
+    for seed in step.model.non_trainable_variables:
+        seed.assign(np.ones(seed.shape, np.uint32))
+    return np.concatenate([array.ravel().astype(np.float64) for array in step.clipped_sum(x, y, 1.0).sums])
+
+
+@contextmanager
+def kinds_of_operations():
+    """Those of the graphs that are run for the first time in the block, as TensorFlow has rewritten them."""
+    own, found = context.context(), set()
+    own.enable_run_metadata()
+    try:
+        yield found
+        graphs = own.export_run_metadata().function_graphs
+        found |= {node.op for graph in graphs for node in graph.post_optimization_graph.node}
+    finally:
+        own.disable_run_metadata()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", LARGE)
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_a_sum_of_terms_is_added_up_in_one_order(form, rewritten, monkeypatch):
+    if rewritten:
+        monkeypatch.setattr(clipped_sums, "as_traced", nullcontext)
+    build, batch_size, size = LARGE[form]
+    model, steep = build()
+    with kinds_of_operations() as kinds:
+        step, (x, y) = dp_sgd(model, batch_size=batch_size), batch(model, size, seed=2)
+        steep()
+        whole = sums(step, x, y)
+    # Each term is added to a temporary variable when it is there.
+    assert "AddN" in kinds and ("TemporaryVariable" in kinds) == rewritten
+    assert ("row by row" in step.kernels.values()) == (form == "row by row")
+    if not rewritten:
+        assert all(np.array_equal(whole, sums(step, x, y)) for _ in range(3))
+        assert 0 < np.linalg.norm(whole - sums(step, x[:-1], y[:-1])) <= 1
+
+
+def test_the_threads_own_options_are_as_they_were_afterwards():
+    own = context.context()
+    before = own.function_call_options
+    with suppress(ZeroDivisionError), as_traced():
+        assert own.function_call_options is not before
+        raise ZeroDivisionError
+    assert own.function_call_options is before
+
+
+def test_the_options_that_are_set_reach_the_graphs():
+    with as_traced():
+        config = context.context().function_call_options.config_proto_serialized
+    options = type(context.context().config)().FromString(config).graph_options.rewrite_options
+    assert all(getattr(options, name) == options.OFF for name in PASSES) and options.memory_optimization == 1
