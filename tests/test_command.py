@@ -1,6 +1,7 @@
 """The `cloister` command: what it reads, what it says of errors, and how it ends."""
 
 import json
+import os
 import re
 import resource
 import signal
@@ -117,6 +118,7 @@ class TestDisk:
             stderr=subprocess.PIPE,
             text=True,
             check=False,
+            env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},  # it would be cut off, and never be imported again
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500)),
         )
         assert done.returncode == 1 and "Traceback" not in done.stderr

@@ -8,6 +8,7 @@ import resource
 import shlex
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -528,7 +529,10 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 class full_disk:
-    """The block, in which no file of this process grows past a limit."""
+    """The block, in which no file of this process grows past a limit.
+
+    No bytecode is written in it: that of a module would be cut off, and the module never be imported again.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -536,12 +540,15 @@ class full_disk:
     def __enter__(self) -> None:
         self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
         self.handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        self.writes_no_bytecode = sys.dont_write_bytecode
         if self.limit:
+            sys.dont_write_bytecode = True
             resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, self.before[1]))
 
     def __exit__(self, *_: object) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
         signal.signal(signal.SIGXFSZ, self.handler)
+        sys.dont_write_bytecode = self.writes_no_bytecode
 
 
 @pytest.mark.parametrize("mistake", TABLE, ids=lambda mistake: f"{mistake.command[:60]} {mistake.says[0][:40]}")
