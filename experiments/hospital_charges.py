@@ -52,8 +52,8 @@ LEAKAGE = {
 """The paper's table 1, means over ten seeds. It has no table of errors: its figure shows them without numbers."""
 ERRORS = ("rmse", "rmse-of-other-rows")
 HEAD = ("ν", "k", "RMSE", "RMSE, other rows", "leakage: paper", "ours", "seeds")
-SECONDS = 0.5
-"""Of a round, in the first estimate: runs took 0.3 to 0.7 on two cores."""
+SECONDS = 0.35
+"""Of a round, in the first estimate: a run of 60 rounds took some 20 s on two cores."""
 CLIENTS = 2206
 COHORT = 100
 SETTINGS = {

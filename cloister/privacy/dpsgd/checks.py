@@ -47,7 +47,7 @@ RANDOM_BY_EXAMPLE = (
 ACTIVITY = "activity_regularizer"
 PENALTIES = ("kernel_regularizer", "bias_regularizer", ACTIVITY)
 """Attributes of a layer that add to the loss of the batch; those on the weights of a frozen layer add nothing."""
-OTHERS, ENOUGH = 4, 2
+FURTHER, ENOUGH = 4, 2
 """Other weights under which a model is tried that fails under the first, and how many it must pass under."""
 MOVED = 0.05
 """Standard deviation at most by which weights are moved before the trial."""
@@ -201,7 +201,7 @@ class _Trials:
         """
         if check(self.first):
             return True
-        others = (check(_Trial(*self._given, number)) for number in range(1, 1 + OTHERS))
+        others = (check(_Trial(*self._given, number)) for number in range(1, 1 + FURTHER))
         return sum(itertools.islice(filter(None, others), ENOUGH)) == ENOUGH
 
 

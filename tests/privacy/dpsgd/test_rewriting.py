@@ -97,4 +97,5 @@ def test_the_options_that_are_set_reach_the_graphs():
     with as_traced():
         config = context.context().function_call_options.config_proto_serialized
     options = type(context.context().config)().FromString(config).graph_options.rewrite_options
-    assert all(getattr(options, name) == options.OFF for name in PASSES) and options.memory_optimization == 1
+    assert all(getattr(options, name) == options.OFF for name in PASSES)
+    assert options.memory_optimization == options.NO_MEM_OPT
