@@ -72,7 +72,7 @@ def checked(model: Network, loss: Loss, probe: Probe) -> Gradients:
     refuse_by_name(model)
     with refusing_what_cannot_be_tried():
         trials = _Trials(model, loss, probe)
-        trials.first.refuse_coupling()
+        trials.refuse_coupling()
         alone = draws_otherwise(model) or trials.first.shares_draws() or not trials.agree(_Trial.is_batch_independent)
         by_layer = None if alone else _by_layer(model, loss, trials)
         if by_layer is None:
@@ -186,12 +186,49 @@ def _reasons(layer: Layer) -> Iterator[str]:
         yield f"computes in {layer.compute_dtype}, whose norms are too coarse to bound; use float32"
 
 
+def moved(variable: Variable, seed: int) -> Tensor:
+    """The variable's value, a little off at random: nothing is zero by initialisation any more.
+
+    A kernel of many inputs moves by less, so that its outputs stay about as large as they were. The gradient of a
+    saturated output is a difference of two nearly equal numbers, and no two ways to compute it agree.
+
+    Args:
+        variable: of a model.
+        seed: of the chance.
+    """
+    inputs = int(np.prod(variable.shape[:-1]))
+    noise = np.random.default_rng(seed).standard_normal(variable.shape, np.float32)
+    return variable.value + tf.cast(min(MOVED, inputs**-0.5) * noise, variable.dtype)
+
+
+def fresh(variable: Variable, seed: int) -> Tensor:
+    """A value at random that owes nothing to the variable's own: weights that are there can hide what others show.
+
+    Args:
+        variable: of a model.
+        seed: of the chance.
+    """
+    inputs = int(np.prod(variable.shape[:-1]))
+    noise = np.random.default_rng(seed).standard_normal(variable.shape, np.float32)
+    return tf.cast(inputs**-0.5 * noise, variable.dtype)
+
+
 class _Trials:
     """Trials of a model under several weights."""
 
     def __init__(self, model: Network, loss: Loss, probe: Probe) -> None:
         self._given = model, loss, probe
         self.first = _Trial(*self._given)
+
+    def refuse_coupling(self) -> None:
+        """Raises UnsupportedModel if an example's gradient or the model's state depends on a batch.
+
+        Under other weights too: those of the model may come from a server. By them a layer that couples examples does
+        not do so in the first trial, which moves them by a known noise.
+        """
+        self.first.refuse_coupling(SCALES)
+        for number in range(FURTHER):
+            _Trial(*self._given, number, fresh).refuse_coupling(SCALES[:1])
 
     def agree(self, check: Callable[["_Trial"], bool]) -> bool:
         """Whether the first trial passes a check, or several others do.
@@ -210,9 +247,17 @@ class _Trial:
 
     Args:
         number: which of several random moves of the weights.
+        values: makes the weights, of a variable and a seed.
     """
 
-    def __init__(self, model: Network, loss: Loss, probe: Probe, number: int = 0) -> None:
+    def __init__(
+        self,
+        model: Network,
+        loss: Loss,
+        probe: Probe,
+        number: int = 0,
+        values: Callable[[Variable, int], Tensor] = moved,
+    ) -> None:
         self._loss = loss
         self._plain = Gradients(model, loss, by_layer=False)
         self.model = model
@@ -221,16 +266,20 @@ class _Trial:
             raise ConfigError(f"probe must be x and y of {EXAMPLES} examples, got {self.x.shape} and {self.y.shape}")
         self._variables = model.trainable_variables
         first = number * len(self._variables)
-        self._values = [moved(variable, first + place) for place, variable in enumerate(self._variables)]
+        self._values = [values(variable, first + place) for place, variable in enumerate(self._variables)]
 
     def _scope(self) -> keras.StatelessScope:
         """Nothing that is computed within changes the model, and each time it starts with the same random state."""
         return keras.StatelessScope(list(zip(self._variables, self._values, strict=True)), collect_losses=True)
 
-    def refuse_coupling(self) -> None:
-        """Raises UnsupportedModel if an example's gradient or the model's state depends on a batch."""
+    def refuse_coupling(self, scales: Sequence[float]) -> None:
+        """Raises UnsupportedModel if an example's gradient or the model's state depends on a batch.
+
+        Args:
+            scales: what the other examples are multiplied with where they are not whole numbers.
+        """
         usual = self._of_first(self.x, self.y)
-        for scale in SCALES if self.x.dtype.is_floating else (1.0, 0.0):
+        for scale in scales if self.x.dtype.is_floating else (1.0, 0.0):
             scaled = self.x * tf.cast(scale, self.x.dtype)
             among_others = self._of_first(tf.concat([self.x[:1], scaled[1:]], axis=0), self.y)
             mine, with_twins = self._of_first(scaled, self.y), self._of_first(*self._ordered(scaled, [0, 2, 2]))
@@ -352,33 +401,6 @@ def _noting(layer: Layer, shapes: list[tuple[int | None, ...]]) -> Iterator[None
         yield
     finally:
         object.__delattr__(layer, "call")
-
-
-def moved(variable: Variable, seed: int) -> Tensor:
-    """The variable's value, a little off at random: nothing is zero by initialisation any more.
-
-    A kernel of many inputs moves by less, so that its outputs stay about as large as they were. The gradient of a
-    saturated output is a difference of two nearly equal numbers, and no two ways to compute it agree.
-
-    Args:
-        variable: of a model.
-        seed: of the chance.
-    """
-    inputs = int(np.prod(variable.shape[:-1]))
-    noise = np.random.default_rng(seed).standard_normal(variable.shape, np.float32)
-    return variable.value + tf.cast(min(MOVED, inputs**-0.5) * noise, variable.dtype)
-
-
-def fresh(variable: Variable, seed: int) -> Tensor:
-    """A value at random that owes nothing to the variable's own: weights that are there can hide what others show.
-
-    Args:
-        variable: of a model.
-        seed: of the chance.
-    """
-    inputs = int(np.prod(variable.shape[:-1]))
-    noise = np.random.default_rng(seed).standard_normal(variable.shape, np.float32)
-    return tf.cast(inputs**-0.5 * noise, variable.dtype)
 
 
 def _filled(gradients: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:

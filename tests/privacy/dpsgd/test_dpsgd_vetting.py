@@ -184,6 +184,16 @@ class CoupledBelow(keras.Layer):
         return x - keras.ops.max(keras.ops.relu(-x - 20.0), axis=0, keepdims=True)
 
 
+class CoupledByWeight(keras.Layer):
+    """Couples examples as far as a weight says."""
+
+    def build(self, shape):
+        self.share = self.add_weight(shape=(1,), initializer="zeros", name="share")
+
+    def call(self, x):
+        return x + keras.ops.relu(self.share) * keras.ops.mean(x, axis=0, keepdims=True)
+
+
 class Raises(keras.Layer):
     """Works on a batch, and on nothing else."""
 
@@ -268,6 +278,17 @@ def test_a_frozen_batch_normalization_is_a_constant():
 def between():
     """A frozen layer that the gradient of a trained one goes through."""
     return functional((6,), lambda x: head(layers.Dense(7, activation="tanh", name="frozen")(layers.Dense(5)(x))))
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_weights_that_hide_a_coupling_from_the_first_trial_do_not_hide_it(hidden):
+    model = small(layers.Dense(5, activation="tanh"), CoupledByWeight())
+    place, share = next((i, v) for i, v in enumerate(model.trainable_variables) if v.path.endswith("share"))
+    if hidden:
+        # What the first trial moves it by is known: there it is zero, or below.
+        share.assign(share.value - moved(share, place) - 1.0)
+    with pytest.raises(UnsupportedModel, match="other examples"):
+        dp_sgd(model)
 
 
 @pytest.mark.slow
