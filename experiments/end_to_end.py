@@ -1,14 +1,15 @@
 """The thesis' systems for end-to-end privacy on MNIST: accuracy by rounds, and what is and is not guaranteed.
 
     python experiments/end_to_end.py SYSTEM --data FOLDER_OF_MNIST_NPZ [--rounds 100] [--clients 100] [--partition iid]
-        [--sigma 4]
-    python experiments/end_to_end.py central --data FOLDER_OF_MNIST_NPZ [--epochs 247] [--sigma 4]
+        [--sigma 4] [--model mlp]
+    python experiments/end_to_end.py central --data FOLDER_OF_MNIST_NPZ [--epochs 247] [--sigma 4] [--model mlp]
     python experiments/end_to_end.py table
 
-SYSTEM is proposed, curator, naive, none or topped-up: the configuration of that name in experiments/end_to_end, on top
-of common.toml. `-c key=value` overrides it. A result goes to experiments/results/end_to_end, its command with it, and
-takes the place of no other command's. The hours that are to come are said first, and after each round or epoch. `table`
-writes the thesis' figures beside ours, and draws the curves.
+SYSTEM is proposed, curator, naive, none, topped-up or baseline: the configuration of that name in
+experiments/end_to_end, on top of common.toml. `-c key=value` overrides it. A result goes to
+experiments/results/end_to_end, its command with it, and takes the place of no other command's. The hours that are to
+come are said first, and after each round or epoch. `table` writes the thesis' figures beside ours, and draws our
+curves.
 
 The runs of 1,000 and 10,000 clients take many hours. A run that was stopped (Ctrl-C, or kill) has a result of its own,
 NAME-stopped, until the run has ended. With `-c privacy.noise-seed=-1` it goes on after its last round when the same
@@ -34,15 +35,22 @@ from cloister.server.reports.console import Narrator
 from cloister.server.run import Outcome
 
 FOLDER = Path(__file__).parent
-SYSTEMS = ("proposed", "curator", "naive", "none", "topped-up")
+SYSTEMS = ("proposed", "curator", "naive", "none", "topped-up", "baseline")
+MODELS = ("mlp", "cnn")
 PARTICIPATION = {100: 0.1, 1000: 0.05, 10000: 0.005}
 """Share of the clients that train in a round, as in the thesis."""
 RESULTS = FOLDER / "results" / "end_to_end"
-SECONDS = 0.3
-"""Of a client and a round, in the first estimate: recorded runs with DP-SGD took 0.1 to 0.5 on two cores."""
+SECONDS = {"mlp": 0.3, "cnn": 1.0}
+"""Of a client and a round, in the first estimate: on two cores runs of the MLP with DP-SGD took 0.1 to 0.5."""
+BASELINE = {"mlp": 0.9, "cnn": 7.0}
+"""The same of `baseline`, whose clients take a hundred times as many steps."""
 EPOCH = 8.5
-"""Seconds of an epoch of `central`, likewise."""
+"""Seconds of an epoch of `central` with the MLP, likewise."""
 PUBLISHED = {
+    "baseline-iid-100": (600, 98.30),
+    "baseline-shards-100": (600, 97.16),
+    "baseline-iid-100-cnn": (600, 99.33),
+    "baseline-shards-100-cnn": (600, 99.18),
     # Rounds or epochs, and the accuracy after them in percent.
     "central-sigma-8": (51, 89.63),
     "central": (247, 92.49),
@@ -67,7 +75,7 @@ PUBLISHED = {
     "proposed-shards-10000": (15000, 95.73),
     "curator-shards-10000": (15000, 94.78),
 }
-"""The thesis' tables 4.2 to 4.6, by the names of results. Table 4.3 has σ = 4 after 640 rounds too: 89.45 and 88.19."""
+"""The thesis' tables 4.1 to 4.6, by the names of results. Table 4.3 has σ = 4 after 640 rounds too: 89.45 and 88.19."""
 HEAD = ("run", "reported", "ours", "points apart", "best")
 CENTRAL = {"noise-multiplier": 4.0, "batch-size": 600, "clipping-norm": 4.0, "learning-rate": 0.02, "seed": 1}
 
@@ -83,6 +91,7 @@ def settings_of(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
     for name in ("common", system):
         found |= flatten(tomllib.loads((FOLDER / "end_to_end" / f"{name}.toml").read_text()))
     found |= {
+        "task.model": arguments.model,
         "strategy.fraction-train": PARTICIPATION[arguments.clients],
         "task.partition": arguments.partition,
         "num-rounds": arguments.rounds,
@@ -99,26 +108,26 @@ class TimeLeft(Narrator):
     Args:
         rounds: of the run.
         console: to write on.
-        clients: that train in a round.
+        seconds: that a round takes, in the first estimate.
     """
 
-    def __init__(self, rounds: int, console: Console, clients: float) -> None:
+    def __init__(self, rounds: int, console: Console, seconds: float) -> None:
         """Take note of what an estimate needs."""
         super().__init__(rounds, console)
-        self.clients, self.before = clients, 0
+        self.seconds, self.before = seconds, 0
 
     def opening(self, plan: Plan, *told: Any) -> None:
         """Start the clock, and guess. Of a run that goes on it is not known yet how much is left."""
         super().opening(plan, *told)
         self.start = time.perf_counter()
         if not plan.resumes:
-            self.note(hours(SECONDS * self.clients * self.rounds))
+            self.note(hours(self.seconds * self.rounds))
 
     def resuming(self, last: Round, *told: Any) -> None:
         """Count no round of an earlier process."""
         super().resuming(last, *told)
         self.before = last.number
-        self.note(hours(SECONDS * self.clients * (self.rounds - last.number)))
+        self.note(hours(self.seconds * (self.rounds - last.number)))
 
     def __call__(self, done: Round, arrays: object) -> None:
         """One line for a finished round, and one for those to come."""
@@ -158,13 +167,18 @@ def begun_or_resumed(arguments: argparse.Namespace, settings: dict[str, Any], na
         raise ConfigError(f"{error}\n{place['resume']} is there: give --name or --output-dir for a new run") from None
 
 
+def seconds_of_a_round(system: str, arguments: argparse.Namespace) -> float:
+    """In the first estimate."""
+    clients = PARTICIPATION[arguments.clients] * arguments.clients
+    return clients * (BASELINE if system == "baseline" else SECONDS)[arguments.model]
+
+
 def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run a system; its curve, and what is to be said about its privacy. All rounds that were planned are counted."""
     settings = settings_of(system, arguments)
-    clients, start = PARTICIPATION[arguments.clients] * arguments.clients, time.perf_counter()
-    outcome = begun_or_resumed(
-        arguments, settings, TimeLeft(settings["num-rounds"], Console(quiet=arguments.quiet), clients)
-    )
+    narrator = TimeLeft(settings["num-rounds"], Console(quiet=arguments.quiet), seconds_of_a_round(system, arguments))
+    start = time.perf_counter()
+    outcome = begun_or_resumed(arguments, settings, narrator)
     config, resumes = outcome.plan.config, outcome.plan.resumes
     curve = [[done.number, *scores(done.central)] for done in outcome.rounds]
     return {
@@ -231,7 +245,7 @@ def central(arguments: argparse.Namespace) -> dict[str, Any]:
     from cloister.tasks.mnist import Mnist
 
     settings = CENTRAL | ({} if arguments.sigma is None else {"noise-multiplier": arguments.sigma})
-    task = Mnist(TaskConfig(name="mnist", model="mlp", data_path=arguments.data))
+    task = Mnist(TaskConfig(name="mnist", model=arguments.model, data_path=arguments.data))
     data, model = task.load(), task.build()
     model.initialise(settings["seed"])
     private = DpSgd(
@@ -270,6 +284,7 @@ def provenance(arguments: argparse.Namespace) -> dict[str, Any]:
     names = ("data", "epochs") if arguments.system == "central" else ("data", "rounds", "clients", "partition")
     options = " ".join(f"--{name} {given[name]}" for name in names)
     options += "" if arguments.sigma is None else f" --sigma {arguments.sigma:g}"
+    options += "" if arguments.model == MODELS[0] else f" --model {arguments.model}"
     options += "".join(f" -c {shlex.quote(line)}" for line in arguments.config or [])
     command = f"python experiments/end_to_end.py {arguments.system} {options}"
     return {"command": command}
@@ -282,10 +297,11 @@ def scores(metrics: Any) -> tuple[float, float]:
 
 def name_of(arguments: argparse.Namespace) -> str:
     """A name for a run and its result."""
-    sigma = "" if arguments.sigma is None else f"-sigma-{arguments.sigma:g}"
+    more = "" if arguments.sigma is None else f"-sigma-{arguments.sigma:g}"
+    more += "" if arguments.model == MODELS[0] else f"-{arguments.model}"
     if arguments.system == "central":
-        return f"central{sigma}"
-    return f"{arguments.system}-{arguments.partition}-{arguments.clients}{sigma}"
+        return f"central{more}"
+    return f"{arguments.system}-{arguments.partition}-{arguments.clients}{more}"
 
 
 def suffix_of(result: dict[str, Any]) -> str:
@@ -369,6 +385,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100, choices=sorted(PARTICIPATION))
     parser.add_argument("--partition", default="iid", choices=["iid", "shards"])
     parser.add_argument("--epochs", type=int, default=247)
+    parser.add_argument("--model", default=MODELS[0], choices=MODELS)
     parser.add_argument("--sigma", type=float, help="of DP-SGD; by default that of the configuration, or 4 for central")
     parser.add_argument("--output-dir", default="runs")
     parser.add_argument("--quiet", action="store_true")

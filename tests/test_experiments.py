@@ -53,6 +53,7 @@ def arguments(tmp_path):
         partition="iid",
         epochs=1,
         sigma=None,
+        model="mlp",
         output_dir=str(tmp_path / "runs"),
         quiet=False,
         name="",
@@ -119,7 +120,7 @@ def test_a_run_with_seeded_noise_does_not_go_on(script, arguments):
 
 @pytest.mark.slow
 def test_hours_are_said_first_and_after_each_round(script, arguments, monkeypatch, capsys):
-    monkeypatch.setattr(script, "SECONDS", 3600)
+    monkeypatch.setitem(script.SECONDS, "mlp", 3600)
     arguments.rounds = 2
     script.federated("proposed", arguments)
     said = [line for line in capsys.readouterr().out.splitlines() if line.endswith("hours to go")]
@@ -128,13 +129,12 @@ def test_hours_are_said_first_and_after_each_round(script, arguments, monkeypatc
 
 def test_the_time_of_the_rounds_so_far_is_that_of_the_others(script, monkeypatch):
     """Rounds 8 and 9 of 10 took two hours each, in a process that began after round 7."""
-    told = script.TimeLeft(10, Console(quiet=True), 4)
+    told = script.TimeLeft(10, Console(quiet=True), 4 * 3600)
     now, said = [0.0], []
     monkeypatch.setattr(script.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(told, "note", said.append)
     for name in ("opening", "resuming", "__call__"):
         monkeypatch.setattr(script.Narrator, name, lambda *_: None)
-    monkeypatch.setattr(script, "SECONDS", 3600)
     told.opening(SimpleNamespace(resumes=1))
     told.resuming(SimpleNamespace(number=7))
     for number in (8, 9):
@@ -165,6 +165,16 @@ def test_another_noise_multiplier_has_a_result_of_its_own(script, arguments, sys
     assert script.name_of(arguments) == name and name.replace("-4-", "-100-") in {*script.PUBLISHED, "central-sigma-3"}
     assert "--sigma 3" in script.provenance(arguments)["command"]
     assert script.settings_of("proposed", arguments)["privacy.client-noise-multiplier"] == 3.0
+
+
+@pytest.mark.parametrize(("system", "name"), [("baseline", "baseline-iid-100-cnn"), ("central", "central-cnn")])
+def test_another_model_has_a_result_of_its_own(script, arguments, system, name, monkeypatch):
+    monkeypatch.setattr(script, "PARTICIPATION", {100: 0.1})
+    arguments.system, arguments.model, arguments.clients, arguments.config = system, "cnn", 100, []
+    assert script.name_of(arguments) == name and name in {*script.PUBLISHED, "central-cnn"}
+    assert script.provenance(arguments)["command"].endswith("--model cnn")
+    settings = script.settings_of("baseline", arguments)
+    assert (settings["task.model"], settings["client.local-epochs"], settings["privacy.client"]) == ("cnn", 10, "none")
 
 
 def test_a_result_takes_the_place_of_the_same_commands_alone(script, arguments):
