@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from cloister.core.errors import PrivacyError
 from cloister.core.tensors import Layer, Network, Tensor, Variable
+from cloister.privacy.dpsgd.draws import replaced_call
 
 
 class NotCapturable(PrivacyError):
@@ -174,12 +175,8 @@ def _listening(captured: CapturedLayer, heard: list[Call], tape: tf.GradientTape
         heard.append(own)
         return outputs
 
-    # Past Keras' own bookkeeping of attributes, which would take a function for a part of the layer.
-    object.__setattr__(layer, "call", call)
-    try:
+    with replaced_call(layer, call):
         yield
-    finally:
-        object.__delattr__(layer, "call")
 
 
 def _call_before_activation(layer: Layer, original: Callable[..., Tensor], own: Call, tape: tf.GradientTape) -> Tensor:

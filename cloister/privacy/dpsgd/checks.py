@@ -18,9 +18,10 @@ from cloister.core.errors import CloisterError, ConfigError, UnsupportedModel
 from cloister.core.tensors import Layer, Network, Tensor, Variable
 from cloister.privacy.dpsgd import vectorised
 from cloister.privacy.dpsgd.capture import leaks
+from cloister.privacy.dpsgd.draws import drawing_layers, draws_otherwise, is_seed, replaced_call, seeds_of
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.row_by_row import row_by_row
-from cloister.privacy.dpsgd.vectorised import Loss, is_seed
+from cloister.privacy.dpsgd.vectorised import Loss
 
 EXAMPLES = 3
 """Made-up examples: a size that other things in a model rarely have."""
@@ -33,17 +34,6 @@ OVERSTATED = 1e-2
 SCALES = (1.0, -1.0, 0.0, 1e-3, 30.0, -30.0, 1e3, 1e5, 1e10)
 """What made-up numbers are multiplied with: a layer may couple examples only where inputs are large, say."""
 DTYPES = ("float32", "float64")
-RANDOM_BY_EXAMPLE = (
-    keras.layers.Dropout,
-    keras.layers.SpatialDropout1D,
-    keras.layers.SpatialDropout2D,
-    keras.layers.SpatialDropout3D,
-    keras.layers.AlphaDropout,
-    keras.layers.GaussianDropout,
-    keras.layers.GaussianNoise,
-)
-"""Layers that draw random numbers and do nothing with them across examples; no subclass of them, and none with a
-`noise_shape` that gives the examples of a call one mask together."""
 ACTIVITY = "activity_regularizer"
 PENALTIES = ("kernel_regularizer", "bias_regularizer", ACTIVITY)
 """Attributes of a layer that add to the loss of the batch; those on the weights of a frozen layer add nothing."""
@@ -145,25 +135,6 @@ def refuse_by_name(model: Network) -> None:
         raise UnsupportedModel("the model has no trainable weights")
 
 
-def draws_otherwise(model: Network) -> bool:
-    """Whether anything but layers that are known to treat each example by itself draws random numbers.
-
-    What it draws may mix examples, for some numbers and not for those of a trial. So it is given one example at a time.
-    """
-    known = [layer for layer in model._flatten_layers() if _draws_by_example(layer)]
-    states = {id(variable) for layer in known for variable in layer.variables}
-    return any(is_seed(variable) and id(variable) not in states for variable in model.non_trainable_variables)
-
-
-def _draws_by_example(layer: Layer) -> bool:
-    """Whether each example draws numbers of its own, so that the law is the same however examples are cut into calls.
-
-    Of masks that a call shares, one example more would give others to those that it pushes into the next call.
-    """
-    shape = getattr(layer, "noise_shape", None)
-    return type(layer) in RANDOM_BY_EXAMPLE and (shape is None or tuple(shape)[:1] == (None,))
-
-
 def _reasons(layer: Layer) -> Iterator[str]:
     layers = keras.layers
     if type(layer).__name__ in ("MixUp", "CutMix"):
@@ -213,6 +184,32 @@ def fresh(variable: Variable, seed: int) -> Tensor:
     return tf.cast(inputs**-0.5 * noise, variable.dtype)
 
 
+def sent(model: Network) -> list[Variable]:
+    """The weights that travel: of the layers that are trained, those too that are not trained themselves."""
+    frozen = {id(weight) for layer in model._flatten_layers() if not layer.trainable for weight in layer.weights}
+    return [weight for weight in model.weights if id(weight) not in frozen]
+
+
+@contextmanager
+def other_weights(model: Network, values: Callable[[Variable, int], Tensor], number: int = 0) -> Iterator[None]:
+    """Replace the weights that travel while the block runs. What is drawn in it counts for nothing afterwards.
+
+    Args:
+        model: whose they are.
+        values: the new ones, of a variable and a seed.
+        number: which of several.
+    """
+    variables = [weight for weight in sent(model) if tf.as_dtype(weight.dtype).is_floating]
+    before = [(variable, np.array(variable)) for variable in (*variables, *seeds_of(model))]
+    try:
+        for place, variable in enumerate(variables):
+            variable.assign(values(variable, number * len(variables) + place))
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+
+
 class _Trials:
     """Trials of a model under several weights."""
 
@@ -227,8 +224,10 @@ class _Trials:
         not do so in the first trial, which moves them by a known noise.
         """
         self.first.refuse_coupling(SCALES)
+        model, *_ = self._given
         for number in range(FURTHER):
-            _Trial(*self._given, number, fresh).refuse_coupling(SCALES[:1])
+            with other_weights(model, fresh, number):
+                _Trial(*self._given, values=lambda variable, _: variable.value).refuse_coupling(SCALES[:1])
 
     def agree(self, check: Callable[["_Trial"], bool]) -> bool:
         """Whether the first trial passes a check, or several others do.
@@ -297,7 +296,7 @@ class _Trial:
 
         Otherwise it is one thing only where it is taken alone. Random layers draw by place and are left out of this.
         """
-        training = not any(is_seed(variable) for variable in self.model.non_trainable_variables)
+        training = not seeds_of(self.model)
         alone = self._of(0, [0], training)
         return all(
             _same(alone, self._of(place, order, training))
@@ -309,14 +308,14 @@ class _Trial:
 
         Two numbers of examples are tried: what is not of the examples may have as many rows as one of them.
         """
-        layers = [layer for layer in self.model._flatten_layers() if _draws_by_example(layer)]
+        layers = drawing_layers(self.model)
         return bool(layers) and any(self._draws_for_others(layers, order) for order in ([0, 1, 2], [0, 1, 2, 0]))
 
     def _draws_for_others(self, layers: Sequence[Layer], order: list[int]) -> bool:
         shapes: list[tuple[int | None, ...]] = []
         with ExitStack() as patches, self._scope():
             for layer in layers:
-                patches.enter_context(_noting(layer, shapes))
+                patches.enter_context(replaced_call(layer, _noting(layer, shapes)))
             self._plain.losses(*self._ordered(self.x, order))
         return any(shape[:1] != (len(order),) for shape in shapes)
 
@@ -366,7 +365,7 @@ class _Trial:
 
     def agrees_as_a_whole(self, gradients: Gradients) -> bool:
         """Whether vectorisation gives what one example at a time gives, with the same random numbers."""
-        seeds = [variable for variable in self.model.non_trainable_variables if is_seed(variable)]
+        seeds = seeds_of(self.model)
         squares, total = [], [tf.zeros_like(value) for value in self._values]
         with self._scope():
             split = [tf.random.split(tf.cast(seed.value, tf.int64), EXAMPLES + 1) for seed in seeds]
@@ -386,21 +385,15 @@ class _Trial:
         return bool(np.all(norms_agree)) and _same(total, got_total)
 
 
-@contextmanager
-def _noting(layer: Layer, shapes: list[tuple[int | None, ...]]) -> Iterator[None]:
-    """Note the shapes of what the layer is given while the block runs."""
+def _noting(layer: Layer, shapes: list[tuple[int | None, ...]]) -> Callable[..., Tensor]:
+    """The layer's call, which notes the shapes of what the layer is given."""
     original = layer.call
 
     def call(inputs: Tensor, *args: object, **kwargs: object) -> Tensor:
         shapes.append(tuple(inputs.shape))
         return original(inputs, *args, **kwargs)
 
-    # Past Keras' own bookkeeping of attributes, as in `capture`.
-    object.__setattr__(layer, "call", call)
-    try:
-        yield
-    finally:
-        object.__delattr__(layer, "call")
+    return call
 
 
 def _filled(gradients: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:

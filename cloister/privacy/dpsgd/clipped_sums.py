@@ -8,11 +8,11 @@ trying finds that only by luck: calls have a multiple of 16 places (or one), and
 example has one gradient at every place.
 
 The arithmetic of all graphs is left as it was traced (`rewriting`): rows that are operations of their own come out
-alike, and a sum of several terms comes out the same in every call. All graphs are tried besides.
+alike, and a sum of several terms comes out the same in every call. All graphs are tried besides. Where a model draws
+random numbers, all examples draw alike in the trial (`draws`).
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,16 +20,15 @@ import tensorflow as tf
 from numpy.typing import DTypeLike, NDArray
 
 from cloister.core.errors import ConfigError, UnsupportedModel
-from cloister.core.tensors import Compiled, Network, Tensor, Variable
+from cloister.core.tensors import Compiled, Tensor
 from cloister.privacy.dpsgd.batches import Members, pieces
-from cloister.privacy.dpsgd.checks import Probe, fresh, moved, refusing_what_cannot_be_tried
+from cloister.privacy.dpsgd.checks import Probe, fresh, moved, other_weights, refusing_what_cannot_be_tried
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.parts import Rows
 from cloister.privacy.dpsgd.precision import refuse_coarse_precision
 from cloister.privacy.dpsgd.rewriting import as_traced
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm, examples_at_once
 from cloister.privacy.dpsgd.running_sum import RunningSum
-from cloister.privacy.dpsgd.vectorised import is_seed
 
 LossWeights = Callable[[Tensor], Tensor]
 """What losses are multiplied with, from labels: a number for each, or one for all."""
@@ -38,7 +37,7 @@ STRIDES = (16, 32, 64)
 FEWER = 2
 """Where the first layers take one example after another, there is a graph for each multiple of so many units, from half
 of the places on. Each row is an operation of its own: any number would do. With 2 a step of the brain scans' network
-takes 5 % less than with 4, and 5 to 10 s more to compile, once for a process."""
+takes 5 % less than with 4, and 10 s or more longer to compile and to try, once for a process."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,13 @@ class ClippedSums:
                 yield from self._computed(x, y, table[half], mask[half], bound)
 
     def _call(
-        self, x: NDArray, y: NDArray, mask: NDArray, bound: float, loss_weights: LossWeights | None = None
+        self,
+        x: NDArray,
+        y: NDArray,
+        mask: NDArray,
+        bound: float,
+        loss_weights: LossWeights | None = None,
+        alike: bool = False,
     ) -> tuple[list[NDArray], int, int, NDArray]:
         units = min(units for units in self._graphs if units >= len(mask))
         labels = tf.constant(_filled(y, self.places * self._cap, self._probe[1].dtype))
@@ -175,6 +180,7 @@ class ClippedSums:
             tf.broadcast_to(weights, [self.places * self._cap]),
             tf.constant(np.concatenate([mask, np.zeros((self.places - len(mask), self._cap), bool)])),
             tf.constant(bound, tf.float64),
+            tf.constant(alike),
         )
         with as_traced():
             sums, clipped, non_finite, norms = self._graphs[units](*given)
@@ -199,8 +205,12 @@ class ClippedSums:
             tf.TensorSpec([self.places * self._cap], tf.float64),
             tf.TensorSpec([self.places, self._cap], tf.bool),
             tf.TensorSpec([], tf.float64),
+            tf.TensorSpec([], tf.bool),
         ]
-        return tf.function(self.gradients.clipped, input_signature=signature, autograph=False).get_concrete_function()
+        # Functions that a layer compiles itself keep the options under which they are traced.
+        with as_traced():
+            clipped = tf.function(self.gradients.clipped, input_signature=signature, autograph=False)
+            return clipped.get_concrete_function()
 
     def _refuse_foreign_state(self) -> None:
         """Raises UnsupportedModel if the model reads or writes a variable that Keras does not know to be its own."""
@@ -213,17 +223,15 @@ class ClippedSums:
     def _is_same_at_every_place(self, examples: int | None = None) -> bool:
         """Whether each made-up example has the same norm everywhere, to the last bit, at every place of every graph.
 
-        Examples of a model that draws random numbers cannot be compared: its number of places is not tried.
+        Where a model draws random numbers, all examples draw the same ones here.
 
         Args:
             examples: how many are tried; None: all.
         """
         model = self.gradients.model
-        if any(is_seed(variable) for variable in model.non_trainable_variables):
-            return True
         tried = [each[:examples] for each in self._probe]
         for values in (moved, fresh):
-            with _other_weights(model, values), refusing_what_cannot_be_tried():
+            with other_weights(model, values), refusing_what_cannot_be_tried():
                 if not all(self._has_one_norm(x, y) for x, y in zip(*tried, strict=True)):
                     return False
         return True
@@ -236,25 +244,7 @@ class ClippedSums:
     def _norms_of(self, x: NDArray, y: NDArray, units: int) -> NDArray:
         """The norms of one example, at every place of the graph for so many units."""
         every, labels = (np.repeat(one[None], units * self._cap, axis=0) for one in (x, y))
-        return self._call(every, labels, np.ones((units, self._cap), bool), 1.0)[3][:units]
-
-
-@contextmanager
-def _other_weights(model: Network, values: Callable[[Variable, int], Tensor]) -> Iterator[None]:
-    """Replace the trainable weights while the block runs.
-
-    Args:
-        model: whose they are.
-        values: the new ones, of a variable and a seed.
-    """
-    before = [np.array(variable) for variable in model.trainable_variables]
-    try:
-        for seed, variable in enumerate(model.trainable_variables):
-            variable.assign(values(variable, seed))
-        yield
-    finally:
-        for variable, value in zip(model.trainable_variables, before, strict=True):
-            variable.assign(value)
+        return self._call(every, labels, np.ones((units, self._cap), bool), 1.0, alike=True)[3][:units]
 
 
 def _check_loss_weights(loss_weights: LossWeights, labels: NDArray) -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from cloister.core.tensors import Tensor
 from cloister.privacy.dpsgd.capture import Call, CapturedLayer, NotCapturable
-from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, rows_times, squares
+from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows, added_up, rows_times, squares
 from cloister.privacy.dpsgd.rounding import MASS_PER_NORM, MAX_POSITIONS
 
 GRAM_COST = 3
@@ -37,7 +37,7 @@ def dense(captured: CapturedLayer, calls: Sequence[Call], rows: Rows) -> Part:
         return Gram(inputs, deltas, bias)
     gradients = [tf.matmul(inputs, deltas, transpose_a=True)]
     if bias:
-        gradients.append(tf.reduce_sum(deltas, axis=1))
+        gradients.append(added_up(deltas))
     return PerUnit("dense one by one", gradients, Rows(rows.units))
 
 

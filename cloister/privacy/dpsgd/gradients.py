@@ -10,6 +10,7 @@ from cloister.privacy.dpsgd import vectorised
 from cloister.privacy.dpsgd.capture import Call, CapturedLayer, captured_layers, is_plain_dense, record
 from cloister.privacy.dpsgd.convolution import MANY_EXAMPLES, convolution
 from cloister.privacy.dpsgd.dense import dense
+from cloister.privacy.dpsgd.draws import drawing_alike
 from cloister.privacy.dpsgd.parts import Part, Rows
 from cloister.privacy.dpsgd.rounding import SMALLEST_FACTOR
 from cloister.privacy.dpsgd.row_by_row import RowByRow, row_by_row
@@ -75,7 +76,9 @@ class Gradients:
             raise ConfigError(f"loss must give one number per example, shape {tuple(y.shape[:1])}; got {losses.shape}")
         return losses
 
-    def parts(self, x: Tensor, y: Tensor, rows: Rows, loss_weights: Tensor) -> list[tuple[tuple[Variable, ...], Part]]:
+    def parts(
+        self, x: Tensor, y: Tensor, rows: Rows, loss_weights: Tensor, alike: Tensor
+    ) -> list[tuple[tuple[Variable, ...], Part]]:
         """Variables and their per-unit gradients; variables that the loss does not need are left out.
 
         Args:
@@ -84,15 +87,17 @@ class Gradients:
             y: a label in each row.
             rows: which examples are a unit.
             loss_weights: shape (rows,), double: what each example's loss is multiplied with.
+            alike: a boolean scalar: whether all examples draw the same random numbers, in a trial.
         """
         if not self.by_layer:
-            part = vectorised.whole_model(self.model, self._loss, x, y, rows, loss_weights)
+            part = vectorised.whole_model(self.model, self._loss, x, y, rows, loss_weights, alike)
             return [(tuple(self.model.trainable_variables), part)]
         first = self.first_layers(rows)
         copies = first.copies(x.shape[0]) if first else []
 
         def forward() -> Tensor:
-            outputs = first.outputs(x, copies, rows.count) if first else self.model(x, training=True)
+            with drawing_alike(self.model, alike):
+                outputs = first.outputs(x, copies, rows.count) if first else self.model(x, training=True)
             losses = self._of_outputs(outputs, y)
             return losses * tf.cast(loss_weights, losses.dtype)
 
@@ -111,7 +116,7 @@ class Gradients:
         return parts
 
     def clipped(
-        self, x: Tensor, y: Tensor, loss_weights: Tensor, mask: Tensor, bound: Tensor
+        self, x: Tensor, y: Tensor, loss_weights: Tensor, mask: Tensor, bound: Tensor, alike: Tensor
     ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
         """Σ over the units of gradient·min(1, bound/‖gradient‖), a unit's gradient being the mean of its examples'.
 
@@ -124,13 +129,14 @@ class Gradients:
             mask: shape (U, cap), False for padding: of what stands there nothing reaches the sums. An empty unit
                 counts for nothing.
             bound: above 0, double.
+            alike: as in `parts`.
 
         Returns:
             A sum for each trainable variable; how many units were scaled down; how many were not finite; all norms,
             shape (U,), double.
         """
         rows, real = Rows(*mask.shape), tf.reduce_any(mask, axis=1)
-        parts = self.parts(x, y, rows, loss_weights if rows.each == 1 else loss_weights * _shares(mask))
+        parts = self.parts(x, y, rows, loss_weights if rows.each == 1 else loss_weights * _shares(mask), alike)
         total = tf.add_n([part.squared_norms() for _, part in parts])
         finite = tf.math.is_finite(total)
         norms = tf.sqrt(total) * ROOT
@@ -148,7 +154,7 @@ class Gradients:
             x, y: a batch of B examples.
             factors: of each, shape (B,), double.
         """
-        parts = self.parts(x, y, Rows(x.shape[0]), tf.ones_like(factors))
+        parts = self.parts(x, y, Rows(x.shape[0]), tf.ones_like(factors), tf.constant(False))
         total = tf.add_n([part.squared_norms() for _, part in parts])
         return total, self._sums(parts, factors, tf.math.is_finite(total))
 

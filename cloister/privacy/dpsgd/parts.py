@@ -43,7 +43,7 @@ class Rows:
 
     def summed(self, tensor: Tensor) -> Tensor:
         """A tensor of shape (rows, ...), added up over the rows of each unit: (U, ...)."""
-        return tensor if self.each == 1 else tf.reduce_sum(self.by_unit(tensor), axis=1)
+        return tensor if self.each == 1 else added_up(self.by_unit(tensor))
 
 
 class Part(Protocol):
@@ -124,6 +124,19 @@ def _width(shape: Sequence[int]) -> int:
             return width * max((part for part in range(1, PART // width + 1) if axis % part == 0), default=1)
         width *= axis
     return width
+
+
+def added_up(tensor: Tensor) -> Tensor:
+    """The sum over the second axis, the same to the last bit wherever a row stands.
+
+    TensorFlow's sum over an axis in the middle goes by where in memory a row begins. Products of matrices do not.
+
+    Args:
+        tensor: shape (rows, terms, ...).
+    """
+    flat = tf.reshape(tensor, [*tensor.shape[:2], -1])
+    ones = tf.ones([tensor.shape[0], 1, tensor.shape[1]], tensor.dtype)
+    return tf.reshape(tf.matmul(ones, flat), [tensor.shape[0], *tensor.shape[2:]])
 
 
 def rows_times(tensor: Tensor, factors: Tensor) -> Tensor:

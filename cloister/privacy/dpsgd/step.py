@@ -16,10 +16,11 @@ from cloister.core.tensors import Network, Optimizer, Tensor
 from cloister.privacy.dpsgd.checks import Probe, checked, made_up
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums, LossWeights
 from cloister.privacy.dpsgd.descent import descent
+from cloister.privacy.dpsgd.draws import seeds_of
 from cloister.privacy.dpsgd.exact_noise import grid_of, noised_sum
 from cloister.privacy.dpsgd.precision import use_single_precision
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm
-from cloister.privacy.dpsgd.vectorised import Loss, is_seed
+from cloister.privacy.dpsgd.vectorised import Loss
 from cloister.privacy.mechanisms.grid import Grid
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
@@ -122,10 +123,9 @@ class DpSgd:
         masks are independent and secret that is no difference (their laws are the same, and the bound holds for each);
         known to somebody, they would tell who was drawn, and let one example move the sum by more than S.
         """
-        for variable in self.model.non_trainable_variables if not self.noise.seeded else ():
-            if is_seed(variable):
-                words = np.frombuffer(os.urandom(4 * variable.shape[0]), np.uint32)
-                variable.assign((words >> 1).astype(variable.dtype))
+        for variable in seeds_of(self.model) if not self.noise.seeded else ():
+            words = np.frombuffer(os.urandom(4 * variable.shape[0]), np.uint32)
+            variable.assign((words >> 1).astype(variable.dtype))
 
     def step(
         self, x: NDArray, y: NDArray, clipping_norm: float | None = None, groups: NDArray | None = None

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from cloister.core.tensors import Network, Tensor, Variable
+from cloister.core.tensors import Network, Tensor
 from cloister.privacy.dpsgd.capture import Call, CapturedLayer, NotCapturable
+from cloister.privacy.dpsgd.draws import seeds_of
 from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -51,7 +52,9 @@ def _gradients_of_call(captured: CapturedLayer, call: Call, batch: int) -> Seque
     return tf.vectorized_map(of_one, (tensors, deltas))
 
 
-def whole_model(model: Network, loss: Loss, x: Tensor, y: Tensor, rows: Rows, loss_weights: Tensor) -> Part:
+def whole_model(
+    model: Network, loss: Loss, x: Tensor, y: Tensor, rows: Rows, loss_weights: Tensor, alike: Tensor
+) -> Part:
     """The gradients of every trainable variable, in the model's order. They take rows × parameters of memory.
 
     Each example draws its own random numbers, from seeds split off the model's, which move on.
@@ -60,10 +63,11 @@ def whole_model(model: Network, loss: Loss, x: Tensor, y: Tensor, rows: Rows, lo
         model, loss, x, y: as in `Gradients`.
         rows: which rows are a unit.
         loss_weights: shape (rows,), what the loss of each row is multiplied with.
+        alike: a boolean scalar: whether all examples draw the same numbers in its place.
     """
-    seeds = [variable for variable in model.non_trainable_variables if is_seed(variable)]
+    seeds = seeds_of(model)
     split = [tf.random.split(tf.cast(seed.value, tf.int64), x.shape[0] + 1) for seed in seeds]
-    own_seeds = tuple(several[:-1] for several in split)
+    own_seeds = tuple(tf.where(alike, tf.zeros_like(several), several)[:-1] for several in split)
     gradients = tf.vectorized_map(lambda row: gradients_of_one(model, loss, *row), (x, y, own_seeds, loss_weights))
     # The last of each split is what the model draws from next.
     for seed, several in zip(seeds, split, strict=True):
@@ -84,19 +88,13 @@ def gradients_of_one(
         loss_weight: what the loss is multiplied with.
     """
     values, given = [variable.value for variable in model.trainable_variables], iter(seeds)
-    drawn = [variable for variable in model.non_trainable_variables if is_seed(variable)]
     mapping = [*zip(model.trainable_variables, values, strict=True)]
-    mapping += [(variable, tf.cast(next(given), variable.dtype)) for variable in drawn]
+    mapping += [(variable, tf.cast(next(given), variable.dtype)) for variable in seeds_of(model)]
     with tf.GradientTape(watch_accessed_variables=False) as tape, keras.StatelessScope(mapping):
         tape.watch(values)
         losses = loss(y[None], model(x[None], training=True))
         own = tf.reduce_sum(losses) * tf.cast(loss_weight, losses.dtype)
     return _dense_gradients(tape.gradient(own, values, unconnected_gradients=tf.UnconnectedGradients.ZERO))
-
-
-def is_seed(variable: Variable) -> bool:
-    """Whether a variable is what random layers draw from."""
-    return bool(variable.path.endswith("seed_generator_state"))
 
 
 def _dense_gradients(gradients: Sequence[Tensor]) -> list[Tensor]:

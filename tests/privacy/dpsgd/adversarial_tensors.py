@@ -135,7 +135,7 @@ class Drawn(Gradients):
     def __init__(self, kind):
         self.kind = kind
 
-    def parts(self, x, y, rows, shares):
+    def parts(self, x, y, rows, shares, alike):
         return [((), self.kind.part(x, y, rows))]
 
     def _sums(self, parts, factors, finite):
@@ -151,8 +151,9 @@ def compiled(name):
     masks = [everybody] + [everybody & (np.arange(UNITS) != left)[:, None] for left in range(UNITS)]
 
     def sums(inputs, deltas, bound):
-        weights = tf.ones(rows, tf.float64)
-        return [Drawn(kind).clipped(inputs, deltas, weights, tf.constant(mask), bound)[0] for mask in masks]
+        weights, alike = tf.ones(rows, tf.float64), tf.constant(False)
+        found = [Drawn(kind).clipped(inputs, deltas, weights, tf.constant(mask), bound, alike) for mask in masks]
+        return [sums for sums, *_ in found]
 
     return tf.function(sums, input_signature=[*signature, tf.TensorSpec([], tf.float64)], autograph=False)
 

@@ -21,7 +21,9 @@ from support import mostly_slow
 
 from cloister.core.errors import ConfigError, UnsupportedModel
 from cloister.privacy.dpsgd import checks
-from cloister.privacy.dpsgd.checks import checked, draws_otherwise, made_up, moved
+from cloister.privacy.dpsgd.checks import checked, made_up, moved
+from cloister.privacy.dpsgd.draws import draws_otherwise
+from cloister.privacy.mechanisms.noise import GaussianNoise
 
 layers = keras.layers
 
@@ -185,10 +187,14 @@ class CoupledBelow(keras.Layer):
 
 
 class CoupledByWeight(keras.Layer):
-    """Couples examples as far as a weight says."""
+    """Couples examples as far as a weight says, which a server sends, whether it is trained or not."""
+
+    def __init__(self, trained=True):
+        super().__init__()
+        self.trained = trained
 
     def build(self, shape):
-        self.share = self.add_weight(shape=(1,), initializer="zeros", name="share")
+        self.share = self.add_weight(shape=(1,), initializer="zeros", name="share", trainable=self.trained)
 
     def call(self, x):
         return x + keras.ops.relu(self.share) * keras.ops.mean(x, axis=0, keepdims=True)
@@ -280,13 +286,27 @@ def between():
     return functional((6,), lambda x: head(layers.Dense(7, activation="tanh", name="frozen")(layers.Dense(5)(x))))
 
 
-@pytest.mark.parametrize("hidden", [True, False])
-def test_weights_that_hide_a_coupling_from_the_first_trial_do_not_hide_it(hidden):
-    model = small(layers.Dense(5, activation="tanh"), CoupledByWeight())
-    place, share = next((i, v) for i, v in enumerate(model.trainable_variables) if v.path.endswith("share"))
-    if hidden:
-        # What the first trial moves it by is known: there it is zero, or below.
-        share.assign(share.value - moved(share, place) - 1.0)
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_weight_that_hides_a_coupling_from_the_first_trial_does_not_hide_it(trained):
+    model = small(layers.Dense(5, activation="tanh"), CoupledByWeight(trained))
+    place, share = next((i, v) for i, v in enumerate(model.variables) if v.path.endswith("share"))
+    # What the first trial moves weights by is known: there it is below zero.
+    share.assign(share.value - moved(share, place) - 1.0)
+    with pytest.raises(UnsupportedModel, match="other examples"):
+        dp_sgd(model)
+
+
+def test_nor_does_another_weight_beside_whose_gradient_that_of_the_coupled_ones_is_nothing():
+    """The other branch's outputs are 10⁷. Accepted, one example moved the sum by 13.8 S later."""
+
+    def inner(x):
+        far, coupled = layers.Dense(16, name="far")(x), layers.UnitNormalization(axis=0)(layers.Dense(16)(x))
+        return layers.Dense(5, activation="softmax", name="top")(layers.Concatenate()([far, coupled]))
+
+    model = functional((8,), inner)
+    far, top = model.get_layer("far"), model.get_layer("top")
+    far.bias.assign(far.bias + 1e7)
+    top.kernel.assign(tf.zeros_like(top.kernel.value))
     with pytest.raises(UnsupportedModel, match="other examples"):
         dp_sgd(model)
 
@@ -438,9 +458,10 @@ def test_dropout_differs_between_examples_and_between_steps():
 
 def test_checking_leaves_the_model_alone():
     model = small(layers.Dense(4), layers.Dropout(0.5))
-    before = [np.array(variable) for variable in model.weights]
-    dp_sgd(model)
-    assert all(np.array_equal(a, b) for a, b in zip(before, model.weights, strict=True))
+    before = [np.array(variable) for variable in model.variables]
+    dp_sgd(model, noise=GaussianNoise(1))
+    assert len(before) > len(model.weights), "what dropout draws from among them"
+    assert all(np.array_equal(a, b) for a, b in zip(before, model.variables, strict=True))
     assert all("call" not in vars(layer) for layer in model.layers)
 
 

@@ -78,8 +78,9 @@ def test_a_sum_of_terms_is_added_up_in_one_order(form, rewritten, monkeypatch):
         whole = sums(step, x, y)
     # Each term is added to a temporary variable when it is there.
     assert "AddN" in kinds and ("TemporaryVariable" in kinds) == rewritten
-    assert ("row by row" in step.kernels.values()) == (form == "row by row")
     if not rewritten:
+        # Otherwise the trial finds that rows differ, and they are not used.
+        assert ("row by row" in step.kernels.values()) == (form == "row by row")
         assert all(np.array_equal(whole, sums(step, x, y)) for _ in range(3))
         assert 0 < np.linalg.norm(whole - sums(step, x[:-1], y[:-1])) <= 1
 

@@ -1,0 +1,97 @@
+"""What a model's layers draw at random, such as the masks of dropout.
+
+A mask belongs to a place in a batch, so what comes out for one example differs from place to place by right. Whether it
+differs for another reason too shows where all examples draw alike.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import keras
+import tensorflow as tf
+
+from cloister.core.tensors import Layer, Network, Tensor, Variable
+
+RANDOM_BY_EXAMPLE = (
+    keras.layers.Dropout,
+    keras.layers.SpatialDropout1D,
+    keras.layers.SpatialDropout2D,
+    keras.layers.SpatialDropout3D,
+    keras.layers.AlphaDropout,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+)
+"""Layers that draw random numbers and do nothing with them across examples; no subclass of them, and none with a
+`noise_shape` that gives the examples of a call one mask together."""
+
+
+def is_seed(variable: Variable) -> bool:
+    """Whether a variable is what random layers draw from."""
+    return bool(variable.path.endswith("seed_generator_state"))
+
+
+def seeds_of(model: Network) -> list[Variable]:
+    """All variables of a model that random layers draw from; none: the model draws nothing."""
+    return [variable for variable in model.non_trainable_variables if is_seed(variable)]
+
+
+def drawing_layers(model: Network) -> list[Layer]:
+    """The layers that are known to draw for each example by itself.
+
+    The law is then the same however examples are cut into calls. Of masks that a call shares, one example more would
+    give others to those that it pushes into the next call.
+    """
+    return [layer for layer in model._flatten_layers() if _draws_by_example(layer)]
+
+
+def _draws_by_example(layer: Layer) -> bool:
+    shape = getattr(layer, "noise_shape", None)
+    return type(layer) in RANDOM_BY_EXAMPLE and (shape is None or tuple(shape)[:1] == (None,))
+
+
+def draws_otherwise(model: Network) -> bool:
+    """Whether anything but `drawing_layers` draws random numbers.
+
+    What it draws may mix examples, for some numbers and not for those of a trial. So it is given one example at a time.
+    """
+    states = {id(variable) for layer in drawing_layers(model) for variable in layer.variables}
+    return any(id(variable) not in states for variable in seeds_of(model))
+
+
+@contextmanager
+def drawing_alike(model: Network, alike: Tensor) -> Iterator[None]:
+    """Have the layers that draw multiply all examples with the same numbers while the block runs, if that is asked for.
+
+    Args:
+        model: by layer; `vectorised.whole_model` gives all of its examples the same seeds.
+        alike: a boolean scalar, of a graph too: the same graph is tried that is used.
+    """
+    with ExitStack() as patches:
+        for layer in drawing_layers(model):
+            patches.enter_context(replaced_call(layer, _either(layer.call, alike)))
+        yield
+
+
+def _either(original: Callable[..., Tensor], alike: Tensor) -> Callable[..., Tensor]:
+    def call(inputs: Tensor, *args: object, **kwargs: object) -> Tensor:
+        # 0, 1 or 2: products are exact at every place.
+        own = tf.round(2 * tf.random.stateless_uniform(tf.shape(inputs)[1:], seed=(0, 0), dtype=inputs.dtype))
+        return tf.where(alike, inputs * own, original(inputs, *args, **kwargs))
+
+    return call
+
+
+@contextmanager
+def replaced_call(layer: Layer, call: Callable[..., Tensor]) -> Iterator[None]:
+    """Have a layer compute something else while the block runs.
+
+    Args:
+        layer: of a model.
+        call: in the place of its own.
+    """
+    # Past Keras' own bookkeeping of attributes, which would take a function for a part of the layer.
+    object.__setattr__(layer, "call", call)
+    try:
+        yield
+    finally:
+        object.__delattr__(layer, "call")

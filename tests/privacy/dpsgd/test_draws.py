@@ -1,0 +1,87 @@
+"""Models that draw random numbers are tried too: what they draw does not excuse a gradient that goes by its place.
+
+TensorFlow's sum over positions goes by where in memory an example begins, unless its channels are a multiple of 8. The
+server's weights let nothing through that is drawn, and blow up the last bit of that sum.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from examples_of_dpsgd import batch, dp_sgd, norm
+
+from cloister.privacy.dpsgd.clipped_sums import ClippedSums
+from cloister.privacy.dpsgd.parts import added_up
+
+layers = keras.layers
+
+
+def network(channels=12):
+    keras.utils.set_random_seed(3)
+    first = (layers.Conv2D(8, 3, activation="relu"), layers.MaxPooling2D(2), layers.Dropout(0.25))
+    rest = (layers.Conv2D(channels, 3, activation="relu"), layers.GlobalAveragePooling2D())
+    return keras.Sequential([keras.Input((28, 28, 1)), *first, *rest, layers.Dense(10, activation="softmax")])
+
+
+def steep(model, seed):
+    """The mean over positions is nothing but the biases, and behind it all but their roundings cancels."""
+    rng = np.random.default_rng(seed)
+    first, second, top = (layer for layer in model.layers if layer.trainable_variables)
+    biases = rng.uniform(1, 2, second.bias.shape).astype(np.float32)
+    first.set_weights([np.zeros(first.kernel.shape), -np.ones(first.bias.shape)])
+    second.set_weights([np.zeros(second.kernel.shape), biases])
+    kernel, exact = rng.standard_normal(top.kernel.shape), biases.astype(float)
+    kernel -= exact[:, None] * (exact @ kernel) / (exact @ exact)
+    top.set_weights([2.0**35 * kernel, np.zeros(top.bias.shape)])
+
+
+def farthest(step, seeds):
+    """How far one example moves the sum, in S."""
+    model, moves = step.model, []
+    x, y = batch(model, 16, seed=2)
+    for seed in seeds:
+        steep(model, seed)
+        sums = [step.clipped_sum(x[start:], y[start:], 1.0).sums for start in (0, 1)]
+        moves.append(norm([a.astype(float) - b for a, b in zip(*sums, strict=True)]))
+    return max(moves)
+
+
+def test_dropout_does_not_hide_that_a_gradient_goes_by_its_place():
+    assert 0 < farthest(dp_sgd(network(), batch_size=16), range(4)) <= 1
+
+
+def test_without_the_trial_one_example_moves_the_sum_by_more_than_the_bound(monkeypatch):
+    monkeypatch.setattr(ClippedSums, "_is_same_at_every_place", lambda sums, examples=None: True)
+    assert farthest(dp_sgd(network(), batch_size=16), range(4)) > 1.2
+
+
+def test_models_that_draw_and_have_one_gradient_at_every_place_are_computed_together():
+    step = dp_sgd(network(16), batch_size=16)
+    assert step._clipped_sums.same_at_every_place and step._clipped_sums.places == 16
+
+
+class MyDropout(layers.Dropout):
+    """Anybody's: a model with it is computed as a whole."""
+
+
+@pytest.mark.parametrize(("drawing", "method"), [(layers.Dropout, "layers"), (MyDropout, "model")])
+def test_in_a_trial_all_examples_draw_alike(drawing, method):
+    hidden = layers.Dense(16), drawing(0.5)
+    model = keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(3, activation="softmax")])
+    step, (x, y) = dp_sgd(model, batch_size=2, microbatch_size=2), batch(model, 1)
+    sums = step._clipped_sums
+    assert step.method == method
+    every, labels, mask = np.repeat(x, sums.places, 0), np.repeat(y, sums.places, 0), np.ones((sums.places, 1), bool)
+    norms = [sums._call(every, labels, mask, 1.0, alike=alike)[3] for alike in (True, True, False)]
+    assert len({*norms[0].round(4), *norms[1].round(4)}) == 1
+    assert len({*norms[2].round(4)}) > 1
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_a_sum_over_positions_is_the_same_wherever_a_row_stands(dtype):
+    for positions, channels in ((9, 10), (49, 12), (64, 50), (100, 3), (196, 33)):
+        one = np.random.default_rng(0).standard_normal((1, positions, channels))
+        found = added_up(tf.constant(np.repeat(one, 16, 0), dtype)).numpy()
+        assert (found == found[0]).all()
+        np.testing.assert_allclose(found[0], one[0].sum(0), rtol=1e-4, atol=1e-4)
+    assert added_up(tf.ones([2, 3, 4, 5], dtype)).shape == (2, 4, 5)
