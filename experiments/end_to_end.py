@@ -12,8 +12,8 @@ come are said first, and after each round or epoch. `table` writes the thesis' f
 curves.
 
 The runs of 1,000 and 10,000 clients take many hours. A run that was stopped (Ctrl-C, or kill) has a result of its own,
-NAME-stopped, until the run has ended. With `-c privacy.noise-seed=-1` it goes on after its last round when the same
-command is given again; with seeded noise it cannot, nor can `central`.
+NAME-stopped, until the run has ended. It goes on after its last round when the same command is given again, where no
+noise is seeded: proposed, curator and naive need `-c privacy.noise-seed=-1` for that. `central` cannot go on.
 """
 
 import argparse
@@ -41,17 +41,18 @@ PARTICIPATION = {100: 0.1, 1000: 0.05, 10000: 0.005}
 """Share of the clients that train in a round, as in the thesis."""
 RESULTS = FOLDER / "results" / "end_to_end"
 SECONDS = {"mlp": 0.3, "cnn": 1.0}
-"""Of a client and a round, in the first estimate: on two cores runs of the MLP with DP-SGD took 0.1 to 0.5."""
-BASELINE = {"mlp": 0.9, "cnn": 7.0}
-"""The same of `baseline`, whose clients take a hundred times as many steps."""
-EPOCH = 8.5
-"""Seconds of an epoch of `central` with the MLP, likewise."""
+"""Of a client and a round, in the first estimate: on two cores runs of the MLP with DP-SGD took 0.1 to 0.5. Two rounds
+of the CNN, beside another run, took about 1."""
+BASELINE_SECONDS = {"mlp": 0.9, "cnn": 7.0}
+"""The same of `baseline`, whose clients take a hundred times as many steps: measured in a round or two, likewise."""
+EPOCH = {"mlp": 8.5, "cnn": 30.0}
+"""Seconds of an epoch of `central`; that of the CNN is guessed from those of clients."""
 PUBLISHED = {
+    # Rounds or epochs, and the accuracy after them in percent.
     "baseline-iid-100": (600, 98.30),
     "baseline-shards-100": (600, 97.16),
     "baseline-iid-100-cnn": (600, 99.33),
     "baseline-shards-100-cnn": (600, 99.18),
-    # Rounds or epochs, and the accuracy after them in percent.
     "central-sigma-8": (51, 89.63),
     "central": (247, 92.49),
     "central-sigma-2": (730, 95.16),
@@ -168,9 +169,9 @@ def begun_or_resumed(arguments: argparse.Namespace, settings: dict[str, Any], na
 
 
 def seconds_of_a_round(system: str, arguments: argparse.Namespace) -> float:
-    """In the first estimate."""
+    """How long a round takes, by the first estimate."""
     clients = PARTICIPATION[arguments.clients] * arguments.clients
-    return clients * (BASELINE if system == "baseline" else SECONDS)[arguments.model]
+    return clients * (BASELINE_SECONDS if system == "baseline" else SECONDS)[arguments.model]
 
 
 def federated(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -261,7 +262,7 @@ def central(arguments: argparse.Namespace) -> dict[str, Any]:
     target = TARGETS.get(settings["noise-multiplier"], 2.0)
     columns = ["epoch", "accuracy", "loss", f"published-delta-at-{target:g}", "epsilon-at-1e-5"]
     result: dict[str, Any] = {"system": "central", "settings": settings, "columns": columns, "curve": []}
-    print(hours(EPOCH * arguments.epochs), flush=True)
+    print(hours(EPOCH[arguments.model] * arguments.epochs), flush=True)
     start = time.perf_counter()
     for epoch in range(1, arguments.epochs + 1):
         for _ in trainer.train(private, data.train.x, data.train.y, steps=per_epoch, seed=10**6 + epoch):
@@ -390,7 +391,9 @@ def main() -> None:
     parser.add_argument("--output-dir", default="runs")
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument(
-        "--name", default="", help="of the run and of its result; by default from system, partition and clients"
+        "--name",
+        default="",
+        help="of the run and of its result; by default from system, partition, clients, σ and model",
     )
     parser.add_argument("-c", dest="config", action="append", help="a key of the configuration, in TOML")
     arguments = parser.parse_args()

@@ -171,10 +171,23 @@ def test_another_noise_multiplier_has_a_result_of_its_own(script, arguments, sys
 def test_another_model_has_a_result_of_its_own(script, arguments, system, name, monkeypatch):
     monkeypatch.setattr(script, "PARTICIPATION", {100: 0.1})
     arguments.system, arguments.model, arguments.clients, arguments.config = system, "cnn", 100, []
-    assert script.name_of(arguments) == name and name in {*script.PUBLISHED, "central-cnn"}
+    assert script.name_of(arguments) == name and (system == "central" or name in script.PUBLISHED)
     assert script.provenance(arguments)["command"].endswith("--model cnn")
-    settings = script.settings_of("baseline", arguments)
-    assert (settings["task.model"], settings["client.local-epochs"], settings["privacy.client"]) == ("cnn", 10, "none")
+    assert script.settings_of("proposed", arguments)["task.model"] == "cnn"
+
+
+def test_the_configuration_of_every_system_is_one(script, arguments):
+    arguments.config = []
+    found = {system: parse(script.settings_of(system, arguments)) for system in script.SYSTEMS}
+    epochs = {system: config.client.local_epochs for system, config in found.items()}
+    assert epochs == dict.fromkeys(script.SYSTEMS, 1) | {"baseline": 10}
+    assert found["baseline"].privacy.client.name == found["baseline"].privacy.server.name == "none"
+
+
+def test_the_first_estimate_is_that_of_the_system_and_the_model(script, arguments):
+    assert script.seconds_of_a_round("proposed", arguments) == pytest.approx(4 * 0.3)
+    arguments.model = "cnn"
+    assert script.seconds_of_a_round("baseline", arguments) == pytest.approx(4 * 7.0)
 
 
 def test_a_result_takes_the_place_of_the_same_commands_alone(script, arguments):

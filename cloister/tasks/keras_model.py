@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cloister.core.errors import DataError, FederationError
 from cloister.core.files import atomic_path
-from cloister.core.tensors import Compiled, Network, Tensor, Variable
+from cloister.core.tensors import Compiled, Network, Tensor, Variable, frozen_weights
 from cloister.tasks.backend import import_keras
 from cloister.tasks.base import Loss, NamedArrays
 from cloister.tasks.numpy_model import check_same
@@ -52,7 +52,7 @@ class KerasModel:
         weights = {weight.path: weight for weight in self.keras.weights}
         if len(weights) != len(self.keras.weights):
             raise FederationError("two weights of the model have the same path; give its layers different names")
-        frozen = _frozen_paths(self.keras)
+        frozen = {weight.path for weight in frozen_weights(self.keras)}
         self.variables = {path: weight for path, weight in weights.items() if path not in frozen}
         self._frozen = {path: weight for path, weight in weights.items() if path in frozen}
         self._forward: Compiled | None = None
@@ -162,11 +162,6 @@ def _fresh(build: Callable[[], Network]) -> Network:
     """A new model whose automatic names do not depend on what this process built before."""
     import_keras().utils.clear_session(free_memory=False)
     return build()
-
-
-def _frozen_paths(model: Network) -> set[str]:
-    """The weights of layers that are not to be trained, sublayers included."""
-    return {weight.path for layer in model._flatten_layers() if not layer.trainable for weight in layer.weights}
 
 
 def _copied(variables: Mapping[str, Variable]) -> dict[str, NDArray]:

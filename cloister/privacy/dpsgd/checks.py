@@ -2,7 +2,8 @@
 
 What is known not to have them is refused by name. Everything else is tried on made-up examples of many scales, with
 the model's weights moved at random so that nothing is zero by initialisation: an example's gradient must not change
-with the other examples, and norms and sums must agree with TensorFlow's own gradients of one example at a time.
+with the other examples, and norms and sums must agree with TensorFlow's own gradients of one example at a time. An
+example's gradient must not change with the others under random weights in the place of the model's either.
 """
 
 import itertools
@@ -15,12 +16,13 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from cloister.core.errors import CloisterError, ConfigError, UnsupportedModel
-from cloister.core.tensors import Layer, Network, Tensor, Variable
+from cloister.core.tensors import Layer, Network, Tensor
 from cloister.privacy.dpsgd import vectorised
 from cloister.privacy.dpsgd.capture import leaks
 from cloister.privacy.dpsgd.draws import drawing_layers, draws_otherwise, is_seed, replaced_call, seeds_of
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.row_by_row import row_by_row
+from cloister.privacy.dpsgd.trial_weights import fresh, moved, other_weights
 from cloister.privacy.dpsgd.vectorised import Loss
 
 EXAMPLES = 3
@@ -39,8 +41,8 @@ PENALTIES = ("kernel_regularizer", "bias_regularizer", ACTIVITY)
 """Attributes of a layer that add to the loss of the batch; those on the weights of a frozen layer add nothing."""
 FURTHER, ENOUGH = 4, 2
 """Other weights under which a model is tried that fails under the first, and how many it must pass under."""
-MOVED = 0.05
-"""Standard deviation at most by which weights are moved before the trial."""
+RANDOM_WEIGHTS = 4
+"""Sets of random weights under which coupling is looked for."""
 NO_SQUARE = 1e-20
 """A squared norm that is none beside those of made-up examples, which are about 1."""
 
@@ -157,77 +159,24 @@ def _reasons(layer: Layer) -> Iterator[str]:
         yield f"computes in {layer.compute_dtype}, whose norms are too coarse to bound; use float32"
 
 
-def moved(variable: Variable, seed: int) -> Tensor:
-    """The variable's value, a little off at random: nothing is zero by initialisation any more.
-
-    A kernel of many inputs moves by less, so that its outputs stay about as large as they were. The gradient of a
-    saturated output is a difference of two nearly equal numbers, and no two ways to compute it agree.
-
-    Args:
-        variable: of a model.
-        seed: of the chance.
-    """
-    inputs = int(np.prod(variable.shape[:-1]))
-    noise = np.random.default_rng(seed).standard_normal(variable.shape, np.float32)
-    return variable.value + tf.cast(min(MOVED, inputs**-0.5) * noise, variable.dtype)
-
-
-def fresh(variable: Variable, seed: int) -> Tensor:
-    """A value at random that owes nothing to the variable's own: weights that are there can hide what others show.
-
-    Args:
-        variable: of a model.
-        seed: of the chance.
-    """
-    inputs = int(np.prod(variable.shape[:-1]))
-    noise = np.random.default_rng(seed).standard_normal(variable.shape, np.float32)
-    return tf.cast(inputs**-0.5 * noise, variable.dtype)
-
-
-def sent(model: Network) -> list[Variable]:
-    """The weights that travel: of the layers that are trained, those too that are not trained themselves."""
-    frozen = {id(weight) for layer in model._flatten_layers() if not layer.trainable for weight in layer.weights}
-    return [weight for weight in model.weights if id(weight) not in frozen]
-
-
-@contextmanager
-def other_weights(model: Network, values: Callable[[Variable, int], Tensor], number: int = 0) -> Iterator[None]:
-    """Replace the weights that travel while the block runs. What is drawn in it counts for nothing afterwards.
-
-    Args:
-        model: whose they are.
-        values: the new ones, of a variable and a seed.
-        number: which of several.
-    """
-    variables = [weight for weight in sent(model) if tf.as_dtype(weight.dtype).is_floating]
-    before = [(variable, np.array(variable)) for variable in (*variables, *seeds_of(model))]
-    try:
-        for place, variable in enumerate(variables):
-            variable.assign(values(variable, number * len(variables) + place))
-        yield
-    finally:
-        for variable, value in before:
-            variable.assign(value)
-
-
 class _Trials:
     """Trials of a model under several weights."""
 
     def __init__(self, model: Network, loss: Loss, probe: Probe) -> None:
-        self._given = model, loss, probe
-        self.first = _Trial(*self._given)
+        self._model, self._loss, self._probe = model, loss, probe
+        self.first = self._moved(0)
 
     def refuse_coupling(self) -> None:
         """Raises UnsupportedModel if an example's gradient or the model's state depends on a batch.
 
-        Under other weights too: those of the model may come from a server. By them a layer that couples examples does
-        not do so in the first trial, which moves them by a known noise.
+        The model's weights may come from a server, which knows by what the first trial moves them: it can choose them
+        so that a layer couples no examples there. So random weights are tried too.
         """
         self.first.refuse_coupling(SCALES)
-        model, *_ = self._given
-        for number in range(FURTHER):
-            with other_weights(model, fresh, number):
-                _Trial(*self._given, values=lambda variable, _: variable.value).refuse_coupling(SCALES[:1])
+        for number in range(RANDOM_WEIGHTS):
+            with other_weights(self._model, fresh, number):
+                values = [tf.convert_to_tensor(variable.value) for variable in self._model.trainable_variables]
+                self._trial(values).refuse_coupling(SCALES[:1])
 
     def agree(self, check: Callable[["_Trial"], bool]) -> bool:
         """Whether the first trial passes a check, or several others do.
@@ -237,35 +186,34 @@ class _Trials:
         """
         if check(self.first):
             return True
-        others = (check(_Trial(*self._given, number)) for number in range(1, 1 + FURTHER))
+        others = (check(self._moved(number)) for number in range(1, 1 + FURTHER))
         return sum(itertools.islice(filter(None, others), ENOUGH)) == ENOUGH
+
+    def _moved(self, number: int) -> "_Trial":
+        """The trial under one of several random moves of the model's weights."""
+        variables = self._model.trainable_variables
+        first = number * len(variables)
+        return self._trial([moved(variable, first + place) for place, variable in enumerate(variables)])
+
+    def _trial(self, values: Sequence[Tensor]) -> "_Trial":
+        return _Trial(self._model, self._loss, self._probe, values)
 
 
 class _Trial:
     """The made-up examples, and what TensorFlow itself says about them.
 
     Args:
-        number: which of several random moves of the weights.
-        values: makes the weights, of a variable and a seed.
+        values: of the trainable variables, in the model's order.
     """
 
-    def __init__(
-        self,
-        model: Network,
-        loss: Loss,
-        probe: Probe,
-        number: int = 0,
-        values: Callable[[Variable, int], Tensor] = moved,
-    ) -> None:
+    def __init__(self, model: Network, loss: Loss, probe: Probe, values: Sequence[Tensor]) -> None:
         self._loss = loss
         self._plain = Gradients(model, loss, by_layer=False)
         self.model = model
         self.x, self.y = tf.convert_to_tensor(probe[0]), tf.convert_to_tensor(probe[1])
         if self.x.shape[0] != EXAMPLES or self.y.shape[0] != EXAMPLES:
             raise ConfigError(f"probe must be x and y of {EXAMPLES} examples, got {self.x.shape} and {self.y.shape}")
-        self._variables = model.trainable_variables
-        first = number * len(self._variables)
-        self._values = [values(variable, first + place) for place, variable in enumerate(self._variables)]
+        self._variables, self._values = model.trainable_variables, list(values)
 
     def _scope(self) -> keras.StatelessScope:
         """Nothing that is computed within changes the model, and each time it starts with the same random state."""

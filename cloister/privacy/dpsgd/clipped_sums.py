@@ -22,13 +22,14 @@ from numpy.typing import DTypeLike, NDArray
 from cloister.core.errors import ConfigError, UnsupportedModel
 from cloister.core.tensors import Compiled, Tensor
 from cloister.privacy.dpsgd.batches import Members, pieces
-from cloister.privacy.dpsgd.checks import Probe, fresh, moved, other_weights, refusing_what_cannot_be_tried
+from cloister.privacy.dpsgd.checks import Probe, refusing_what_cannot_be_tried
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.parts import Rows
 from cloister.privacy.dpsgd.precision import refuse_coarse_precision
 from cloister.privacy.dpsgd.rewriting import as_traced
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm, examples_at_once
 from cloister.privacy.dpsgd.running_sum import RunningSum
+from cloister.privacy.dpsgd.trial_weights import fresh, moved, other_weights
 
 LossWeights = Callable[[Tensor], Tensor]
 """What losses are multiplied with, from labels: a number for each, or one for all."""

@@ -1,7 +1,7 @@
 """What a model's layers draw at random, such as the masks of dropout.
 
-A mask belongs to a place in a batch, so what comes out for one example differs from place to place by right. Whether it
-differs for another reason too shows where all examples draw alike.
+A mask of dropout differs from place to place in a batch, and so does what comes out for an example. To see whether
+anything else depends on the place, all examples are given the same random numbers in a trial.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,8 +38,8 @@ def seeds_of(model: Network) -> list[Variable]:
 def drawing_layers(model: Network) -> list[Layer]:
     """The layers that are known to draw for each example by itself.
 
-    The law is then the same however examples are cut into calls. Of masks that a call shares, one example more would
-    give others to those that it pushes into the next call.
+    The law is then the same however examples are cut into calls. If the examples of a call shared a mask, one example
+    more would move others into the next call, and change their masks.
     """
     return [layer for layer in model._flatten_layers() if _draws_by_example(layer)]
 
@@ -52,7 +52,8 @@ def _draws_by_example(layer: Layer) -> bool:
 def draws_otherwise(model: Network) -> bool:
     """Whether anything but `drawing_layers` draws random numbers.
 
-    What it draws may mix examples, for some numbers and not for those of a trial. So it is given one example at a time.
+    It may mix examples for some random numbers and not for those of a trial. So such a model is computed one example at
+    a time.
     """
     states = {id(variable) for layer in drawing_layers(model) for variable in layer.variables}
     return any(id(variable) not in states for variable in seeds_of(model))
@@ -63,20 +64,22 @@ def drawing_alike(model: Network, alike: Tensor) -> Iterator[None]:
     """Have the layers that draw multiply all examples with the same numbers while the block runs, if that is asked for.
 
     Args:
-        model: by layer; `vectorised.whole_model` gives all of its examples the same seeds.
+        model: whose gradients are computed layer by layer. For others see `vectorised.whole_model`.
         alike: a boolean scalar, of a graph too: the same graph is tried that is used.
     """
     with ExitStack() as patches:
         for layer in drawing_layers(model):
-            patches.enter_context(replaced_call(layer, _either(layer.call, alike)))
+            patches.enter_context(replaced_call(layer, _alike_if(alike, layer.call)))
         yield
 
 
-def _either(original: Callable[..., Tensor], alike: Tensor) -> Callable[..., Tensor]:
+def _alike_if(alike: Tensor, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A layer's call that multiplies all examples with the same numbers where `alike` is true."""
+
     def call(inputs: Tensor, *args: object, **kwargs: object) -> Tensor:
         # 0, 1 or 2: products are exact at every place.
-        own = tf.round(2 * tf.random.stateless_uniform(tf.shape(inputs)[1:], seed=(0, 0), dtype=inputs.dtype))
-        return tf.where(alike, inputs * own, original(inputs, *args, **kwargs))
+        shared = tf.round(2 * tf.random.stateless_uniform(tf.shape(inputs)[1:], seed=(0, 0), dtype=inputs.dtype))
+        return tf.where(alike, inputs * shared, original(inputs, *args, **kwargs))
 
     return call
 

@@ -63,7 +63,7 @@ def whole_model(
         model, loss, x, y: as in `Gradients`.
         rows: which rows are a unit.
         loss_weights: shape (rows,), what the loss of each row is multiplied with.
-        alike: a boolean scalar: whether all examples draw the same numbers in its place.
+        alike: a boolean scalar: whether all examples draw from one fixed seed instead, as in a trial.
     """
     seeds = seeds_of(model)
     split = [tf.random.split(tf.cast(seed.value, tf.int64), x.shape[0] + 1) for seed in seeds]

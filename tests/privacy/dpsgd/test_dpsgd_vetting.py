@@ -21,8 +21,9 @@ from support import mostly_slow
 
 from cloister.core.errors import ConfigError, UnsupportedModel
 from cloister.privacy.dpsgd import checks
-from cloister.privacy.dpsgd.checks import checked, made_up, moved
+from cloister.privacy.dpsgd.checks import checked, made_up
 from cloister.privacy.dpsgd.draws import draws_otherwise
+from cloister.privacy.dpsgd.trial_weights import moved
 from cloister.privacy.mechanisms.noise import GaussianNoise
 
 layers = keras.layers
@@ -286,17 +287,22 @@ def between():
     return functional((6,), lambda x: head(layers.Dense(7, activation="tanh", name="frozen")(layers.Dense(5)(x))))
 
 
+def assert_the_first_trial_passes(model):
+    checks._Trials(model, LOSS, made_up(model)).first.refuse_coupling(checks.SCALES)
+
+
 @pytest.mark.parametrize("trained", [True, False])
-def test_a_weight_that_hides_a_coupling_from_the_first_trial_does_not_hide_it(trained):
+def test_coupling_that_a_weight_switches_off_in_the_first_trial_is_found(trained):
     model = small(layers.Dense(5, activation="tanh"), CoupledByWeight(trained))
     place, share = next((i, v) for i, v in enumerate(model.variables) if v.path.endswith("share"))
     # What the first trial moves weights by is known: there it is below zero.
     share.assign(share.value - moved(share, place) - 1.0)
+    assert_the_first_trial_passes(model)
     with pytest.raises(UnsupportedModel, match="other examples"):
         dp_sgd(model)
 
 
-def test_nor_does_another_weight_beside_whose_gradient_that_of_the_coupled_ones_is_nothing():
+def test_coupling_is_found_beside_a_branch_with_huge_outputs():
     """The other branch's outputs are 10⁷. Accepted, one example moved the sum by 13.8 S later."""
 
     def inner(x):
@@ -307,6 +313,7 @@ def test_nor_does_another_weight_beside_whose_gradient_that_of_the_coupled_ones_
     far, top = model.get_layer("far"), model.get_layer("top")
     far.bias.assign(far.bias + 1e7)
     top.kernel.assign(tf.zeros_like(top.kernel.value))
+    assert_the_first_trial_passes(model)
     with pytest.raises(UnsupportedModel, match="other examples"):
         dp_sgd(model)
 

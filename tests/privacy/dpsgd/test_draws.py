@@ -1,7 +1,7 @@
 """Models that draw random numbers are tried too: what they draw does not excuse a gradient that goes by its place.
 
-TensorFlow's sum over positions goes by where in memory an example begins, unless its channels are a multiple of 8. The
-server's weights let nothing through that is drawn, and blow up the last bit of that sum.
+The order of TensorFlow's sum over positions depends on where in memory an example begins, unless its channels are a
+multiple of 8. The server chooses weights by which dropout has no effect and the last bit of that sum is blown up.
 """
 
 import keras
@@ -47,7 +47,9 @@ def farthest(step, seeds):
 
 
 def test_dropout_does_not_hide_that_a_gradient_goes_by_its_place():
-    assert 0 < farthest(dp_sgd(network(), batch_size=16), range(4)) <= 1
+    step = dp_sgd(network(), batch_size=16)
+    assert not step._clipped_sums.same_at_every_place
+    assert 0 < farthest(step, range(4)) <= 1
 
 
 def test_without_the_trial_one_example_moves_the_sum_by_more_than_the_bound(monkeypatch):
@@ -55,8 +57,31 @@ def test_without_the_trial_one_example_moves_the_sum_by_more_than_the_bound(monk
     assert farthest(dp_sgd(network(), batch_size=16), range(4)) > 1.2
 
 
-def test_models_that_draw_and_have_one_gradient_at_every_place_are_computed_together():
-    step = dp_sgd(network(16), batch_size=16)
+def pictures(rate):
+    """Of convolutions whose filters are no multiple of 8, without a mean over positions."""
+    first = (layers.Conv2D(8, 3, activation="relu"), layers.MaxPooling2D(2), layers.Dropout(rate))
+    rest = (layers.Conv2D(12, 3, activation="relu"), layers.Flatten(), layers.Dense(3, activation="softmax"))
+    return keras.Sequential([keras.Input((16, 16, 1)), *first, *rest])
+
+
+def sequences():
+    """A dense layer of positions, whose gradients are held one by one."""
+    inner = (layers.Dense(10, activation="tanh"), layers.Flatten(), layers.Dense(3, activation="softmax"))
+    return keras.Sequential([keras.Input((64, 5)), *inner])
+
+
+TOGETHER = {
+    "a mean of 16 channels": (lambda: network(16), 1),
+    "12 filters": (lambda: pictures(0.25), 1),
+    "12 filters, in groups": (lambda: pictures(0.25), 20),
+    "positions": (sequences, 1),
+}
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_models_that_have_one_gradient_at_every_place_are_computed_together(case):
+    build, cap = TOGETHER[case]
+    step = dp_sgd(build(), batch_size=16, group_cap=cap)
     assert step._clipped_sums.same_at_every_place and step._clipped_sums.places == 16
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from examples_of_dpsgd import batch, dp_sgd
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
 
 from cloister.privacy.dpsgd import clipped_sums
@@ -83,6 +84,21 @@ def test_a_sum_of_terms_is_added_up_in_one_order(form, rewritten, monkeypatch):
         assert ("row by row" in step.kernels.values()) == (form == "row by row")
         assert all(np.array_equal(whole, sums(step, x, y)) for _ in range(3))
         assert 0 < np.linalg.norm(whole - sums(step, x[:-1], y[:-1])) <= 1
+
+
+def test_graphs_are_traced_under_these_options_too():
+    """A function that a layer compiles, and that is not inlined, keeps those under which it was traced."""
+    seen = []
+
+    class Noting(layers.Layer):
+        def call(self, x):
+            if tf.inside_function():
+                seen.append(context.context().function_call_options.config_proto_serialized)
+            return x
+
+    dp_sgd(keras.Sequential([keras.Input((3,)), Noting(), layers.Dense(2, activation="softmax")]))
+    options = config_pb2.ConfigProto.FromString(seen[-1]).graph_options.rewrite_options
+    assert options.arithmetic_optimization == rewriter_config_pb2.RewriterConfig.OFF
 
 
 def test_the_threads_own_options_are_as_they_were_afterwards():
