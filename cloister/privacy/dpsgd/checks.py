@@ -1,9 +1,9 @@
 """Whether a model has per-example gradients that can be vouched for, and how they are to be computed.
 
 What is known not to have them is refused by name. Everything else is tried on made-up examples of many scales, with
-the model's weights moved at random so that nothing is zero by initialisation: an example's gradient must not change
-with the other examples, and norms and sums must agree with TensorFlow's own gradients of one example at a time. An
-example's gradient must not change with the others under random weights in the place of the model's either.
+the model's weights moved at random so that nothing is zero by initialisation, and with random weights in their place:
+an example's gradient must not change with the other examples, and norms and sums must agree with TensorFlow's own
+gradients of one example at a time.
 """
 
 import itertools
@@ -160,40 +160,53 @@ def _reasons(layer: Layer) -> Iterator[str]:
 
 
 class _Trials:
-    """Trials of a model under several weights."""
+    """Trials of a model under its own weights, moved a little, and under random ones.
+
+    Its own may come from a server, which knows by what they are moved, and can choose them so that a fault does not
+    show: a layer then couples no examples, say, or its gradient is nothing beside another layer's.
+    """
 
     def __init__(self, model: Network, loss: Loss, probe: Probe) -> None:
         self._model, self._loss, self._probe = model, loss, probe
         self.first = self._moved(0)
 
     def refuse_coupling(self) -> None:
-        """Raises UnsupportedModel if an example's gradient or the model's state depends on a batch.
-
-        The model's weights may come from a server, which knows by what the first trial moves them: it can choose them
-        so that a layer couples no examples there. So random weights are tried too.
-        """
+        """Raises UnsupportedModel if an example's gradient or the model's state depends on a batch."""
         self.first.refuse_coupling(SCALES)
         for number in range(RANDOM_WEIGHTS):
-            with other_weights(self._model, fresh, number):
-                values = [tf.convert_to_tensor(variable.value) for variable in self._model.trainable_variables]
-                self._trial(values).refuse_coupling(SCALES[:1])
+            with self._random(number) as trial:
+                trial.refuse_coupling(SCALES[:1])
 
     def agree(self, check: Callable[["_Trial"], bool]) -> bool:
-        """Whether the first trial passes a check, or several others do.
+        """Whether a check passes under the model's weights, and under random ones."""
+        return self._passes_mostly(lambda number: check(self._moved(number))) and self._passes_mostly(
+            lambda number: self._passes_randomly(number, check)
+        )
+
+    def _passes_mostly(self, attempt: Callable[[int], bool]) -> bool:
+        """Whether the first attempt succeeds, or several others do.
 
         In some trials a pixel of a large picture lies next to a kink of an activation. Two computations may then
         differentiate different sides of it, and both are right.
         """
-        if check(self.first):
-            return True
-        others = (check(self._moved(number)) for number in range(1, 1 + FURTHER))
-        return sum(itertools.islice(filter(None, others), ENOUGH)) == ENOUGH
+        others = (attempt(number) for number in range(1, 1 + FURTHER))
+        return attempt(0) or sum(itertools.islice(filter(None, others), ENOUGH)) == ENOUGH
+
+    def _passes_randomly(self, number: int, check: Callable[["_Trial"], bool]) -> bool:
+        with self._random(number) as trial:
+            return check(trial)
 
     def _moved(self, number: int) -> "_Trial":
         """The trial under one of several random moves of the model's weights."""
         variables = self._model.trainable_variables
         first = number * len(variables)
         return self._trial([moved(variable, first + place) for place, variable in enumerate(variables)])
+
+    @contextmanager
+    def _random(self, number: int) -> Iterator["_Trial"]:
+        """The trial under one of several sets of random weights."""
+        with other_weights(self._model, fresh, number):
+            yield self._trial([tf.convert_to_tensor(variable.value) for variable in self._model.trainable_variables])
 
     def _trial(self, values: Sequence[Tensor]) -> "_Trial":
         return _Trial(self._model, self._loss, self._probe, values)
