@@ -8,7 +8,7 @@ gradients of one example at a time.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ from cloister.privacy.dpsgd.capture import leaks
 from cloister.privacy.dpsgd.draws import drawing_layers, draws_otherwise, is_seed, replaced_call, seeds_of
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.row_by_row import row_by_row
-from cloister.privacy.dpsgd.trial_weights import fresh, moved, other_weights
+from cloister.privacy.dpsgd.trial_weights import RANDOM, moved, random_weights
 from cloister.privacy.dpsgd.vectorised import Loss
 
 EXAMPLES = 3
@@ -39,10 +39,12 @@ DTYPES = ("float32", "float64")
 ACTIVITY = "activity_regularizer"
 PENALTIES = ("kernel_regularizer", "bias_regularizer", ACTIVITY)
 """Attributes of a layer that add to the loss of the batch; those on the weights of a frozen layer add nothing."""
+COUPLED = (
+    "an example's gradient changes with the other examples of its batch, so it cannot be clipped alone; look for a "
+    "layer or a loss that takes a mean, a maximum or a sum over the batch"
+)
 FURTHER, ENOUGH = 4, 2
 """Other weights under which a model is tried that fails under the first, and how many it must pass under."""
-RANDOM_WEIGHTS = 4
-"""Sets of random weights under which coupling is looked for."""
 NO_SQUARE = 1e-20
 """A squared norm that is none beside those of made-up examples, which are about 1."""
 
@@ -171,11 +173,18 @@ class _Trials:
         self.first = self._moved(0)
 
     def refuse_coupling(self) -> None:
-        """Raises UnsupportedModel if an example's gradient or the model's state depends on a batch."""
+        """Raises UnsupportedModel if an example's gradient or the model's state depends on a batch.
+
+        So it does if nothing is finite under any random weights: then nothing could be tried.
+        """
         self.first.refuse_coupling(SCALES)
-        for number in range(RANDOM_WEIGHTS):
+        finite = False
+        for number in range(len(RANDOM)):
             with self._random(number) as trial:
                 trial.refuse_coupling(SCALES[:1])
+                finite = finite or trial.is_finite()
+        if not finite:
+            raise UnsupportedModel("losses or gradients of this model are not finite under random weights")
 
     def agree(self, check: Callable[["_Trial"], bool]) -> bool:
         """Whether a check passes under the model's weights, and under random ones."""
@@ -205,7 +214,7 @@ class _Trials:
     @contextmanager
     def _random(self, number: int) -> Iterator["_Trial"]:
         """The trial under one of several sets of random weights."""
-        with other_weights(self._model, fresh, number):
+        with random_weights(self._model, number):
             yield self._trial([tf.convert_to_tensor(variable.value) for variable in self._model.trainable_variables])
 
     def _trial(self, values: Sequence[Tensor]) -> "_Trial":
@@ -238,16 +247,39 @@ class _Trial:
         Args:
             scales: what the other examples are multiplied with where they are not whole numbers.
         """
+        self._refuse_poison()
         usual = self._of_first(self.x, self.y)
         for scale in scales if self.x.dtype.is_floating else (1.0, 0.0):
             scaled = self.x * tf.cast(scale, self.x.dtype)
             among_others = self._of_first(tf.concat([self.x[:1], scaled[1:]], axis=0), self.y)
             mine, with_twins = self._of_first(scaled, self.y), self._of_first(*self._ordered(scaled, [0, 2, 2]))
-            if not (_same_if_finite(usual, among_others) and _same_if_finite(mine, with_twins)):
-                raise UnsupportedModel(
-                    "an example's gradient changes with the other examples of its batch, so it cannot be clipped "
-                    "alone; look for a layer or a loss that takes a mean, a maximum or a sum over the batch"
-                )
+            if not (_each_same_if_finite(usual, among_others) and _each_same_if_finite(mine, with_twins)):
+                raise UnsupportedModel(COUPLED)
+
+    def _refuse_poison(self) -> None:
+        """Raises UnsupportedModel if the loss of the first or the last example changes where the others are not finite.
+
+        What is not finite shows through weights that hide everything else: through layers that make it small, and
+        through those that are off.
+        """
+        if not self.x.dtype.is_floating:
+            return
+        usual = self._losses(self.x)
+        for place, value in itertools.product((0, EXAMPLES - 1), (np.nan, np.inf)):
+            poisoned = tf.fill(self.x.shape, tf.cast(value, self.x.dtype))
+            # A layer that raises an exception for such numbers is one that cannot be tried so.
+            with suppress(tf.errors.OpError):
+                found = self._losses(tf.tensor_scatter_nd_update(poisoned, [[place]], self.x[place : place + 1]))
+                if np.isfinite(usual[place]) and not np.isclose(found[place], usual[place], AGREEMENT, AGREEMENT):
+                    raise UnsupportedModel(COUPLED)
+
+    def _losses(self, x: Tensor) -> NDArray:
+        with self._scope():
+            return np.asarray(self._plain.losses(x, self.y))
+
+    def is_finite(self) -> bool:
+        """Whether the first example's gradient is, so that something was compared."""
+        return all(np.isfinite(gradient).all() for gradient in self._of_first(self.x, self.y))
 
     def _ordered(self, x: Tensor, order: list[int]) -> tuple[Tensor, Tensor]:
         return tf.gather(x, order), tf.gather(self.y, order)
@@ -374,7 +406,7 @@ def _same(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
     return bool(apart <= AGREEMENT**2 * _squares(left))
 
 
-def _same_if_finite(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
-    """Whether two gradients are the same, or at least one cannot be compared."""
+def _each_same_if_finite(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
+    """Whether two gradients are the same variable by variable, or at least one cannot be compared."""
     comparable = all(np.isfinite(gradient).all() for gradient in (*left, *right))
-    return not comparable or _same(left, right)
+    return not comparable or all(_same([one], [other]) for one, other in zip(left, right, strict=True))

@@ -12,7 +12,8 @@ alike, and a sum of several terms comes out the same in every call. All graphs a
 random numbers, all examples draw alike in the trial (`draws`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,16 +24,19 @@ from cloister.core.errors import ConfigError, UnsupportedModel
 from cloister.core.tensors import Compiled, Tensor
 from cloister.privacy.dpsgd.batches import Members, pieces
 from cloister.privacy.dpsgd.checks import Probe, refusing_what_cannot_be_tried
+from cloister.privacy.dpsgd.draws import ALIKE, AS_TRAINED, DENSE
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.parts import Rows
 from cloister.privacy.dpsgd.precision import refuse_coarse_precision
 from cloister.privacy.dpsgd.rewriting import as_traced
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm, examples_at_once
 from cloister.privacy.dpsgd.running_sum import RunningSum
-from cloister.privacy.dpsgd.trial_weights import fresh, moved, other_weights
+from cloister.privacy.dpsgd.trial_weights import moved, other_weights, random_weights
 
 LossWeights = Callable[[Tensor], Tensor]
 """What losses are multiplied with, from labels: a number for each, or one for all."""
+Trial = tuple[NDArray, NDArray, int]
+"""A made-up example, its label, and the kind of a call."""
 STRIDES = (16, 32, 64)
 """Multiples of these are tried as the number of units in a call: processors handle up to 16 numbers at a time."""
 FEWER = 2
@@ -170,8 +174,8 @@ class ClippedSums:
         mask: NDArray,
         bound: float,
         loss_weights: LossWeights | None = None,
-        alike: bool = False,
-    ) -> tuple[list[NDArray], int, int, NDArray]:
+        kind: int = AS_TRAINED,
+    ) -> tuple[list[NDArray], int, int, NDArray, NDArray]:
         units = min(units for units in self._graphs if units >= len(mask))
         labels = tf.constant(_filled(y, self.places * self._cap, self._probe[1].dtype))
         weights = tf.ones([], tf.float64) if loss_weights is None else tf.cast(loss_weights(labels), tf.float64)
@@ -181,11 +185,12 @@ class ClippedSums:
             tf.broadcast_to(weights, [self.places * self._cap]),
             tf.constant(np.concatenate([mask, np.zeros((self.places - len(mask), self._cap), bool)])),
             tf.constant(bound, tf.float64),
-            tf.constant(alike),
+            tf.constant(kind),
         )
         with as_traced():
-            sums, clipped, non_finite, norms = self._graphs[units](*given)
-        return [np.asarray(total) for total in sums], int(clipped), int(non_finite), np.asarray(norms)
+            sums, clipped, non_finite, norms, traces = self._graphs[units](*given)
+        arrays = [np.asarray(total) for total in sums]
+        return arrays, int(clipped), int(non_finite), np.asarray(norms), np.asarray(traces)
 
     def _smaller_sizes(self) -> range:
         """The numbers of units below all places that the first layers have a graph for.
@@ -206,7 +211,7 @@ class ClippedSums:
             tf.TensorSpec([self.places * self._cap], tf.float64),
             tf.TensorSpec([self.places, self._cap], tf.bool),
             tf.TensorSpec([], tf.float64),
-            tf.TensorSpec([], tf.bool),
+            tf.TensorSpec([], tf.int32),
         ]
         # Functions that a layer compiles itself keep the options under which they are traced.
         with as_traced():
@@ -222,30 +227,43 @@ class ClippedSums:
             raise UnsupportedModel(f"the model uses {foreign[0]}, a variable that Keras does not know; use add_weight")
 
     def _is_same_at_every_place(self, examples: int | None = None) -> bool:
-        """Whether each made-up example has the same norm everywhere, to the last bit, at every place of every graph.
+        """Whether each made-up example has the same gradient, to the last bit, at every place of every graph.
 
         Where a model draws random numbers, all examples draw the same ones here.
 
         Args:
-            examples: how many are tried; None: all.
+            examples: how many are tried; None: all, and what else there is to be tried in one graph.
         """
+        x, y = self._probe
+        tried = [(one, label, ALIKE) for one, label in zip(x[:examples], y[:examples], strict=True)]
+        if examples is None:
+            # Every position of a constant is a maximum, where one example has one.
+            tried += [(np.full_like(x[0], x[0].flat[0]), y[0], ALIKE), (x[0], y[0], DENSE)]
+        return all(self._has_one_gradient(tried, weights) for weights in self._trial_weights(examples))
+
+    def _trial_weights(self, examples: int | None) -> Iterator[AbstractContextManager[None]]:
+        """The model's weights, a little off, and a random set; where all is tried, another one."""
         model = self.gradients.model
-        tried = [each[:examples] for each in self._probe]
-        for values in (moved, fresh):
-            with other_weights(model, values), refusing_what_cannot_be_tried():
-                if not all(self._has_one_norm(x, y) for x, y in zip(*tried, strict=True)):
-                    return False
-        return True
+        yield other_weights(model, moved)
+        for number in range(1 if examples else 2):
+            yield random_weights(model, number)
 
-    def _has_one_norm(self, x: NDArray, y: NDArray) -> bool:
-        """Whether an example has the same norm at every place of every graph."""
-        found = [self._norms_of(x, y, units) for units in self._graphs]
-        return all(np.array_equal(norms, np.full_like(norms, found[0][0]), equal_nan=True) for norms in found)
+    def _has_one_gradient(self, tried: Sequence[Trial], weights: AbstractContextManager[None]) -> bool:
+        """Whether each of some examples has one gradient at every place of every graph, and one a finite one."""
+        with weights, refusing_what_cannot_be_tried():
+            found = [np.concatenate([self._norms_of(*one, units) for units in self._graphs]) for one in tried]
+        same = all(np.array_equal(rows, np.broadcast_to(rows[0], rows.shape), equal_nan=True) for rows in found)
+        return same and any(np.isfinite(rows[0, 0]) for rows in found)
 
-    def _norms_of(self, x: NDArray, y: NDArray, units: int) -> NDArray:
-        """The norms of one example, at every place of the graph for so many units."""
+    def _norms_of(self, x: NDArray, y: NDArray, kind: int, units: int) -> NDArray:
+        """The norm of one example and a fingerprint of its gradient, at every place of the graph for so many units.
+
+        Returns:
+            Shape (units, 2).
+        """
         every, labels = (np.repeat(one[None], units * self._cap, axis=0) for one in (x, y))
-        return self._call(every, labels, np.ones((units, self._cap), bool), 1.0, alike=True)[3][:units]
+        *_, norms, traces = self._call(every, labels, np.ones((units, self._cap), bool), 1.0, kind=kind)
+        return np.stack([norms, traces.astype(np.float64)], axis=1)[:units]
 
 
 def _check_loss_weights(loss_weights: LossWeights, labels: NDArray) -> None:

@@ -96,6 +96,7 @@ class Gram:
     def __init__(self, layer: Layer, inputs: Tensor, deltas: Tensor, rows: Rows) -> None:
         self._layer, self._rows = layer, rows
         self._inputs, self._deltas = tf.cast(inputs, tf.float64), tf.cast(deltas, tf.float64)
+        self.held: Sequence[Tensor] = (rows.by_unit(self._inputs), rows.by_unit(self._deltas))
 
     def squared_norms(self) -> Tensor:
         """Σ_{s,t} (patch_s·patch_t + 1)(d_s·d_t), the 1 being the bias, and a part of the squared mass."""

@@ -68,6 +68,7 @@ class Outer:
 
     def __init__(self, inputs: Tensor, deltas: Tensor, bias: bool) -> None:
         self._inputs, self._deltas, self._bias = inputs, deltas, bias
+        self.held: Sequence[Tensor] = (inputs, deltas)
 
     def squared_norms(self) -> Tensor:
         """(‖a‖² + 1)·‖d‖², the 1 being the bias."""

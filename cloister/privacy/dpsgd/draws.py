@@ -1,4 +1,4 @@
-"""What a model's layers draw at random, such as the masks of dropout.
+"""What a model's layers draw at random, such as the masks of dropout, and what they draw in a trial.
 
 A mask of dropout differs from place to place in a batch, and so does what comes out for an example. To see whether
 anything else depends on the place, all examples are given the same random numbers in a trial.
@@ -12,6 +12,10 @@ import tensorflow as tf
 
 from cloister.core.tensors import Layer, Network, Tensor, Variable
 
+AS_TRAINED, ALIKE, DENSE = range(3)
+"""Kinds of a call of a graph. `ALIKE`: all examples draw the same random numbers. `DENSE`: besides, gradients of what
+comes out of layers are random numbers. In a trial a maximum over positions, say, leaves a layer's gradient one term of
+many, and one term has no order in which it could be added up."""
 RANDOM_BY_EXAMPLE = (
     keras.layers.Dropout,
     keras.layers.SpatialDropout1D,
@@ -60,28 +64,44 @@ def draws_otherwise(model: Network) -> bool:
 
 
 @contextmanager
-def drawing_alike(model: Network, alike: Tensor) -> Iterator[None]:
-    """Have the layers that draw multiply all examples with the same numbers while the block runs, if that is asked for.
+def drawing(model: Network, kind: Tensor) -> Iterator[None]:
+    """Have the layers that draw multiply all examples with the same numbers while the block runs, but for `AS_TRAINED`.
 
     Args:
         model: whose gradients are computed layer by layer. For others see `vectorised.whole_model`.
-        alike: a boolean scalar, of a graph too: the same graph is tried that is used.
+        kind: of the call, a scalar, of a graph too: the same graph is tried that is used.
     """
     with ExitStack() as patches:
         for layer in drawing_layers(model):
-            patches.enter_context(replaced_call(layer, _alike_if(alike, layer.call)))
+            patches.enter_context(replaced_call(layer, _alike_unless_trained(kind, layer.call)))
         yield
 
 
-def _alike_if(alike: Tensor, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A layer's call that multiplies all examples with the same numbers where `alike` is true."""
+def _alike_unless_trained(kind: Tensor, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A layer's call that multiplies all examples with the same numbers in a trial."""
 
     def call(inputs: Tensor, *args: object, **kwargs: object) -> Tensor:
         # 0, 1 or 2: products are exact at every place.
         shared = tf.round(2 * tf.random.stateless_uniform(tf.shape(inputs)[1:], seed=(0, 0), dtype=inputs.dtype))
-        return tf.where(alike, inputs * shared, original(inputs, *args, **kwargs))
+        return tf.where(kind == AS_TRAINED, original(inputs, *args, **kwargs), inputs * shared)
 
     return call
+
+
+def densely(delta: Tensor, kind: Tensor, seed: int) -> Tensor:
+    """A gradient of what comes out of a layer, or in its place random numbers, the same for each row, if `DENSE`.
+
+    Args:
+        delta: shape (rows, ...).
+        kind: of the call.
+        seed: of the random numbers.
+    """
+
+    def dense() -> Tensor:
+        row = tf.random.stateless_normal(tf.shape(delta)[1:], seed=(seed, 1), dtype=delta.dtype)
+        return tf.broadcast_to(row, tf.shape(delta))
+
+    return tf.cond(kind == DENSE, dense, lambda: delta)
 
 
 @contextmanager

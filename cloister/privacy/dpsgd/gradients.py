@@ -1,5 +1,6 @@
 """The clipped sum of a microbatch's per-unit gradients, as one computation of fixed shape."""
 
+import itertools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -10,8 +11,8 @@ from cloister.privacy.dpsgd import vectorised
 from cloister.privacy.dpsgd.capture import Call, CapturedLayer, captured_layers, is_plain_dense, record
 from cloister.privacy.dpsgd.convolution import MANY_EXAMPLES, convolution
 from cloister.privacy.dpsgd.dense import dense
-from cloister.privacy.dpsgd.draws import drawing_alike
-from cloister.privacy.dpsgd.parts import Part, Rows
+from cloister.privacy.dpsgd.draws import AS_TRAINED, densely, drawing
+from cloister.privacy.dpsgd.parts import Part, Rows, fingerprints
 from cloister.privacy.dpsgd.rounding import SMALLEST_FACTOR
 from cloister.privacy.dpsgd.row_by_row import RowByRow, row_by_row
 from cloister.privacy.dpsgd.vectorised import Loss
@@ -77,7 +78,7 @@ class Gradients:
         return losses
 
     def parts(
-        self, x: Tensor, y: Tensor, rows: Rows, loss_weights: Tensor, alike: Tensor
+        self, x: Tensor, y: Tensor, rows: Rows, loss_weights: Tensor, kind: Tensor
     ) -> list[tuple[tuple[Variable, ...], Part]]:
         """Variables and their per-unit gradients; variables that the loss does not need are left out.
 
@@ -87,22 +88,24 @@ class Gradients:
             y: a label in each row.
             rows: which examples are a unit.
             loss_weights: shape (rows,), double: what each example's loss is multiplied with.
-            alike: a boolean scalar: whether all examples draw the same random numbers, in a trial.
+            kind: of the call, as in `draws`: it is for training or for a trial.
         """
         if not self.by_layer:
-            part = vectorised.whole_model(self.model, self._loss, x, y, rows, loss_weights, alike)
+            part = vectorised.whole_model(self.model, self._loss, x, y, rows, loss_weights, kind)
             return [(tuple(self.model.trainable_variables), part)]
         first = self.first_layers(rows)
         copies = first.copies(x.shape[0]) if first else []
 
         def forward() -> Tensor:
-            with drawing_alike(self.model, alike):
+            with drawing(self.model, kind):
                 outputs = first.outputs(x, copies, rows.count) if first else self.model(x, training=True)
             losses = self._of_outputs(outputs, y)
             return losses * tf.cast(loss_weights, losses.dtype)
 
         layers = [captured for captured in self.layers if not (first and captured.layer in first.layers)]
         calls, of_copies = record(layers, forward, copies)
+        for number, call in enumerate(itertools.chain.from_iterable(calls)):
+            call.deltas = [None if delta is None else densely(delta, kind, number) for delta in call.deltas]
         found = [
             (captured, _part(captured, own, rows))
             for captured, own in zip(layers, map(_needed, calls), strict=True)
@@ -116,8 +119,8 @@ class Gradients:
         return parts
 
     def clipped(
-        self, x: Tensor, y: Tensor, loss_weights: Tensor, mask: Tensor, bound: Tensor, alike: Tensor
-    ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+        self, x: Tensor, y: Tensor, loss_weights: Tensor, mask: Tensor, bound: Tensor, kind: Tensor
+    ) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor]:
         """Σ over the units of gradient·min(1, bound/‖gradient‖), a unit's gradient being the mean of its examples'.
 
         Norms are overstated by what roundings may have taken from them. A unit whose gradient, or the square of its
@@ -129,14 +132,14 @@ class Gradients:
             mask: shape (U, cap), False for padding: of what stands there nothing reaches the sums. An empty unit
                 counts for nothing.
             bound: above 0, double.
-            alike: as in `parts`.
+            kind: as in `parts`.
 
         Returns:
             A sum for each trainable variable; how many units were scaled down; how many were not finite; all norms,
-            shape (U,), double.
+            shape (U,), double; in a trial a fingerprint of what is held of each unit, shape (U,).
         """
         rows, real = Rows(*mask.shape), tf.reduce_any(mask, axis=1)
-        parts = self.parts(x, y, rows, loss_weights if rows.each == 1 else loss_weights * _shares(mask), alike)
+        parts = self.parts(x, y, rows, loss_weights if rows.each == 1 else loss_weights * _shares(mask), kind)
         total = tf.add_n([part.squared_norms() for _, part in parts])
         finite = tf.math.is_finite(total)
         norms = tf.sqrt(total) * ROOT
@@ -145,7 +148,9 @@ class Gradients:
         factors = tf.where(factors < SMALLEST_FACTOR, tf.zeros_like(factors), factors)
         sums = self._sums(parts, factors, finite)
         clipped = tf.math.count_nonzero(finite & real & (norms > bound))
-        return sums, clipped, tf.math.count_nonzero(real & ~finite), norms
+        held = [tensor for _, part in parts for tensor in part.held]
+        traces = tf.cond(kind == AS_TRAINED, lambda: tf.zeros(rows.units, tf.int32), lambda: fingerprints(held))
+        return sums, clipped, tf.math.count_nonzero(real & ~finite), norms, traces
 
     def weighted(self, x: Tensor, y: Tensor, factors: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Squared norms of examples, shape (B,), and Σ factors[i]·gradient[i], without any bound.
@@ -154,7 +159,7 @@ class Gradients:
             x, y: a batch of B examples.
             factors: of each, shape (B,), double.
         """
-        parts = self.parts(x, y, Rows(x.shape[0]), tf.ones_like(factors), tf.constant(False))
+        parts = self.parts(x, y, Rows(x.shape[0]), tf.ones_like(factors), tf.constant(AS_TRAINED))
         total = tf.add_n([part.squared_norms() for _, part in parts])
         return total, self._sums(parts, factors, tf.math.is_finite(total))
 

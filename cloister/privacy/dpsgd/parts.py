@@ -51,9 +51,11 @@ class Part(Protocol):
 
     Attributes:
         kernel: the name of the form they are held in.
+        held: tensors of leading size U from which everything else is computed.
     """
 
     kernel: str
+    held: Sequence[Tensor]
 
     def squared_norms(self) -> Tensor:
         """Shape (U,), double: no less than each unit's squared L2 norm over these variables.
@@ -83,11 +85,11 @@ class PerUnit:
 
     def __init__(self, kernel: str, gradients: Sequence[Tensor], rows: Rows) -> None:
         self.kernel = kernel
-        self._gradients = [rows.summed(gradient) for gradient in gradients]
+        self.held: Sequence[Tensor] = [rows.summed(gradient) for gradient in gradients]
 
     def squared_norms(self) -> Tensor:
         """As `Part` says."""
-        return tf.add_n([squares(gradient) for gradient in self._gradients])
+        return tf.add_n([squares(gradient) for gradient in self.held])
 
     def weighted_sum(self, factors: Tensor, clean: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """As `Part` says.
@@ -96,7 +98,27 @@ class PerUnit:
             factors: of each unit, shape (U,).
             clean: puts zeros where a unit's numbers are not finite.
         """
-        return [_combined(clean(gradient), factors) for gradient in self._gradients]
+        return [_combined(clean(gradient), factors) for gradient in self.held]
+
+
+def fingerprints(held: Sequence[Tensor]) -> Tensor:
+    """A whole number for each unit: another one, but for a chance of 2^-31 or so, if a bit of what is held is another.
+
+    Norms do not show the last bit of a bias beside thousands of other numbers. Whole numbers add up to the same in any
+    order.
+
+    Args:
+        held: tensors of leading size U.
+
+    Returns:
+        Shape (U,), int32. Both zeros are one.
+    """
+    return tf.add_n([_fingerprint(tensor) for tensor in held])
+
+
+def _fingerprint(tensor: Tensor) -> Tensor:
+    bits = tf.reshape(tf.bitcast(tensor + tf.zeros([], tensor.dtype), tf.int32), [tensor.shape[0], -1])
+    return tf.reduce_sum(bits * (2 * tf.range(bits.shape[1]) + 1), axis=1)
 
 
 def squares(tensor: Tensor) -> Tensor:

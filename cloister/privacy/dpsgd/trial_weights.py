@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +12,9 @@ from cloister.privacy.dpsgd.draws import seeds_of
 
 MOVED = 0.05
 """Standard deviation at most by which weights are moved."""
+RANDOM = ((1.0, 1.0), (1.5, 0.1), (3.0, 0.01), (10.0, 0.0), (1.0, 0.0))
+"""Of each set of random weights, the standard deviations: of outputs of a kernel, and of biases. With large biases all
+examples look alike to the layers behind."""
 
 
 def moved(variable: Variable, seed: int) -> Tensor:
@@ -26,14 +30,17 @@ def moved(variable: Variable, seed: int) -> Tensor:
     return variable.value + tf.cast(min(MOVED, _scale(variable)) * _noise(variable, seed), variable.dtype)
 
 
-def fresh(variable: Variable, seed: int) -> Tensor:
+def fresh(variable: Variable, seed: int, number: int = 0) -> Tensor:
     """A random value that does not depend on the variable's value, by which a server can hide what it will do later.
 
     Args:
         variable: of a model.
         seed: of the random numbers.
+        number: of the set of random weights, which says how large they are.
     """
-    return tf.cast(_scale(variable) * _noise(variable, seed), variable.dtype)
+    kernels, biases = RANDOM[number]
+    deviation = kernels * _scale(variable) if len(variable.shape) > 1 else biases
+    return tf.cast(deviation * _noise(variable, seed), variable.dtype)
 
 
 def _scale(variable: Variable) -> float:
@@ -49,6 +56,18 @@ def sent(model: Network) -> list[Variable]:
     """The weights that a server sends: of the layers that are trained, those too that are not trained themselves."""
     frozen = {id(weight) for weight in frozen_weights(model)}
     return [weight for weight in model.weights if id(weight) not in frozen]
+
+
+@contextmanager
+def random_weights(model: Network, number: int) -> Iterator[None]:
+    """Replace the weights that a server sends by a set of random ones while the block runs.
+
+    Args:
+        model: whose they are.
+        number: of the set.
+    """
+    with other_weights(model, partial(fresh, number=number), number):
+        yield
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import tensorflow as tf
 from cloister.privacy.dpsgd import convolution, exact_noise
 from cloister.privacy.dpsgd.capture import Call, CapturedLayer
 from cloister.privacy.dpsgd.dense import Gram, Outer, dense
+from cloister.privacy.dpsgd.draws import AS_TRAINED
 from cloister.privacy.dpsgd.gradients import Gradients, cleaner
 from cloister.privacy.dpsgd.parts import PerUnit
 from cloister.privacy.dpsgd.rounding import overstatement
@@ -135,7 +136,7 @@ class Drawn(Gradients):
     def __init__(self, kind):
         self.kind = kind
 
-    def parts(self, x, y, rows, shares, alike):
+    def parts(self, x, y, rows, shares, kind):
         return [((), self.kind.part(x, y, rows))]
 
     def _sums(self, parts, factors, finite):
@@ -151,8 +152,8 @@ def compiled(name):
     masks = [everybody] + [everybody & (np.arange(UNITS) != left)[:, None] for left in range(UNITS)]
 
     def sums(inputs, deltas, bound):
-        weights, alike = tf.ones(rows, tf.float64), tf.constant(False)
-        found = [Drawn(kind).clipped(inputs, deltas, weights, tf.constant(mask), bound, alike) for mask in masks]
+        weights, trained = tf.ones(rows, tf.float64), tf.constant(AS_TRAINED)
+        found = [Drawn(kind).clipped(inputs, deltas, weights, tf.constant(mask), bound, trained) for mask in masks]
         return [sums for sums, *_ in found]
 
     return tf.function(sums, input_signature=[*signature, tf.TensorSpec([], tf.float64)], autograph=False)

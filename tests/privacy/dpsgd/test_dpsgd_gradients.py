@@ -33,6 +33,7 @@ from hypothesis import strategies as st
 from support import mostly_slow
 
 from cloister.privacy.dpsgd import convolution
+from cloister.privacy.dpsgd.draws import AS_TRAINED
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.tasks import mnist
 
@@ -179,7 +180,14 @@ def test_generated_models(model):
 def test_the_whole_model_at_once_is_the_same():
     model = smooth(perturbed(group_norm()))
     x, y = (tf.constant(array) for array in batch(model, 5))
-    given = x, y, tf.ones(5, tf.float64), tf.constant([[True]] * 5), tf.constant(0.5, tf.float64), tf.constant(False)
+    given = (
+        x,
+        y,
+        tf.ones(5, tf.float64),
+        tf.constant([[True]] * 5),
+        tf.constant(0.5, tf.float64),
+        tf.constant(AS_TRAINED),
+    )
     by_layer, clipped, *_ = Gradients(model, LOSS, True).clipped(*given)
     whole, clipped_whole, *_ = Gradients(model, LOSS, False).clipped(*given)
     assert relative_error([g.numpy() for g in whole], [g.numpy() for g in by_layer]) < TOLERANCE
@@ -255,7 +263,9 @@ def test_what_is_not_finite_contributes_zero_as_a_whole_model():
     x[1] = np.inf
     gradients = Gradients(model, LOSS, False)
     weights, mask, bound = tf.ones(4, tf.float64), tf.constant([[True]] * 4), tf.constant(0.5, tf.float64)
-    sums, _, non_finite, _ = gradients.clipped(tf.constant(x), tf.constant(y), weights, mask, bound, tf.constant(False))
+    sums, _, non_finite, *_ = gradients.clipped(
+        tf.constant(x), tf.constant(y), weights, mask, bound, tf.constant(AS_TRAINED)
+    )
     assert int(non_finite) == 1
     keep = [0, 2, 3]
     assert relative_error([g.numpy() for g in sums], brute_force(model, x[keep], y[keep], 0.5)) < TOLERANCE

@@ -46,7 +46,7 @@ class MixedNowAndThen(keras.Layer):
 
     def call(self, x):
         mixed = keras.random.uniform((), seed=self.seed_generator) < 0.1
-        return x + keras.ops.cast(mixed, x.dtype) * x[::-1]
+        return x + keras.ops.where(mixed, x[::-1], 0.0)
 
 
 class DropsAConstant(keras.Layer):
@@ -188,6 +188,13 @@ class CoupledBelow(keras.Layer):
         return x - keras.ops.max(keras.ops.relu(-x - 20.0), axis=0, keepdims=True)
 
 
+class FromTheOneBefore(keras.Layer):
+    """Couples each example with the one in front of it: the first one with none."""
+
+    def call(self, x):
+        return x + keras.ops.concatenate([keras.ops.zeros_like(x[:1]), x[:-1]])
+
+
 class CoupledByWeight(keras.Layer):
     """Couples examples as far as a weight says, which a server sends, whether it is trained or not."""
 
@@ -288,12 +295,58 @@ def between():
     return functional((6,), lambda x: head(layers.Dense(7, activation="tanh", name="frozen")(layers.Dense(5)(x))))
 
 
+@pytest.fixture
+def no_poison(monkeypatch):
+    """Examples that are not finite would show it too, in the first trial."""
+    monkeypatch.setattr(checks._Trial, "_refuse_poison", lambda trial: None)
+
+
 def assert_the_first_trial_passes(model):
     checks._Trials(model, LOSS, made_up(model)).first.refuse_coupling(checks.SCALES)
 
 
+def deep(coupled):
+    """Behind many layers with large biases all examples look alike, and a layer that is off hides the rest."""
+
+    def inner(x):
+        x = layers.Rescaling(1 / 255)(x)
+        for _ in range(5):
+            x = layers.Conv2D(8, 3, padding="same", activation="relu")(x)
+        x = coupled(layers.Dense(16, activation="relu")(layers.GlobalAveragePooling2D()(x)))
+        return layers.Dense(5, activation="softmax")(layers.Dense(16, activation="relu", name="off")(x))
+
+    model = functional((12, 12, 1), inner)
+    off = model.get_layer("off")
+    off.bias.assign(off.bias - 1e6)
+    return model
+
+
+@pytest.mark.parametrize("coupled", [layers.UnitNormalization(axis=0), BatchMean(), FromTheOneBefore()])
+def test_examples_that_are_not_finite_show_coupling_that_weights_hide(coupled, monkeypatch):
+    """Accepted, one example moved the sum by 15.5 S later."""
+    with pytest.raises(UnsupportedModel, match="other examples"):
+        dp_sgd(deep(coupled))
+    monkeypatch.setattr(checks._Trial, "_refuse_poison", lambda trial: None)
+    assert_the_first_trial_passes(deep(type(coupled).from_config(coupled.get_config())))
+
+
+class NeverFinite(layers.Layer):
+    """As a root of a weight that random numbers make negative."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(64,), initializer="ones")
+
+    def call(self, x):
+        return x * keras.ops.sum(keras.ops.sqrt(self.scale - 0.9))
+
+
+def test_a_model_of_which_nothing_is_finite_under_random_weights_is_refused():
+    with pytest.raises(UnsupportedModel, match="not finite under random weights"):
+        dp_sgd(small(NeverFinite()))
+
+
 @pytest.mark.parametrize("trained", [True, False])
-def test_coupling_that_a_weight_switches_off_in_the_first_trial_is_found(trained):
+def test_coupling_that_a_weight_switches_off_in_the_first_trial_is_found(trained, no_poison):
     model = small(layers.Dense(5, activation="tanh"), CoupledByWeight(trained))
     place, share = next((i, v) for i, v in enumerate(model.variables) if v.path.endswith("share"))
     # What the first trial moves weights by is known: there it is below zero.
@@ -303,7 +356,7 @@ def test_coupling_that_a_weight_switches_off_in_the_first_trial_is_found(trained
         dp_sgd(model)
 
 
-def test_coupling_is_found_beside_a_branch_with_huge_outputs():
+def test_coupling_is_found_beside_a_branch_with_huge_outputs(no_poison):
     """The other branch's outputs are 10⁷. Accepted, one example moved the sum by 13.8 S later."""
 
     def inner(x):
@@ -314,7 +367,6 @@ def test_coupling_is_found_beside_a_branch_with_huge_outputs():
     far, top = model.get_layer("far"), model.get_layer("top")
     far.bias.assign(far.bias + 1e7)
     top.kernel.assign(tf.zeros_like(top.kernel.value))
-    assert_the_first_trial_passes(model)
     with pytest.raises(UnsupportedModel, match="other examples"):
         dp_sgd(model)
 

@@ -4,14 +4,18 @@ The order of TensorFlow's sum over positions depends on where in memory an examp
 multiple of 8. The server chooses weights by which dropout has no effect and the last bit of that sum is blown up.
 """
 
+from contextlib import nullcontext
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from examples_of_dpsgd import batch, dp_sgd, norm
+from support import mostly_slow
 
 from cloister.privacy.dpsgd.clipped_sums import ClippedSums
-from cloister.privacy.dpsgd.parts import added_up
+from cloister.privacy.dpsgd.draws import ALIKE, AS_TRAINED, DENSE
+from cloister.privacy.dpsgd.parts import added_up, fingerprints
 
 layers = keras.layers
 
@@ -35,12 +39,12 @@ def steep(model, seed):
     top.set_weights([2.0**35 * kernel, np.zeros(top.bias.shape)])
 
 
-def farthest(step, seeds):
-    """How far one example moves the sum, in S."""
+def farthest(step, seeds, chosen=steep):
+    """How far one example moves the sum, in S, under weights that are chosen."""
     model, moves = step.model, []
     x, y = batch(model, 16, seed=2)
     for seed in seeds:
-        steep(model, seed)
+        chosen(model, seed)
         sums = [step.clipped_sum(x[start:], y[start:], 1.0).sums for start in (0, 1)]
         moves.append(norm([a.astype(float) - b for a, b in zip(*sums, strict=True)]))
     return max(moves)
@@ -52,9 +56,60 @@ def test_dropout_does_not_hide_that_a_gradient_goes_by_its_place():
     assert 0 < farthest(step, range(4)) <= 1
 
 
-def test_without_the_trial_one_example_moves_the_sum_by_more_than_the_bound(monkeypatch):
+def untried(monkeypatch):
     monkeypatch.setattr(ClippedSums, "_is_same_at_every_place", lambda sums, examples=None: True)
+
+
+@pytest.mark.slow
+def test_without_the_trial_one_example_moves_the_sum_by_more_than_the_bound(monkeypatch):
+    untried(monkeypatch)
     assert farthest(dp_sgd(network(), batch_size=16), range(4)) > 1.2
+
+
+def text():
+    """A convolution shared by two parts of a text, and the largest of each filter's numbers over each part."""
+    keras.utils.set_random_seed(3)
+    inputs, convolution = keras.Input((40,), dtype="int32"), layers.Conv1D(13, 3, activation="relu")
+    embedded, largest = layers.Embedding(50, 9)(inputs), layers.GlobalMaxPooling1D()
+    both = layers.Concatenate()([largest(convolution(embedded[:, :13])), largest(convolution(embedded[:, 13:]))])
+    return keras.Model(inputs, layers.Dense(10, activation="softmax")(both))
+
+
+def level(model, seed):
+    """All positions are the largest ones, and what the two parts give the biases cancels but for roundings."""
+    embedding, convolution, top = (layer for layer in model.layers if layer.trainable_variables)
+    embedding.set_weights([np.zeros(embedding.embeddings.shape)])
+    convolution.set_weights([np.zeros(convolution.kernel.shape), np.full(convolution.bias.shape, 2.0**-60)])
+    half = 2.0**35 * np.random.default_rng(seed).standard_normal((13, 10))
+    top.set_weights([np.concatenate([half, -half]), np.zeros(10)])
+
+
+@pytest.mark.slow
+def test_a_sum_of_which_an_example_has_one_term_is_tried_with_many():
+    step = dp_sgd(text(), batch_size=16)
+    sums, (x, y) = step._clipped_sums, batch(step.model, 1)
+    assert not sums.same_at_every_place
+    assert sums._has_one_gradient([(x[0], y[0], ALIKE)], nullcontext())
+    assert not sums._has_one_gradient([(x[0], y[0], DENSE)], nullcontext())
+    assert 0 < farthest(step, range(4), level) <= 1
+
+
+@pytest.mark.slow
+def test_without_the_trial_it_lets_one_example_move_the_sum_by_more_than_the_bound(monkeypatch):
+    untried(monkeypatch)
+    assert farthest(dp_sgd(text(), batch_size=16), range(4), level) > 2
+
+
+def test_a_fingerprint_shows_every_bit():
+    rng = np.random.default_rng(0)
+    held = [rng.standard_normal((1, 300, 5)).astype(np.float32), rng.standard_normal((1, 7))]
+    rows = [np.repeat(array, 4, axis=0) for array in held]
+    rows[0][1, 17, 2] = np.nextafter(rows[0][1, 17, 2], 2, dtype=np.float32)
+    rows[1][2, 3] = np.nextafter(rows[1][2, 3], 2)
+    rows[0][3, [4, 5]] = rows[0][3, [5, 4]]
+    assert len(set(fingerprints([tf.constant(array) for array in rows]).numpy())) == 4
+    zeros = tf.constant([[0.0, -0.0], [-0.0, 0.0]])
+    assert len(set(fingerprints([zeros]).numpy())) == 1
 
 
 def pictures(rate):
@@ -78,7 +133,7 @@ TOGETHER = {
 }
 
 
-@pytest.mark.parametrize("case", TOGETHER)
+@pytest.mark.parametrize("case", mostly_slow(TOGETHER, ["12 filters"]))
 def test_models_that_have_one_gradient_at_every_place_are_computed_together(case):
     build, cap = TOGETHER[case]
     step = dp_sgd(build(), batch_size=16, group_cap=cap)
@@ -97,7 +152,7 @@ def test_in_a_trial_all_examples_draw_alike(drawing, method):
     sums = step._clipped_sums
     assert step.method == method
     every, labels, mask = np.repeat(x, sums.places, 0), np.repeat(y, sums.places, 0), np.ones((sums.places, 1), bool)
-    norms = [sums._call(every, labels, mask, 1.0, alike=alike)[3] for alike in (True, True, False)]
+    norms = [sums._call(every, labels, mask, 1.0, kind=kind)[3] for kind in (ALIKE, ALIKE, AS_TRAINED)]
     assert len({*norms[0].round(4), *norms[1].round(4)}) == 1
     assert len({*norms[2].round(4)}) > 1
 

@@ -11,6 +11,7 @@ from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, functional, grad
 from support import mostly_slow
 
 from cloister.privacy.dpsgd import checks, clipped_sums, gradients, row_by_row
+from cloister.privacy.dpsgd.draws import ALIKE
 from cloister.privacy.dpsgd.parts import Rows
 from cloister.privacy.dpsgd.row_by_row import RowByRow
 
@@ -221,7 +222,7 @@ def differing(model, scale):
     strided_one.set_weights([scale * array for array in strided_one.get_weights()])
     sums, found = step._clipped_sums, 0
     for x, y in zip(*batch(model, 6, seed=2), strict=True):
-        norms = np.concatenate([sums._norms_of(x, y, units) for units in sums._graphs])
+        norms = np.concatenate([sums._norms_of(x, y, ALIKE, units)[:, 0] for units in sums._graphs])
         assert norms[0] > 0
         found += len(set(norms)) > 1
     assert len(sums._graphs) == 5 and "row by row" in forms(step)
