@@ -22,7 +22,7 @@ from cloister.privacy.dpsgd.capture import leaks
 from cloister.privacy.dpsgd.draws import drawing_layers, draws_otherwise, is_seed, replaced_call, seeds_of
 from cloister.privacy.dpsgd.gradients import Gradients
 from cloister.privacy.dpsgd.row_by_row import row_by_row
-from cloister.privacy.dpsgd.trial_weights import RANDOM, moved, random_weights
+from cloister.privacy.dpsgd.trial_weights import moved, random_weights
 from cloister.privacy.dpsgd.vectorised import Loss
 
 EXAMPLES = 3
@@ -43,6 +43,8 @@ COUPLED = (
     "an example's gradient changes with the other examples of its batch, so it cannot be clipped alone; look for a "
     "layer or a loss that takes a mean, a maximum or a sum over the batch"
 )
+SETS = 3
+"""Of random weights, under which coupling is looked for."""
 FURTHER, ENOUGH = 4, 2
 """Other weights under which a model is tried that fails under the first, and how many it must pass under."""
 NO_SQUARE = 1e-20
@@ -177,12 +179,14 @@ class _Trials:
 
         So it does if nothing is finite under any random weights: then nothing could be tried.
         """
+        self.first.refuse_poison()
         self.first.refuse_coupling(SCALES)
         finite = False
-        for number in range(len(RANDOM)):
+        for number in range(SETS):
             with self._random(number) as trial:
-                trial.refuse_coupling(SCALES[:1])
-                finite = finite or trial.is_finite()
+                if number == 0:
+                    trial.refuse_poison()
+                finite |= trial.refuse_coupling(SCALES[:1])
         if not finite:
             raise UnsupportedModel("losses or gradients of this model are not finite under random weights")
 
@@ -241,13 +245,15 @@ class _Trial:
         """Nothing that is computed within changes the model, and each time it starts with the same random state."""
         return keras.StatelessScope(list(zip(self._variables, self._values, strict=True)), collect_losses=True)
 
-    def refuse_coupling(self, scales: Sequence[float]) -> None:
+    def refuse_coupling(self, scales: Sequence[float]) -> bool:
         """Raises UnsupportedModel if an example's gradient or the model's state depends on a batch.
 
         Args:
             scales: what the other examples are multiplied with where they are not whole numbers.
+
+        Returns:
+            Whether the example's gradient is finite, so that it was compared.
         """
-        self._refuse_poison()
         usual = self._of_first(self.x, self.y)
         for scale in scales if self.x.dtype.is_floating else (1.0, 0.0):
             scaled = self.x * tf.cast(scale, self.x.dtype)
@@ -255,8 +261,9 @@ class _Trial:
             mine, with_twins = self._of_first(scaled, self.y), self._of_first(*self._ordered(scaled, [0, 2, 2]))
             if not (_each_same_if_finite(usual, among_others) and _each_same_if_finite(mine, with_twins)):
                 raise UnsupportedModel(COUPLED)
+        return all(np.isfinite(gradient).all() for gradient in usual)
 
-    def _refuse_poison(self) -> None:
+    def refuse_poison(self) -> None:
         """Raises UnsupportedModel if the loss of the first or the last example changes where the others are not finite.
 
         What is not finite shows through weights that hide everything else: through layers that make it small, and
@@ -276,10 +283,6 @@ class _Trial:
     def _losses(self, x: Tensor) -> NDArray:
         with self._scope():
             return np.asarray(self._plain.losses(x, self.y))
-
-    def is_finite(self) -> bool:
-        """Whether the first example's gradient is, so that something was compared."""
-        return all(np.isfinite(gradient).all() for gradient in self._of_first(self.x, self.y))
 
     def _ordered(self, x: Tensor, order: list[int]) -> tuple[Tensor, Tensor]:
         return tf.gather(x, order), tf.gather(self.y, order)

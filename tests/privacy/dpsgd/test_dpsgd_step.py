@@ -121,7 +121,7 @@ def test_broken_noise_is_caught(model, twin, size):
     assert not std_is(noise_of(make(twin, model, microbatch_size=3), *batch(model, size)), SIGMA * S)
 
 
-@pytest.mark.parametrize("build", [None, shared])
+@pytest.mark.parametrize("build", [None, pytest.param(shared, marks=pytest.mark.slow)])
 def test_one_example_moves_the_sum_by_the_bound_at_most(model, build):
     model = perturbed(build()) if build else model
     x, y = batch(model, 6)

@@ -298,10 +298,11 @@ def between():
 @pytest.fixture
 def no_poison(monkeypatch):
     """Examples that are not finite would show it too, in the first trial."""
-    monkeypatch.setattr(checks._Trial, "_refuse_poison", lambda trial: None)
+    monkeypatch.setattr(checks._Trial, "refuse_poison", lambda trial: None)
 
 
 def assert_the_first_trial_passes(model):
+    """That of gradients alone."""
     checks._Trials(model, LOSS, made_up(model)).first.refuse_coupling(checks.SCALES)
 
 
@@ -326,7 +327,7 @@ def test_examples_that_are_not_finite_show_coupling_that_weights_hide(coupled, m
     """Accepted, one example moved the sum by 15.5 S later."""
     with pytest.raises(UnsupportedModel, match="other examples"):
         dp_sgd(deep(coupled))
-    monkeypatch.setattr(checks._Trial, "_refuse_poison", lambda trial: None)
+    monkeypatch.setattr(checks._Trial, "refuse_poison", lambda trial: None)
     assert_the_first_trial_passes(deep(type(coupled).from_config(coupled.get_config())))
 
 
@@ -505,6 +506,7 @@ def test_no_draw_of_such_a_layer_lets_an_example_move_the_sum_by_more_than_the_b
         assert norm([a - b for a, b in zip(*sums, strict=True)]) <= 1.0
 
 
+@pytest.mark.slow
 def test_dropout_differs_between_examples_and_between_steps():
     for build in (small, lambda *inner: small(*inner, Scaled())):
         model = build(layers.Dense(50, activation="tanh"), layers.Dropout(0.5))
@@ -541,6 +543,7 @@ def test_errors_name_the_key(options, key):
         dp_sgd(small(), **options)
 
 
+@pytest.mark.slow
 def test_random_weights_show_a_wrong_gradient_that_those_of_the_model_hide():
     """The gradient of a layer that is shown examples in another order is nothing beside that of the other branch."""
 

@@ -97,6 +97,7 @@ def amplified(**options):
     return step, *batch(model, 9, seed=2)
 
 
+@pytest.mark.slow
 def test_an_example_has_one_gradient_whoever_else_is_there():
     step, x, y = amplified()
     assert 0.5 < farthest(step, x, y) <= 1
@@ -115,7 +116,8 @@ def untried(monkeypatch):
     monkeypatch.setattr(clipped_sums.ClippedSums, "_is_same_at_every_place", lambda self, examples=None: True)
 
 
-@pytest.mark.parametrize("weights", mostly_slow([None, tf.zeros_like], [tf.zeros_like]))
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", [None, tf.zeros_like])
 def test_rows_of_which_a_bit_depends_on_their_number_are_not_used(weights, monkeypatch):
     monkeypatch.setattr(row_by_row, "RowByRow", LastBit)
     step, x, y = amplified(loss_weights=weights)
