@@ -266,8 +266,8 @@ class _Trial:
     def refuse_poison(self) -> None:
         """Raises UnsupportedModel if the loss of the first or the last example changes where the others are not finite.
 
-        What is not finite shows through weights that hide everything else: through layers that make it small, and
-        through those that are off.
+        What is not finite shows through layers that make everything else small, and through those that are off. It does
+        not show through all: a maximum over positions drops NaN.
         """
         if not self.x.dtype.is_floating:
             return
