@@ -58,6 +58,17 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest tests: one that began last would keep one core busy and leave the others idle."""
+    items.sort(key=_minutes, reverse=True)
+
+
+def _minutes(item: pytest.Item) -> int:
+    """What its mark says; 0: less than one."""
+    slow = item.get_closest_marker("slow")
+    return slow.kwargs.get("minutes", 0) if slow else 0
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """How long it will take, and what is left out."""
     if config.getoption("markexpr") != FAST:

@@ -75,7 +75,7 @@ def test_its_own_tests_pass_where_no_data_is_in_the_package(tmp_path):
     assert re.search(r"^1 failed, 1 skipped", done.stdout, re.MULTILINE), "what is named is not skipped"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=1)
 @pytest.mark.parametrize(("kind", "source"), KINDS)
 def test_the_commands_of_its_readme_work(tmp_path, kind, source):
     made = installed(tmp_path, kind, source)

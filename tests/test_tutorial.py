@@ -58,7 +58,7 @@ def test_the_page_has_these_commands():
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=4)
 def test_whoever_follows_the_tutorial_trains_with_two_sites(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

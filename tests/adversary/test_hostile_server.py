@@ -250,7 +250,7 @@ def test_no_sequence_of_messages_learns_more_than_was_charged():
     run(examples=20, steps=12)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=1)
 def test_no_long_sequence_of_messages_learns_more_than_was_charged():
     run(examples=100, steps=20)
 

@@ -177,7 +177,7 @@ def deployed(tmp_path, monkeypatch):
         yield machines
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=3)
 def test_whoever_follows_the_guides_trains_a_model_and_keeps_it_up(deployed):
     trained(deployed)
     kept_up(deployed)
