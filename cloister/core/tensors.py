@@ -1,4 +1,4 @@
-"""Names for what Keras and TensorFlow hand out, since neither says its types, and which weights are frozen.
+"""Names for what Keras and TensorFlow hand out, since neither says its types.
 
 Nothing is checked by them: a type checker takes each for `Any`. They tell a reader what is meant. Importing this module
 imports neither Keras nor TensorFlow.
@@ -18,8 +18,3 @@ Optimizer = Any
 """A `keras.optimizers.Optimizer`."""
 Compiled = Any
 """What `tf.function` makes of a Python function: takes and gives tensors."""
-
-
-def frozen_weights(model: Network) -> list[Variable]:
-    """The weights of layers that are not to be trained, sublayers included. A server does not send them."""
-    return [weight for layer in model._flatten_layers() if not layer.trainable for weight in layer.weights]

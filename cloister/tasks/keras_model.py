@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from cloister.core.errors import DataError, FederationError
 from cloister.core.files import atomic_path
-from cloister.core.tensors import Compiled, Network, Tensor, Variable, frozen_weights
+from cloister.core.model_state import is_seed, sent_weights
+from cloister.core.tensors import Compiled, Network, Tensor, Variable
 from cloister.tasks.backend import import_keras
 from cloister.tasks.base import Loss, NamedArrays
 from cloister.tasks.numpy_model import check_same
@@ -49,12 +50,10 @@ class KerasModel:
         self.loss: Loss = loss
         self._predict_batch = predict_batch
         self.keras = _fresh(build)
-        weights = {weight.path: weight for weight in self.keras.weights}
-        if len(weights) != len(self.keras.weights):
+        if len({weight.path for weight in self.keras.weights}) != len(self.keras.weights):
             raise FederationError("two weights of the model have the same path; give its layers different names")
-        frozen = {weight.path for weight in frozen_weights(self.keras)}
-        self.variables = {path: weight for path, weight in weights.items() if path not in frozen}
-        self._frozen = {path: weight for path, weight in weights.items() if path in frozen}
+        self.variables = {weight.path: weight for weight in sent_weights(self.keras)}
+        self._frozen = {weight.path: weight for weight in self.keras.weights if weight.path not in self.variables}
         self._forward: Compiled | None = None
         self._forward_alone: Compiled | None = None
 
@@ -87,7 +86,7 @@ class KerasModel:
         """Set what dropout and its like draw from, so that a round does not depend on the rounds before it."""
         weights = {id(weight) for weight in self.keras.weights}
         states = [variable for variable in self.keras.variables if id(variable) not in weights]
-        for number, state in enumerate(state for state in states if state.path.endswith("seed_generator_state")):
+        for number, state in enumerate(filter(is_seed, states)):
             state.assign(np.array([(seed + number) % 2**31, 0], state.dtype))
 
     def predict(self, x: NDArray) -> NDArray:

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from cloister.core.errors import PrivacyError
+from cloister.core.model_state import is_seed
 from cloister.core.tensors import Layer, Network, Tensor, Variable
 from cloister.privacy.dpsgd.draws import replaced_call
 
@@ -69,7 +70,7 @@ def captured_layers(model: Network) -> list[CapturedLayer]:
     if sorted(claimed) != sorted(id(variable) for variable in model.trainable_variables):
         raise NotCapturable("a weight belongs to two layers, or to none")
     for captured in found:
-        if not captured.fast and any("seed_generator" in variable.path for variable in captured.layer.variables):
+        if not captured.fast and any(map(is_seed, captured.layer.variables)):
             raise NotCapturable(f"layer {captured.layer.name!r} draws random numbers")
     return found
 

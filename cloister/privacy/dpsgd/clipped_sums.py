@@ -1,20 +1,20 @@
 """The clipped sum of a batch of any size, by computations of fixed shape.
 
-What is computed for a unit must be the same to the last bit whoever else is in the batch. Otherwise a model whose
-weights blow up roundings would turn everybody's gradient around when one unit joins, and everybody would move the sum.
-So there is one shape, whatever the size of a batch. Within it processors compute the last few numbers of a tensor in
-other ways than the others, unless their count suits the width of their registers. Few numbers come out differently, so
-trying finds that only by luck: calls have a multiple of 16 places (or one), and of those sizes are tried until an
-example has one gradient at every place.
+A unit's gradient must be computed the same to the last bit whoever else is in the batch. Otherwise weights that amplify
+rounding errors let one joining unit change the gradients of all others, and so the sum by more than the bound. So every
+call has the same shape, whatever the size of a batch. Within a call, processors compute the last few numbers of a
+tensor by other instructions unless their count is a multiple of the register width. A trial finds that only by chance,
+since few numbers come out differently: calls have room for one unit, or for a multiple of 16. These sizes are tried in
+turn until each made-up example has one gradient at every place.
 
 The arithmetic of all graphs is left as it was traced (`rewriting`): rows that are operations of their own come out
-alike, and a sum of several terms comes out the same in every call. All graphs are tried besides. Where a model draws
-random numbers, all examples draw alike in the trial (`draws`).
+alike, and a sum of several terms comes out the same in every call. All graphs are tried as they are used; where a model
+draws random numbers, all examples use the same ones in a trial (`trial_calls`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -23,26 +23,39 @@ from numpy.typing import DTypeLike, NDArray
 from cloister.core.errors import ConfigError, UnsupportedModel
 from cloister.core.tensors import Compiled, Tensor
 from cloister.privacy.dpsgd.batches import Members, pieces
-from cloister.privacy.dpsgd.checks import Probe, refusing_what_cannot_be_tried
-from cloister.privacy.dpsgd.draws import ALIKE, AS_TRAINED, DENSE
-from cloister.privacy.dpsgd.gradients import Gradients
+from cloister.privacy.dpsgd.gradients import Clipped, Gradients
 from cloister.privacy.dpsgd.parts import Rows
 from cloister.privacy.dpsgd.precision import refuse_coarse_precision
+from cloister.privacy.dpsgd.probe import Probe
+from cloister.privacy.dpsgd.refusals import refusing_what_cannot_be_tried
 from cloister.privacy.dpsgd.rewriting import as_traced
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm, examples_at_once
 from cloister.privacy.dpsgd.running_sum import RunningSum
+from cloister.privacy.dpsgd.trial_calls import CallMode
 from cloister.privacy.dpsgd.trial_weights import moved, other_weights, random_weights
 
 LossWeights = Callable[[Tensor], Tensor]
 """What losses are multiplied with, from labels: a number for each, or one for all."""
-Trial = tuple[NDArray, NDArray, int]
-"""A made-up example, its label, and the kind of a call."""
 STRIDES = (16, 32, 64)
 """Multiples of these are tried as the number of units in a call: processors handle up to 16 numbers at a time."""
 FEWER = 2
 """Where the first layers take one example after another, there is a graph for each multiple of so many units, from half
 of the places on. Each row is an operation of its own: any number would do. With 2 a step of the brain scans' network
 takes 5 % less than with 4, and 10 s or more longer to compile and to try, once for a process."""
+
+
+class TrialCall(NamedTuple):
+    """One example at every place of a call.
+
+    Attributes:
+        x: the example.
+        y: its label.
+        mode: of the call.
+    """
+
+    x: NDArray
+    y: NDArray
+    mode: CallMode = CallMode.SHARED_DRAWS
 
 
 @dataclass(frozen=True)
@@ -130,13 +143,13 @@ class ClippedSums:
             self.places = places
             self._graphs = {places: self._compile(places)}
             self._refuse_foreign_state()
-            self.same_at_every_place = places == 1 or self._is_same_at_every_place()
+            self.same_at_every_place = places == 1 or self._passes_full_trial()
             if self.same_at_every_place:
                 break
         smaller = self._smaller_sizes() if self.same_at_every_place else ()
         if smaller:
             self._graphs |= {units: self._compile(units) for units in smaller}
-            self.same_at_every_place = self._is_same_at_every_place(examples=1)
+            self.same_at_every_place = self._passes_short_trial()
 
     def _nothing(self) -> list[NDArray]:
         variables = self.gradients.model.trainable_variables
@@ -159,7 +172,8 @@ class ClippedSums:
     ) -> Iterator[tuple[list[NDArray], int, int]]:
         """Sums and counts. Where a unit's computation raises an exception, the others contribute all the same."""
         try:
-            yield self._call(_taken(x, table), _taken(y, table), mask, bound, self._loss_weights)[:3]
+            found = self._call(_taken(x, table), _taken(y, table), mask, bound, self._loss_weights)
+            yield [np.asarray(total) for total in found.sums], int(found.clipped), int(found.non_finite)
         except Exception:  # whatever it is, it must not tell the others' sum that it happened
             if len(table) == 1:
                 yield self._nothing(), 0, 1
@@ -174,8 +188,8 @@ class ClippedSums:
         mask: NDArray,
         bound: float,
         loss_weights: LossWeights | None = None,
-        kind: int = AS_TRAINED,
-    ) -> tuple[list[NDArray], int, int, NDArray, NDArray]:
+        mode: CallMode = CallMode.TRAINING,
+    ) -> Clipped:
         units = min(units for units in self._graphs if units >= len(mask))
         labels = tf.constant(_filled(y, self.places * self._cap, self._probe[1].dtype))
         weights = tf.ones([], tf.float64) if loss_weights is None else tf.cast(loss_weights(labels), tf.float64)
@@ -185,12 +199,10 @@ class ClippedSums:
             tf.broadcast_to(weights, [self.places * self._cap]),
             tf.constant(np.concatenate([mask, np.zeros((self.places - len(mask), self._cap), bool)])),
             tf.constant(bound, tf.float64),
-            tf.constant(kind),
+            tf.constant(mode),
         )
         with as_traced():
-            sums, clipped, non_finite, norms, traces = self._graphs[units](*given)
-        arrays = [np.asarray(total) for total in sums]
-        return arrays, int(clipped), int(non_finite), np.asarray(norms), np.asarray(traces)
+            return Clipped(*self._graphs[units](*given))
 
     def _smaller_sizes(self) -> range:
         """The numbers of units below all places that the first layers have a graph for.
@@ -226,44 +238,47 @@ class ClippedSums:
         if foreign:
             raise UnsupportedModel(f"the model uses {foreign[0]}, a variable that Keras does not know; use add_weight")
 
-    def _is_same_at_every_place(self, examples: int | None = None) -> bool:
-        """Whether each made-up example has the same gradient, to the last bit, at every place of every graph.
-
-        Where a model draws random numbers, all examples draw the same ones here.
-
-        Args:
-            examples: how many are tried; None: all, and what else there is to be tried in one graph.
-        """
+    def _passes_full_trial(self) -> bool:
+        """Whether made-up examples have one gradient at every place, for all that is tried in the largest graph."""
         x, y = self._probe
-        tried = [(one, label, ALIKE) for one, label in zip(x[:examples], y[:examples], strict=True)]
-        if examples is None:
-            # Every position of a constant is a maximum, where one example has one.
-            tried += [(np.full_like(x[0], x[0].flat[0]), y[0], ALIKE), (x[0], y[0], DENSE)]
-        return all(self._has_one_gradient(tried, weights) for weights in self._trial_weights(examples))
+        calls = [TrialCall(one, label) for one, label in zip(x, y, strict=True)]
+        # Every position of a constant is a maximum, where another example has one.
+        calls.append(TrialCall(np.full_like(x[0], x[0].flat[0]), y[0]))
+        if self.gradients.by_layer:
+            calls.append(TrialCall(x[0], y[0], CallMode.RANDOM_DELTAS))
+        return self._have_one_gradient(calls, random_sets=2)
 
-    def _trial_weights(self, examples: int | None) -> Iterator[AbstractContextManager[None]]:
-        """The model's weights, a little off, and a random set; where all is tried, another one."""
+    def _passes_short_trial(self) -> bool:
+        """Whether one made-up example has one gradient at every place of every graph."""
+        x, y = self._probe
+        return self._have_one_gradient([TrialCall(x[0], y[0])], random_sets=1)
+
+    def _have_one_gradient(self, calls: Sequence[TrialCall], random_sets: int) -> bool:
+        """Whether examples have one gradient, under the model's weights, moved a little, and under random ones."""
         model = self.gradients.model
-        yield other_weights(model, moved)
-        for number in range(1 if examples else 2):
-            yield random_weights(model, number)
+        for weights in (other_weights(model, moved), *(random_weights(model, number) for number in range(random_sets))):
+            with weights:
+                if not self._show_one_gradient(calls):
+                    return False
+        return True
 
-    def _has_one_gradient(self, tried: Sequence[Trial], weights: AbstractContextManager[None]) -> bool:
-        """Whether each of some examples has one gradient at every place of every graph, and one a finite one."""
-        with weights, refusing_what_cannot_be_tried():
-            found = [np.concatenate([self._norms_of(*one, units) for units in self._graphs]) for one in tried]
+    def _show_one_gradient(self, calls: Sequence[TrialCall]) -> bool:
+        """Whether each example has one norm and one fingerprint at every place of every graph, and one norm is finite.
+
+        The fingerprint shows every bit of what is held.
+        """
+        with refusing_what_cannot_be_tried():
+            found = [
+                np.concatenate([self._norms_and_fingerprints(call, units) for units in self._graphs]) for call in calls
+            ]
         same = all(np.array_equal(rows, np.broadcast_to(rows[0], rows.shape), equal_nan=True) for rows in found)
         return same and any(np.isfinite(rows[0, 0]) for rows in found)
 
-    def _norms_of(self, x: NDArray, y: NDArray, kind: int, units: int) -> NDArray:
-        """The norm of one example and a fingerprint of its gradient, at every place of the graph for so many units.
-
-        Returns:
-            Shape (units, 2).
-        """
-        every, labels = (np.repeat(one[None], units * self._cap, axis=0) for one in (x, y))
-        *_, norms, traces = self._call(every, labels, np.ones((units, self._cap), bool), 1.0, kind=kind)
-        return np.stack([norms, traces.astype(np.float64)], axis=1)[:units]
+    def _norms_and_fingerprints(self, call: TrialCall, units: int) -> NDArray:
+        """Of the example at every place of the graph for so many units: shape (units, 2)."""
+        every, labels = (np.repeat(one[None], units * self._cap, axis=0) for one in (call.x, call.y))
+        found = self._call(every, labels, np.ones((units, self._cap), bool), 1.0, mode=call.mode)
+        return np.stack([np.asarray(found.norms), np.asarray(found.fingerprints, np.float64)], axis=1)[:units]
 
 
 def _check_loss_weights(loss_weights: LossWeights, labels: NDArray) -> None:

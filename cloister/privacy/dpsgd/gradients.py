@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -11,14 +12,35 @@ from cloister.privacy.dpsgd import vectorised
 from cloister.privacy.dpsgd.capture import Call, CapturedLayer, captured_layers, is_plain_dense, record
 from cloister.privacy.dpsgd.convolution import MANY_EXAMPLES, convolution
 from cloister.privacy.dpsgd.dense import dense
-from cloister.privacy.dpsgd.draws import AS_TRAINED, densely, drawing
 from cloister.privacy.dpsgd.parts import Part, Rows, fingerprints
 from cloister.privacy.dpsgd.rounding import SMALLEST_FACTOR
 from cloister.privacy.dpsgd.row_by_row import RowByRow, row_by_row
+from cloister.privacy.dpsgd.trial_calls import CallMode, shared_draws, with_random_deltas
 from cloister.privacy.dpsgd.vectorised import Loss
 
 ROOT = 1 + 2.0**-40
 """Makes up for roundings of a root, and of the sum of a few squares under it, in double precision."""
+
+VariablesPart = tuple[tuple[Variable, ...], Part]
+"""Variables and their per-unit gradients."""
+
+
+class Clipped(NamedTuple):
+    """What a call of a graph gives. Nothing of it is noised.
+
+    Attributes:
+        sums: for each trainable variable.
+        clipped: how many units were scaled down.
+        non_finite: how many had no finite gradient, and contributed zero.
+        norms: of all units, shape (U,), double.
+        fingerprints: of what is held of each unit, shape (U,), int32; zeros in training.
+    """
+
+    sums: list[Tensor]
+    clipped: Tensor
+    non_finite: Tensor
+    norms: Tensor
+    fingerprints: Tensor
 
 
 class Gradients:
@@ -77,9 +99,7 @@ class Gradients:
             raise ConfigError(f"loss must give one number per example, shape {tuple(y.shape[:1])}; got {losses.shape}")
         return losses
 
-    def parts(
-        self, x: Tensor, y: Tensor, rows: Rows, loss_weights: Tensor, kind: Tensor
-    ) -> list[tuple[tuple[Variable, ...], Part]]:
+    def parts(self, x: Tensor, y: Tensor, rows: Rows, loss_weights: Tensor, mode: Tensor) -> list[VariablesPart]:
         """Variables and their per-unit gradients; variables that the loss does not need are left out.
 
         Args:
@@ -88,39 +108,45 @@ class Gradients:
             y: a label in each row.
             rows: which examples are a unit.
             loss_weights: shape (rows,), double: what each example's loss is multiplied with.
-            kind: of the call, as in `draws`: it is for training or for a trial.
+            mode: a `CallMode`, scalar.
+
+        Raises:
+            NotCapturable: a layer is given something that does not have an example in each row.
+            ConfigError: the loss function gives something else than a number for each example.
         """
-        if not self.by_layer:
-            part = vectorised.whole_model(self.model, self._loss, x, y, rows, loss_weights, kind)
-            return [(tuple(self.model.trainable_variables), part)]
+        if self.by_layer:
+            return self._parts_by_layer(x, y, rows, loss_weights, mode)
+        part = vectorised.whole_model(self.model, self._loss, x, y, rows, loss_weights, mode)
+        return [(tuple(self.model.trainable_variables), part)]
+
+    def _parts_by_layer(
+        self, x: Tensor, y: Tensor, rows: Rows, loss_weights: Tensor, mode: Tensor
+    ) -> list[VariablesPart]:
         first = self.first_layers(rows)
         copies = first.copies(x.shape[0]) if first else []
+        layers = [captured for captured in self.layers if not (first and captured.layer in first.layers)]
 
         def forward() -> Tensor:
-            with drawing(self.model, kind):
+            with shared_draws(self.model, mode):
                 outputs = first.outputs(x, copies, rows.count) if first else self.model(x, training=True)
             losses = self._of_outputs(outputs, y)
             return losses * tf.cast(loss_weights, losses.dtype)
 
-        layers = [captured for captured in self.layers if not (first and captured.layer in first.layers)]
         calls, of_copies = record(layers, forward, copies)
-        for number, call in enumerate(itertools.chain.from_iterable(calls)):
-            call.deltas = [None if delta is None else densely(delta, kind, number) for delta in call.deltas]
+        _try_random_deltas(calls, mode)
         found = [
             (captured, _part(captured, own, rows))
             for captured, own in zip(layers, map(_needed, calls), strict=True)
             if own
         ]
         self.kernels = {captured.layer.path: part.kernel for captured, part in found}
-        parts: list[tuple[tuple[Variable, ...], Part]] = [(captured.variables, part) for captured, part in found]
+        parts: list[VariablesPart] = [(captured.variables, part) for captured, part in found]
         if first:
             self.kernels |= dict.fromkeys((layer.path for layer in first.layers if layer.variables), first.kernel)
             parts.append((first.variables, first.part(of_copies, rows)))
         return parts
 
-    def clipped(
-        self, x: Tensor, y: Tensor, loss_weights: Tensor, mask: Tensor, bound: Tensor, kind: Tensor
-    ) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor]:
+    def clipped(self, x: Tensor, y: Tensor, loss_weights: Tensor, mask: Tensor, bound: Tensor, mode: Tensor) -> Clipped:
         """Σ over the units of gradient·min(1, bound/‖gradient‖), a unit's gradient being the mean of its examples'.
 
         Norms are overstated by what roundings may have taken from them. A unit whose gradient, or the square of its
@@ -132,14 +158,10 @@ class Gradients:
             mask: shape (U, cap), False for padding: of what stands there nothing reaches the sums. An empty unit
                 counts for nothing.
             bound: above 0, double.
-            kind: as in `parts`.
-
-        Returns:
-            A sum for each trainable variable; how many units were scaled down; how many were not finite; all norms,
-            shape (U,), double; in a trial a fingerprint of what is held of each unit, shape (U,).
+            mode: a `CallMode`, scalar.
         """
         rows, real = Rows(*mask.shape), tf.reduce_any(mask, axis=1)
-        parts = self.parts(x, y, rows, loss_weights if rows.each == 1 else loss_weights * _shares(mask), kind)
+        parts = self.parts(x, y, rows, loss_weights if rows.each == 1 else loss_weights * _shares(mask), mode)
         total = tf.add_n([part.squared_norms() for _, part in parts])
         finite = tf.math.is_finite(total)
         norms = tf.sqrt(total) * ROOT
@@ -149,8 +171,8 @@ class Gradients:
         sums = self._sums(parts, factors, finite)
         clipped = tf.math.count_nonzero(finite & real & (norms > bound))
         held = [tensor for _, part in parts for tensor in part.held]
-        traces = tf.cond(kind == AS_TRAINED, lambda: tf.zeros(rows.units, tf.int32), lambda: fingerprints(held))
-        return sums, clipped, tf.math.count_nonzero(real & ~finite), norms, traces
+        found = tf.cond(mode == CallMode.TRAINING, lambda: tf.zeros(rows.units, tf.int32), lambda: fingerprints(held))
+        return Clipped(sums, clipped, tf.math.count_nonzero(real & ~finite), norms, found)
 
     def weighted(self, x: Tensor, y: Tensor, factors: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Squared norms of examples, shape (B,), and Σ factors[i]·gradient[i], without any bound.
@@ -159,11 +181,11 @@ class Gradients:
             x, y: a batch of B examples.
             factors: of each, shape (B,), double.
         """
-        parts = self.parts(x, y, Rows(x.shape[0]), tf.ones_like(factors), tf.constant(AS_TRAINED))
+        parts = self.parts(x, y, Rows(x.shape[0]), tf.ones_like(factors), tf.constant(CallMode.TRAINING))
         total = tf.add_n([part.squared_norms() for _, part in parts])
         return total, self._sums(parts, factors, tf.math.is_finite(total))
 
-    def _sums(self, parts: list[tuple[tuple[Variable, ...], Part]], factors: Tensor, finite: Tensor) -> list[Tensor]:
+    def _sums(self, parts: list[VariablesPart], factors: Tensor, finite: Tensor) -> list[Tensor]:
         sums = {
             id(variable): total
             for variables, part in parts
@@ -173,6 +195,11 @@ class Gradients:
             sums[id(variable)] if id(variable) in sums else tf.zeros(variable.shape, variable.dtype)
             for variable in self.model.trainable_variables
         ]
+
+
+def _try_random_deltas(calls: list[list[Call]], mode: Tensor) -> None:
+    for number, call in enumerate(itertools.chain.from_iterable(calls)):
+        call.deltas = [None if delta is None else with_random_deltas(delta, mode, number) for delta in call.deltas]
 
 
 def _needed(calls: list[Call]) -> list[Call]:

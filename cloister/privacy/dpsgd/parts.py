@@ -102,23 +102,26 @@ class PerUnit:
 
 
 def fingerprints(held: Sequence[Tensor]) -> Tensor:
-    """A whole number for each unit: another one, but for a chance of 2^-31 or so, if a bit of what is held is another.
+    """A checksum of each unit's tensors. If the bits of two units differ, theirs are equal with probability 2^-31.
 
-    Norms do not show the last bit of a bias beside thousands of other numbers. Whole numbers add up to the same in any
-    order.
+    The probability is over the multipliers, which are random and fixed. Norms do not show the last bit of a bias beside
+    thousands of other numbers. Integers add up to the same in any order.
 
     Args:
         held: tensors of leading size U.
 
     Returns:
-        Shape (U,), int32. Both zeros are one.
+        Shape (U,), int32. +0 and -0 count as equal.
     """
-    return tf.add_n([_fingerprint(tensor) for tensor in held])
+    total = tf.add_n([_hashed(tensor, number) for number, tensor in enumerate(held)])
+    return tf.cast(tf.bitwise.right_shift(total, tf.constant(32, tf.int64)), tf.int32)
 
 
-def _fingerprint(tensor: Tensor) -> Tensor:
-    bits = tf.reshape(tf.bitcast(tensor + tf.zeros([], tensor.dtype), tf.int32), [tensor.shape[0], -1])
-    return tf.reduce_sum(bits * (2 * tf.range(bits.shape[1]) + 1), axis=1)
+def _hashed(tensor: Tensor, seed: int) -> Tensor:
+    """Σ of words of 32 bits times random numbers of 64 bits: of two sums of other words the upper halves differ."""
+    words = tf.reshape(tf.bitcast(tensor + tf.zeros([], tensor.dtype), tf.int32), [tensor.shape[0], -1])
+    factors = tf.random.stateless_uniform(words.shape[1:], (seed, 2), minval=None, maxval=None, dtype=tf.int64)
+    return tf.reduce_sum(tf.cast(words, tf.int64) * factors, axis=1)
 
 
 def squares(tensor: Tensor) -> Tensor:

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from cloister.core.arrays import aligned
 from cloister.core.errors import ConfigError
 from cloister.core.tensors import Network, Optimizer, Tensor
-from cloister.privacy.dpsgd.checks import Probe, checked, made_up
+from cloister.privacy.dpsgd.checks import checked
 from cloister.privacy.dpsgd.clipped_sums import ClippedSum, ClippedSums, LossWeights
 from cloister.privacy.dpsgd.descent import descent
 from cloister.privacy.dpsgd.draws import seeds_of
 from cloister.privacy.dpsgd.exact_noise import grid_of, noised_sum
 from cloister.privacy.dpsgd.precision import use_single_precision
+from cloister.privacy.dpsgd.probe import Probe, made_up
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm
 from cloister.privacy.dpsgd.vectorised import Loss
 from cloister.privacy.mechanisms.grid import Grid

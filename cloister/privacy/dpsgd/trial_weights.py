@@ -3,18 +3,35 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from cloister.core.tensors import Network, Tensor, Variable, frozen_weights
+from cloister.core.model_state import sent_weights
+from cloister.core.tensors import Network, Tensor, Variable
 from cloister.privacy.dpsgd.draws import seeds_of
 
 MOVED = 0.05
 """Standard deviation at most by which weights are moved."""
-RANDOM = ((1.0, 1.0), (1.5, 0.1), (3.0, 0.01), (10.0, 0.0), (1.0, 0.0))
-"""Of each set of random weights, the standard deviations: of outputs of a kernel, and of biases. With large biases all
-examples look alike to the layers behind."""
+
+
+class Scale(NamedTuple):
+    """How large random weights are.
+
+    Attributes:
+        outputs: standard deviation of what a kernel gives for inputs of size 1.
+        biases: of everything with one axis, such as a bias or the scale of a normalisation: above 0, as nothing would
+            get past a scale of 0, nor a gradient.
+    """
+
+    outputs: float
+    biases: float
+
+
+SCALES = (Scale(1.0, 1.0), Scale(1.5, 0.1), Scale(3.0, 0.01), Scale(1.0, 0.3), Scale(2.0, 0.03))
+"""Of each set of random weights. With large biases outputs hardly depend on the example, so other sets have smaller
+ones."""
 
 
 def moved(variable: Variable, seed: int) -> Tensor:
@@ -30,32 +47,26 @@ def moved(variable: Variable, seed: int) -> Tensor:
     return variable.value + tf.cast(min(MOVED, _scale(variable)) * _noise(variable, seed), variable.dtype)
 
 
-def fresh(variable: Variable, seed: int, number: int = 0) -> Tensor:
-    """A random value that does not depend on the variable's value, by which a server can hide what it will do later.
+def random_value(variable: Variable, seed: int, number: int) -> Tensor:
+    """A random value. It does not depend on the variable's own, which a malicious server may have chosen.
 
     Args:
         variable: of a model.
         seed: of the random numbers.
         number: of the set of random weights, which says how large they are.
     """
-    kernels, biases = RANDOM[number]
-    deviation = kernels * _scale(variable) if len(variable.shape) > 1 else biases
+    scale = SCALES[number]
+    deviation = scale.outputs * _scale(variable) if len(variable.shape) > 1 else scale.biases
     return tf.cast(deviation * _noise(variable, seed), variable.dtype)
 
 
 def _scale(variable: Variable) -> float:
-    """One by the root of how many inputs a kernel has."""
+    """1/√(number of inputs of a kernel); of an embedding: of its rows."""
     return float(np.prod(variable.shape[:-1])) ** -0.5
 
 
 def _noise(variable: Variable, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(variable.shape, np.float32)
-
-
-def sent(model: Network) -> list[Variable]:
-    """The weights that a server sends: of the layers that are trained, those too that are not trained themselves."""
-    frozen = {id(weight) for weight in frozen_weights(model)}
-    return [weight for weight in model.weights if id(weight) not in frozen]
 
 
 @contextmanager
@@ -66,7 +77,7 @@ def random_weights(model: Network, number: int) -> Iterator[None]:
         model: whose they are.
         number: of the set.
     """
-    with other_weights(model, partial(fresh, number=number), number):
+    with other_weights(model, partial(random_value, number=number), number):
         yield
 
 
@@ -79,7 +90,7 @@ def other_weights(model: Network, values: Callable[[Variable, int], Tensor], num
         values: the new ones, of a variable and a seed.
         number: selects the seeds.
     """
-    variables = [weight for weight in sent(model) if tf.as_dtype(weight.dtype).is_floating]
+    variables = [weight for weight in sent_weights(model) if tf.as_dtype(weight.dtype).is_floating]
     before = [(variable, np.array(variable)) for variable in (*variables, *seeds_of(model))]
     try:
         for place, variable in enumerate(variables):

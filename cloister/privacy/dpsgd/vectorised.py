@@ -7,8 +7,9 @@ import tensorflow as tf
 
 from cloister.core.tensors import Network, Tensor
 from cloister.privacy.dpsgd.capture import Call, CapturedLayer, NotCapturable
-from cloister.privacy.dpsgd.draws import AS_TRAINED, seeds_of
+from cloister.privacy.dpsgd.draws import seeds_of
 from cloister.privacy.dpsgd.parts import Part, PerUnit, Rows
+from cloister.privacy.dpsgd.trial_calls import CallMode
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Losses of shape (batch,) from labels and the model's outputs, each of its own example alone."""
@@ -53,7 +54,7 @@ def _gradients_of_call(captured: CapturedLayer, call: Call, batch: int) -> Seque
 
 
 def whole_model(
-    model: Network, loss: Loss, x: Tensor, y: Tensor, rows: Rows, loss_weights: Tensor, kind: Tensor
+    model: Network, loss: Loss, x: Tensor, y: Tensor, rows: Rows, loss_weights: Tensor, mode: Tensor
 ) -> Part:
     """The gradients of every trainable variable, in the model's order. They take rows × parameters of memory.
 
@@ -63,11 +64,11 @@ def whole_model(
         model, loss, x, y: as in `Gradients`.
         rows: which rows are a unit.
         loss_weights: shape (rows,), what the loss of each row is multiplied with.
-        kind: of the call: in a trial all examples draw from one fixed seed.
+        mode: a `CallMode`, scalar: in a trial all examples draw from one fixed seed.
     """
     seeds = seeds_of(model)
     split = [tf.random.split(tf.cast(seed.value, tf.int64), x.shape[0] + 1) for seed in seeds]
-    own_seeds = tuple(tf.where(kind == AS_TRAINED, several, tf.zeros_like(several))[:-1] for several in split)
+    own_seeds = tuple(tf.where(mode == CallMode.TRAINING, several, tf.zeros_like(several))[:-1] for several in split)
     gradients = tf.vectorized_map(lambda row: gradients_of_one(model, loss, *row), (x, y, own_seeds, loss_weights))
     # The last of each split is what the model draws from next.
     for seed, several in zip(seeds, split, strict=True):

@@ -14,10 +14,10 @@ import tensorflow as tf
 from cloister.privacy.dpsgd import convolution, exact_noise
 from cloister.privacy.dpsgd.capture import Call, CapturedLayer
 from cloister.privacy.dpsgd.dense import Gram, Outer, dense
-from cloister.privacy.dpsgd.draws import AS_TRAINED
 from cloister.privacy.dpsgd.gradients import Gradients, cleaner
 from cloister.privacy.dpsgd.parts import PerUnit
 from cloister.privacy.dpsgd.rounding import overstatement
+from cloister.privacy.dpsgd.trial_calls import CallMode
 
 UNITS = 8
 BOUNDS = (1e-12, 1e-6, 1.0, 1e6)
@@ -152,7 +152,7 @@ def compiled(name):
     masks = [everybody] + [everybody & (np.arange(UNITS) != left)[:, None] for left in range(UNITS)]
 
     def sums(inputs, deltas, bound):
-        weights, trained = tf.ones(rows, tf.float64), tf.constant(AS_TRAINED)
+        weights, trained = tf.ones(rows, tf.float64), tf.constant(CallMode.TRAINING)
         found = [Drawn(kind).clipped(inputs, deltas, weights, tf.constant(mask), bound, trained) for mask in masks]
         return [sums for sums, *_ in found]
 

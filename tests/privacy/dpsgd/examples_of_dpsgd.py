@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cloister.privacy.dpsgd.clipped_sums import ClippedSums
 from cloister.privacy.dpsgd.rounding import Batching
 from cloister.privacy.dpsgd.step import DpSgd
 
@@ -50,6 +51,17 @@ def made(kind: type[DpSgd], model: Any, **options: Any) -> DpSgd:
     """DP-SGD, or a twin of it, with how batches are cut among its options."""
     batching = {field.name: options.pop(field.name) for field in fields(Batching) if field.name in options}
     return kind(model, batching=Batching(**batching), **options)
+
+
+def first_moves(step: DpSgd, x: np.ndarray, y: np.ndarray, bound: float = 1.0) -> float:
+    """By how much the first example moves the sum of a batch, in units of S."""
+    sums = [step.clipped_sum(x[start:], y[start:], bound).sums for start in (0, 1)]
+    return norm([a.astype(np.float64) - b for a, b in zip(*sums, strict=True)]) / bound
+
+
+def untried(monkeypatch: Any) -> None:
+    """A twin that takes it on trust that an example has one gradient everywhere."""
+    monkeypatch.setattr(ClippedSums, "_have_one_gradient", lambda sums, calls, random_sets: True)
 
 
 def batch(model: Any, size: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -33,8 +33,8 @@ from hypothesis import strategies as st
 from support import mostly_slow
 
 from cloister.privacy.dpsgd import convolution
-from cloister.privacy.dpsgd.draws import AS_TRAINED
 from cloister.privacy.dpsgd.gradients import Gradients
+from cloister.privacy.dpsgd.trial_calls import CallMode
 from cloister.tasks import mnist
 
 layers = keras.layers
@@ -186,7 +186,7 @@ def test_the_whole_model_at_once_is_the_same():
         tf.ones(5, tf.float64),
         tf.constant([[True]] * 5),
         tf.constant(0.5, tf.float64),
-        tf.constant(AS_TRAINED),
+        tf.constant(CallMode.TRAINING),
     )
     by_layer, clipped, *_ = Gradients(model, LOSS, True).clipped(*given)
     whole, clipped_whole, *_ = Gradients(model, LOSS, False).clipped(*given)
@@ -264,7 +264,7 @@ def test_what_is_not_finite_contributes_zero_as_a_whole_model():
     gradients = Gradients(model, LOSS, False)
     weights, mask, bound = tf.ones(4, tf.float64), tf.constant([[True]] * 4), tf.constant(0.5, tf.float64)
     sums, _, non_finite, *_ = gradients.clipped(
-        tf.constant(x), tf.constant(y), weights, mask, bound, tf.constant(AS_TRAINED)
+        tf.constant(x), tf.constant(y), weights, mask, bound, tf.constant(CallMode.TRAINING)
     )
     assert int(non_finite) == 1
     keep = [0, 2, 3]

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from adversarial_tensors import KINDS, compiled, search
-from examples_of_dpsgd import LOSS, batch, dp_sgd, functional, head, norm
+from examples_of_dpsgd import LOSS, batch, dp_sgd, first_moves, functional, head, norm, untried
 from support import mostly_slow
 
 from cloister.core.errors import ConfigError
 from cloister.privacy.dpsgd import clipped_sums, dense, exact_noise, one_by_one, parts, rounding
-from cloister.privacy.dpsgd.clipped_sums import ClippedSums
 from cloister.privacy.dpsgd.one_by_one import noisy_sum
 from cloister.privacy.dpsgd.running_sum import RunningSum
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -187,15 +186,14 @@ class TestWhoeverElseIsThere:
         model = keras.Sequential([keras.Input((13,)), *inner, layers.Dense(5, activation="softmax")])
         x, y = batch(model, self.SIZE, seed=2)
         step = dp_sgd(model, batch_size=self.SIZE)
-        whole, others = (step.clipped_sum(x[start:], y[start:], 0.5).sums for start in (0, 1))
-        return norm([a.astype(np.float64) - b for a, b in zip(whole, others, strict=True)]) / 0.5
+        return first_moves(step, x, y, 0.5)
 
     def test_an_example_has_one_gradient(self):
         assert self.moved() <= 1
 
     def test_a_number_of_places_that_does_not_suit_the_processor_is_caught(self, monkeypatch):
         monkeypatch.setattr(clipped_sums, "STRIDES", (1,))
-        monkeypatch.setattr(ClippedSums, "_is_same_at_every_place", lambda sums, examples=None: True)
+        untried(monkeypatch)
         if self.moved() <= 1:
             pytest.skip("on this processor an example is computed in the same way at each of 15 places")
 
@@ -226,8 +224,7 @@ class TestTheLastPlaceOfACall:
         weights = (np.zeros((8, 2)), np.ones(2), kernel, last)
         for variable, value in zip(step.model.trainable_variables, weights, strict=True):
             variable.assign(value.astype(np.float32))
-        whole, others = (step.clipped_sum(x[start:], y[start:], 1.0).sums for start in (0, 1))
-        return norm([a.astype(np.float64) - b for a, b in zip(whole, others, strict=True)])
+        return first_moves(step, x, y)
 
     def test_is_computed_as_every_other(self):
         assert self.moved() <= 1

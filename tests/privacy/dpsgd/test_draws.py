@@ -1,21 +1,19 @@
-"""Models that draw random numbers are tried too: what they draw does not excuse a gradient that goes by its place.
+"""Models that draw random numbers are tried too: drawing does not excuse a gradient that depends on its place.
 
 The order of TensorFlow's sum over positions depends on where in memory an example begins, unless its channels are a
-multiple of 8. The server chooses weights by which dropout has no effect and the last bit of that sum is blown up.
+multiple of 8. The server chooses weights by which dropout has no effect and the last bit of that sum is amplified.
 """
-
-from contextlib import nullcontext
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from examples_of_dpsgd import batch, dp_sgd, norm
+from examples_of_dpsgd import batch, dp_sgd, first_moves, untried
 from support import mostly_slow
 
-from cloister.privacy.dpsgd.clipped_sums import ClippedSums
-from cloister.privacy.dpsgd.draws import ALIKE, AS_TRAINED, DENSE
+from cloister.privacy.dpsgd.clipped_sums import TrialCall
 from cloister.privacy.dpsgd.parts import added_up, fingerprints
+from cloister.privacy.dpsgd.trial_calls import CallMode
 
 layers = keras.layers
 
@@ -41,23 +39,18 @@ def steep(model, seed):
 
 def farthest(step, seeds, chosen=steep):
     """How far one example moves the sum, in S, under weights that are chosen."""
-    model, moves = step.model, []
-    x, y = batch(model, 16, seed=2)
+    x, y = batch(step.model, 16, seed=2)
+    moves = []
     for seed in seeds:
-        chosen(model, seed)
-        sums = [step.clipped_sum(x[start:], y[start:], 1.0).sums for start in (0, 1)]
-        moves.append(norm([a.astype(float) - b for a, b in zip(*sums, strict=True)]))
+        chosen(step.model, seed)
+        moves.append(first_moves(step, x, y))
     return max(moves)
 
 
-def test_dropout_does_not_hide_that_a_gradient_goes_by_its_place():
+def test_dropout_does_not_hide_that_a_gradient_depends_on_its_place():
     step = dp_sgd(network(), batch_size=16)
     assert not step._clipped_sums.same_at_every_place
     assert 0 < farthest(step, range(4)) <= 1
-
-
-def untried(monkeypatch):
-    monkeypatch.setattr(ClippedSums, "_is_same_at_every_place", lambda sums, examples=None: True)
 
 
 @pytest.mark.slow
@@ -89,8 +82,8 @@ def test_a_sum_of_which_an_example_has_one_term_is_tried_with_many():
     step = dp_sgd(text(), batch_size=16)
     sums, (x, y) = step._clipped_sums, batch(step.model, 1)
     assert not sums.same_at_every_place
-    assert sums._has_one_gradient([(x[0], y[0], ALIKE)], nullcontext())
-    assert not sums._has_one_gradient([(x[0], y[0], DENSE)], nullcontext())
+    assert sums._show_one_gradient([TrialCall(x[0], y[0])])
+    assert not sums._show_one_gradient([TrialCall(x[0], y[0], CallMode.RANDOM_DELTAS)])
     assert 0 < farthest(step, range(4), level) <= 1
 
 
@@ -100,16 +93,36 @@ def test_without_the_trial_it_lets_one_example_move_the_sum_by_more_than_the_bou
     assert farthest(dp_sgd(text(), batch_size=16), range(4), level) > 2
 
 
-def test_a_fingerprint_shows_every_bit():
+def off_by_a_bit(array, places, ups):
+    """The array with the last bit of a few numbers changed."""
+    flat = array.reshape(-1)
+    for place, up in zip(places, ups, strict=True):
+        flat[place] = np.nextafter(flat[place], np.inf if up else -np.inf, dtype=flat.dtype)
+    return array
+
+
+PLACES_OF_BITS = {
+    "one": [([17], [1]), ([], [])],
+    "one of the second": [([], []), ([3], [1])],
+    "one of each, in opposite directions": [([3], [1]), ([3], [0])],
+    "four, of which the changes add up to zero": [([0, 1, 2, 3], [1, 0, 0, 1]), ([], [])],
+}
+
+
+@pytest.mark.parametrize("changes", PLACES_OF_BITS.values(), ids=PLACES_OF_BITS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_fingerprint_shows_a_last_bit(changes, dtype):
     rng = np.random.default_rng(0)
-    held = [rng.standard_normal((1, 300, 5)).astype(np.float32), rng.standard_normal((1, 7))]
-    rows = [np.repeat(array, 4, axis=0) for array in held]
-    rows[0][1, 17, 2] = np.nextafter(rows[0][1, 17, 2], 2, dtype=np.float32)
-    rows[1][2, 3] = np.nextafter(rows[1][2, 3], 2)
-    rows[0][3, [4, 5]] = rows[0][3, [5, 4]]
-    assert len(set(fingerprints([tf.constant(array) for array in rows]).numpy())) == 4
-    zeros = tf.constant([[0.0, -0.0], [-0.0, 0.0]])
-    assert len(set(fingerprints([zeros]).numpy())) == 1
+    held = [rng.uniform(1.1, 1.9, shape).astype(dtype) for shape in ((300, 5), (7,))]
+    other = [off_by_a_bit(array.copy(), *change) for array, change in zip(held, changes, strict=True)]
+    first, second = fingerprints([tf.constant(np.stack(rows)) for rows in zip(held, other, strict=True)]).numpy()
+    assert first != second
+
+
+def test_a_fingerprint_shows_an_exchange_and_two_signs_and_not_the_sign_of_zero():
+    rows = np.array([[1, 2, 3], [2, 1, 3], [-1, -2, 3]], np.float32)
+    assert len(set(fingerprints([tf.constant(rows)]).numpy())) == 3
+    assert len(set(fingerprints([tf.constant([[0.0, -0.0], [-0.0, 0.0]])]).numpy())) == 1
 
 
 def pictures(rate):
@@ -145,14 +158,15 @@ class MyDropout(layers.Dropout):
 
 
 @pytest.mark.parametrize(("drawing", "method"), [(layers.Dropout, "layers"), (MyDropout, "model")])
-def test_in_a_trial_all_examples_draw_alike(drawing, method):
+def test_in_a_trial_all_examples_use_the_same_random_numbers(drawing, method):
     hidden = layers.Dense(16), drawing(0.5)
     model = keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(3, activation="softmax")])
     step, (x, y) = dp_sgd(model, batch_size=2, microbatch_size=2), batch(model, 1)
     sums = step._clipped_sums
     assert step.method == method
     every, labels, mask = np.repeat(x, sums.places, 0), np.repeat(y, sums.places, 0), np.ones((sums.places, 1), bool)
-    norms = [sums._call(every, labels, mask, 1.0, kind=kind)[3] for kind in (ALIKE, ALIKE, AS_TRAINED)]
+    modes = (CallMode.SHARED_DRAWS, CallMode.SHARED_DRAWS, CallMode.TRAINING)
+    norms = [sums._call(every, labels, mask, 1.0, mode=mode).norms.numpy() for mode in modes]
     assert len({*norms[0].round(4), *norms[1].round(4)}) == 1
     assert len({*norms[2].round(4)}) > 1
 

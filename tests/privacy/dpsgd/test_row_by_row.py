@@ -7,11 +7,23 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, functional, gradient_of_one, head, norm, relative_error
+from examples_of_dpsgd import (
+    LOSS,
+    batch,
+    brute_force,
+    dp_sgd,
+    first_moves,
+    functional,
+    gradient_of_one,
+    head,
+    norm,
+    relative_error,
+    untried,
+)
 from support import mostly_slow
 
 from cloister.privacy.dpsgd import checks, clipped_sums, gradients, row_by_row
-from cloister.privacy.dpsgd.draws import ALIKE
+from cloister.privacy.dpsgd.clipped_sums import TrialCall
 from cloister.privacy.dpsgd.parts import Rows
 from cloister.privacy.dpsgd.row_by_row import RowByRow
 
@@ -77,19 +89,13 @@ def test_groups_have_the_mean_of_their_examples_gradients():
     assert found.examples == 5 and "row by row" in forms(step)
 
 
-def first_moves(step, x, y, size, bound=0.5):
-    """By how much the first example moves the sum of a batch, in units of S."""
-    whole, others = (step.clipped_sum(x[start:size], y[start:size], bound).sums for start in (0, 1))
-    return norm([a.astype(np.float64) - b for a, b in zip(whole, others, strict=True)]) / bound
-
-
 def farthest(step, x, y):
     """By how much it moves that of batches of every size."""
-    return max(first_moves(step, x, y, size) for size in range(1, len(x) + 1))
+    return max(first_moves(step, x[:size], y[:size], 0.5) for size in range(1, len(x) + 1))
 
 
 def amplified(**options):
-    """Weights that turn an example's gradient around when the last bit of what is computed for it changes."""
+    """Weights by which the last bit of what is computed for an example decides about its gradient."""
     model = pictures(activation=tf.sin)
     step = dp_sgd(model, batch_size=PLACES, **options)
     kernel, bias = model.layers[2].get_weights()
@@ -109,11 +115,6 @@ class LastBit(RowByRow):
 
     def copies(self, rows):
         return [[variable * (1 + rows % 16 * 2.0**-23) for variable in own] for own in super().copies(rows)]
-
-
-def untried(monkeypatch):
-    """A twin that takes it on trust that an example has one gradient everywhere."""
-    monkeypatch.setattr(clipped_sums.ClippedSums, "_is_same_at_every_place", lambda self, examples=None: True)
 
 
 @pytest.mark.slow
@@ -165,7 +166,7 @@ def test_rows_are_not_rewritten_apart_in_the_forward_pass(graphs, monkeypatch):
     monkeypatch.setattr(clipped_sums, "STRIDES", (PLACES,))
     step, (x, y) = dp_sgd(model, batch_size=PLACES), batch(model, 17, seed=2)
     model.layers[2].set_weights([1e9 * array for array in model.layers[2].get_weights()])
-    assert (first_moves(step, x, y, PLACES) > 1) == (graphs == "rewritten")
+    assert (first_moves(step, x, y, 0.5) > 1) == (graphs == "rewritten")
     assert "row by row" in forms(step)
 
 
@@ -184,7 +185,7 @@ def test_rows_are_not_rewritten_apart_in_the_backward_pass(graphs, monkeypatch):
     moved = rng.uniform(0, 0.6) * ulp / 3 * rng.standard_normal(first.kernel.shape)
     first.set_weights([moved.astype(np.float32), (root + ulp * off).astype(np.float32)])
     order = [12, 20, 7, 21, 22, 23, 24, 25, 26, 27, 0]  # the examples that change sides weigh most
-    moves = first_moves(step, x[order], y[order], len(order), 1e-3)
+    moves = first_moves(step, x[order], y[order], 1e-3)
     assert moves > 2 if graphs == "rewritten" else moves <= 1
     assert "row by row" in forms(step)
 
@@ -224,7 +225,8 @@ def differing(model, scale):
     strided_one.set_weights([scale * array for array in strided_one.get_weights()])
     sums, found = step._clipped_sums, 0
     for x, y in zip(*batch(model, 6, seed=2), strict=True):
-        norms = np.concatenate([sums._norms_of(x, y, ALIKE, units)[:, 0] for units in sums._graphs])
+        call = TrialCall(x, y)
+        norms = np.concatenate([sums._norms_and_fingerprints(call, units)[:, 0] for units in sums._graphs])
         assert norms[0] > 0
         found += len(set(norms)) > 1
     assert len(sums._graphs) == 5 and "row by row" in forms(step)
