@@ -3,7 +3,7 @@
 TensorFlow rewrites a graph before it runs it (Grappler). It gathers the terms of sums in the order of the names that
 their operations happen to have. In large graphs it also adds terms up in the order in which they become known. So what
 was traced alike comes out differently: by its place in a batch, by how many examples there are, or from one call to the
-next. Weights can be chosen by which the last bit of such a sum turns a whole gradient around.
+next. Weights can be chosen by which the last bit of such a sum changes the direction of a whole gradient.
 """
 
 from collections.abc import Iterator

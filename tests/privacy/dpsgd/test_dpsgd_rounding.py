@@ -1,4 +1,4 @@
-"""However weights blow up, cancel or underflow, one unit moves the sum that is released by S at most."""
+"""However weights amplify, cancel or underflow, one unit moves the sum that is released by S at most."""
 
 import os
 
@@ -176,7 +176,7 @@ class Amplified(layers.Layer):
 
 
 class TestWhoeverElseIsThere:
-    """A model that turns an example's gradient around when the last bit of what it computes changes."""
+    """A model in which the last bit of what it computes decides about an example's gradient."""
 
     SIZE = 15
 

@@ -172,7 +172,7 @@ def test_rows_are_not_rewritten_apart_in_the_forward_pass(graphs, monkeypatch):
 
 @pytest.mark.slow
 def test_rows_are_not_rewritten_apart_in_the_backward_pass(graphs, monkeypatch):
-    """At the point where its derivative is nothing but roundings, which the last layers blow up."""
+    """At the point where its derivative is nothing but roundings, which the last layers amplify."""
     model = rewritten_apart(lambda x: 0.5 + 0.197 * x - 0.004 * x * x * x)
     monkeypatch.setattr(clipped_sums, "STRIDES", (PLACES,))
     step, (x, y) = dp_sgd(model, batch_size=PLACES), batch(model, 40, seed=2)
