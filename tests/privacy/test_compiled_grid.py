@@ -52,7 +52,7 @@ def added(cohort, weights, grid, span, signs=(1, 1, -1)):
     return found
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("steps", [2.0**15, 2.0**26, pytest.param(2.0**40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_sums_and_squares_are_those_of_numpy(dtype, steps, monkeypatch, small_spans):

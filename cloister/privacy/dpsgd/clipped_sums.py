@@ -27,6 +27,7 @@ from cloister.privacy.dpsgd.gradients import Clipped, Gradients
 from cloister.privacy.dpsgd.parts import Rows
 from cloister.privacy.dpsgd.precision import refuse_coarse_precision
 from cloister.privacy.dpsgd.probe import Probe
+from cloister.privacy.dpsgd.reductions import even_sums, uneven_operations
 from cloister.privacy.dpsgd.refusals import refusing_what_cannot_be_tried
 from cloister.privacy.dpsgd.rewriting import as_traced
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm, examples_at_once
@@ -143,13 +144,13 @@ class ClippedSums:
             self.places = places
             self._graphs = {places: self._compile(places)}
             self._refuse_foreign_state()
-            self.same_at_every_place = places == 1 or self._passes_full_trial()
+            self.same_at_every_place = places == 1 or (self._is_even() and self._passes_full_trial())
             if self.same_at_every_place:
                 break
         smaller = self._smaller_sizes() if self.same_at_every_place else ()
         if smaller:
             self._graphs |= {units: self._compile(units) for units in smaller}
-            self.same_at_every_place = self._passes_short_trial()
+            self.same_at_every_place = self._is_even() and self._passes_short_trial()
 
     def _nothing(self) -> list[NDArray]:
         variables = self.gradients.model.trainable_variables
@@ -227,8 +228,11 @@ class ClippedSums:
         ]
         # Functions that a layer compiles itself keep the options under which they are traced.
         with as_traced():
-            clipped = tf.function(self.gradients.clipped, input_signature=signature, autograph=False)
-            return clipped.get_concrete_function()
+            return tf.function(self._traced, input_signature=signature, autograph=False).get_concrete_function()
+
+    def _traced(self, *given: Tensor) -> Clipped:
+        with even_sums():
+            return self.gradients.clipped(*given)
 
     def _refuse_foreign_state(self) -> None:
         """Raises UnsupportedModel if the model reads or writes a variable that Keras does not know to be its own."""
@@ -237,6 +241,10 @@ class ClippedSums:
         foreign = [variable.name for variable in used if id(variable) not in known]
         if foreign:
             raise UnsupportedModel(f"the model uses {foreign[0]}, a variable that Keras does not know; use add_weight")
+
+    def _is_even(self) -> bool:
+        """Whether no operation of a graph is of a kind that may compute rows differently."""
+        return not any(uneven_operations(graph.graph) for graph in self._graphs.values())
 
     def _passes_full_trial(self) -> bool:
         """Whether made-up examples have one gradient at every place, for all that is tried in the largest graph."""

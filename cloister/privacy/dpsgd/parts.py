@@ -160,9 +160,11 @@ def added_up(tensor: Tensor) -> Tensor:
     Args:
         tensor: shape (rows, terms, ...).
     """
-    flat = tf.reshape(tensor, [*tensor.shape[:2], -1])
-    ones = tf.ones([tensor.shape[0], 1, tensor.shape[1]], tensor.dtype)
-    return tf.reshape(tf.matmul(ones, flat), [tensor.shape[0], *tensor.shape[2:]])
+    flat = tf.reshape(tensor, [*tensor.shape[:2], -1]) if tensor.shape.rank != 3 else tensor
+    rows, terms, _ = tf.unstack(tf.shape(flat))
+    ones = tf.ones(tf.stack([rows, 1, terms]), tensor.dtype)
+    total = tf.squeeze(tf.matmul(ones, flat), axis=1)
+    return total if tensor.shape.rank == 3 else tf.reshape(total, [tensor.shape[0], *tensor.shape[2:]])
 
 
 def rows_times(tensor: Tensor, factors: Tensor) -> Tensor:

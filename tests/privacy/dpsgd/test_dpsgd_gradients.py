@@ -132,7 +132,7 @@ def test_other_models_with_kinks(build):
     "padding, strides, dilation",
     mostly_slow(
         [(p, *form) for p in ("same", "valid") for form in (((1, 1), (1, 1)), ((2, 3), (1, 1)), ((1, 1), (2, 3)))],
-        [("same", (2, 3), (1, 1)), ("valid", (1, 1), (2, 3))],
+        [("same", (2, 3), (1, 1))],
     ),
 )
 def test_every_form_of_convolution(form, padding, strides, dilation, monkeypatch):
@@ -226,7 +226,7 @@ def test_another_loss():
     assert relative_error(found.sums, brute_force(model, x, y, 0.3, keras.losses.mean_squared_error)) < TOLERANCE
 
 
-@pytest.mark.parametrize("build", mostly_slow(MODELS.values(), [shared, large_convolution, sequence, embedding]))
+@pytest.mark.parametrize("build", mostly_slow(MODELS.values(), [shared, sequence]))
 def test_no_contribution_is_longer_than_the_bound(build):
     model = perturbed(build())
     step = dp_sgd(model, batch_size=1)
@@ -240,7 +240,7 @@ def test_no_contribution_is_longer_than_the_bound(build):
     mostly_slow(
         [(sequence, np.inf), (odd_convolutions, 3e38), (large_convolution, np.inf)]
         + [(build, np.nan) for build in MODELS.values() if build is not embedding],
-        [(sequence, np.inf), (odd_convolutions, 3e38), (shared, np.nan)],
+        [(sequence, np.inf), (shared, np.nan)],
     ),
 )
 def test_what_is_not_finite_contributes_zero(build, bad):

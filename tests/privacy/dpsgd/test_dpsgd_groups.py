@@ -87,7 +87,7 @@ def test_the_mean_of_a_group_is_clipped_as_a_whole_model(monkeypatch):
     def refused(gradients, *_):
         return False
 
-    monkeypatch.setattr("cloister.privacy.dpsgd.checks._Trial.agrees_by_layer", refused)
+    monkeypatch.setattr("cloister.privacy.dpsgd.trials.Trial.agrees_by_layer", refused)
     assert assert_equal_to_brute_force(smooth(perturbed(MODELS["shared"]()))).method == "model"
 
 

@@ -32,7 +32,7 @@ def model():
 @pytest.fixture(params=mostly_slow(["layers", "model"], ["layers"]))
 def method(request, monkeypatch):
     if request.param == "model":
-        monkeypatch.setattr("cloister.privacy.dpsgd.checks._Trial.agrees_by_layer", lambda *_: False)
+        monkeypatch.setattr("cloister.privacy.dpsgd.trials.Trial.agrees_by_layer", lambda *_: False)
     return request.param
 
 

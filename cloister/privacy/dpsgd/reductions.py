@@ -1,0 +1,154 @@
+"""Sums within a row, computed alike for every row.
+
+TensorFlow adds up over an axis in the middle, and over many terms, in an order that depends on where in memory a row
+begins. A trial sees that only where such a sum has several terms: not behind a maximum over positions, or where an
+activation is saturated. So each such operation is replaced while a graph is traced, whoever makes it: a layer, a
+gradient, or vectorisation. The replacement is a product of matrices, `parts.added_up`. What is left in a graph, as in a
+function that was traced before, is found by `uneven_operations`.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import op_callbacks
+
+from cloister.core.tensors import Tensor
+from cloister.privacy.dpsgd.parts import added_up
+
+REDUCTIONS = ("Sum", "Mean", "Prod", "EuclideanNorm")
+"""Operations whose result depends on the order of terms. The first two are replaced."""
+MANY = 4096
+"""Terms along the last axis, or classes, above which rows were seen to differ; 8,192 in single precision."""
+WITH_CLASSES = ("LogSoftmax", "SparseSoftmaxCrossEntropyWithLogits")
+"""Operations that add up over classes within."""
+BROADCAST = ("Pow", "Atan2", "Xlogy", "Xlog1py")
+"""Operations that were seen to compute rows differently where one argument is repeated along an axis."""
+UNEVEN = ("SoftmaxCrossEntropyWithLogits",)
+"""Operations that were seen to compute rows differently, whatever their shape."""
+
+
+@contextmanager
+def even_sums() -> Iterator[None]:
+    """Replace the sums and means that are traced in the block, in this thread.
+
+    By a part of TensorFlow that is not public: no public one reaches the operations that gradients make.
+    """
+    op_callbacks.add_op_callback(_replaced)
+    try:
+        yield
+    finally:
+        op_callbacks.remove_op_callback(_replaced)
+
+
+def _replaced(
+    kind: str,
+    inputs: Sequence[Tensor],
+    attributes: Sequence[tf.compat.v1.AttrValue],
+    outputs: Sequence[Tensor],
+    op_name: str | None = None,
+    graph: tf.Graph | None = None,
+) -> Sequence[Tensor]:
+    """What takes the place of the outputs of an operation that was traced."""
+    if graph is None or kind not in REDUCTIONS[:2] or not _depends_on_place(*inputs):
+        return outputs
+    tensor, axes = inputs
+    order, as_terms, kept = _arrangement(tensor, axes)
+    terms = tf.reshape(tf.transpose(tensor, order), as_terms)
+    total = added_up(terms)
+    if kind == "Mean":
+        total /= tf.cast(tf.shape(terms)[1], total.dtype)
+    options = dict(zip(attributes[::2], attributes[1::2], strict=True))
+    total = tf.reshape(total, kept[0] if options["keep_dims"].b else kept[1])
+    total.set_shape(outputs[0].shape)
+    return (total,)
+
+
+def _depends_on_place(tensor: Tensor, axes: Tensor) -> bool:
+    """Whether terms of an axis with something behind it, or many terms, are added up within what may be a row.
+
+    Not where the first axis is added up: rows are then mixed.
+    """
+    known, shape = tf.get_static_value(axes), tensor.shape
+    if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+        return False
+    if known is None or shape.rank is None:
+        return True
+    reduced = sorted({int(axis) % shape.rank for axis in np.ravel(known)})
+    if not reduced or 0 in reduced:
+        return False
+    terms = [shape[axis] for axis in reduced]
+    return reduced[-1] < shape.rank - 1 or None in terms or math.prod(terms) > MANY
+
+
+def _arrangement(tensor: Tensor, axes: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """How to get at terms of shape (rows, terms, behind), and what is left of the shape afterwards.
+
+    As numbers where they are known.
+
+    Returns:
+        An order of axes; the shape of terms; the shape that is left, with ones for axes that are added up and without.
+    """
+    known = tf.get_static_value(axes)
+    if known is None or not tensor.shape.is_fully_defined():
+        return _arrangement_in_the_graph(tensor, axes)
+    sizes = tuple(tensor.shape)
+    reduced = sorted({int(axis) % len(sizes) for axis in np.ravel(known)})
+    before = [axis for axis in range(len(sizes)) if axis not in reduced and axis < reduced[-1]]
+    behind = list(range(reduced[-1] + 1, len(sizes)))
+    rows, terms, last = (math.prod(sizes[axis] for axis in part) for part in (before, reduced, behind))
+    ones = [1 if axis in reduced else size for axis, size in enumerate(sizes)]
+    return [*before, *reduced, *behind], [rows, terms, last], (ones, [sizes[axis] for axis in (*before, *behind)])
+
+
+def _arrangement_in_the_graph(tensor: Tensor, axes: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    rank = tf.cast(tf.rank(tensor), axes.dtype)
+    reduced = tf.unique(tf.reshape(tf.math.floormod(axes, rank), [-1]))[0]
+    others = tf.raw_ops.ListDiff(x=tf.range(rank), y=reduced).out
+    sizes = tf.shape(tensor, axes.dtype)
+    left = tf.gather(sizes, others)
+    terms = [tf.reduce_prod(left), tf.reduce_prod(tf.gather(sizes, reduced)), tf.ones([], axes.dtype)]
+    ones = tf.tensor_scatter_nd_update(sizes, reduced[:, None], tf.ones_like(reduced))
+    return tf.concat([others, reduced], 0), tf.stack(terms), (ones, left)
+
+
+def uneven_operations(graph: tf.Graph) -> list[str]:
+    """Names of operations, of a graph and of its functions, that may compute rows differently.
+
+    Args:
+        graph: of a traced function.
+    """
+    return [op.name for own in _with_functions(graph) for op in own.get_operations() if _is_used(op) and _is_uneven(op)]
+
+
+def _is_used(operation: tf.Operation) -> bool:
+    """Whether anything uses it: an operation that was replaced is left in the graph, and is not computed."""
+    results = {id(output) for output in operation.graph.outputs}
+    return any(output.consumers() or id(output) in results for output in operation.outputs)
+
+
+def _is_uneven(operation: tf.Operation) -> bool:
+    kind = operation.type
+    if kind in REDUCTIONS:
+        return _depends_on_place(*operation.inputs)
+    if kind in BROADCAST:
+        one, other = (tensor.shape for tensor in operation.inputs)
+        return one != other and 0 not in (one.rank, other.rank)
+    if kind in WITH_CLASSES:
+        classes = operation.inputs[0].shape[-1]
+        return classes is None or classes > MANY
+    return kind in UNEVEN
+
+
+def _with_functions(graph: tf.Graph, seen: set[str] | None = None) -> Iterator[tf.Graph]:
+    """A graph, and those of the functions that it calls."""
+    seen = set() if seen is None else seen
+    yield graph
+    for operation in graph.get_operations():
+        for attribute in operation.node_def.attr.values():
+            for function in (attribute.func, *attribute.list.func):
+                if function.name and function.name not in seen:
+                    seen.add(function.name)
+                    yield from _with_functions(graph._get_function(function.name).graph, seen)
