@@ -24,7 +24,7 @@ def refusing_what_cannot_be_tried() -> Iterator[None]:
     except Exception as error:
         raise UnsupportedModel(
             f"per-example gradients of this model cannot be computed ({type(error).__name__} in a trial on made-up "
-            "examples); look for a layer that does not work on one example at a time, as recurrent ones with a mask do"
+            "examples); give recurrent layers unroll=True, or look for a layer that does not work on one example alone"
         ) from error
 
 

@@ -223,15 +223,15 @@ class Raises(keras.Layer):
         return x * self.scale
 
 
-def masked_recurrent():
-    inputs = keras.Input((5,), dtype="int32")
-    return keras.Model(inputs, head(layers.LSTM(4)(layers.Embedding(11, 4, mask_zero=True)(inputs))))
+def masked_recurrent(unroll=False):
+    embedded = layers.Embedding(11, 4, mask_zero=True)
+    return functional((5,), lambda x: head(layers.LSTM(4, unroll=unroll)(embedded(x))), "int32")
 
 
 REFUSED = {
     "other examples of its batch, so no gradient can be clipped alone": lambda: small(RarelyCoupled()),
     "changes with the other examples": lambda: small(CoupledBelow()),
-    "TypeError in a trial.*recurrent": masked_recurrent,
+    "TypeError in a trial.*recurrent layers unroll=True": masked_recurrent,
     "float16, whose norms": lambda: small(layers.Dense(3, dtype="float16")),
     "BatchNormalization.*GroupNormalization": lambda: small(layers.BatchNormalization()),
     "Normalization.*public mean": lambda: small(normalization()),
@@ -256,6 +256,13 @@ def small_frozen():
 def test_refusals_give_the_reason_and_what_to_do(reason):
     with pytest.raises(UnsupportedModel, match=reason):
         dp_sgd(REFUSED[reason]())
+
+
+@pytest.mark.slow
+def test_what_is_refused_with_a_loop_is_right_without():
+    model = perturbed(masked_recurrent(unroll=True))
+    x, y = batch(model, 5)
+    assert relative_error(dp_sgd(model).clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 3e-4
 
 
 def test_an_exception_of_a_trial_is_a_refusal_that_tells_its_type_alone():
