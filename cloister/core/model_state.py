@@ -1,4 +1,4 @@
-"""Which variables of a Keras model a server sends, and which random layers draw from.
+"""The variables of a Keras model that a server sends, and those that hold random state.
 
 Importing this module imports neither Keras nor TensorFlow.
 """
@@ -12,7 +12,7 @@ def frozen_weights(model: Network) -> list[Variable]:
 
 
 def sent_weights(model: Network) -> list[Variable]:
-    """The weights that a server sends: all those of layers that are trained, trainable or not."""
+    """The weights that a server sends: of all layers that are not frozen, trained themselves or not."""
     frozen = {id(weight) for weight in frozen_weights(model)}
     return [weight for weight in model.weights if id(weight) not in frozen]
 

@@ -108,10 +108,11 @@ class ClippedSums:
         self._batching, self._cap, self._loss_weights = batching, batching.group_cap, loss_weights
         if loss_weights is not None:
             _check_loss_weights(loss_weights, probe[1])
-        self._make()
-        if self.gradients.by_row and not self.same_at_every_place:
-            self.gradients = gradients.without_rows()
+        with refusing_what_cannot_be_tried():
             self._make()
+            if self.gradients.by_row and not self.same_at_every_place:
+                self.gradients = gradients.without_rows()
+                self._make()
 
     def of(self, x: NDArray, y: NDArray, clipping_norm: float, groups: NDArray | None = None) -> ClippedSum:
         """Σ gradient·min(1, S/‖gradient‖) over the units of a batch, with S/(1 + η) in the place of S.
@@ -138,19 +139,23 @@ class ClippedSums:
         return ClippedSum(total.value() or tuple(self._nothing()), len(units), clipped, non_finite)
 
     def _make(self) -> None:
-        """The graphs, for the smallest number of places at which an example has one gradient at every place of them."""
+        """The graphs, for the fewest places of which an example has one gradient at each; otherwise for one place."""
         strides = (1,) if self._batching.at_once == 1 else STRIDES
         for places in sorted({stride * -(-self._batching.at_once // stride) for stride in strides}):
             self.places = places
             self._graphs = {places: self._compile(places)}
             self._refuse_foreign_state()
-            self.same_at_every_place = places == 1 or (self._is_even() and self._passes_full_trial())
-            if self.same_at_every_place:
+            even = places == 1 or self._is_even()
+            self.same_at_every_place = places == 1 or (even and self._passes_full_trial())
+            if self.same_at_every_place or not even:
                 break
         smaller = self._smaller_sizes() if self.same_at_every_place else ()
         if smaller:
             self._graphs |= {units: self._compile(units) for units in smaller}
             self.same_at_every_place = self._is_even() and self._passes_short_trial()
+        if not self.same_at_every_place:
+            self.places = 1
+            self._graphs = {1: self._compile(1)}
 
     def _nothing(self) -> list[NDArray]:
         variables = self.gradients.model.trainable_variables

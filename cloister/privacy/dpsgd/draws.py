@@ -58,9 +58,12 @@ def replaced_call(layer: Layer, call: Callable[..., Tensor]) -> Iterator[None]:
         layer: of a model.
         call: the replacement.
     """
+    replaced = vars(layer).get("call")
     # Past Keras' own bookkeeping of attributes, which would take a function for a part of the layer.
     object.__setattr__(layer, "call", call)
     try:
         yield
     finally:
         object.__delattr__(layer, "call")
+        if replaced is not None:
+            object.__setattr__(layer, "call", replaced)

@@ -19,7 +19,8 @@ def made_up(model: Network) -> Probe:
     Raises:
         ConfigError: the model does not say what it takes; give a probe.
     """
-    if len(getattr(model, "inputs", None) or ()) != 1 or len(model.outputs) != 1 or None in model.inputs[0].shape[1:]:
+    ends = (*(getattr(model, "inputs", None) or ()), *(getattr(model, "outputs", None) or ()))
+    if len(ends) != 2 or any(None in end.shape[1:] for end in ends):
         raise ConfigError("probe must be given for a model without one input and one output of known shapes")
     (spec,), (output,), rng = model.inputs, model.outputs, np.random.default_rng(0)
     shape = (EXAMPLES, *spec.shape[1:])
@@ -32,7 +33,7 @@ def made_up(model: Network) -> Probe:
 
 
 def check_probe(probe: Probe) -> None:
-    """Raises ConfigError unless it has so many examples."""
+    """Raises ConfigError unless x and y have `EXAMPLES` examples each."""
     if {len(array) for array in probe} != {EXAMPLES}:
         shapes = " and ".join(str(array.shape) for array in probe)
         raise ConfigError(f"probe must be x and y of {EXAMPLES} examples, got {shapes}")

@@ -18,16 +18,19 @@ from tensorflow.python.framework import op_callbacks
 from cloister.core.tensors import Tensor
 from cloister.privacy.dpsgd.parts import added_up
 
-REDUCTIONS = ("Sum", "Mean", "Prod", "EuclideanNorm")
-"""Operations whose result depends on the order of terms. The first two are replaced."""
+REPLACED = ("Sum", "Mean")
+"""Operations whose result depends on the order of terms."""
+LEFT = ("Prod", "EuclideanNorm")
+"""Others, which are rare: they are only found."""
 MANY = 4096
-"""Terms along the last axis, or classes, above which rows were seen to differ; 8,192 in single precision."""
+"""Terms, or classes. Rows were seen to differ in sums over the last axis of more than 4,096 terms in double precision,
+and of more than 8,192 in single. The lower limit is used for both."""
 WITH_CLASSES = ("LogSoftmax", "SparseSoftmaxCrossEntropyWithLogits")
 """Operations that add up over classes within."""
 BROADCAST = ("Pow", "Atan2", "Xlogy", "Xlog1py")
 """Operations that were seen to compute rows differently where one argument is repeated along an axis."""
-UNEVEN = ("SoftmaxCrossEntropyWithLogits",)
-"""Operations that were seen to compute rows differently, whatever their shape."""
+UNEVEN = ("SoftmaxCrossEntropyWithLogits", "PyFunc", "EagerPyFunc")
+"""Operations that were seen to compute rows differently, whatever their shape, or whose inside is not seen."""
 
 
 @contextmanager
@@ -52,7 +55,7 @@ def _replaced(
     graph: tf.Graph | None = None,
 ) -> Sequence[Tensor]:
     """What takes the place of the outputs of an operation that was traced."""
-    if graph is None or kind not in REDUCTIONS[:2] or not _depends_on_place(*inputs):
+    if graph is None or kind not in REPLACED or not _depends_on_place(*inputs):
         return outputs
     tensor, axes = inputs
     order, as_terms, kept = _arrangement(tensor, axes)
@@ -69,7 +72,8 @@ def _replaced(
 def _depends_on_place(tensor: Tensor, axes: Tensor) -> bool:
     """Whether terms of an axis with something behind it, or many terms, are added up within what may be a row.
 
-    Not where the first axis is added up: rows are then mixed.
+    Not where the first axis is added up, where examples are expected: rows are then mixed. In a tensor whose examples
+    lie along another axis such sums came out alike for all examples in all shapes that were tried.
     """
     known, shape = tf.get_static_value(axes), tensor.shape
     if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
@@ -131,7 +135,7 @@ def _is_used(operation: tf.Operation) -> bool:
 
 def _is_uneven(operation: tf.Operation) -> bool:
     kind = operation.type
-    if kind in REDUCTIONS:
+    if kind in REPLACED + LEFT:
         return _depends_on_place(*operation.inputs)
     if kind in BROADCAST:
         one, other = (tensor.shape for tensor in operation.inputs)

@@ -1,7 +1,7 @@
-"""Trials of a model on made-up examples: with what TensorFlow says about them, per-example gradients must agree.
+"""Trials of a model: per-example gradients of made-up examples must agree with TensorFlow's own.
 
-They are of many scales. The model's weights are moved at random so that nothing is zero by initialisation, and replaced
-by random ones.
+Examples are tried at several scales. The model's weights are moved at random so that nothing is zero by initialisation,
+and replaced by random ones.
 """
 
 import itertools
@@ -155,7 +155,8 @@ class Trial:
         """Raises UnsupportedModel if an example's gradient or the model's state depends on other examples.
 
         Args:
-            factors: what the other examples are multiplied by, and then all of them. Whole numbers: by 0.
+            factors: what the other examples are multiplied by, and after that all of them. Whole numbers are
+                multiplied by 0 alone.
 
         Returns:
             Whether the example's gradient is finite, so that it was compared.

@@ -180,7 +180,7 @@ def test_where_sums_are_left_as_they_are_one_unit_is_computed_at_a_time(name, mo
     monkeypatch.setattr(clipped_sums, "even_sums", nullcontext)
     build, choose, _ = NETWORKS[name]
     step, moved = farthest(build, choose)
-    assert moved <= 1 and not step._clipped_sums.same_at_every_place
+    assert moved <= 1 and not step._clipped_sums.same_at_every_place and step._clipped_sums.places == 1
 
 
 REDUCED = {
@@ -236,13 +236,6 @@ def test_a_reduction_is_the_same_to_the_last_bit_wherever_a_row_stands(dtype, ax
         rows = tf.cast(np.repeat(one, BATCH, axis=0), dtype)
         found = traced(lambda x: tf.reduce_sum(x, axis), tf.TensorSpec(rows.shape, dtype))(rows).numpy()
         assert (found == found[0]).all()
-
-
-def test_as_tensorflow_adds_up_many_terms_they_are_not():
-    one = np.random.default_rng(0).standard_normal((1, 9025)).astype(np.float32)
-    found = tf.reduce_sum(tf.constant(np.repeat(one, BATCH, axis=0)), 1).numpy()
-    if (found == found[0]).all():
-        pytest.skip("on this processor they are")
 
 
 class Compiled(layers.Layer):
