@@ -230,8 +230,9 @@ def differing(model, scale):
     return found
 
 
-@pytest.mark.parametrize("activation", mostly_slow(["softplus", tf.sin, "tanh", "relu"], ["softplus"]))
-@pytest.mark.parametrize("scale", mostly_slow([1.0, 1e3], [1e3]))
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ["softplus", tf.sin, "tanh", "relu"])
+@pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_an_example_is_the_same_to_the_last_bit_at_every_place_of_every_graph(activation, scale):
     assert not differing(strided(activation, layers.MaxPooling2D(1)), scale)
 
