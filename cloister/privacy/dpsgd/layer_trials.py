@@ -65,13 +65,16 @@ class Rows(NamedTuple):
 def refuse_coupled_layers(
     model: Network, loss: Loss, forward: Callable[[Sequence[int], Loss], object], scope: Scope
 ) -> None:
-    """Raises UnsupportedModel if what some layer, or the loss, gives for one example depends on the others.
+    """Refuse a model of which some layer, or the loss, gives something else for an example beside other examples.
 
     Args:
         model: built.
         loss: of each example by itself.
         forward: runs both on the made-up examples of these numbers.
-        scope: as the type says.
+        scope: of each computation: nothing in it changes the model, and random layers draw the same numbers each time.
+
+    Raises:
+        UnsupportedModel: names the layer, the operation or the loss.
     """
     fewer, more = (_calls(model, loss, partial(forward, order)) for order in MADE_UP)
     for call, longer in zip(fewer, more, strict=True):
