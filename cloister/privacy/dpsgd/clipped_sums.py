@@ -3,9 +3,9 @@
 A unit's gradient must be computed the same to the last bit whoever else is in the batch. Otherwise weights that amplify
 rounding errors let one joining unit change the gradients of all others, and so the sum by more than the bound. So every
 call has the same shape, whatever the size of a batch. Within a call, processors compute the last few numbers of a
-tensor by other instructions unless their count is a multiple of the register width. A trial finds that only by chance,
-since few numbers come out differently: calls have room for one unit, or for a multiple of 16. These sizes are tried in
-turn until each made-up example has one gradient at every place.
+tensor by other instructions, and the last few rows of a product of matrices in another order. A trial finds that only
+by chance, since few numbers come out differently: calls have room for one unit, or for a multiple of a number that
+suits the processor (`strides`).
 
 The arithmetic of all graphs is left as it was traced (`rewriting`): rows that are operations of their own come out
 alike, and a sum of several terms comes out the same in every call. All graphs are tried as they are used; where a model
@@ -32,13 +32,12 @@ from cloister.privacy.dpsgd.refusals import refusing_what_cannot_be_tried
 from cloister.privacy.dpsgd.rewriting import as_traced
 from cloister.privacy.dpsgd.rounding import Batching, check_clipping_norm, examples_at_once
 from cloister.privacy.dpsgd.running_sum import RunningSum
+from cloister.privacy.dpsgd.strides import stride
 from cloister.privacy.dpsgd.trial_calls import CallMode
 from cloister.privacy.dpsgd.trial_weights import moved, other_weights, random_weights
 
 LossWeights = Callable[[Tensor], Tensor]
 """What losses are multiplied with, from labels: a number for each, or one for all."""
-STRIDES = (16, 32, 64)
-"""Multiples of these are tried as the number of units in a call: processors handle up to 16 numbers at a time."""
 FEWER = 2
 """Where the first layers take one example after another, there is a graph for each multiple of so many units, from half
 of the places on. Each row is an operation of its own: any number would do. With 2 a step of the brain scans' network
@@ -139,16 +138,13 @@ class ClippedSums:
         return ClippedSum(total.value() or tuple(self._nothing()), len(units), clipped, non_finite)
 
     def _make(self) -> None:
-        """The graphs, for the fewest places of which an example has one gradient at each; otherwise for one place."""
-        strides = (1,) if self._batching.at_once == 1 else STRIDES
-        for places in sorted({stride * -(-self._batching.at_once // stride) for stride in strides}):
-            self.places = places
-            self._graphs = {places: self._compile(places)}
-            self._refuse_foreign_state()
-            even = places == 1 or self._is_even()
-            self.same_at_every_place = places == 1 or (even and self._passes_full_trial())
-            if self.same_at_every_place or not even:
-                break
+        """The graphs, for as many places as suit the processor; for one if a unit's gradient depends on its place."""
+        at_once = self._batching.at_once
+        self.places = 1 if 1 in (at_once, stride()) else stride() * -(-at_once // stride())
+        self._graphs = {self.places: self._compile(self.places)}
+        self._refuse_foreign_state()
+        suits = self.places > 1 and self._is_even() and self._passes_full_trial()
+        self.same_at_every_place = suits or at_once == 1
         smaller = self._smaller_sizes() if self.same_at_every_place else ()
         if smaller:
             self._graphs |= {units: self._compile(units) for units in smaller}

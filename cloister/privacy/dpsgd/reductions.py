@@ -3,8 +3,9 @@
 TensorFlow adds up over an axis in the middle, and over many terms, in an order that depends on where in memory a row
 begins. A trial sees that only where such a sum has several terms: not behind a maximum over positions, or where an
 activation is saturated. So each such operation is replaced while a graph is traced, whoever makes it: a layer, a
-gradient, or vectorisation. The replacement is a product of matrices, `parts.added_up`. What is left in a graph, as in a
-function that was traced before, is found by `uneven_operations`.
+gradient, or vectorisation. The replacement is a product of matrices, `parts.added_up`. A softmax is replaced by the
+operations that it consists of. What is left in a graph, as in a function that was traced before, is found by
+`uneven_operations`.
 """
 
 import math
@@ -20,6 +21,10 @@ from cloister.privacy.dpsgd.parts import added_up
 
 REPLACED = ("Sum", "Mean")
 """Operations whose result depends on the order of terms."""
+SOFTMAX = "Softmax"
+"""Replaced too. Its rows were seen to differ: it computes most exponentials several at a time, and some one by one."""
+SEGMENTS = "UnsortedSegment"
+"""Operations of this beginning keep to their own example when they are vectorised."""
 LEFT = ("Prod", "EuclideanNorm")
 """Others, which are rare: they are only found."""
 MANY = 4096
@@ -29,13 +34,14 @@ WITH_CLASSES = ("LogSoftmax", "SparseSoftmaxCrossEntropyWithLogits")
 """Operations that add up over classes within."""
 BROADCAST = ("Pow", "Atan2", "Xlogy", "Xlog1py")
 """Operations that were seen to compute rows differently where one argument is repeated along an axis."""
-UNEVEN = ("SoftmaxCrossEntropyWithLogits", "PyFunc", "EagerPyFunc")
-"""Operations that were seen to compute rows differently, whatever their shape, or whose inside is not seen."""
+UNEVEN = (SOFTMAX, "SoftmaxCrossEntropyWithLogits", "SparseSegment", "PyFunc", "EagerPyFunc")
+"""Beginnings of operations that were seen to compute rows differently, whatever their shape; that read the next example
+when they are vectorised; or whose inside is not seen."""
 
 
 @contextmanager
 def even_sums() -> Iterator[None]:
-    """Replace the sums and means that are traced in the block, in this thread.
+    """Replace the sums, means and softmaxes that are traced in the block, in this thread.
 
     By a part of TensorFlow that is not public: no public one reaches the operations that gradients make.
     """
@@ -55,7 +61,13 @@ def _replaced(
     graph: tf.Graph | None = None,
 ) -> Sequence[Tensor]:
     """What takes the place of the outputs of an operation that was traced."""
-    if graph is None or kind not in REPLACED or not _depends_on_place(*inputs):
+    if graph is None:
+        return outputs
+    if kind == SOFTMAX:
+        return (_softmax(*inputs),)
+    if kind.startswith(SEGMENTS):
+        return (_of_own_segments(kind, *inputs),)
+    if kind not in REPLACED or not _depends_on_place(*inputs):
         return outputs
     tensor, axes = inputs
     order, as_terms, kept = _arrangement(tensor, axes)
@@ -67,6 +79,23 @@ def _replaced(
     total = tf.reshape(total, kept[0] if options["keep_dims"].b else kept[1])
     total.set_shape(outputs[0].shape)
     return (total,)
+
+
+def _of_own_segments(kind: str, data: Tensor, segments: Tensor, count: Tensor) -> Tensor:
+    """Without what names no segment. Vectorisation would take it for one of the next example's."""
+    named = tf.where(segments < tf.cast(count, segments.dtype), segments, -tf.ones_like(segments))
+    return getattr(tf.raw_ops, kind)(data=data, segment_ids=named, num_segments=count)
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """By operations that compute every row alike."""
+    powers = tf.exp(scores - tf.reduce_max(scores, axis=-1, keepdims=True))
+    classes = powers.shape[-1]
+    if classes is None or classes > MANY:
+        total = tf.matmul(powers[..., None, :], tf.ones_like(powers)[..., None])[..., 0]
+    else:
+        total = tf.reduce_sum(powers, axis=-1, keepdims=True)
+    return powers / total
 
 
 def _depends_on_place(tensor: Tensor, axes: Tensor) -> bool:
@@ -143,7 +172,7 @@ def _is_uneven(operation: tf.Operation) -> bool:
     if kind in WITH_CLASSES:
         classes = operation.inputs[0].shape[-1]
         return classes is None or classes > MANY
-    return kind in UNEVEN
+    return kind.startswith(UNEVEN)
 
 
 def _with_functions(graph: tf.Graph, seen: set[str] | None = None) -> Iterator[tf.Graph]:

@@ -1,0 +1,49 @@
+"""How many units a call has room for, so that this processor computes all of them alike.
+
+Products of matrices are computed in blocks of rows. Their size depends on the processor, and the rows behind the last
+whole block are computed in another order. The trial of a model shows that only where nothing hides it, such as a
+maximum over positions. So products of many shapes are tried by themselves, once in a process.
+"""
+
+from functools import cache
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import DTypeLike
+
+STRIDES = (16, 24, 48)
+"""What is tried, from the smallest on. Registers hold up to 16 numbers. Without AVX-512 some rows of 16, 32 and 64 were
+seen to differ, and none of a multiple of 24."""
+MULTIPLES = (1, 2, 3, 4, 8)
+"""Of a stride, which are tried."""
+POSITIONS = (1, 7, 25)
+"""Rows of an example."""
+KERNELS = ((13, 10), (64, 8), (33, 32))
+"""Shapes that rows are multiplied with."""
+DTYPES = (np.float32, np.float64)
+"""Of the numbers."""
+
+
+@cache
+def stride() -> int:
+    """The smallest of `STRIDES` of which every multiple of examples has the same rows; 1 if there is none."""
+    return next((one for one in STRIDES if all(_is_even(one * multiple) for multiple in MULTIPLES)), 1)
+
+
+def _is_even(examples: int) -> bool:
+    """Whether so many equal examples have equal rows in all products that are tried."""
+    return all(
+        _same_rows(examples, positions, kernel, dtype)
+        for positions in POSITIONS
+        for kernel in KERNELS
+        for dtype in DTYPES
+    )
+
+
+def _same_rows(examples: int, positions: int, kernel: tuple[int, int], dtype: DTypeLike) -> bool:
+    rng = np.random.default_rng(0)
+    one = rng.standard_normal((positions, kernel[0])).astype(dtype)
+    rows = tf.constant(np.tile(one, (examples, 1)))
+    product = tf.matmul(rows, tf.constant(rng.standard_normal(kernel).astype(dtype)))
+    found = product.numpy().reshape(examples, -1)
+    return bool((found == found[0]).all())
