@@ -2,13 +2,15 @@
 
 What is known not to have them is refused by name (`refusals`). Everything else is tried on made-up examples (`trials`):
 an example's gradient must not change with the other examples, and norms and sums must agree with TensorFlow's own
-gradients of one example at a time.
+gradients of one example at a time. What is not known to keep examples apart (`known_layers`) is vectorised besides, and
+its layers are tried by themselves: where one mixes examples, the model would be trained as another one.
 """
 
 from cloister.core.errors import UnsupportedModel
 from cloister.core.tensors import Network
 from cloister.privacy.dpsgd.draws import draws_otherwise
 from cloister.privacy.dpsgd.gradients import Gradients
+from cloister.privacy.dpsgd.known_layers import keeps_examples_apart
 from cloister.privacy.dpsgd.probe import Probe, check_probe
 from cloister.privacy.dpsgd.refusals import refuse_by_name, refusing_what_cannot_be_tried
 from cloister.privacy.dpsgd.row_by_row import row_by_row
@@ -31,15 +33,21 @@ def checked(model: Network, loss: Loss, probe: Probe) -> Gradients:
     check_probe(probe)
     refuse_by_name(model)
     with refusing_what_cannot_be_tried():
-        trials = ModelTrials(model, loss, probe)
+        trials, apart = ModelTrials(model, loss, probe), keeps_examples_apart(model, loss)
+        if not apart:
+            trials.refuse_coupled_layers()
         trials.refuse_coupling()
-        alone = draws_otherwise(model) or trials.first.shares_draws() or not trials.passes(Trial.is_batch_independent)
-        by_layer = None if alone else _by_layer(model, loss, trials)
+        together = apart and not draws_otherwise(model) and _is_tried_together(trials)
+        by_layer = _by_layer(model, loss, trials) if together else None
         if by_layer is None:
             return _as_a_whole(model, loss, trials)
         # Tried beside the other, which computes the larger microbatches.
         by_row = _by_layer(model, loss, trials, by_row=True) if row_by_row(model) else None
         return by_row or by_layer
+
+
+def _is_tried_together(trials: ModelTrials) -> bool:
+    return not trials.first.shares_draws() and trials.passes(Trial.is_batch_independent)
 
 
 def _by_layer(model: Network, loss: Loss, trials: ModelTrials, by_row: bool = False) -> Gradients | None:

@@ -72,13 +72,16 @@ class ModelTrials:
         self._model, self._loss, self._probe = model, loss, probe
         self.first = self._moved(0)
 
+    def refuse_coupled_layers(self) -> None:
+        """Raises UnsupportedModel if what a layer or the loss gives for one example depends on the others."""
+        with self._random(0) as trial:
+            trial.refuse_coupled_layers()
+
     def refuse_coupling(self) -> None:
         """Raises UnsupportedModel if an example's gradient or the model's state depends on other examples.
 
         Also if no gradient is finite under any random weights: then nothing could be compared.
         """
-        with self._random(0) as trial:
-            trial.refuse_coupled_layers()
         self.first.refuse_coupling(FACTORS_OF_OTHERS)
         finite = [self._refuse_random_coupling(number) for number in range(COUPLING_SETS)]
         if not any(finite):

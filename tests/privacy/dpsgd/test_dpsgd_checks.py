@@ -25,6 +25,7 @@ from cloister.privacy.dpsgd import trial_weights, trials
 from cloister.privacy.dpsgd.checks import checked
 from cloister.privacy.dpsgd.draws import draws_otherwise
 from cloister.privacy.dpsgd.gradients import Gradients
+from cloister.privacy.dpsgd.known_layers import keeps_examples_apart
 from cloister.privacy.dpsgd.probe import made_up
 from cloister.privacy.dpsgd.trial_weights import moved
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -253,7 +254,7 @@ def small_frozen():
 
 
 @pytest.mark.parametrize("reason", mostly_slow(REFUSED, [reason for reason in REFUSED if "recurrent" not in reason]))
-def test_refusals_give_the_reason_and_what_to_do(reason):
+def test_refusals_give_the_reason_and_what_to_do(reason, layers_as_they_are):
     with pytest.raises(UnsupportedModel, match=reason):
         dp_sgd(REFUSED[reason]())
 
@@ -376,7 +377,7 @@ COUPLED_LAYERS = (
 
 
 @pytest.mark.parametrize(("build", "kind", "options"), mostly_slow(COUPLED_LAYERS, COUPLED_LAYERS[2:4]))
-def test_each_layer_by_itself_shows_coupling_that_others_hide(build, kind, options, request):
+def test_each_layer_by_itself_shows_coupling_that_others_hide(build, kind, options, request, layers_as_they_are):
     """Accepted, one example moved the sum by 15.5 S, and by 7.5 to 11.8 S behind thresholds."""
     with pytest.raises(UnsupportedModel, match=f"{kind.__name__}.*changes with the other examples of its batch"):
         dp_sgd(build(kind(**options)))
@@ -412,18 +413,23 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", mostly_slow(RIGHT, ["rows of something else"]))
-def test_layers_that_couple_nothing_are_accepted(name):
-    assert dp_sgd(RIGHT[name]()).method == ("model" if name == "positions as examples" else "layers")
+def test_layers_that_couple_nothing_are_accepted(name, layers_as_they_are):
+    model = RIGHT[name]()
+    assert dp_sgd(model).method == ("layers" if keeps_examples_apart(model, LOSS) else "model")
+
+
+def test_a_model_that_takes_positions_for_examples_is_taken_as_a_whole():
+    assert dp_sgd(RIGHT["positions as examples"]()).method == "model"
 
 
 @pytest.mark.parametrize("build", [deep, of_text])
-def test_so_does_each_operation_between_layers(build):
+def test_so_does_each_operation_between_layers(build, layers_as_they_are):
     """Accepted, one example moved the sum by 15.7 S."""
     with pytest.raises(UnsupportedModel, match=r"Mean.*changes with the other examples of its batch"):
         dp_sgd(build(Centred()))
 
 
-def test_so_does_the_loss():
+def test_so_does_the_loss(layers_as_they_are):
     """One that three examples never reach: accepted, one of 48 moved the sum by 4.7 S."""
 
     def capped(y, p):

@@ -1,0 +1,118 @@
+"""Layers and losses that are known to keep the examples of a batch apart.
+
+A model of these alone is computed for many examples in one pass. Anything else may mix examples in a way that no trial
+shows: by less than its tolerance, for some whole numbers, in gradients alone, or by raising an exception. Such a model
+is taken as a whole and vectorised: there each example is a batch of its own.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from cloister.core.tensors import Layer, Network
+from cloister.privacy.dpsgd.draws import RANDOM_BY_EXAMPLE
+from cloister.privacy.dpsgd.vectorised import Loss
+
+_layers, _losses = keras.layers, keras.losses
+KNOWN = frozenset(
+    (
+        *RANDOM_BY_EXAMPLE,
+        *(_layers.InputLayer, _layers.Identity, _layers.Masking, _layers.Embedding),
+        *(_layers.Dense, _layers.Conv1D, _layers.Conv2D, _layers.Conv3D),
+        *(_layers.Conv1DTranspose, _layers.Conv2DTranspose, _layers.Conv3DTranspose),
+        *(_layers.SeparableConv1D, _layers.SeparableConv2D, _layers.DepthwiseConv1D, _layers.DepthwiseConv2D),
+        *(_layers.MaxPooling1D, _layers.MaxPooling2D, _layers.MaxPooling3D),
+        *(_layers.AveragePooling1D, _layers.AveragePooling2D, _layers.AveragePooling3D),
+        *(_layers.GlobalMaxPooling1D, _layers.GlobalMaxPooling2D, _layers.GlobalMaxPooling3D),
+        *(_layers.GlobalAveragePooling1D, _layers.GlobalAveragePooling2D, _layers.GlobalAveragePooling3D),
+        *(_layers.Activation, _layers.ReLU, _layers.LeakyReLU, _layers.PReLU, _layers.ELU, _layers.Softmax),
+        *(_layers.Flatten, _layers.Reshape, _layers.Permute, _layers.RepeatVector),
+        *(_layers.ZeroPadding1D, _layers.ZeroPadding2D, _layers.ZeroPadding3D),
+        *(_layers.Cropping1D, _layers.Cropping2D, _layers.Cropping3D),
+        *(_layers.UpSampling1D, _layers.UpSampling2D, _layers.UpSampling3D),
+        *(_layers.Add, _layers.Subtract, _layers.Multiply, _layers.Average, _layers.Maximum, _layers.Minimum),
+        *(_layers.Concatenate, _layers.Dot),
+        *(_layers.LayerNormalization, _layers.GroupNormalization, _layers.UnitNormalization),
+        *(_layers.RMSNormalization, _layers.BatchNormalization, _layers.Normalization, _layers.Rescaling),
+        *(_layers.Attention, _layers.AdditiveAttention, _layers.MultiHeadAttention, _layers.GroupQueryAttention),
+        *(_layers.SimpleRNN, _layers.LSTM, _layers.GRU),
+    )
+)
+"""Layers, and no subclass of them. A batch normalisation that is trained is refused elsewhere."""
+LOSSES = (
+    _losses.sparse_categorical_crossentropy,
+    _losses.categorical_crossentropy,
+    _losses.categorical_focal_crossentropy,
+    _losses.categorical_hinge,
+    _losses.binary_crossentropy,
+    _losses.binary_focal_crossentropy,
+    _losses.kl_divergence,
+    _losses.poisson,
+    _losses.hinge,
+    _losses.squared_hinge,
+    _losses.cosine_similarity,
+    _losses.huber,
+    _losses.log_cosh,
+    _losses.mean_absolute_error,
+    _losses.mean_absolute_percentage_error,
+    _losses.mean_squared_error,
+    _losses.mean_squared_logarithmic_error,
+)
+"""Losses of which each number is of one example."""
+ACTIVATIONS = ("activation", "recurrent_activation")
+"""Attributes of a layer that hold a function."""
+AXES = ("axis", "axes", "attention_axes")
+"""Parts of a layer's configuration that name axes."""
+
+
+def keeps_examples_apart(model: Network, loss: Loss) -> bool:
+    """Whether a model consists of known layers alone, and the loss is known.
+
+    Args:
+        model: built.
+        loss: of each example.
+    """
+    # Of a tensor with one axis the last one is that of the examples.
+    return any(loss is one for one in LOSSES) and _is_known(model) and len(model.inputs[0].shape) > 1
+
+
+def _is_known(layer: Layer) -> bool:
+    inner = _inner(layer)
+    if inner is not None:
+        return all(_is_known(one) for one in inner)
+    if type(layer) not in KNOWN:
+        return False
+    config = layer.get_config()
+    keeps_axes = tuple(config.get("target_shape", (1,))) != () and all(map(_is_behind_examples, _axes(config)))
+    return keeps_axes and _has_known_activations(layer)
+
+
+def _inner(layer: Layer) -> Iterable[Layer] | None:
+    """What a layer applies, and nothing besides; None for a layer that computes something itself."""
+    if type(layer) is _layers.TimeDistributed:
+        return [layer.layer]
+    if type(layer) is _layers.Bidirectional:
+        return [layer.forward_layer, layer.backward_layer]
+    if type(layer) is keras.Sequential:
+        return layer.layers
+    is_functional = type(layer).__name__ == "Functional" and type(layer).__module__.startswith("keras.")
+    # Operations between layers are among them.
+    return layer.operations if is_functional else None
+
+
+def _axes(config: dict[str, Any]) -> Iterator[int]:
+    for name in AXES:
+        if config.get(name) is not None:
+            yield from map(int, np.ravel(config[name]))
+
+
+def _is_behind_examples(axis: int) -> bool:
+    """Whether an axis cannot be the first one. How many a tensor has is not known, but two at least."""
+    return axis == -1 or axis > 0
+
+
+def _has_known_activations(layer: Layer) -> bool:
+    functions = [getattr(layer, name, None) for name in ACTIVATIONS]
+    return all(one is None or one in vars(keras.activations).values() or _is_known(one) for one in functions)

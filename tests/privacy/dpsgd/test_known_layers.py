@@ -1,0 +1,204 @@
+"""A model with a layer or loss that is not known is taken as a whole: examples cannot mix, whatever trials show.
+
+In each of the networks a layer of one's own mixes the examples of a batch in a way that no trial shows.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from examples_of_dpsgd import LOSS, batch, brute_force, dp_sgd, functional, head, norm, relative_error
+from support import mostly_slow
+
+from cloister.privacy.dpsgd import checks
+from cloister.privacy.dpsgd.known_layers import keeps_examples_apart
+from cloister.privacy.dpsgd.reductions import even_sums
+
+layers, ops = keras.layers, keras.ops
+pytestmark = pytest.mark.usefixtures("layers_as_they_are")
+
+
+class LargestScore(layers.Layer):
+    """A softmax by hand that takes the largest score of the whole batch off: an axis was forgotten."""
+
+    def call(self, scores):
+        powers = tf.exp(scores - tf.reduce_max(scores))
+        return tf.debugging.check_numerics(powers / tf.reduce_sum(powers, axis=-1, keepdims=True), "scores")
+
+
+def attention():
+    inner = (layers.Embedding(50, 1), layers.Flatten(), LargestScore())
+    return keras.Sequential([keras.Input((8,), dtype="int32"), *inner, layers.Dense(3, activation="softmax")])
+
+
+def large_scores(model):
+    """The first text has so large a score that the others' are rounded otherwise, and the top amplifies roundings."""
+    rng = np.random.default_rng(0)
+    embedding, flat, scores, top = model.layers
+    table = np.zeros((50, 1))
+    table[1:9, 0], table[9, 0] = rng.uniform(-1, 0, 8), 60.0
+    embedding.set_weights([table])
+    x = np.array([[9] * 8] + [list(range(1, 9))] * 15, np.int32)
+    beside, alone = (scores(flat(embedding(rows)))[-1].numpy().astype(float) for rows in (x, x[1:]))
+    off, middle = beside - alone, (beside + alone) / 2
+    kernel = 20 * off / (off @ off)
+    bias = np.array([-40, -kernel @ middle, kernel @ middle])
+    top.set_weights([np.stack([0 * kernel, kernel, -kernel], 1), bias])
+    return x, np.zeros(16, int), 1e-4
+
+
+class ClippedGradient(layers.Layer):
+    """Clips the gradient that passes it: an ordinary trick, by the norm of the whole batch."""
+
+    def call(self, x):
+        @tf.custom_gradient
+        def identity(x):
+            return tf.identity(x), lambda gradient: tf.clip_by_norm(gradient, 5.0)
+
+        return identity(x)
+
+
+def clipped_within():
+    inner = (layers.Dense(8, activation="relu"), ClippedGradient())
+    return keras.Sequential([keras.Input((6,)), *inner, layers.Dense(5, activation="softmax")])
+
+
+def one_large_gradient(model):
+    first, _, top = model.layers
+    kernels = np.zeros((6, 8)), np.zeros((8, 5))
+    kernels[0][0, 0], kernels[1][0, :2] = 1e-9, (5e5, -5e5)
+    first.set_weights([kernels[0], np.zeros(8)])
+    top.set_weights([kernels[1], np.array([13.8, 0, -30, -30, -30])])
+    x, y = np.zeros((16, 6), np.float32), np.zeros(16, int)
+    x[:, 0], y[0] = 0.1, 1
+    return x, y, 1e-10
+
+
+class LastToken(layers.Layer):
+    """The state of a text's last token; of an empty text the last state of another text."""
+
+    def call(self, states, tokens):
+        length = ops.sum(ops.cast(tokens != 0, "int32"), axis=1)
+        flat = ops.reshape(states, (-1, states.shape[2]))
+        return ops.take(flat, ops.arange(ops.shape(states)[0]) * states.shape[1] + length - 1, axis=0)
+
+    def compute_output_shape(self, states_shape, tokens_shape):
+        return (states_shape[0], states_shape[2])
+
+
+def last_token():
+    tokens = keras.Input((12,), dtype="int32")
+    states = layers.Dense(8, activation="tanh")(layers.Embedding(50, 8)(tokens))
+    return keras.Model(tokens, layers.Dense(5, activation="softmax")(LastToken()(states, tokens)))
+
+
+def empty_texts(model):
+    """Beside the others an empty text has another gradient at the beginning of a call than behind another text."""
+    embedding, dense, top = (layer for layer in model.layers if layer.trainable_variables)
+    table = np.zeros((50, 8))
+    table[1], table[2] = 5.0, -5.0
+    embedding.set_weights([table])
+    dense.set_weights([np.eye(8), np.zeros(8)])
+    top.set_weights([np.outer(np.ones(8), [3, -3, 0, 0, 0]), np.zeros(5)])
+    x = np.zeros((31, 12), np.int32)
+    x[0::2], x[-1] = 1, 2
+    return x, np.full(31, 4), 1e-2
+
+
+BREAKS = {
+    "roundings": (attention, large_scores),
+    "gradients": (clipped_within, one_large_gradient),
+    "whole numbers": (last_token, empty_texts),
+}
+
+
+def moves(name):
+    """How far one example moves the sum, in S, at most, if it is the first or the last."""
+    build, choose = BREAKS[name]
+    step = dp_sgd(build(), batch_size=16)
+    x, y, bound = choose(step.model)
+    sums = [step.clipped_sum(x[part], y[part], bound).sums for part in (slice(None), slice(1, None), slice(-1))]
+    far = [norm([a.astype(float) - b for a, b in zip(sums[0], other, strict=True)]) / bound for other in sums[1:]]
+    return step, max(far)
+
+
+@pytest.mark.parametrize("name", mostly_slow(BREAKS, ["gradients"]))
+def test_one_example_moves_the_sum_by_the_bound_at_most(name):
+    step, far = moves(name)
+    assert 0 < far <= 1 and step.method == "model"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BREAKS)
+def test_if_its_layer_was_thought_to_be_known_it_moves_it_by_more_and_no_trial_shows_it(name, monkeypatch):
+    monkeypatch.setattr(checks, "keeps_examples_apart", lambda model, loss: True)
+    step, far = moves(name)
+    assert far > 1.2 and step.method == "layers"
+
+
+def between(*inner, shape=(6, 4)):
+    return keras.Sequential([keras.Input(shape), *inner, layers.Flatten(), layers.Dense(3, activation="softmax")])
+
+
+class MyDense(layers.Dense):
+    """Anybody's."""
+
+
+KNOWN = {
+    "pictures": lambda: between(layers.Conv2D(3, 2, activation="relu"), layers.MaxPooling2D(), shape=(8, 8, 1)),
+    "a normalisation": lambda: between(layers.LayerNormalization(), layers.Dropout(0.5)),
+    "within a wrapper": lambda: between(layers.TimeDistributed(layers.Dense(3))),
+    "both directions": lambda: between(layers.Bidirectional(layers.LSTM(3, unroll=True, return_sequences=True))),
+    "attention": lambda: functional((6, 4), lambda x: head(layers.Flatten()(layers.MultiHeadAttention(2, 3)(x, x)))),
+    "nested": lambda: between(keras.Sequential([keras.Input((6, 4)), layers.Dense(3)])),
+    "an activation that is a layer": lambda: between(layers.Dense(3, activation=layers.LeakyReLU())),
+}
+UNKNOWN = {
+    "a layer of one's own": lambda: between(LargestScore()),
+    "a subclass": lambda: between(MyDense(3)),
+    "a function": lambda: between(layers.Lambda(lambda x: x + 1)),
+    "an activation of one's own": lambda: between(layers.Dense(3, activation=tf.nn.l2_normalize)),
+    "an operation between layers": lambda: functional((6, 4), lambda x: head(layers.Flatten()(x[:, ::-1]))),
+    "the axis of examples": lambda: between(layers.Softmax(axis=0)),
+    "perhaps the axis of examples": lambda: between(layers.UnitNormalization(axis=-3)),
+    "numbers without an axis of their own": lambda: functional((), lambda x: head(layers.Reshape((1,))(x))),
+    "no axis but that of examples": lambda: functional(
+        (1,), lambda x: head(layers.Reshape((1,))(layers.Softmax()(layers.Reshape(())(x))))
+    ),
+    "within a wrapper": lambda: between(layers.TimeDistributed(MyDense(3))),
+    "in one direction": lambda: between(layers.Bidirectional(layers.RNN(layers.GRUCell(3), return_sequences=True))),
+    "nested": lambda: between(keras.Sequential([keras.Input((6, 4)), MyDense(3)])),
+    "a layer for any equation": lambda: between(layers.EinsumDense("abc,cd->abd", (6, 3))),
+}
+
+
+@pytest.mark.parametrize("build", KNOWN.values(), ids=KNOWN)
+def test_what_is_known(build):
+    assert keeps_examples_apart(build(), LOSS)
+
+
+@pytest.mark.parametrize("build", UNKNOWN.values(), ids=UNKNOWN)
+def test_what_is_not_known(build):
+    assert not keeps_examples_apart(build(), LOSS)
+
+
+def test_a_loss_of_ones_own_is_not_known():
+    assert not keeps_examples_apart(between(), lambda y, outputs: LOSS(y, outputs))
+
+
+def test_a_model_that_is_taken_as_a_whole_has_right_sums():
+    model = between(MyDense(3))
+    x, y = batch(model, 5)
+    step = dp_sgd(model)
+    assert relative_error(step.clipped_sum(x, y, 0.1).sums, brute_force(model, x, y, 0.1)) < 1e-4
+    assert step.method == "model"
+
+
+def test_a_number_of_a_segment_that_there_is_none_of_is_not_the_next_examples():
+    def added(x, segments):
+        with even_sums():
+            return tf.vectorized_map(lambda row: tf.math.unsorted_segment_sum(*row, 3), (x, segments))
+
+    x, segments = tf.reshape(tf.range(8.0), (2, 4)), tf.constant([[0, 1, 2, 3], [0, 0, 1, 1]])
+    graph = tf.function(added, autograph=False).get_concrete_function(x, segments)
+    assert graph(x, segments).numpy().tolist() == [[0, 1, 2], [9, 13, 0]]
