@@ -59,26 +59,31 @@ def _replaced(
     outputs: Sequence[Tensor],
     op_name: str | None = None,
     graph: tf.Graph | None = None,
-) -> Sequence[Tensor]:
-    """What takes the place of the outputs of an operation that was traced."""
+) -> list[Tensor] | None:
+    """What takes the place of the outputs of an operation that was traced; None: they stay."""
     if graph is None:
-        return outputs
+        return None
     if kind == SOFTMAX:
-        return (_softmax(*inputs),)
+        return [_softmax(*inputs)]
     if kind.startswith(SEGMENTS):
-        return (_of_own_segments(kind, *inputs),)
-    if kind not in REPLACED or not _depends_on_place(*inputs):
-        return outputs
-    tensor, axes = inputs
+        return [_of_own_segments(kind, *inputs)]
+    if kind in REPLACED and _depends_on_place(*inputs):
+        options = dict(zip(attributes[::2], attributes[1::2], strict=True))
+        tensor, axes = inputs
+        total = _total(tensor, axes, mean=kind == "Mean", keep_dims=options["keep_dims"].b)
+        total.set_shape(outputs[0].shape)
+        return [total]
+    return None
+
+
+def _total(tensor: Tensor, axes: Tensor, mean: bool, keep_dims: bool) -> Tensor:
+    """The sum or mean over axes, by a product of matrices."""
     order, as_terms, kept = _arrangement(tensor, axes)
     terms = tf.reshape(tf.transpose(tensor, order), as_terms)
     total = added_up(terms)
-    if kind == "Mean":
+    if mean:
         total /= tf.cast(tf.shape(terms)[1], total.dtype)
-    options = dict(zip(attributes[::2], attributes[1::2], strict=True))
-    total = tf.reshape(total, kept[0] if options["keep_dims"].b else kept[1])
-    total.set_shape(outputs[0].shape)
-    return (total,)
+    return tf.reshape(total, kept[0] if keep_dims else kept[1])
 
 
 def _of_own_segments(kind: str, data: Tensor, segments: Tensor, count: Tensor) -> Tensor:

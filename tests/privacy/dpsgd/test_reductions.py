@@ -257,6 +257,21 @@ def test_a_softmax_is_the_same_with_its_gradient(shape, known):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_operations_of_several_outputs_stay_as_they_are():
+    """Of a concatenation of more than 16 parts the gradient is split: its list of parts must stay a list."""
+
+    def gradients(x):
+        parts = [x * number for number in range(17)]
+        with tf.GradientTape() as tape:
+            tape.watch(parts)
+            total = tf.reduce_sum(tf.concat(parts, axis=-1) ** 2)
+        return tape.gradient(total, parts)
+
+    x = tf.ones((2, 3))
+    for number, found in enumerate(traced(gradients, tf.TensorSpec(x.shape))(x)):
+        np.testing.assert_array_equal(found, 2 * number * x)
+
+
 SCORES = [(333,), (2001,), (13, 33), (49, 3), (49, 33), (100, 3), (4, 25, 25), (8, 16, 16)]
 
 
