@@ -1,6 +1,9 @@
 """The `cloister` command."""
 
 import json as jsonlib
+import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +13,7 @@ from typer.core import TyperGroup
 
 import cloister
 from cloister.config.settings import read_settings
-from cloister.core.crash import Crash, one_line
+from cloister.core.crash import FULL, Crash, one_line
 from cloister.core.errors import BudgetExhausted, ConfigError, SettingsError
 from cloister.core.text import clean
 from cloister.dashboard.commands import dashboard
@@ -35,13 +38,19 @@ class Commands(TyperGroup):
         """Call the command that was asked for."""
         try:
             with one_line(unchanged=_OF_THE_COMMAND_LINE):
-                return super().invoke(context)
+                try:
+                    return super().invoke(context)
+                finally:
+                    # Here a full disk is told in one line; when the process ends it is not.
+                    sys.stdout.flush()
         except click.NoSuchOption as error:
             said = error.message + _meant(error)
             raise click.NoSuchOption(error.option_name, said, error.possibilities, error.ctx) from None
         except Crash as crash:
             said = "\n".join(map(clean, str(crash).splitlines()))
             typer.secho(said, fg=typer.colors.RED, err=True)
+            if isinstance(crash.cause, OSError) and crash.cause.errno in FULL:
+                _discard_output()
             raise typer.Exit(_code_of(crash.cause)) from None
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
@@ -58,6 +67,12 @@ def _meant(error: click.NoSuchOption) -> str:
     meant = [key for key in known_keys() if f"-{key.replace('.', '-')}".endswith(f"-{name}")]
     nearest = min(meant, key=lambda key: (key.count("."), len(key)), default="")
     return f" Settings of a run are given by -c, such as -c {nearest}=VALUE." if nearest else ""
+
+
+def _discard_output() -> None:
+    """Write no more: what is left would be written when the process ends, and fail again."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _code_of(error: Exception) -> int:

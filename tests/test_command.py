@@ -102,12 +102,14 @@ class TestUnexpectedErrors:
 class TestDisk:
     """With limits of the operating system, in processes of their own."""
 
-    def test_a_full_disk_is_one_line(self, tmp_path):
+    @pytest.mark.parametrize("buffered", [True, False])
+    def test_a_full_disk_is_one_line(self, buffered, tmp_path):
         ledger = tmp_path / "ledger.jsonl"
         ledger.write_text("")
         command = [*COMMAND, "ledger", "verify", str(ledger)]
+        environment = os.environ | {"PYTHONUNBUFFERED": "" if buffered else "1"}
         with open("/dev/full", "w") as full:
-            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
         assert done.returncode == 1
         assert done.stderr.splitlines() == ["No space left on device; make room, and begin again"]
 

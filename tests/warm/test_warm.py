@@ -60,7 +60,7 @@ for _ in range(2):
     if not child:
         executor._as_child(lambda: draw(write))
     assert os.waitpid(child, 0)[1] == 0
-    print(os.read(read, 10_000).decode())
+    print(os.read(read, 10_000).decode(), flush=True)  # the next child has no copy of it
 """
 
 
