@@ -2,8 +2,9 @@
 
 What is known not to have them is refused by name (`refusals`). Everything else is tried on made-up examples (`trials`):
 an example's gradient must not change with the other examples, and norms and sums must agree with TensorFlow's own
-gradients of one example at a time. What is not known to keep examples apart (`known_layers`) is vectorised besides, and
-its layers are tried by themselves: where one mixes examples, the model would be trained as another one.
+gradients of one example at a time. A model with a layer or loss that is not known to keep examples apart
+(`known_layers`) is vectorised as a whole. Its layers are tried by themselves besides: where one mixes examples, the
+model would be trained as another one.
 """
 
 from cloister.core.errors import UnsupportedModel
@@ -33,7 +34,8 @@ def checked(model: Network, loss: Loss, probe: Probe) -> Gradients:
     check_probe(probe)
     refuse_by_name(model)
     with refusing_what_cannot_be_tried():
-        trials, apart = ModelTrials(model, loss, probe), keeps_examples_apart(model, loss)
+        trials = ModelTrials(model, loss, probe)
+        apart = keeps_examples_apart(model, loss)
         if not apart:
             trials.refuse_coupled_layers()
         trials.refuse_coupling()

@@ -81,7 +81,7 @@ class ClippedSums:
     Args:
         gradients: of the model.
         probe: x and y of a few made-up examples.
-        batching: B, the units in a call (a few places more may be left empty), and the most examples of a unit.
+        batching: B, the units in a call (up to a stride less one more are left empty), and the most examples of a unit.
         loss_weights: what the loss of an example is multiplied with, from its own label alone, which nothing checks;
             None: nothing. Trials go without them: who chooses them could make examples count for nothing.
 
@@ -140,16 +140,17 @@ class ClippedSums:
     def _make(self) -> None:
         """The graphs, for as many places as suit the processor; for one if a unit's gradient depends on its place."""
         at_once = self._batching.at_once
-        self.places = 1 if 1 in (at_once, stride()) else stride() * -(-at_once // stride())
+        several = at_once > 1 and stride() > 1
+        self.places = stride() * -(-at_once // stride()) if several else 1
         self._graphs = {self.places: self._compile(self.places)}
         self._refuse_foreign_state()
-        suits = self.places > 1 and self._is_even() and self._passes_full_trial()
+        suits = several and self._is_even() and self._passes_full_trial()
         self.same_at_every_place = suits or at_once == 1
         smaller = self._smaller_sizes() if self.same_at_every_place else ()
         if smaller:
             self._graphs |= {units: self._compile(units) for units in smaller}
             self.same_at_every_place = self._is_even() and self._passes_short_trial()
-        if not self.same_at_every_place:
+        if not self.same_at_every_place and self.places > 1:
             self.places = 1
             self._graphs = {1: self._compile(1)}
 

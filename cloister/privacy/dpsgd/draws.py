@@ -43,8 +43,8 @@ def _draws_by_example(layer: Layer) -> bool:
 def draws_otherwise(model: Network) -> bool:
     """Whether anything but `drawing_layers` draws random numbers.
 
-    Such a layer may mix examples for some random numbers and not for those of a trial. So such a model is computed one
-    example at a time.
+    Such a layer may mix examples for some random numbers and not for those of a trial. So such a model is vectorised
+    as a whole, each example a batch of its own.
     """
     states = {id(variable) for layer in drawing_layers(model) for variable in layer.variables}
     return any(id(variable) not in states for variable in seeds_of(model))

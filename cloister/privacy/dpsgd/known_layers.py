@@ -5,8 +5,7 @@ shows: by less than its tolerance, for some whole numbers, in gradients alone, o
 is taken as a whole and vectorised: there each example is a batch of its own.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 import keras
 import numpy as np
@@ -40,7 +39,8 @@ KNOWN = frozenset(
         *(_layers.SimpleRNN, _layers.LSTM, _layers.GRU),
     )
 )
-"""Layers, and no subclass of them. A batch normalisation that is trained is refused elsewhere."""
+"""Layers, and no subclass of them. A batch normalisation that is trained is refused by name (`refusals`), and dropout
+that draws for several examples together is found by `draws.draws_otherwise`."""
 LOSSES = (
     _losses.sparse_categorical_crossentropy,
     _losses.categorical_crossentropy,
@@ -50,8 +50,6 @@ LOSSES = (
     _losses.binary_focal_crossentropy,
     _losses.kl_divergence,
     _losses.poisson,
-    _losses.hinge,
-    _losses.squared_hinge,
     _losses.cosine_similarity,
     _losses.huber,
     _losses.log_cosh,
@@ -60,7 +58,14 @@ LOSSES = (
     _losses.mean_squared_error,
     _losses.mean_squared_logarithmic_error,
 )
-"""Losses of which each number is of one example."""
+"""Losses of which each number is of one example. Not `hinge` and `squared_hinge`: they convert labels if all of a batch
+are 0 or 1."""
+FUNCTIONS = tuple(
+    one
+    for name, one in vars(keras.activations).items()
+    if callable(one) and name not in ("get", "serialize", "deserialize")
+)
+"""Activations of Keras: they look along the last axis at most."""
 ACTIVATIONS = ("activation", "recurrent_activation")
 """Attributes of a layer that hold a function."""
 AXES = ("axis", "axes", "attention_axes")
@@ -70,12 +75,14 @@ AXES = ("axis", "axes", "attention_axes")
 def keeps_examples_apart(model: Network, loss: Loss) -> bool:
     """Whether a model consists of known layers alone, and the loss is known.
 
+    Not where examples are single numbers: the last axis of such a tensor is that of examples.
+
     Args:
         model: built.
         loss: of each example.
     """
-    # Of a tensor with one axis the last one is that of the examples.
-    return any(loss is one for one in LOSSES) and _is_known(model) and len(model.inputs[0].shape) > 1
+    is_known_loss = any(loss is one for one in LOSSES)
+    return is_known_loss and _is_known(model) and len(model.inputs[0].shape) > 1
 
 
 def _is_known(layer: Layer) -> bool:
@@ -85,8 +92,10 @@ def _is_known(layer: Layer) -> bool:
     if type(layer) not in KNOWN:
         return False
     config = layer.get_config()
-    keeps_axes = tuple(config.get("target_shape", (1,))) != () and all(map(_is_behind_examples, _axes(config)))
-    return keeps_axes and _has_known_activations(layer)
+    # `Reshape(())` leaves no axis but that of examples.
+    if config.get("target_shape") in ((), []) or not all(map(_is_behind_examples, _axes(config))):
+        return False
+    return _has_known_activations(layer)
 
 
 def _inner(layer: Layer) -> Iterable[Layer] | None:
@@ -102,10 +111,11 @@ def _inner(layer: Layer) -> Iterable[Layer] | None:
     return layer.operations if is_functional else None
 
 
-def _axes(config: dict[str, Any]) -> Iterator[int]:
+def _axes(config: Mapping[str, object]) -> Iterator[int]:
+    """All axes that a layer's configuration names."""
     for name in AXES:
         if config.get(name) is not None:
-            yield from map(int, np.ravel(config[name]))
+            yield from map(int, np.ravel(np.asarray(config[name])))
 
 
 def _is_behind_examples(axis: int) -> bool:
@@ -115,4 +125,4 @@ def _is_behind_examples(axis: int) -> bool:
 
 def _has_known_activations(layer: Layer) -> bool:
     functions = [getattr(layer, name, None) for name in ACTIVATIONS]
-    return all(one is None or one in vars(keras.activations).values() or _is_known(one) for one in functions)
+    return all(one is None or any(one is known for known in FUNCTIONS) or _is_known(one) for one in functions)

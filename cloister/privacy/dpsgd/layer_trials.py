@@ -2,7 +2,8 @@
 
 In a trial of the whole model a layer meets only the numbers that other layers give it, and shows only through those
 behind it. One that is off, such as a threshold that made-up examples do not reach, hides what the others do. So each
-layer is also given random numbers, of several sizes, in the shapes of its inputs and for more examples.
+layer is also given random numbers, of several sizes, in the shapes of its inputs and for more examples. That is for
+models with a layer or loss that is not known (`known_layers`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -82,8 +83,8 @@ def refuse_coupled_layers(
         cases = [(own, positive) for positive in (False, True) for own in SIZES]
         if any(rows.given) and any(_couples(call, rows, scope, *case) for case in cases):
             raise UnsupportedModel(
-                f"{call.name}: what it gives for an example changes with the other examples of its batch, so no "
-                "gradient can be clipped alone; use one that takes no mean, maximum or sum over the batch"
+                f"{call.name}: what it gives for an example changes with the other examples of its batch, and DP-SGD "
+                "computes each example by itself; use one that takes no mean, maximum or sum over the batch"
             )
 
 

@@ -15,22 +15,22 @@ STRIDES = (16, 24, 48)
 """What is tried, from the smallest on. Registers hold up to 16 numbers. Without AVX-512 some rows of 16, 32 and 64 were
 seen to differ, and none of a multiple of 24."""
 MULTIPLES = (1, 2, 3, 4, 8)
-"""Of a stride, which are tried."""
+"""Each stride is tried times these."""
 POSITIONS = (1, 7, 25)
-"""Rows of an example."""
+"""How many rows an example has in a product."""
 KERNELS = ((13, 10), (64, 8), (33, 32))
-"""Shapes that rows are multiplied with."""
+"""Shapes (inputs, outputs) of the matrices that rows are multiplied with."""
 DTYPES = (np.float32, np.float64)
-"""Of the numbers."""
+"""Types of the numbers."""
 
 
 @cache
 def stride() -> int:
-    """The smallest of `STRIDES` of which every multiple of examples has the same rows; 1 if there is none."""
-    return next((one for one in STRIDES if all(_is_even(one * multiple) for multiple in MULTIPLES)), 1)
+    """The smallest of `STRIDES` of which all multiples that are tried have equal rows; 1 if there is none."""
+    return next((one for one in STRIDES if all(_has_equal_rows(one * multiple) for multiple in MULTIPLES)), 1)
 
 
-def _is_even(examples: int) -> bool:
+def _has_equal_rows(examples: int) -> bool:
     """Whether so many equal examples have equal rows in all products that are tried."""
     return all(
         _same_rows(examples, positions, kernel, dtype)

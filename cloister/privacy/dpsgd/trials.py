@@ -43,8 +43,8 @@ RETRIES_TO_PASS = 2
 NO_SQUARE = 1e-20
 """A squared norm that is none beside those of made-up examples, which are about 1."""
 COUPLED = (
-    "an example's gradient changes with the other examples of its batch, so it cannot be clipped alone; look for a "
-    "layer or a loss that takes a mean, a maximum or a sum over the batch"
+    "an example's gradient changes with the other examples of its batch, and DP-SGD needs one that does not; look for "
+    "a layer or a loss that takes a mean, a maximum or a sum over the batch"
 )
 NEVER_FINITE = (
     f"the gradient of a made-up example is not finite under any of {COUPLING_SETS} sets of random weights, so that "

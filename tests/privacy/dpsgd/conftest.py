@@ -11,13 +11,8 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 
-@pytest.fixture
-def layers_as_they_are():
-    """For tests that need to know which layers are known."""
-
-
 @pytest.fixture(autouse=True)
 def every_layer_is_known(request, monkeypatch):
-    """Trials are tested by themselves: as if every layer and loss were known to keep examples apart."""
-    if "layers_as_they_are" not in request.fixturenames:
+    """Trials are tested by themselves, as if every layer and loss were known; not with the mark `known_layers`."""
+    if not request.node.get_closest_marker("known_layers"):
         monkeypatch.setattr(checks, "keeps_examples_apart", lambda model, loss: True)

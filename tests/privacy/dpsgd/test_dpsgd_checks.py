@@ -25,7 +25,6 @@ from cloister.privacy.dpsgd import trial_weights, trials
 from cloister.privacy.dpsgd.checks import checked
 from cloister.privacy.dpsgd.draws import draws_otherwise
 from cloister.privacy.dpsgd.gradients import Gradients
-from cloister.privacy.dpsgd.known_layers import keeps_examples_apart
 from cloister.privacy.dpsgd.probe import made_up
 from cloister.privacy.dpsgd.trial_weights import moved
 from cloister.privacy.mechanisms.noise import GaussianNoise
@@ -230,7 +229,7 @@ def masked_recurrent(unroll=False):
 
 
 REFUSED = {
-    "other examples of its batch, so no gradient can be clipped alone": lambda: small(RarelyCoupled()),
+    "RarelyCoupled.*other examples of its batch, and DP-SGD computes": lambda: small(RarelyCoupled()),
     "changes with the other examples": lambda: small(CoupledBelow()),
     "TypeError in a trial.*recurrent layers unroll=True": masked_recurrent,
     "float16, whose norms": lambda: small(layers.Dense(3, dtype="float16")),
@@ -253,8 +252,9 @@ def small_frozen():
     return model
 
 
+@pytest.mark.known_layers
 @pytest.mark.parametrize("reason", mostly_slow(REFUSED, [reason for reason in REFUSED if "recurrent" not in reason]))
-def test_refusals_give_the_reason_and_what_to_do(reason, layers_as_they_are):
+def test_refusals_give_the_reason_and_what_to_do(reason):
     with pytest.raises(UnsupportedModel, match=reason):
         dp_sgd(REFUSED[reason]())
 
@@ -303,12 +303,6 @@ def test_a_frozen_batch_normalization_is_a_constant():
 def between():
     """A frozen layer that the gradient of a trained one goes through."""
     return functional((6,), lambda x: head(layers.Dense(7, activation="tanh", name="frozen")(layers.Dense(5)(x))))
-
-
-@pytest.fixture
-def layers_only_together(monkeypatch):
-    """Each layer by itself would show it too, in the first trial."""
-    monkeypatch.setattr(trials.Trial, "refuse_coupled_layers", lambda trial: None)
 
 
 def assert_the_first_trial_passes(model):
@@ -376,12 +370,12 @@ COUPLED_LAYERS = (
 )
 
 
+@pytest.mark.known_layers
 @pytest.mark.parametrize(("build", "kind", "options"), mostly_slow(COUPLED_LAYERS, COUPLED_LAYERS[2:4]))
-def test_each_layer_by_itself_shows_coupling_that_others_hide(build, kind, options, request, layers_as_they_are):
+def test_each_layer_by_itself_shows_coupling_that_others_hide(build, kind, options):
     """Accepted, one example moved the sum by 15.5 S, and by 7.5 to 11.8 S behind thresholds."""
     with pytest.raises(UnsupportedModel, match=f"{kind.__name__}.*changes with the other examples of its batch"):
         dp_sgd(build(kind(**options)))
-    request.getfixturevalue("layers_only_together")
     assert_the_first_trial_passes(build(kind(**options)))
 
 
@@ -412,24 +406,29 @@ RIGHT = {
 }
 
 
+AS_A_WHOLE = {"rows of something else", "positions as examples", "examples along another axis"}
+
+
+@pytest.mark.known_layers
 @pytest.mark.parametrize("name", mostly_slow(RIGHT, ["rows of something else"]))
-def test_layers_that_couple_nothing_are_accepted(name, layers_as_they_are):
-    model = RIGHT[name]()
-    assert dp_sgd(model).method == ("layers" if keeps_examples_apart(model, LOSS) else "model")
+def test_layers_that_couple_nothing_are_accepted(name):
+    assert dp_sgd(RIGHT[name]()).method == ("model" if name in AS_A_WHOLE else "layers")
 
 
 def test_a_model_that_takes_positions_for_examples_is_taken_as_a_whole():
     assert dp_sgd(RIGHT["positions as examples"]()).method == "model"
 
 
+@pytest.mark.known_layers
 @pytest.mark.parametrize("build", [deep, of_text])
-def test_so_does_each_operation_between_layers(build, layers_as_they_are):
+def test_so_does_each_operation_between_layers(build):
     """Accepted, one example moved the sum by 15.7 S."""
     with pytest.raises(UnsupportedModel, match=r"Mean.*changes with the other examples of its batch"):
         dp_sgd(build(Centred()))
 
 
-def test_so_does_the_loss(layers_as_they_are):
+@pytest.mark.known_layers
+def test_so_does_the_loss():
     """One that three examples never reach: accepted, one of 48 moved the sum by 4.7 S."""
 
     def capped(y, p):
@@ -457,7 +456,7 @@ def test_a_model_of_which_nothing_is_finite_under_random_weights_is_refused():
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_coupling_that_a_weight_switches_off_in_the_first_trial_is_found(trained, layers_only_together):
+def test_coupling_that_a_weight_switches_off_in_the_first_trial_is_found(trained):
     model = small(layers.Dense(5, activation="tanh"), CoupledByWeight(trained))
     share = next(variable for variable in model.variables if variable.path.endswith("share"))
     trained_ones = [variable.path for variable in model.trainable_variables]
@@ -469,7 +468,7 @@ def test_coupling_that_a_weight_switches_off_in_the_first_trial_is_found(trained
         dp_sgd(model)
 
 
-def test_coupling_is_found_beside_a_branch_with_huge_outputs(layers_only_together, monkeypatch):
+def test_coupling_is_found_beside_a_branch_with_huge_outputs(monkeypatch):
     """The other branch's outputs are 10⁷. Accepted, one example moved the sum by 13.8 S later."""
 
     def inner(x):

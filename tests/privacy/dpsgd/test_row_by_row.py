@@ -36,7 +36,10 @@ SIZES = [*range(PLACES // 2, PLACES, 2), PLACES]
 BY_ROW = {"row by row", "dense"}
 AS_TRACED = "on this processor what was rewritten comes out as it was traced"
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_memory"),
+    pytest.mark.skipif(PLACES == 1, reason="no number of examples suits this processor"),
+]
 
 
 def pictures(*between, size=60, activation="softplus"):
@@ -166,10 +169,11 @@ def test_rows_are_not_rewritten_apart_in_the_forward_pass(graphs):
     step, (x, y) = dp_sgd(model, batch_size=PLACES), batch(model, 17, seed=2)
     model.layers[2].set_weights([1e9 * array for array in model.layers[2].get_weights()])
     moves = first_moves(step, x, y, 0.5)
-    if graphs == "rewritten" and moves <= 1:
-        pytest.skip(AS_TRACED)
-    assert (moves > 1) == (graphs == "rewritten")
     assert "row by row" in forms(step)
+    if graphs == "as traced":
+        assert moves <= 1
+    elif moves <= 1:
+        pytest.skip(AS_TRACED)
 
 
 @pytest.mark.slow
@@ -187,10 +191,11 @@ def test_rows_are_not_rewritten_apart_in_the_backward_pass(graphs):
     first.set_weights([moved.astype(np.float32), (root + ulp * off).astype(np.float32)])
     order = [12, 20, 7, 21, 22, 23, 24, 25, 26, 27, 0]  # the examples that change sides weigh most
     moves = first_moves(step, x[order], y[order], 1e-3)
-    if graphs == "rewritten" and moves <= 1:
-        pytest.skip(AS_TRACED)
-    assert (moves > 1) == (graphs == "rewritten")
     assert "row by row" in forms(step)
+    if graphs == "as traced":
+        assert moves <= 1
+    elif moves <= 1:
+        pytest.skip(AS_TRACED)
 
 
 @pytest.mark.slow
